@@ -1,0 +1,1 @@
+"""Pure mathematics: grids, blocks, windows, layouts, roles, redistributions. No torch, no I/O."""

@@ -1,0 +1,80 @@
+"""What a user writes about one layer, as frozen data (DESIGN section 4). No reading here: see reader.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from convgen.algebra.conv import Conv
+from convgen.algebra.grid import Grid
+
+DTYPES = ("float64", "float32", "tfloat32", "bfloat16", "float16")
+DTYPE_BYTES = {"float64": 8, "float32": 4, "tfloat32": 4, "bfloat16": 2, "float16": 2}
+ALGORITHMS = ("auto", "sample", "spatial", "stationary-x", "stationary-y", "stationary-w", "integrated")
+ROLE_NAMES = ("N", "C", "F", "G", "D", "H", "W", "none")
+
+Axes = tuple[str, ...]
+KeyPath = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a layer was read from: the file's name as given, and the line of each key path."""
+
+    file: str = ""
+    lines: dict[KeyPath, int] = field(default_factory=dict[KeyPath, int], hash=False, compare=False)
+
+    def where(self, path: KeyPath) -> str:
+        """`file:line` of a key path, or of its nearest parent that has a line; "" without a file."""
+        for end in range(len(path), -1, -1):
+            if path[:end] in self.lines:
+                return f"{self.file}:{self.lines[path[:end]]}"
+        return self.file
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    hold_x: Literal["gathered", "stored"] = "gathered"
+    sums: Literal["ordered", "native"] = "ordered"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distribution:
+    """Grid axes that block-distribute each dimension, outermost first; dx, dy, dw and bias follow.
+
+    x: (N, C, spatial...), w: (F, C), y: (N, F, spatial...).
+    """
+
+    x: tuple[Axes, ...]
+    w: tuple[Axes, ...]
+    y: tuple[Axes, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One convolution layer and how it is laid out, validated on its own (not yet against the grid).
+
+    `roles[phase]` is the axis -> role map in the order it was written, for the phases that were given;
+    exactly one of `algorithm` and `distribution` is set.
+    """
+
+    name: str
+    conv: Conv
+    dtype: str = "float32"
+    memory_format: Literal["contiguous", "channels_last"] = "contiguous"
+    grid: Grid
+    algorithm: str | None = "auto"
+    distribution: Distribution | None = None
+    roles: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = ()
+    target: str = "cpu"
+    machine: str | None = None
+    options: Options = Options()
+    source: Source = field(default=Source(), compare=False)
+
+    @property
+    def kind(self) -> str:
+        return f"conv{len(self.conv.spatial)}d"
+
+    @property
+    def element_bytes(self) -> int:
+        return DTYPE_BYTES[self.dtype]
