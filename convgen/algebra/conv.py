@@ -72,6 +72,7 @@ class Conv:
             "x": (Dim("N", self.batch), Dim("C", self.channels, self.groups), *x_rows),
             "w": (Dim("F", self.filters, self.groups), Dim("C", self.channels // self.groups)),
             "y": (Dim("N", self.batch), Dim("F", self.filters, self.groups), *y_rows),
+            "bias": (Dim("F", self.filters, self.groups),),
         }
 
     def dims(self, tensor: str) -> tuple[Dim, ...]:

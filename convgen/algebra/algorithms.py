@@ -1,0 +1,57 @@
+"""The named algorithms of the papers: shorthands for distributions and roles, and nothing else.
+
+Source: DESIGN section 1's table; [CF] 3.1 to 3.4, [SP] III-A, [INT] Eqs. 5 and 6.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from convgen.algebra.conv import Conv
+from convgen.algebra.grid import Grid
+from convgen.algebra.layout import Axes, Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """Letters of the axes that split each channel dimension; N and the spatial letters split their own."""
+
+    letters: str
+    x_channels: str
+    w_filters: str
+    w_channels: str
+    y_filters: str
+
+
+ALGORITHMS = {
+    "sample": Algorithm("N", "", "", "", ""),
+    "spatial": Algorithm("NDHW", "", "", "", ""),
+    "stationary-x": Algorithm("NDHWC", "C", "", "C", "C"),
+    "stationary-y": Algorithm("NDHWF", "F", "F", "", "F"),
+    "stationary-w": Algorithm("NDHWCF", "CF", "F", "C", "FC"),
+    "integrated": Algorithm("NDHWF", "", "F", "", ""),
+}
+
+
+def stored_layouts(name: str, conv: Conv, letter: dict[str, Axes]) -> dict[str, Layout]:
+    """How x, w and y are stored under a named algorithm.
+
+    Args:
+        letter: for each letter, the grid axes that play it, outermost first. Every algorithm may have G.
+    """
+    a = ALGORITHMS[name]
+
+    def axes(letters: str) -> Axes:
+        return tuple(axis for one in letters for axis in letter.get(one, ()))
+
+    rows = tuple(axes(s) if s in a.letters else () for s in conv.letters)
+    return {
+        "x": Layout("x", (axes("N"), axes("G" + a.x_channels), *rows)),
+        "w": Layout("w", (axes("G" + a.w_filters), axes(a.w_channels))),
+        "y": Layout("y", (axes("N"), axes("G" + a.y_filters), *rows)),
+    }
+
+
+def letters_of(grid: Grid) -> dict[str, Axes]:
+    """On a grid whose axes are named by their letters, each letter's axes."""
+    return {name: (name,) for name in grid.names}

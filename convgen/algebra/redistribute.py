@@ -1,0 +1,149 @@
+"""What it takes to turn one layout of a tensor into another: closed form, not searched.
+
+| from | to | conversion |
+|---|---|---|
+| replicated | sharded | slice (local) |
+| partial | sharded | reduce_scatter |
+| partial | replicated | all_reduce |
+| sharded on one dimension | sharded on another | all_to_all |
+| sharded | replicated | all_gather |
+| anything else (an outer axis gathered, axes swapped, a window across a block's edge) | | exchange |
+
+in this order, each applied to as many axes at once as it fits: axes that undergo the same conversion share
+one collective over their product group. Gathers come before windows, so that both backward phases share them.
+
+Source: [CF] 2.3.4 and 2.3.5; the exchange generalises [SP] III-A's halo and III-C's shuffle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from convgen.algebra.layout import Axes, Layout
+from convgen.algebra.space import Space
+
+Kind = Literal["slice", "reduce_scatter", "all_reduce", "all_to_all", "all_gather", "exchange"]
+COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "exchange")
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """One step from `src` to `dst` over the ranks that differ along `over` (none for a slice)."""
+
+    kind: Kind
+    over: Axes
+    src: Layout
+    dst: Layout
+
+
+def redistribute(space: Space, src: Layout, dst: Layout) -> tuple[Conversion, ...]:
+    """Conversions that turn `src` into `dst`, in order; empty when they are the same type.
+
+    Args:
+        src: what is held; may be partial, never has windows.
+        dst: what is wanted; may have windows, never partial.
+    """
+    steps: list[Conversion] = []
+    goal = dst.axes
+    here = src
+
+    def step(kind: Kind, over: frozenset[str], to: Layout) -> None:
+        nonlocal here
+        steps.append(Conversion(kind, space.grid.ordered(over), here, to))
+        here = to
+
+    while True:
+        if (to := _slice(here, dst)) is not None:
+            step("slice", frozenset(), to)
+        elif here.partial and (to := _scatter(here, goal)) is not None:
+            step("reduce_scatter", frozenset(here.partial) - frozenset(to.partial), to)
+        elif here.partial:
+            step("all_reduce", frozenset(here.partial), replace(here, partial=()))
+        elif (to := _transpose(here, dst)) is not None:
+            step("all_to_all", _appearing(here, to), to)
+        elif (to := _gather(here, goal)) is not None:
+            step("all_gather", here.used - to.used, to)
+        else:
+            break
+    if here != dst:
+        over = frozenset(space.moved_axes(here, dst))
+        step("exchange" if over else "slice", over, dst)
+    return tuple(steps)
+
+
+def _common(a: Axes, b: Axes) -> int:
+    """Length of the common prefix."""
+    n = 0
+    while n < min(len(a), len(b)) and a[n] == b[n]:
+        n += 1
+    return n
+
+
+def _slice(here: Layout, dst: Layout) -> Layout | None:
+    """Split by every axis that holds copies and comes next on its dimension.
+
+    A window is cut out where the dimension is whole on every rank; from a block it takes an exchange.
+    """
+    busy = here.used | frozenset(here.partial)
+    axes, windows = list(here.axes), list(here.windows)
+    for d, wanted in enumerate(dst.axes):
+        if dst.windows[d] is None:
+            while len(axes[d]) < len(wanted) and wanted[: len(axes[d])] == axes[d] and wanted[len(axes[d])] not in busy:
+                axes[d] = wanted[: len(axes[d]) + 1]
+        elif not axes[d] and windows[d] is None and wanted and not busy & set(wanted):
+            axes[d], windows[d] = wanted, dst.windows[d]
+    to = replace(here, axes=tuple(axes), windows=tuple(windows))
+    return to if to != here else None
+
+
+def _scatter(here: Layout, goal: tuple[Axes, ...]) -> Layout | None:
+    """Reduce-scatter every partial axis that some dimension wants, as the inner axes of that dimension."""
+    axes = tuple(
+        held + tuple(a for a in wanted if a in here.partial) for held, wanted in zip(here.axes, goal, strict=True)
+    )
+    if axes == here.axes:
+        return None
+    taken = {a for d in axes for a in d}
+    return replace(here, axes=axes, partial=tuple(a for a in here.partial if a not in taken))
+
+
+def _transpose(here: Layout, dst: Layout) -> Layout | None:
+    """Move inner axes from one dimension to another where both ends are blocks; all such axes at once."""
+    place = {a: d for d, axes in enumerate(dst.axes) for a in axes}
+    base, moving = list(here.axes), set[str]()
+    for d, axes in enumerate(here.axes):
+        end = len(axes)
+        while end > _common(axes, dst.axes[d]) and place.get(axes[end - 1], d) != d:
+            end -= 1
+        moving |= set(axes[end:])
+        base[d] = axes[:end]
+    axes = tuple(
+        held + tuple(a for a in wanted if a in moving) for held, wanted in zip(base, dst.axes, strict=True)
+    )
+    if not moving or any(
+        wanted[: len(a)] != a for d, (a, wanted) in enumerate(zip(axes, dst.axes, strict=True)) if a != base[d]
+    ):
+        return None
+    if any(a != base[d] and dst.windows[d] is not None for d, a in enumerate(axes)):
+        return None
+    return here.with_axes(axes)
+
+
+def _gather(here: Layout, goal: tuple[Axes, ...]) -> Layout | None:
+    """Gather the inner axes that nothing wants, on every dimension that is then as wanted."""
+    wanted_axes = {a for axes in goal for a in axes}
+    axes = tuple(
+        wanted
+        if len(wanted) < len(held) and held[: len(wanted)] == wanted and not wanted_axes & set(held[len(wanted) :])
+        else held
+        for held, wanted in zip(here.axes, goal, strict=True)
+    )
+    return here.with_axes(axes) if axes != here.axes else None
+
+
+def _appearing(before: Layout, after: Layout) -> frozenset[str]:
+    """Axes that a dimension has after and did not have before."""
+    return frozenset(
+        a for old, new in zip(before.axes, after.axes, strict=True) for a in new if a not in old
+    )

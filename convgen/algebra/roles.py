@@ -1,0 +1,153 @@
+"""Roles: what each grid axis does in each phase, and the layouts that this asks of the operands.
+
+An axis with role r splits index r of the contraction: an operand that has the index is sharded on it, one
+that lacks it is replicated, and where r is in both inputs but not in the output, the output is partial.
+
+| phase | inputs -> output | summed indices |
+|---|---|---|
+| forward | x, w -> y | C |
+| backward_data | dy, w -> dx | F |
+| backward_filter | dy, x -> dw | N and the spatial ones |
+
+Along a spatial index one activation is a block and the other the window of rows that this block needs. In
+backward_filter either may be the block: `rows="output"` keeps dy as blocks, `rows="input"` x.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from convgen.algebra.blocks import groups_left
+from convgen.algebra.conv import Conv
+from convgen.algebra.grid import Grid
+from convgen.algebra.layout import Axes, Layout
+from convgen.algebra.space import Space
+from convgen.errors import InputError, Note
+
+ORDER = ("N", "G", "C", "F", "D", "H", "W")
+OPERANDS = {"forward": ("x", "w", "y"), "backward_data": ("y", "w", "x"), "backward_filter": ("y", "x", "w")}
+Rows = Literal["output", "input"]
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """The roles of one phase: for each role, the axes that have it, outermost first."""
+
+    nests: tuple[tuple[str, Axes], ...]
+    rows: Rows = "output"
+
+    def axes(self, role: str) -> Axes:
+        for name, axes in self.nests:
+            if name == role:
+                return axes
+        return ()
+
+    def __str__(self) -> str:
+        text = " ".join(f"{role}={a[0] if len(a) == 1 else '(' + ','.join(a) + ')'}" for role, a in self.nests)
+        return (text or "none") + (" rows=input" if self.rows == "input" else "")
+
+
+def nest(roles: Iterable[tuple[str, str]], rows: Rows = "output") -> Roles:
+    """Group `(axis, role)` pairs by role, keeping their order; role "none" is left out."""
+    nests: dict[str, list[str]] = {}
+    for axis, role in roles:
+        if role != "none":
+            nests.setdefault(role, []).append(axis)
+    return Roles(tuple((r, tuple(nests[r])) for r in ORDER if r in nests), rows)
+
+
+def settle_groups(conv: Conv, grid: Grid, phase: str, roles: Roles) -> Roles:
+    """Read roles C and F on axes that still split whole groups as role G.
+
+    Raises:
+        InputError: an axis with role C or F leaves a rank with more than one group, or an axis with
+            role G has no groups left to split.
+    """
+    sizes = grid.sizes
+    splitting = [a for a in roles.axes("G")]
+    for i, axis in enumerate(splitting):
+        left = groups_left(conv.groups, tuple(sizes[a] for a in splitting[:i]))
+        if left == 1 and sizes[axis] > 1:
+            raise InputError(
+                f"role G on axis '{axis}' has nothing to split: "
+                + (f"{splitting[0]} already leaves at most one group a rank" if i else "the layer has 1 group"),
+                path=("roles", phase, axis),
+                notes=(Note("layer", f"C={conv.channels} F={conv.filters} groups={conv.groups}", ("groups",)),),
+                hint=f"role C or F on {axis}" if i else "groups above 1, or another role",
+            )
+    if conv.groups == 1:
+        return roles
+    moved: list[str] = []
+    for role in ("C", "F"):
+        for axis in roles.axes(role):
+            before = groups_left(conv.groups, tuple(sizes[a] for a in (*splitting, *moved)))
+            after = -(-before // sizes[axis])
+            if before == 1 or sizes[axis] == 1:
+                continue
+            if after > 1:
+                raise InputError(
+                    f"role {role} on axis '{axis}' needs at most one group a rank",
+                    path=("roles", phase, axis),
+                    notes=(
+                        Note("layer", f"C={conv.channels} F={conv.filters} groups={conv.groups}", ("groups",)),
+                        Note("axis", f"{axis}: {sizes[axis]} ranks, so {after} groups a rank", ("grid", axis)),
+                    ),
+                    hint=f"role G on {axis} (no communication), or {axis}: {before}",
+                )
+            moved.append(axis)
+    nests = [(r, tuple(a for a in roles.axes(r) if a not in moved)) for r in ORDER]
+    nests[1] = ("G", (*splitting, *moved))
+    return Roles(tuple((r, a) for r, a in nests if a), roles.rows)
+
+
+def wanted(space: Space, phase: str, roles: Roles) -> tuple[Layout, Layout, Layout]:
+    """Layouts that a phase's convolution reads and makes: (first input, second input, output).
+
+    The order is that of `OPERANDS`: forward x, w, y; backward_data dy, w, dx; backward_filter dy, x, dw.
+    """
+    conv = space.conv
+    n, groups, c, f = (roles.axes(r) for r in ("N", "G", "C", "F"))
+    rows = tuple(roles.axes(letter) for letter in conv.letters)
+    summed = {"forward": c, "backward_data": f, "backward_filter": n + tuple(a for r in rows for a in r)}[phase]
+    windowed = {
+        "forward": "x",
+        "backward_data": "y",
+        "backward_filter": "x" if roles.rows == "output" else "y",
+    }[phase]
+
+    def activation(tensor: str, channels: Axes) -> Layout:
+        windows = tuple(
+            space.window(tensor, 2 + i, r) if tensor == windowed else None for i, r in enumerate(rows)
+        )
+        return Layout(tensor, (n, channels, *rows), (None, None, *windows))
+
+    layouts = {
+        "x": activation("x", groups + c),
+        "y": activation("y", groups + f),
+        "w": Layout("w", (groups + f, c)),
+    }
+    first, second, out = OPERANDS[phase]
+    result = layouts[out]
+    partial = space.grid.ordered(summed)
+    return layouts[first], layouts[second], Layout(out, result.axes, partial=partial)
+
+
+def default_nesting(
+    space: Space, phase: str, roles: Mapping[str, str], stored: Mapping[str, Layout]
+) -> tuple[tuple[str, str], ...]:
+    """Order axes that share a role as the largest operand's storage does; axes it lacks follow in grid order."""
+    conv, order = space.conv, list[str]()
+    index = {"N": ("N",), "C": ("C",), "F": ("F",), "G": ("C", "F")}
+    for role in ORDER:
+        names = index.get(role, (role,))
+        operands = [t for t in conv.largest_first("x", "w", "y") if any(d.name in names for d in conv.dims(t))]
+        axes = [a for a in space.grid.names if roles.get(a, "none") == role]
+        ranked: list[str] = []
+        for tensor in operands:
+            for d, held in zip(conv.dims(tensor), stored[tensor].axes, strict=True):
+                if d.name in names:
+                    ranked += [a for a in held if a in axes and a not in ranked]
+        order += ranked + [a for a in axes if a not in ranked]
+    return tuple((a, roles[a]) for a in order)

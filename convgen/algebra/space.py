@@ -1,0 +1,161 @@
+"""Index sets, exact for every rank: the box of elements that a rank holds of a value, as arrays over ranks.
+
+A box has an interval per dimension. A value with windows has two boxes: what is needed of the tensor
+(clipped to it), and the frame it sits in, whose other rows are zero.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from convgen.algebra.blocks import span
+from convgen.algebra.conv import Conv, Spatial
+from convgen.algebra.grid import Grid
+from convgen.algebra.layout import Axes, Layout, Window
+from convgen.algebra.windows import edge_padding, fits_one_padding, input_window, output_frame, output_window
+
+Box = NDArray[np.int64]  # [ranks, dimensions, 2]
+Spans = tuple[NDArray[np.int64], NDArray[np.int64]]
+
+
+class Space:
+    """One convolution on one grid; answers what every rank holds, needs and sends. Answers are cached."""
+
+    def __init__(self, conv: Conv, grid: Grid) -> None:
+        self.conv, self.grid = conv, grid
+        self._spans: dict[tuple[str, int, Axes], Spans] = {}
+        self._owned: dict[Layout, Box] = {}
+        self._frames: dict[Layout, Box] = {}
+        self._moves: dict[tuple[Layout, Layout], NDArray[np.int64]] = {}
+        self._windows: dict[tuple[str, int, Axes], Window | None] = {}
+
+    def block(self, tensor: str, dim: int, axes: Axes) -> Spans:
+        """Interval of one dimension that each rank's block covers."""
+        key = (tensor, dim, axes)
+        if key not in self._spans:
+            d = self.conv.dims(tensor)[dim]
+            zero = np.zeros(self.grid.ranks, dtype=np.int64)
+            coordinates = tuple(self.grid.coordinates[a] for a in axes)
+            sizes = tuple(self.grid.sizes[a] for a in axes)
+            self._spans[key] = span(d.extent, d.groups, sizes, coordinates, zero)
+        return self._spans[key]
+
+    def _window(self, tensor: str, dim: int, axes: Axes, frame: bool) -> Spans:
+        """Rows of x that a block of y's rows needs, or rows of dy that a block of x's rows needs."""
+        spatial = self.conv.spatial[dim - 2]
+        if tensor == "x":
+            return input_window(spatial, *self.block("y", dim, axes))
+        rule = output_frame if frame else output_window
+        return rule(spatial, *self.block("x", dim, axes))
+
+    def frame(self, layout: Layout) -> Box:
+        """Where each rank's piece sits, padding rows included."""
+        if layout not in self._frames:
+            spans = [
+                self.block(layout.tensor, i, axes)
+                if layout.windows[i] is None
+                else self._window(layout.tensor, i, axes, frame=True)
+                for i, axes in enumerate(layout.axes)
+            ]
+            self._frames[layout] = np.stack([np.stack(s, -1) for s in spans], axis=1)
+        return self._frames[layout]
+
+    def held(self, layout: Layout) -> Box:
+        """Which elements of the tensor each rank holds (or needs): the frame without its zero rows."""
+        if layout not in self._owned:
+            box = self.frame(layout).copy()
+            for i, axes in enumerate(layout.axes):
+                if layout.windows[i] is not None:
+                    lo, hi = self._window(layout.tensor, i, axes, frame=False)
+                    extent = self.conv.dims(layout.tensor)[i].extent
+                    box[:, i, 0], box[:, i, 1] = np.clip(lo, 0, extent), np.clip(hi, 0, extent)
+            self._owned[layout] = box
+        return self._owned[layout]
+
+    def elements(self, layout: Layout) -> NDArray[np.int64]:
+        """Elements of each rank's frame, kernel taps included."""
+        return volume(self.frame(layout)) * self.weight(layout.tensor)
+
+    def weight(self, tensor: str) -> int:
+        """Elements per index: the kernel's taps for w, else 1."""
+        return self.conv.taps if tensor == "w" else 1
+
+    def window(self, tensor: str, dim: int, axes: Axes) -> Window | None:
+        """The window that role axes `axes` want on a spatial dimension; None where the block serves as it is.
+
+        An unsplit dimension needs one only where ATen's equal padding on both sides can't express it.
+        """
+        key = (tensor, dim, axes)
+        if key not in self._windows:
+            self._windows[key] = self._find_window(tensor, dim, axes)
+        return self._windows[key]
+
+    def _find_window(self, tensor: str, dim: int, axes: Axes) -> Window | None:
+        s = self.conv.spatial[dim - 2]
+        if not axes and fits_one_padding(s, *edge_padding(s, 0, s.extent, 0, s.out)):
+            return None
+        own_lo, own_hi = self.block(tensor, dim, axes)
+        lo, hi = np.clip(self._window(tensor, dim, axes, frame=False), 0, self.conv.dims(tensor)[dim].extent)
+        if axes and self._serves(s, tensor, dim, axes, (lo, hi)):
+            return None
+        lo, hi = self._window(tensor, dim, axes, frame=False)
+        some = hi > lo
+        if not some.any():
+            return Window(0, 0)
+        return Window(int((own_lo - lo)[some].max()), int((hi - own_hi)[some].max()))
+
+    def _serves(self, s: Spatial, tensor: str, dim: int, axes: Axes, need: Spans) -> bool:
+        """Whether every rank's block holds what it needs and convolves without any padding, just as it is."""
+        own_lo, own_hi = self.block(tensor, dim, axes)
+        other = self.block("y" if tensor == "x" else "x", dim, axes)
+        some = (own_hi > own_lo) & (other[1] > other[0])
+        inside = (need[1] <= need[0]) | ((own_lo <= need[0]) & (need[1] <= own_hi))
+        x, y = ((own_lo, own_hi), other) if tensor == "x" else (other, (own_lo, own_hi))
+        below, above = edge_padding(s, *x, *y)
+        return bool(np.all(inside) and np.all(~some | ((below == 0) & fits_one_padding(s, below, above))))
+
+    def moves(self, src: Layout, dst: Layout) -> NDArray[np.int64]:
+        """Elements that rank i has to send rank j for a conversion: needed minus owned, [ranks, ranks].
+
+        Each element has one fixed owner: of the ranks that hold copies of it, the one that has the
+        receiver's own coordinates on the axes of the copies.
+        """
+        key = (src, dst)
+        if key not in self._moves:
+            own, need = self.held(src), self.held(dst)
+            lo = np.maximum(own[:, None, :, 0], need[None, :, :, 0])
+            hi = np.minimum(own[:, None, :, 1], need[None, :, :, 1])
+            pairs = np.maximum(hi - lo, 0).prod(axis=-1) * self.weight(src.tensor)
+            # Ranks that hold the same window share it already: data comes from the one beside in the block axes.
+            blocks = (axes for axes, window in zip(src.axes, src.windows, strict=True) if window is None)
+            ids = self.grid.group_ids(a for axes in blocks for a in axes)
+            pairs[ids[:, None] != ids[None, :]] = 0
+            np.fill_diagonal(pairs, 0)
+            self._moves[key] = pairs
+        return self._moves[key]
+
+    def moved_axes(self, src: Layout, dst: Layout) -> Axes:
+        """The fewest axes that cover every move from `src` to `dst`; none when each rank has all it needs."""
+        sender, receiver = np.nonzero(self.moves(src, dst))
+        return tuple(
+            a
+            for a in self.grid.names
+            if np.any(self.grid.coordinates[a][sender] != self.grid.coordinates[a][receiver])
+        )
+
+    def empty_ranks(self, layout: Layout) -> int:
+        """How many ranks hold no element of a value."""
+        return int((volume(self.held(layout)) == 0).sum())
+
+
+def volume(box: Box) -> NDArray[np.int64]:
+    """Index count of each rank's box."""
+    return np.maximum(box[:, :, 1] - box[:, :, 0], 0).prod(axis=1)
+
+
+def extent_per_rank(extent: int, sizes: tuple[int, ...]) -> int:
+    """The largest block of an extent over axes of these sizes."""
+    return -(-extent // prod(sizes))

@@ -1,0 +1,26 @@
+"""Give the bias to the convolution where its result is whole already.
+
+      %y_summed = conv_forward %x, %w
+      %y = add_bias %y_summed, %bias            --->   %y = conv_forward %x, %w, %bias
+
+Needs:  nothing.
+Sound:  the convolution's result is not partial, so the bias is still added once; its type does not change.
+Leaves: a bias behind a reduction or another conversion.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from convgen.schedule.nodes import AddBias, Convolve, Schedule
+
+
+def fuse_bias(schedule: Schedule) -> Schedule:
+    """Merge `add_bias` into the convolution that it directly follows."""
+    if len(schedule.forward) < 2:
+        return schedule
+    *rest, conv, add = schedule.forward
+    if not (isinstance(conv, Convolve) and isinstance(add, AddBias) and add.source == conv.result):
+        return schedule
+    fused = replace(conv, result=add.result, inputs=(*conv.inputs, "bias"))
+    return replace(schedule, forward=(*rest, fused))
