@@ -7,6 +7,7 @@ from typing import Literal
 
 from convgen.algebra.conv import Conv
 from convgen.algebra.grid import Grid
+from convgen.spec.source import Source
 
 DTYPES = ("float64", "float32", "tfloat32", "bfloat16", "float16")
 DTYPE_BYTES = {"float64": 8, "float32": 4, "tfloat32": 4, "bfloat16": 2, "float16": 2}
@@ -14,22 +15,6 @@ ALGORITHMS = ("auto", "sample", "spatial", "stationary-x", "stationary-y", "stat
 ROLE_NAMES = ("N", "C", "F", "G", "D", "H", "W", "none")
 
 Axes = tuple[str, ...]
-KeyPath = tuple[str | int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where a layer was read from: the file's name as given, and the line of each key path."""
-
-    file: str = ""
-    lines: dict[KeyPath, int] = field(default_factory=dict[KeyPath, int], hash=False, compare=False)
-
-    def where(self, path: KeyPath) -> str:
-        """`file:line` of a key path, or of its nearest parent that has a line; "" without a file."""
-        for end in range(len(path), -1, -1):
-            if path[:end] in self.lines:
-                return f"{self.file}:{self.lines[path[:end]]}"
-        return self.file
 
 
 @dataclass(frozen=True, slots=True)

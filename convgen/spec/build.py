@@ -1,0 +1,166 @@
+"""A filled-in form to a Layer: what the values mean, and which can't work (DESIGN section 4)."""
+
+from __future__ import annotations
+
+import re
+from math import gcd, isqrt, prod
+
+from convgen.algebra.conv import SPATIAL_NAMES, TENSORS, Conv, Spatial
+from convgen.errors import InputError
+from convgen.spec.form import MAX_SIZE, LayerForm, fill_form
+from convgen.spec.layer import Layer, Options
+from convgen.spec.names import check_name
+from convgen.spec.placement import build_distribution, build_grid, build_roles, check_letters
+from convgen.spec.source import Source, locate
+from convgen.spec.text import shown
+
+MAX_ELEMENTS = 2**62
+_TARGET = re.compile(r"cpu|cuda(:sm_[1-9][0-9]{1,2})?|hip(:gfx[1-9][0-9a-f]{2,3})?|sw26010", re.ASCII)
+
+
+def layer_from_dict(data: object, source: Source = Source()) -> Layer:  # noqa: B008 (frozen)
+    """The layer that a mapping describes, in the layer file's keys.
+
+    Args:
+        data: plain data, as read from YAML or written by `layer_to_dict`.
+        source: the file it is from, for messages and `Layer.source`.
+    Raises:
+        InputError: a key is unknown or missing, or a value can't work.
+    Example:
+        >>> data = {"name": "a", "layer": "conv1d", "input": [1, 2, 9], "out_channels": 4, "kernel_size": 3}
+        >>> layer_from_dict({**data, "padding": "same", "grid": {"W": 2}}).conv.spatial[0].out
+        9
+    """
+    try:
+        return _layer(fill_form(data), source)
+    except InputError as error:
+        raise locate(error, source) from None
+
+
+def _layer(form: LayerForm, source: Source) -> Layer:
+    check_name(form.name)
+    conv = _conv(form)
+    if form.memory_format == "channels_last" and form.layer == "conv1d":
+        fact = "conv1d has no memory_format channels_last"
+        raise InputError(fact, ("memory_format",), hint="memory_format: contiguous")
+    if not _TARGET.fullmatch(form.target):
+        hint = "cpu, cuda, cuda:sm_90, hip, hip:gfx942 or sw26010"
+        raise InputError(f"target {shown(form.target)} is unknown", ("target",), hint=hint)
+    if form.machine == "":
+        raise InputError("machine is empty", ("machine",), hint="a machine's name or file; or remove the line")
+    grid = build_grid(form.grid)
+    if form.algorithm is not None:
+        for key in ("distribution", "roles"):
+            if getattr(form, key) is not None:
+                fact = f"algorithm {form.algorithm} beside {key}: both say how the layer is laid out"
+                raise InputError(fact, (key,), hint=f"remove algorithm, or {key}")
+        check_letters(form.algorithm, grid, conv)
+    if form.roles is not None and form.distribution is None:
+        fact = "roles without distribution: roles say how a phase uses what distribution stores"
+        raise InputError(fact, ("roles",), hint="add distribution: {x: ..., w: ..., y: ...}, or remove roles")
+    return Layer(
+        name=form.name,
+        conv=conv,
+        dtype=form.dtype,
+        memory_format=form.memory_format,
+        grid=grid,
+        algorithm=None if form.distribution else form.algorithm or "auto",
+        distribution=build_distribution(form.distribution, grid, conv) if form.distribution else None,
+        roles=build_roles(form.roles, grid, conv) if form.roles else (),
+        target=form.target,
+        machine=form.machine,
+        options=Options(hold_x=form.options.hold_x, sums=form.options.sums),
+        source=source,
+    )
+
+
+def _conv(form: LayerForm) -> Conv:
+    names = SPATIAL_NAMES[int(form.layer[4])]
+    if len(form.input) != 2 + len(names):
+        fact = f"input has {len(form.input)} extents, {form.layer} has {2 + len(names)}"
+        raise InputError(fact, ("input",), hint=f"input: [N, C, {', '.join(names)}]")
+    batch, channels, *extents = form.input
+    kernel = _per_dimension("kernel_size", form.kernel_size, names)
+    stride = _per_dimension("stride", form.stride, names)
+    dilation = _per_dimension("dilation", form.dilation, names)
+    reach = tuple(d * (k - 1) for d, k in zip(dilation, kernel, strict=True))
+    padding = _padding(form, names, reach, stride)
+    rows = zip(names, extents, kernel, stride, padding, dilation, strict=True)
+    spatial = tuple(
+        Spatial(name=name, extent=n, kernel=k, stride=s, pad_lo=lo, pad_hi=hi, dilation=d)
+        for name, n, k, s, (lo, hi), d in rows
+    )
+    for i, s in enumerate(spatial):
+        _check_extent(s, form, i)
+    _check_groups(form.groups, channels, form.out_channels)
+    conv = Conv(batch, channels, form.out_channels, spatial, form.groups, form.bias)
+    for tensor in TENSORS:
+        if conv.elements(tensor) >= MAX_ELEMENTS:
+            extents = [d.extent for d in conv.dims(tensor)] + ([conv.taps] if tensor == "w" else [])
+            fact = f"{tensor} has {'*'.join(map(str, extents))} = {prod(extents)} elements, 2**62 or more"
+            raise InputError(fact, ("kernel_size" if tensor == "w" else "input",), hint="smaller extents")
+    return conv
+
+
+def _per_dimension(key: str, value: int | list[int], names: tuple[str, ...]) -> tuple[int, ...]:
+    if isinstance(value, int):
+        return (value,) * len(names)
+    if len(value) != len(names):
+        fact = f"{key} has {len(value)} entries for {len(names)} spatial dimensions"
+        raise InputError(fact, (key,), hint=f"{key}: one number, or a list for {', '.join(names)}")
+    return tuple(value)
+
+
+def _padding(
+    form: LayerForm, names: tuple[str, ...], reach: tuple[int, ...], stride: tuple[int, ...]
+) -> tuple[tuple[int, int], ...]:
+    """Zero rows below and above, per dimension. "same" as torch has it: d(K-1) in all, the odd one above."""
+    match form.padding:
+        case "valid":
+            return ((0, 0),) * len(names)
+        case "same":
+            if any(s != 1 for s in stride):
+                fact = f"padding same with stride {list(stride)}: it is defined for stride 1 only"
+                totals = [[total // 2, total - total // 2] for total in reach]
+                raise InputError(fact, ("padding",), hint=f"stride: 1, or padding: {totals}")
+            pairs = tuple((total // 2, total - total // 2) for total in reach)
+            if max(max(pair) for pair in pairs) > MAX_SIZE:
+                fact = f"padding same of {max(reach)} rows, more than 2**31 - 1 on a side"
+                raise InputError(fact, ("padding",), hint="a smaller kernel_size or dilation")
+            return pairs
+        case int(rows):
+            return ((rows, rows),) * len(names)
+        case list(entries):
+            if len(entries) != len(names):
+                fact = f"padding has {len(entries)} entries for {len(names)} spatial dimensions"
+                hint = f"one number or one [lo, hi] each for {', '.join(names)}"
+                raise InputError(fact, ("padding",), hint=hint)
+            return tuple((e, e) if isinstance(e, int) else (e[0], e[1]) for e in entries)
+
+
+def _check_extent(s: Spatial, form: LayerForm, dimension: int) -> None:
+    padded = s.extent + s.pad_lo + s.pad_hi
+    if s.out < 1:
+        fact = (
+            f"{s.name} has no output: {s.extent} rows + padding {s.pad_lo} + {s.pad_hi} = {padded}, "
+            f"the kernel spans {s.reach + 1}" + (f" (dilation {s.dilation})" if s.dilation > 1 else "")
+        )
+        largest = (padded - 1) // s.dilation + 1
+        hint = f"kernel_size up to {largest} or {s.reach + 1 - s.extent} rows of padding in all along {s.name}"
+        path = ("kernel_size", dimension) if isinstance(form.kernel_size, list) else ("kernel_size",)
+        raise InputError(fact, path, hint=hint)
+    if s.out > MAX_SIZE:
+        fact = f"{s.name} has {s.out} rows of output, more than 2**31 - 1"
+        raise InputError(fact, ("padding",), hint="less padding")
+
+
+def _check_groups(groups: int, channels: int, filters: int) -> None:
+    if channels % groups == 0 and filters % groups == 0:
+        return
+    common = gcd(channels, filters)
+    small = [d for d in range(1, isqrt(common) + 1) if common % d == 0]
+    divisors = sorted({*small, *(common // d for d in small)})
+    below = [d for d in divisors if d < groups][-2:]
+    above = [d for d in divisors if d > groups][:2]
+    fact = f"groups {groups} doesn't divide both C={channels} and out_channels={filters}"
+    raise InputError(fact, ("groups",), hint=f"groups: {' or '.join(map(str, below + above))}")

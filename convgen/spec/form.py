@@ -1,0 +1,187 @@
+"""The layer file's form: its keys, their types and defaults (DESIGN section 4). What values mean: build.py.
+
+A key's description is what messages say would work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypeAlias, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from convgen.errors import InputError, Note
+from convgen.spec.names import did_you_mean
+from convgen.spec.source import KeyPath
+from convgen.spec.text import kind, shown
+
+MAX_SIZE = 2**31 - 1
+
+Size: TypeAlias = Annotated[int, Field(ge=1, le=MAX_SIZE)]
+Rows: TypeAlias = Annotated[int, Field(ge=0, le=MAX_SIZE)]
+Pair: TypeAlias = Annotated[list[Rows], Field(min_length=2, max_length=2)]
+Entry: TypeAlias = str | list[str] | None
+AxisRoles: TypeAlias = dict[str, str | None]
+
+_SIZE = "an integer from 1 to 2**31 - 1"
+_EACH = f"{_SIZE}, or a list with one per spatial dimension"
+_ENTRIES = 'a list with an axis, "*", none or a list of axes per dimension'
+_ROLES = "a mapping of axis to N, C, F, G, D, H, W or none"
+
+
+class _Form(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class OptionsForm(_Form):
+    hold_x: Literal["gathered", "stored"] = Field(default="gathered", description="gathered or stored")
+    sums: Literal["ordered", "native"] = Field(default="ordered", description="ordered or native")
+
+
+class DistributionForm(_Form):
+    x: list[Entry] = Field(description=f"{_ENTRIES}: N, C, spatial")
+    w: list[Entry] = Field(description=f"{_ENTRIES}: F, C")
+    y: list[Entry] = Field(description=f"{_ENTRIES}: N, F, spatial")
+
+
+class RolesForm(_Form):
+    forward: AxisRoles | None = Field(default=None, description=_ROLES)
+    backward_data: AxisRoles | None = Field(default=None, description=_ROLES)
+    backward_filter: AxisRoles | None = Field(default=None, description=_ROLES)
+
+
+class LayerForm(_Form):
+    name: str = Field(description="text, a Python identifier")
+    layer: Literal["conv1d", "conv2d", "conv3d"] = Field(description="conv1d, conv2d or conv3d")
+    input: list[Size] = Field(description="a list [N, C, spatial...] of integers from 1 to 2**31 - 1")
+    out_channels: Size = Field(description=_SIZE)
+    kernel_size: Size | list[Size] = Field(description=_EACH)
+    stride: Size | list[Size] = Field(default=1, description=_EACH)
+    padding: Rows | Literal["same", "valid"] | list[Rows] | list[Pair] = Field(
+        default=0, description="an integer from 0, a list of them or of [lo, hi] per spatial dimension, same, or valid"
+    )
+    dilation: Size | list[Size] = Field(default=1, description=_EACH)
+    groups: Size = Field(default=1, description=f"{_SIZE} that divides C and out_channels")
+    bias: bool = Field(default=False, description="true or false")
+    dtype: Literal["float64", "float32", "tfloat32", "bfloat16", "float16"] = Field(
+        default="float32", description="float64, float32, tfloat32, bfloat16 or float16"
+    )
+    memory_format: Literal["contiguous", "channels_last"] = Field(
+        default="contiguous", description="contiguous or channels_last"
+    )
+    grid: dict[str, Size] = Field(description="a mapping of axis name to ranks, e.g. {N: 2, C: 2}")
+    algorithm: (
+        Literal["auto", "sample", "spatial", "stationary-x", "stationary-y", "stationary-w", "integrated"] | None
+    ) = Field(default=None, description="auto, sample, spatial, stationary-x, stationary-y, stationary-w or integrated")
+    distribution: DistributionForm | None = Field(default=None, description="a mapping with x, w and y")
+    roles: RolesForm | None = Field(
+        default=None, description="a mapping with forward, backward_data, backward_filter or some of them"
+    )
+    target: str = Field(default="cpu", description="cpu, cuda[:sm_NN], hip[:gfxNNN] or sw26010")
+    machine: str | None = Field(default=None, description="text, a machine's name or file")
+    options: OptionsForm = Field(default=OptionsForm(), description="a mapping with hold_x, sums or both")
+
+
+_INNER: dict[str, type[_Form]] = {"options": OptionsForm, "distribution": DistributionForm, "roles": RolesForm}
+
+
+def fill_form(data: object) -> LayerForm:
+    """The form that a mapping fills in.
+
+    Raises:
+        InputError: for the first thing wrong (unknown keys come first); a note counts the others.
+    """
+    if not isinstance(data, dict):
+        raise InputError(f"a layer is a mapping, not {kind(data)}", hint="write 'key: value' a line")
+    try:
+        return LayerForm.model_validate(data)
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+    mistakes: dict[str, InputError] = {}
+    for item in sorted(found, key=lambda item: item["type"] != "extra_forbidden"):
+        mistake = _mistake(cast("dict[object, Any]", data), item["type"], item["loc"])
+        key = str(item["loc"][0]) if item["loc"] else ""
+        # A value that fits none of several types has a mistake a type: the deepest says most.
+        if key not in mistakes or (key not in _INNER and key != "grid" and len(mistake.path) > len(mistakes[key].path)):
+            mistakes[key] = mistake
+    first, *others = mistakes.values()
+    if others:
+        keys = ", ".join(label(other.path) for other in others[:6])
+        first.notes = (Note("also", f"{len(others)} more: {keys}" + (", ..." if len(others) > 6 else "")),)
+    raise first
+
+
+def label(path: Sequence[str | int]) -> str:
+    """A key path as messages print it.
+
+    Example:
+        >>> label(("distribution", "x", 2))
+        'distribution.x[2]'
+    """
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else ("." if text else "") + part
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _mistake(data: dict[object, Any], problem: str, loc: Sequence[str | int]) -> InputError:
+    """One of pydantic's errors in our words."""
+    if problem == "missing":
+        hint = f"{loc[-1]}: {_description(loc)}"
+        return InputError(f"{label(loc)} is missing", tuple(loc), hint=hint)
+    if problem in ("extra_forbidden", "invalid_key") or "[key]" in loc:
+        *within, key = (part for part in loc if part != "[key]")
+        return _unknown(within, key)
+    path, value = _walk(data, loc)
+    fact = f"{label(path)} can't be {shown(value)}{_why(value, problem)}"
+    return InputError(fact, path, hint=f"{label(path[:1])}: {_try(path, value)}")
+
+
+def _unknown(within: Sequence[str | int], key: str | int) -> InputError:
+    place = f" in {label(within)}" if within else ""
+    form = LayerForm if not within else _INNER.get(str(within[0]))
+    if not isinstance(key, str) or form is None:
+        return InputError(f"key {shown(key)}{place} is not text", tuple(within), hint="names are text")
+    known = tuple(form.model_fields)
+    hint = did_you_mean(key, known, f"keys{place or ' of a layer'}: {', '.join(known)}")
+    return InputError(f"unknown key {shown(key)}{place}", (*within, key), hint=hint)
+
+
+def _walk(data: object, loc: Sequence[str | int]) -> tuple[KeyPath, object]:
+    """The part of a location that leads into the data (pydantic adds names of types), and the value there."""
+    path: KeyPath = ()
+    for part in loc:
+        if isinstance(data, dict):
+            entries = cast("dict[object, object]", data)
+            if part not in entries:
+                continue
+            data = entries[part]
+        elif isinstance(data, list) and isinstance(part, int):
+            data = cast("list[object]", data)[part]
+        else:
+            continue
+        path = (*path, part)
+    return path, cast("object", data)
+
+
+def _why(value: object, problem: str) -> str:
+    if (
+        problem in ("int_type", "string_type", "bool_type")
+        and not isinstance(value, (list, dict))
+        and value is not None
+    ):
+        return f", {kind(value)}"
+    return ""
+
+
+def _description(path: Sequence[str | int]) -> str:
+    form = _INNER.get(str(path[0])) if len(path) > 1 else None
+    field = (form or LayerForm).model_fields.get(str(path[1 if form else 0]))
+    return (field.description if field else None) or "remove it"
+
+
+def _try(path: KeyPath, value: object) -> str:
+    text = _description(path)
+    if isinstance(value, str) and " or " in text:
+        return did_you_mean(value, text.replace(",", " ").split(), text)
+    return text

@@ -1,0 +1,85 @@
+"""Names: which are valid, what a wrong one was probably meant to be."""
+
+from __future__ import annotations
+
+import difflib
+import keyword
+import re
+from collections.abc import Iterable
+
+from convgen.errors import InputError
+from convgen.spec.source import KeyPath
+from convgen.spec.text import shown
+
+MAX_NAME = 100
+# A generated file of such a name would hide the module that it imports.
+_TAKEN = frozenset(("convgen", "numpy", "torch", "triton"))
+_NO_AXIS = frozenset(("none", "partial"))
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that `word` most resembles, if any does; letter case counts little.
+
+    Example:
+        >>> nearest("strides", ["stride", "padding"])
+        'stride'
+    """
+    lowered = {k.lower(): k for k in known}
+    found = difflib.get_close_matches(word[:MAX_NAME].lower(), lowered, n=1, cutoff=0.6)
+    return lowered[found[0]] if found else None
+
+
+def did_you_mean(word: str, known: Iterable[str], otherwise: str) -> str:
+    """A hint: the nearest known word, and what else would work."""
+    found = nearest(word, known)
+    return f"'{found}'? {otherwise}" if found else otherwise
+
+
+def identifier(text: str) -> str:
+    """A valid layer name that reads like `text`.
+
+    Example:
+        >>> identifier("res2a/branch1"), identifier("3x3"), identifier("class")
+        ('res2a_branch1', '_3x3', 'class_')
+    """
+    name = re.sub(r"[^A-Za-z0-9_]", "_", text)[:MAX_NAME]
+    if not name or name[0].isdigit():
+        name = "_" + name[: MAX_NAME - 1]
+    return name + "_" if keyword.iskeyword(name) or name in _TAKEN else name
+
+
+def check_name(name: str, path: KeyPath = ("name",)) -> str:
+    """A layer's name: it names the generated file, its functions and its torch op.
+
+    Raises:
+        InputError: not an ASCII identifier, a keyword, longer than MAX_NAME, or the name of a module that
+            generated modules import.
+    """
+    if identifier(name) == name:
+        return name
+    if name in _TAKEN:
+        fact = f"a layer named {name} would hide the module {name}"
+    elif keyword.iskeyword(name):
+        fact = f"name {shown(name)} is a Python keyword"
+    elif len(name) > MAX_NAME:
+        fact = f"name {shown(name)} has {len(name)} characters, more than {MAX_NAME}"
+    else:
+        fact = f"name {shown(name)} is not a Python identifier of ASCII letters, digits and _"
+    raise InputError(fact, path, hint=f"name: {shown(identifier(name)).strip(chr(39))}")
+
+
+def check_axis(name: str, path: KeyPath) -> str:
+    """A grid axis's name.
+
+    Raises:
+        InputError: not an ASCII identifier, a keyword, or a word that layouts use (none, partial).
+    """
+    if name in _NO_AXIS:
+        fact = f"'{name}' can't name an axis: layouts use the word"
+    elif keyword.iskeyword(name):
+        fact = f"'{name}' can't name an axis: it is a Python keyword"
+    elif not (name.isascii() and name.isidentifier() and len(name) <= MAX_NAME):
+        fact = f"{shown(name)} can't name an axis: not a Python identifier of ASCII letters, digits and _"
+    else:
+        return name
+    raise InputError(fact, path, hint="a name such as N, data or chan")

@@ -1,0 +1,123 @@
+"""How a layer is laid out: grid, algorithm letters, distribution, roles (DESIGN sections 1 and 4).
+
+Structure only; whether a layout can be typed (groups, empty blocks) is the algebra's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+from convgen.algebra.algorithms import ALGORITHMS
+from convgen.algebra.conv import PHASES, Conv
+from convgen.algebra.grid import Grid
+from convgen.errors import InputError
+from convgen.spec.form import DistributionForm, Entry, RolesForm
+from convgen.spec.layer import ROLE_NAMES, Axes, Distribution
+from convgen.spec.names import check_axis, did_you_mean
+from convgen.spec.source import KeyPath
+from convgen.spec.text import shown
+
+MAX_RANKS = 65536
+MAX_AXES = 16
+
+
+def build_grid(axes: Mapping[str, int]) -> Grid:
+    """The grid of processors, axes in the order written.
+
+    Raises:
+        InputError: no axes, too many axes or ranks, or a name that can't be an axis's.
+    """
+    if not axes:
+        raise InputError("grid has no axes", ("grid",), hint="grid: {N: 2}; {N: 1} is one rank")
+    if len(axes) > MAX_AXES:
+        fact = f"grid has {len(axes)} axes, more than {MAX_AXES}"
+        raise InputError(fact, ("grid",), hint="leave out axes of one rank")
+    for name in axes:
+        check_axis(name, ("grid", name))
+    ranks = prod(axes.values())
+    if ranks > MAX_RANKS:
+        fact = f"grid has {'*'.join(map(str, axes.values()))} = {ranks} ranks, more than {MAX_RANKS}"
+        raise InputError(fact, ("grid",), hint=f"a grid of up to {MAX_RANKS} ranks")
+    return Grid(tuple(axes.items()))
+
+
+def algorithm_letters(algorithm: str, letters: Sequence[str]) -> Axes:
+    """Axis names that a named algorithm gives a role, on a layer with these spatial letters; G comes last."""
+    row = ALGORITHMS[algorithm].letters
+    return (*(a for a in row if a not in "DHW" or a in letters), "G")
+
+
+def check_letters(algorithm: str, grid: Grid, conv: Conv) -> None:
+    """Refuse axes that a named algorithm has no role for, of one rank too; any name suits auto."""
+    if algorithm == "auto":
+        return
+    allowed = algorithm_letters(algorithm, conv.letters)
+    for name in grid.names:
+        if name not in allowed:
+            others = [a for a in ALGORITHMS if name in algorithm_letters(a, conv.letters)]
+            fact = f"axis {shown(name)}: algorithm {algorithm} on conv{len(conv.letters)}d has no such letter"
+            hint = f"axes {', '.join(allowed)}; or algorithm {', '.join([*others, 'auto'])}"
+            raise InputError(fact, ("grid", name), hint=hint)
+
+
+def build_distribution(form: DistributionForm, grid: Grid, conv: Conv) -> Distribution:
+    """Axes per dimension of x, w and y, outermost first.
+
+    Raises:
+        InputError: an entry too many or too few, an axis that the grid lacks, or one that stands twice.
+    """
+    return Distribution(
+        x=_tensor("x", form.x, grid, conv),
+        w=_tensor("w", form.w, grid, conv),
+        y=_tensor("y", form.y, grid, conv),
+    )
+
+
+def _tensor(tensor: str, entries: Sequence[Entry], grid: Grid, conv: Conv) -> tuple[Axes, ...]:
+    path: KeyPath = ("distribution", tensor)
+    names = [d.name for d in conv.dims(tensor)]
+    if len(entries) != len(names):
+        fact = f"distribution.{tensor} has {len(entries)} entries, {tensor} has {len(names)} dimensions to split"
+        example = ", ".join(['"*"'] * len(names))
+        raise InputError(fact, path, hint=f"an entry each for {', '.join(names)}, e.g. {tensor}: [{example}]")
+    seen: set[str] = set()
+    result: list[Axes] = []
+    for i, entry in enumerate(entries):
+        axes = tuple(entry) if isinstance(entry, list) else () if entry in (None, "*", "none") else (str(entry),)
+        for axis in axes:
+            _check_axis_of_grid(axis, grid, (*path, i), f"distribution.{tensor}", '; "*" for no axis')
+            if axis in seen:
+                fact = f"axis '{axis}' stands twice in distribution.{tensor}"
+                raise InputError(fact, (*path, i), hint="an axis splits one dimension of a tensor, once")
+            seen.add(axis)
+        result.append(axes)
+    return tuple(result)
+
+
+def build_roles(form: RolesForm, grid: Grid, conv: Conv) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
+    """Axis -> role in the order written, for the phases given.
+
+    Raises:
+        InputError: an axis that the grid lacks, or a role that the layer lacks.
+    """
+    known = tuple(r for r in ROLE_NAMES if r not in ("D", "H", "W") or r in conv.letters)
+    result: list[tuple[str, tuple[tuple[str, str], ...]]] = []
+    for phase in PHASES:
+        roles: dict[str, str | None] | None = getattr(form, phase)
+        if roles is None:
+            continue
+        for axis, role in roles.items():
+            path = ("roles", phase, axis)
+            _check_axis_of_grid(axis, grid, path, f"roles.{phase}", "")
+            if role is not None and role not in known:
+                fact = f"role {shown(role)} of axis '{axis}': conv{len(conv.letters)}d has no such role"
+                raise InputError(fact, path, hint=did_you_mean(role, (), f"one of {', '.join(known)}"))
+        result.append((phase, tuple((axis, role or "none") for axis, role in roles.items())))
+    return tuple(result)
+
+
+def _check_axis_of_grid(axis: str, grid: Grid, path: KeyPath, place: str, more: str) -> None:
+    if axis not in grid.sizes:
+        fact = f"axis {shown(axis)} of {place} is not in the grid"
+        raise InputError(fact, path, hint=did_you_mean(axis, grid.names, f"axes: {', '.join(grid.names)}{more}"))

@@ -1,0 +1,106 @@
+"""Input files as text, and how input is quoted in messages."""
+
+from __future__ import annotations
+
+import re
+from itertools import islice
+from pathlib import Path
+from typing import cast
+
+from convgen.errors import InputError
+
+MAX_FILE_BYTES = 1 << 19
+_NOT_TEXT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufffe\uffff]")
+
+
+def read_text(path: str | Path, max_bytes: int = MAX_FILE_BYTES) -> str:
+    """The text of a UTF-8 file, without a byte order mark.
+
+    Raises:
+        InputError: the file can't be opened, is longer than `max_bytes`, or holds bytes that are no text;
+            names the line.
+    """
+    file = str(path)
+    try:
+        with open(path, "rb") as stream:
+            raw = stream.read(max_bytes + 1)
+    except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise InputError(f"can't read {shown(file)}: {reason}", where=file, hint="check the file's name") from None
+    if len(raw) > max_bytes:
+        fact = f"the file is larger than {max_bytes} bytes"
+        raise InputError(fact, where=file, hint="split it; a layer takes about 20 lines")
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        start = error.start + (len(raw) - len(error.object))
+        fact = f"not UTF-8 text: byte 0x{raw[start]:02x} at offset {start}"
+        line = 1 + raw.count(10, 0, start)
+        raise InputError(fact, where=f"{file}:{line}", hint="save the file as UTF-8 text") from None
+    if found := _NOT_TEXT.search(text):
+        line = 1 + text.count("\n", 0, found.start())
+        fact = f"not a text file: control character U+{ord(found[0]):04X}"
+        raise InputError(fact, where=f"{file}:{line}", hint="remove it; only tabs and line ends are allowed")
+    return text
+
+
+def shown(value: object, limit: int = 60) -> str:
+    """A value of the input as messages print it, cut to `limit` characters.
+
+    Example:
+        >>> shown("3"), shown(True), shown(None), shown([1, None])
+        ("'3'", 'true', 'nothing', '[1, null]')
+    """
+    if value is None:
+        return "nothing"
+    text = _flow(value)
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def _flow(value: object, depth: int = 0) -> str:
+    """One line of YAML flow style, no longer or deeper than a message can show."""
+    if depth > 4:
+        return "..."
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case list():
+            items = islice(cast("list[object]", value), 32)
+            return "[" + ", ".join(_flow(v, depth + 1) for v in items) + "]"
+        case dict():
+            entries = islice(cast("dict[object, object]", value).items(), 32)
+            return "{" + ", ".join(f"{_key(k)}: {_flow(v, depth + 1)}" for k, v in entries) + "}"
+        case _:
+            return ascii(value)
+
+
+def _key(value: object) -> str:
+    return value if isinstance(value, str) and value.isidentifier() and value.isascii() else ascii(value)
+
+
+def kind(value: object) -> str:
+    """What YAML calls a value, with its article.
+
+    Example:
+        >>> kind("3"), kind(3.0), kind([])
+        ('text', 'a number with a point', 'a list')
+    """
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a truth value"
+        case int():
+            return "an integer"
+        case float():
+            return "a number with a point"
+        case str():
+            return "text"
+        case list():
+            return "a list"
+        case dict():
+            return "a mapping"
+        case _:
+            return f"a {type(value).__name__}"

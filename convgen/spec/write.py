@@ -1,0 +1,47 @@
+"""A Layer back to plain data, in the layer file's own keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from convgen.spec.layer import Axes, Layer
+
+
+def layer_to_dict(layer: Layer) -> dict[str, Any]:
+    """The layer's normal form: lists, mappings, text and numbers, with everything said.
+
+    `layer_from_dict` makes an equal layer of it, and it is a layer file once written as YAML or JSON.
+    Optional keys that were not given (machine; algorithm or distribution; roles) stay away.
+    """
+    conv, options = layer.conv, layer.options
+    data: dict[str, Any] = {
+        "name": layer.name,
+        "layer": layer.kind,
+        "input": [conv.batch, conv.channels, *(s.extent for s in conv.spatial)],
+        "out_channels": conv.filters,
+        "kernel_size": [s.kernel for s in conv.spatial],
+        "stride": [s.stride for s in conv.spatial],
+        "padding": [[s.pad_lo, s.pad_hi] for s in conv.spatial],
+        "dilation": [s.dilation for s in conv.spatial],
+        "groups": conv.groups,
+        "bias": conv.bias,
+        "dtype": layer.dtype,
+        "memory_format": layer.memory_format,
+        "grid": dict(layer.grid.axes),
+    }
+    if layer.distribution is None:
+        data["algorithm"] = layer.algorithm
+    else:
+        d = layer.distribution
+        data["distribution"] = {"x": _entries(d.x), "w": _entries(d.w), "y": _entries(d.y)}
+        if layer.roles:
+            data["roles"] = {phase: dict(roles) for phase, roles in layer.roles}
+    data["target"] = layer.target
+    if layer.machine is not None:
+        data["machine"] = layer.machine
+    data["options"] = {"hold_x": options.hold_x, "sums": options.sums}
+    return data
+
+
+def _entries(dimensions: tuple[Axes, ...]) -> list[str | list[str]]:
+    return ["*" if not axes else axes[0] if len(axes) == 1 else list(axes) for axes in dimensions]
