@@ -1,0 +1,231 @@
+"""The generated module: its context, and printing it.
+
+Source: DESIGN section 6. Same input, same bytes: no clock, no path, no order of sets.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, fields
+from functools import cache
+from pprint import pformat
+from typing import Any
+
+import jinja2
+
+from convgen import __version__
+from convgen.algebra.conv import Spatial
+from convgen.algebra.space import Space
+from convgen.emit.steps import LayoutNames, Lines, NamedLayout
+from convgen.emit.volume import volume
+from convgen.resources import data_file
+from convgen.schedule.nodes import Convert, Schedule, reads
+from convgen.schedule.text import show
+from convgen.spec.layer import Layer
+from convgen.spec.reader import layer_to_dict
+
+MEMORY_FORMATS = {
+    ("contiguous", 1): "contiguous_format",
+    ("contiguous", 2): "contiguous_format",
+    ("contiguous", 3): "contiguous_format",
+    ("channels_last", 2): "channels_last",
+    ("channels_last", 3): "channels_last_3d",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """One spatial dimension as the module's table has it."""
+
+    name: str
+    x: int
+    y: int
+    kernel: int
+    stride: int
+    padding: int
+    dilation: int
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseText:
+    """A function of the module: what it does, its lines, and its op's schema and shapes."""
+
+    summary: str
+    lines: tuple[str, ...]
+    schema: str
+    fakes: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleContext:
+    """Everything that templates/module.py.jinja names, and nothing else."""
+
+    header: tuple[str, ...]
+    summary: str
+    name: str
+    spec: str
+    schedule: str
+    volume: str
+    grid: str
+    torch_dtype: str
+    memory_format: str
+    kernel: tuple[int, ...]
+    stride: list[int]
+    dilation: list[int]
+    spatial: tuple[Rows, ...]
+    dims: int
+    channels: int
+    filters: int
+    groups: int
+    bias: bool
+    device: str
+    sums: str
+    channels_last: bool
+    kinds: tuple[str, ...]
+    collectives: bool
+    layouts: tuple[NamedLayout, ...]
+    stored: tuple[tuple[str, str], ...]
+    stored_names: str
+    saved: tuple[str, ...]
+    held: tuple[str, ...]
+    forward: PhaseText
+    backward: PhaseText
+
+
+@cache
+def environment() -> jinja2.Environment:
+    """Templates are read from the package; a name that a template misses is an error."""
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(data_file("templates")),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+
+
+def emit_module(layer: Layer, schedule: Schedule, space: Space, *, command: str = "") -> str:
+    """Python source of a layer's module.
+
+    Args:
+        schedule: after its passes; no decision is left.
+        command: options that the layer was compiled with besides its file, for the header.
+    """
+    context = module_context(layer, schedule, space, command)
+    values = {f.name: getattr(context, f.name) for f in fields(context)}
+    text = environment().get_template("module.py.jinja").render(**values)
+    return _tidy(text)
+
+
+def module_context(layer: Layer, schedule: Schedule, space: Space, command: str) -> ModuleContext:
+    conv, text = layer.conv, show(schedule)
+    names = LayoutNames(schedule)
+    lines = Lines(schedule, conv, names)
+    stored = [(n, names.of(t)) for n, t in schedule.stored]
+    gradient = {"x": "dx", "w": "dw", "y": "dy", "bias": "dbias"}
+    everything = stored + [(gradient[n], layout) for n, layout in stored]
+    held, types = schedule.held(), schedule.types()
+    fakes = [f"here.empty({names.of(types[v])}, x)" for v in ("y", *held)]
+    backward_reads = {
+        v for s in (*schedule.backward_data, *schedule.backward_filter) for v in reads(s) if v in ("x", "w", *held)
+    }
+    saved = tuple(v for v in ("x", "w", *held) if v in backward_reads)
+    steps = [s for _, s in schedule.steps()]
+    kinds = sorted({s.kind for s in steps if isinstance(s, Convert)})
+    returns = ", ".join(["Tensor"] * (1 + len(held)))
+    return ModuleContext(
+        header=_header(layer, text, command),
+        summary=_summary(layer, schedule),
+        name=layer.name,
+        spec=_literal(layer_to_dict(layer)),
+        schedule=text,
+        volume=_literal(volume(schedule, space, layer.element_bytes)),
+        grid=_literal(dict(schedule.grid.axes)),
+        torch_dtype="float32" if layer.dtype == "tfloat32" else layer.dtype,
+        memory_format=MEMORY_FORMATS[layer.memory_format, len(conv.spatial)],
+        kernel=tuple(s.kernel for s in conv.spatial),
+        stride=[s.stride for s in conv.spatial],
+        dilation=[s.dilation for s in conv.spatial],
+        spatial=tuple(_rows(s) for s in conv.spatial),
+        dims=len(conv.spatial),
+        channels=conv.channels,
+        filters=conv.filters,
+        groups=conv.groups,
+        bias=conv.bias,
+        device="cpu",
+        sums=layer.options.sums,
+        channels_last=layer.memory_format == "channels_last",
+        kinds=tuple(kinds),
+        collectives=bool(set(kinds) - {"slice"}),
+        layouts=tuple(names.table.values()),
+        stored=tuple(everything),
+        stored_names=" ".join(n for n, _ in everything),
+        saved=saved,
+        held=held,
+        forward=PhaseText(
+            summary=_phase_summary(schedule, "forward"),
+            lines=tuple(lines.forward()),
+            schema=f"(Tensor x, Tensor w, Tensor? bias, str mesh, int batch) -> {f'({returns})' if held else returns}",
+            fakes=f"({', '.join(fakes)})" if held else fakes[0],
+        ),
+        backward=PhaseText(
+            summary=_phase_summary(schedule, "backward"),
+            lines=tuple(lines.backward()),
+            schema="(Tensor dy, "
+            + "".join(f"Tensor {v}, " for v in saved)
+            + "str mesh, int batch, bool need_dx, bool need_dw, bool need_db) -> (Tensor, Tensor, Tensor)",
+        ),
+    )
+
+
+def _rows(s: Spatial) -> Rows:
+    return Rows(s.name, s.extent, s.out, s.kernel, s.stride, s.pad_lo, s.dilation)
+
+
+def _header(layer: Layer, text: str, command: str) -> tuple[str, ...]:
+    """Enough for a stranger to make the module again."""
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    spec = pformat(layer_to_dict(layer), width=110, sort_dicts=False, compact=True)
+    return (
+        f"Generated by convgen {__version__}; edit the layer, not this file.",
+        f"  convgen compile {layer.name}.yaml{command}",
+        f"schedule  {digest}, below as SCHEDULE; bytes sent per rank as VOLUME",
+        f"where {layer.name}.yaml says (YAML reads it as it stands):",
+        *(f"  {line}" for line in spec.replace("None", "null").replace("True", "true").replace("False", "false").splitlines()),
+    )
+
+
+def _summary(layer: Layer, schedule: Schedule) -> str:
+    conv = layer.conv
+    rows = "x".join(str(s.extent) for s in conv.spatial)
+    taps = "x".join(str(s.kernel) for s in conv.spatial)
+    return (
+        f"{layer.kind} N={conv.batch} C={conv.channels} F={conv.filters} {rows} K={taps} {layer.dtype} "
+        f"on {schedule.grid}."
+    )
+
+
+def _phase_summary(schedule: Schedule, phase: str) -> str:
+    stored = dict(schedule.stored)
+    if phase == "forward":
+        return f"{stored['x']}, {stored['w']} -> {stored['y']}" + (
+            f", and {', '.join(schedule.held())}, which backward reads" if schedule.held() else ""
+        )
+    return f"{stored['y']} as dy -> {stored['x']} as dx, {stored['w']} as dw"
+
+
+def _literal(value: Any) -> str:
+    return pformat(value, width=116, sort_dicts=False, compact=True)
+
+
+def _tidy(text: str) -> str:
+    """At most two blank lines in a row, none at the end."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        line = line.rstrip()
+        if line or lines[-2:] != ["", ""]:
+            lines.append(line)
+    return "\n".join(lines).rstrip() + "\n"
+
+

@@ -1,0 +1,140 @@
+"""The lines of a generated module's phases: one call a step of the schedule, its text above as a comment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from convgen.algebra.conv import Conv
+from convgen.algebra.layout import Layout
+from convgen.schedule.nodes import GIVEN, AddBias, Convert, Convolve, Schedule, Step, SumBias, reads
+from convgen.schedule.text import describe
+
+Key = tuple[str, tuple[tuple[str, ...], ...], tuple[bool, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class NamedLayout:
+    """A layout constant of the module."""
+
+    name: str
+    tensor: str
+    axes: tuple[tuple[str, ...], ...]
+    rows: tuple[bool, ...]
+    text: str
+
+
+class LayoutNames:
+    """Each distinct layout of a schedule once, named after the first value that has it."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.table: dict[Key, NamedLayout] = {}
+        for tensor, layout in schedule.stored:
+            self._add(tensor, layout)
+        for _, step in schedule.steps():
+            self._add(step.result, step.type)
+
+    def _add(self, value: str, layout: Layout) -> None:
+        key = self._key(layout)
+        if key not in self.table:
+            text = str(layout).split(" partial")[0]
+            self.table[key] = NamedLayout(value.upper(), *key, text)
+
+    @staticmethod
+    def _key(layout: Layout) -> Key:
+        return layout.tensor, layout.axes, tuple(w is not None for w in layout.windows)
+
+    def of(self, layout: Layout) -> str:
+        return self.table[self._key(layout)].name
+
+
+class Lines:
+    """Writes the body of `run_forward` and `run_backward`."""
+
+    def __init__(self, schedule: Schedule, conv: Conv, names: LayoutNames) -> None:
+        self.schedule, self.conv, self.names = schedule, conv, names
+        self.types = schedule.types()
+
+    def forward(self) -> list[str]:
+        held = self.schedule.held()
+        lines = self._body(self.schedule.forward, kept={"y", *held})
+        return [*lines, f"return {', '.join(('y', *held))}{'' if held else ','}"]
+
+    def backward(self) -> list[str]:
+        steps = (*self.schedule.backward_data, *self.schedule.backward_filter)
+        needs = self._needs(steps)
+        lines: list[str] = []
+        start = 0
+        while start < len(steps):
+            end = start
+            while end < len(steps) and needs[steps[end].result] == needs[steps[start].result]:
+                end += 1
+            later = {v for step in steps[end:] for v in reads(step)}
+            guard = " or ".join(f"need_{r}" for r in ("dx", "dw", "db") if r in needs[steps[start].result])
+            lines.append(f"if {guard}:")
+            lines += [f"    {line}" for line in self._body(steps[start:end], kept={"dx", "dw", "db", *later})]
+            start = end
+        return lines
+
+    def _needs(self, steps: Sequence[Step]) -> dict[str, frozenset[str]]:
+        """For each value the results that depend on it."""
+        needs: dict[str, frozenset[str]] = {r: frozenset((r,)) for r in ("dx", "dw", "db")}
+        for step in reversed(steps):
+            for value in reads(step):
+                needs[value] = needs.get(value, frozenset()) | needs[step.result]
+        return needs
+
+    def _body(self, steps: Sequence[Step], kept: Iterable[str]) -> list[str]:
+        """Calls of these steps; each value is let go after its last reader."""
+        lines: list[str] = []
+        keep = {*kept, *GIVEN, *self.schedule.held()}
+        for i, step in enumerate(steps):
+            lines.append(f"# {describe(step, self.types)} : {step.type}")
+            lines.append(f"{step.result} = {self._call(step)}")
+            later = {v for s in steps[i + 1 :] for v in reads(s)}
+            gone = [v for v in dict.fromkeys(reads(step)) if v not in keep | later]
+            if gone:
+                lines.append(f"del {', '.join(gone)}")
+        return lines
+
+    def _call(self, step: Step) -> str:
+        name = self.names.of
+        match step:
+            case AddBias():
+                ones = ", 1" * len(self.conv.spatial)
+                return f"{step.source}.add_(bias.view(-1{ones}))"
+            case SumBias():
+                dims = (0, *range(2, 2 + len(self.conv.spatial)))
+                return f"{step.source}.sum({dims})"
+            case Convert(kind="slice"):
+                src, dst = name(self.types[step.source]), name(step.type)
+                call = f"take({step.source}, {src}, {dst}, here)"
+                result = step.result in ("y", "y_summed", "dx", "dw", "db")
+                return f"{call}.clone(memory_format=format_of({src}.tensor))" if result else call
+            case Convert():
+                src, dst = name(self.types[step.source]), name(step.type)
+                tail = f"{step.source}, {src}, {dst}, {step.over!r}, here)"
+                if step.kind in ("all_to_all", "exchange"):
+                    return f'rearrange("{step.result}", "{step.kind}", {tail}'
+                return f'{step.kind}("{step.result}", {tail}'
+            case Convolve():
+                return self._convolve(step)
+
+    def _convolve(self, step: Convolve) -> str:
+        types = {t.tensor: t for t in (step.type, *(self.types[v] for v in step.inputs))}
+        inputs = ", ".join(step.inputs)
+        if step.phase == "forward" and len(step.inputs) == 2:
+            inputs += ", None"
+        padding = "[" + ", ".join(self._padding(i, types) for i in range(len(self.conv.spatial))) + "]"
+        return f"conv_{step.phase}({inputs}, {padding}, here.shape({self.names.of(step.type)}))"
+
+    def _padding(self, i: int, types: dict[str, Layout]) -> str:
+        """Zero padding of one spatial dimension, both sides alike, as the local convolution is told it."""
+        x, y, s = types.get("x"), types.get("y"), self.conv.spatial[i]
+        if x is None or y is None:
+            raise AssertionError("a convolution has both activations")
+        if y.windows[2 + i] is not None:
+            return f"here.below({i}, {self.names.of(x)}, {self.names.of(y)})"
+        if x.windows[2 + i] is not None or x.axes[2 + i]:
+            return "0"
+        return str(s.pad_lo)

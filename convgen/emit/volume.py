@@ -1,0 +1,30 @@
+"""VOLUME: the bytes that each rank sends in each step, from the exact index sets (DESIGN section 6)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from convgen.algebra.space import Space
+from convgen.cost.traffic import elements_sent
+from convgen.schedule.nodes import PHASES, Convert, Schedule
+
+
+def volume(schedule: Schedule, space: Space, element_bytes: int) -> dict[str, list[dict[str, Any]]]:
+    """Per phase, a record for each collective; ranks in mesh order. Slices send nothing and are left out."""
+    types = schedule.types()
+    return {
+        phase: [
+            {
+                "step": step.result,
+                "collective": step.kind,
+                "axes": list(step.over),
+                "bytes_sent_per_rank": [
+                    int(n) * element_bytes
+                    for n in elements_sent(space, step.kind, step.over, types[step.source], step.type)
+                ],
+            }
+            for step in schedule.section(phase)
+            if isinstance(step, Convert) and step.kind != "slice"
+        ]
+        for phase in PHASES
+    }

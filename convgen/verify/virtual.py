@@ -1,0 +1,215 @@
+"""Virtual ranks: the ranks of a grid as threads of one process, with a transport of their own.
+
+The transport is what a generated module's `Transport` protocol asks for, on a rendezvous: a collective is
+complete when every member of its group has come. A collective that the members disagree on, and a state in
+which every live rank waits, are errors that say who waits for what.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+Splits = Sequence[int]
+Result = TypeVar("Result")
+
+
+class Group(Protocol):
+    """What a generated module passes as the group of a collective."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]: ...
+    @property
+    def sums(self) -> str: ...
+    @property
+    def wide(self) -> torch.dtype: ...
+
+
+class Mismatch(RuntimeError):
+    """Members of a group called different collectives, or with sizes that don't agree."""
+
+
+class Deadlock(RuntimeError):
+    """Every live rank waits for another."""
+
+
+class PeerFailed(RuntimeError):
+    """Another rank raised; this one can't go on."""
+
+
+@dataclass(slots=True)
+class _Meeting:
+    """One collective of one group under way."""
+
+    calls: dict[int, tuple[str, Tensor, tuple[tuple[int, ...], ...]]] = field(
+        default_factory=dict[int, "tuple[str, Tensor, tuple[tuple[int, ...], ...]]"]
+    )
+    left: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What one rank sent in one collective, by the rule of direct exchange (DESIGN section 6)."""
+
+    collective: str
+    group: tuple[int, ...]
+    bytes: int
+
+
+class World:
+    """As many virtual ranks as asked for; `run` runs a function on each."""
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        self._lock = threading.Condition()
+        self._meetings: dict[tuple[tuple[int, ...], int], _Meeting] = {}
+        self._waiting: dict[int, str] = {}
+        self._live: set[int] = set()
+        self._error: BaseException | None = None
+
+    def run(self, program: Callable[[VirtualTransport], Result]) -> list[Result]:
+        """Results of `program(transport)` on every rank.
+
+        Raises:
+            Mismatch, Deadlock: with who called or waits for what.
+            Exception: whatever a rank raised first.
+        """
+        results: dict[int, Result] = {}
+        threads_before = torch.get_num_threads()
+        self._live, self._error = set(range(self.ranks)), None
+
+        def body(rank: int) -> None:
+            torch.set_num_threads(1)
+            try:
+                results[rank] = program(VirtualTransport(self, rank))
+            except BaseException as error:
+                with self._lock:
+                    self._error = self._error or error
+            finally:
+                with self._lock:
+                    self._live.discard(rank)
+                    self._look_for_deadlock()
+                    self._lock.notify_all()
+
+        threads = [threading.Thread(target=body, args=(r,), daemon=True) for r in range(self.ranks)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        torch.set_num_threads(threads_before)
+        if self._error is not None:
+            raise self._error
+        return [results[r] for r in range(self.ranks)]
+
+    def meet(
+        self, rank: int, number: int, group: tuple[int, ...], kind: str, tensor: Tensor, splits: tuple[Splits, ...]
+    ) -> list[tuple[Tensor, tuple[tuple[int, ...], ...]]]:
+        """Hand in this rank's part of the group's collective `number`; the parts of all, in the group's order."""
+        key = (group, number)
+        with self._lock:
+            meeting = self._meetings.setdefault(key, _Meeting(left=len(group)))
+            # A copy: the sender may go on and change its tensor before the last member has read it.
+            meeting.calls[rank] = (kind, tensor.clone(), tuple(tuple(s) for s in splits))
+            if len(meeting.calls) == len(group):
+                self._lock.notify_all()
+            while len(meeting.calls) < len(group):
+                missing = [r for r in group if r not in meeting.calls]
+                self._waiting[rank] = f"rank {rank} waits in {kind} of ranks {group} for {missing}"
+                self._look_for_deadlock()
+                if self._error is None:
+                    self._lock.wait()
+                if self._error is not None:
+                    self._waiting.pop(rank, None)
+                    raise PeerFailed(f"rank {rank}, in {kind} of ranks {group}: {self._error}") from self._error
+            self._waiting.pop(rank, None)
+            for other in group:
+                self._waiting.pop(other, None)
+            kinds = {r: meeting.calls[r][0] for r in group}
+            if len(set(kinds.values())) > 1:
+                raise Mismatch(f"ranks {group} are in different collectives: {kinds}")
+            parts = [meeting.calls[r][1:] for r in group]
+            meeting.left -= 1
+            if not meeting.left:
+                del self._meetings[key]
+            return parts
+
+    def _look_for_deadlock(self) -> None:
+        """Every live rank waits, and no meeting of theirs is complete: nobody will ever come."""
+        if self._error is None and self._live and self._live <= set(self._waiting):
+            gone = sorted(set(range(self.ranks)) - self._live)
+            text = "; ".join(self._waiting[r] for r in sorted(self._live))
+            self._error = Deadlock(f"{text}" + (f"; ranks {gone} have ended" if gone else ""))
+            self._lock.notify_all()
+
+
+class VirtualTransport:
+    """One rank's end of a `World`; satisfies the protocol of generated modules and counts what it sends."""
+
+    def __init__(self, world: World, rank: int) -> None:
+        self.rank, self.size = rank, world.ranks
+        self.sent: list[Sent] = []
+        self._world = world
+        self._numbers: dict[tuple[int, ...], int] = {}
+
+    def _meet(self, kind: str, tensor: Tensor, splits: tuple[Splits, ...], group: Group) -> list[
+        tuple[Tensor, tuple[tuple[int, ...], ...]]
+    ]:
+        if tensor.dim() != 1 or tensor.numel() != sum(splits[0]) and kind != "all_gather":
+            raise Mismatch(f"rank {self.rank}: {kind} of {tuple(tensor.shape)} with splits {splits[0]}")
+        number = self._numbers.get(group.ranks, 0)
+        self._numbers[group.ranks] = number + 1
+        return self._world.meet(self.rank, number, group.ranks, kind, tensor, splits)
+
+    def _count(self, kind: str, group: Group, elements: int, tensor: Tensor) -> None:
+        self.sent.append(Sent(kind, group.ranks, elements * tensor.element_size()))
+
+    def all_gather(self, tensor: Tensor, splits: Splits, group: Group) -> Tensor:
+        me = group.ranks.index(self.rank)
+        self._count("all_gather", group, (len(splits) - 1) * splits[me], tensor)
+        parts = self._meet("all_gather", tensor, (splits,), group)
+        self._agree("all_gather", [p.numel() for p, _ in parts], list(splits), group)
+        return torch.cat([p for p, _ in parts])
+
+    def reduce_scatter(self, tensor: Tensor, splits: Splits, group: Group) -> Tensor:
+        me = group.ranks.index(self.rank)
+        self._count("reduce_scatter", group, tensor.numel() - splits[me], tensor)
+        parts = self._meet("reduce_scatter", tensor, (splits,), group)
+        self._agree("reduce_scatter", [s for _, (s,) in parts], [tuple(splits)] * len(parts), group)
+        return self._sum([p.split(list(splits))[me] for p, _ in parts], group)
+
+    def all_reduce(self, tensor: Tensor, splits: Splits, group: Group) -> Tensor:
+        me = group.ranks.index(self.rank)
+        self._count("all_reduce", group, tensor.numel() - splits[me] + (len(splits) - 1) * splits[me], tensor)
+        parts = self._meet("all_reduce", tensor, (splits,), group)
+        self._agree("all_reduce", [s for _, (s,) in parts], [tuple(splits)] * len(parts), group)
+        return self._sum([p for p, _ in parts], group)
+
+    def all_to_all(self, tensor: Tensor, splits: tuple[Splits, Splits], group: Group) -> Tensor:
+        return self._move("all_to_all", tensor, splits, group)
+
+    def exchange(self, tensor: Tensor, splits: tuple[Splits, Splits], group: Group) -> Tensor:
+        return self._move("exchange", tensor, splits, group)
+
+    def _move(self, kind: str, tensor: Tensor, splits: tuple[Splits, Splits], group: Group) -> Tensor:
+        me = group.ranks.index(self.rank)
+        self._count(kind, group, tensor.numel() - splits[0][me], tensor)
+        parts = self._meet(kind, tensor, splits, group)
+        self._agree(kind, [to[me] for _, (to, _) in parts], list(splits[1]), group)
+        return torch.cat([p.split(list(to))[me] for p, (to, _) in parts])
+
+    def _agree(self, kind: str, got: list[object] | list[int], expected: list[object] | list[int], group: Group) -> None:
+        if got != expected:
+            raise Mismatch(f"rank {self.rank}, {kind} of ranks {group.ranks}: expects {expected}, the others send {got}")
+
+    @staticmethod
+    def _sum(pieces: list[Tensor], group: Group) -> Tensor:
+        """In rank order; `ordered` in a wide type with one rounding, `native` in the tensors' own."""
+        total = pieces[0].to(group.wide if group.sums == "ordered" else pieces[0].dtype, copy=True)
+        for piece in pieces[1:]:
+            total += piece
+        return total.to(pieces[0].dtype)
