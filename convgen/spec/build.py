@@ -77,7 +77,7 @@ def _layer(form: LayerForm, source: Source) -> Layer:
 def _conv(form: LayerForm) -> Conv:
     names = SPATIAL_NAMES[int(form.layer[4])]
     if len(form.input) != 2 + len(names):
-        fact = f"input has {len(form.input)} extents, {form.layer} has {2 + len(names)}"
+        fact = f"input has {len(form.input)} extents, {form.layer} takes {2 + len(names)}"
         raise InputError(fact, ("input",), hint=f"input: [N, C, {', '.join(names)}]")
     batch, channels, *extents = form.input
     kernel = _per_dimension("kernel_size", form.kernel_size, names)
@@ -106,8 +106,8 @@ def _per_dimension(key: str, value: int | list[int], names: tuple[str, ...]) -> 
     if isinstance(value, int):
         return (value,) * len(names)
     if len(value) != len(names):
-        fact = f"{key} has {len(value)} entries for {len(names)} spatial dimensions"
-        raise InputError(fact, (key,), hint=f"{key}: one number, or a list for {', '.join(names)}")
+        fact = f"{key} has length {len(value)}, conv{len(names)}d has spatial dimensions {', '.join(names)}"
+        raise InputError(fact, (key,), hint=f"{key}: one number, or a list of {len(names)}")
     return tuple(value)
 
 
@@ -132,8 +132,8 @@ def _padding(
             return ((rows, rows),) * len(names)
         case list(entries):
             if len(entries) != len(names):
-                fact = f"padding has {len(entries)} entries for {len(names)} spatial dimensions"
-                hint = f"one number or one [lo, hi] each for {', '.join(names)}"
+                fact = f"padding has length {len(entries)}, {form.layer} has spatial dimensions {', '.join(names)}"
+                hint = f"padding: one number, a list of {len(names)}, or {[[1, 1]] * len(names)}"
                 raise InputError(fact, ("padding",), hint=hint)
             return tuple((e, e) if isinstance(e, int) else (e[0], e[1]) for e in entries)
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from convgen.errors import InputError, Note
 from convgen.spec.names import did_you_mean
 from convgen.spec.source import KeyPath
-from convgen.spec.text import kind, shown
+from convgen.spec.text import kind, one_line, shown
 
 MAX_SIZE = 2**31 - 1
 
@@ -83,6 +83,7 @@ class LayerForm(_Form):
 
 
 _INNER: dict[str, type[_Form]] = {"options": OptionsForm, "distribution": DistributionForm, "roles": RolesForm}
+_SEVERAL = ("kernel_size", "stride", "padding", "dilation", "distribution")
 
 
 def fill_form(data: object) -> LayerForm:
@@ -97,17 +98,18 @@ def fill_form(data: object) -> LayerForm:
         return LayerForm.model_validate(data)
     except ValidationError as error:
         found = error.errors(include_url=False)
-    mistakes: dict[str, InputError] = {}
+    mistakes: dict[str, tuple[tuple[int, bool], InputError]] = {}
     for item in sorted(found, key=lambda item: item["type"] != "extra_forbidden"):
         mistake = _mistake(cast("dict[object, Any]", data), item["type"], item["loc"])
         key = str(item["loc"][0]) if item["loc"] else ""
-        # A value that fits none of several types has a mistake a type: the deepest says most.
-        if key not in mistakes or (key not in _INNER and key != "grid" and len(mistake.path) > len(mistakes[key].path)):
-            mistakes[key] = mistake
-    first, *others = mistakes.values()
+        # A value that fits none of several types has a mistake a type: that of the type it fits best says most.
+        fit = (len(mistake.path), not item["type"].endswith("_type")) if key in _SEVERAL else (0, False)
+        if key not in mistakes or fit > mistakes[key][0]:
+            mistakes[key] = fit, mistake
+    first, *others = (mistake for _, mistake in mistakes.values())
     if others:
-        keys = ", ".join(label(other.path) for other in others[:6])
-        first.notes = (Note("also", f"{len(others)} more: {keys}" + (", ..." if len(others) > 6 else "")),)
+        keys = ", ".join(label(other.path) for other in others[:6]) + (", ..." if len(others) > 6 else "")
+        first.notes = (Note("also", f"{len(others)} more mistake{'s' * (len(others) > 1)}: {keys}"),)
     raise first
 
 
@@ -120,8 +122,8 @@ def label(path: Sequence[str | int]) -> str:
     """
     text = ""
     for part in path:
-        text += f"[{part}]" if isinstance(part, int) else ("." if text else "") + part
-    return text if len(text) <= 60 else text[:57] + "..."
+        text += f"[{part}]" if isinstance(part, int) else ("." if text else "") + one_line(part, 40)
+    return text
 
 
 def _mistake(data: dict[object, Any], problem: str, loc: Sequence[str | int]) -> InputError:
@@ -143,7 +145,7 @@ def _unknown(within: Sequence[str | int], key: str | int) -> InputError:
     if not isinstance(key, str) or form is None:
         return InputError(f"key {shown(key)}{place} is not text", tuple(within), hint="names are text")
     known = tuple(form.model_fields)
-    hint = did_you_mean(key, known, f"keys{place or ' of a layer'}: {', '.join(known)}")
+    hint = did_you_mean(key, known, f"keys{place or ' of a layer'} are {', '.join(known)}")
     return InputError(f"unknown key {shown(key)}{place}", (*within, key), hint=hint)
 
 

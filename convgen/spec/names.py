@@ -32,7 +32,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 def did_you_mean(word: str, known: Iterable[str], otherwise: str) -> str:
     """A hint: the nearest known word, and what else would work."""
     found = nearest(word, known)
-    return f"'{found}'? {otherwise}" if found else otherwise
+    return f"{found}; {otherwise}" if found else otherwise
 
 
 def identifier(text: str) -> str:

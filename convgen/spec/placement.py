@@ -37,7 +37,8 @@ def build_grid(axes: Mapping[str, int]) -> Grid:
         check_axis(name, ("grid", name))
     ranks = prod(axes.values())
     if ranks > MAX_RANKS:
-        fact = f"grid has {'*'.join(map(str, axes.values()))} = {ranks} ranks, more than {MAX_RANKS}"
+        said = "".join(f"{size}*" for size in axes.values())[:-1] + " = " if len(axes) > 1 else ""
+        fact = f"grid has {said}{ranks} ranks, more than {MAX_RANKS}"
         raise InputError(fact, ("grid",), hint=f"a grid of up to {MAX_RANKS} ranks")
     return Grid(tuple(axes.items()))
 
@@ -56,7 +57,7 @@ def check_letters(algorithm: str, grid: Grid, conv: Conv) -> None:
     for name in grid.names:
         if name not in allowed:
             others = [a for a in ALGORITHMS if name in algorithm_letters(a, conv.letters)]
-            fact = f"axis {shown(name)}: algorithm {algorithm} on conv{len(conv.letters)}d has no such letter"
+            fact = f"algorithm {algorithm} on conv{len(conv.letters)}d has no role for an axis named '{name}'"
             hint = f"axes {', '.join(allowed)}; or algorithm {', '.join([*others, 'auto'])}"
             raise InputError(fact, ("grid", name), hint=hint)
 
@@ -111,8 +112,8 @@ def build_roles(form: RolesForm, grid: Grid, conv: Conv) -> tuple[tuple[str, tup
             path = ("roles", phase, axis)
             _check_axis_of_grid(axis, grid, path, f"roles.{phase}", "")
             if role is not None and role not in known:
-                fact = f"role {shown(role)} of axis '{axis}': conv{len(conv.letters)}d has no such role"
-                raise InputError(fact, path, hint=did_you_mean(role, (), f"one of {', '.join(known)}"))
+                fact = f"conv{len(conv.letters)}d has no role {shown(role)}, given to axis '{axis}' in {phase}"
+                raise InputError(fact, path, hint=f"one of {', '.join(known)}")
         result.append((phase, tuple((axis, role or "none") for axis, role in roles.items())))
     return tuple(result)
 
@@ -120,4 +121,6 @@ def build_roles(form: RolesForm, grid: Grid, conv: Conv) -> tuple[tuple[str, tup
 def _check_axis_of_grid(axis: str, grid: Grid, path: KeyPath, place: str, more: str) -> None:
     if axis not in grid.sizes:
         fact = f"axis {shown(axis)} of {place} is not in the grid"
-        raise InputError(fact, path, hint=did_you_mean(axis, grid.names, f"axes: {', '.join(grid.names)}{more}"))
+        raise InputError(
+            fact, path, hint=did_you_mean(axis, grid.names, f"the grid's axes are {', '.join(grid.names)}{more}")
+        )

@@ -6,7 +6,7 @@ import csv
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from convgen.errors import InputError
 from convgen.spec.build import layer_from_dict
@@ -75,32 +75,28 @@ def read_csv(
 
 def _rows(text: str, file: str) -> tuple[list[str], list[tuple[int, list[str]]]]:
     """The header, and each row with its line."""
-    # A comment or an empty line stays as an empty one, so that lines keep their numbers.
-    kept = ["" if line.lstrip().startswith("#") else line for line in text.splitlines()]
-    reader = csv.reader(kept, strict=True)
     header: list[str] = []
     rows: list[tuple[int, list[str]]] = []
-    line = 1
-    try:
-        for record in reader:
-            line = reader.line_num
-            cells = [cell.strip() for cell in record]
-            if not any(cells):
-                continue
-            if not header:
-                _check_header(cells, f"{file}:{line}")
-                header = cells
-            elif len(cells) != len(header):
-                fact = f"the row has {len(cells)} cells, the header {len(header)}"
-                raise InputError(fact, where=f"{file}:{line}", hint=f"a cell each for {', '.join(header)}")
-            else:
-                rows.append((line, cells))
-    except csv.Error as error:
-        fact = f"not CSV: {error}"
-        raise InputError(fact, where=f"{file}:{line}", hint="cells without quotes, commas between them") from None
+    for number, line in enumerate(re.split("\r\n|\n|\r", text), 1):
+        where = f"{file}:{number}"
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        try:
+            cells = [cell.strip() for cell in next(csv.reader([line], strict=True))]
+        except csv.Error as error:
+            fact = f"not CSV: {error}"
+            raise InputError(fact, where=where, hint="cells without quotes, commas between them") from None
+        if not header:
+            _check_header(cells, where)
+            header = cells
+        elif len(cells) != len(header):
+            fact = f"the row has {len(cells)} cells, the header {len(header)}"
+            raise InputError(fact, where=where, hint=f"a cell each for {', '.join(header)}")
+        else:
+            rows.append((number, cells))
     if not rows:
         fact = "the file holds no layers" if header else "the file is empty"
-        raise InputError(fact, where=f"{file}:{line}", hint=f"a header {','.join(COLUMNS)}, then a layer a row")
+        raise InputError(fact, where=f"{file}:1", hint=f"a header {','.join(COLUMNS)}, then a layer a row")
     return header, rows
 
 
@@ -127,10 +123,9 @@ def _layer_of(cells: dict[str, str], where: str) -> dict[str, Any]:
             raise InputError(f"{column} is {shown(cell)}, not a whole number", where=where, hint="digits only")
         else:
             number[column] = int(cell)
-    kind: Literal["conv2d"] = "conv2d"
     return {
         "name": identifier(cells["name"]),
-        "layer": kind,
+        "layer": "conv2d",
         "input": [number[c] for c in ("N", "C", "H", "W")],
         "out_channels": number["F"],
         "kernel_size": number["K"],

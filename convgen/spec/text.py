@@ -57,6 +57,11 @@ def shown(value: object, limit: int = 60) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
+def one_line(text: str, limit: int = 160) -> str:
+    """Text from elsewhere, made fit for a message: printable, cut to `limit` characters."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[:limit])
+
+
 def _flow(value: object, depth: int = 0) -> str:
     """One line of YAML flow style, no longer or deeper than a message can show."""
     if depth > 4:

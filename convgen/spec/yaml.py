@@ -27,7 +27,7 @@ from ruamel.yaml.events import (
 
 from convgen.errors import InputError
 from convgen.spec.source import KeyPath, Source
-from convgen.spec.text import kind, read_text, shown
+from convgen.spec.text import kind, one_line, read_text, shown
 
 Scalar: TypeAlias = "None | bool | int | float | str"
 Value: TypeAlias = "Scalar | list[Value] | dict[str, Value]"
@@ -113,12 +113,12 @@ class _Reader:
             mark = error.problem_mark or error.context_mark
             said = ", ".join(str(part) for part in (error.problem, error.context) if part)
             hint = "indent with spaces, 'key: value' with a space, close brackets and quotes, quote text with : or #"
-            self.refuse(f"not YAML: {said[:160]}", mark.line if mark else 0, hint)
+            self.refuse(f"not YAML: {one_line(said)}", mark.line if mark else 0, hint)
         except InputError:
             raise
         except Exception as unexpected:  # noqa: BLE001
             # The scanner lets what it stumbles over through, e.g. chr()'s ValueError for "\UFFFFFFFF".
-            self.refuse(f"not YAML: {str(unexpected)[:160]}", 0, "write plain text, numbers, lists and mappings")
+            self.refuse(f"not YAML: {one_line(str(unexpected))}", 0, "write plain text, numbers, lists and mappings")
 
     def refuse(self, fact: str, line: int, hint: str) -> NoReturn:
         """Raise for a 0-based line."""
@@ -207,10 +207,11 @@ class _Reader:
     def scalar(self, event: Any, line: int) -> Scalar:
         text: str = event.value
         tag = str(event.ctag) if event.ctag is not None else None
-        if event.style is not None or tag in ("!", _CORE + "str"):
-            if any("\ud800" <= char <= "\udfff" for char in text):
+        if event.style is not None or tag == _CORE + "str":
+            try:
+                return text.encode("utf-16", "surrogatepass").decode("utf-16")  # JSON writes pairs: "\ud835\udd38"
+            except UnicodeDecodeError:
                 self.refuse(f"text {shown(text)} has half a surrogate pair", line, "write the character itself")
-            return text
         if text in _NULL:
             return None
         if text in _BOOL:
