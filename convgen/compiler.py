@@ -1,0 +1,87 @@
+"""The pipeline on one screen.
+
+| stage | in | out |
+|---|---|---|
+| read (spec/) | a layer file | Layer |
+| choose (plan/) | Layer, machine | stored layouts and roles of x, w, y: given, named, or searched |
+| lower (schedule/) | stored layouts, roles | a naive Schedule |
+| passes (passes/) | Schedule | Schedule |
+| emit (emit/) | Schedule | the module's source |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from convgen.algebra.space import Space
+from convgen.cost.machine import Machine, default_machine
+from convgen.emit.module import emit_module
+from convgen.errors import InputError
+from convgen.knobs import verify_schedules
+from convgen.passes.drop_single_rank import drop_single_rank
+from convgen.passes.fuse_bias import fuse_bias
+from convgen.passes.hold_x import hold_x
+from convgen.passes.share import share
+from convgen.plan.choose import Choice, Objective, choose
+from convgen.schedule.build import lower
+from convgen.schedule.nodes import Schedule
+from convgen.schedule.verify import verify
+from convgen.spec.layer import Layer
+
+Pass = Callable[[Schedule, Layer, Space], Schedule]
+PIPELINE: tuple[tuple[str, Pass], ...] = (
+    ("drop-single-rank", lambda schedule, layer, space: drop_single_rank(schedule, space)),
+    ("fuse-bias", lambda schedule, layer, space: fuse_bias(schedule)),
+    ("hold-x", lambda schedule, layer, space: hold_x(schedule, layer.options.hold_x)),
+    ("share", lambda schedule, layer, space: share(schedule)),
+)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A layer with every decision made."""
+
+    layer: Layer
+    space: Space
+    machine: Machine
+    choice: Choice
+    schedule: Schedule
+    options: str = ""  # of the command line, where they differ from the defaults
+
+    def module(self) -> str:
+        """Source of the generated module. Raises InputError for a target that has no emitter yet."""
+        if self.layer.target != "cpu":
+            raise InputError(
+                f"target {self.layer.target} has no code generator yet",
+                path=("target",),
+                hint="target: cpu; the schedule and its cost print for any target (--emit schedule|cost)",
+            )
+        return emit_module(self.layer, self.schedule, self.space, command=self.options)
+
+
+def compile_layer(
+    layer: Layer, *, target: str | None = None, machine: Machine | None = None, objective: Objective = "seconds"
+) -> Compiled:
+    """From a layer to its schedule.
+
+    Args:
+        target: instead of the layer's.
+        machine: what `auto` models; by default the layer's, or one node of the target's kind.
+        objective: what `auto` minimises, modelled seconds or bytes sent.
+    Raises:
+        InputError: the layer's layout can't work.
+    """
+    if target is not None:
+        layer = replace(layer, target=target)
+    machine = machine or default_machine(layer)
+    space = Space(layer.conv, layer.grid)
+    choice = choose(layer, space, machine, objective)
+    schedule = lower(layer.name, space, choice.stored, choice.roles, bias=layer.conv.bias)
+    for _, run in PIPELINE:
+        if verify_schedules():
+            verify(schedule, space)
+        schedule = run(schedule, layer, space)
+    if verify_schedules():
+        verify(schedule, space)
+    return Compiled(layer, space, machine, choice, schedule)

@@ -1,0 +1,154 @@
+"""`convgen check`: run every rank on this machine and compare with a single-device float64 reference."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from convgen.algebra.conv import Conv
+from convgen.algebra.layout import Layout
+from convgen.algebra.space import Space
+from convgen.compiler import Compiled
+from convgen.emit.volume import volume
+from convgen.schedule.nodes import PHASES
+from convgen.verify.processes import run_processes
+from convgen.verify.program import OF, RESULTS, TORCH_DTYPES, RankResult, global_tensors, load_module, reference, run_rank
+from convgen.verify.virtual import VirtualTransport, World
+
+Transport = Literal["virtual", "processes"]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorReport:
+    """How far one result is from the reference, as max |error| / max |reference|."""
+
+    name: str
+    error: float
+    tolerance: float
+    copies_equal: bool
+
+    @property
+    def ok(self) -> bool:
+        return self.error <= self.tolerance and self.copies_equal
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A check's outcome: results, and bytes sent per tensor over all ranks, counted and as VOLUME has them."""
+
+    tensors: tuple[TensorReport, ...]
+    tolerance_from: str
+    bytes_sent: dict[str, int]
+    counted_equals_volume: bool
+    transport: Transport
+
+    @property
+    def ok(self) -> bool:
+        return self.counted_equals_volume and all(t.ok for t in self.tensors)
+
+
+def check(compiled: Compiled, *, transport: Transport = "virtual", timeout_s: float = 120.0) -> Report:
+    """Compile to a temporary module, run all its ranks forward and backward, compare.
+
+    Args:
+        transport: threads of this process with a rendezvous of their own, or one gloo process a rank.
+        timeout_s: after which processes are given up; virtual ranks detect a deadlock at once.
+    """
+    layer, space = compiled.layer, compiled.space
+    given = global_tensors(layer)
+    with tempfile.TemporaryDirectory(prefix="convgen-check-") as folder:
+        path = Path(folder) / f"{layer.name}.py"
+        path.write_text(compiled.module(), encoding="utf-8")
+        # Processes first: a fork must come before this process has run parallel kernels.
+        run = _run_virtual if transport == "virtual" else run_processes
+        results = run(path, layer.grid.ranks, given, timeout_s)
+    truth = reference(layer.conv, given)
+    stored = dict(compiled.schedule.stored)
+    tolerances = {name: tolerance(layer.dtype, layer.conv, layer.grid.ranks, name, given, truth) for name in truth}
+    tensors = tuple(
+        _compare(name, results, truth[name], stored[OF[name]], space, tolerances[name])
+        for name in RESULTS
+        if name in truth
+    )
+    steps = [s for phase in PHASES for s in volume(compiled.schedule, space, layer.element_bytes)[phase]]
+    expected = [[(s["collective"], s["bytes_sent_per_rank"][r]) for s in steps] for r in range(layer.grid.ranks)]
+    sent = dict[str, int]()
+    for s in steps:
+        name = str(s["step"]).split("_")[0]
+        sent[name] = sent.get(name, 0) + sum(s["bytes_sent_per_rank"])
+    return Report(
+        tensors=tensors,
+        tolerance_from=TOLERANCE_FROM,
+        bytes_sent=sent,
+        counted_equals_volume=[list(r.sent) for r in results] == expected,
+        transport=transport,
+    )
+
+
+def _run_virtual(path: Path, ranks: int, given: Mapping[str, Tensor], timeout_s: float) -> list[RankResult]:
+    module = load_module(path)
+
+    def program(end: VirtualTransport) -> RankResult:
+        mesh = module.init_mesh(transport=end)
+        return run_rank(module, given, mesh, end.sent)
+
+    return World(ranks).run(program)
+
+
+def _compare(
+    name: str, results: list[RankResult], truth: Tensor, layout: Layout, space: Space, tolerance: float
+) -> TensorReport:
+    """Put each rank's block beside its part of the reference; every copy counts, none is taken for another's."""
+    boxes = space.held(layout)
+    worst, equal = 0.0, True
+    first: dict[tuple[int, ...], Tensor] = {}
+    for rank, result in enumerate(results):
+        part = truth[tuple(slice(int(lo), int(hi)) for lo, hi in boxes[rank])]
+        block = result.blocks[name]
+        if tuple(block.shape) != tuple(part.shape):
+            return TensorReport(name, math.inf, tolerance, False)
+        other = first.setdefault(tuple(boxes[rank].flatten().tolist()), block)
+        equal = equal and torch.equal(other, block)
+        if part.numel():
+            difference = (block.double() - part).abs().max()
+            worst = max(worst, float(torch.nan_to_num(difference, nan=math.inf)))
+    scale = float(truth.abs().max()) if truth.numel() else 0.0
+    return TensorReport(name, worst / scale if scale else worst, tolerance, equal)
+
+
+TOLERANCE_FROM = (
+    "(r u + 4 sqrt(n) v) |terms| / |result|: r roundings to the layer's type (unit roundoff u) of the local sum, of "
+    "each addend that travels and of the total; n products accumulated in the wide type (unit roundoff v), their "
+    "errors adding like a random walk [Higham & Mary 2019]; |terms| the largest sum of absolute products"
+)
+ROUNDOFF = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+
+
+def tolerance(
+    dtype: str, conv: Conv, ranks: int, name: str, given: Mapping[str, Tensor], truth: Mapping[str, Tensor]
+) -> float:
+    """Largest max |error| / max |reference| that rounding explains; see TOLERANCE_FROM."""
+    narrow = TORCH_DTYPES[dtype]
+    u, v = ROUNDOFF[narrow], ROUNDOFF[torch.float64 if narrow == torch.float64 else torch.float32]
+    rows = math.prod(s.out for s in conv.spatial)
+    terms = {
+        "y": conv.channels // conv.groups * conv.taps,
+        "dx": conv.filters // conv.groups * conv.taps,
+        "dw": conv.batch * rows,
+        "dbias": conv.batch * rows,
+    }[name]
+    absolute = reference(conv, {k: t.abs() for k, t in given.items()})[name]
+    scale = float(truth[name].abs().max()) if truth[name].numel() else 0.0
+    if not scale:
+        return 0.0
+    roundings = 3 if ranks > 1 else 2
+    ratio = float(absolute.max()) / scale
+    bound = (4 * math.sqrt(terms) * v) * ratio + roundings * u * min(ratio, math.sqrt(ranks) + 1)
+    return min(bound, 1e-12) if narrow == torch.float64 else bound

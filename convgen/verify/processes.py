@@ -1,0 +1,142 @@
+"""Real processes on this machine: one a rank, torch.distributed with gloo between them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from convgen.verify.program import RankResult, load_module, run_rank
+
+
+class ProcessFailed(RuntimeError):
+    """A rank raised, died or did not finish in time; the text has each rank's end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What one rank sent in one collective, by the rule of direct exchange (DESIGN section 6)."""
+
+    collective: str
+    bytes: int
+
+
+def run_processes(path: Path, ranks: int, given: Mapping[str, Tensor], timeout_s: float) -> list[RankResult]:
+    """Run a generated module's ranks as processes; their results in rank order."""
+
+    def program(_: int) -> RankResult:
+        module = load_module(path)
+        sent: list[Sent] = []
+        _count_calls(module, sent)
+        mesh = module.init_mesh(timeout=timeout_s)
+        return run_rank(module, given, mesh, sent)
+
+    return spawn(program, ranks, timeout_s)
+
+
+def spawn(program: Callable[[int], Any], ranks: int, timeout_s: float = 60.0) -> list[Any]:
+    """Fork `ranks` processes with a gloo process group and run `program(rank)` in each.
+
+    Forked, because a fresh interpreter with torch takes seconds a rank; a child runs on one thread, since
+    the thread pool of the parent does not survive a fork.
+
+    Raises:
+        ProcessFailed: with each failed rank's traceback.
+    """
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory(prefix="convgen-ranks-") as folder:
+        where = Path(folder)
+        children = [
+            context.Process(target=_child, args=(program, rank, ranks, where, timeout_s), daemon=True)
+            for rank in range(ranks)
+        ]
+        for child in children:
+            child.start()
+        deadline = time.monotonic() + timeout_s + 10
+        for child in children:
+            child.join(max(0.0, deadline - time.monotonic()))
+        late = [rank for rank, child in enumerate(children) if child.is_alive()]
+        for child in children:
+            if child.is_alive():
+                child.kill()
+                child.join()
+        errors = [f"rank {r}: {(where / f'{r}.error').read_text()}" for r in range(ranks) if (where / f"{r}.error").exists()]
+        errors += [f"rank {r}: did not finish in {timeout_s} s" for r in late]
+        missing = [r for r in range(ranks) if not (where / f"{r}.pt").exists()]
+        if errors or missing:
+            raise ProcessFailed("\n".join(errors) or f"ranks {missing} died without a result")
+        return [torch.load(where / f"{r}.pt", weights_only=False) for r in range(ranks)]
+
+
+def _child(program: Callable[[int], Any], rank: int, ranks: int, where: Path, timeout_s: float) -> None:
+    torch.set_num_threads(1)
+    try:
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{where / 'store'}",
+            rank=rank,
+            world_size=ranks,
+            timeout=timedelta(seconds=timeout_s),
+        )
+        torch.save(program(rank), where / f"{rank}.part")
+        (where / f"{rank}.part").rename(where / f"{rank}.pt")
+        dist.barrier()
+        dist.destroy_process_group()
+    except BaseException:
+        (where / f"{rank}.error").write_text(traceback.format_exc())
+        raise SystemExit(1) from None
+
+
+def _count_calls(module: ModuleType, sent: list[Sent]) -> None:
+    """Put a counter between the module and torch.distributed: a transport that is the module's own and counts."""
+
+    class Counting(module.TorchTransport):
+        """Counts the calls of the module; those that a collective makes of another are part of it."""
+
+        inside = False
+
+        def _counted(self, kind: str, tensor: Tensor, splits: Any, group: Any, elements: int) -> Tensor:
+            run = getattr(super(), kind)
+            if self.inside:
+                return run(tensor, splits, group)
+            sent.append(Sent(kind, elements * tensor.element_size()))
+            self.inside = True
+            try:
+                return run(tensor, splits, group)
+            finally:
+                self.inside = False
+
+        def all_gather(self, tensor: Tensor, splits: Any, group: Any) -> Tensor:
+            mine = splits[group.ranks.index(self.rank)]
+            return self._counted("all_gather", tensor, splits, group, (len(splits) - 1) * mine)
+
+        def reduce_scatter(self, tensor: Tensor, splits: Any, group: Any) -> Tensor:
+            mine = splits[group.ranks.index(self.rank)]
+            return self._counted("reduce_scatter", tensor, splits, group, tensor.numel() - mine)
+
+        def all_reduce(self, tensor: Tensor, splits: Any, group: Any) -> Tensor:
+            mine = splits[group.ranks.index(self.rank)]
+            return self._counted(
+                "all_reduce", tensor, splits, group, tensor.numel() - mine + (len(splits) - 1) * mine
+            )
+
+        def all_to_all(self, tensor: Tensor, splits: Any, group: Any) -> Tensor:
+            mine = splits[0][group.ranks.index(self.rank)]
+            return self._counted("all_to_all", tensor, splits, group, tensor.numel() - mine)
+
+        def exchange(self, tensor: Tensor, splits: Any, group: Any) -> Tensor:
+            mine = splits[0][group.ranks.index(self.rank)]
+            return self._counted("exchange", tensor, splits, group, tensor.numel() - mine)
+
+    module.TorchTransport = Counting  # type: ignore[attr-defined]

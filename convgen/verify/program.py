@@ -1,0 +1,113 @@
+"""What every rank of a check runs, and the single-device reference that it is compared with."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from convgen.algebra.conv import Conv
+from convgen.spec.layer import Layer
+
+RESULTS = ("y", "dx", "dw", "dbias")
+OF = {"y": "y", "dx": "x", "dw": "w", "dbias": "bias", "x": "x", "w": "w", "bias": "bias", "dy": "y"}
+TORCH_DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "tfloat32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+class Reports(Protocol):
+    """A transport that counts: virtual ranks' own, or the counter around torch.distributed's."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def sent(self) -> list[Any]: ...
+
+
+def load_module(path: Path) -> ModuleType:
+    """Import a generated module from its file."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"cannot import {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def global_tensors(layer: Layer, seed: int = 0) -> dict[str, Tensor]:
+    """Random x, w, dy (and bias) in float64, rounded to the layer's type, so that all compute on equal numbers."""
+    conv = layer.conv
+    generator = torch.Generator().manual_seed(seed)
+    rows_in = tuple(s.extent for s in conv.spatial)
+    rows_out = tuple(s.out for s in conv.spatial)
+    shapes = {
+        "x": (conv.batch, conv.channels, *rows_in),
+        "w": (conv.filters, conv.channels // conv.groups, *(s.kernel for s in conv.spatial)),
+        "dy": (conv.batch, conv.filters, *rows_out),
+    }
+    if conv.bias:
+        shapes["bias"] = (conv.filters,)
+    dtype = TORCH_DTYPES[layer.dtype]
+    return {
+        name: torch.randn(shape, dtype=torch.float64, generator=generator).to(dtype).double()
+        for name, shape in shapes.items()
+    }
+
+
+def reference(conv: Conv, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """y, dx, dw and dbias of a single device in float64: zero padding made by hand, one plain convolution."""
+    x = given["x"].double().requires_grad_()
+    w = given["w"].double().requires_grad_()
+    bias = given["bias"].double().requires_grad_() if conv.bias else None
+    padding = [p for s in reversed(conv.spatial) for p in (s.pad_lo, s.pad_hi)]
+    convolve = (torch.nn.functional.conv1d, torch.nn.functional.conv2d, torch.nn.functional.conv3d)[
+        len(conv.spatial) - 1
+    ]
+    y = convolve(
+        torch.nn.functional.pad(x, padding),
+        w,
+        bias,
+        stride=tuple(s.stride for s in conv.spatial),
+        dilation=tuple(s.dilation for s in conv.spatial),
+        groups=conv.groups,
+    )
+    y.backward(given["dy"].double())
+    results = {"y": y.detach(), "dx": x.grad, "dw": w.grad}
+    if bias is not None:
+        results["dbias"] = bias.grad
+    return {name: value for name, value in results.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class RankResult:
+    """One rank's blocks of y, dx, dw and dbias, and what it sent: (collective, bytes) in order."""
+
+    blocks: dict[str, Tensor]
+    sent: tuple[tuple[str, int], ...]
+
+
+def run_rank(layer: ModuleType, given: Mapping[str, Tensor], mesh: Any, sent: list[Any]) -> RankResult:
+    """Forward and backward of one rank through the module's public interface."""
+    local = {name: layer.scatter(name, value, mesh) for name, value in given.items()}
+    for name in ("x", "w", "bias"):
+        if name in local:
+            local[name].requires_grad_()
+    y = layer.conv(local["x"], local["w"], local.get("bias"), mesh=mesh)
+    y.backward(local["dy"])
+    blocks = {"y": y.detach(), "dx": local["x"].grad, "dw": local["w"].grad}
+    if "bias" in local:
+        blocks["dbias"] = local["bias"].grad
+    return RankResult(blocks, tuple((one.collective, one.bytes) for one in sent))
