@@ -69,9 +69,9 @@ def global_tensors(layer: Layer, seed: int = 0) -> dict[str, Tensor]:
 
 def reference(conv: Conv, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """y, dx, dw and dbias of a single device in float64: zero padding made by hand, one plain convolution."""
-    x = given["x"].double().requires_grad_()
-    w = given["w"].double().requires_grad_()
-    bias = given["bias"].double().requires_grad_() if conv.bias else None
+    x = given["x"].double().detach().requires_grad_()
+    w = given["w"].double().detach().requires_grad_()
+    bias = given["bias"].double().detach().requires_grad_() if conv.bias else None
     padding = [p for s in reversed(conv.spatial) for p in (s.pad_lo, s.pad_hi)]
     convolve = (torch.nn.functional.conv1d, torch.nn.functional.conv2d, torch.nn.functional.conv3d)[
         len(conv.spatial) - 1
