@@ -37,15 +37,20 @@ def layer_from_dict(data: object, source: Source = Source()) -> Layer:  # noqa: 
         raise locate(error, source) from None
 
 
+def check_target(target: str) -> None:
+    """Refuse what is no target's name; whether a target has an emitter is not asked here."""
+    if not _TARGET.fullmatch(target):
+        hint = "cpu, cuda, cuda:sm_90, hip, hip:gfx942 or sw26010"
+        raise InputError(f"target {shown(target)} is unknown", ("target",), hint=hint)
+
+
 def _layer(form: LayerForm, source: Source) -> Layer:
     check_name(form.name)
     conv = _conv(form)
     if form.memory_format == "channels_last" and form.layer == "conv1d":
         fact = "conv1d has no memory_format channels_last"
         raise InputError(fact, ("memory_format",), hint="memory_format: contiguous")
-    if not _TARGET.fullmatch(form.target):
-        hint = "cpu, cuda, cuda:sm_90, hip, hip:gfx942 or sw26010"
-        raise InputError(f"target {shown(form.target)} is unknown", ("target",), hint=hint)
+    check_target(form.target)
     if form.machine == "":
         raise InputError("machine is empty", ("machine",), hint="a machine's name or file; or remove the line")
     grid = build_grid(form.grid)

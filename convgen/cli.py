@@ -1,0 +1,253 @@
+"""The command line (DESIGN section 5).
+
+Results go to stdout, progress and remarks to stderr. Exit codes: 0 done, 1 a check failed, 2 the input is
+wrong, 3 a bug of ours.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from convgen import __version__
+from convgen.errors import InputError
+from convgen.spec.reader import locate
+
+if TYPE_CHECKING:
+    from convgen.compiler import Compiled
+    from convgen.spec.layer import Layer
+
+OBJECTIVES = ("seconds", "bytes")
+STAGES = ("module", "schedule", "cost", "kernels")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="convgen")
+def cli() -> None:
+    """A compiler for distributed convolutions."""
+
+
+def layer_options(command: Any) -> Any:
+    """Options that say what is compiled, shared by the commands."""
+    for option in (
+        click.option("--target", help="Instead of the file's: cpu, cuda[:sm_NN], hip[:gfxNNN] or sw26010."),
+        click.option("--machine", help="What `algorithm: auto` models: a name in tuning/machines, or a YAML file."),
+        click.option(
+            "--objective", type=click.Choice(OBJECTIVES), default="seconds", show_default=True,
+            help="What `algorithm: auto` and unstated roles minimise.",
+        ),
+        click.option("--grid", help="For a CSV of layers: axes and ranks, e.g. N=2,C=2."),
+        click.option("--algorithm", help="For a CSV of layers: a named algorithm, or auto (default)."),
+        click.option("--dtype", help="For a CSV of layers; float32 by default."),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+@cli.command("compile")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option("-o", "--output", default=".", metavar="DIR", help="Where NAME.py is written.  [default: .]")
+@click.option("--emit", type=click.Choice(STAGES), help="Print a stage to stdout instead of writing modules.")
+@click.option("--json", "as_json", is_flag=True, help="With --emit cost or kernels: JSON.")
+@layer_options
+def compile_command(files: Sequence[str], output: str, emit: str | None, as_json: bool, **options: Any) -> None:
+    """Write DIR/NAME.py for each layer, or print the stage asked for. Needs no GPU and no process group."""
+    all_compiled = _compile_files(files, **options)
+    if emit == "kernels":
+        layer = all_compiled[0].layer
+        raise InputError(
+            f"target {layer.target} has no generated kernels: its local convolution is ATen's",
+            path=("target",),
+            hint="--emit module, schedule or cost",
+        )
+    if emit == "cost":
+        from convgen.explain.text import cost_json, cost_text
+
+        if as_json:
+            click.echo(json.dumps([cost_json(c) for c in all_compiled], indent=1))
+        else:
+            click.echo("\n".join(cost_text(c) for c in all_compiled))
+    elif emit == "schedule":
+        from convgen.schedule.text import show
+
+        click.echo("\n".join(show(c.schedule) for c in all_compiled), nl=False)
+    elif emit == "module":
+        click.echo("\n".join(c.module() for c in all_compiled), nl=False)
+    else:
+        _write_modules(all_compiled, Path(output))
+
+
+def _write_modules(all_compiled: Sequence[Compiled], folder: Path) -> None:
+    """All or nothing: modules are printed before the first is written."""
+    texts = [(folder / f"{c.layer.name}.py", c.module()) for c in all_compiled]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, text in texts:
+            path.write_text(text, encoding="utf-8")
+            click.echo(str(path))
+    except OSError as error:
+        raise InputError(f"cannot write to {folder}: {error.strerror}", hint="-o DIR with a folder you may write to") from error
+
+
+@cli.command()
+@click.argument("file")
+@click.option("--processes", is_flag=True, help="One process a rank, torch.distributed with gloo between them.")
+@click.option("--interpret", is_flag=True, help="A GPU target's Triton kernels in Triton's interpreter.")
+@click.option("--json", "as_json", is_flag=True, help="The report as JSON.")
+@click.option("--timeout", default=120.0, show_default=True, help="Seconds after which processes are given up.")
+@layer_options
+def check(file: str, processes: bool, interpret: bool, as_json: bool, timeout: float, **options: Any) -> None:
+    """Compile, run every rank on this machine, and compare with a single-device float64 reference."""
+    all_compiled = _compile_files([file], **options)
+    if interpret:
+        target = all_compiled[0].layer.target
+        raise InputError(
+            f"target {target} has no Triton kernels to interpret", path=("target",), hint="check without --interpret"
+        )
+    for one in all_compiled:
+        one.module()  # refuses a target without an emitter before torch is needed
+    _need_torch()
+    from convgen.verify.check import check as run_check
+    from convgen.verify.report import report_json, report_text
+
+    reports = [run_check(c, transport="processes" if processes else "virtual", timeout_s=timeout) for c in all_compiled]
+    if as_json:
+        click.echo(json.dumps([report_json(c, r) for c, r in zip(all_compiled, reports, strict=True)], indent=1))
+    else:
+        click.echo("\n".join(report_text(c, r) for c, r in zip(all_compiled, reports, strict=True)))
+    if not all(r.ok for r in reports):
+        raise SystemExit(1)
+
+
+def _need_torch() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        raise InputError("convgen check runs the module, which needs torch", hint="pip install 'convgen[torch]'")
+
+
+@cli.command()
+@click.argument("file")
+@click.option("--plot", metavar="FILE", help="Draw who owns and needs what, and the steps as lanes (png, svg, pdf).")
+@click.option("--json", "as_json", is_flag=True, help="The numbers as JSON.")
+@layer_options
+def explain(file: str, plot: str | None, as_json: bool, **options: Any) -> None:
+    """Roles, schedule, and per step its elements, bytes, seconds and formula."""
+    from convgen.explain.text import cost_json, explain_text
+
+    all_compiled = _compile_files([file], **options)
+    if plot is not None and len(all_compiled) != 1:
+        raise InputError(f"--plot draws one layer, {file} has {len(all_compiled)}", hint="a YAML file of one layer")
+    if as_json:
+        click.echo(json.dumps([cost_json(c) for c in all_compiled], indent=1))
+    else:
+        click.echo("\n".join(explain_text(c) for c in all_compiled))
+    if plot is not None:
+        from convgen.explain.plot import plot as draw
+
+        draw(all_compiled[0], Path(plot))
+        click.echo(plot, err=True)
+
+
+def _compile_files(
+    files: Sequence[str],
+    *,
+    target: str | None,
+    machine: str | None,
+    objective: str,
+    grid: str | None,
+    algorithm: str | None,
+    dtype: str | None,
+) -> list[Compiled]:
+    """Every layer of the files, compiled; errors say the file and the line."""
+    from convgen.compiler import compile_layer
+    from convgen.cost.machine import load_machine
+    from convgen.spec.build import check_target
+
+    if target is not None:
+        check_target(target)
+    options = "".join(
+        f" --{name} {value}"
+        for name, value in (("target", target), ("machine", machine), ("objective", objective))
+        if value is not None and (name, value) != ("objective", "seconds")
+    )
+    chosen = load_machine(machine) if machine is not None else None
+    compiled: list[Compiled] = []
+    for layer in _read_files(files, grid, algorithm, dtype):
+        try:
+            one = compile_layer(
+                layer, target=target, machine=chosen, objective="bytes" if objective == "bytes" else "seconds"
+            )
+        except InputError as error:
+            raise locate(error, layer.source) from None
+        compiled.append(replace(one, options=options))
+    _refuse_same_names(compiled)
+    return compiled
+
+
+def _refuse_same_names(compiled: Sequence[Compiled]) -> None:
+    seen: dict[str, str] = {}
+    for one in compiled:
+        where = one.layer.source.where(("name",))
+        if one.layer.name in seen:
+            raise InputError(
+                f"two layers are named {one.layer.name}: {seen[one.layer.name]} and {where}", hint="another name for one"
+            )
+        seen[one.layer.name] = where
+
+
+def _read_files(files: Sequence[str], grid: str | None, algorithm: str | None, dtype: str | None) -> list[Layer]:
+    from convgen.spec.reader import read_csv, read_layer
+
+    tables = [f for f in files if f.lower().endswith(".csv")]
+    if tables and grid is None:
+        raise InputError(f"{tables[0]} has no grid of its own", hint="--grid N=2,C=2")
+    given = {"--grid": grid, "--algorithm": algorithm, "--dtype": dtype}
+    if len(tables) < len(files) and any(given.values()):
+        option = next(name for name, value in given.items() if value)
+        raise InputError(f"{option} is for a CSV of layers; a layer file says it itself", hint="edit the layer file")
+    layers: list[Layer] = []
+    for file in files:
+        if file in tables and grid is not None:
+            layers += read_csv(file, grid=_parse_grid(grid), algorithm=algorithm or "auto", dtype=dtype or "float32")
+        else:
+            layers.append(read_layer(file))
+    return layers
+
+
+def _parse_grid(text: str) -> dict[str, int]:
+    grid: dict[str, int] = {}
+    for part in text.split(","):
+        axis, _, ranks = part.strip().partition("=")
+        if not ranks.isdecimal() or axis in grid:
+            raise InputError(f"--grid {text}: cannot read {part.strip()!r}", hint="--grid N=2,C=2")
+        grid[axis] = int(ranks)
+    return grid
+
+
+def main() -> None:
+    """Entry point: errors of the input in one message, ours with how to report them."""
+    try:
+        cli(standalone_mode=True)
+    except InputError as error:
+        click.echo(str(error), err=True)
+        sys.exit(2)
+    except Exception:
+        click.echo(traceback.format_exc(), err=True)
+        click.echo(
+            f"convgen {__version__}: this is a bug of convgen. Please report the text above with the layer file and "
+            f"this command: convgen {' '.join(sys.argv[1:])}",
+            err=True,
+        )
+        sys.exit(3)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""The outcome of a check as text and as plain data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from convgen.compiler import Compiled
+from convgen.verify.check import Report
+
+
+def report_text(compiled: Compiled, report: Report) -> str:
+    """A line per tensor: error, tolerance, verdict; then bytes sent per tensor."""
+    ranks = compiled.layer.grid.ranks
+    how = "virtual ranks" if report.transport == "virtual" else "processes (gloo)"
+    lines = [
+        f"{compiled.layer.name}: {ranks} {how} on {compiled.schedule.grid}, {compiled.layer.dtype}, "
+        "against one device in float64"
+    ]
+    lines.append(f"  {'tensor':<6}  {'max|error|/max|ref|':>20}  {'tolerance':>10}")
+    for t in report.tensors:
+        verdict = "ok" if t.ok else "WRONG" if t.error > t.tolerance else "COPIES DIFFER"
+        lines.append(f"  {t.name:<6}  {t.error:>20.2e}  {t.tolerance:>10.1e}  {verdict}")
+    sent = "  ".join(f"{name} {n:,}" for name, n in report.bytes_sent.items()) or "none"
+    counted = "as counted behind the seam" if report.counted_equals_volume else "BUT COUNTED OTHERWISE behind the seam"
+    lines.append(f"  bytes sent, all ranks: {sent}; VOLUME {counted}")
+    lines.append(f"  tolerance: {report.tolerance_from}")
+    return "\n".join(lines)
+
+
+def report_json(compiled: Compiled, report: Report) -> dict[str, Any]:
+    return {
+        "layer": compiled.layer.name,
+        "ranks": compiled.layer.grid.ranks,
+        "transport": report.transport,
+        "ok": report.ok,
+        "tensors": [
+            {"name": t.name, "error": t.error, "tolerance": t.tolerance, "copies_equal": t.copies_equal, "ok": t.ok}
+            for t in report.tensors
+        ],
+        "bytes_sent": report.bytes_sent,
+        "counted_equals_volume": report.counted_equals_volume,
+        "tolerance_from": report.tolerance_from,
+    }
