@@ -10,7 +10,7 @@ Works on plain integers and on arrays (one entry a rank) alike.
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,10 +28,12 @@ def block(lo: Number, hi: Number, parts: int, index: Number) -> tuple[Number, Nu
     size = (hi - lo) // parts
     extra = (hi - lo) % parts
     start = lo + index * size + np.minimum(index, extra)
-    end = start + size + (index < extra)
-    if isinstance(start, np.ndarray):
-        return start, end
-    return int(start), int(end)
+    return plain(start), plain(start + size + (index < extra))
+
+
+def plain(value: Any) -> Any:
+    """Arrays as they are, numpy's scalars as Python's."""
+    return value if isinstance(value, np.ndarray) else int(value)
 
 
 def groups_left(groups: int, sizes: tuple[int, ...]) -> int:
@@ -71,6 +73,4 @@ def span(
     # Inside a group only where a rank has one: then the interval is a part of that group.
     start = group_lo * unit + lo
     end = start + np.maximum(count - 1, 0) * unit + (hi - lo) * (count > 0)
-    if isinstance(start, np.ndarray):
-        return start, end
-    return int(start), int(end)
+    return plain(start), plain(end)

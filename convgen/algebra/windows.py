@@ -9,9 +9,11 @@ Source: Dumoulin & Visin, arXiv:1603.07285, section 4 (the relation); [SP] III-A
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from convgen.algebra.blocks import Number
+from convgen.algebra.blocks import Number, plain
 from convgen.algebra.conv import Spatial
 
 
@@ -24,7 +26,7 @@ def input_window(s: Spatial, lo: Number, hi: Number) -> tuple[Number, Number]:
     """
     start = lo * s.stride - s.pad_lo
     end = (hi - 1) * s.stride - s.pad_lo + s.reach + 1
-    return start, _at_least(start, end, hi > lo)
+    return plain(start), plain(np.where(hi > lo, end, start))
 
 
 def output_window(s: Spatial, lo: Number, hi: Number) -> tuple[Number, Number]:
@@ -36,7 +38,7 @@ def output_window(s: Spatial, lo: Number, hi: Number) -> tuple[Number, Number]:
     """
     start = -((s.reach - lo - s.pad_lo) // s.stride)
     end = (hi - 1 + s.pad_lo) // s.stride + 1
-    return start, _at_least(start, end, hi > lo)
+    return plain(start), plain(np.where(hi > lo, end, start))
 
 
 def edge_padding(s: Spatial, x_lo: Number, x_hi: Number, y_lo: Number, y_hi: Number) -> tuple[Number, Number]:
@@ -47,7 +49,7 @@ def edge_padding(s: Spatial, x_lo: Number, x_hi: Number, y_lo: Number, y_hi: Num
     return x_lo - (y_lo * s.stride - s.pad_lo), (y_hi - 1) * s.stride - s.pad_lo + s.reach + 1 - x_hi
 
 
-def fits_one_padding(s: Spatial, below: Number, above: Number) -> bool | np.ndarray:
+def fits_one_padding(s: Spatial, below: Number, above: Number) -> Any:
     """Whether a convolution with padding `below` on both sides has exactly these output rows.
 
     ATen pads both sides alike and ignores up to S-1 rows that no output row reaches.
@@ -62,17 +64,8 @@ def output_frame(s: Spatial, lo: Number, hi: Number) -> tuple[Number, Number]:
     """
     start, end = output_window(s, lo, hi)
     below, above = edge_padding(s, lo, hi, start, end)
-    wanted = np.maximum(above, 0)
-    rows = np.maximum(-((below - wanted) // s.stride), 0)
+    wanted: Any = np.maximum(above, 0)
+    rows: Any = np.maximum(-((below - wanted) // s.stride), 0)
     start, below = start - rows, below + rows * s.stride
     end = end + np.maximum((below - above) // s.stride, 0)
-    if isinstance(start, np.ndarray):
-        return start, np.where(hi > lo, end, start)
-    return int(start), int(end) if hi > lo else int(start)
-
-
-def _at_least(start: Number, end: Number, some: bool | np.ndarray) -> Number:
-    """`end`, or `start` where there are no rows to look for."""
-    if isinstance(end, np.ndarray):
-        return np.where(some, end, start)
-    return end if some else start
+    return plain(start), plain(np.where(hi > lo, end, start))

@@ -57,13 +57,15 @@ def lower(
     types = {"x": stored["x"], "w": stored["w"], "y": stored["y"]}
     if bias:
         types["bias"] = bias_layout(stored)
-    sections = {phase: _lower_phase(space, phase, roles[phase], types, names) for phase in PHASES}
+    forward, data, filter_ = (_lower_phase(space, phase, roles[phase], types, names) for phase in PHASES)
     return Schedule(
         name=name,
         grid=space.grid,
         stored=tuple(types.items()),
         roles=tuple((phase, roles[phase]) for phase in PHASES),
-        **sections,
+        forward=forward,
+        backward_data=data,
+        backward_filter=filter_,
     )
 
 

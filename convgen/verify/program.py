@@ -53,7 +53,7 @@ def global_tensors(layer: Layer, seed: int = 0) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     rows_in = tuple(s.extent for s in conv.spatial)
     rows_out = tuple(s.out for s in conv.spatial)
-    shapes = {
+    shapes: dict[str, tuple[int, ...]] = {
         "x": (conv.batch, conv.channels, *rows_in),
         "w": (conv.filters, conv.channels // conv.groups, *(s.kernel for s in conv.spatial)),
         "dy": (conv.batch, conv.filters, *rows_out),

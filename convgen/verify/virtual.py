@@ -202,7 +202,7 @@ class VirtualTransport:
         self._agree(kind, [to[me] for _, (to, _) in parts], list(splits[1]), group)
         return torch.cat([p.split(list(to))[me] for p, (to, _) in parts])
 
-    def _agree(self, kind: str, got: list[object] | list[int], expected: list[object] | list[int], group: Group) -> None:
+    def _agree(self, kind: str, got: Sequence[object], expected: Sequence[object], group: Group) -> None:
         if got != expected:
             raise Mismatch(f"rank {self.rank}, {kind} of ranks {group.ranks}: expects {expected}, the others send {got}")
 
