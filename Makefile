@@ -1,0 +1,54 @@
+# Targets: demo, test, check (what CI runs), bench, format, wheel, clean. Needs Python >= 3.11 and nothing else.
+PYTHON ?= python3
+VENV   ?= .venv
+JOBS   ?= auto
+
+BIN   := $(VENV)/bin
+LAYER := examples/res5a_branch2b.yaml
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help demo test check bench format wheel clean
+
+help:
+	@echo "make demo    compile an example, check it on virtual ranks and on real processes, print its schedule"
+	@echo "make test    ruff, pyright and the tests;  JOBS=n test processes (default: one a core)"
+	@echo "make check   what CI runs"
+	@echo "make bench   the benchmarks of bench/"
+	@echo "make format  ruff's formatter and fixes"
+	@echo "make wheel   dist/*.whl and dist/*.tar.gz"
+	@echo "PYTHON=python3.12 chooses the interpreter of the environment, VENV=dir its place"
+
+# The environment, once: made again when pyproject.toml changes.
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "convgen needs Python >= 3.11: make PYTHON=python3.12 ..." >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[dev,plot]'
+	@touch $@
+
+demo: $(VENV)/.installed
+	$(BIN)/convgen compile $(LAYER) -o build
+	$(BIN)/convgen check $(LAYER)
+	$(BIN)/convgen check $(LAYER) --processes
+	$(BIN)/convgen compile $(LAYER) --emit schedule
+
+test: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/pytest -W error -n $(JOBS) --maxprocesses 8 -q
+
+check: test
+
+bench: $(VENV)/.installed
+	@for script in bench/bench_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+format: $(VENV)/.installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+wheel: $(VENV)/.installed
+	$(BIN)/python -m hatchling build -d dist
+
+clean:
+	rm -rf build dist .pytest_cache .ruff_cache .hypothesis
