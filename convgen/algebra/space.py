@@ -6,6 +6,7 @@ A box has an interval per dimension. A value with windows has two boxes: what is
 
 from __future__ import annotations
 
+from itertools import takewhile
 from math import prod
 
 import numpy as np
@@ -125,21 +126,41 @@ class Space:
         """
         key = (src, dst)
         if key not in self._moves:
-            own, need = self.held(src), self.held(dst)
-            lo = np.maximum(own[:, None, :, 0], need[None, :, :, 0])
-            hi = np.minimum(own[:, None, :, 1], need[None, :, :, 1])
-            pairs = np.maximum(hi - lo, 0).prod(axis=-1) * self.weight(src.tensor)
-            # Ranks that hold the same window share it already: data comes from the one beside in the block axes.
-            blocks = (axes for axes, window in zip(src.axes, src.windows, strict=True) if window is None)
-            ids = self.grid.group_ids(a for axes in blocks for a in axes)
-            pairs[ids[:, None] != ids[None, :]] = 0
-            np.fill_diagonal(pairs, 0)
-            self._moves[key] = pairs
+            elements = self._overlap(src, dst).prod(axis=-1) * self.weight(src.tensor)
+            self._moves[key] = self._served(src, elements)
         return self._moves[key]
 
+    def _overlap(self, src: Layout, dst: Layout) -> Box:
+        """Per dimension, the extent of what rank i holds and rank j needs: [ranks, ranks, dimensions]."""
+        own, need = self.held(src), self.held(dst)
+        lo = np.maximum(own[:, None, :, 0], need[None, :, :, 0])
+        hi = np.minimum(own[:, None, :, 1], need[None, :, :, 1])
+        return np.maximum(hi - lo, 0)
+
+    def _served(self, src: Layout, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
+        """`pairs` without those whose sender is not the owner, and what a rank has itself."""
+        # Ranks that hold the same window share it already: data comes from the one beside in the block axes.
+        blocks = (axes for axes, window in zip(src.axes, src.windows, strict=True) if window is None)
+        ids = self.grid.group_ids(a for axes in blocks for a in axes)
+        pairs[ids[:, None] != ids[None, :]] = 0
+        np.fill_diagonal(pairs, 0)
+        return pairs
+
     def moved_axes(self, src: Layout, dst: Layout) -> Axes:
-        """The fewest axes that cover every move from `src` to `dst`; none when each rank has all it needs."""
-        sender, receiver = np.nonzero(self.moves(src, dst))
+        """The fewest axes that cover every move from `src` to `dst`; none when each rank has all it needs.
+
+        That is for any number of samples, which may differ at run time: what a few samples on many ranks happen
+        to leave empty still counts.
+        """
+        pairs = self.moves(src, dst)
+        if src.tensor in ("x", "y") and src.axes[0] != dst.axes[0]:
+            both = takewhile(lambda pair: pair[0] == pair[1], zip(src.axes[0], dst.axes[0], strict=False))
+            outer = {a for a, _ in both}
+            ids = self.grid.group_ids(a for a in self.grid.names if a not in outer)
+            overlap = self._overlap(src, dst)
+            overlap[:, :, 0] = ids[:, None] == ids[None, :]
+            pairs = self._served(src, overlap.prod(axis=-1))
+        sender, receiver = np.nonzero(pairs)
         return tuple(
             a
             for a in self.grid.names
