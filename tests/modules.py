@@ -203,9 +203,7 @@ def assert_true(
             assert torch.equal(other, block), f"copies differ: {where}"
 
 
-def assert_counted(
-    case: Case, ran: Sequence[Ran], needed: Iterable[str] = ("dx", "dw", "dbias")
-) -> None:
+def assert_counted(case: Case, ran: Sequence[Ran], needed: Iterable[str] = ("dx", "dw", "dbias")) -> None:
     """What the transport counted is VOLUME: rank by rank, step by step, in order, in the steps' groups.
 
     Args:
