@@ -124,9 +124,9 @@ def _compare(
 
 
 TOLERANCE_FROM = (
-    "(r u + 4 sqrt(n) v) |terms| / |result|: r roundings to the layer's type (unit roundoff u) of the local sum, of "
-    "each addend that travels and of the total; n products accumulated in the wide type (unit roundoff v), their "
-    "errors adding like a random walk [Higham & Mary 2019]; |terms| the largest sum of absolute products"
+    "(r u + 4 sqrt(n) v) |terms|2 / |result|: r roundings to the layer's type (unit roundoff u), of a rank's sum, of "
+    "the total and of the bias; n products added in the wide type (unit roundoff v), errors adding up like a random "
+    "walk [Higham & Mary 2019]; |terms|2 the largest root of a sum of squared products; at most 1e-12 in float64"
 )
 ROUNDOFF = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 
@@ -144,11 +144,10 @@ def tolerance(
         "dw": conv.batch * rows,
         "dbias": conv.batch * rows,
     }[name]
-    absolute = reference(conv, {k: t.abs() for k, t in given.items()})[name]
+    squares = reference(conv, {k: t.square() for k, t in given.items()})[name]
     scale = float(truth[name].abs().max()) if truth[name].numel() else 0.0
     if not scale:
         return 0.0
-    roundings = 3 if ranks > 1 else 2
-    ratio = float(absolute.max()) / scale
-    bound = (4 * math.sqrt(terms) * v) * ratio + roundings * u * min(ratio, math.sqrt(ranks) + 1)
+    ratio = math.sqrt(float(squares.max())) / scale
+    bound = ((3 if ranks > 1 else 2) * u + 4 * math.sqrt(terms) * v) * ratio
     return min(bound, 1e-12) if narrow == torch.float64 else bound
