@@ -1,0 +1,84 @@
+"""The cost of a schedule, added up from its steps.
+
+Two objectives. Seconds: the steps one after the other, each as slow as its slowest rank. Bytes: what a rank
+sends over the three phases, taken as the sum over the steps of the most that any rank sends in that step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from convgen.algebra.layout import Layout
+from convgen.algebra.redistribute import Conversion
+from convgen.cost.model import PICOSECONDS, Model, StepCost
+from convgen.schedule.nodes import PHASES, AddBias, Convert, Convolve, Phase, Schedule, Step, SumBias
+
+
+@dataclass(frozen=True, slots=True)
+class CostedStep:
+    """A step, named by its result, with what it costs; `kind` is the operation's name in the schedule's text."""
+
+    result: str
+    phase: Phase
+    kind: str
+    cost: StepCost
+
+
+@dataclass(frozen=True)
+class ScheduleCost:
+    """Costs of all steps in order, and their sums."""
+
+    steps: tuple[CostedStep, ...]
+
+    def time_ps(self, *phases: Phase) -> int:
+        """Picoseconds of the phases named, or of all."""
+        return sum(s.cost.time_ps for s in self.steps if s.phase in (phases or PHASES))
+
+    def seconds(self, *phases: Phase) -> float:
+        return self.time_ps(*phases) / PICOSECONDS
+
+    def sent_bytes(self, *phases: Phase) -> int:
+        """Bytes a rank sends in the phases named, or in all: the sum of each step's most."""
+        return sum(s.cost.sent_bytes for s in self.steps if s.phase in (phases or PHASES))
+
+    def flops(self, *phases: Phase) -> int:
+        """Flops of the slowest rank, summed over steps."""
+        return sum(s.cost.flops for s in self.steps if s.phase in (phases or PHASES))
+
+
+def schedule_cost(schedule: Schedule, model: Model) -> ScheduleCost:
+    """What the schedule costs under a model of its space, machine and dtype."""
+    types = schedule.types()
+    return ScheduleCost(
+        tuple(
+            CostedStep(step.result, phase, kind_of(step), step_cost(step, types, model))
+            for phase, step in schedule.steps()
+        )
+    )
+
+
+def kind_of(step: Step) -> str:
+    """The operation's name in the schedule's text."""
+    match step:
+        case Convolve():
+            return f"conv_{step.phase}"
+        case Convert():
+            return step.kind
+        case AddBias():
+            return "add_bias"
+        case SumBias():
+            return "sum_bias"
+
+
+def step_cost(step: Step, types: Mapping[str, Layout], model: Model) -> StepCost:
+    """One step's cost; `types` has the layout of every value it reads."""
+    match step:
+        case Convolve():
+            return model.convolution((types[step.inputs[0]], types[step.inputs[1]], step.type))
+        case Convert():
+            return model.conversion(Conversion(step.kind, step.over, types[step.source], step.type))
+        case AddBias():
+            return model.add_bias(step.type)
+        case SumBias():
+            return model.sum_bias(types[step.source])

@@ -1,0 +1,79 @@
+"""What a conversion moves, exactly and for every rank, from index sets (the counting rule of DESIGN section 6).
+
+| collective | a rank sends |
+|---|---|
+| slice | nothing |
+| all_gather | its own block to each of the g-1 others |
+| reduce_scatter | its input less its own part |
+| all_reduce | both of these, on pieces cut from the whole by the block rule over its element count |
+| all_to_all, exchange | what it holds and others need |
+
+Elements, not bytes; arrays have an entry a rank, in mesh order. What is sent in all is received in all.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from convgen.algebra.blocks import block
+from convgen.algebra.layout import Axes, Layout
+from convgen.algebra.redistribute import Kind
+from convgen.algebra.space import Space, volume
+
+Counts = NDArray[np.int64]
+
+
+def elements_sent(space: Space, kind: Kind, over: Axes, src: Layout, dst: Layout) -> Counts:
+    """Elements that leave each rank in a conversion from `src` to `dst` over the axes `over`."""
+    match kind:
+        case "slice":
+            return np.zeros(space.grid.ranks, dtype=np.int64)
+        case "all_gather":
+            return (space.grid.over(over) - 1) * _held(space, src)
+        case "reduce_scatter":
+            return _held(space, src) - _held(space, dst)
+        case "all_reduce":
+            return _all_reduced(space, over, src)
+        case "all_to_all" | "exchange":
+            return space.moves(src, dst).sum(axis=1)
+
+
+def elements_received(space: Space, kind: Kind, over: Axes, src: Layout, dst: Layout) -> Counts:
+    """Elements that reach each rank."""
+    match kind:
+        case "slice":
+            return np.zeros(space.grid.ranks, dtype=np.int64)
+        case "all_gather":
+            return _held(space, dst) - _held(space, src)
+        case "reduce_scatter":
+            return (space.grid.over(over) - 1) * _held(space, dst)
+        case "all_reduce":
+            return _all_reduced(space, over, src)
+        case "all_to_all" | "exchange":
+            return space.moves(src, dst).sum(axis=0)
+
+
+def most_peers(space: Space, kind: Kind, over: Axes, src: Layout, dst: Layout) -> int:
+    """Messages of the busiest rank: to the others of its group, or, in an exchange, to those it has data for."""
+    if kind == "slice":
+        return 0
+    if kind != "exchange":
+        return space.grid.over(over) - 1
+    messages = space.moves(src, dst) > 0
+    return int(max(messages.sum(axis=0).max(), messages.sum(axis=1).max()))
+
+
+def _held(space: Space, layout: Layout) -> Counts:
+    return volume(space.held(layout)) * space.weight(layout.tensor)
+
+
+def _all_reduced(space: Space, over: Axes, src: Layout) -> Counts:
+    """Reduce-scatter and all-gather of pieces by the block rule; each rank receives as much as it sends."""
+    size, place = 1, np.zeros(space.grid.ranks, dtype=np.int64)
+    for axis in space.grid.ordered(over):
+        size *= space.grid.sizes[axis]
+        place = place * space.grid.sizes[axis] + space.grid.coordinates[axis]
+    whole = _held(space, src)
+    lo, hi = block(np.zeros_like(whole), whole, size, place)
+    return whole + (size - 2) * (hi - lo)
