@@ -82,7 +82,6 @@ class ModuleContext:
     sums: str
     channels_last: bool
     kinds: tuple[str, ...]
-    collectives: bool
     layouts: tuple[NamedLayout, ...]
     stored: tuple[tuple[str, str], ...]
     stored_names: str
@@ -157,7 +156,6 @@ def module_context(layer: Layer, schedule: Schedule, space: Space, command: str)
         sums=layer.options.sums,
         channels_last=layer.memory_format == "channels_last",
         kinds=tuple(kinds),
-        collectives=bool(set(kinds) - {"slice"}),
         layouts=tuple(names.table.values()),
         stored=tuple(everything),
         stored_names=" ".join(n for n, _ in everything),

@@ -68,7 +68,7 @@ class World:
         self.ranks = ranks
         self._lock = threading.Condition()
         self._meetings: dict[tuple[tuple[int, ...], int], _Meeting] = {}
-        self._waiting: dict[int, str] = {}
+        self._waiting: dict[int, tuple[str, tuple[int, ...], _Meeting]] = {}
         self._live: set[int] = set()
         self._error: BaseException | None = None
 
@@ -118,8 +118,7 @@ class World:
             if len(meeting.calls) == len(group):
                 self._lock.notify_all()
             while len(meeting.calls) < len(group):
-                missing = [r for r in group if r not in meeting.calls]
-                self._waiting[rank] = f"rank {rank} waits in {kind} of ranks {group} for {missing}"
+                self._waiting[rank] = (kind, group, meeting)
                 self._look_for_deadlock()
                 if self._error is None:
                     self._lock.wait()
@@ -142,7 +141,11 @@ class World:
         """Every live rank waits, and no meeting of theirs is complete: nobody will ever come."""
         if self._error is None and self._live and self._live <= set(self._waiting):
             gone = sorted(set(range(self.ranks)) - self._live)
-            text = "; ".join(self._waiting[r] for r in sorted(self._live))
+            text = "; ".join(
+                f"rank {rank} waits in {kind} of ranks {group} for {[r for r in group if r not in meeting.calls]}"
+                for rank in sorted(self._live)
+                for kind, group, meeting in (self._waiting[rank],)
+            )
             self._error = Deadlock(f"{text}" + (f"; ranks {gone} have ended" if gone else ""))
             self._lock.notify_all()
 
