@@ -153,8 +153,9 @@ class Space:
         to leave empty still counts.
         """
         pairs = self.moves(src, dst)
-        if src.tensor in ("x", "y") and src.axes[0] != dst.axes[0]:
-            both = takewhile(lambda pair: pair[0] == pair[1], zip(src.axes[0], dst.axes[0], strict=False))
+        old, new = (tuple(a for a in t.axes[0] if self.grid.sizes[a] > 1) for t in (src, dst))
+        if src.tensor in ("x", "y") and old != new:
+            both = takewhile(lambda pair: pair[0] == pair[1], zip(old, new, strict=False))
             outer = {a for a, _ in both}
             ids = self.grid.group_ids(a for a in self.grid.names if a not in outer)
             overlap = self._overlap(src, dst)
