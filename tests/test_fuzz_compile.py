@@ -14,7 +14,16 @@ from convgen.verify.check import check
 
 BATCHES, CASES = 12, 12
 LETTERS = ("N", "D", "H", "W", "C", "F", "G")
-ALGORITHMS = ("auto", "sample", "spatial", "stationary-x", "stationary-y", "stationary-w", "integrated", "stationary-z")
+ALGORITHMS = {
+    "auto": LETTERS,
+    "sample": ("N",),
+    "spatial": ("N", "H", "W"),
+    "stationary-x": ("N", "W", "C"),
+    "stationary-y": ("N", "W", "F"),
+    "stationary-w": ("N", "W", "C", "F"),
+    "integrated": ("N", "W", "F"),
+    "stationary-z": LETTERS,
+}
 ROLES = ("N", "C", "F", "G", "D", "H", "W", "none")
 
 
@@ -23,11 +32,13 @@ def draw(rng: random.Random, name: str) -> dict[str, Any]:
     dims = rng.choice((1, 2, 2, 3))
     groups = rng.choice((1, 1, 1, 2, 4))
     channels, filters = groups * rng.randint(1, 4), groups * rng.randint(1, 4)
-    axes = rng.sample(LETTERS, rng.randint(1, 3)) if rng.random() < 0.6 else ["a", "b", "c"][: rng.randint(1, 3)]
+    algorithm = rng.choice(list(ALGORITHMS)) if rng.random() < 0.5 else None
+    letters = LETTERS if algorithm is None or rng.random() < 0.2 else ALGORITHMS[algorithm]
+    axes = rng.sample(letters, rng.randint(1, min(3, len(letters))))
     layer: dict[str, Any] = {
         "name": name,
         "layer": f"conv{dims}d",
-        "input": [rng.randint(1, 4), channels, *(rng.randint(1, 9) for _ in range(dims))],
+        "input": [rng.randint(1, 4), channels, *(rng.randint(3, 9) for _ in range(dims))],
         "out_channels": filters,
         "kernel_size": [rng.randint(1, 4) for _ in range(dims)],
         "stride": rng.choice((1, 1, 2, [rng.randint(1, 3) for _ in range(dims)])),
@@ -36,12 +47,12 @@ def draw(rng: random.Random, name: str) -> dict[str, Any]:
         "groups": groups,
         "bias": rng.random() < 0.4,
         "dtype": "float64",
-        "memory_format": rng.choice(("contiguous", "contiguous", "channels_last")),
+        "memory_format": rng.choice(("contiguous", "contiguous", "contiguous", "channels_last")),
         "grid": {axis: rng.choice((1, 2, 2, 3)) for axis in axes},
         "options": {"hold_x": rng.choice(("gathered", "stored")), "sums": rng.choice(("ordered", "native"))},
     }
-    if rng.random() < 0.5:
-        layer["algorithm"] = rng.choice(ALGORITHMS)
+    if algorithm is not None:
+        layer["algorithm"] = algorithm
         return layer
     layer["distribution"] = {
         "x": entries(rng, axes, 2 + dims),
@@ -50,7 +61,7 @@ def draw(rng: random.Random, name: str) -> dict[str, Any]:
     }
     phases = [p for p in ("forward", "backward_data", "backward_filter") if rng.random() < 0.5]
     if phases:
-        layer["roles"] = {p: {a: rng.choice(ROLES) for a in axes if rng.random() < 0.8} for p in phases}
+        layer["roles"] = {p: {a: rng.choice(ROLES) for a in axes if rng.random() < 0.9} for p in phases}
     return layer
 
 
@@ -58,7 +69,7 @@ def entries(rng: random.Random, axes: list[str], count: int) -> list[Any]:
     """Each axis on one dimension or on none, now and then on two."""
     lists: list[list[str]] = [[] for _ in range(count)]
     for axis in axes:
-        for _ in range(rng.choice((0, 1, 1, 1, 1, 1, 1, 2))):
+        for _ in range(rng.choice((0, *[1] * 20, 2))):
             lists[rng.randrange(count)].append(axis)
     return [("*" if not one else one[0] if len(one) == 1 else one) for one in lists]
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from convgen.algebra.conv import Conv
 from convgen.algebra.layout import Layout
+from convgen.emit.literals import literal
 from convgen.schedule.nodes import GIVEN, AddBias, Convert, Convolve, Schedule, Step, SumBias, reads
 from convgen.schedule.text import describe
 
@@ -113,7 +114,7 @@ class Lines:
                 return f"{call}.clone(memory_format=format_of({src}.tensor))" if result else call
             case Convert():
                 src, dst = name(self.types[step.source]), name(step.type)
-                tail = f"{step.source}, {src}, {dst}, {step.over!r}, here)"
+                tail = f"{step.source}, {src}, {dst}, {literal(step.over)}, here)"
                 if step.kind in ("all_to_all", "exchange"):
                     return f'rearrange("{step.result}", "{step.kind}", {tail}'
                 return f'{step.kind}("{step.result}", {tail}'

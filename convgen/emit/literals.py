@@ -1,0 +1,68 @@
+"""Python literals as a person would write them: on one line where they fit, else an item a line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+WIDTH = 116
+
+
+def literal(value: Any, indent: int = 0, before: int = 0) -> str:
+    """Source text of plain data: dicts, lists, tuples, strings, numbers, None, True, False.
+
+    Args:
+        indent: columns that its lines are indented by; `before`: columns taken on the first one.
+
+    Example:
+        >>> literal({"grid": {"N": 2}, "bias": None, "axes": ("N",)})
+        '{"grid": {"N": 2}, "bias": None, "axes": ("N",)}'
+    """
+    line = _inline(value)
+    if indent + before + len(line) <= WIDTH or not isinstance(value, (Mapping, list, tuple)) or not value:
+        return line
+    inner = " " * (indent + 4)
+    if isinstance(value, Mapping):
+        pairs = cast("Mapping[Any, Any]", value).items()
+        keys = [(f"{_inline(k)}: ", v) for k, v in pairs]
+        items = [key + literal(v, indent + 4, len(key)) for key, v in keys]
+        brackets = "{}"
+    else:
+        sequence = cast("Sequence[Any]", value)
+        if all(isinstance(v, int) for v in sequence):
+            return _wrapped([_inline(v) for v in sequence], indent)
+        items = [literal(v, indent + 4) for v in sequence]
+        brackets = "[]" if isinstance(value, list) else "()"
+    return brackets[0] + "\n" + "".join(f"{inner}{item},\n" for item in items) + " " * indent + brackets[1]
+
+
+def _wrapped(numbers: list[str], indent: int) -> str:
+    """A long list of numbers, filled line by line."""
+    lines, inner = [""], " " * (indent + 4)
+    for number in numbers:
+        if len(inner) + len(lines[-1]) + len(number) + 2 > WIDTH:
+            lines.append("")
+        lines[-1] += f"{number}, "
+    return "[\n" + "".join(f"{inner}{line.rstrip()}\n" for line in lines) + " " * indent + "]"
+
+
+def _inline(value: Any) -> str:
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, Mapping):
+        pairs = cast("Mapping[Any, Any]", value).items()
+        return "{" + ", ".join(f"{_inline(k)}: {_inline(v)}" for k, v in pairs) + "}"
+    if isinstance(value, (list, tuple)):
+        items = [_inline(v) for v in cast("Sequence[Any]", value)]
+        if isinstance(value, list):
+            return f"[{', '.join(items)}]"
+        return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+    return repr(value)
+
+
+def yaml_flow(value: Any) -> str:
+    """The same data in one line of YAML's flow style (JSON is YAML)."""
+    if isinstance(value, str) and value.replace("_", "").replace("-", "").isalnum() and not value[0].isdigit():
+        return value
+    return json.dumps(value)
