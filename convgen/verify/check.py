@@ -19,7 +19,17 @@ from convgen.compiler import Compiled
 from convgen.emit.volume import volume
 from convgen.schedule.nodes import PHASES
 from convgen.verify.processes import run_processes
-from convgen.verify.program import OF, RESULTS, TORCH_DTYPES, RankResult, global_tensors, load_module, reference, run_rank
+from convgen.verify.program import (
+    OF,
+    RESULTS,
+    TORCH_DTYPES,
+    RankResult,
+    forget_module,
+    global_tensors,
+    load_module,
+    reference,
+    run_rank,
+)
 from convgen.verify.virtual import VirtualTransport, World
 
 Transport = Literal["virtual", "processes"]
@@ -99,7 +109,10 @@ def _run_virtual(path: Path, ranks: int, given: Mapping[str, Tensor], timeout_s:
         mesh = module.init_mesh(transport=end)
         return run_rank(module, given, mesh, end.sent)
 
-    return World(ranks).run(program)
+    try:
+        return World(ranks).run(program)
+    finally:
+        forget_module(module)
 
 
 def _compare(

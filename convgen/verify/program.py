@@ -47,6 +47,14 @@ def load_module(path: Path) -> ModuleType:
     return module
 
 
+def forget_module(module: ModuleType) -> None:
+    """Give its op name back, so that another version of the layer can be checked in this process."""
+    sys.modules.pop(module.__name__, None)
+    shared = sys.modules.get("_convgen_shared")
+    if shared is not None:
+        vars(shared)["ops"].pop(module.NAME, None)
+
+
 def global_tensors(layer: Layer, seed: int = 0) -> dict[str, Tensor]:
     """Random x, w, dy (and bias) in float64, rounded to the layer's type, so that all compute on equal numbers."""
     conv = layer.conv
