@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import tempfile
 import time
@@ -71,8 +72,13 @@ def spawn(program: Callable[[int], Any], ranks: int, timeout_s: float = 60.0) ->
             if child.is_alive():
                 child.kill()
                 child.join()
-        errors = [f"rank {r}: {(where / f'{r}.error').read_text()}" for r in range(ranks) if (where / f"{r}.error").exists()]
-        errors += [f"rank {r}: did not finish in {timeout_s} s" for r in late]
+        errors = [
+            f"rank {r}: {(where / f'{r}.error').read_text()}" for r in range(ranks) if (where / f"{r}.error").exists()
+        ]
+        errors += [
+            f"rank {r}: did not finish in {timeout_s} s; it is here:\n{(where / f'{r}.stack').read_text()}"
+            for r in late
+        ]
         missing = [r for r in range(ranks) if not (where / f"{r}.pt").exists()]
         if errors or missing:
             raise ProcessFailed("\n".join(errors) or f"ranks {missing} died without a result")
@@ -81,6 +87,8 @@ def spawn(program: Callable[[int], Any], ranks: int, timeout_s: float = 60.0) ->
 
 def _child(program: Callable[[int], Any], rank: int, ranks: int, where: Path, timeout_s: float) -> None:
     torch.set_num_threads(1)
+    stack = (where / f"{rank}.stack").open("w")
+    faulthandler.dump_traceback_later(timeout_s + 5, file=stack)
     try:
         dist.init_process_group(
             "gloo",
@@ -127,9 +135,7 @@ def _count_calls(module: ModuleType, sent: list[Sent]) -> None:
 
         def all_reduce(self, tensor: Tensor, splits: Any, group: Any) -> Tensor:
             mine = splits[group.ranks.index(self.rank)]
-            return self._counted(
-                "all_reduce", tensor, splits, group, tensor.numel() - mine + (len(splits) - 1) * mine
-            )
+            return self._counted("all_reduce", tensor, splits, group, tensor.numel() - mine + (len(splits) - 1) * mine)
 
         def all_to_all(self, tensor: Tensor, splits: Any, group: Any) -> Tensor:
             mine = splits[0][group.ranks.index(self.rank)]
