@@ -159,10 +159,10 @@ class VirtualTransport:
         self._world = world
         self._numbers: dict[tuple[int, ...], int] = {}
 
-    def _meet(self, kind: str, tensor: Tensor, splits: tuple[Splits, ...], group: Group) -> list[
-        tuple[Tensor, tuple[tuple[int, ...], ...]]
-    ]:
-        if tensor.dim() != 1 or tensor.numel() != sum(splits[0]) and kind != "all_gather":
+    def _meet(
+        self, kind: str, tensor: Tensor, splits: tuple[Splits, ...], group: Group
+    ) -> list[tuple[Tensor, tuple[tuple[int, ...], ...]]]:
+        if tensor.dim() != 1 or (tensor.numel() != sum(splits[0]) and kind != "all_gather"):
             raise Mismatch(f"rank {self.rank}: {kind} of {tuple(tensor.shape)} with splits {splits[0]}")
         number = self._numbers.get(group.ranks, 0)
         self._numbers[group.ranks] = number + 1
@@ -207,7 +207,9 @@ class VirtualTransport:
 
     def _agree(self, kind: str, got: Sequence[object], expected: Sequence[object], group: Group) -> None:
         if got != expected:
-            raise Mismatch(f"rank {self.rank}, {kind} of ranks {group.ranks}: expects {expected}, the others send {got}")
+            raise Mismatch(
+                f"rank {self.rank}, {kind} of ranks {group.ranks}: expects {expected}, the others send {got}"
+            )
 
     @staticmethod
     def _sum(pieces: list[Tensor], group: Group) -> Tensor:
