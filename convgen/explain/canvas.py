@@ -6,6 +6,8 @@ Drawing is deterministic: no clock, no random identifiers, and no state outside 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -15,11 +17,11 @@ from convgen.errors import InputError
 
 FORMATS = ("png", "svg", "pdf")
 INK, GREY, PALE = "#1a1a1a", "#666666", "#c8c8c8"
+_FONT = "DejaVu Sans"  # comes with matplotlib
 _SETTINGS: dict[str, Any] = {
     "svg.hashsalt": "convgen",
     "svg.fonttype": "none",  # text stays text: it can be searched, and tests read it
     "pdf.fonttype": 42,
-    "font.family": ["DejaVu Sans"],
     "hatch.linewidth": 0.7,
 }
 # No dates and no version of the tool in the file.
@@ -56,11 +58,20 @@ def _matplotlib() -> Any:
         raise InputError("a plot needs matplotlib", hint="pip install 'convgen[plot]'") from None
 
 
+@contextmanager
+def _settings(mpl: Any) -> Generator[None]:
+    """Ours and matplotlib's defaults, whatever the user's own configuration says."""
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(_SETTINGS)
+        yield
+
+
 @lru_cache(maxsize=4096)
 def text_width(text: str, size: float) -> float:
     """Inches that a line of text takes at a font size in points."""
     mpl = _matplotlib()
-    font = mpl.font_manager.FontProperties(family=["DejaVu Sans"], size=size)
+    font = mpl.font_manager.FontProperties(family=_FONT, size=size)
     return float(mpl.textpath.text_to_path.get_text_width_height_descent(text, font, False)[0]) / 72
 
 
@@ -94,7 +105,7 @@ class Canvas:
 
     def __init__(self, width: float, height: float) -> None:
         self._mpl = _matplotlib()
-        with self._mpl.rc_context(_SETTINGS):
+        with _settings(self._mpl):
             figure = self._mpl.figure.Figure(figsize=(width, height), facecolor="white")
             self._mpl.backends.backend_agg.FigureCanvasAgg(figure)
             axes = figure.add_axes((0, 0, 1, 1))
@@ -156,6 +167,7 @@ class Canvas:
                 y,
                 text,
                 fontsize=size,
+                fontfamily=_FONT,
                 ha=align,
                 va="center",
                 color=colour,
@@ -173,7 +185,7 @@ class Canvas:
         """
         kind = plot_format(path)
         try:
-            with self._mpl.rc_context(_SETTINGS), warnings.catch_warnings():
+            with _settings(self._mpl), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a font without some character is no reason to fail
                 self._figure.savefig(path, format=kind, dpi=dpi, metadata=_METADATA[kind])
         except OSError as error:

@@ -137,13 +137,13 @@ def owner(space: Space, part: Part, rank: int, point: Sequence[int]) -> int | No
     return int(found[0]) if len(found) else None
 
 
-def reference(part: Part) -> list[int]:
+def reference(part: Part) -> tuple[int, ...]:
     """An element that stands for the dimensions that a panel does not show: one that is both owned and used."""
     point: list[int] = []
     for (a, b), (c, d) in zip(part.own, part.used, strict=True):
         lo, hi = max(a, c), min(b, d)
         point.append(lo if lo < hi else c if c < d else a)
-    return point
+    return tuple(point)
 
 
 def segments(space: Space, part: Part, dim: int) -> tuple[Block, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from convgen.algebra.space import Space
 from convgen.explain.canvas import GREY, INK, PALE, Canvas, shortened, text_width, wrapped
@@ -28,8 +29,8 @@ def draw_part(
     pairs = panels(space, part, spatial)
     each = width / len(pairs)
     for i, pair in enumerate(pairs):
-        panel = (x + i * each + LEFT, y + HEAD, each - LEFT - 0.08, height - HEAD - BELOW - CAPTION)
-        _draw_panel(canvas, space, part, rank, pair, panel)
+        panel = _Panel(canvas, space, part, rank, pair, reference(part))
+        panel.draw(x + i * each + LEFT, y + HEAD, each - LEFT - 0.08, height - HEAD - BELOW - CAPTION)
     for i, line in enumerate(wrapped(_caption(space, part), 7.5, width)[:2]):
         canvas.text(x, y + height - CAPTION + 0.12 + 0.15 * i, line, 7.5)
 
@@ -62,23 +63,86 @@ def _caption(space: Space, part: Part) -> str:
     return " ".join(said) or "All of it is stored here: nothing to send."
 
 
-def _draw_panel(
-    canvas: Canvas, space: Space, part: Part, rank: int, pair: tuple[int, int], box: tuple[float, float, float, float]
-) -> None:
-    x, y, width, height = box
-    down, across = pair
-    rows = _axis(space, part, down, y, height, 0.15)
-    columns = _axis(space, part, across, x, width, 0.23)
-    point = reference(part)
-    for row in rows:
-        for column in columns:
-            _draw_cell(canvas, space, part, rank, pair, point, row, column)
-    _outline(canvas, pair, part.frame, rows, columns, line=1.3, dashed=True)
-    _outline(canvas, pair, part.own, rows, columns, line=2.2, dashed=False)
-    _ticks(canvas, rows, columns, down)
-    canvas.text(x + width / 2, y + height + 0.27, _axis_title(space, part, across), 7.5, align="center")
-    if down >= 0:
-        canvas.text(x - LEFT + 0.09, y + height / 2, _axis_title(space, part, down), 7.5, align="center", upright=True)
+@dataclass(frozen=True)
+class _Panel:
+    """Two dimensions of a part, `pair` = (rows, columns), with the others held at `point`; -1 is no dimension."""
+
+    canvas: Canvas
+    space: Space
+    part: Part
+    rank: int
+    pair: tuple[int, int]
+    point: tuple[int, ...]
+
+    def draw(self, x: float, y: float, width: float, height: float) -> None:
+        canvas, (down, across) = self.canvas, self.pair
+        rows = _axis(self.space, self.part, down, y, height, 0.15)
+        columns = _axis(self.space, self.part, across, x, width, 0.23)
+        for row in rows:
+            for column in columns:
+                self._draw_cell(row, column)
+        self._outline(self.part.frame, rows, columns, line=1.3, dashed=True)
+        self._outline(self.part.own, rows, columns, line=2.2, dashed=False)
+        _ticks(canvas, rows, columns, down)
+        canvas.text(x + width / 2, y + height + 0.27, _axis_title(self.space, self.part, across), 7.5, align="center")
+        if down >= 0:
+            title = _axis_title(self.space, self.part, down)
+            canvas.text(x - LEFT + 0.09, y + height / 2, title, 7.5, align="center", upright=True)
+
+    def _holds(self, spans: Sequence[tuple[int, int]], at: Sequence[int]) -> bool:
+        return all(lo <= i < hi for i, (lo, hi) in zip(at, spans, strict=True))
+
+    def _draw_cell(self, row: Placed, column: Placed) -> None:
+        canvas, part, box = self.canvas, self.part, _box(row, column)
+        at = list(self.point)
+        for dim, placed in zip(self.pair, (row, column), strict=True):
+            if dim >= 0:
+                at[dim] = placed.block.lo
+        if not self._holds([(0, d.extent) for d in self.space.conv.dims(part.stored.tensor)], at):
+            if self._holds(part.frame, at):
+                canvas.rect(*box, fill="white", edge="#999999", hatch=PADDING, line=0.4)
+            return
+        if row.block.at or column.block.at:
+            canvas.rect(*box, fill="white", edge=PALE)
+            canvas.text(column.middle, row.middle, "…", 8, align="center", colour=GREY)
+            return
+        used, holder = self._holds(part.used, at), owner(self.space, part, self.rank, at)
+        colour = "#ffffff" if holder is None else rank_colour(holder, self.space.grid.ranks)
+        foreign = used and holder != self.rank
+        if foreign:
+            canvas.rect(*box, fill=colour, edge="#444444", hatch=FOREIGN, line=0.5)
+        elif used:
+            canvas.rect(*box, fill=colour, edge=INK, line=0.5)
+        else:
+            canvas.rect(*box, fill=faded(colour), edge="#ffffff", line=0.8)
+        sign = "Σ " if used and part.partial else ""
+        label = "" if holder is None else f"{sign}{holder}"
+        size, ink = (8.5, INK) if used else (7.0, GREY)
+        if text_width(label, size) + 0.05 < box[2] and size / 72 < box[3]:
+            canvas.text(column.middle, row.middle, label, size, align="center", bold=used, boxed=foreign, colour=ink)
+
+    def _outline(
+        self,
+        spans: Sequence[tuple[int, int]],
+        rows: Sequence[Placed],
+        columns: Sequence[Placed],
+        *,
+        line: float,
+        dashed: bool,
+    ) -> None:
+        edges: list[tuple[float, float]] = []
+        for dim, placed in zip(self.pair, (rows, columns), strict=True):
+            lo, hi = (0, 1) if dim < 0 else spans[dim]
+            inside = [p for p in placed if lo <= p.block.lo and p.block.hi <= hi]
+            if not inside or any(a >= b for a, b in spans):
+                return
+            edges.append((inside[0].start, inside[-1].end))
+        (top, bottom), (left, right) = edges
+        self.canvas.rect(left, top, right - left, bottom - top, edge=INK, line=line, dashed=dashed)
+
+
+def _box(row: Placed, column: Placed) -> tuple[float, float, float, float]:
+    return column.start, row.start, column.end - column.start, row.end - row.start
 
 
 def _axis_title(space: Space, part: Part, dim: int) -> str:
@@ -89,84 +153,6 @@ def _axis_title(space: Space, part: Part, dim: int) -> str:
 def _axis(space: Space, part: Part, dim: int, start: float, length: float, least: float) -> tuple[Placed, ...]:
     blocks = (Block(0, 1),) if dim < 0 else segments(space, part, dim)
     return stretch(blocks, start, length, least)
-
-
-def _draw_cell(
-    canvas: Canvas,
-    space: Space,
-    part: Part,
-    rank: int,
-    pair: tuple[int, int],
-    point: Sequence[int],
-    row: Placed,
-    column: Placed,
-) -> None:
-    at = list(point)
-    inside = framed = used = own = True
-    merged = False
-    for dim, placed in zip(pair, (row, column), strict=True):
-        if dim < 0:
-            continue
-        lo = placed.block.lo
-        at[dim] = lo
-        merged = merged or bool(placed.block.at)
-        inside = inside and 0 <= lo < space.conv.dims(part.stored.tensor)[dim].extent
-        framed = framed and _within(lo, part.frame[dim])
-        used = used and _within(lo, part.used[dim])
-        own = own and _within(lo, part.own[dim])
-    hidden = [d for d in range(len(at)) if d not in pair]
-    used = used and all(_within(at[d], part.used[d]) for d in hidden)
-    box = (column.start, row.start, column.end - column.start, row.end - row.start)
-    if not inside:
-        if framed:
-            canvas.rect(*box, fill="white", edge="#999999", hatch=PADDING, line=0.4)
-        return
-    if merged:
-        canvas.rect(*box, fill="white", edge=PALE)
-        canvas.text(column.middle, row.middle, "…", 8, align="center", colour=GREY)
-        return
-    holder = owner(space, part, rank, at)
-    colour = "#ffffff" if holder is None else rank_colour(holder, space.grid.ranks)
-    if used and holder == rank:
-        canvas.rect(*box, fill=colour, edge=INK, line=0.5)
-    elif used:
-        canvas.rect(*box, fill=colour, edge="#444444", hatch=FOREIGN, line=0.5)
-    else:
-        canvas.rect(*box, fill=faded(colour), edge="#ffffff", line=0.8)
-    sign = "Σ " if used and part.partial else ""
-    label = "" if holder is None else f"{sign}{holder}"
-    size = 8.5 if used else 7
-    if text_width(label, size) + 0.05 < box[2] and size / 72 < box[3]:
-        foreign = used and holder != rank
-        canvas.text(
-            column.middle, row.middle, label, size, align="center", bold=used, boxed=foreign,
-            colour=INK if used else GREY,
-        )  # fmt: skip
-
-
-def _within(index: int, span: tuple[int, int]) -> bool:
-    return span[0] <= index < span[1]
-
-
-def _outline(
-    canvas: Canvas,
-    pair: tuple[int, int],
-    spans: Sequence[tuple[int, int]],
-    rows: Sequence[Placed],
-    columns: Sequence[Placed],
-    *,
-    line: float,
-    dashed: bool,
-) -> None:
-    edges: list[float] = []
-    for dim, placed in zip(pair, (rows, columns), strict=True):
-        span = (0, 1) if dim < 0 else spans[dim]
-        inside = [p for p in placed if span[0] <= p.block.lo and p.block.hi <= span[1]]
-        if not inside or any(lo >= hi for lo, hi in spans):
-            return
-        edges += [inside[0].start, inside[-1].end]
-    top, bottom, left, right = edges
-    canvas.rect(left, top, right - left, bottom - top, edge=INK, line=line, dashed=dashed)
 
 
 def _ticks(canvas: Canvas, rows: Sequence[Placed], columns: Sequence[Placed], down: int) -> None:

@@ -125,6 +125,8 @@ def _note(space: Space, layout: Layout, sides: _Sides) -> str:
     owners = holders(space, layout)
     copies = max(len(r) for r in owners.values())
     said = [f"{copies} copies of each block" if copies > 1 else "no copies"]
+    if copies > MOST_STRIPES:
+        said[0] += f" (colours of {MOST_STRIPES})"
     drawn = {*sides.outer, *sides.inner}
     whole = [counted(d.extent, d.name) for i, d in enumerate(sides.dims) if i not in drawn]
     if whole:
@@ -172,8 +174,9 @@ def _inside(canvas: Canvas, sides: _Sides, row: Placed, column: Placed, corner: 
 def _draw_leaves(canvas: Canvas, leaves: list[Leaf], ranks: int) -> None:
     """Stripes in the colours of all holders; with very many, of a sample."""
     for leaf in leaves:
-        step = max(1, -(-len(leaf.ranks) // MOST_STRIPES))
-        shown = leaf.ranks[::step]
+        count = len(leaf.ranks)
+        most = min(count, MOST_STRIPES)
+        shown = [leaf.ranks[i * (count - 1) // max(most - 1, 1)] for i in range(most)]
         for i, rank in enumerate(shown):
             width = leaf.width / len(shown)
             canvas.rect(leaf.x + i * width, leaf.y, width, leaf.height, fill=rank_colour(rank, ranks))

@@ -136,7 +136,7 @@ def bytes_text(count: float) -> str:
     raise AssertionError
 
 
-def seconds_text(seconds: float) -> str:
+def seconds_text(seconds: float, micro: str = "µs") -> str:
     """`0 s`, `12 µs`, `1.5 ms`.
 
     Example:
@@ -145,7 +145,7 @@ def seconds_text(seconds: float) -> str:
     """
     if seconds <= 0:
         return "0 s"
-    for scale, unit in ((1, "s"), (1e-3, "ms"), (1e-6, "µs")):
+    for scale, unit in ((1, "s"), (1e-3, "ms"), (1e-6, micro)):
         if seconds >= scale:
             return f"{seconds / scale:.3g} {unit}"
     return f"{seconds / 1e-9:.3g} ns"

@@ -1,0 +1,146 @@
+"""A layer's algorithm in words and numbers: `convgen explain` and `--emit cost`.
+
+Elements and bytes are what the rank that sends most sends; a step takes as long as its slowest rank.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from io import StringIO
+from shutil import get_terminal_size
+from typing import TYPE_CHECKING, Any
+
+from convgen.cost.model import StepCost
+from convgen.explain.costs import Row, Total, rows, total, totals
+from convgen.explain.words import (
+    PHASE_TITLE,
+    copy_axes,
+    layer_line,
+    output_line,
+    plural,
+    roles_words,
+    seconds_text,
+    splits_text,
+)
+from convgen.schedule.nodes import PHASES, Schedule
+from convgen.schedule.text import show
+
+if TYPE_CHECKING:
+    from convgen.compiler import Compiled
+
+PIPED_WIDTH = 240  # columns when nobody watches: nothing is folded, and the text is the same everywhere
+
+
+def explain_text(compiled: Compiled) -> str:
+    """Roles, storage, the schedule with what each step sends, and the table of costs."""
+    table = rows(compiled)
+    schedule = compiled.schedule
+    stored = dict(schedule.stored)
+    lines = [*_heading(compiled), "", "stored"]
+    for tensor, gradient in (("x", "dx"), ("w", "dw"), ("y", "dy"), ("bias", "db")):
+        if tensor in stored:
+            layout = stored[tensor]
+            lines.append(f"  {tensor + ', ' + gradient:<8}  {splits_text(layout, copy_axes(layout, schedule))}")
+    lines += ["", "roles"]
+    lines += [f"  {PHASE_TITLE[phase]:<15}  {roles_words(roles)}" for phase, roles in schedule.roles]
+    lines += ["", show(schedule, _comments(table)).rstrip(), ""]
+    lines += [_held_line(schedule), "", _table(table)]
+    return "\n".join(lines)
+
+
+def cost_text(compiled: Compiled) -> str:
+    """The table of costs, below a line on the layer and one on its layout."""
+    return "\n".join([*_heading(compiled), "", _table(rows(compiled))])
+
+
+def cost_json(compiled: Compiled) -> dict[str, Any]:
+    """The same numbers for programs: seconds, bytes and flops of every step, by phase, and in all."""
+    layer, schedule, choice = compiled.layer, compiled.schedule, compiled.choice
+    table = rows(compiled)
+    return {
+        "layer": layer.name,
+        "problem": layer_line(layer),
+        "grid": dict(layer.grid.axes),
+        "target": layer.target,
+        "machine": compiled.machine.name,
+        "layout": choice.label,
+        "explanation": list(choice.explanation),
+        "stored": {tensor: str(layout) for tensor, layout in schedule.stored},
+        "roles": {phase: str(roles) for phase, roles in schedule.roles},
+        "steps": [
+            {
+                "phase": r.phase,
+                "step": r.step,
+                "kind": r.kind,
+                "axes": list(r.over),
+                "elements": r.cost.elements,
+                "sent_bytes": r.cost.sent_bytes,
+                "flops": r.cost.flops,
+                "seconds": r.cost.seconds,
+                "formula": r.formula,
+            }
+            for r in table
+        ],
+        "totals": {
+            name: {"elements": t.elements, "sent_bytes": t.sent_bytes, "flops": t.flops, "seconds": t.seconds}
+            for name, t in totals(table).items()
+        },
+    }
+
+
+def _heading(compiled: Compiled) -> list[str]:
+    layer, choice = compiled.layer, compiled.choice
+    told = "; ".join(choice.explanation)
+    how = told if told.startswith(choice.label) else f"{choice.label}: {told}" if told else choice.label
+    return [
+        f"{layer.name}: {layer_line(layer)} ({output_line(layer.conv)})",
+        f"{layer.grid}, {plural(layer.grid.ranks, 'rank')}; layout {how}",
+        f"target {layer.target}, modelled on machine {compiled.machine.name}",
+    ]
+
+
+def _comments(table: Sequence[Row]) -> dict[str, str]:
+    return {r.step: f"{plural(r.cost.elements, 'element')} sent" for r in table if r.communicates}
+
+
+def _held_line(schedule: Schedule) -> str:
+    held = ", ".join(schedule.held())
+    return f"held from forward to backward, besides x and w: {held or 'nothing'}"
+
+
+def _table(table: Sequence[Row]) -> str:
+    """The steps by phase, each phase with its sum; in a terminal as wide as that, else unfolded."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    with_formula = any(r.formula for r in table)
+    for name in ("phase", "step", "operation"):
+        shown.add_column(name, no_wrap=True)
+    for name in ("elements sent", "bytes sent", "flops", "time"):
+        shown.add_column(name, justify="right", no_wrap=True)
+    if with_formula:
+        shown.add_column("formula", overflow="fold")
+
+    def add(*cells: str) -> None:
+        shown.add_row(*(Text(cell) for cell in cells))
+
+    for phase in PHASES:
+        steps = [r for r in table if r.phase == phase]
+        for i, r in enumerate(steps):
+            operation = r.kind + (f" over {','.join(r.over)}" if r.over else "")
+            formula = (r.formula,) if with_formula else ()
+            add(PHASE_TITLE[phase] if i == 0 else "", r.step, operation, *_numbers(r.cost), *formula)
+        if len(steps) > 1:
+            add("", "", "sum", *_numbers(total(table, phase)))
+    add("all phases", "", "sum", *_numbers(total(table)))
+    width = get_terminal_size().columns if sys.stdout.isatty() else PIPED_WIDTH
+    out = StringIO()
+    Console(file=out, width=max(width, 80), color_system=None, legacy_windows=False).print(shown)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+
+
+def _numbers(cost: StepCost | Total) -> tuple[str, str, str, str]:
+    return (f"{cost.elements:,}", f"{cost.sent_bytes:,}", f"{cost.flops:,}", seconds_text(cost.seconds, "us"))
