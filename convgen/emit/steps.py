@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from convgen.algebra.conv import Conv
 from convgen.algebra.layout import Layout
 from convgen.emit.literals import literal
-from convgen.schedule.nodes import GIVEN, AddBias, Convert, Convolve, Schedule, Step, SumBias, reads
+from convgen.schedule.liveness import Stretch, backward_stretches, forward_stretch
+from convgen.schedule.nodes import AddBias, Convert, Convolve, Schedule, Step, SumBias
 from convgen.schedule.text import describe
 
 Key = tuple[str, tuple[tuple[str, ...], ...], tuple[bool, ...]]
@@ -58,42 +58,22 @@ class Lines:
 
     def forward(self) -> list[str]:
         held = self.schedule.held()
-        lines = self._body(self.schedule.forward, kept={"y", *held})
+        lines = self._body(forward_stretch(self.schedule))
         return [*lines, f"return {', '.join(('y', *held))}{'' if held else ','}"]
 
     def backward(self) -> list[str]:
-        steps = (*self.schedule.backward_data, *self.schedule.backward_filter)
-        needs = self._needs(steps)
         lines: list[str] = []
-        start = 0
-        while start < len(steps):
-            end = start
-            while end < len(steps) and needs[steps[end].result] == needs[steps[start].result]:
-                end += 1
-            later = {v for step in steps[end:] for v in reads(step)}
-            guard = " or ".join(f"need_{r}" for r in ("dx", "dw", "db") if r in needs[steps[start].result])
-            lines.append(f"if {guard}:")
-            lines += [f"    {line}" for line in self._body(steps[start:end], kept={"dx", "dw", "db", *later})]
-            start = end
+        for stretch in backward_stretches(self.schedule):
+            lines.append(f"if {' or '.join(f'need_{r}' for r in stretch.needed)}:")
+            lines += [f"    {line}" for line in self._body(stretch)]
         return lines
 
-    def _needs(self, steps: Sequence[Step]) -> dict[str, frozenset[str]]:
-        """For each value the results that depend on it."""
-        needs: dict[str, frozenset[str]] = {r: frozenset((r,)) for r in ("dx", "dw", "db")}
-        for step in reversed(steps):
-            for value in reads(step):
-                needs[value] = needs.get(value, frozenset()) | needs[step.result]
-        return needs
-
-    def _body(self, steps: Sequence[Step], kept: Iterable[str]) -> list[str]:
+    def _body(self, stretch: Stretch) -> list[str]:
         """Calls of these steps; each value is let go after its last reader."""
         lines: list[str] = []
-        keep = {*kept, *GIVEN, *self.schedule.held()}
-        for i, step in enumerate(steps):
+        for step, gone in zip(stretch.steps, stretch.dropped, strict=True):
             lines.append(f"# {describe(step, self.types)} : {step.type}")
             lines.append(f"{step.result} = {self._call(step)}")
-            later = {v for s in steps[i + 1 :] for v in reads(s)}
-            gone = [v for v in dict.fromkeys(reads(step)) if v not in keep | later]
             if gone:
                 lines.append(f"del {', '.join(gone)}")
         return lines
