@@ -41,10 +41,10 @@ RESULTS: dict[Phase, tuple[str, ...]] = {
     "backward_data": ("dx",),
     "backward_filter": ("dw", "db"),
 }
-OPERANDS: dict[Phase, tuple[str, str, str]] = {
-    "forward": ("x", "w", "y"),
-    "backward_data": ("y", "w", "x"),
-    "backward_filter": ("y", "x", "w"),
+OPERANDS: dict[Phase, tuple[str, str]] = {
+    "forward": ("x", "w"),
+    "backward_data": ("dy", "w"),
+    "backward_filter": ("dy", "x"),
 }
 
 
@@ -66,6 +66,22 @@ class Facts:
         return tuple((s, self.types[s.source], s.type) for _, s in self.steps if isinstance(s, Convert))
 
     @cached_property
+    def origins(self) -> dict[str, str]:
+        """Which of x, w, bias, dy, y, dx, dw, db each value holds, whatever its layout; "" for one not known."""
+        found = {n: n for n in GIVEN if TENSOR_OF[n] in self.stored}
+        for _, step in self.steps:
+            match step:
+                case Convolve():
+                    found[step.result] = RESULTS[step.phase][0]
+                case AddBias():
+                    found[step.result] = "y"
+                case SumBias():
+                    found[step.result] = "db"
+                case Convert():
+                    found[step.result] = found.get(step.source, "")
+        return found
+
+    @cached_property
     def convolutions(self) -> tuple[tuple[Convolve, dict[str, Layout]], ...]:
         """Each convolution with the types of x, w and y in it."""
         found: list[tuple[Convolve, dict[str, Layout]]] = []
@@ -82,7 +98,11 @@ class Facts:
         own, need = self.held(src), self.held(dst)
         lo = np.maximum(own[:, None, :, 0], need[None, :, :, 0])
         hi = np.minimum(own[:, None, :, 1], need[None, :, :, 1])
-        return np.maximum(hi - lo, 0).prod(axis=-1)
+        return np.maximum(hi - lo, 0).prod(axis=-1) * self.space.weight(src.tensor)
+
+    def size(self, layout: Layout) -> Counts:
+        """Elements that each rank holds, kernel taps included."""
+        return volume(self.held(layout)) * self.space.weight(layout.tensor)
 
     def same_group(self, axes: Axes) -> NDArray[np.bool_]:
         """Whether ranks i and j differ only along `axes`."""
@@ -175,28 +195,30 @@ def check_results_are_stored(f: Facts) -> Iterator[Fault]:
                 continue
             if made.get(name) != phase:
                 yield None, f"{phase} does not make %{name}"
+            elif f.origins[name] != name:
+                yield None, f"%{name} is a layout of {f.origins[name]}"
             elif f.types[name] != f.stored[TENSOR_OF[name]]:
                 yield None, f"%{name} is {f.types[name]}, {TENSOR_OF[name]} is stored as {f.stored[TENSOR_OF[name]]}"
 
 
 def check_steps_take_their_operands(f: Facts) -> Iterator[Fault]:
-    """A step reads the tensors that it is about: (x, w[, bias]), (dy, w), (dy, x); the source's own; y and bias; dy."""
+    """A step reads what it is about: x, w and perhaps bias; dy, w; dy, x. A conversion stays with its tensor."""
     for phase, step in f.steps:
-        got = tuple(f.types[v].tensor for v in reads(step))
+        got = tuple(f.origins[v] for v in reads(step))
         match step:
             case Convolve():
-                *inputs, out = OPERANDS[step.phase]
-                fits = step.phase == phase and got in (tuple(inputs), (*inputs, "bias"))
-                fits = fits and step.type.tensor == out and (len(got) == 2 or phase == "forward")
+                inputs = OPERANDS[step.phase]
+                fits = step.phase == phase and step.type.tensor == TENSOR_OF[RESULTS[phase][0]]
+                fits = fits and (got == inputs or (phase == "forward" and got == (*inputs, "bias")))
                 fits = fits and (step.rows == "output" or phase == "backward_filter")
             case Convert():
-                fits = got == (step.type.tensor,)
+                fits = step.type.tensor == f.types[step.source].tensor
             case AddBias():
                 fits = got == ("y", "bias") and step.type == f.types[step.source] and phase == "forward"
             case SumBias():
-                fits = got == ("y",) and step.type.tensor == "bias" and phase == "backward_filter"
+                fits = got == ("dy",) and step.type.tensor == "bias" and phase == "backward_filter"
         if not fits:
-            yield step, f"it can't take {', '.join(str(f.types[v]) for v in reads(step))} in {phase}"
+            yield step, f"it can't take {', '.join(got)} in {phase}"
 
 
 def check_no_partial_is_read_whole(f: Facts) -> Iterator[Fault]:
@@ -232,6 +254,8 @@ def check_group_is_exact(f: Facts) -> Iterator[Fault]:
         few = f.space.conv.batch < f.space.grid.ranks  # an exchange may be over more than a few samples need
         if not (set(step.over) >= set(expected) if few and step.kind == "exchange" else step.over == expected):
             yield step, f"its ranks differ along {_list(expected)}, it is over {_list(step.over)}"
+        elif step.kind != "slice" and not step.over:
+            yield step, "nothing travels: it is a slice"
 
 
 def check_every_read_is_local(f: Facts) -> Iterator[Fault]:
@@ -241,7 +265,7 @@ def check_every_read_is_local(f: Facts) -> Iterator[Fault]:
             supply = np.diag(np.diag(f.overlap(src, dst)))
         else:
             supply = f.supplied(src, dst) * f.same_group(step.over)
-        need, owned = volume(f.held(dst)), np.diag(supply)
+        need, owned = f.size(dst), np.diag(supply)
         received = supply.sum(axis=0) - owned
         for rank in np.flatnonzero(owned + received != need)[:1]:
             text = f"rank {rank} needs {need[rank]} elements, owns {owned[rank]} of them"
@@ -255,7 +279,7 @@ def check_sent_is_received(f: Facts) -> Iterator[Fault]:
     all_reduce: the same elements on every rank. An exchange sends what is needed; that is the check before.
     """
     for step, src, dst in f.conversions:
-        size, group = volume(f.held(src)), f.same_group(step.over)
+        size, group = f.size(src), f.same_group(step.over)
         taken = f.overlap(src, dst) * group
         if step.kind == "all_gather":
             wrong = np.argwhere(group & (taken != size[:, None]))
@@ -439,7 +463,7 @@ def _untyped(f: Facts, step: Convert, src: Layout, dst: Layout) -> str:
         case "slice":
             if src.partial != dst.partial:
                 return "addends stay addends"
-            missing = volume(f.held(dst)) - np.diag(f.overlap(src, dst))
+            missing = f.size(dst) - np.diag(f.overlap(src, dst))
             return f"rank {missing.argmax()} misses {missing.max()} elements" if missing.any() else ""
         case "all_gather":
             if src.windows != dst.windows:
