@@ -15,13 +15,16 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from generate import algorithm_problem
+from generate import Problem, algorithm_problem
 from modules import Case, Ran, assert_counted, assert_true, draw, make, with_dtype
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from convgen.algebra.conv import Conv, Spatial
 from convgen.algebra.grid import Grid
+from convgen.algebra.layout import Layout
+from convgen.algebra.roles import Roles
+from convgen.schedule.nodes import Convert
 from convgen.spec.layer import Options
 from convgen.verify.processes import ProcessFailed, run_processes, spawn
 from convgen.verify.program import global_tensors, reference, run_rank
@@ -222,3 +225,16 @@ def test_counted_on_processes_as_on_virtual_ranks() -> None:
     assert_counted(case, virtual)
     real = run_processes(Path(case.module.__file__ or ""), 4, given, 60.0)
     assert [[(s.collective, s.bytes) for s in one.sent] for one in virtual] == [list(one.sent) for one in real]
+
+
+def test_a_column_is_handed_over_without_gaps() -> None:
+    """A slice one row wide flattens to a view with gaps, which torch.distributed refuses."""
+    conv = Conv(2, 4, 3, (Spatial("W", 2, kernel=1),))
+    stored = {"x": Layout("x", ((), ("a",), ())), "w": Layout("w", ((), ())), "y": Layout("y", ((), ("a",), ("b",)))}
+    roles = dict.fromkeys(("forward", "backward_data", "backward_filter"), Roles((("W", ("b",)),)))
+    problem = Problem(conv, Grid((("a", 2), ("b", 2))), stored, roles)
+    case = make(problem, "column", random.Random(0))
+    assert [s.kind for s in case.schedule.forward if isinstance(s, Convert)][:2] == ["slice", "all_gather"]
+    given = global_tensors(case.layer)
+    ran = run_processes(Path(case.module.__file__ or ""), 4, given, 60.0)
+    assert_true(case, [Ran(one.blocks, ()) for one in ran], reference(conv, given))
