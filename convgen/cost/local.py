@@ -12,17 +12,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convgen.algebra.layout import Layout
-from convgen.algebra.space import Space, volume
+from convgen.algebra.space import Space
+from convgen.cost.traffic import blocks_volume
 
 
 def convolution_flops(space: Space, operands: tuple[Layout, Layout, Layout]) -> NDArray[np.int64]:
     """Flops of every rank. `operands` are the layouts of x, w and y (or their gradients) in any order."""
     of = {layout.tensor: layout for layout in operands}
-    channels = space.held(of["w"])[:, 1]
-    return 2 * volume(space.frame(of["y"])) * (channels[:, 1] - channels[:, 0]) * space.conv.taps
+    lo, hi = space.block("w", 1, of["w"].axes[1])
+    return 2 * frame_elements(space, of["y"]) * (hi - lo) * space.conv.taps
 
 
 def convolution_elements(space: Space, operands: tuple[Layout, Layout, Layout]) -> NDArray[np.int64]:
     """Elements that every rank reads and writes."""
-    first, second, third = (space.elements(layout) for layout in operands)
+    first, second, third = (frame_elements(space, layout) for layout in operands)
     return first + second + third
+
+
+def frame_elements(space: Space, layout: Layout) -> NDArray[np.int64]:
+    """Elements of each rank's frame, zero rows and kernel taps included."""
+    return space.elements(layout) if layout.has_window else blocks_volume(space, layout)

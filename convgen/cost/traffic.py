@@ -6,7 +6,8 @@
 | all_gather | its own block to each of the g-1 others |
 | reduce_scatter | its input less its own part |
 | all_reduce | both of these, on pieces cut from the whole by the block rule over its element count |
-| all_to_all, exchange | what it holds and others need |
+| all_to_all | its block less what it keeps |
+| exchange | what it owns and others need |
 
 Elements, not bytes; arrays have an entry a rank, in mesh order. What is sent in all is received in all.
 """
@@ -35,7 +36,9 @@ def elements_sent(space: Space, kind: Kind, over: Axes, src: Layout, dst: Layout
             return _held(space, src) - _held(space, dst)
         case "all_reduce":
             return _all_reduced(space, over, src)
-        case "all_to_all" | "exchange":
+        case "all_to_all":
+            return _held(space, src) - _kept(space, src, dst)
+        case "exchange":
             return space.moves(src, dst).sum(axis=1)
 
 
@@ -50,7 +53,9 @@ def elements_received(space: Space, kind: Kind, over: Axes, src: Layout, dst: La
             return (space.grid.over(over) - 1) * _held(space, dst)
         case "all_reduce":
             return _all_reduced(space, over, src)
-        case "all_to_all" | "exchange":
+        case "all_to_all":
+            return _held(space, dst) - _kept(space, src, dst)
+        case "exchange":
             return space.moves(src, dst).sum(axis=0)
 
 
@@ -64,8 +69,39 @@ def most_peers(space: Space, kind: Kind, over: Axes, src: Layout, dst: Layout) -
     return int(max(messages.sum(axis=0).max(), messages.sum(axis=1).max()))
 
 
+def blocks_volume(space: Space, layout: Layout) -> Counts:
+    """Elements of each rank's block of a layout without windows, kernel taps included."""
+    count = np.full(space.grid.ranks, space.weight(layout.tensor), dtype=np.int64)
+    for i, axes in enumerate(layout.axes):
+        lo, hi = space.block(layout.tensor, i, axes)
+        count *= hi - lo
+    return count
+
+
 def _held(space: Space, layout: Layout) -> Counts:
-    return volume(space.held(layout)) * space.weight(layout.tensor)
+    if layout.has_window:
+        return volume(space.held(layout)) * space.weight(layout.tensor)
+    return blocks_volume(space, layout)
+
+
+def _kept(space: Space, src: Layout, dst: Layout) -> Counts:
+    """What a rank has before and after an all-to-all: where its two blocks overlap."""
+    count = np.full(space.grid.ranks, space.weight(src.tensor), dtype=np.int64)
+    for i, (before, after) in enumerate(zip(src.axes, dst.axes, strict=True)):
+        lo, hi = _rows(space, src, i)
+        if before != after:
+            other_lo, other_hi = _rows(space, dst, i)
+            lo, hi = np.maximum(lo, other_lo), np.minimum(hi, other_hi)
+        count *= np.maximum(hi - lo, 0)
+    return count
+
+
+def _rows(space: Space, layout: Layout, dim: int) -> tuple[Counts, Counts]:
+    """The interval of one dimension that each rank holds."""
+    if layout.windows[dim] is None:
+        return space.block(layout.tensor, dim, layout.axes[dim])
+    box = space.held(layout)
+    return box[:, dim, 0], box[:, dim, 1]
 
 
 def _all_reduced(space: Space, over: Axes, src: Layout) -> Counts:

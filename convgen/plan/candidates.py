@@ -17,7 +17,7 @@ from convgen.algebra.roles import ORDER, Roles, default_nesting, nest, settle_gr
 from convgen.algebra.space import Space
 from convgen.errors import InputError
 
-BALANCE = 1.1  # where bytes are the objective: the slowest rank's work over an equal share
+MOST_ROLES = 700
 
 
 class Candidates:
@@ -27,6 +27,8 @@ class Candidates:
         self.space, self.conv, self.grid = space, space.conv, space.grid
         self.axes = tuple(name for name, size in space.grid.axes if size > 1)
         self.letters = ("N", "C", "F", *self.conv.letters, *(("G",) if self.conv.groups > 1 else ()))
+        # Few enough that all roles of a phase are tried: two axes, three, or four of a layer in one dimension.
+        self.few_roles = (len(self.letters) + 1) ** len(self.axes) <= MOST_ROLES
         self._full: dict[tuple[str, int, Axes], bool] = {}
         self._legal: dict[tuple[str, Roles], Roles | None] = {}
         self._index = {r: tuple(self._dims_of(r)) for r in self.letters}
@@ -81,13 +83,50 @@ class Candidates:
 
     def all_roles(self, phase: str, stored: Mapping[str, Layout]) -> tuple[Roles, ...]:
         """Every assignment of roles to axes, nested as the storage is, in a fixed order, without repeats."""
+        # How axes that share a role nest does not depend on which they are.
+        order = {
+            role: tuple(a for a, _ in default_nesting(self.space, phase, dict.fromkeys(self.axes, role), stored))
+            for role in self.letters
+        }
         found: dict[Roles, None] = {}
         for letters in product((*self.letters, "none"), repeat=len(self.axes)):
             given = dict(zip(self.axes, letters, strict=True))
-            roles = self.settled(phase, nest(default_nesting(self.space, phase, given, stored)))
-            if roles is not None:
+            pairs = [(a, role) for role in self.letters for a in order[role] if given[a] == role]
+            if (roles := self.settled(phase, nest(pairs))) is not None:
                 found |= dict.fromkeys(self.rows_choices(roles) if phase == "backward_filter" else (roles,))
         return tuple(found)
+
+    def role_moves(self, phase: str, roles: Roles, axis: str) -> tuple[Roles, ...]:
+        """The roles with one axis given every role, as the outermost and as the innermost of its nest."""
+        rest = tuple((r, tuple(a for a in axes if a != axis)) for r, axes in roles.nests)
+        others = {r: axes for r, axes in rest if axes}
+        found: dict[Roles, None] = {}
+        for role in self.letters:
+            axes = others.get(role, ())
+            for nested in ((axis, *axes), (*axes, axis)) if axes else ((axis,),):
+                moved = others | {role: nested}
+                settled = self.settled(phase, Roles(tuple((r, moved[r]) for r in ORDER if r in moved)))
+                if settled is not None:
+                    found[settled] = None
+        if (settled := self.settled(phase, Roles(tuple(others.items())))) is not None:
+            found[settled] = None
+        if phase == "backward_filter":
+            return tuple(r for settled in found for r in self.rows_choices(settled))
+        return tuple(found)
+
+    def storage_moves(self, layout: Layout, axis: str) -> tuple[Layout, ...]:
+        """The layout with one axis on every dimension, outermost and innermost there, and lastly on none."""
+        rest = tuple(tuple(a for a in axes if a != axis) for axes in layout.axes)
+        found: list[Layout] = []
+        for d, axes in enumerate(rest):
+            nests = ((axis, *axes), (*axes, axis)) if axes else ((axis,),)
+            full = [nest for nest in nests if self.leaves_none_empty(layout.tensor, d, nest)]
+            found += [layout.with_axes((*rest[:d], nest, *rest[d + 1 :])) for nest in full]
+        return (*found, layout.with_axes(rest))
+
+    def copies(self, layout: Layout) -> int:
+        """On how many ranks each element of a layout is."""
+        return prod(self.grid.sizes[a] for a in self.axes if a not in layout.used)
 
     def imbalance(self, phase: str, roles: Roles) -> float:
         """The slowest rank's share of a phase's index space over an equal share: 1 where all divide evenly.

@@ -22,7 +22,7 @@ from convgen.algebra.space import Space
 from convgen.cost.machine import Machine
 from convgen.cost.model import PICOSECONDS, Model
 from convgen.passes.drop_single_rank import without
-from convgen.plan.auto import search
+from convgen.plan.auto import Found, search
 from convgen.plan.candidates import Candidates
 from convgen.plan.role_search import best_roles
 from convgen.plan.roles_only import search_roles
@@ -67,8 +67,16 @@ def choose(layer: Layer, space: Space, machine: Machine, objective: Objective = 
         return _given(layer, terms)
     if layer.algorithm in (None, "auto"):
         found = search(terms, Candidates(space))
-        return _choice(found.stored, found.roles, "auto", found.explanation, found.cost, terms)
+        return _choice(found.plan.stored, found.plan.roles, "auto", _told(found), found.plan.cost, terms)
     return _named(layer.algorithm, layer, terms)
+
+
+def _told(found: Found) -> tuple[str, ...]:
+    """How the search went, in words."""
+    start = f"{found.start} as {' '.join(str(layout) for layout in found.start_plan.stored.values())}"
+    if found.plan == found.start_plan:
+        return (f"the best found is {start}",)
+    return (f"found from {start}",)
 
 
 def _named(name: str, layer: Layer, terms: Terms) -> Choice:

@@ -1,39 +1,62 @@
-"""Roles for a storage that is given: exactly where they are few, else axis by axis.
-
-Where bytes are the objective, work must be shared out evenly, or the best answer would be that every rank
-computes everything: the slowest rank may do at most BALANCE times an equal share, or, where no choice is as
-even as that, as little as possible.
-"""
+"""Roles for a storage that is given: all together where they are few, else axis by axis."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from convgen.algebra.conv import PHASES
 from convgen.algebra.layout import Layout
-from convgen.algebra.roles import Roles
-from convgen.plan.candidates import BALANCE, Candidates
+from convgen.algebra.roles import Roles, nest
+from convgen.plan.balance import balanced
+from convgen.plan.candidates import Candidates
+from convgen.plan.moves import Moves, Plan, key
 from convgen.plan.role_search import best_roles
 from convgen.plan.terms import Cost, Terms
 
-MOST_ROLES = 400  # choices of a phase that are all tried: two axes and three, seven roles
+Fixed = Mapping[str, Sequence[Roles]]
 
 
 def search_roles(
-    terms: Terms, candidates: Candidates, stored: Mapping[str, Layout], fixed: Mapping[str, Sequence[Roles]]
+    terms: Terms, candidates: Candidates, stored: Mapping[str, Layout], fixed: Fixed
 ) -> tuple[Cost, dict[str, Roles]]:
     """The best roles of the phases that are not fixed, and what they cost with those that are."""
-    choices = {
-        phase: fixed.get(phase) or balanced(terms, candidates, phase, candidates.all_roles(phase, stored))
-        for phase in PHASES
-    }
-    return best_roles(terms, stored, choices)
+    if candidates.few_roles:
+        choices = {
+            phase: fixed.get(phase) or balanced(terms, candidates, phase, candidates.all_roles(phase, stored))
+            for phase in PHASES
+        }
+        return best_roles(terms, stored, choices)
+    moves = Moves(terms, candidates, fixed)
+    plans = [descend(moves, plan) for plan in _starts(terms, candidates, stored, fixed)]
+    best = min(plans, key=lambda plan: key(terms, candidates, plan))
+    return best.cost, best.roles
 
 
-def balanced(terms: Terms, candidates: Candidates, phase: str, roles: Sequence[Roles]) -> tuple[Roles, ...]:
-    """Those roles that share out the work evenly enough for the objective."""
-    if terms.objective == "seconds":
-        return tuple(roles)
-    uneven = {r: candidates.imbalance(phase, r) for r in roles}
-    limit = max(BALANCE, min(uneven.values()))
-    return tuple(r for r in roles if uneven[r] <= limit)
+def descend(moves: Moves, plan: Plan) -> Plan:
+    """The plan that no change of one axis betters."""
+    axes = moves.candidates.axes
+    since = 0  # axes tried since the last change for the better
+    while since < len(axes):
+        for axis in axes:
+            found = moves.best(plan, axis)
+            if key(moves.terms, moves.candidates, found) < key(moves.terms, moves.candidates, plan):
+                plan, since = found, 0
+            elif (since := since + 1) == len(axes):
+                break
+    return plan
+
+
+def _starts(terms: Terms, candidates: Candidates, stored: Mapping[str, Layout], fixed: Fixed) -> Iterator[Plan]:
+    """No roles at all; and each axis with the role that x's, w's or y's storage gives it, where that can be."""
+    conv = candidates.conv
+    guesses: list[list[tuple[str, str]]] = [[]]
+    for tensor, layout in stored.items():
+        dims = zip(conv.dims(tensor), layout.axes, strict=True)
+        guesses.append([(a, d.name) for d, axes in dims for a in axes if a in candidates.axes])
+    for guess in guesses:
+        choices: dict[str, Sequence[Roles]] = {}
+        for phase in PHASES:
+            settled = candidates.settled(phase, nest(guess))
+            choices[phase] = fixed.get(phase) or ((settled,) if settled is not None else (Roles(()),))
+        cost, roles = best_roles(terms, stored, choices)
+        yield Plan(cost, dict(stored), roles)
