@@ -66,7 +66,7 @@ def settle_groups(conv: Conv, grid: Grid, phase: str, roles: Roles) -> Roles:
             role G has no groups left to split.
     """
     sizes = grid.sizes
-    splitting = [a for a in roles.axes("G")]
+    splitting = list(roles.axes("G"))
     for i, axis in enumerate(splitting):
         left = groups_left(conv.groups, tuple(sizes[a] for a in splitting[:i]))
         if left == 1 and sizes[axis] > 1:
