@@ -6,7 +6,9 @@ directly: reading YAML and choosing roles have tests of their own.
 
 from __future__ import annotations
 
+import atexit
 import random
+import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -39,7 +41,8 @@ FORMATS = {
     "contiguous": lambda dims: torch.contiguous_format,
     "channels_last": lambda dims: {2: torch.channels_last, 3: torch.channels_last_3d}[dims],
 }
-_folder = tempfile.TemporaryDirectory(prefix="convgen-modules-")
+_folder = tempfile.mkdtemp(prefix="convgen-modules-")
+atexit.register(shutil.rmtree, _folder, ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ class Case:
 
     @cached_property
     def module(self) -> ModuleType:
-        path = Path(_folder.name) / f"{self.layer.name}.py"
+        path = Path(_folder) / f"{self.layer.name}.py"
         path.write_text(self.source, encoding="utf-8")
         return load_module(path)
 
