@@ -30,7 +30,7 @@ class Space:
         self._spans: dict[tuple[str, int, Axes], Spans] = {}
         self._owned: dict[Layout, Box] = {}
         self._frames: dict[Layout, Box] = {}
-        self._moves: dict[tuple[Layout, Layout], NDArray[np.int64]] = {}
+        self._flows: dict[tuple[Layout, Layout], tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
         self._windows: dict[tuple[str, int, Axes], Window | None] = {}
 
     def block(self, tensor: str, dim: int, axes: Axes) -> Spans:
@@ -119,32 +119,52 @@ class Space:
         return bool(np.all(inside) and np.all(~some | ((below == 0) & fits_one_padding(s, below, above))))
 
     def moves(self, src: Layout, dst: Layout) -> NDArray[np.int64]:
-        """Elements that rank i has to send rank j for a conversion: needed minus owned, [ranks, ranks].
+        """Elements that rank i has to send rank j for a conversion: needed minus owned, [ranks, ranks]."""
+        members, flows = self.flows(src, dst)
+        dense = np.zeros((self.grid.ranks, self.grid.ranks), dtype=np.int64)
+        dense[members[:, :, None], members[:, None, :]] = flows
+        return dense
+
+    def flows(self, src: Layout, dst: Layout) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The same by groups: ranks that may exchange, [groups, members], and what member i sends member j of each.
 
         Each element has one fixed owner: of the ranks that hold copies of it, the one that has the
         receiver's own coordinates on the axes of the copies.
         """
         key = (src, dst)
-        if key not in self._moves:
-            elements = self._overlap(src, dst).prod(axis=-1) * self.weight(src.tensor)
-            self._moves[key] = self._served(src, elements)
-        return self._moves[key]
+        if key not in self._flows:
+            members, elements = self._overlaps(src, dst, any_batch=False)
+            elements *= self.weight(src.tensor)
+            self._flows[key] = members, elements
+        return self._flows[key]
 
-    def _overlap(self, src: Layout, dst: Layout) -> Box:
-        """Per dimension, the extent of what rank i holds and rank j needs: [ranks, ranks, dimensions]."""
-        own, need = self.held(src), self.held(dst)
-        lo = np.maximum(own[:, None, :, 0], need[None, :, :, 0])
-        hi = np.minimum(own[:, None, :, 1], need[None, :, :, 1])
-        return np.maximum(hi - lo, 0)
+    def _overlaps(self, src: Layout, dst: Layout, any_batch: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Groups of ranks that own different blocks where the layouts differ, and what is owned here, needed there.
 
-    def _served(self, src: Layout, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
-        """`pairs` without those whose sender is not the owner, and what a rank has itself."""
+        With `any_batch` the dimension N counts as 1 where it can overlap for some number of samples.
+        """
+        dims = range(len(src.axes))
+        changed = [d for d in dims if (src.axes[d], src.windows[d]) != (dst.axes[d], dst.windows[d])]
         # Ranks that hold the same window share it already: data comes from the one beside in the block axes.
-        blocks = (axes for axes, window in zip(src.axes, src.windows, strict=True) if window is None)
-        ids = self.grid.group_ids(a for axes in blocks for a in axes)
-        pairs[ids[:, None] != ids[None, :]] = 0
-        np.fill_diagonal(pairs, 0)
-        return pairs
+        moving = {a for d in changed if src.windows[d] is None for a in src.axes[d]}
+        ids = self.grid.group_ids(moving)
+        members = np.argsort(ids, kind="stable").reshape(-1, self.grid.over(moving))
+        own, need = self.held(src), self.held(dst)
+        common = own[members[:, 0]]
+        elements = np.ones((*members.shape, members.shape[1]), dtype=np.int64)
+        for d in dims:
+            if d not in changed:
+                elements *= np.maximum(common[:, d, 1] - common[:, d, 0], 0)[:, None, None]
+            elif d == 0 and any_batch:
+                outer = self.grid.group_ids(a for a in self.grid.names if a not in _shared_axes(self.grid, src, dst))
+                elements *= outer[members][:, :, None] == outer[members][:, None, :]
+            else:
+                lo = np.maximum(own[members, d, 0][:, :, None], need[members, d, 0][:, None, :])
+                hi = np.minimum(own[members, d, 1][:, :, None], need[members, d, 1][:, None, :])
+                elements *= np.maximum(hi - lo, 0)
+        diagonal = np.arange(members.shape[1])
+        elements[:, diagonal, diagonal] = 0
+        return members, elements
 
     def moved_axes(self, src: Layout, dst: Layout) -> Axes:
         """The fewest axes that cover every move from `src` to `dst`; none when each rank has all it needs.
@@ -152,21 +172,14 @@ class Space:
         That is for any number of samples, which may differ at run time: what a few samples on many ranks happen
         to leave empty still counts.
         """
-        pairs = self.moves(src, dst)
         old, new = (tuple(a for a in t.axes[0] if self.grid.sizes[a] > 1) for t in (src, dst))
-        if src.tensor in ("x", "y") and old != new:
-            both = takewhile(lambda pair: pair[0] == pair[1], zip(old, new, strict=False))
-            outer = {a for a, _ in both}
-            ids = self.grid.group_ids(a for a in self.grid.names if a not in outer)
-            overlap = self._overlap(src, dst)
-            overlap[:, :, 0] = ids[:, None] == ids[None, :]
-            pairs = self._served(src, overlap.prod(axis=-1))
-        sender, receiver = np.nonzero(pairs)
-        return tuple(
-            a
-            for a in self.grid.names
-            if np.any(self.grid.coordinates[a][sender] != self.grid.coordinates[a][receiver])
-        )
+        any_batch = src.tensor in ("x", "y") and old != new
+        members, elements = self._overlaps(src, dst, any_batch=True) if any_batch else self.flows(src, dst)
+        sender, receiver = np.nonzero(elements.any(axis=0))
+        # The same place of every group has the same coordinates on the axes that its members differ along.
+        group = members[0]
+        places = {a: self.grid.coordinates[a][group] for a in self.grid.names}
+        return tuple(a for a, place in places.items() if np.any(place[sender] != place[receiver]))
 
     def empty_ranks(self, layout: Layout) -> int:
         """How many ranks hold no element of a value."""
@@ -181,3 +194,10 @@ def volume(box: Box) -> NDArray[np.int64]:
 def extent_per_rank(extent: int, sizes: tuple[int, ...]) -> int:
     """The largest block of an extent over axes of these sizes."""
     return -(-extent // prod(sizes))
+
+
+def _shared_axes(grid: Grid, src: Layout, dst: Layout) -> set[str]:
+    """The outer axes that split N before and after."""
+    old, new = (tuple(a for a in t.axes[0] if grid.sizes[a] > 1) for t in (src, dst))
+    both = takewhile(lambda pair: pair[0] == pair[1], zip(old, new, strict=False))
+    return {a for a, _ in both}

@@ -39,7 +39,7 @@ def elements_sent(space: Space, kind: Kind, over: Axes, src: Layout, dst: Layout
         case "all_to_all":
             return _held(space, src) - _kept(space, src, dst)
         case "exchange":
-            return space.moves(src, dst).sum(axis=1)
+            return _by_rank(space, src, dst, axis=2)
 
 
 def elements_received(space: Space, kind: Kind, over: Axes, src: Layout, dst: Layout) -> Counts:
@@ -56,7 +56,7 @@ def elements_received(space: Space, kind: Kind, over: Axes, src: Layout, dst: La
         case "all_to_all":
             return _held(space, dst) - _kept(space, src, dst)
         case "exchange":
-            return space.moves(src, dst).sum(axis=0)
+            return _by_rank(space, src, dst, axis=1)
 
 
 def most_peers(space: Space, kind: Kind, over: Axes, src: Layout, dst: Layout) -> int:
@@ -65,8 +65,17 @@ def most_peers(space: Space, kind: Kind, over: Axes, src: Layout, dst: Layout) -
         return 0
     if kind != "exchange":
         return space.grid.over(over) - 1
-    messages = space.moves(src, dst) > 0
-    return int(max(messages.sum(axis=0).max(), messages.sum(axis=1).max()))
+    _, flows = space.flows(src, dst)
+    messages = flows > 0
+    return int(max(messages.sum(axis=1).max(), messages.sum(axis=2).max()))
+
+
+def _by_rank(space: Space, src: Layout, dst: Layout, axis: int) -> Counts:
+    """What each rank sends (axis 2) or receives (axis 1) in an exchange."""
+    members, flows = space.flows(src, dst)
+    counts = np.zeros(space.grid.ranks, dtype=np.int64)
+    counts[members] = flows.sum(axis=axis)
+    return counts
 
 
 def blocks_volume(space: Space, layout: Layout) -> Counts:
