@@ -7,6 +7,7 @@ format, what the transport counts equal to VOLUME, and the adjoint identities. V
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import pytest
 import torch
@@ -14,10 +15,12 @@ from generate import Problem
 from modules import GRADIENT_OF, Case, assert_adjoint, assert_counted, assert_true, draw, make, run, with_dtype
 
 from convgen.algebra.algorithms import ALGORITHMS
-from convgen.algebra.conv import Conv, Spatial
+from convgen.algebra.conv import PHASES, Conv, Spatial
 from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Layout
+from convgen.algebra.redistribute import COLLECTIVES
 from convgen.algebra.roles import Roles
+from convgen.schedule.nodes import Convert
 from convgen.verify.check import tolerance
 from convgen.verify.program import global_tensors, reference
 
@@ -37,7 +40,10 @@ def check(case: Case) -> None:
     assert_adjoint(case, given, ran)
 
 
-@pytest.mark.parametrize("batch", seeds(300), ids=str)
+LAYERS = 300
+
+
+@pytest.mark.parametrize("batch", seeds(LAYERS), ids=str)
 def test_any_layer(batch: range) -> None:
     for seed in batch:
         check(draw(seed))
@@ -113,3 +119,44 @@ def test_other_batch_moves_what_the_compiled_batch_does_not() -> None:
     case = make(Problem(conv, grid, stored, roles), "batch_of_one", random.Random(0))
     for batch in (1, 2, 3, 4, 7):
         check(case.with_batch(batch))
+
+
+def test_the_random_layers_have_everything() -> None:
+    """What test_any_layer is trusted to cover comes up in it, most of it many times."""
+    seen: Counter[str] = Counter()
+    for seed in range(LAYERS):
+        case = draw(seed)
+        conv, layer, space, types = case.layer.conv, case.layer, case.space, case.schedule.types()
+        roles = dict(case.schedule.roles)
+        splits = {axis for axes in case.stored["x"].axes[:1] for axis in axes}
+        for phase, step in case.schedule.steps():
+            if not isinstance(step, Convert):
+                continue
+            seen[f"{step.kind} in {phase}"] += 1
+            if step.kind == "exchange" and step.type.has_window:
+                senders = (space.moves(types[step.source], step.type) > 0).sum(axis=0)
+                seen["halo"] += 1
+                seen["halo from several ranks on one side"] += int(len(step.over) == 1 and senders.max() > 2)
+                seen["halo with corners"] += sum(w is not None for w in step.type.windows) > 1
+                seen["halo of negative width"] += any(w and min(w.lo, w.hi) < 0 for w in step.type.windows)
+        seen[f"conv{len(conv.spatial)}d"] += 1
+        seen["groups"] += conv.groups > 1
+        seen["depthwise"] += conv.groups == conv.channels > 1
+        seen["bias"] += conv.bias
+        seen["stride"] += any(s.stride > 1 for s in conv.spatial)
+        seen["dilation"] += any(s.dilation > 1 and s.kernel > 1 for s in conv.spatial)
+        seen["even kernel"] += any(s.kernel % 2 == 0 for s in conv.spatial)
+        seen["asymmetric padding"] += any(s.pad_lo != s.pad_hi for s in conv.spatial)
+        seen["channels last"] += layer.memory_format == "channels_last"
+        seen["re-gathered x"] += layer.options.hold_x == "stored"
+        seen["native sums"] += layer.options.sums == "native"
+        seen["dw by input rows"] += roles["backward_filter"].rows == "input"
+        seen["a role for each phase"] += len({str(r) for r in roles.values()}) == 3
+        seen["weights split over the samples' axis"] += bool(splits & case.stored["w"].used)
+        seen["ranks without a sample, row or channel"] += any(
+            space.empty_ranks(case.stored[t]) for t in ("x", "w", "y")
+        )
+        seen["gathered x held for backward"] += bool(case.schedule.held())
+    rare = [f"{kind} in {phase}" for kind in ("slice", *COLLECTIVES) for phase in PHASES]
+    missing = [name for name in (*seen, *rare) if seen[name] < 3]
+    assert not missing, seen
