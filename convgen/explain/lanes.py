@@ -65,7 +65,7 @@ def draw_lanes(
     room = width - head - 0.05
     times = [numbers[s.result].seconds if s.result in numbers else 0.0 for s in steps]
     total = sum(times)
-    least = room / len(steps) * (0.55 if total > 0 else 1.0)
+    least = room / len(steps) * (1.0 if total == 0 else 0.55 if len(steps) < 5 else 0.75)
     for i, (step, time) in enumerate(zip(steps, times, strict=True)):
         share = time / total if total > 0 else 0.0
         bar = least + (room - least * len(steps)) * share
@@ -94,7 +94,9 @@ def _label(
     x, top, width = place
     lines = bar_lines(schedule, step, numbers)
     title = f"{index} {kind_of(step)}"
-    canvas.text(x, top + 0.1, shortened(title, 8.5, width / 1.1), 8.5, bold=True)
+    bold_width = width / 1.12  # bold letters are wider
+    size = 8.5 if text_width(title, 8.5) <= bold_width else 7.0
+    canvas.text(x, top + 0.1, shortened(title, size, bold_width), size, bold=True)
     for i, text in enumerate(lines):
         size = 7.5 if text_width(text, 7.5) <= width else 6.5
         canvas.text(x, top + 0.235 + 0.135 * i, shortened(text, size, width), size)
