@@ -9,7 +9,7 @@ Source: [CF] 2.3.2 (o_A and *), 2.3.5 (reductions); DESIGN section 1.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 Axes = tuple[str, ...]
@@ -37,10 +37,16 @@ class Layout:
     axes: tuple[Axes, ...]
     windows: tuple[Window | None, ...] = ()
     partial: Axes = ()
+    _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.windows:
             object.__setattr__(self, "windows", (None,) * len(self.axes))
+        # Layouts are keys of every cache: hash once.
+        object.__setattr__(self, "_hash", hash((self.tensor, self.axes, self.windows, self.partial)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     @cached_property
     def used(self) -> frozenset[str]:

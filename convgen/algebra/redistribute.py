@@ -44,6 +44,8 @@ def redistribute(space: Space, src: Layout, dst: Layout) -> tuple[Conversion, ..
         src: what is held; may be partial, never has windows.
         dst: what is wanted; may have windows, never partial.
     """
+    if src == dst:
+        return ()
     steps: list[Conversion] = []
     goal = dst.axes
     here = src
@@ -111,6 +113,8 @@ def _scatter(here: Layout, goal: tuple[Axes, ...]) -> Layout | None:
 def _transpose(here: Layout, dst: Layout) -> Layout | None:
     """Move inner axes from one dimension to another where both ends are blocks; all such axes at once."""
     place = {a: d for d, axes in enumerate(dst.axes) for a in axes}
+    if all(place.get(a, d) == d for d, axes in enumerate(here.axes) for a in axes):
+        return None
     base, moving = list(here.axes), set[str]()
     for d, axes in enumerate(here.axes):
         end = len(axes)

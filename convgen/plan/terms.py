@@ -35,6 +35,7 @@ class Terms:
         self.objective: Objective = objective
         self.hold_gathered, self.bias = hold_gathered, bias
         self._wanted: dict[tuple[str, Roles], dict[str, Layout]] = {}
+        self._same: dict[Layout, Layout] = {}  # equal layouts as one object, which dictionaries find fastest
         self._local: dict[tuple[str, Roles], Cost] = {}
         self._chains: dict[tuple[Layout, Layout], tuple[Cost, Chain]] = {}
         self._bias: dict[Layout, Cost] = {}
@@ -43,8 +44,8 @@ class Terms:
         """For each tensor, the layout that a phase reads or makes it in."""
         key = (phase, roles)
         if (found := self._wanted.get(key)) is None:
-            found = dict(zip(OPERANDS[phase], wanted(self.space, phase, roles), strict=True))
-            self._wanted[key] = found
+            layouts = (self._same.setdefault(layout, layout) for layout in wanted(self.space, phase, roles))
+            found = self._wanted[key] = dict(zip(OPERANDS[phase], layouts, strict=True))
         return found
 
     def cost(self, step: StepCost) -> Cost:
