@@ -25,7 +25,7 @@ from convgen.plan.roles_only import descend, search_roles
 from convgen.plan.storage_only import MOST_AXES, best_storage
 from convgen.plan.terms import Terms
 
-STARTS = 3  # how many of the named algorithms the search goes on from
+STARTS = 2  # how many of the named algorithms the search goes on from
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,250 @@
+"""The same costs as formulas: sympy expressions in N, C, F, H, Ho, ... and the sizes of the grid's axes.
+
+Every expression is derived from a step's types, none is written for an algorithm. It holds for an interior
+rank (one whose halos no edge of the tensor cuts) where extents divide: each dimension by its axes, and, where
+a spatial dimension is split, H = S Ho. What has no such form (an exchange that reorders axes, whose ranks
+differ) has none here; the index sets of traffic.py are exact for every rank and every extent.
+
+| symbol | is |
+|---|---|
+| N C F G | samples, channels, filters, groups |
+| D H W, Do Ho Wo | input and output rows |
+| \\|axis\\| | ranks of an axis of the grid |
+| K | kernel rows, where they are kept as a symbol; padding, stride and dilation are numbers |
+| alpha beta gamma | s per message, s per byte sent, s per byte added |
+| peak memory launch | flop/s that convolutions reach, bytes/s, s per local operation |
+
+Explaining uses this; compiling does not, and does not import sympy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from math import prod
+from typing import Any
+
+from convgen.algebra.conv import Conv, Spatial
+from convgen.algebra.layout import Layout
+from convgen.algebra.windows import input_window, output_frame, output_window
+from convgen.cost.collectives import seconds
+from convgen.schedule.nodes import AddBias, Convert, Convolve, Schedule, Step, SumBias
+
+Expr = Any  # sympy.Expr
+
+_SAMPLE = 10**6  # a block of as many rows, as many rows from the edge: far from either edge of the tensor
+
+
+@cache
+def sympy() -> Any:
+    return import_module("sympy")
+
+
+@cache
+def symbol(name: str) -> Expr:
+    """The symbol of that name, as all formulas here use it."""
+    return sympy().Symbol(name, positive=True)
+
+
+def axis_size(axis: str) -> Expr:
+    """Ranks of an axis: |axis|."""
+    return symbol(f"|{axis}|")
+
+
+@dataclass(frozen=True, slots=True)
+class Formula:
+    """What one step costs an interior rank.
+
+    Attributes:
+        elements: sent to others; None where there is no closed form.
+        flops: of a local operation.
+        moved_bytes: of a local operation, read and written.
+        seconds: in alpha, beta, gamma, peak, memory and launch; None where elements is.
+    """
+
+    elements: Expr | None
+    flops: Expr
+    moved_bytes: Expr
+    seconds: Expr | None
+
+    def __str__(self) -> str:
+        """The elements that a conversion sends, or the flops of a local operation."""
+        if self.flops != 0:
+            return f"{self.flops} flops"
+        return "by index sets" if self.elements is None else str(self.elements)
+
+
+def formulas(schedule: Schedule, conv: Conv, element_bytes: Expr, *, kernel: bool = False) -> dict[str, Formula]:
+    """For every step's result, what the step costs.
+
+    Args:
+        element_bytes: of the layer's dtype, a number or a symbol.
+        kernel: keep the kernel as a symbol: K, or K_H and so on where its dimensions differ.
+    """
+    types, sizes = schedule.types(), Sizes(conv, kernel=kernel)
+    return {step.result: formula(step, types, sizes, element_bytes) for _, step in schedule.steps()}
+
+
+def formula(step: Step, types: Mapping[str, Layout], sizes: Sizes, element_bytes: Expr) -> Formula:
+    """What one step costs; `types` has the layout of every value it reads."""
+    match step:
+        case Convolve():
+            operands = (types[step.inputs[0]], types[step.inputs[1]], step.type)
+            return _local(sizes.flops(operands), sum(sizes.frame(t) for t in operands) * element_bytes)
+        case AddBias():
+            y = sizes.frame(step.type)
+            return _local(y, 2 * y * element_bytes)
+        case SumBias():
+            y = sizes.frame(types[step.source])
+            return _local(y, y * element_bytes)
+        case Convert():
+            return _conversion(step, types[step.source], sizes, element_bytes)
+
+
+def _local(flops: Expr, moved_bytes: Expr) -> Formula:
+    busy = sympy().Max(flops / symbol("peak"), moved_bytes / symbol("memory"))
+    return Formula(sympy().Integer(0), flops, moved_bytes, busy + symbol("launch"))
+
+
+def _conversion(step: Convert, src: Layout, sizes: Sizes, element_bytes: Expr) -> Formula:
+    zero = sympy().Integer(0)
+    elements = _sent(step, src, sizes)
+    if elements is None:
+        return Formula(None, zero, zero, None)
+    peers = sizes.neighbours(src, step.type) if step.kind == "exchange" else sizes.ranks(step.over) - 1
+    alpha, beta, gamma = symbol("alpha"), symbol("beta"), symbol("gamma")
+    time = seconds(step.kind, peers, elements * element_bytes, alpha, beta, gamma)
+    return Formula(elements, zero, zero, time)
+
+
+def _sent(step: Convert, src: Layout, sizes: Sizes) -> Expr | None:
+    """Elements that an interior rank sends."""
+    g = sizes.ranks(step.over)
+    match step.kind:
+        case "slice":
+            return sympy().Integer(0)
+        case "all_gather":
+            return (g - 1) * sizes.own(src)
+        case "reduce_scatter":
+            return (g - 1) / g * sizes.own(src)
+        case "all_reduce":
+            return 2 * (g - 1) / g * sizes.own(src)
+        case "all_to_all":
+            return (g - 1) / g * sizes.own(src) if _moves_cleanly(src, step.type) else None
+        case "exchange":
+            return sizes.halo(src, step.type) if src.axes == step.type.axes else None
+
+
+def _moves_cleanly(src: Layout, dst: Layout) -> bool:
+    """Whether no dimension both loses and gains axes, so that every rank keeps as large a part as any other."""
+    return all(
+        before[: len(after)] == after or after[: len(before)] == before
+        for before, after in zip(src.axes, dst.axes, strict=True)
+    )
+
+
+class Sizes:
+    """Extents of layouts of one convolution's tensors, for an interior rank where extents divide."""
+
+    def __init__(self, conv: Conv, *, kernel: bool = False) -> None:
+        self.conv, self.kernel = conv, kernel
+
+    def ranks(self, axes: Iterable[str]) -> Expr:
+        return prod((axis_size(a) for a in axes), start=sympy().Integer(1))
+
+    def taps(self) -> Expr:
+        """Kernel elements per filter and channel."""
+        rows = [s.kernel for s in self.conv.spatial]
+        if not self.kernel:
+            return sympy().Integer(prod(rows))
+        if len(set(rows)) == 1:
+            return symbol("K") ** len(rows)
+        return prod(symbol(f"K_{s.name}") for s in self.conv.spatial)
+
+    def extent(self, tensor: str, dim: int) -> Expr:
+        """The whole dimension."""
+        d = self.conv.dims(tensor)[dim]
+        if d.spatial is not None:
+            return symbol(d.name + ("o" if tensor == "y" else ""))
+        if tensor == "w" and d.name == "C" and self.conv.groups > 1:
+            return symbol("C") / symbol("G")
+        return symbol(d.name)
+
+    def block(self, layout: Layout, dim: int) -> Expr:
+        return self.extent(layout.tensor, dim) / self.ranks(layout.axes[dim])
+
+    def own(self, layout: Layout) -> Expr:
+        """Elements of the rank's block."""
+        taps = self.taps() if layout.tensor == "w" else 1
+        return prod((self.block(layout, i) for i in range(len(layout.axes))), start=sympy().Integer(1)) * taps
+
+    def frame(self, layout: Layout) -> Expr:
+        """Elements of the rank's block with its window, zero rows included."""
+        taps = self.taps() if layout.tensor == "w" else 1
+        rows = (self.rows(layout, i, frame=True) for i in range(len(layout.axes)))
+        return prod(rows, start=sympy().Integer(1)) * taps
+
+    def rows(self, layout: Layout, dim: int, *, frame: bool = False) -> Expr:
+        """Extent of one dimension, window included."""
+        below, above = self.window(layout, dim, frame=frame)
+        return self.block(layout, dim) + below + above
+
+    def window(self, layout: Layout, dim: int, *, frame: bool = False) -> tuple[Expr, Expr]:
+        """Rows wanted below and above an interior block, by the window rule; negative trims."""
+        if layout.windows[dim] is None:
+            return 0, 0
+        s = self.conv.spatial[dim - len(self.conv.dims(layout.tensor)) + len(self.conv.spatial)]
+        if not layout.axes[dim]:
+            # Unsplit: all rows, and in the frame the padding on both sides.
+            return self._padding(s, layout.tensor) if frame else (0, 0)
+        return interior_window(s, layout.tensor, frame=frame)
+
+    def _padding(self, s: Spatial, tensor: str) -> tuple[Expr, Expr]:
+        x, y = symbol(s.name), symbol(s.name + "o")
+        if tensor == "x":
+            return s.pad_lo, (y - 1) * s.stride - s.pad_lo + s.reach + 1 - x
+        lo, hi = output_frame(s, 0, s.extent)
+        return -lo, hi - s.out
+
+    def halo(self, src: Layout, dst: Layout) -> Expr:
+        """What an interior rank receives, and so sends, for a window around its own block."""
+        needed = had = sympy().Integer(1)
+        for i in range(len(src.axes)):
+            below, above = self.window(dst, i)
+            before_below, before_above = self.window(src, i)
+            own = self.block(src, i)
+            needed *= own + below + above
+            had *= own + min(below, before_below) + min(above, before_above)
+        taps = self.taps() if src.tensor == "w" else 1
+        return (needed - had) * taps
+
+    def neighbours(self, src: Layout, dst: Layout) -> Expr:
+        """Ranks that an interior rank receives from, where no halo is wider than a block."""
+        sides = 1
+        for i in range(len(src.axes)):
+            if src.windows[i] is None:
+                below, above = self.window(dst, i)
+                sides *= 1 + bool(below > 0) + bool(above > 0)
+        return sympy().Integer(sides - 1)
+
+    def flops(self, operands: tuple[Layout, Layout, Layout]) -> Expr:
+        """A local convolution's flops, as local.py counts them."""
+        of = {layout.tensor: layout for layout in operands}
+        return 2 * self.frame(of["y"]) * self.block(of["w"], 1) * self.taps()
+
+
+def interior_window(s: Spatial, tensor: str, *, frame: bool = False) -> tuple[int, int]:
+    """Rows below and above a block of x (or of dy) far from the edges, where x's block is S times y's.
+
+    Example:
+        >>> interior_window(Spatial("H", 56, kernel=3, pad_lo=1, pad_hi=1), "x")
+        (1, 1)
+    """
+    x_lo, x_hi, y_lo, y_hi = _SAMPLE * s.stride, 2 * _SAMPLE * s.stride, _SAMPLE, 2 * _SAMPLE
+    if tensor == "x":
+        lo, hi = input_window(s, y_lo, y_hi)
+        return x_lo - lo, hi - x_hi
+    lo, hi = (output_frame if frame else output_window)(s, x_lo, x_hi)
+    return y_lo - lo, hi - y_hi

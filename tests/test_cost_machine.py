@@ -1,0 +1,86 @@
+"""Machine files: those shipped, those of users, and what is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from convgen.cost.machine import TARGETS, default_machine, load_machine, machine_names
+from convgen.errors import InputError
+from convgen.resources import data_file
+from convgen.spec.build import layer_from_dict
+from convgen.spec.layer import DTYPES, Layer
+
+
+def layer(**keys: object) -> Layer:
+    base = {"name": "a", "layer": "conv1d", "input": [2, 4, 8], "out_channels": 4, "kernel_size": 3, "grid": {"N": 2}}
+    return layer_from_dict(base | keys)
+
+
+def test_every_target_has_a_machine() -> None:
+    assert set(TARGETS) <= set(machine_names())
+    for target, machine in (("cpu", "cpu"), ("cuda:sm_90", "cuda"), ("hip:gfx942", "hip"), ("sw26010", "sw26010")):
+        assert default_machine(layer(target=target)).name == machine
+
+
+def test_shipped_machines_are_complete() -> None:
+    for name in machine_names():
+        machine = load_machine(name)
+        assert machine.name == name
+        assert all(machine.flops_per_s(dtype) > 0 for dtype in DTYPES)
+        assert machine.add_s_per_byte > 0
+
+
+def test_a_layer_names_its_machine(tmp_path: Path) -> None:
+    assert default_machine(layer(machine="hip")).name == "hip"
+    file = tmp_path / "mine.yaml"
+    file.write_text(data_file("tuning", "machines", "cpu.yaml").read_text().replace("name: cpu", "name: mine"))
+    assert default_machine(layer(machine=str(file))).name == "mine"
+
+
+def test_an_unknown_machine_is_refused_with_those_that_exist() -> None:
+    with pytest.raises(InputError) as caught:
+        load_machine("cudda")
+    assert "'cudda'" in caught.value.fact
+    assert "cuda" in caught.value.hint
+    assert "sw26010" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("latency_s: 3.0e-5", "latency_s: -1", "latency_s can't be -1"),
+        ("latency_s: 3.0e-5", "latency: 3.0e-5", "unknown key 'latency'"),
+        ("efficiency: 0.5", "efficiency: 1.5", "efficiency can't be 1.5"),
+        ("efficiency: 0.5", "efficiency: yes", "efficiency can't be 'yes'"),
+        ("  float16: 6.656e+11", "", "float16 in peak_flops_per_s is missing"),
+        ("ranks_per_node: 16", "ranks_per_node: 0", "ranks_per_node can't be 0"),
+        ("name: cpu", "name: 3", "name can't be 3"),
+        ("launch_s: 1.0e-5", "", "launch_s of a machine is missing"),
+    ],
+)
+def test_wrong_files_are_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
+    text = data_file("tuning", "machines", "cpu.yaml").read_text()
+    assert old in text
+    file = tmp_path / "m.yaml"
+    file.write_text(text.replace(old, new))
+    with pytest.raises(InputError) as caught:
+        load_machine(str(file))
+    assert said in caught.value.fact
+    assert caught.value.where.startswith(str(file))
+    assert caught.value.hint
+
+
+def test_a_missing_file_is_refused() -> None:
+    with pytest.raises(InputError, match="can't read"):
+        load_machine("no/such/machine.yaml")
+
+
+def test_choosing_needs_neither_torch_nor_sympy() -> None:
+    """Compiling must start quickly."""
+    code = "import sys, convgen.plan.choose, convgen.cost.schedule; print({'torch', 'sympy'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

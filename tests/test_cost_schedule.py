@@ -1,0 +1,96 @@
+"""The cost of a schedule is the sum of its steps, and what the search counted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from generate import random_problem
+
+from convgen.algebra.conv import PHASES, Conv, Spatial
+from convgen.algebra.grid import Grid
+from convgen.algebra.layout import Layout
+from convgen.algebra.roles import Roles
+from convgen.algebra.space import Space
+from convgen.cost.machine import load_machine
+from convgen.cost.model import Model
+from convgen.cost.schedule import ScheduleCost, schedule_cost
+from convgen.passes.drop_single_rank import drop_single_rank, without
+from convgen.passes.fuse_bias import fuse_bias
+from convgen.passes.hold_x import hold_x
+from convgen.passes.share import share
+from convgen.plan.terms import Objective, Terms
+from convgen.schedule.build import lower
+
+
+def cost_of(space: Space, stored: dict[str, Layout], roles: dict[str, Roles], model: Model, held: str) -> ScheduleCost:
+    schedule = lower("s", space, stored, roles, bias=space.conv.bias)
+    schedule = fuse_bias(drop_single_rank(schedule, space))
+    return schedule_cost(share(hold_x(schedule, "gathered" if held == "gathered" else "stored")), model)
+
+
+@pytest.mark.parametrize("machine", ["cpu", "cuda"])
+@pytest.mark.parametrize("held", ["gathered", "stored"])
+def test_terms_add_up_to_the_schedule(machine: str, held: str) -> None:
+    """Terms per tensor, sharing taken off, equal the built and shared schedule to the picosecond and the byte."""
+    rng = Random(11)
+    for _ in range(60):
+        problem = random_problem(rng, 12)
+        space = Space(problem.conv, problem.grid)
+        model = Model(space, load_machine(machine), "float32")
+        single = frozenset(a for a, size in problem.grid.axes if size == 1)
+        stored = {tensor: layout.without(single) for tensor, layout in problem.stored.items()}
+        roles = {phase: without(problem.roles[phase], single) for phase in PHASES}
+        cost = cost_of(space, problem.stored, problem.roles, model, held)
+        objectives: tuple[Objective, ...] = ("seconds", "bytes")
+        for objective in objectives:
+            terms = Terms(model, objective, hold_gathered=held == "gathered", bias=problem.conv.bias)
+            found = terms.total(stored, roles)
+            expected = (cost.time_ps(), cost.sent_bytes())
+            assert found == (expected if objective == "seconds" else expected[::-1]), problem
+
+
+def test_totals_are_sums_over_phases() -> None:
+    rng = Random(5)
+    problem = random_problem(rng, 8)
+    space = Space(replace(problem.conv, bias=True), problem.grid)
+    cost = cost_of(space, problem.stored, problem.roles, Model(space, load_machine("cpu"), "float64"), "gathered")
+    assert cost.time_ps() == sum(cost.time_ps(p) for p in ("forward", "backward_data", "backward_filter"))
+    assert cost.sent_bytes() == sum(s.cost.sent_bytes for s in cost.steps)
+    assert cost.seconds() == pytest.approx(sum(s.cost.seconds for s in cost.steps))
+    assert all(s.cost.sent_bytes == 8 * s.cost.elements for s in cost.steps)
+
+
+def test_flops_of_one_rank() -> None:
+    """On one rank each phase computes 2 N F C Ho Wo K^2 flops, and nothing is sent."""
+    conv = Conv(2, 6, 10, (Spatial("H", 9, 3, 1, 1, 1), Spatial("W", 7, 3, 1, 1, 1)))
+    space = Space(conv, Grid((("a", 1),)))
+    stored = {t: Layout(t, ((),) * len(conv.dims(t))) for t in ("x", "w", "y")}
+    cost = cost_of(space, stored, dict.fromkeys(PHASES, Roles(())), Model(space, load_machine("cpu"), "float32"), "gathered")
+    assert [s.cost.flops for s in cost.steps] == [2 * 2 * 10 * 6 * 9 * 7 * 9] * 3
+    assert cost.sent_bytes() == 0
+
+
+def test_groups_divide_the_flops() -> None:
+    conv = Conv(2, 6, 12, (Spatial("W", 8, 3, 1, 1, 1),), groups=3)
+    space = Space(conv, Grid((("a", 1),)))
+    stored = {t: Layout(t, ((),) * len(conv.dims(t))) for t in ("x", "w", "y")}
+    cost = cost_of(space, stored, dict.fromkeys(PHASES, Roles(())), Model(space, load_machine("cpu"), "float32"), "gathered")
+    assert {s.cost.flops for s in cost.steps} == {2 * 2 * 12 * 2 * 8 * 3}
+
+
+def test_faster_links_and_devices_cost_less() -> None:
+    rng = Random(2)
+    machine = load_machine("cpu")
+    faster = replace(machine, link_bytes_per_s=2 * machine.link_bytes_per_s, latency_s=machine.latency_s / 2)
+    stronger = replace(machine, efficiency=1.0)
+    for _ in range(20):
+        problem = random_problem(rng, 8)
+        space = Space(problem.conv, problem.grid)
+        times = [
+            cost_of(space, problem.stored, problem.roles, Model(space, m, "float32"), "gathered").time_ps()
+            for m in (machine, faster, stronger)
+        ]
+        assert times[1] <= times[0]
+        assert times[2] <= times[0]
