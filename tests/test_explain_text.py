@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 import re
+from random import Random
 
 import pytest
+import sympy
+from generate import random_problem
 
 from convgen.algebra.conv import Conv, Spatial
 from convgen.algebra.grid import Grid
+from convgen.algebra.space import Space
 from convgen.compiler import Compiled, compile_layer
+from convgen.cost.symbolic import formulas
 from convgen.emit.volume import volume
+from convgen.explain.formula import NO_FORM, formula_text
 from convgen.explain.text import cost_json, cost_text, explain_text
 from convgen.explain.words import bytes_text, seconds_text
+from convgen.schedule.build import lower
 from convgen.schedule.nodes import PHASES
 from convgen.schedule.text import parse
 from convgen.spec.layer import Distribution, Layer
@@ -96,3 +103,33 @@ def test_explicit_layout_with_copies_and_nested_axes() -> None:
 def test_numbers_with_units() -> None:
     assert [bytes_text(n) for n in (0, 512, 1536, 98_000_000)] == ["0 B", "512 B", "1.54 kB", "98 MB"]
     assert [seconds_text(t) for t in (0.0, 3e-9, 1.2e-5, 1e-3, 2.5)] == ["0 s", "3 ns", "12 µs", "1 ms", "2.5 s"]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "grid", "said"),
+    [
+        ("stationary-x", {"N": 2, "C": 2}, {"y": "(|C| - 1)*N*F*Ho*Wo/(|N|*|C|)", "dw": "18*(|N| - 1)*C*F/(|N|*|C|)"}),
+        ("spatial", {"H": 2, "W": 2}, {"x_halo": "2*N*C*(H/|H| + W/|W| + 2)", "y": "18*N*C*F*Ho*Wo/(|H|*|W|)"}),
+        ("integrated", {"N": 2, "F": 2}, {"dy_slice": "", "dx": "2*(|F| - 1)*N*C*H*W/(|N|*|F|)"}),
+    ],
+)
+def test_formulas_as_people_write_them(algorithm: str, grid: dict[str, int], said: dict[str, str]) -> None:
+    steps = {r["step"]: r["formula"] for r in cost_json(compiled(algorithm, **grid))["steps"]}
+    assert {step: steps[step] for step in said} == said
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_formulas_read_back(seed: int) -> None:
+    conv, grid, stored, roles = random_problem(Random(seed))
+    schedule = lower("one", Space(conv, grid), stored, roles, bias=conv.bias)
+    for f in formulas(schedule, conv, 4).values():
+        text = formula_text(f, grid.names)
+        value = f.flops if f.flops != 0 else f.elements
+        if value is None:
+            assert text == NO_FORM
+        elif value == 0:
+            assert text == ""
+        else:
+            names = {re.sub(r"\|(\w+)\|", r"size_of_\1", str(s)): s for s in value.free_symbols}
+            back = eval(re.sub(r"\|(\w+)\|", r"size_of_\1", text), {}, names)
+            assert sympy.expand(back - value) == 0, text

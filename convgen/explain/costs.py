@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from convgen.cost.model import Model, StepCost
 from convgen.cost.schedule import schedule_cost
+from convgen.cost.symbolic import formulas
+from convgen.explain.formula import formula_text
 from convgen.schedule.nodes import PHASES, Convert, Phase
 
 if TYPE_CHECKING:
@@ -16,7 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One step: `kind` is its operation in the schedule's text, `over` the axes of a collective."""
+    """One step.
+
+    Attributes:
+        kind: its operation in the schedule's text; `over`: the axes of a collective.
+        formula: elements that it sends, or flops of a local operation, for an interior rank where extents divide.
+    """
 
     phase: Phase
     step: str
@@ -42,13 +49,15 @@ class Total:
 
 def rows(compiled: Compiled) -> tuple[Row, ...]:
     """Every step of the schedule, in order."""
+    known = formulas(compiled.schedule, compiled.layer.conv, compiled.layer.element_bytes)
     cost = schedule_cost(compiled.schedule, Model(compiled.space, compiled.machine, compiled.layer.dtype))
     steps = {step.result: step for _, step in compiled.schedule.steps()}
     found: list[Row] = []
     for s in cost.steps:
         step = steps[s.result]
         over = step.over if isinstance(step, Convert) else ()
-        found.append(Row(s.phase, s.result, s.kind, over, s.cost, ""))
+        text = formula_text(known[s.result], compiled.schedule.grid.names)
+        found.append(Row(s.phase, s.result, s.kind, over, s.cost, text))
     return tuple(found)
 
 

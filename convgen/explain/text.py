@@ -29,6 +29,10 @@ from convgen.schedule.text import show
 if TYPE_CHECKING:
     from convgen.compiler import Compiled
 
+FORMULA_NOTE = (
+    "formula: elements that a rank with neighbours on all sides sends, or its flops, where extents divide; "
+    "|a| is the ranks of axis a"
+)
 PIPED_WIDTH = 240  # columns when nobody watches: nothing is folded, and the text is the same everywhere
 
 
@@ -116,13 +120,11 @@ def _table(table: Sequence[Row]) -> str:
     from rich.text import Text
 
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    with_formula = any(r.formula for r in table)
     for name in ("phase", "step", "operation"):
         shown.add_column(name, no_wrap=True)
     for name in ("elements sent", "bytes sent", "flops", "time"):
         shown.add_column(name, justify="right", no_wrap=True)
-    if with_formula:
-        shown.add_column("formula", overflow="fold")
+    shown.add_column("formula", overflow="fold")
 
     def add(*cells: str) -> None:
         shown.add_row(*(Text(cell) for cell in cells))
@@ -131,15 +133,14 @@ def _table(table: Sequence[Row]) -> str:
         steps = [r for r in table if r.phase == phase]
         for i, r in enumerate(steps):
             operation = r.kind + (f" over {','.join(r.over)}" if r.over else "")
-            formula = (r.formula,) if with_formula else ()
-            add(PHASE_TITLE[phase] if i == 0 else "", r.step, operation, *_numbers(r.cost), *formula)
+            add(PHASE_TITLE[phase] if i == 0 else "", r.step, operation, *_numbers(r.cost), r.formula)
         if len(steps) > 1:
             add("", "", "sum", *_numbers(total(table, phase)))
     add("all phases", "", "sum", *_numbers(total(table)))
     width = get_terminal_size().columns if sys.stdout.isatty() else PIPED_WIDTH
     out = StringIO()
     Console(file=out, width=max(width, 80), color_system=None, legacy_windows=False).print(shown)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+    return "\n".join([*(line.rstrip() for line in out.getvalue().splitlines()), "", FORMULA_NOTE])
 
 
 def _numbers(cost: StepCost | Total) -> tuple[str, str, str, str]:
