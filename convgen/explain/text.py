@@ -33,7 +33,6 @@ FORMULA_NOTE = (
     "formula: elements that a rank with neighbours on all sides sends, or its flops, where extents divide; "
     "|a| is the ranks of axis a"
 )
-PIPED_WIDTH = 240  # columns when nobody watches: nothing is folded, and the text is the same everywhere
 
 
 def explain_text(compiled: Compiled) -> str:
@@ -113,33 +112,37 @@ def _held_line(schedule: Schedule) -> str:
     return f"held from forward to backward, besides x and w: {held or 'nothing'}"
 
 
+_COLUMNS = ("phase", "step", "operation", "elements sent", "bytes sent", "flops", "time", "formula")
+_FORMULA_WIDTH = 24  # of a terminal too narrow for the table: the formula folds, numbers are never cut
+
+
 def _table(table: Sequence[Row]) -> str:
     """The steps by phase, each phase with its sum; in a terminal as wide as that, else unfolded."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("phase", "step", "operation"):
-        shown.add_column(name, no_wrap=True)
-    for name in ("elements sent", "bytes sent", "flops", "time"):
-        shown.add_column(name, justify="right", no_wrap=True)
-    shown.add_column("formula", overflow="fold")
-
-    def add(*cells: str) -> None:
-        shown.add_row(*(Text(cell) for cell in cells))
-
+    cells: list[tuple[str, ...]] = []
     for phase in PHASES:
         steps = [r for r in table if r.phase == phase]
         for i, r in enumerate(steps):
             operation = r.kind + (f" over {','.join(r.over)}" if r.over else "")
-            add(PHASE_TITLE[phase] if i == 0 else "", r.step, operation, *_numbers(r.cost), r.formula)
+            cells.append((PHASE_TITLE[phase] if i == 0 else "", r.step, operation, *_numbers(r.cost), r.formula))
         if len(steps) > 1:
-            add("", "", "sum", *_numbers(total(table, phase)))
-    add("all phases", "", "sum", *_numbers(total(table)))
-    width = get_terminal_size().columns if sys.stdout.isatty() else PIPED_WIDTH
+            cells.append(("", "", "sum", *_numbers(total(table, phase)), ""))
+    cells.append(("all phases", "", "sum", *_numbers(total(table)), ""))
+
+    widths = [max(len(row[i]) for row in (_COLUMNS, *cells)) for i in range(len(_COLUMNS))]
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for i, (name, width) in enumerate(zip(_COLUMNS[:-1], widths, strict=False)):
+        shown.add_column(name, justify="right" if i > 2 else "left", min_width=width)
+    shown.add_column(_COLUMNS[-1], overflow="fold")
+    for row in cells:
+        shown.add_row(*(Text(cell) for cell in row))
+    least = sum(widths[:-1]) + 2 * len(widths) + min(widths[-1], _FORMULA_WIDTH)
+    width = max(get_terminal_size().columns, least) if sys.stdout.isatty() else sum(widths) + 2 * len(widths)
     out = StringIO()
-    Console(file=out, width=max(width, 80), color_system=None, legacy_windows=False).print(shown)
+    Console(file=out, width=width, color_system=None, legacy_windows=False).print(shown)
     return "\n".join([*(line.rstrip() for line in out.getvalue().splitlines()), "", FORMULA_NOTE])
 
 
