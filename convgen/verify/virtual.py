@@ -8,8 +8,10 @@ which every live rank waits, are errors that say who waits for what.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 import torch
@@ -101,6 +103,7 @@ class World:
             thread.start()
         for thread in threads:
             thread.join()
+            _wait_for_end(thread)
         torch.set_num_threads(threads_before)
         if self._error is not None:
             raise self._error
@@ -148,6 +151,18 @@ class World:
             )
             self._error = Deadlock(f"{text}" + (f"; ranks {gone} have ended" if gone else ""))
             self._lock.notify_all()
+
+
+def _wait_for_end(thread: threading.Thread) -> None:
+    """Wait until the system has forgotten a thread that Python has joined.
+
+    It may still be giving back what its kernels' libraries lent it; a process forked meanwhile would inherit their
+    locks and hang in its first convolution.
+    """
+    task = Path(f"/proc/self/task/{thread.native_id}")
+    deadline = time.monotonic() + 1.0
+    while task.exists() and time.monotonic() < deadline:
+        time.sleep(0.0005)
 
 
 class VirtualTransport:
