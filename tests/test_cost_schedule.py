@@ -67,7 +67,9 @@ def test_flops_of_one_rank() -> None:
     conv = Conv(2, 6, 10, (Spatial("H", 9, 3, 1, 1, 1), Spatial("W", 7, 3, 1, 1, 1)))
     space = Space(conv, Grid((("a", 1),)))
     stored = {t: Layout(t, ((),) * len(conv.dims(t))) for t in ("x", "w", "y")}
-    cost = cost_of(space, stored, dict.fromkeys(PHASES, Roles(())), Model(space, load_machine("cpu"), "float32"), "gathered")
+    cost = cost_of(
+        space, stored, dict.fromkeys(PHASES, Roles(())), Model(space, load_machine("cpu"), "float32"), "gathered"
+    )
     assert [s.cost.flops for s in cost.steps] == [2 * 2 * 10 * 6 * 9 * 7 * 9] * 3
     assert cost.sent_bytes() == 0
 
@@ -76,7 +78,9 @@ def test_groups_divide_the_flops() -> None:
     conv = Conv(2, 6, 12, (Spatial("W", 8, 3, 1, 1, 1),), groups=3)
     space = Space(conv, Grid((("a", 1),)))
     stored = {t: Layout(t, ((),) * len(conv.dims(t))) for t in ("x", "w", "y")}
-    cost = cost_of(space, stored, dict.fromkeys(PHASES, Roles(())), Model(space, load_machine("cpu"), "float32"), "gathered")
+    cost = cost_of(
+        space, stored, dict.fromkeys(PHASES, Roles(())), Model(space, load_machine("cpu"), "float32"), "gathered"
+    )
     assert {s.cost.flops for s in cost.steps} == {2 * 2 * 12 * 2 * 8 * 3}
 
 

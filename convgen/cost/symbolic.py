@@ -175,16 +175,15 @@ class Sizes:
     def block(self, layout: Layout, dim: int) -> Expr:
         return self.extent(layout.tensor, dim) / self.ranks(layout.axes[dim])
 
-    def own(self, layout: Layout) -> Expr:
-        """Elements of the rank's block."""
+    def own(self, layout: Layout, *, frame: bool = False) -> Expr:
+        """Elements that the rank holds; with `frame` the zero rows of its window too."""
         taps = self.taps() if layout.tensor == "w" else 1
-        return prod((self.block(layout, i) for i in range(len(layout.axes))), start=sympy().Integer(1)) * taps
+        rows = (self.rows(layout, i, frame=frame) for i in range(len(layout.axes)))
+        return prod(rows, start=sympy().Integer(1)) * taps
 
     def frame(self, layout: Layout) -> Expr:
         """Elements of the rank's block with its window, zero rows included."""
-        taps = self.taps() if layout.tensor == "w" else 1
-        rows = (self.rows(layout, i, frame=True) for i in range(len(layout.axes)))
-        return prod(rows, start=sympy().Integer(1)) * taps
+        return self.own(layout, frame=True)
 
     def rows(self, layout: Layout, dim: int, *, frame: bool = False) -> Expr:
         """Extent of one dimension, window included."""
@@ -197,16 +196,20 @@ class Sizes:
             return 0, 0
         s = self.conv.spatial[dim - len(self.conv.dims(layout.tensor)) + len(self.conv.spatial)]
         if not layout.axes[dim]:
-            # Unsplit: all rows, and in the frame the padding on both sides.
-            return self._padding(s, layout.tensor) if frame else (0, 0)
+            return self._whole(s, layout.tensor, frame)
         return interior_window(s, layout.tensor, frame=frame)
 
-    def _padding(self, s: Spatial, tensor: str) -> tuple[Expr, Expr]:
+    def _whole(self, s: Spatial, tensor: str, frame: bool) -> tuple[Expr, Expr]:
+        """The window of an unsplit dimension: the rows that are read, in the frame padding on both sides too."""
+        if tensor == "y":
+            lo, hi = (output_frame if frame else output_window)(s, 0, s.extent)
+            return (-lo, hi - s.out) if frame else (min(-lo, 0), min(hi - s.out, 0))
+        above = (s.out - 1) * s.stride - s.pad_lo + s.reach + 1 - s.extent
+        if not frame and above >= 0:
+            return 0, 0
         x, y = symbol(s.name), symbol(s.name + "o")
-        if tensor == "x":
-            return s.pad_lo, (y - 1) * s.stride - s.pad_lo + s.reach + 1 - x
-        lo, hi = output_frame(s, 0, s.extent)
-        return -lo, hi - s.out
+        rows = (y - 1) * s.stride - s.pad_lo + s.reach + 1 - x
+        return (s.pad_lo if frame else 0), rows
 
     def halo(self, src: Layout, dst: Layout) -> Expr:
         """What an interior rank receives, and so sends, for a window around its own block."""
@@ -216,7 +219,9 @@ class Sizes:
             before_below, before_above = self.window(src, i)
             own = self.block(src, i)
             needed *= own + below + above
-            had *= own + min(below, before_below) + min(above, before_above)
+            if dst.axes[i]:
+                below, above = min(below, before_below), min(above, before_above)
+            had *= own + below + above
         taps = self.taps() if src.tensor == "w" else 1
         return (needed - had) * taps
 
@@ -224,7 +229,7 @@ class Sizes:
         """Ranks that an interior rank receives from, where no halo is wider than a block."""
         sides = 1
         for i in range(len(src.axes)):
-            if src.windows[i] is None:
+            if src.windows[i] is None and dst.axes[i]:
                 below, above = self.window(dst, i)
                 sides *= 1 + bool(below > 0) + bool(above > 0)
         return sympy().Integer(sides - 1)

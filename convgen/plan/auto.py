@@ -2,9 +2,9 @@
 
 Every named algorithm is scored under every assignment of its letters to the grid's axes, each letter in its
 own role. From the best of them the search goes on, axis by axis: all storages and all roles of one axis are
-tried together while the other axes keep theirs, until no axis finds better; then all storage for the roles so
-found and all roles for the storage, where these are few. A step is taken only if it is better, so the answer
-is never worse than the best named one.
+tried together while the other axes keep theirs, until no axis finds better; then two axes change places, all
+storage is chosen anew for the roles so found, and all roles for the storage, where these are few. A step is
+taken only if it is better, so the answer is never worse than the best named one.
 
 Better is: less modelled cost; fewer copies of x; fewer copies of y; and of equals the first that was met, in
 an order that depends on nothing but the layer and the grid.
@@ -12,12 +12,14 @@ an order that depends on nothing but the layer and the grid.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain, combinations
 
 from convgen.algebra.conv import PHASES, TENSORS
-from convgen.algebra.layout import Layout
+from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.roles import Roles
+from convgen.plan.balance import balanced
 from convgen.plan.candidates import Candidates, named_problems
 from convgen.plan.moves import Moves, Plan, key
 from convgen.plan.role_search import best_roles
@@ -67,16 +69,37 @@ def named_plan(terms: Terms, candidates: Candidates, stored: dict[str, Layout], 
 
 
 def improve(moves: Moves, plan: Plan) -> Plan:
-    """The plan that no change of one axis betters, nor all storage or all roles chosen anew."""
+    """The plan that no change of one axis betters, nor two axes exchanged, nor all storage or roles chosen anew."""
     terms, candidates = moves.terms, moves.candidates
     while True:
         plan = descend(moves, plan)
-        for found in _chosen_anew(terms, candidates, plan):
+        for found in chain(_exchanged(terms, candidates, plan), _chosen_anew(terms, candidates, plan)):
             if key(terms, candidates, found) < key(terms, candidates, plan):
                 plan = found
                 break
         else:
             return plan
+
+
+def _exchanged(terms: Terms, candidates: Candidates, plan: Plan) -> Iterator[Plan]:
+    """Two axes of different size in each other's place."""
+    for one, other in combinations(candidates.axes, 2):
+        if candidates.grid.sizes[one] == candidates.grid.sizes[other]:
+            continue
+        names = {one: other, other: one}
+        stored = {tensor: layout.with_axes(_renamed(layout.axes, names)) for tensor, layout in plan.stored.items()}
+        roles: dict[str, Roles] = {}
+        for phase, r in plan.roles.items():
+            nests = zip((role for role, _ in r.nests), _renamed((axes for _, axes in r.nests), names), strict=True)
+            settled = candidates.settled(phase, Roles(tuple(nests), r.rows))
+            if settled is not None and settled in balanced(terms, candidates, phase, (plan.roles[phase], settled)):
+                roles[phase] = settled
+        if len(roles) == len(plan.roles) and all(candidates.stores(layout) for layout in stored.values()):
+            yield Plan(terms.total(stored, roles), stored, roles)
+
+
+def _renamed(nests: Iterable[Axes], names: Mapping[str, str]) -> tuple[Axes, ...]:
+    return tuple(tuple(names.get(a, a) for a in axes) for axes in nests)
 
 
 def _chosen_anew(terms: Terms, candidates: Candidates, plan: Plan) -> Iterator[Plan]:

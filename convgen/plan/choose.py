@@ -13,9 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from convgen.algebra.algorithms import letters_of, stored_layouts
-from convgen.algebra.conv import PHASES
+from convgen.algebra.conv import PHASES, Conv
+from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Layout
 from convgen.algebra.roles import Roles, default_nesting, nest, settle_groups
 from convgen.algebra.space import Space
@@ -61,14 +63,20 @@ def choose(layer: Layer, space: Space, machine: Machine, objective: Objective = 
     Raises:
         InputError: roles that can't work with the layer's groups.
     """
-    model = Model(space, machine, layer.dtype)
-    terms = Terms(model, objective, hold_gathered=layer.options.hold_x == "gathered", bias=layer.conv.bias)
-    if layer.distribution is not None:
-        return _given(layer, terms)
-    if layer.algorithm in (None, "auto"):
-        found = search(terms, Candidates(space))
-        return _choice(found.plan.stored, found.plan.roles, "auto", _told(found), found.plan.cost, terms)
-    return _named(layer.algorithm, layer, terms)
+    gathered = layer.options.hold_x == "gathered"
+    if layer.distribution is None and layer.algorithm in (None, "auto"):
+        found = _searched(layer.conv, layer.grid, machine, layer.dtype, objective, gathered)
+        return _choice(found.plan.stored, found.plan.roles, "auto", _told(found), found.plan.cost, objective)
+    terms = Terms(Model(space, machine, layer.dtype), objective, hold_gathered=gathered, bias=layer.conv.bias)
+    return _given(layer, terms) if layer.distribution is not None else _named(layer.algorithm or "", layer, terms)
+
+
+@lru_cache(maxsize=1024)
+def _searched(conv: Conv, grid: Grid, machine: Machine, dtype: str, objective: Objective, gathered: bool) -> Found:
+    """What `auto` finds; networks have many layers alike."""
+    space = Space(conv, grid)
+    terms = Terms(Model(space, machine, dtype), objective, hold_gathered=gathered, bias=conv.bias)
+    return search(terms, Candidates(space))
 
 
 def _told(found: Found) -> tuple[str, ...]:
@@ -90,7 +98,7 @@ def _named(name: str, layer: Layer, terms: Terms) -> Choice:
     cost, chosen = _best(terms, stored, {phase: (r,) for phase, r in roles.items()})
     rows = chosen["backward_filter"].rows
     roles["backward_filter"] = Roles(roles["backward_filter"].nests, rows)
-    return _choice(stored, roles, name, (f"{name}: each letter in its own role",), cost, terms)
+    return _choice(stored, roles, name, (f"{name}: each letter in its own role",), cost, terms.objective)
 
 
 def _given(layer: Layer, terms: Terms) -> Choice:
@@ -103,7 +111,7 @@ def _given(layer: Layer, terms: Terms) -> Choice:
         cost, roles = _best(terms, stored, choices)
         rows = roles["backward_filter"].rows
         written["backward_filter"] = Roles(written["backward_filter"].nests, rows)
-        return _choice(stored, written, "given", ("storage and roles as given",), cost, terms)
+        return _choice(stored, written, "given", ("storage and roles as given",), cost, terms.objective)
     single = _single(layer)
     bare = {tensor: layout.without(single) for tensor, layout in stored.items()}
     candidates = Candidates(terms.space)
@@ -113,7 +121,12 @@ def _given(layer: Layer, terms: Terms) -> Choice:
     chosen["backward_filter"] = Roles(chosen["backward_filter"].nests, roles["backward_filter"].rows)
     searched = ", ".join(phase for phase in PHASES if phase not in written)
     return _choice(
-        stored, chosen, "given, roles searched", (f"storage as given, roles searched for {searched}",), cost, terms
+        stored,
+        chosen,
+        "given, roles searched",
+        (f"storage as given, roles searched for {searched}",),
+        cost,
+        terms.objective,
     )
 
 
@@ -137,13 +150,13 @@ def _single(layer: Layer) -> frozenset[str]:
 
 
 def _choice(
-    stored: dict[str, Layout],
-    roles: dict[str, Roles],
+    stored: Mapping[str, Layout],
+    roles: Mapping[str, Roles],
     label: str,
     explanation: tuple[str, ...],
     cost: Cost,
-    terms: Terms,
+    objective: Objective,
 ) -> Choice:
-    time_ps, sent = cost if terms.objective == "seconds" else cost[::-1]
+    time_ps, sent = cost if objective == "seconds" else cost[::-1]
     ordered = {phase: roles[phase] for phase in PHASES}
-    return Choice(stored, ordered, label, explanation, time_ps / PICOSECONDS, sent)
+    return Choice(dict(stored), ordered, label, explanation, time_ps / PICOSECONDS, sent)

@@ -1,0 +1,142 @@
+"""`algorithm: auto` against the named algorithms: modelled seconds of every layer in tuning/layers on several grids.
+
+    python bench/auto_vs_named.py             # checks, and prints the tables
+    python bench/auto_vs_named.py --write     # puts them into docs/auto.md
+
+Every named algorithm is tried under every assignment of its letters to the grid's axes, those that leave ranks
+empty too. Fails if one of them is modelled faster than auto on any layer.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from convgen.algebra.conv import PHASES, Conv
+from convgen.algebra.grid import Grid
+from convgen.algebra.space import Space
+from convgen.cost.machine import Machine, load_machine
+from convgen.cost.model import PICOSECONDS, Model
+from convgen.plan.auto import named_plan, search
+from convgen.plan.candidates import Candidates, named_problems
+from convgen.plan.moves import Plan
+from convgen.plan.terms import Terms
+from convgen.resources import data_file
+from convgen.spec.reader import read_csv
+
+GRIDS = [{"a": 4}, {"a": 2, "b": 2}, {"a": 3, "b": 2}, {"a": 2, "b": 2, "c": 2}, {"a": 4, "b": 4}]
+MACHINES = ("cpu", "cuda")
+DOCS = Path(__file__).resolve().parent.parent / "docs" / "auto.md"
+BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
+
+
+@dataclass(frozen=True)
+class Result:
+    """Auto's plan and the best named one, with its name."""
+
+    auto: Plan
+    named: Plan
+    name: str
+
+
+@cache
+def compare(conv: Conv, grid: Grid, machine: Machine) -> Result:
+    space = Space(conv, grid)
+    terms = Terms(Model(space, machine, "float32"), "seconds", hold_gathered=True, bias=conv.bias)
+    candidates = Candidates(space)
+    named = [
+        (named_plan(terms, candidates, stored, roles), name)
+        for name, stored, roles in named_problems(candidates, allow_empty=True)
+    ]
+    plan, name = min(named, key=lambda one: one[0].cost)
+    return Result(search(terms, candidates).plan, plan, name)
+
+
+def layers(network: str, grid: dict[str, int]) -> list[tuple[str, Conv]]:
+    return [(one.name, one.conv) for one in read_csv(data_file("tuning", "layers", f"{network}.csv"), grid=grid)]
+
+
+def digest(networks: list[str]) -> tuple[list[str], int]:
+    """A row per network, machine and grid; and on how many layers a named algorithm was faster."""
+    rows = [
+        "| network | machine | grid | layers | best named, ms | auto, ms | ratio | best layer | layers won "
+        "| named, MB | auto, MB |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    lost = 0
+    for network in networks:
+        for machine in MACHINES:
+            for sizes in GRIDS:
+                grid = Grid(tuple(sizes.items()))
+                found = [compare(conv, grid, load_machine(machine)) for _, conv in layers(network, sizes)]
+                auto, named = sum(r.auto.cost[0] for r in found), sum(r.named.cost[0] for r in found)
+                sent, named_sent = sum(r.auto.cost[1] for r in found), sum(r.named.cost[1] for r in found)
+                lost += sum(r.auto.cost[0] > r.named.cost[0] for r in found)
+                won = sum(r.auto.cost[0] < r.named.cost[0] for r in found)
+                best = max(r.named.cost[0] / r.auto.cost[0] for r in found)
+                rows.append(
+                    f"| {network} | {machine} | {grid} | {len(found)} | {named / PICOSECONDS * 1e3:.3f} "
+                    f"| {auto / PICOSECONDS * 1e3:.3f} | {named / auto:.3f} | {best:.3f} | {won} "
+                    f"| {named_sent / 1e6:.2f} | {sent / 1e6:.2f} |"
+                )
+                print(rows[-1], flush=True)
+    return rows, lost
+
+
+def by_layer(network: str, sizes: dict[str, int], machine: str) -> list[str]:
+    """A row per distinct layer: seconds, bytes, storage and roles of the best named algorithm and of auto."""
+    grid = Grid(tuple(sizes.items()))
+    count = Counter(conv for _, conv in layers(network, sizes))
+    rows = [
+        f"### {network}, {machine}, {grid}",
+        "",
+        "| layer | alike | best named | ms | MB | auto: x w y | roles | ms | MB | ratio |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    seen: set[Conv] = set()
+    for name, conv in layers(network, sizes):
+        if conv in seen:
+            continue
+        seen.add(conv)
+        r = compare(conv, grid, load_machine(machine))
+        roles = [str(r.auto.roles[phase]) for phase in PHASES]
+        told = roles[0] if len(set(roles)) == 1 else "; ".join(roles)
+        stored = " ".join(str(layout) for layout in r.auto.stored.values())
+        rows.append(
+            f"| {name} | {count[conv]} | {r.name} {r.named.roles['forward']} | {_ms(r.named)} | {_mb(r.named)} "
+            f"| `{stored}` | {told} | {_ms(r.auto)} | {_mb(r.auto)} | {r.named.cost[0] / r.auto.cost[0]:.3f} |"
+        )
+    return rows
+
+
+def _ms(plan: Plan) -> str:
+    return f"{plan.cost[0] / PICOSECONDS * 1e3:.3f}"
+
+
+def _mb(plan: Plan) -> str:
+    return f"{plan.cost[1] / 1e6:.3f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/auto.md")
+    write = parser.parse_args().write
+    networks = sorted(path.stem for path in data_file("tuning", "layers").glob("*.csv"))
+    rows, lost = digest(networks)
+    tables = [*rows, "", "## Layer by layer", ""]
+    for network, machine in (("resnet50", "cpu"), ("resnet50", "cuda"), ("vgg16", "cuda"), ("mesh2k_assumed", "cpu")):
+        tables += [*by_layer(network, {"a": 2, "b": 2}, machine), ""]
+    if write:
+        head, rest = DOCS.read_text().split(BEGIN)
+        DOCS.write_text("\n".join([head + BEGIN, "", *tables, END]) + rest.split(END)[1])
+    else:
+        print("\n".join(tables[len(rows) :]))
+    print(f"layers on which a named algorithm is modelled faster: {lost}")
+    raise SystemExit(lost > 0)
+
+
+if __name__ == "__main__":
+    main()
