@@ -93,7 +93,8 @@ def _write_modules(all_compiled: Sequence[Compiled], folder: Path) -> None:
             path.write_text(text, encoding="utf-8")
             click.echo(str(path))
     except OSError as error:
-        raise InputError(f"cannot write to {folder}: {error.strerror}", hint="-o DIR with a folder you may write to") from error
+        fact = f"cannot write to {folder}: {error.strerror}"
+        raise InputError(fact, hint="-o DIR with a folder you may write to") from error
 
 
 @cli.command()
@@ -198,7 +199,8 @@ def _refuse_same_names(compiled: Sequence[Compiled]) -> None:
         where = one.layer.source.where(("name",))
         if one.layer.name in seen:
             raise InputError(
-                f"two layers are named {one.layer.name}: {seen[one.layer.name]} and {where}", hint="another name for one"
+                f"two layers are named {one.layer.name}: {seen[one.layer.name]} and {where}",
+                hint="another name for one",
             )
         seen[one.layer.name] = where
 

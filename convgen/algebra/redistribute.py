@@ -122,9 +122,7 @@ def _transpose(here: Layout, dst: Layout) -> Layout | None:
             end -= 1
         moving |= set(axes[end:])
         base[d] = axes[:end]
-    axes = tuple(
-        held + tuple(a for a in wanted if a in moving) for held, wanted in zip(base, dst.axes, strict=True)
-    )
+    axes = tuple(held + tuple(a for a in wanted if a in moving) for held, wanted in zip(base, dst.axes, strict=True))
     if not moving or any(
         wanted[: len(a)] != a for d, (a, wanted) in enumerate(zip(axes, dst.axes, strict=True)) if a != base[d]
     ):
@@ -148,6 +146,4 @@ def _gather(here: Layout, goal: tuple[Axes, ...]) -> Layout | None:
 
 def _appearing(before: Layout, after: Layout) -> frozenset[str]:
     """Axes that a dimension has after and did not have before."""
-    return frozenset(
-        a for old, new in zip(before.axes, after.axes, strict=True) for a in new if a not in old
-    )
+    return frozenset(a for old, new in zip(before.axes, after.axes, strict=True) for a in new if a not in old)

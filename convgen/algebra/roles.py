@@ -118,9 +118,7 @@ def wanted(space: Space, phase: str, roles: Roles) -> tuple[Layout, Layout, Layo
     }[phase]
 
     def activation(tensor: str, channels: Axes) -> Layout:
-        windows = tuple(
-            space.window(tensor, 2 + i, r) if tensor == windowed else None for i, r in enumerate(rows)
-        )
+        windows = tuple(space.window(tensor, 2 + i, r) if tensor == windowed else None for i, r in enumerate(rows))
         return Layout(tensor, (n, channels, *rows), (None, None, *windows))
 
     layouts = {

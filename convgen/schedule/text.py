@@ -1,12 +1,12 @@
 """The schedule's text: one step a line, printed and read back.
 
-    schedule NAME on grid(a=2, b=2) {
-      stored: x[a, b, *, *] w[*, b] y[a, b, *, *]
-      roles forward: N=a C=b
-      forward:
-        %y_partial = conv_forward %x, %w                      : y[a, *, *, *] partial(b)
-        %y = reduce_scatter %y_partial dim=F over=b           : y[a, b, *, *]    # comment
-    }
+schedule NAME on grid(a=2, b=2) {
+  stored: x[a, b, *, *] w[*, b] y[a, b, *, *]
+  roles forward: N=a C=b
+  forward:
+    %y_partial = conv_forward %x, %w                      : y[a, *, *, *] partial(b)
+    %y = reduce_scatter %y_partial dim=F over=b           : y[a, b, *, *]    # comment
+}
 """
 
 from __future__ import annotations
@@ -45,9 +45,7 @@ def changed_dims(before: Layout, after: Layout) -> tuple[str, ...]:
     """Names of the dimensions that a conversion changes."""
     names = dim_names(after)
     return tuple(
-        n
-        for i, n in enumerate(names)
-        if before.axes[i] != after.axes[i] or before.windows[i] != after.windows[i]
+        n for i, n in enumerate(names) if before.axes[i] != after.axes[i] or before.windows[i] != after.windows[i]
     )
 
 

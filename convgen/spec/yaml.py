@@ -116,7 +116,7 @@ class _Reader:
             self.refuse(f"not YAML: {one_line(said)}", mark.line if mark else 0, hint)
         except InputError:
             raise
-        except Exception as unexpected:  # noqa: BLE001
+        except Exception as unexpected:
             # The scanner lets what it stumbles over through, e.g. chr()'s ValueError for "\UFFFFFFFF".
             self.refuse(f"not YAML: {one_line(str(unexpected))}", 0, "write plain text, numbers, lists and mappings")
 

@@ -99,7 +99,7 @@ def _child(program: Callable[[int], Any], rank: int, ranks: int, where: Path, ti
         )
         torch.save(program(rank), where / f"{rank}.part")
         (where / f"{rank}.part").rename(where / f"{rank}.pt")
-        dist.barrier()
+        dist.barrier()  # pyright: ignore[reportUnknownMemberType]  torch leaves device_ids untyped
         dist.destroy_process_group()
     except BaseException:
         (where / f"{rank}.error").write_text(traceback.format_exc())

@@ -92,7 +92,7 @@ def reference(conv: Conv, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         dilation=tuple(s.dilation for s in conv.spatial),
         groups=conv.groups,
     )
-    y.backward(given["dy"].double())
+    torch.autograd.backward(y, given["dy"].double())
     results = {"y": y.detach(), "dx": x.grad, "dw": w.grad}
     if bias is not None:
         results["dbias"] = bias.grad

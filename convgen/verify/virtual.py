@@ -198,7 +198,7 @@ class VirtualTransport:
         self._count("reduce_scatter", group, tensor.numel() - splits[me], tensor)
         parts = self._meet("reduce_scatter", tensor, (splits,), group)
         self._agree("reduce_scatter", [s for _, (s,) in parts], [tuple(splits)] * len(parts), group)
-        return self._sum([p.split(list(splits))[me] for p, _ in parts], group)
+        return self._sum([torch.split(p, list(splits))[me] for p, _ in parts], group)
 
     def all_reduce(self, tensor: Tensor, splits: Splits, group: Group) -> Tensor:
         me = group.ranks.index(self.rank)
@@ -218,7 +218,7 @@ class VirtualTransport:
         self._count(kind, group, tensor.numel() - splits[0][me], tensor)
         parts = self._meet(kind, tensor, splits, group)
         self._agree(kind, [to[me] for _, (to, _) in parts], list(splits[1]), group)
-        return torch.cat([p.split(list(to))[me] for p, (to, _) in parts])
+        return torch.cat([torch.split(p, list(to))[me] for p, (to, _) in parts])
 
     def _agree(self, kind: str, got: Sequence[object], expected: Sequence[object], group: Group) -> None:
         if got != expected:
