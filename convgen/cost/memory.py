@@ -16,7 +16,8 @@ Counted are the tensors that a module's functions make: each step's result, and 
 
 A source with gaps (a slice) is copied before it is handed to a collective. A value goes after its last reader; what
 backward reads stays. Not counted: the arguments, ATen's workspaces (a result that ATen makes in another memory format
-than the layer's is a second copy for a moment), and what a transport takes.
+than the layer's is a second copy for a moment; a tensor that only tells it a shape is never touched), and what a
+transport takes.
 """
 
 from __future__ import annotations
@@ -129,16 +130,9 @@ class _Ledger:
             case AddBias():
                 self.values[step.result] = self.values[step.source]
                 return self.none
-            case SumBias():
+            case SumBias() | Convolve():
                 self._define(step.result, elements)
                 return elements
-            case Convolve():
-                self._define(step.result, elements)
-                # Backward convolutions name the operand that they make by a tensor of one element.
-                named = volume(self.space.frame(step.type)) > 0
-                for value in step.inputs:
-                    named &= self.space.elements(self.types[value]) > 0
-                return elements + (named if step.phase != "forward" else 0)
             case Convert(kind="slice"):
                 return self._slice(step)
             case Convert():
