@@ -555,16 +555,16 @@ def test_module_is_torchs_layer_cut_into_blocks() -> None:
 
         def program(end: VirtualTransport, layer: ModuleType = layer) -> tuple[Tensor, ...]:
             mesh = layer.init_mesh(transport=end)
-            before = torch.random.get_rng_state()
             module = layer.Conv(mesh, seed=7)
-            assert torch.equal(before, torch.random.get_rng_state())
             other = layer.Conv(mesh, seed=8)
             assert not module.weight.numel() or not torch.equal(module.weight, other.weight)
             return layer.gather("w", module.weight, mesh), layer.gather("bias", module.bias, mesh)
 
+        before = torch.random.get_rng_state()
         for weight, bias in World(8).run(program):
             assert torch.equal(weight, whole_layer.weight)
             assert torch.equal(bias, whole_layer.bias)
+        assert torch.equal(before, torch.random.get_rng_state())
 
 
 def test_state_dict_holds_blocks_and_load_full_scatters() -> None:
