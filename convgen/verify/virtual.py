@@ -115,6 +115,8 @@ class World:
         """Hand in this rank's part of the group's collective `number`; the parts of all, in the group's order."""
         key = (group, number)
         with self._lock:
+            if rank not in self._live:
+                raise Deadlock(f"rank {rank} calls {kind} of ranks {group}, but its world is not running")
             meeting = self._meetings.setdefault(key, _Meeting(left=len(group)))
             # A copy: the sender may go on and change its tensor before the last member has read it.
             meeting.calls[rank] = (kind, tensor.clone(), tuple(tuple(s) for s in splits))
