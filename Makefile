@@ -41,7 +41,7 @@ test: $(VENV)/.installed
 check: test
 
 bench: $(VENV)/.installed
-	@for script in bench/bench_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+	@for script in bench/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .

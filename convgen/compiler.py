@@ -83,7 +83,12 @@ def compile_layer(
         layer = replace(layer, target=target)
     machine = machine or default_machine(layer)
     space = Space(layer.conv, layer.grid)
-    choice = _chosen(replace(layer, name="any", source=Source()), machine, objective)
+    try:
+        choice = _chosen(replace(layer, name="any", source=Source()), machine, objective)
+    except InputError as error:
+        about = f"{layer.name}: {layer.kind} "
+        error.notes = tuple(replace(n, text=about + n.text) if n.label == "layer" else n for n in error.notes)
+        raise
     schedule = lower(layer.name, space, choice.stored, choice.roles, bias=layer.conv.bias)
     for _, run in PIPELINE:
         if verify_schedules():
