@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from convgen.algebra.space import Space
 from convgen.cost.machine import Machine, default_machine
@@ -28,7 +27,7 @@ from convgen.plan.choose import Choice, Objective, choose
 from convgen.schedule.build import lower
 from convgen.schedule.nodes import Schedule
 from convgen.schedule.verify import verify
-from convgen.spec.layer import Layer, Source
+from convgen.spec.layer import Layer
 
 Pass = Callable[[Schedule, Layer, Space], Schedule]
 PIPELINE: tuple[tuple[str, Pass], ...] = (
@@ -61,12 +60,6 @@ class Compiled:
         return emit_module(self.layer, self.schedule, self.space, command=self.options)
 
 
-@lru_cache(maxsize=256)
-def _chosen(layer: Layer, machine: Machine, objective: Objective) -> Choice:
-    """`choose`, once for layers that differ only in name: networks repeat their layers."""
-    return choose(layer, Space(layer.conv, layer.grid), machine, objective)
-
-
 def compile_layer(
     layer: Layer, *, target: str | None = None, machine: Machine | None = None, objective: Objective = "seconds"
 ) -> Compiled:
@@ -84,7 +77,7 @@ def compile_layer(
     machine = machine or default_machine(layer)
     space = Space(layer.conv, layer.grid)
     try:
-        choice = _chosen(replace(layer, name="any", source=Source()), machine, objective)
+        choice = choose(layer, space, machine, objective)
     except InputError as error:
         about = f"{layer.name}: {layer.kind} "
         error.notes = tuple(replace(n, text=about + n.text) if n.label == "layer" else n for n in error.notes)

@@ -82,9 +82,6 @@ class Grid:
                 number = number * size + self.coordinates[name]
         return number
 
-    def without_single_ranks(self) -> Grid:
-        return Grid(tuple((name, size) for name, size in self.axes if size > 1))
-
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)
 

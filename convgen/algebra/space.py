@@ -7,7 +7,6 @@ A box has an interval per dimension. A value with windows has two boxes: what is
 from __future__ import annotations
 
 from itertools import takewhile
-from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -189,11 +188,6 @@ class Space:
 def volume(box: Box) -> NDArray[np.int64]:
     """Index count of each rank's box."""
     return np.maximum(box[:, :, 1] - box[:, :, 0], 0).prod(axis=1)
-
-
-def extent_per_rank(extent: int, sizes: tuple[int, ...]) -> int:
-    """The largest block of an extent over axes of these sizes."""
-    return -(-extent // prod(sizes))
 
 
 def _shared_axes(grid: Grid, src: Layout, dst: Layout) -> set[str]:

@@ -8,7 +8,6 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
@@ -18,19 +17,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from convgen.verify.counting import Sent, count
 from convgen.verify.program import RankResult, load_module, run_rank
 
 
 class ProcessFailed(RuntimeError):
     """A rank raised, died or did not finish in time; the text has each rank's end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """What one rank sent in one collective, by the rule of direct exchange (DESIGN section 6)."""
-
-    collective: str
-    bytes: int
 
 
 def run_processes(path: Path, ranks: int, given: Mapping[str, Tensor], timeout_s: float) -> list[RankResult]:
@@ -114,11 +106,11 @@ def _count_calls(module: ModuleType, sent: list[Sent]) -> None:
 
         inside = False
 
-        def _counted(self, kind: str, tensor: Tensor, splits: Any, group: Any, elements: int) -> Tensor:
+        def _counted(self, kind: str, tensor: Tensor, splits: Any, group: Any) -> Tensor:
             run = getattr(super(), kind)
             if self.inside:
                 return run(tensor, splits, group)
-            sent.append(Sent(kind, elements * tensor.element_size()))
+            sent.append(count(kind, tensor, splits, group.ranks, self.rank))
             self.inside = True
             try:
                 return run(tensor, splits, group)
@@ -126,23 +118,18 @@ def _count_calls(module: ModuleType, sent: list[Sent]) -> None:
                 self.inside = False
 
         def all_gather(self, tensor: Tensor, splits: Any, group: Any) -> Tensor:
-            mine = splits[group.ranks.index(self.rank)]
-            return self._counted("all_gather", tensor, splits, group, (len(splits) - 1) * mine)
+            return self._counted("all_gather", tensor, splits, group)
 
         def reduce_scatter(self, tensor: Tensor, splits: Any, group: Any) -> Tensor:
-            mine = splits[group.ranks.index(self.rank)]
-            return self._counted("reduce_scatter", tensor, splits, group, tensor.numel() - mine)
+            return self._counted("reduce_scatter", tensor, splits, group)
 
         def all_reduce(self, tensor: Tensor, splits: Any, group: Any) -> Tensor:
-            mine = splits[group.ranks.index(self.rank)]
-            return self._counted("all_reduce", tensor, splits, group, tensor.numel() - mine + (len(splits) - 1) * mine)
+            return self._counted("all_reduce", tensor, splits, group)
 
         def all_to_all(self, tensor: Tensor, splits: Any, group: Any) -> Tensor:
-            mine = splits[0][group.ranks.index(self.rank)]
-            return self._counted("all_to_all", tensor, splits, group, tensor.numel() - mine)
+            return self._counted("all_to_all", tensor, splits, group)
 
         def exchange(self, tensor: Tensor, splits: Any, group: Any) -> Tensor:
-            mine = splits[0][group.ranks.index(self.rank)]
-            return self._counted("exchange", tensor, splits, group, tensor.numel() - mine)
+            return self._counted("exchange", tensor, splits, group)
 
     module.TorchTransport = Counting  # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,15 +25,6 @@ TORCH_DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-
-
-class Reports(Protocol):
-    """A transport that counts: virtual ranks' own, or the counter around torch.distributed's."""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def sent(self) -> list[Any]: ...
 
 
 def load_module(path: Path) -> ModuleType:

@@ -12,10 +12,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+
+from convgen.verify.counting import Sent, count
 
 Splits = Sequence[int]
 Result = TypeVar("Result")
@@ -52,15 +54,6 @@ class _Meeting:
         default_factory=dict[int, "tuple[str, Tensor, tuple[tuple[int, ...], ...]]"]
     )
     left: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """What one rank sent in one collective, by the rule of direct exchange (DESIGN section 6)."""
-
-    collective: str
-    group: tuple[int, ...]
-    bytes: int
 
 
 class World:
@@ -185,26 +178,24 @@ class VirtualTransport:
         self._numbers[group.ranks] = number + 1
         return self._world.meet(self.rank, number, group.ranks, kind, tensor, splits)
 
-    def _count(self, kind: str, group: Group, elements: int, tensor: Tensor) -> None:
-        self.sent.append(Sent(kind, group.ranks, elements * tensor.element_size()))
+    def _count(self, kind: str, tensor: Tensor, splits: Sequence[Any], group: Group) -> None:
+        self.sent.append(count(kind, tensor, splits, group.ranks, self.rank))
 
     def all_gather(self, tensor: Tensor, splits: Splits, group: Group) -> Tensor:
-        me = group.ranks.index(self.rank)
-        self._count("all_gather", group, (len(splits) - 1) * splits[me], tensor)
+        self._count("all_gather", tensor, splits, group)
         parts = self._meet("all_gather", tensor, (splits,), group)
         self._agree("all_gather", [p.numel() for p, _ in parts], list(splits), group)
         return torch.cat([p for p, _ in parts])
 
     def reduce_scatter(self, tensor: Tensor, splits: Splits, group: Group) -> Tensor:
         me = group.ranks.index(self.rank)
-        self._count("reduce_scatter", group, tensor.numel() - splits[me], tensor)
+        self._count("reduce_scatter", tensor, splits, group)
         parts = self._meet("reduce_scatter", tensor, (splits,), group)
         self._agree("reduce_scatter", [s for _, (s,) in parts], [tuple(splits)] * len(parts), group)
         return self._sum([torch.split(p, list(splits))[me] for p, _ in parts], group)
 
     def all_reduce(self, tensor: Tensor, splits: Splits, group: Group) -> Tensor:
-        me = group.ranks.index(self.rank)
-        self._count("all_reduce", group, tensor.numel() - splits[me] + (len(splits) - 1) * splits[me], tensor)
+        self._count("all_reduce", tensor, splits, group)
         parts = self._meet("all_reduce", tensor, (splits,), group)
         self._agree("all_reduce", [s for _, (s,) in parts], [tuple(splits)] * len(parts), group)
         return self._sum([p for p, _ in parts], group)
@@ -217,7 +208,7 @@ class VirtualTransport:
 
     def _move(self, kind: str, tensor: Tensor, splits: tuple[Splits, Splits], group: Group) -> Tensor:
         me = group.ranks.index(self.rank)
-        self._count(kind, group, tensor.numel() - splits[0][me], tensor)
+        self._count(kind, tensor, splits, group)
         parts = self._meet(kind, tensor, splits, group)
         self._agree(kind, [to[me] for _, (to, _) in parts], list(splits[1]), group)
         return torch.cat([torch.split(p, list(to))[me] for p, (to, _) in parts])

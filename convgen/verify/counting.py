@@ -1,0 +1,28 @@
+"""What a rank sends in a collective, by the rule of direct exchange (DESIGN section 6), from the call itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What one rank sent in one collective."""
+
+    collective: str
+    group: tuple[int, ...]
+    bytes: int
+
+
+def count(kind: str, tensor: Tensor, splits: Sequence[Any], ranks: tuple[int, ...], rank: int) -> Sent:
+    """The record of a call of a transport's collective `kind` by `rank`, one of the group's `ranks`."""
+    me = ranks.index(rank)
+    mine: int = splits[0][me] if kind in ("all_to_all", "exchange") else splits[me]
+    gathered = (len(ranks) - 1) * mine
+    rest = tensor.numel() - mine
+    elements = {"all_gather": gathered, "all_reduce": rest + gathered}.get(kind, rest)
+    return Sent(kind, ranks, elements * tensor.element_size())
