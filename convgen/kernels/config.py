@@ -1,0 +1,70 @@
+"""A kernel's configuration, and the arithmetic of tiles that families share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from convgen.kernels.problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Which family makes a kernel, and how.
+
+    Attributes:
+        tiles: extents of a program's tile by the name they have in the kernel: BP pixels, BF filters, BC channels.
+        split: pieces that backward-filter's pixels are cut into, each summed by programs of its own.
+    """
+
+    family: str
+    tiles: tuple[tuple[str, int], ...] = ()
+    warps: int = 4
+    stages: int = 3
+    split: int = 1
+
+    @property
+    def tile(self) -> dict[str, int]:
+        return dict(self.tiles)
+
+    def __str__(self) -> str:
+        words = [f"{n}={v}" for n, v in self.tiles] + [f"warps={self.warps}", f"stages={self.stages}"]
+        return " ".join([*words, f"split={self.split}"] if self.split > 1 else words)
+
+    def as_dict(self) -> dict[str, int]:
+        return {**self.tile, "warps": self.warps, "stages": self.stages, "split": self.split}
+
+
+def power_of_two(n: int) -> int:
+    """The least power of two that is not below n."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def clamp(n: int, lo: int, hi: int) -> int:
+    """A tile's extent for n elements: a power of two between lo and hi."""
+    return max(lo, min(hi, power_of_two(n)))
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def largest(problems: Sequence[Problem]) -> Problem:
+    """The rank with most to do: kernels are sized for it."""
+    return max(problems, key=lambda p: (p.flops, p.channels, p.filters))
+
+
+def even(problems: Sequence[Problem], config: Config) -> frozenset[str]:
+    """Of "c" and "f" those whose tiles divide their extent on every rank."""
+    tiles = config.tile
+    extents = {"c": ("BC", [p.channels for p in problems]), "f": ("BF", [p.filters for p in problems])}
+    return frozenset(
+        v for v, (tile, counts) in extents.items() if tile in tiles and all(n % tiles[tile] == 0 for n in counts)
+    )
+
+
+def alignment(problems: Sequence[Problem], tensor: str) -> int:
+    """Elements, of 16 bytes at most, that every pixel of x or y begins at a multiple of."""
+    if not problems[0].channels_last:
+        return 1
+    return problems[0].vector(*(p.channels if tensor == "x" else p.filters for p in problems))

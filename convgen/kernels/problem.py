@@ -1,0 +1,105 @@
+"""The local problem: one phase of the convolution of one rank, as a kernel sees it (DESIGN section 7)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import gcd, prod
+
+from convgen.schedule.nodes import Phase
+from convgen.spec.layer import DTYPE_BYTES
+
+OPERANDS: dict[str, tuple[str, str, str]] = {
+    "forward": ("x", "w", "y"),
+    "backward_data": ("y", "w", "x"),
+    "backward_filter": ("y", "x", "w"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LocalDim:
+    """One spatial dimension of a rank's operands.
+
+    `x` and `y` rows that the operands hold, `below` zero rows below x's first row as seen from y's first one;
+    negative where x starts with rows that y never reads. What lies above follows: it is zero, too.
+    """
+
+    name: str
+    x: int
+    y: int
+    kernel: int
+    stride: int
+    dilation: int
+    below: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """A local convolution.
+
+    Attributes:
+        channels, filters: of a group.
+        x_parts, y_parts: the channels of x (filters of y) come in this many equal parts one behind the other, as an
+            all-gather delivers and a reduce-scatter wants them; 1 is an ordinary tensor.
+        rim: boxes around the rank's own block of the activation read with a halo (x, or dy in backward_data),
+            in buffers of their own; None where the operand is one tensor.
+        own: where that block lies in the operand, an interval a dimension, when there is a rim.
+    """
+
+    phase: Phase
+    batch: int
+    channels: int
+    filters: int
+    groups: int = 1
+    dims: tuple[LocalDim, ...]
+    dtype: str
+    memory_format: str
+    bias: bool = False
+    x_parts: int = 1
+    y_parts: int = 1
+    rim: int | None = None
+
+    @property
+    def element_bytes(self) -> int:
+        return DTYPE_BYTES[self.dtype]
+
+    @cached_property
+    def taps(self) -> int:
+        return prod(d.kernel for d in self.dims)
+
+    @cached_property
+    def pixels(self) -> int:
+        """Rows of the implicit GEMM's activations: N times y's rows, or x's in backward_data."""
+        return self.batch * prod(d.x if self.phase == "backward_data" else d.y for d in self.dims)
+
+    @cached_property
+    def flops(self) -> int:
+        """Two a product; zero padding counts as read rows do."""
+        return 2 * self.batch * prod(d.y for d in self.dims) * self.groups * self.channels * self.filters * self.taps
+
+    @cached_property
+    def elements(self) -> dict[str, int]:
+        """Elements of x, w, y."""
+        return {
+            "x": self.batch * self.groups * self.channels * prod(d.x for d in self.dims),
+            "w": self.groups * self.filters * self.channels * self.taps,
+            "y": self.batch * self.groups * self.filters * prod(d.y for d in self.dims),
+        }
+
+    @property
+    def bytes(self) -> int:
+        """Each operand once."""
+        return sum(self.elements.values()) * self.element_bytes
+
+    @property
+    def channels_last(self) -> bool:
+        return self.memory_format == "channels_last"
+
+    def vector(self, *extents: int) -> int:
+        """Elements that a 16-byte access can take where these extents are what addresses are multiples of."""
+        return gcd(16 // self.element_bytes, *extents)
+
+    @property
+    def is_pointwise(self) -> bool:
+        """1x1, stride 1, no padding: every row of y is a row of x."""
+        return all(d.kernel == d.stride == 1 and d.below == 0 and d.x == d.y for d in self.dims)

@@ -1,0 +1,77 @@
+"""From a problem and a configuration to Triton source."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import jinja2
+
+from convgen.kernels.config import Config, alignment, even, largest
+from convgen.kernels.phases import PhaseWords
+from convgen.kernels.problem import Problem
+from convgen.kernels.target import Target
+from convgen.kernels.words import Words
+from convgen.resources import data_file
+
+
+@cache
+def environment() -> jinja2.Environment:
+    """Templates are read from the package; a name that a template misses is an error."""
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(data_file("templates")),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A local kernel: the problems of all ranks that it serves, and how.
+
+    Attributes:
+        problems: one a rank; they differ in extents only.
+    """
+
+    problems: tuple[Problem, ...]
+    config: Config
+    target: Target
+
+    @property
+    def problem(self) -> Problem:
+        return largest(self.problems)
+
+    @property
+    def name(self) -> str:
+        return f"{self.problem.phase}_{self.config.family}"
+
+    def source(self) -> str:
+        """Triton functions of the kernel, and the function of its phase's name that launches them."""
+        p = self.problem
+        make = PhaseWords if p.phase == "backward_data" and any(d.stride > 1 for d in p.dims) else Words
+        aligned = (alignment(self.problems, "x"), alignment(self.problems, "y"))
+        words = make(p, float32=self.target.float32_products, even=even(self.problems, self.config), aligned=aligned)
+        template = TEMPLATES.get((self.config.family, p.phase), f"{p.phase}.py.jinja")
+        return environment().get_template(f"kernels/{template}").render(
+            name=self.name, p=p, t=words, bias=p.bias, split=self.config.split, config=self.config
+        )
+
+
+TEMPLATES: dict[tuple[str, str], str] = {}
+
+
+def kernel_module(kernels: Sequence[Kernel]) -> str:
+    """A module of nothing but these kernels, of different phases: what tuning, tests and inspection import."""
+    rims = any(k.problem.rim is not None for k in kernels)
+    rounds = any(k.problem.dtype == "tfloat32" for k in kernels)
+    parts = [
+        "from __future__ import annotations\n\nimport math\nfrom typing import Any, NamedTuple\n\nimport torch\nimport triton\n"
+        "import triton.language as tl\nfrom torch import Tensor\n\n",
+        environment().get_template("kernels/launch.py.jinja").render(rims=rims, rounds_tf32=rounds),
+        *(k.source() for k in kernels),
+    ]
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"

@@ -1,0 +1,371 @@
+"""The words that kernel templates share: coordinates, addresses and masks of one problem, as Triton text.
+
+Names in every kernel: n sample; xh, xw rows of x; yh, yw rows of y; kh, kw taps; c channel and f filter of a group
+and part; XH, YH, ... the extents that this rank holds; pad_h zero rows below x; x_part, y_part which of an operand's parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from convgen.kernels.config import Config
+from convgen.kernels.index import IndexMap, activation_map, filter_map
+from convgen.kernels.problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class DimWords:
+    """One spatial dimension: names of its coordinates, and its numbers."""
+
+    letter: str
+    taps: int
+    stride: int
+    dilation: int
+
+    @property
+    def x(self) -> str:
+        return f"x{self.letter}"
+
+    @property
+    def y(self) -> str:
+        return f"y{self.letter}"
+
+    @property
+    def k(self) -> str:
+        return f"k{self.letter}"
+
+    @property
+    def pad(self) -> str:
+        return f"pad_{self.letter}"
+
+
+def times(name: str, factor: int) -> str:
+    return name if factor == 1 else f"{name} * {factor}"
+
+
+CHANNEL = {"x": "c", "y": "f"}
+RESULT = {"forward": "y", "backward_data": "dx", "backward_filter": "dw"}
+
+
+class Words:
+    """Text for the kernels of a problem."""
+
+    def __init__(
+        self, problem: Problem, *, float32: str = "tf32x3", even: Collection[str] = (), aligned: tuple[int, int] = (1, 1)
+    ) -> None:
+        """
+        Args:
+            float32: how its products are made, an `input_precision` of tl.dot.
+            even: of "c" and "f" those whose tiles divide their extent on every rank, so that no mask is needed.
+            aligned: elements that a pixel of x, and of y, begins at a multiple of on every rank.
+        """
+        self.problem, self.float32, self.even = problem, float32, frozenset(even)
+        self.aligned = dict(zip("xy", aligned, strict=True))
+        self.dims = tuple(DimWords(d.name.lower(), d.kernel, d.stride, d.dilation) for d in problem.dims)
+        self.last = problem.channels_last
+        self.grouped = problem.groups > 1
+        self.result = RESULT[problem.phase]
+
+    def pointer(self, tensor: str) -> str:
+        """The name of the activation: backward reads dy."""
+        return "dy" if tensor == "y" and self.problem.phase != "forward" else tensor
+
+    # ---- what stands around a kernel's body ----
+
+    def arguments(self, *tensors: str | bool) -> str:
+        """Parameters before the constants: tensors, then this rank's extents and rows of padding."""
+        words = [t for t in tensors if isinstance(t, str) and t]
+        words += ["rim", "boxes"] if self.problem.rim is not None else []
+        words += ["N", self.extents("x"), self.extents("y"), self.pads]
+        words += ["groups"] if self.grouped else []
+        if self.problem.rim is not None:
+            words += [f"own_{d.letter}, OWN_{d.letter.upper()}" for d in self.dims]
+        return ", ".join(words) + ","
+
+    @property
+    def passed(self) -> str:
+        """The launch's arguments after the tensors."""
+        words = ["rim.buffer, rim.boxes"] if self.problem.rim is not None else []
+        words += ["s.n, *s.x, *s.y, *s.below"]
+        words += ["s.groups"] if self.grouped else []
+        words += ["*rim.own"] if self.problem.rim is not None else []
+        return ", ".join(words) + ","
+
+    def constants(self, config: Config) -> str:
+        words = ["BOXES=len(rim.boxes)"] if self.problem.rim is not None else []
+        words += [f"{name}={extent}" for name, extent in config.tiles]
+        return ", ".join([*words, f"num_warps={config.warps}, num_stages={config.stages}"])
+
+    @property
+    def boxes(self) -> str:
+        """Parameter that says how many boxes the rim has."""
+        return " BOXES: tl.constexpr," if self.problem.rim is not None else ""
+
+    @property
+    def formula(self) -> str:
+        """What the phase computes ([CF] Eqs. 1-3), with this layer's strides and dilations."""
+        rows, outs, taps = (", ".join(getattr(d, side) for d in self.dims) for side in ("x", "y", "k"))
+        x, y, w = f"x[n, c, {rows}]", f"y[n, f, {outs}]", f"w[f, c, {taps}]"
+        head = {
+            "forward": f"{y} = sum over c, {taps} of {x} {w}",
+            "backward_data": f"d{x} = sum over f, {taps} of d{y} {w}",
+            "backward_filter": f"d{w} = sum over n, {outs} of d{y} {x}",
+        }[self.problem.phase]
+        return f"{head}, {self.x_rows(all_taps=True)}"
+
+    @property
+    def orders(self) -> str:
+        """Memory orders of the operands."""
+        rows = " ".join(d.letter.upper() for d in self.dims)
+        kernel = " ".join(f"K{d.letter}" for d in self.dims)
+
+        def order(tensor: str, c: str) -> str:
+            head = f"{self.parts(tensor)} parts of " if self.parts(tensor) > 1 else ""
+            return f"{tensor} {head}" + (f"N {rows} {c}" if self.last else f"N {c} {rows}")
+
+        w = f"w F {kernel} C" if self.last else f"w F C {kernel}"
+        return f"In memory: {order('x', 'C')}, {order('y', 'F')}, {w}"
+
+    def extents(self, side: str) -> str:
+        """XH, XW"""
+        return ", ".join(getattr(d, side).upper() for d in self.dims)
+
+    @property
+    def pads(self) -> str:
+        return ", ".join(d.pad for d in self.dims)
+
+    def pixels(self, side: str) -> str:
+        """Rows of one sample: XH * XW."""
+        return " * ".join(getattr(d, side).upper() for d in self.dims)
+
+    # ---- the loop over what is summed: taps, parts, channels ----
+
+    def parts(self, tensor: str) -> int:
+        return self.problem.x_parts if tensor == "x" else self.problem.y_parts
+
+    def steps(self, tensor: str, taps: str = "") -> str:
+        """How many steps there are; `taps` is their number, where not all."""
+        factors = [taps or str(self.problem.taps)] if taps or self.problem.taps > 1 else []
+        factors += [str(self.parts(tensor))] if self.parts(tensor) > 1 else []
+        return " * ".join([*factors, "chunks"])
+
+    def step_coordinates(self, tensor: str, *, tapped: bool) -> list[str]:
+        """Tap, part, and channels (filters of y) of a step."""
+        v = CHANNEL[tensor]
+        tile, parts = f"B{v.upper()}", self.parts(tensor)
+        lines: list[str] = []
+        if tapped:
+            lines.append(f"tap = step // (chunks * {parts})" if parts > 1 else "tap = step // chunks")
+        if parts > 1:
+            inner = f"step // chunks % {parts}" if tapped else "step // chunks"
+            lines.append(f"{tensor}_part = tl.cast({inner}, tl.int64)")
+        number = "step % chunks" if tapped or parts > 1 else "step"
+        if tensor == "y" or not self.last:  # times C and the taps, or times rows, it may pass 2**31
+            number = f"tl.cast({number}, tl.int64)"
+        elif " " in number:
+            number = f"({number})"
+        return [*lines, f"{v} = {number} * {tile} + tl.arange(0, {tile})"]
+
+    # ---- coordinates ----
+
+    def decode(self, number: str, side: str) -> str:
+        """n, yh, yw of a pixel number."""
+        return self.split(number, [getattr(d, side) for d in self.dims])
+
+    @staticmethod
+    def split(number: str, names: Sequence[str]) -> str:
+        extents = [n.upper() for n in names]
+        parts = [f"({number} // ({' * '.join(extents)})).to(tl.int64)"]
+        for i, extent in enumerate(extents):
+            inner = "".join(f" // {e}" for e in extents[:i:-1])
+            parts.append(f"{number}{inner} % {extent}")
+        return f"n, {', '.join(names)} = {', '.join(parts)}"
+
+    @cached_property
+    def tapped(self) -> tuple[DimWords, ...]:
+        """Dimensions with more than one tap."""
+        return tuple(d for d in self.dims if d.taps > 1)
+
+    @cached_property
+    def taps(self) -> str:
+        """kh, kw of a tap number."""
+        parts: list[str] = []
+        for i, d in enumerate(self.tapped):
+            inner = 1
+            for e in self.tapped[i + 1 :]:
+                inner *= e.taps
+            text = f"tap // {inner}" if inner > 1 else "tap"
+            parts.append(f"{text} % {d.taps}" if i else text)
+        return f"{', '.join(d.k for d in self.tapped)} = {', '.join(parts)}"
+
+    def x_rows(self, *, all_taps: bool = False) -> str:
+        """Rows of x that the taps of rows yh, yw read."""
+        texts: list[str] = []
+        for d in self.dims:
+            tap = f" + {times(d.k, d.dilation)}" if d.taps > 1 or all_taps else ""
+            texts.append(f"{times(d.y, d.stride)} - {d.pad}{tap}")
+        return f"{', '.join(d.x for d in self.dims)} = {', '.join(texts)}"
+
+    def y_rows(self) -> str:
+        """Rows of y whose taps read rows xh, xw of x, for strides of 1."""
+        texts = [f"{d.x} + {d.pad}" + (f" - {times(d.k, d.dilation)}" if d.taps > 1 else "") for d in self.dims]
+        return f"{', '.join(d.y for d in self.dims)} = {', '.join(texts)}"
+
+    def inside(self, side: str) -> str:
+        """That rows lie in the operand."""
+        names = [getattr(d, side) for d in self.dims]
+        return " & ".join(f"({n} >= 0) & ({n} < {n.upper()})" for n in names)
+
+    # ---- tiles: channels last, pixels are the product's rows; else its columns, as they lie in memory ----
+
+    def along(self, vector: str) -> str:
+        return f"{vector}[:, None]" if self.last else f"{vector}[None, :]"
+
+    def across(self, vector: str) -> str:
+        return f"{vector}[None, :]" if self.last else f"{vector}[:, None]"
+
+    def tile(self, pixels: str, channels: str) -> str:
+        return f"({pixels}, {channels})" if self.last else f"({channels}, {pixels})"
+
+    def dot(self, activation: str, weights: str) -> str:
+        """acc plus the product of a tile of activations and one of weights."""
+        first, second = (activation, weights) if self.last else (weights, activation)
+        return f"acc = tl.dot({self.operand(first)}, {self.operand(second)}, acc{self.precision})"
+
+    def outer(self, dy: str, x: str) -> str:
+        """acc plus the product of a tile of dy and one of x, summed over pixels."""
+        first, second = (f"tl.trans({dy})", x) if self.last else (dy, f"tl.trans({x})")
+        return f"acc = tl.dot({self.operand(first)}, {self.operand(second)}, acc{self.precision})"
+
+    # ---- number types ----
+
+    @property
+    def wide(self) -> str:
+        return "tl.float64" if self.problem.dtype == "float64" else "tl.float32"
+
+    @property
+    def precision(self) -> str:
+        """How float32 products are made; the half types have one way."""
+        if self.problem.dtype == "float64":
+            return ", out_dtype=tl.float64"
+        way = {"float32": self.float32, "tfloat32": "tf32"}.get(self.problem.dtype)
+        return f', input_precision="{way}"' if way else ""
+
+    def operand(self, text: str) -> str:
+        """A loaded tile as an operand of a product: tfloat32 rounds, where the hardware would cut."""
+        return f"nearest_tf32({text})" if self.problem.dtype == "tfloat32" else text
+
+    # ---- addresses ----
+
+    def channels(self, tensor: str) -> str:
+        name = CHANNEL[tensor].upper()
+        return f"{name} * groups" if self.grouped else name
+
+    def activation(self, tensor: str) -> IndexMap:
+        letters = [d.letter for d in self.dims]
+        parts = self.parts(tensor) > 1
+        return activation_map(letters, tensor, self.channels(tensor), last=self.last, parts=parts)
+
+    def row(self, tensor: str) -> str:
+        """Where the pixel n, rows, begins: its channel 0."""
+        return self.activation(tensor).text(n="n", **{getattr(d, tensor): getattr(d, tensor) for d in self.dims})
+
+    def channel(self, tensor: str) -> str:
+        """From a pixel's channel 0 to channel c of x or filter f of y, of a group."""
+        v = CHANNEL[tensor]
+        text = self.activation(tensor).text(c=f"group * {v.upper()} + {v}" if self.grouped else v)
+        return text if text.isidentifier() else f"({text})"
+
+    def part(self, tensor: str) -> str:
+        """Where the part of the operand begins that is at work."""
+        return " + " + self.activation(tensor).text(part=f"{tensor}_part") if self.parts(tensor) > 1 else ""
+
+    @property
+    def filter_index(self) -> str:
+        """Filter f's place among all of w's."""
+        return "group * F + f" if self.grouped else "y_part * F + f" if self.problem.y_parts > 1 else "f"
+
+    def weight(self) -> tuple[str, str]:
+        """From w's start to filter f, and from there to channel c of the tap."""
+        kernel = tuple(d.taps for d in self.dims)
+        m = filter_map([d.letter for d in self.dims], times("C", self.problem.x_parts), kernel, last=self.last)
+        c = "x_part * C + c" if self.problem.x_parts > 1 else "c"
+        text = m.text(c=c, **{d.k: d.k for d in self.tapped})
+        return m.text(f=self.filter_index), text if text.isidentifier() else f"({text})"
+
+    def find_rows(self, tensor: str) -> list[str]:
+        """Where each pixel of a tile that is read begins; pixels of the padding stay at the start, unread."""
+        if self.problem.rim is not None:
+            return self._find_rows_in_boxes(tensor)
+        offset = self.hinted(f"tl.where(inside, {self.row(tensor)}, 0)", tensor)
+        return [f"{tensor}_row = {self.pointer(tensor)} + {offset}"]
+
+    def _find_rows_in_boxes(self, tensor: str) -> list[str]:
+        """The same where rows outside the rank's own block lie in boxes, one behind the other."""
+        letters, rows = [d.letter for d in self.dims], [getattr(d, tensor) for d in self.dims]
+        pairs, width = list(zip(rows, letters, strict=True)), 1 + 2 * len(letters)
+
+        def begins(box: str) -> str:
+            names = [(f"at_{a}", f"{box.upper()}_{a.upper()}") for a in letters]
+            channels = ("c", self.channels(tensor))
+            m = IndexMap((("n", "N"), *((*names, channels) if self.last else (channels, *names))))
+            at = {f"at_{a}": f"{r} - {box}_{a}" for r, a in pairs}
+            return m.text(n="n", **at)
+
+        def within(box: str) -> str:
+            return " & ".join(f"({r} >= {box}_{a}) & ({r} < {box}_{a} + {box.upper()}_{a.upper()})" for r, a in pairs)
+
+        def rows_of(box: str) -> str:
+            return " * ".join(f"{box}_{a.upper()}" for a in letters)
+
+        row, step = f"{tensor}_row", f"{tensor}_step"
+        lines = [
+            "# In the rank's own block, or in a box of the rim: both lie somewhere in the window that is read.",
+            f"own = inside & {within('own')}",
+            f"{row} = {self.pointer(tensor)} + tl.where(own, {begins('own')}, 0)",
+        ]
+        lines += [] if self.last else [f"{step} = tl.where(own, n * 0 + {rows_of('OWN')}, 0)"]
+        body = [f"box = boxes + {times('i', width)}"]
+        for k, a in enumerate(letters):
+            body.append(f"box_{a}, BOX_{a.upper()} = tl.load(box + {1 + k}), tl.load(box + {1 + len(letters) + k})")
+        body.append(f"there = inside & {within('box')}")
+        body.append(f"{row} = tl.where(there, rim + tl.load(box) + {begins('box')}, {row})")
+        body += [] if self.last else [f"{step} = tl.where(there, {rows_of('BOX')}, {step})"]
+        lines += ["for i in tl.static_range(BOXES):", *(f"    {line}" for line in body)]
+        hint = self.aligned[tensor] * self.problem.element_bytes
+        return [*lines, f"{row} = tl.multiple_of({row}, {hint})"] if hint > self.problem.element_bytes else lines
+
+    def hinted(self, offset: str, tensor: str) -> str:
+        vector = self.aligned[tensor]
+        return f"tl.multiple_of({offset}, {vector})" if vector > 1 else offset
+
+    def element(self, tensor: str, *, rim: bool = True) -> str:
+        """Pointers to the tile of an activation that a step reads."""
+        row = self.along(f"{tensor}_row")
+        if self.problem.rim is not None and not self.last and rim:
+            v = CHANNEL[tensor]
+            v = f"(group * {v.upper()} + {v})" if self.grouped else v
+            return f"{row} + {self.across(v)} * {self.along(f'{tensor}_step')}"
+        return f"{row} + {self.across(self.channel(tensor))}{self.part(tensor)}"
+
+    # ---- masks ----
+
+    def mask(self, pixels: str, v: str) -> str:
+        """Which of a tile's elements there are: pixels, and channels where tiles don't divide them."""
+        along = self.along(pixels)
+        return along if v in self.even else f"{along} & {self.across(f'({v} < {v.upper()})')}"
+
+    def weight_mask(self, summed: str) -> str:
+        """The same for a tile of w, whose summed dimension lies along."""
+        kept = "f" if summed == "c" else "c"
+        parts = [] if summed in self.even else [self.along(f"({summed} < {summed.upper()})")]
+        parts += [] if kept in self.even else [self.across(f"({kept} < {kept.upper()})")]
+        return f", mask={' & '.join(parts)}, other=0.0" if parts else ""
+
+    def store(self, tensor: str, row: str) -> str:
+        """Write a tile of the result; `row` says where its pixels begin."""
+        pointers = f"{self.result} + {self.along(f'({row})')} + {self.across(self.channel(tensor))}{self.part(tensor)}"
+        mask = self.mask("inside", CHANNEL[tensor])
+        return f"tl.store({pointers}, acc.to({self.result}.dtype.element_ty), mask={mask})"

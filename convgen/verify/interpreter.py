@@ -1,0 +1,96 @@
+"""Triton kernels on CPU tensors, by Triton's interpreter, beside compilation in one process.
+
+TRITON_INTERPRET stays unset: `interpreted(kernel)[grid](...)` runs a @triton.jit function that can also be compiled.
+What is mended, in every version 3.6 to 3.9: products of bfloat16 (upstream multiplies the bit patterns) and rounding to
+it (upstream cuts); loop bounds that are arrays of one element (3.6 with numpy >= 2.4); triton.language is restored after
+a launch, so that a later compilation works; launches wait for each other, since ranks may be threads. Other arithmetic
+in bfloat16 stays wrong upstream: kernels widen what they load first, as they do for its precision.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from triton.runtime import interpreter as upstream
+from triton.runtime.jit import JITFunction
+
+_functions: dict[int, tuple[Any, Any]] = {}  # by id: hashing a JITFunction walks its source
+_lock = threading.RLock()
+
+
+def interpreted(kernel: Any) -> Any:
+    """A kernel that runs in the interpreter: `interpreted(kernel)[grid](*args, **constants)`."""
+    _mend()
+    if isinstance(kernel, upstream.InterpretedFunction):
+        return kernel
+    if id(kernel) not in _functions:
+        _functions[id(kernel)] = kernel, upstream.InterpretedFunction(kernel.fn)
+    return _functions[id(kernel)][1]
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
+    """In the place of a generated module's `launch`: run a kernel on CPU tensors."""
+    if all(grid):
+        # Masked lanes and unused rows may overflow on the way; what they hold is thrown away.
+        with np.errstate(all="ignore"), torch.no_grad():
+            interpreted(kernel)[grid](*args, **constants)
+
+
+def _as_float(handle: Any) -> Any:
+    data = handle.data
+    return (data.astype(np.uint32) << 16).view(np.float32) if handle.dtype.scalar == tl.bfloat16 else data
+
+
+def _round_to_bfloat16(data: Any) -> Any:
+    """float32 to the nearest bfloat16, ties to even, as its bits."""
+    bits = np.ascontiguousarray(data).view(np.uint32)
+    near = ((bits + np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1))) >> 16).astype(np.uint16)
+    return np.where(np.isnan(data), np.uint16(0x7FC0), near)
+
+
+@functools.cache
+def _mend() -> None:
+    """Replace what is wrong in the interpreter, once."""
+    builder: Any = upstream.InterpreterBuilder
+    module: Any = upstream
+    multiply, convert, patch = builder.create_dot, module._convert_float, module._patch_lang_tensor
+    run: Any = upstream.GridExecutor.__call__
+
+    def create_dot(self: Any, a: Any, b: Any, d: Any, *rest: Any) -> Any:
+        if tl.bfloat16 in (a.dtype.scalar, b.dtype.scalar):
+            product = np.matmul(_as_float(a), _as_float(b), dtype=d.data.dtype)
+            return upstream.TensorHandle(product + d.data, d.dtype.scalar)
+        return multiply(self, a, b, d, *rest)
+
+    def convert_float(data: Any, source: Any, target: Any, rounding: Any) -> Any:
+        if source == tl.float32 and target == tl.bfloat16:
+            return _round_to_bfloat16(data)
+        return convert(data, source, target, rounding)
+
+    def patch_tensor(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(np.asarray(self.handle.data).squeeze()))
+
+    def launch_locked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # Functions called inside a kernel would each patch triton.language and leave it so: it is done here, once.
+        with _lock:
+            scope = module._patch_lang(getattr(tl.standard.cdiv, "fn"))  # noqa: B009
+            try:
+                return run(self, *args, **kwargs)
+            finally:
+                scope.restore()
+
+    builder.create_dot = create_dot
+    module._convert_float = convert_float
+    if tuple(int(n) for n in triton.__version__.split(".")[:2]) < (3, 7):
+        module._patch_lang_tensor = patch_tensor
+    nested: Any = JITFunction
+    nested.__call__ = lambda self, *args, **kwargs: interpreted(self)(*args, **kwargs)
+    upstream.InterpretedFunction.__call__ = lambda self, *args, **kwargs: self.rewrite()(*args, **kwargs)
+    upstream.GridExecutor.__call__ = launch_locked
