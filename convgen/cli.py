@@ -107,18 +107,23 @@ def _write_modules(all_compiled: Sequence[Compiled], folder: Path) -> None:
 def check(file: str, processes: bool, interpret: bool, as_json: bool, timeout: float, **options: Any) -> None:
     """Compile, run every rank on this machine, and compare with a single-device float64 reference."""
     all_compiled = _compile_files([file], **options)
-    if interpret:
-        target = all_compiled[0].layer.target
-        raise InputError(
-            f"target {target} has no Triton kernels to interpret", path=("target",), hint="check without --interpret"
-        )
     for one in all_compiled:
         one.module()  # refuses a target without an emitter before torch is needed
-    _need_torch()
+    layer = all_compiled[0].layer
+    if interpret and not layer.on_gpu:
+        raise InputError(
+            f"target {layer.target} has no Triton kernels to interpret", path=("target",), hint="check without --interpret"
+        )
+    _need("torch", "convgen check runs the module, which needs torch")
+    if layer.on_gpu:
+        _need("triton", f"a module for {layer.target} imports triton")
+        if not interpret:
+            _need_gpu(layer.target, processes)
     from convgen.verify.check import check as run_check
     from convgen.verify.report import report_json, report_text
 
-    reports = [run_check(c, transport="processes" if processes else "virtual", timeout_s=timeout) for c in all_compiled]
+    transport = "processes" if processes else "virtual"
+    reports = [run_check(c, transport=transport, timeout_s=timeout, interpret=interpret) for c in all_compiled]
     if as_json:
         click.echo(json.dumps([report_json(c, r) for c, r in zip(all_compiled, reports, strict=True)], indent=1))
     else:
@@ -127,11 +132,22 @@ def check(file: str, processes: bool, interpret: bool, as_json: bool, timeout: f
         raise SystemExit(1)
 
 
-def _need_torch() -> None:
+def _need(package: str, why: str) -> None:
     from importlib.util import find_spec
 
-    if find_spec("torch") is None:
-        raise InputError("convgen check runs the module, which needs torch", hint="pip install 'convgen[torch]'")
+    if find_spec(package) is None:
+        raise InputError(why, hint=f"pip install 'convgen[{package}]'")
+
+
+def _need_gpu(target: str, processes: bool) -> None:
+    """Virtual ranks of a GPU target share one GPU; processes would need one each."""
+    import torch
+
+    hint = "--interpret runs its kernels on the CPU, in Triton's interpreter"
+    if processes:
+        raise InputError(f"--processes with target {target}: ranks as processes would need a GPU each", hint=hint)
+    if not torch.cuda.is_available():
+        raise InputError(f"target {target}: torch sees no GPU here", path=("target",), hint=hint)
 
 
 @cli.command()

@@ -6,6 +6,7 @@
 | choose (plan/) | Layer, machine | stored layouts and roles of x, w, y: given, named, or searched |
 | lower (schedule/) | stored layouts, roles | a naive Schedule |
 | passes (passes/) | Schedule | Schedule |
+| kernels (kernels/) | each convolution of the schedule, all ranks | Kernel: a family and its configuration (GPU targets) |
 | emit (emit/) | Schedule | the module's source |
 """
 
@@ -18,9 +19,12 @@ from convgen.algebra.space import Space
 from convgen.cost.machine import Machine, default_machine
 from convgen.emit.module import emit_module
 from convgen.errors import InputError
+from convgen.kernels.choose import choose_kernels
+from convgen.kernels.source import Kernel
 from convgen.knobs import verify_schedules
 from convgen.passes.drop_single_rank import drop_single_rank
 from convgen.passes.fuse_bias import fuse_bias
+from convgen.passes.fuse_layouts import fuse_layouts
 from convgen.passes.hold_x import hold_x
 from convgen.passes.share import share
 from convgen.plan.choose import Choice, Objective, choose
@@ -35,6 +39,7 @@ PIPELINE: tuple[tuple[str, Pass], ...] = (
     ("fuse-bias", lambda schedule, layer, space: fuse_bias(schedule)),
     ("hold-x", lambda schedule, layer, space: hold_x(schedule, layer.options.hold_x)),
     ("share", lambda schedule, layer, space: share(schedule)),
+    ("fuse-layouts", lambda schedule, layer, space: fuse_layouts(schedule, space) if layer.on_gpu else schedule),
 )
 
 
@@ -51,13 +56,17 @@ class Compiled:
 
     def module(self) -> str:
         """Source of the generated module. Raises InputError for a target that has no emitter yet."""
-        if self.layer.target != "cpu":
+        return emit_module(self.layer, self.schedule, self.space, self.kernels(), command=self.options)
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        """The local kernels that the module will have; none on a cpu, where ATen convolves."""
+        if self.layer.target == "sw26010":
             raise InputError(
                 f"target {self.layer.target} has no code generator yet",
                 path=("target",),
-                hint="target: cpu; the schedule and its cost print for any target (--emit schedule|cost)",
+                hint="target: cpu, cuda or hip; schedule and cost print for any target (--emit schedule|cost)",
             )
-        return emit_module(self.layer, self.schedule, self.space, command=self.options)
+        return choose_kernels(self.layer, self.schedule, self.space) if self.layer.on_gpu else ()
 
 
 def compile_layer(
@@ -75,7 +84,7 @@ def compile_layer(
     if target is not None:
         layer = replace(layer, target=target)
     machine = machine or default_machine(layer)
-    space = Space(layer.conv, layer.grid)
+    space = Space(layer.conv, layer.grid, virtual_padding=layer.on_gpu)
     try:
         choice = choose(layer, space, machine, objective)
     except InputError as error:

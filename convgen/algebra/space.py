@@ -24,8 +24,13 @@ Spans = tuple[NDArray[np.int64], NDArray[np.int64]]
 class Space:
     """One convolution on one grid; answers what every rank holds, needs and sends. Answers are cached."""
 
-    def __init__(self, conv: Conv, grid: Grid) -> None:
-        self.conv, self.grid = conv, grid
+    def __init__(self, conv: Conv, grid: Grid, *, virtual_padding: bool = False) -> None:
+        """
+        Args:
+            virtual_padding: local convolutions take any zero padding by themselves: no rank holds rows of zeros, and
+                rows that are not split need no window. Otherwise they pad both sides alike, as ATen's do.
+        """
+        self.conv, self.grid, self.virtual_padding = conv, grid, virtual_padding
         self._spans: dict[tuple[str, int, Axes], Spans] = {}
         self._owned: dict[Layout, Box] = {}
         self._frames: dict[Layout, Box] = {}
@@ -53,6 +58,11 @@ class Space:
 
     def frame(self, layout: Layout) -> Box:
         """Where each rank's piece sits, padding rows included."""
+        if self.virtual_padding:
+            return self.held(layout)
+        return self._frame(layout)
+
+    def _frame(self, layout: Layout) -> Box:
         if layout not in self._frames:
             spans = [
                 self.block(layout.tensor, i, axes)
@@ -66,7 +76,7 @@ class Space:
     def held(self, layout: Layout) -> Box:
         """Which elements of the tensor each rank holds (or needs): the frame without its zero rows."""
         if layout not in self._owned:
-            box = self.frame(layout).copy()
+            box = self._frame(layout).copy()
             for i, axes in enumerate(layout.axes):
                 if layout.windows[i] is not None:
                     lo, hi = self._window(layout.tensor, i, axes, frame=False)
@@ -86,7 +96,7 @@ class Space:
     def window(self, tensor: str, dim: int, axes: Axes) -> Window | None:
         """The window that role axes `axes` want on a spatial dimension; None where the block serves as it is.
 
-        An unsplit dimension needs one only where ATen's equal padding on both sides can't express it.
+        An unsplit dimension needs one only where equal padding on both sides can't express it.
         """
         key = (tensor, dim, axes)
         if key not in self._windows:
@@ -95,7 +105,7 @@ class Space:
 
     def _find_window(self, tensor: str, dim: int, axes: Axes) -> Window | None:
         s = self.conv.spatial[dim - 2]
-        if not axes and fits_one_padding(s, *edge_padding(s, 0, s.extent, 0, s.out)):
+        if not axes and (self.virtual_padding or fits_one_padding(s, *edge_padding(s, 0, s.extent, 0, s.out))):
             return None
         own_lo, own_hi = self.block(tensor, dim, axes)
         lo, hi = np.clip(self._window(tensor, dim, axes, frame=False), 0, self.conv.dims(tensor)[dim].extent)
@@ -108,12 +118,14 @@ class Space:
         return Window(int((own_lo - lo)[some].max()), int((hi - own_hi)[some].max()))
 
     def _serves(self, s: Spatial, tensor: str, dim: int, axes: Axes, need: Spans) -> bool:
-        """Whether every rank's block holds what it needs and convolves without any padding, just as it is."""
+        """Whether every rank's block holds what it needs and convolves without rows of padding, just as it is."""
         own_lo, own_hi = self.block(tensor, dim, axes)
         other = self.block("y" if tensor == "x" else "x", dim, axes)
         some = (own_hi > own_lo) & (other[1] > other[0])
         inside = (need[1] <= need[0]) | ((own_lo <= need[0]) & (need[1] <= own_hi))
         x, y = ((own_lo, own_hi), other) if tensor == "x" else (other, (own_lo, own_hi))
+        if self.virtual_padding:
+            return bool(np.all(inside))
         below, above = edge_padding(s, *x, *y)
         return bool(np.all(inside) and np.all(~some | ((below == 0) & fits_one_padding(s, below, above))))
 

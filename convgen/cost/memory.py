@@ -4,7 +4,7 @@ Counted are the tensors that a module's functions make: each step's result, and 
 
 | step | makes | besides, while it runs |
 |---|---|---|
-| conv | its result | |
+| conv | its result | on a GPU copies of operands that are slices |
 | add_bias | nothing: it adds in place | |
 | sum_bias | its result | |
 | slice | nothing: a view, which keeps its source alive | |
@@ -12,6 +12,9 @@ Counted are the tensors that a module's functions make: each step's result, and 
 | all_gather | the received elements, or, where those are not in memory order, its result | the received elements |
 | reduce_scatter | its result, as received | packed pieces of the source, where they are not in memory order |
 | all_reduce | its result, as received | |
+| all_gather as parts | the received elements | |
+| reduce_scatter of parts | its result, as received | |
+| exchange as rim | the received elements | what is sent, packed |
 | all_to_all, exchange | its result | what is sent, packed, with what is received; then that with the result |
 
 A source with gaps (a slice) is copied before it is handed to a collective. A value goes after its last reader; what
@@ -91,6 +94,7 @@ class _Ledger:
     peak: dict[Phase, Counts] = field(default_factory=dict[Phase, Counts])
 
     def __post_init__(self) -> None:
+        self.forms = self.schedule.forms()
         self.types = self.schedule.types()
         self.phases = self.schedule.defined_in()
         self.none = np.zeros(self.space.grid.ranks, dtype=np.int64)
@@ -131,14 +135,20 @@ class _Ledger:
                 self.values[step.result] = self.values[step.source]
                 return self.none
             case SumBias() | Convolve():
+                copied = self._sliced(step) if isinstance(step, Convolve) and self.space.virtual_padding else self.none
                 self._define(step.result, elements)
-                return elements
+                return elements + copied
             case Convert(kind="slice"):
                 return self._slice(step)
             case Convert():
                 besides, size = self._collective(step)
                 self._define(step.result, size)
                 return besides
+
+    def _sliced(self, step: Convolve) -> Counts:
+        """Copies of operands with gaps: kernels read tensors without."""
+        slices = (v for v in step.inputs if self.values[v].root is not self.values[v].box)
+        return sum((self._gaps(v, self.values[v].box) * self.space.elements(self.types[v]) for v in slices), start=self.none)
 
     def _slice(self, step: Convert) -> Counts:
         source, layout = self.values[step.source], step.type
@@ -168,8 +178,12 @@ class _Ledger:
             case "all_gather":
                 sent = self._gaps(step.source, held) * volume(held) * space.weight(src.tensor)
                 received = (volume(held) * space.weight(src.tensor))[members].sum(axis=1)
+                if step.form == "parts":
+                    return sent + received, received
                 as_is = self._consecutive(held[members], space.frame(dst), src)
                 return np.maximum(sent + received, received + whole * ~as_is), np.where(as_is, received, whole)
+            case "reduce_scatter" if self.forms.get(step.source) == "parts":
+                return whole, whole
             case "reduce_scatter":
                 as_is = self._consecutive(space.frame(dst)[members], frame, src)
                 packed = np.where(as_is, self._gaps(step.source, frame) * own, own)
@@ -179,6 +193,8 @@ class _Ledger:
             case "all_to_all" | "exchange" | "slice":
                 moves = space.moves(src, dst)
                 sent, received = moves.sum(axis=1), moves.sum(axis=0)
+                if step.form == "rim":
+                    return sent + received, received
                 return np.maximum(sent + received, received + whole), whole
 
     def _gaps(self, name: str, part: Box) -> Mask:

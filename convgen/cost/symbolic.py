@@ -76,14 +76,17 @@ class Formula:
         return "by index sets" if self.elements is None else str(self.elements)
 
 
-def formulas(schedule: Schedule, conv: Conv, element_bytes: Expr, *, kernel: bool = False) -> dict[str, Formula]:
+def formulas(
+    schedule: Schedule, conv: Conv, element_bytes: Expr, *, kernel: bool = False, virtual_padding: bool = False
+) -> dict[str, Formula]:
     """For every step's result, what the step costs.
 
     Args:
         element_bytes: of the layer's dtype, a number or a symbol.
         kernel: keep the kernel as a symbol: K, or K_H and so on where its dimensions differ.
+        virtual_padding: of the space that the schedule is for.
     """
-    types, sizes = schedule.types(), Sizes(conv, kernel=kernel)
+    types, sizes = schedule.types(), Sizes(conv, kernel=kernel, virtual_padding=virtual_padding)
     return {step.result: formula(step, types, sizes, element_bytes) for _, step in schedule.steps()}
 
 
@@ -148,8 +151,8 @@ def _moves_cleanly(src: Layout, dst: Layout) -> bool:
 class Sizes:
     """Extents of layouts of one convolution's tensors, for an interior rank where extents divide."""
 
-    def __init__(self, conv: Conv, *, kernel: bool = False) -> None:
-        self.conv, self.kernel = conv, kernel
+    def __init__(self, conv: Conv, *, kernel: bool = False, virtual_padding: bool = False) -> None:
+        self.conv, self.kernel, self.virtual_padding = conv, kernel, virtual_padding
 
     def ranks(self, axes: Iterable[str]) -> Expr:
         return prod((axis_size(a) for a in axes), start=sympy().Integer(1))
@@ -182,8 +185,8 @@ class Sizes:
         return prod(rows, start=sympy().Integer(1)) * taps
 
     def frame(self, layout: Layout) -> Expr:
-        """Elements of the rank's block with its window, zero rows included."""
-        return self.own(layout, frame=True)
+        """Elements of the rank's block with its window, zero rows included unless padding is virtual."""
+        return self.own(layout, frame=not self.virtual_padding)
 
     def rows(self, layout: Layout, dim: int, *, frame: bool = False) -> Expr:
         """Extent of one dimension, window included."""

@@ -6,6 +6,7 @@ Source: DESIGN section 6. Same input, same bytes: no clock, no path, no order of
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 
@@ -15,9 +16,11 @@ from convgen import __version__
 from convgen.algebra.conv import Spatial
 from convgen.algebra.space import Space
 from convgen.emit.literals import literal, yaml_flow
+from convgen.emit.local import Convolution, local_kernels
 from convgen.emit.steps import LayoutNames, Lines, NamedLayout
 from convgen.emit.volume import volume
-from convgen.resources import data_file
+from convgen.kernels import source
+from convgen.kernels.source import Kernel
 from convgen.schedule.nodes import Convert, Schedule, reads
 from convgen.schedule.text import show
 from convgen.spec.layer import Layer
@@ -89,45 +92,54 @@ class ModuleContext:
     held: tuple[str, ...]
     forward: PhaseText
     backward: PhaseText
+    gpu: bool
+    forms: tuple[str, ...]
+    rearranges: bool
+    launch: str
+    kernels: tuple[str, ...]
+    convolutions: tuple[Convolution, ...]
+    rims: bool
+    copied: tuple[str, ...]
+    copy_kernels: str
+    copy_choice: str
 
 
 @cache
 def environment() -> jinja2.Environment:
-    """Templates are read from the package; a name that a template misses is an error."""
-    made = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(data_file("templates")),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,
-    )
+    """Kernels' templates and modules' have one environment; modules print Python literals besides."""
+    made = source.environment()
     made.filters["literal"] = literal  # pyright: ignore[reportUnknownMemberType]
     return made
 
 
-def emit_module(layer: Layer, schedule: Schedule, space: Space, *, command: str = "") -> str:
+def emit_module(
+    layer: Layer, schedule: Schedule, space: Space, kernels: Sequence[Kernel] = (), *, command: str = ""
+) -> str:
     """Python source of a layer's module.
 
     Args:
         schedule: after its passes; no decision is left.
+        kernels: one a convolution of the schedule, in its order, for a GPU target.
         command: options that the layer was compiled with besides its file, for the header.
     """
-    context = module_context(layer, schedule, space, command)
+    context = module_context(layer, schedule, space, kernels, command)
     values = {f.name: getattr(context, f.name) for f in fields(context)}
     text = environment().get_template("module.py.jinja").render(**values)
     return _tidy(text)
 
 
-def module_context(layer: Layer, schedule: Schedule, space: Space, command: str) -> ModuleContext:
+def module_context(
+    layer: Layer, schedule: Schedule, space: Space, kernels: Sequence[Kernel], command: str
+) -> ModuleContext:
     conv, text = layer.conv, show(schedule)
     names = LayoutNames(schedule)
-    lines = Lines(schedule, conv, names)
+    lines = Lines(schedule, conv, names, gpu=layer.on_gpu)
+    local = local_kernels(schedule, names, lines, kernels, layer.memory_format)
     stored = [(n, names.of(t)) for n, t in schedule.stored]
     gradient = {"x": "dx", "w": "dw", "y": "dy", "bias": "dbias"}
     everything = stored + [(gradient[n], layout) for n, layout in stored]
     held, types = schedule.held(), schedule.types()
-    fakes = [f"here.empty({names.of(types[v])}, x)" for v in ("y", *held)]
+    fakes = [lines.fake(v) for v in ("y", *held)]
     backward_reads = {
         v for s in (*schedule.backward_data, *schedule.backward_filter) for v in reads(s) if v in ("x", "w", *held)
     }
@@ -154,7 +166,17 @@ def module_context(layer: Layer, schedule: Schedule, space: Space, command: str)
         filters=conv.filters,
         groups=conv.groups,
         bias=conv.bias,
-        device="cpu",
+        device="cuda" if layer.on_gpu else "cpu",
+        gpu=layer.on_gpu,
+        forms=tuple(sorted(set(schedule.forms().values()))),
+        rearranges=any(isinstance(s, Convert) and s.kind == "exchange" and s.form == "whole" for s in steps),
+        launch=local.launch,
+        kernels=local.kernels,
+        convolutions=local.convolutions,
+        rims=local.rims,
+        copied=local.copied,
+        copy_kernels=local.copy_kernels,
+        copy_choice=local.copy_choice,
         sums=layer.options.sums,
         channels_last=layer.memory_format == "channels_last",
         windows=any(layout.has_window for layout in types.values()),

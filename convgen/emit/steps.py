@@ -52,9 +52,11 @@ class LayoutNames:
 class Lines:
     """Writes the body of `run_forward` and `run_backward`."""
 
-    def __init__(self, schedule: Schedule, conv: Conv, names: LayoutNames) -> None:
-        self.schedule, self.conv, self.names = schedule, conv, names
+    def __init__(self, schedule: Schedule, conv: Conv, names: LayoutNames, *, gpu: bool = False) -> None:
+        self.schedule, self.conv, self.names, self.gpu = schedule, conv, names, gpu
         self.types = schedule.types()
+        self.forms = schedule.forms()
+        self.sources = {s.result: s for _, s in schedule.steps() if isinstance(s, Convert)}
 
     def forward(self) -> list[str]:
         held = self.schedule.held()
@@ -92,14 +94,38 @@ class Lines:
                 call = f"take({step.source}, {src}, {dst}, here)"
                 result = step.result in ("y", "y_summed", "dx", "dw", "db")
                 return f"{call}.clone(memory_format=format_of({src}.tensor))" if result else call
+            case Convert(form="parts"):
+                src = name(self.types[step.source])
+                return f'all_gather_parts("{step.result}", {step.source}, {src}, {literal(step.over)}, here)'
+            case Convert(form="rim"):
+                return f'exchange_rim("{step.result}", {step.source}, {self.rim(step)}, here)'
             case Convert():
                 src, dst = name(self.types[step.source]), name(step.type)
                 tail = f"{step.source}, {src}, {dst}, {literal(step.over)}, here)"
                 if step.kind in ("all_to_all", "exchange"):
                     return f'rearrange("{step.result}", "{step.kind}", {tail}'
                 return f'{step.kind}("{step.result}", {tail}'
+            case Convolve() if self.gpu:
+                rims = [v for v in step.inputs if self.forms.get(v) == "rim"]
+                inputs = [self.sources[v].source if v in rims else v for v in step.inputs]
+                return f"conv_{step.phase}({', '.join([*inputs, *rims])}, here)"
             case Convolve():
                 return self._convolve(step)
+
+    def rim(self, step: Convert) -> str:
+        """Layouts and axes of an exchange whose result stays a rim."""
+        return f"{self.names.of(self.types[step.source])}, {self.names.of(step.type)}, {literal(step.over)}"
+
+    def fake(self, value: str) -> str:
+        """A tensor like one that forward returns."""
+        layout = self.names.of(self.types[value])
+        match self.forms.get(value):
+            case "parts":
+                return f"x.new_empty(math.prod(here.shape({layout})))"
+            case "rim":
+                return f"x.new_empty(rim_size({self.rim(self.sources[value])}, here))"
+            case _:
+                return f"here.empty({layout}, x)"
 
     def _convolve(self, step: Convolve) -> str:
         types = {t.tensor: t for t in (step.type, *(self.types[v] for v in step.inputs))}

@@ -49,7 +49,12 @@ class Total:
 
 def rows(compiled: Compiled) -> tuple[Row, ...]:
     """Every step of the schedule, in order."""
-    known = formulas(compiled.schedule, compiled.layer.conv, compiled.layer.element_bytes)
+    known = formulas(
+        compiled.schedule,
+        compiled.layer.conv,
+        compiled.layer.element_bytes,
+        virtual_padding=compiled.space.virtual_padding,
+    )
     cost = schedule_cost(compiled.schedule, Model(compiled.space, compiled.machine, compiled.layer.dtype))
     steps = {step.result: step for _, step in compiled.schedule.steps()}
     found: list[Row] = []

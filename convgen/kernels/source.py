@@ -52,26 +52,42 @@ class Kernel:
     def source(self) -> str:
         """Triton functions of the kernel, and the function of its phase's name that launches them."""
         p = self.problem
-        make = PhaseWords if p.phase == "backward_data" and any(d.stride > 1 for d in p.dims) else Words
+        phased = p.phase == "backward_data" and any(d.stride > 1 for d in p.dims) and self.config.family == "pointer"
+        make = PhaseWords if phased else Words
         aligned = (alignment(self.problems, "x"), alignment(self.problems, "y"))
-        words = make(p, float32=self.target.float32_products, even=even(self.problems, self.config), aligned=aligned)
-        template = TEMPLATES.get((self.config.family, p.phase), f"{p.phase}.py.jinja")
+        words = make(
+            p,
+            float32=self.target.float32_products,
+            even=even(self.problems, self.config),
+            aligned=aligned,
+            single_channels=self.config.family == "depthwise",
+        )
+        template = TEMPLATES[self.config.family].format(phase=p.phase)
         return environment().get_template(f"kernels/{template}").render(
             name=self.name, p=p, t=words, bias=p.bias, split=self.config.split, config=self.config
         )
 
 
-TEMPLATES: dict[tuple[str, str], str] = {}
+TEMPLATES = {
+    "pointer": "{phase}.py.jinja",
+    "packed": "packed_{phase}.py.jinja",
+    "depthwise": "depthwise.py.jinja",
+}
+
+
+def launch_source(kernels: Sequence[Kernel]) -> str:
+    """What kernels are launched with, and functions that they share."""
+    rims = any(k.problem.rim is not None for k in kernels)
+    rounds = any(k.problem.dtype == "tfloat32" for k in kernels)
+    return environment().get_template("kernels/launch.py.jinja").render(rims=rims, rounds_tf32=rounds).rstrip("\n")
 
 
 def kernel_module(kernels: Sequence[Kernel]) -> str:
     """A module of nothing but these kernels, of different phases: what tuning, tests and inspection import."""
-    rims = any(k.problem.rim is not None for k in kernels)
-    rounds = any(k.problem.dtype == "tfloat32" for k in kernels)
     parts = [
         "from __future__ import annotations\n\nimport math\nfrom typing import Any, NamedTuple\n\nimport torch\nimport triton\n"
         "import triton.language as tl\nfrom torch import Tensor\n\n",
-        environment().get_template("kernels/launch.py.jinja").render(rims=rims, rounds_tf32=rounds),
+        launch_source(kernels),
         *(k.source() for k in kernels),
     ]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"

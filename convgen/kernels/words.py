@@ -53,19 +53,27 @@ class Words:
     """Text for the kernels of a problem."""
 
     def __init__(
-        self, problem: Problem, *, float32: str = "tf32x3", even: Collection[str] = (), aligned: tuple[int, int] = (1, 1)
+        self,
+        problem: Problem,
+        *,
+        float32: str = "tf32x3",
+        even: Collection[str] = (),
+        aligned: tuple[int, int] = (1, 1),
+        single_channels: bool = False,
     ) -> None:
         """
         Args:
             float32: how its products are made, an `input_precision` of tl.dot.
             even: of "c" and "f" those whose tiles divide their extent on every rank, so that no mask is needed.
             aligned: elements that a pixel of x, and of y, begins at a multiple of on every rank.
+            single_channels: groups have one channel, and channels are numbered through all groups.
         """
         self.problem, self.float32, self.even = problem, float32, frozenset(even)
         self.aligned = dict(zip("xy", aligned, strict=True))
         self.dims = tuple(DimWords(d.name.lower(), d.kernel, d.stride, d.dilation) for d in problem.dims)
         self.last = problem.channels_last
-        self.grouped = problem.groups > 1
+        self.single_channels = single_channels
+        self.grouped = problem.groups > 1 or single_channels
         self.result = RESULT[problem.phase]
 
     def pointer(self, tensor: str) -> str:
@@ -261,6 +269,8 @@ class Words:
 
     def channels(self, tensor: str) -> str:
         name = CHANNEL[tensor].upper()
+        if self.single_channels:
+            return "groups" if tensor == "x" else "F * groups"
         return f"{name} * groups" if self.grouped else name
 
     def activation(self, tensor: str) -> IndexMap:
@@ -349,6 +359,58 @@ class Words:
             v = f"(group * {v.upper()} + {v})" if self.grouped else v
             return f"{row} + {self.across(v)} * {self.along(f'{tensor}_step')}"
         return f"{row} + {self.across(self.channel(tensor))}{self.part(tensor)}"
+
+    def flat_taps(self, j: str) -> list[str]:
+        """Channel and tap of an index that runs over both in w's memory order, and the rows that the tap reads."""
+        taps = self.problem.taps
+        pair = f"tap, c = {j} // C, {j} % C" if self.last else f"c, tap = {j} // {taps}, {j} % {taps}"
+        lines = [pair, self.taps] if self.tapped else [pair]
+        for d in self.dims:
+            back = f" + {self.across(f'({times(d.k, d.dilation)})')}" if d.taps > 1 else ""
+            lines.append(f"{d.x} = {d.x}_first{back}")
+        return lines
+
+    @property
+    def flat_element(self) -> str:
+        """Where x's element of a pixel and such an index lies."""
+        rows = {d.x: d.x for d in self.dims}
+        start = self.activation("x").text(n="sample", **rows)
+        channel = self.activation("x").text(c="c")
+        channel = channel if self.last else channel.replace("c *", "c.to(tl.int64) *", 1)
+        return f"{start} + {self.across(f'({channel})')}"
+
+    # ---- a channel a group: vectors of groups or filters instead of tiles of a group's channels ----
+
+    def depthwise_tensors(self, split: int) -> list[str]:
+        """Tensors of the phase, in the order of the arguments."""
+        return {
+            "forward": ["x", "w", *(["bias"] if self.problem.bias else []), "y"],
+            "backward_data": ["dy", "w", "dx"],
+            "backward_filter": ["dy", "x", "dw" if split == 1 else "sums"],
+        }[self.problem.phase]
+
+    def single(self, tensor: str, coordinate: str) -> str:
+        """From a pixel's start to a group of x, or a filter of y."""
+        text = self.activation(tensor).text(c=coordinate)
+        return text if text.isidentifier() else f"({text})"
+
+    def single_element(self, tensor: str, coordinate: str) -> str:
+        row = self.along(f"{tensor}_row")
+        if self.problem.rim is not None and not self.last:
+            return f"{row} + {self.across(coordinate)} * {self.along(f'{tensor}_step')}"
+        return f"{row} + {self.across(self.single(tensor, coordinate))}"
+
+    def rows_that_read(self) -> list[str]:
+        """Rows of y of which this tap reads rows xh, xw of x; there are none between a stride's."""
+        lines, conditions = list[str](), ["made"]
+        for d in self.dims:
+            tap = f" - {times(d.k, d.dilation)}" if d.taps > 1 else ""
+            if d.stride == 1:
+                lines.append(f"{d.y} = {d.x} + {d.pad}{tap}")
+            else:
+                lines.append(f"{d.y} = ({d.x} + {d.pad}{tap}) // {d.stride}")
+                conditions.append(f"({d.x} + {d.pad}{tap} == {d.y} * {d.stride})")
+        return [*lines, f"inside = {' & '.join([*conditions, self.inside('y')])}"]
 
     # ---- masks ----
 

@@ -29,8 +29,8 @@ def rename(step: Step, names: dict[str, str]) -> Step:
     """A step reading other values."""
     match step:
         case Convolve():
-            inputs = tuple(names.get(v, v) for v in step.inputs)
-            return replace(step, inputs=inputs) if inputs != step.inputs else step
+            inputs, own = (tuple(names.get(v, v) for v in values) for values in (step.inputs, step.own))
+            return replace(step, inputs=inputs, own=own) if (inputs, own) != (step.inputs, step.own) else step
         case Convert() | AddBias() | SumBias():
             source = names.get(step.source, step.source)
             return replace(step, source=source) if source != step.source else step

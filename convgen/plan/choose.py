@@ -65,16 +65,18 @@ def choose(layer: Layer, space: Space, machine: Machine, objective: Objective = 
     """
     gathered = layer.options.hold_x == "gathered"
     if layer.distribution is None and layer.algorithm in (None, "auto"):
-        found = _searched(layer.conv, layer.grid, machine, layer.dtype, objective, gathered)
+        found = _searched(layer.conv, layer.grid, space.virtual_padding, machine, layer.dtype, objective, gathered)
         return _choice(found.plan.stored, found.plan.roles, "auto", _told(found), found.plan.cost, objective)
     terms = Terms(Model(space, machine, layer.dtype), objective, hold_gathered=gathered, bias=layer.conv.bias)
     return _given(layer, terms) if layer.distribution is not None else _named(layer.algorithm or "", layer, terms)
 
 
 @lru_cache(maxsize=1024)
-def _searched(conv: Conv, grid: Grid, machine: Machine, dtype: str, objective: Objective, gathered: bool) -> Found:
+def _searched(
+    conv: Conv, grid: Grid, virtual: bool, machine: Machine, dtype: str, objective: Objective, gathered: bool
+) -> Found:
     """What `auto` finds; networks have many layers alike."""
-    space = Space(conv, grid)
+    space = Space(conv, grid, virtual_padding=virtual)
     terms = Terms(Model(space, machine, dtype), objective, hold_gathered=gathered, bias=conv.bias)
     return search(terms, Candidates(space))
 

@@ -7,7 +7,8 @@
 
 `%x %w %y %dy %bias` are given; `%y %dx %dw %db` are results. A section may read values of an earlier one: a
 backward section that reads one of forward's values makes the module hold it. There are no pointers, no loops and
-no data-dependent control flow. A collective says what holds afterwards, not how it is done.
+no data-dependent control flow. A collective says what holds afterwards, not how it is done; its form says how the
+result lies in memory, where a convolution reads or writes that directly instead of an unpacked or packed copy.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ from convgen.algebra.redistribute import Kind
 from convgen.algebra.roles import Roles
 
 Phase = Literal["forward", "backward_data", "backward_filter"]
+# whole: a tensor. parts: its channels in equal parts, one behind the other, as an all_gather delivers and a
+# reduce_scatter takes them. rim: of a window the boxes around the rank's own block, as an exchange delivers them.
+Form = Literal["whole", "parts", "rim"]
+FORMS: tuple[Form, ...] = ("whole", "parts", "rim")
 PHASES: tuple[Phase, ...] = ("forward", "backward_data", "backward_filter")
 GIVEN = ("x", "w", "bias", "dy")
 TENSOR_OF = {"x": "x", "dx": "x", "w": "w", "dw": "w", "y": "y", "dy": "y", "bias": "bias", "db": "bias"}
@@ -29,13 +34,18 @@ TENSOR_OF = {"x": "x", "dx": "x", "w": "w", "dw": "w", "y": "y", "dy": "y", "bia
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Convolve:
-    """The local convolution of one phase: `inputs` are (x, w[, bias]), (dy, w) or (dy, x)."""
+    """The local convolution of one phase: `inputs` are (x, w[, bias]), (dy, w) or (dy, x).
+
+    An input in the form of a rim surrounds the block `own`.
+    """
 
     result: str
     type: Layout
     phase: Phase
     inputs: tuple[str, ...]
     rows: Literal["output", "input"] = "output"
+    own: tuple[str, ...] = ()
+    form: Form = "whole"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +57,7 @@ class Convert:
     kind: Kind
     source: str
     over: Axes = ()
+    form: Form = "whole"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +85,7 @@ def reads(step: Step) -> tuple[str, ...]:
     """Names of the values that a step reads."""
     match step:
         case Convolve():
-            return step.inputs
+            return (*step.inputs, *step.own)
         case AddBias():
             return (step.source, "bias")
         case Convert() | SumBias():
@@ -112,6 +123,11 @@ class Schedule:
         types = {name: stored[TENSOR_OF[name]] for name in GIVEN if TENSOR_OF[name] in stored}
         types |= {step.result: step.type for _, step in self.steps()}
         return types
+
+    def forms(self) -> dict[str, Form]:
+        """Form of every value that is not whole."""
+        steps = (s for _, s in self.steps() if isinstance(s, (Convolve, Convert)))
+        return {s.result: s.form for s in steps if s.form != "whole"}
 
     def defined_in(self) -> dict[str, Phase]:
         """The phase that makes each value; given ones are left out."""

@@ -21,10 +21,12 @@ from convgen.algebra.redistribute import COLLECTIVES
 from convgen.algebra.roles import ORDER, Roles
 from convgen.errors import InputError
 from convgen.schedule.nodes import (
+    FORMS,
     PHASES,
     AddBias,
     Convert,
     Convolve,
+    Form,
     Phase,
     Schedule,
     Step,
@@ -54,8 +56,10 @@ def describe(step: Step, types: Mapping[str, Layout]) -> str:
     values = ", ".join(f"%{v}" for v in reads(step))
     match step:
         case Convolve():
+            values = ", ".join(f"%{v}" for v in step.inputs)
             rows = " rows=input" if step.rows == "input" else ""
-            return f"%{step.result} = conv_{step.phase} {values}{rows}"
+            own = f" own={','.join(step.own)}" if step.own else ""
+            return f"%{step.result} = conv_{step.phase} {values}{rows}{own}{_form(step)}"
         case AddBias():
             return f"%{step.result} = add_bias {values}"
         case SumBias():
@@ -65,7 +69,11 @@ def describe(step: Step, types: Mapping[str, Layout]) -> str:
             words = [f"%{step.result} = {step.kind} {values}"]
             words += [f"dim={dims}"] if dims else []
             words += [f"over={','.join(step.over)}"] if step.over else []
-            return " ".join(words)
+            return " ".join(words) + _form(step)
+
+
+def _form(step: Convolve | Convert) -> str:
+    return f" as={step.form}" if step.form != "whole" else ""
 
 
 def show(schedule: Schedule, comments: Mapping[str, str] | None = None) -> str:
@@ -194,6 +202,13 @@ def _roles(text: str, number: int, raw: str) -> Roles:
     return Roles(tuple(nests), rows)
 
 
+def _read_form(options: Mapping[str, str], number: int, raw: str) -> Form:
+    for form in FORMS:
+        if options.get("as", "whole") == form:
+            return form
+    raise _bad(number, raw, "as=parts or as=rim")
+
+
 def _step(match: re.Match[str], number: int, raw: str) -> Step:
     result, op, type_ = match[1], match[2], _layouts(match[5], number, raw)[0]
     values = tuple(v.strip().removeprefix("%") for v in match[3].split(","))
@@ -201,7 +216,9 @@ def _step(match: re.Match[str], number: int, raw: str) -> Step:
     if op.startswith("conv_") and op[5:] in PHASES:
         phase: Phase = next(p for p in PHASES if p == op[5:])
         rows = "input" if options.get("rows") == "input" else "output"
-        return Convolve(result=result, type=type_, phase=phase, inputs=values, rows=rows)
+        own = _names(options.get("own", ""))
+        form = _read_form(options, number, raw)
+        return Convolve(result=result, type=type_, phase=phase, inputs=values, rows=rows, own=own, form=form)
     if op == "add_bias":
         return AddBias(result=result, type=type_, source=values[0])
     if op == "sum_bias":
@@ -209,5 +226,6 @@ def _step(match: re.Match[str], number: int, raw: str) -> Step:
     for kind in ("slice", *COLLECTIVES):
         if kind == op and len(values) == 1:
             over = _names(options.get("over", ""))
-            return Convert(result=result, type=type_, kind=kind, source=values[0], over=over)  # type: ignore[arg-type]
+            form = _read_form(options, number, raw)
+            return Convert(result=result, type=type_, kind=kind, source=values[0], over=over, form=form)  # type: ignore[arg-type]
     raise _bad(number, raw, "slice, a collective, conv_<phase>, add_bias or sum_bias")

@@ -20,6 +20,7 @@ from convgen.algebra.layout import Axes, Layout, Window
 from convgen.algebra.space import Box, Space, volume
 from convgen.algebra.windows import edge_padding, fits_one_padding, input_window, output_window
 from convgen.errors import InternalError
+from convgen.schedule.forms import check_forms
 from convgen.schedule.nodes import (
     GIVEN,
     TENSOR_OF,
@@ -129,7 +130,7 @@ def verify(schedule: Schedule, space: Space) -> None:
     """
     if schedule.grid != space.grid:
         raise InternalError(f"schedule {schedule.name} is on {schedule.grid}, its index space on {space.grid}")
-    for facts in (Facts(schedule, space), Facts(schedule, _with_a_sample_each(space.conv, space.grid))):
+    for facts in (Facts(schedule, space), Facts(schedule, _with_a_sample_each(space.conv, space.grid, space.virtual_padding))):
         for check in CHECKS:
             for step, text in check(facts):
                 line = f"\n  {describe(step, facts.types)} : {step.type}" if step else ""
@@ -335,7 +336,12 @@ def check_rows_are_at_hand(f: Facts) -> Iterator[Fault]:
 
 
 def check_one_padding_fits(f: Facts) -> Iterator[Fault]:
-    """On every rank the local convolution pads both sides alike and has exactly the rows wanted."""
+    """On every rank the local convolution pads both sides alike and has exactly the rows wanted.
+
+    Kernels that pad virtually take any padding.
+    """
+    if f.space.virtual_padding:
+        return
     for step, t in f.convolutions:
         x, y = f.space.frame(t["x"]), f.space.frame(t["y"])
         busy = (volume(x) > 0) & (volume(y) > 0)
@@ -402,6 +408,11 @@ def check_bias_gradient_is_whole(f: Facts) -> Iterator[Fault]:
                 yield step, f"{dy} has addends of {Layout('bias', (dy.axes[1],), partial=summed)}"
 
 
+def check_forms_are_read_as_such(f: Facts) -> Iterator[Fault]:
+    """Parts and rims are what they say, and only steps read them that know how."""
+    yield from check_forms(f.schedule, f.space)
+
+
 CHECKS: tuple[Callable[[Facts], Iterator[Fault]], ...] = (
     check_names_are_defined_once,
     check_every_read_is_defined,
@@ -421,13 +432,14 @@ CHECKS: tuple[Callable[[Facts], Iterator[Fault]], ...] = (
     check_every_term_is_summed_once,
     check_bias_is_added_once,
     check_bias_gradient_is_whole,
+    check_forms_are_read_as_such,
 )
 
 
 @lru_cache(maxsize=4)
-def _with_a_sample_each(conv: Conv, grid: Grid) -> Space:
+def _with_a_sample_each(conv: Conv, grid: Grid, virtual_padding: bool) -> Space:
     """The same layer with as many samples as ranks: a module runs with any number, so a schedule holds for all."""
-    return Space(replace(conv, batch=grid.ranks), grid)
+    return Space(replace(conv, batch=grid.ranks), grid, virtual_padding=virtual_padding)
 
 
 def _sides(step: Convolve) -> tuple[str, str]:

@@ -61,5 +61,9 @@ class Layer:
         return f"conv{len(self.conv.spatial)}d"
 
     @property
+    def on_gpu(self) -> bool:
+        return self.target.split(":")[0] in ("cuda", "hip")
+
+    @property
     def element_bytes(self) -> int:
         return DTYPE_BYTES[self.dtype]

@@ -25,14 +25,16 @@ class ProcessFailed(RuntimeError):
     """A rank raised, died or did not finish in time; the text has each rank's end."""
 
 
-def run_processes(path: Path, ranks: int, given: Mapping[str, Tensor], timeout_s: float) -> list[RankResult]:
+def run_processes(
+    path: Path, ranks: int, given: Mapping[str, Tensor], timeout_s: float, interpret: bool = False
+) -> list[RankResult]:
     """Run a generated module's ranks as processes; their results in rank order."""
 
     def program(_: int) -> RankResult:
-        module = load_module(path)
+        module = load_module(path, interpret=interpret)
         sent: list[Sent] = []
         _count_calls(module, sent)
-        mesh = module.init_mesh(timeout=timeout_s)
+        mesh = module.init_mesh(module.DEVICE, timeout=timeout_s)
         return run_rank(module, given, mesh, sent)
 
     return spawn(program, ranks, timeout_s)

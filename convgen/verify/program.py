@@ -27,14 +27,22 @@ TORCH_DTYPES = {
 }
 
 
-def load_module(path: Path) -> ModuleType:
-    """Import a generated module from its file."""
+def load_module(path: Path, *, interpret: bool = False) -> ModuleType:
+    """Import a generated module from its file.
+
+    Args:
+        interpret: run a GPU's module on CPU tensors, its kernels in Triton's interpreter.
+    """
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"cannot import {path}")
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
+    if interpret:
+        from convgen.verify.interpreter import launch
+
+        vars(module).update(DEVICE="cpu", launch=launch)
     return module
 
 
@@ -109,4 +117,4 @@ def run_rank(layer: ModuleType, given: Mapping[str, Tensor], mesh: Any, sent: li
     blocks = {"y": y.detach(), "dx": local["x"].grad, "dw": local["w"].grad}
     if "bias" in local:
         blocks["dbias"] = local["bias"].grad
-    return RankResult(blocks, tuple((one.collective, one.bytes) for one in sent))
+    return RankResult({name: block.cpu() for name, block in blocks.items()}, tuple((one.collective, one.bytes) for one in sent))

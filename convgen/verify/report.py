@@ -12,6 +12,7 @@ def report_text(compiled: Compiled, report: Report) -> str:
     """A line per tensor: error, tolerance, verdict; then bytes sent per tensor."""
     ranks = compiled.layer.grid.ranks
     how = "virtual ranks" if report.transport == "virtual" else "processes (gloo)"
+    how += ", kernels in Triton's interpreter," if report.interpreted else ""
     lines = [
         f"{compiled.layer.name}: {ranks} {how} on {compiled.schedule.grid}, {compiled.layer.dtype}, "
         "against one device in float64"
@@ -32,6 +33,7 @@ def report_json(compiled: Compiled, report: Report) -> dict[str, Any]:
         "layer": compiled.layer.name,
         "ranks": compiled.layer.grid.ranks,
         "transport": report.transport,
+        "interpreted": report.interpreted,
         "ok": report.ok,
         "tensors": [
             {"name": t.name, "error": t.error, "tolerance": t.tolerance, "copies_equal": t.copies_equal, "ok": t.ok}

@@ -1,1 +1,24 @@
 """Families of local kernels: each says which problems it can, its configurations, and a default one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from convgen.kernels.config import Config
+from convgen.kernels.families import depthwise, packed, pointer
+from convgen.kernels.problem import Problem
+from convgen.kernels.target import Target
+
+
+class Family(Protocol):
+    """A module of this folder."""
+
+    NAME: str
+
+    def refusal(self, problem: Problem, target: Target) -> str | None: ...
+    def configs(self, problem: Problem, target: Target) -> Iterator[Config]: ...
+    def default(self, problem: Problem, target: Target) -> Config: ...
+
+
+FAMILIES: tuple[Family, ...] = (depthwise, packed, pointer)  # in the order of preference of an untuned problem

@@ -1,0 +1,104 @@
+"""The part of a GPU's module that convolves: kernels, and for each phase the function that calls its kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from convgen.emit.steps import LayoutNames, Lines
+from convgen.kernels.choose import describe
+from convgen.kernels.pack import copy_name, copy_source
+from convgen.kernels.source import Kernel, launch_source
+from convgen.schedule.nodes import Convert, Convolve, Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """A phase's function: operands by name, the layouts of x, w and y, and how its result is allocated."""
+
+    phase: str
+    inputs: tuple[str, ...]
+    summary: str
+    allocate: str
+    layouts: tuple[str, str, str]
+    x_parts: int
+    y_parts: int
+    rim: str
+    sliced: tuple[str, ...]  # operands that are views of a larger tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LocalKernels:
+    """What the module's templates print of a layer's kernels; empty for a cpu."""
+
+    launch: str = ""
+    kernels: tuple[str, ...] = ()
+    convolutions: tuple[Convolution, ...] = ()
+    rims: bool = False
+    copied: tuple[str, ...] = ()
+    copy_kernels: str = ""
+    copy_choice: str = ""
+
+
+def local_kernels(
+    schedule: Schedule, names: LayoutNames, lines: Lines, kernels: Sequence[Kernel], memory_format: str
+) -> LocalKernels:
+    """Sources for a GPU's module."""
+    if not kernels:
+        return LocalKernels()
+    steps = [s for _, s in schedule.steps() if isinstance(s, Convolve)]
+    copied = _copied(schedule)
+    ranks = sorted({_copy_dims(t, len(kernels[0].problem.dims)) for t in copied})
+    choice = copy_name(ranks[0]) if len(ranks) == 1 else "{%s}[len(extents) + 1]" % ", ".join(  # noqa: UP031
+        f"{n}: {copy_name(n)}" for n in ranks
+    )
+    return LocalKernels(
+        launch=launch_source(kernels),
+        kernels=tuple(k.source().rstrip("\n") for k in kernels),
+        convolutions=tuple(_convolution(s, names, lines, k) for s, k in zip(steps, kernels, strict=True)),
+        rims=any(s.own for s in steps),
+        copied=copied,
+        copy_kernels="\n\n".join(copy_source(n) for n in ranks).rstrip("\n"),
+        copy_choice=choice if ranks else "",
+    )
+
+
+def _copied(schedule: Schedule) -> tuple[str, ...]:
+    """Tensors that some conversion may have to pack or unpack."""
+    forms, found = schedule.forms(), set[str]()
+    for _, step in schedule.steps():
+        if isinstance(step, Convert) and step.kind not in ("slice", "all_reduce"):
+            unpacked = step.kind == "all_gather" and step.form == "parts"
+            packed = step.kind == "reduce_scatter" and forms.get(step.source) == "parts"
+            if not unpacked and not packed:
+                found.add(step.type.tensor)
+    return tuple(sorted(found))
+
+
+def _copy_dims(tensor: str, spatial: int) -> int:
+    """Dimensions that a copy of a tensor's boxes has: w's taps are one."""
+    return {"w": 3, "bias": 1}.get(tensor, 2 + spatial)
+
+
+def _convolution(step: Convolve, names: LayoutNames, lines: Lines, kernel: Kernel) -> Convolution:
+    types = {lines.types[v].tensor: lines.types[v] for v in step.inputs} | {step.type.tensor: step.type}
+    result = names.of(step.type)
+    inputs = {"forward": ("x", "w"), "backward_data": ("dy", "w"), "backward_filter": ("dy", "x")}[step.phase]
+    inputs += ("bias",) if kernel.problem.bias else ()
+    rims = [lines.sources[v] for v in step.inputs if lines.forms.get(v) == "rim"]
+    flat = f"{inputs[0]}.new_empty(math.prod(here.shape({result})))"
+    return Convolution(
+        phase=step.phase,
+        inputs=inputs,
+        summary=describe(kernel.problem),
+        allocate=flat if step.form == "parts" else f"here.empty({result}, {inputs[0]})",
+        layouts=(names.of(types["x"]), names.of(types["w"]), names.of(types["y"])),
+        x_parts=kernel.problem.x_parts,
+        y_parts=kernel.problem.y_parts,
+        rim=lines.rim(rims[0]) if rims else "",
+        sliced=tuple(
+            name
+            for name, v in zip(inputs, step.inputs, strict=False)
+            if v in lines.sources and lines.sources[v].kind == "slice"
+        ),
+    )

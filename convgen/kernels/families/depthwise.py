@@ -1,0 +1,55 @@
+"""One channel a group: products of single numbers, bound by memory. All phases, any multiplier of filters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from convgen.kernels.config import Config, ceil_div, clamp
+from convgen.kernels.families.pointer import MOST_BOXES
+from convgen.kernels.problem import Problem
+from convgen.kernels.target import Target
+
+NAME = "depthwise"
+
+
+def refusal(problem: Problem, target: Target) -> str | None:
+    """Why the family can't; None if it can."""
+    if problem.channels != 1 or problem.groups == 1:
+        return f"{problem.groups} groups of {problem.channels} channels; several of one"
+    if problem.rim is not None and problem.rim > MOST_BOXES:
+        return f"a halo in {problem.rim} boxes; unpacked, it can"
+    return None
+
+
+def configs(problem: Problem, target: Target) -> Iterator[Config]:
+    """Configurations worth a try, by closed form."""
+    across = clamp(_across(problem), 1, 128)
+    for pixels in (16, 32, 64, 128, 256):
+        for others in (1, 2, 4, 8, 16, 32, 64, 128):
+            for warps in (2, 4, 8):
+                if others <= across and 32 * warps <= pixels * others <= 64 * warps * target.warp:
+                    for split in _splits(problem, target, pixels, others):
+                        yield Config(NAME, (("BP", pixels), ("BG", others)), warps, 2, split)
+
+
+def _across(problem: Problem) -> int:
+    return problem.groups if problem.phase == "backward_data" else problem.groups * problem.filters
+
+
+def _splits(problem: Problem, target: Target, pixels: int, others: int) -> list[int]:
+    if problem.phase != "backward_filter":
+        return [1]
+    programs = ceil_div(_across(problem), others) * problem.taps
+    most = max(1, ceil_div(problem.pixels, 4 * pixels))
+    return sorted({max(1, min(most, wave * target.processors // programs)) for wave in (2, 4)} | {1})
+
+
+def default(problem: Problem, target: Target) -> Config:
+    """What an untuned problem gets: a tile as wide as memory is contiguous."""
+    if problem.channels_last:
+        others = clamp(_across(problem), 1, 64)
+        pixels = clamp(problem.pixels, 16, max(16, 2048 // others))
+    else:
+        pixels = clamp(problem.pixels, 16, 256)
+        others = clamp(_across(problem), 1, 8)
+    return Config(NAME, (("BP", pixels), ("BG", others)), 4, 2, _splits(problem, target, pixels, others)[-1])

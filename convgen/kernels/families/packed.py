@@ -1,0 +1,62 @@
+"""Implicit GEMM for few channels: taps and channels are one index of the sum, so that its steps are full.
+
+[KERNELS: 5.1 C] Forward and backward-filter; in backward-data few channels are columns, where a tile of 16 serves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from convgen.kernels.config import Config, ceil_div, clamp
+from convgen.kernels.problem import Problem
+from convgen.kernels.target import Target
+
+NAME = "packed"
+MOST_CHANNELS = 15  # of 16 on, a step of one tap is full
+
+
+def refusal(problem: Problem, target: Target) -> str | None:
+    """Why the family can't; None if it can."""
+    if problem.phase == "backward_data":
+        return "backward_data sums over filters"
+    if problem.groups > 1 or problem.x_parts > 1 or problem.y_parts > 1 or problem.rim is not None:
+        return "groups, parts and rims"
+    if problem.taps == 1 or problem.channels > MOST_CHANNELS:
+        return f"{problem.channels} channels and {problem.taps} taps; at most {MOST_CHANNELS} and more than one"
+    return None
+
+
+def configs(problem: Problem, target: Target) -> Iterator[Config]:
+    """Configurations worth a try, by closed form."""
+    summed = problem.channels * problem.taps
+    for pixels in (64, 128, 256):
+        for filters in (16, 32, 64, 128):
+            for depth in (16, 32, 64):
+                for warps in (4, 8):
+                    if filters > clamp(problem.filters, 16, 128) or depth > clamp(summed, 16, 64):
+                        continue
+                    if problem.phase == "forward" and pixels * filters <= 128 * warps * target.warp:
+                        yield Config(NAME, (("BP", pixels), ("BF", filters), ("BK", depth)), warps, 3)
+                    elif problem.phase == "backward_filter" and pixels <= 128:
+                        for split in _splits(problem, target, filters, depth, pixels):
+                            yield Config(NAME, (("BF", filters), ("BK", depth), ("BP", pixels)), warps, 3, split)
+
+
+def _splits(problem: Problem, target: Target, filters: int, columns: int, depth: int) -> list[int]:
+    programs = ceil_div(problem.filters, filters) * ceil_div(problem.channels * problem.taps, columns)
+    most = max(1, ceil_div(problem.pixels, 4 * depth))
+    return sorted({max(1, min(most, wave * target.processors // programs)) for wave in (1, 2)} | {1})
+
+
+def default(problem: Problem, target: Target) -> Config:
+    """What an untuned problem gets."""
+    summed, stages = problem.channels * problem.taps, 3 if target.kind == "cuda" else 2
+    if problem.element_bytes == 8:
+        filters, depth, pixels = 16, 16, 32
+    else:
+        filters, depth, pixels = clamp(problem.filters, 16, 64), clamp(summed, 16, 32), 64
+    if problem.phase == "forward":
+        return Config(NAME, (("BP", 2 * pixels), ("BF", filters), ("BK", depth)), 8, stages)
+    columns = clamp(summed, 16, 64 if problem.element_bytes < 8 else 16)
+    split = _splits(problem, target, filters, columns, pixels)[-1]
+    return Config(NAME, (("BF", filters), ("BK", columns), ("BP", pixels)), 4 if filters < 64 else 8, stages, split)

@@ -1,0 +1,77 @@
+"""Which values may lie in memory as a collective delivers or takes them, by index sets, and the check that they do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from convgen.algebra.layout import Axes, Layout
+from convgen.algebra.space import Space
+from convgen.schedule.nodes import Convert, Convolve, Schedule, Step, reads
+
+
+def groups_of(space: Space, over: Axes) -> NDArray[np.int64]:
+    """For every rank the ranks of its group in grid order: [ranks, members]."""
+    _, group = np.unique(space.grid.group_ids(over), return_inverse=True)
+    return np.argsort(group, kind="stable").reshape(-1, space.grid.over(over))[group]
+
+
+def parts(space: Space, whole: Layout, cut: Layout, over: Axes) -> int:
+    """Channels of one part, where the members' blocks of `cut` are equal parts of `whole` along channels, in order.
+
+    0 where they are not: other dimensions are cut too, blocks differ in size, or channels come in groups.
+    """
+    if whole.tensor not in ("x", "y") or space.conv.groups > 1:
+        return 0
+    same = [d for d in range(len(whole.axes)) if d != 1]
+    if any(whole.axes[d] != cut.axes[d] or whole.windows[d] != cut.windows[d] for d in same):
+        return 0
+    members = groups_of(space, over)
+    blocks, outer = space.frame(cut)[:, 1][members], space.frame(whole)[:, 1]
+    size = int(blocks[0, 0, 1] - blocks[0, 0, 0])
+    starts = outer[:, :1] + size * np.arange(members.shape[1])
+    fits = (blocks[..., 0] == starts).all() and (blocks[..., 1] == starts + size).all()
+    return size if fits and (outer[:, 1] - outer[:, 0] == size * members.shape[1]).all() else 0
+
+
+def boxes(space: Space, src: Layout, dst: Layout, over: Axes) -> NDArray[np.int64] | None:
+    """How many boxes each rank receives around its block for a window; None where more than rows change.
+
+    With run-time samples in mind: a box counts though it may have no samples.
+    """
+    if src.axes != dst.axes or src.has_window or src.tensor not in ("x", "y"):
+        return None
+    own, need = space.held(src)[:, 2:], space.held(dst)[:, 2:]
+    members = groups_of(space, over)
+    lo = np.maximum(own[members][..., 0], need[:, None, :, 0])
+    hi = np.minimum(own[members][..., 1], need[:, None, :, 1])
+    others = members != np.arange(len(members))[:, None]
+    return ((hi > lo).all(axis=-1) & others).sum(axis=1)
+
+
+def check_forms(schedule: Schedule, space: Space) -> Iterator[tuple[Step | None, str]]:
+    """What is not a whole tensor is read by steps that know how, and is what it says."""
+    types, made = schedule.types(), {s.result: s for _, s in schedule.steps()}
+    forms = schedule.forms()
+    for _, step in schedule.steps():
+        for value in reads(step):
+            form = forms.get(value, "whole")
+            takes = isinstance(step, Convert) and step.kind == "reduce_scatter" and isinstance(made.get(value), Convolve)
+            if form != "whole" and not (isinstance(step, Convolve) or (form == "parts" and takes)):
+                yield step, f"%{value} comes as {form}, which it can't read"
+            if takes and form == "parts" and isinstance(step, Convert) and not parts(space, types[value], step.type, step.over):
+                yield step, f"%{value} is not in equal parts of {step.type}"
+        if isinstance(step, Convolve):
+            rims = [made[v] for v in step.inputs if forms.get(v) == "rim"]
+            if tuple(s.source for s in rims if isinstance(s, Convert)) != step.own:
+                yield step, f"reads rims of {[s.result for s in rims]} around {list(step.own)}"
+            if rims and step.phase == "backward_filter" and step.rows == "input":
+                yield step, "reads dy from a block and its rim"
+        if isinstance(step, Convert) and step.form == "parts":
+            if step.kind != "all_gather" or not parts(space, step.type, types[step.source], step.over):
+                yield step, "its result does not come in equal parts"
+        if isinstance(step, Convert) and step.form == "rim":
+            if step.kind != "exchange" or boxes(space, types[step.source], step.type, step.over) is None:
+                yield step, "its result is no rim around a block"
