@@ -61,12 +61,8 @@ def compile_command(files: Sequence[str], output: str, emit: str | None, as_json
     """Write DIR/NAME.py for each layer, or print the stage asked for. Needs no GPU and no process group."""
     all_compiled = _compile_files(files, **options)
     if emit == "kernels":
-        layer = all_compiled[0].layer
-        raise InputError(
-            f"target {layer.target} has no generated kernels: its local convolution is ATen's",
-            path=("target",),
-            hint="--emit module, schedule or cost",
-        )
+        _emit_kernels(all_compiled, as_json)
+        return
     if emit == "cost":
         from convgen.explain.text import cost_json, cost_text
 
@@ -82,6 +78,26 @@ def compile_command(files: Sequence[str], output: str, emit: str | None, as_json
         click.echo("\n".join(c.module() for c in all_compiled), nl=False)
     else:
         _write_modules(all_compiled, Path(output))
+
+
+def _emit_kernels(all_compiled: Sequence[Compiled], as_json: bool) -> None:
+    """Sources of the local kernels, and what each compiles to for the target."""
+    for one in all_compiled:
+        if not one.layer.on_gpu:
+            raise InputError(
+                f"target {one.layer.target} has no generated kernels: its local convolution is ATen's",
+                path=("target",),
+                hint="--target cuda:sm_90 or hip:gfx942; or --emit module, schedule or cost",
+            )
+    _need("torch", "kernels are compiled as torch would launch them")
+    _need("triton", "compiling kernels needs triton, though no GPU")
+    from convgen.explain.kernels import kernels_json, kernels_text
+
+    if as_json:
+        click.echo(json.dumps([record for one in all_compiled for record in kernels_json(one)], indent=1))
+    else:
+        for one in all_compiled:
+            click.echo(kernels_text(one))
 
 
 def _write_modules(all_compiled: Sequence[Compiled], folder: Path) -> None:

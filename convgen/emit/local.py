@@ -47,8 +47,8 @@ def local_kernels(
     if not kernels:
         return LocalKernels()
     steps = [s for _, s in schedule.steps() if isinstance(s, Convolve)]
-    copied = _copied(schedule)
-    ranks = sorted({_copy_dims(t, len(kernels[0].problem.dims)) for t in copied})
+    copied = copied_tensors(schedule)
+    ranks = sorted({copy_dims(t, len(kernels[0].problem.dims)) for t in copied})
     choice = copy_name(ranks[0]) if len(ranks) == 1 else "{%s}[len(extents) + 1]" % ", ".join(  # noqa: UP031
         f"{n}: {copy_name(n)}" for n in ranks
     )
@@ -63,7 +63,7 @@ def local_kernels(
     )
 
 
-def _copied(schedule: Schedule) -> tuple[str, ...]:
+def copied_tensors(schedule: Schedule) -> tuple[str, ...]:
     """Tensors that some conversion may have to pack or unpack."""
     forms, found = schedule.forms(), set[str]()
     for _, step in schedule.steps():
@@ -75,7 +75,7 @@ def _copied(schedule: Schedule) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def _copy_dims(tensor: str, spatial: int) -> int:
+def copy_dims(tensor: str, spatial: int) -> int:
     """Dimensions that a copy of a tensor's boxes has: w's taps are one."""
     return {"w": 3, "bias": 1}.get(tensor, 2 + spatial)
 

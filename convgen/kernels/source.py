@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 
 import jinja2
 
@@ -61,6 +62,7 @@ class Kernel:
             even=even(self.problems, self.config),
             aligned=aligned,
             single_channels=self.config.family == "depthwise",
+            rows=1 if p.channels_last else p.vector(*(prod(d.y for d in q.dims) for q in self.problems)),
         )
         template = TEMPLATES[self.config.family].format(phase=p.phase)
         return environment().get_template(f"kernels/{template}").render(
@@ -70,6 +72,7 @@ class Kernel:
 
 TEMPLATES = {
     "pointer": "{phase}.py.jinja",
+    "gemm": "gemm.py.jinja",
     "packed": "packed_{phase}.py.jinja",
     "depthwise": "depthwise.py.jinja",
 }

@@ -60,18 +60,21 @@ class Words:
         even: Collection[str] = (),
         aligned: tuple[int, int] = (1, 1),
         single_channels: bool = False,
+        rows: int = 1,
     ) -> None:
         """
         Args:
             float32: how its products are made, an `input_precision` of tl.dot.
             even: of "c" and "f" those whose tiles divide their extent on every rank, so that no mask is needed.
             aligned: elements that a pixel of x, and of y, begins at a multiple of on every rank.
+            rows: elements that a sample's rows are a multiple of, where they lie side by side.
             single_channels: groups have one channel, and channels are numbered through all groups.
         """
         self.problem, self.float32, self.even = problem, float32, frozenset(even)
         self.aligned = dict(zip("xy", aligned, strict=True))
         self.dims = tuple(DimWords(d.name.lower(), d.kernel, d.stride, d.dilation) for d in problem.dims)
         self.last = problem.channels_last
+        self.row_vector = rows
         self.single_channels = single_channels
         self.grouped = problem.groups > 1 or single_channels
         self.result = RESULT[problem.phase]
@@ -378,6 +381,25 @@ class Words:
         channel = self.activation("x").text(c="c")
         channel = channel if self.last else channel.replace("c *", "c.to(tl.int64) *", 1)
         return f"{start} + {self.across(f'({channel})')}"
+
+    # ---- one tap on every pixel: rows are numbered through, a sample has P of them ----
+
+    def gemm_tensors(self, split: int) -> list[str]:
+        return self.depthwise_tensors(split)
+
+    def gemm_element(self, tensor: str) -> str:
+        """From an activation's start to a tile of it: pixels m of sample n, or of all samples where channels are last."""
+        v = CHANNEL[tensor]
+        parts = [("part", "PARTS")] if self.parts(tensor) > 1 else []
+        if self.last:
+            order = [*parts, ("at", "N * P"), ("c", self.channels(tensor))]
+        else:
+            order = [*parts, ("n", "N"), ("c", self.channels(tensor)), ("m", "P")]
+        m = IndexMap(tuple(order))
+        along = m.text(at="at") if self.last else m.text(n="n", m="m")
+        across = m.text(c=f"group * {v.upper()} + {v}" if self.grouped else v)
+        part = " + " + m.text(part=f"{tensor}_part") if parts else ""
+        return f"{self.along(f'({along})')} + {self.across(across if across.isidentifier() else f'({across})')}{part}"
 
     # ---- a channel a group: vectors of groups or filters instead of tiles of a group's channels ----
 

@@ -1,0 +1,44 @@
+"""A layer's local kernels: their sources, and what each compiles to for its target."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from convgen.compiler import Compiled
+from convgen.emit.local import copied_tensors, copy_dims
+from convgen.kernels.facts import Launch, facts, records
+from convgen.kernels.load import load_text
+from convgen.kernels.pack import copy_launches, copy_module
+from convgen.kernels.source import kernel_module
+from convgen.kernels.target import parse_target
+
+FIELDS = ("registers", "spill_bytes", "shared_bytes", "matrix_instructions", "widest_global_load_bytes")
+
+
+def kernels_json(compiled: Compiled) -> list[dict[str, Any]]:
+    """A record for each kernel that the layer's ranks launch; packing and unpacking kernels last."""
+    layer = compiled.layer
+    found = list(records(layer.name, compiled.kernels()))
+    target = parse_target(layer.target)
+    ranks = {copy_dims(t, len(layer.conv.spatial)) for t in copied_tensors(compiled.schedule)}
+    for dims in sorted(ranks):
+        module = load_text(copy_module(dims))
+        for phase, args, constants in copy_launches(dims, layer.dtype):
+            launch = Launch(module.kernel, (1, 1, 1), args, constants)
+            config = {n: v for n, v in constants.items() if n != "UNPACK"}
+            head = {"layer": layer.name, "name": launch.name, "phase": phase, "family": "copy", "config": config}
+            found.append(head | facts(launch, target).as_dict() | {"ranks": list(range(layer.grid.ranks))})
+    return found
+
+
+def kernels_text(compiled: Compiled) -> str:
+    """The source of the convolution kernels, below a table of what they compile to."""
+    rows = kernels_json(compiled)
+    width = max(len(r["name"]) for r in rows)
+    lines = [f"# {compiled.layer.name} for {compiled.layer.target}"]
+    lines.append(f"# {'kernel':<{width}}  registers  spilled  shared  matrix instructions  widest load")
+    for r in rows:
+        numbers = "{registers:>9}  {spill_bytes:>7}  {shared_bytes:>6}  {matrix_instructions:>19}  {widest_global_load_bytes:>11}"
+        lines.append(f"# {r['name']:<{width}}  " + numbers.format(**r))
+    kernels = compiled.kernels()
+    return "\n".join(lines) + "\n" + kernel_module(kernels)

@@ -1,0 +1,216 @@
+"""What a kernel compiles to, with no GPU: registers, spills, shared memory, matrix instructions, width of loads.
+
+A launch is recorded by running the module's own launching function on tensors without memory, so that what is compiled
+is what will run: the same arguments, specialised as Triton specialises them. Needs triton; its wheel has all assemblers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from convgen.errors import InternalError
+from convgen.kernels.load import load_text
+from convgen.kernels.problem import Problem
+from convgen.kernels.source import Kernel, kernel_module
+from convgen.kernels.target import Target
+
+TORCH = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "tfloat32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+POINTER = {
+    torch.float64: "*fp64",
+    torch.float32: "*fp32",
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.int64: "*i64",
+}
+_OPTIONS = ("num_warps", "num_stages")
+_compiled: dict[Any, Facts] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Static resources of one compiled kernel.
+
+    Attributes:
+        registers: of a thread. spill_bytes: of a thread, stored to memory for want of registers.
+        shared_bytes: of a program.
+        matrix_instructions: in the text (mma, wgmma, tcgen05.mma or mfma), not executed.
+        widest_global_load_bytes: of one thread's access; a tensor copy counts as 16.
+    """
+
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    matrix_instructions: int
+    widest_global_load_bytes: int
+
+    def as_dict(self) -> dict[str, int]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel call: the Triton function, its grid, its arguments in order, its constants and options."""
+
+    function: Any
+    grid: tuple[int, ...]
+    args: tuple[Any, ...]
+    constants: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.function.fn.__name__
+
+
+def launches(kernel: Kernel, problem: Problem) -> list[Launch]:
+    """What a kernel launches for one rank's problem."""
+    module = load_text(kernel_module([kernel]))
+    found: list[Launch] = []
+
+    def record(function: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
+        found.append(Launch(function, grid, args, constants))
+
+    module.launch = record  # type: ignore[attr-defined]
+    p = problem
+    dtype, elements = TORCH[p.dtype], p.elements
+    x = torch.empty(elements["x"] * p.x_parts, dtype=dtype, device="meta")
+    w = torch.empty(elements["w"] * p.x_parts * p.y_parts, dtype=dtype, device="meta")
+    y = torch.empty(elements["y"] * p.y_parts, dtype=dtype, device="meta")
+    rows = (tuple(d.x for d in p.dims), tuple(d.y for d in p.dims), tuple(d.below for d in p.dims))
+    sizes = module.Sizes(p.batch, *rows, p.channels, p.filters, p.groups)
+    tensors = {"forward": [x, w], "backward_data": [y, w], "backward_filter": [y, x]}[p.phase]
+    tensors += [torch.empty(p.groups * p.filters * p.y_parts, dtype=dtype, device="meta")] if p.bias else []
+    out = {"forward": y, "backward_data": x, "backward_filter": w}[p.phase]
+    rim: list[Any] = []
+    if p.rim is not None:
+        boxes = torch.empty((p.rim, 1 + 2 * len(p.dims)), dtype=torch.int64, device="meta")
+        rim = [module.Rim(x, boxes, tuple(n for d in p.dims for n in (0, d.x)))]
+    getattr(module, p.phase)(*tensors, out, sizes, *rim)
+    return found
+
+
+def facts(launch: Launch, target: Target) -> Facts:
+    """Compile a launch for a target.
+
+    Raises:
+        InternalError: the compiler refuses it; the text has its reason.
+    """
+    signature, values, attributes = _specialise(launch)
+    options = {name: launch.constants[name] for name in _OPTIONS if name in launch.constants}
+    key = (launch.function.src, str(target), *(str(sorted(d.items(), key=str)) for d in (signature, values, options)), str(attributes))
+    if key not in _compiled:
+        source = ASTSource(launch.function, signature, values, attributes)
+        gpu = GPUTarget(target.kind, target.arch, target.warp)
+        try:
+            _compiled[key] = _compile(source, gpu, options)
+        except Exception as error:
+            raise InternalError(f"{launch.name} does not compile for {target}: {error}") from error
+    return _compiled[key]
+
+
+def _specialise(launch: Launch) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int, ...], list[list[Any]]]]:
+    """Types, constants and alignments of the arguments, as Triton's launcher would find them."""
+    signature: dict[str, str] = {}
+    values: dict[str, Any] = {}
+    attributes: dict[tuple[int, ...], list[list[Any]]] = {}
+    names = launch.function.arg_names
+    given = dict(zip(names, launch.args, strict=False))
+    given |= {n: v for n, v in launch.constants.items() if n not in _OPTIONS}
+    constant = {p.name for p in launch.function.params if p.is_constexpr}
+    for i, name in enumerate(names):
+        value = given[name]
+        if name in constant or value is None or (isinstance(value, int) and value == 1):
+            signature[name], values[name] = "constexpr", value
+        elif isinstance(value, torch.Tensor):
+            signature[name] = POINTER[value.dtype]
+            attributes[(i,)] = [["tt.divisibility", 16]]
+        elif isinstance(value, int):
+            signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
+            if value % 16 == 0:
+                attributes[(i,)] = [["tt.divisibility", 16]]
+        else:  # a tensor descriptor
+            block = ",".join(map(str, value.block_shape))
+            signature[name] = f"tensordesc<{POINTER[value.base.dtype][1:]}[{block}]>"
+    return signature, values, attributes
+
+
+def _compile(source: Any, gpu: GPUTarget, options: dict[str, int]) -> Facts:
+    log = io.StringIO()
+    knobs: Any = triton.knobs
+    # The assembler's log has registers and spills; it is only there when nothing comes from the cache.
+    with knobs.nvidia.scope(), knobs.compilation.scope(), contextlib.redirect_stdout(log):
+        knobs.nvidia.dump_ptxas_log = True
+        knobs.compilation.always_compile = True
+        kernel: Any = triton.compile(source, target=gpu, options=options)
+    if gpu.backend == "hip":
+        return _read_amd(kernel.asm["amdgcn"], kernel.metadata.shared)
+    return _read_nvidia(kernel.asm["ptx"], log.getvalue(), kernel.metadata.shared)
+
+
+def _read_nvidia(ptx: str, log: str, shared: int) -> Facts:
+    registers = re.findall(r"Used (\d+) registers", log)
+    spilled = re.findall(r"(\d+) bytes spill stores", log)
+    if not registers or not spilled:
+        raise InternalError(f"ptxas's log does not say what it used: {log[:200]!r}")
+    loads = [int(n, 0) for n in re.findall(r"cp\.async\.c[ag]\.shared\.global\s+\[[^\]]*\], \[[^\]]*\], (\w+)", ptx)]
+    for vector, bits in re.findall(r"ld\.global[\w.:]*?(?:\.v(\d))?\.[bfsu](\d+)", ptx):
+        loads.append(int(vector or 1) * int(bits) // 8)
+    loads += [16] * len(re.findall(r"cp\.async\.bulk\.tensor[\w.:]*\.shared::cluster\.global", ptx))
+    matrix = len(re.findall(r"\b(?:wgmma\.mma_async|mma\.sync|tcgen05\.mma)\b", ptx))
+    return Facts(int(registers[-1]), int(spilled[-1]), shared, matrix, max(loads, default=0))
+
+
+def _read_amd(text: str, shared: int) -> Facts:
+    def number(name: str) -> int:
+        return max((int(n) for n in re.findall(rf"\.{name}:\s+(\d+)", text)), default=0)
+
+    widths = {"dwordx4": 16, "dwordx3": 12, "dwordx2": 8, "dword": 4, "ushort": 2, "short": 2, "ubyte": 1}
+    loads = [
+        widths[kind]
+        for kind in re.findall(r"(?:global|buffer)_load_(dwordx4|dwordx3|dwordx2|dword|ushort|short|ubyte)\b", text)
+    ]
+    loads += [2] * len(re.findall(r"(?:global|buffer)_load_(?:short|ushort|sbyte|ubyte)_d16", text))
+    matrix = len(re.findall(r"\bv_mfma_", text))
+    return Facts(number("vgpr_count"), number("vgpr_spill_count") * 4, shared, matrix, max(loads, default=0))
+
+
+def records(layer: str, kernels: Sequence[Kernel]) -> Iterator[dict[str, Any]]:
+    """A record for every Triton kernel that a layer's ranks launch (DESIGN section 5), ranks that are alike together."""
+    for kernel in kernels:
+        ranks: dict[Problem, list[int]] = {}
+        for rank, problem in enumerate(kernel.problems):
+            ranks.setdefault(problem, []).append(rank)
+        seen: dict[tuple[Any, ...], dict[str, Any]] = {}
+        for problem, alike in ranks.items():
+            for launch in launches(kernel, problem):
+                found = facts(launch, kernel.target)
+                tiles = {n: v for n, v in launch.constants.items() if n not in _OPTIONS}
+                key = (launch.name, found, tuple(sorted(tiles.items())))
+                if key in seen:
+                    seen[key]["ranks"] += alike
+                    continue
+                seen[key] = {
+                    "layer": layer,
+                    "name": launch.name,
+                    "phase": problem.phase,
+                    "family": kernel.config.family if launch.name == kernel.name else "sum",
+                    "config": tiles | {n: launch.constants[n] for n in _OPTIONS if n in launch.constants},
+                    **found.as_dict(),
+                    "ranks": list(alike),
+                }
+        yield from seen.values()

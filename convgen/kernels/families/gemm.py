@@ -1,0 +1,53 @@
+"""1x1 kernels that read every pixel as it lies: plain matrix products, one a sample where channels are not last.
+
+No pixel is decoded and nothing is padded, so that all operands are read 16 bytes at a time where a pixel's channels, or
+a sample's pixels, are a multiple of that. [KERNELS: 5.1 D]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import prod
+
+from convgen.kernels.config import Config, ceil_div, clamp
+from convgen.kernels.families import pointer
+from convgen.kernels.problem import Problem
+from convgen.kernels.target import Target
+
+NAME = "gemm"
+
+
+def refusal(problem: Problem, target: Target) -> str | None:
+    """Why the family can't; None if it can."""
+    if not problem.is_pointwise:
+        return "taps, strides or padding"
+    if problem.rim is not None:
+        return "a halo"
+    return None
+
+
+def configs(problem: Problem, target: Target) -> Iterator[Config]:
+    """Configurations worth a try: those of the pointer family, whose tiles are alike."""
+    for config in pointer.configs(problem, target):
+        yield _fitted(problem, target, config)
+
+
+def default(problem: Problem, target: Target) -> Config:
+    """What an untuned problem gets."""
+    config = pointer.default(problem, target)
+    if problem.channels_last or problem.phase == "backward_filter":
+        return _fitted(problem, target, config)
+    # Tiles end with a sample: as few pixels of a tile as possible are none.
+    rows = prod(d.y for d in problem.dims)
+    pixels = min((64, 128), key=lambda n: (ceil_div(rows, n) * n, -n)) if problem.element_bytes < 8 else 32
+    tile = config.tile | {"BP": min(pixels, clamp(rows, 16, 128))}
+    return replace(config, family=NAME, tiles=tuple(tile.items()), warps=4)
+
+
+def _fitted(problem: Problem, target: Target, config: Config) -> Config:
+    """The same tiles; pieces of backward-filter are of samples where pixels of two samples don't lie side by side."""
+    split = config.split
+    if problem.phase == "backward_filter" and not problem.channels_last:
+        split = max(1, min(split, problem.batch))
+    return replace(config, family=NAME, split=split)
