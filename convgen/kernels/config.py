@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 from convgen.kernels.problem import Problem
 
@@ -68,3 +69,10 @@ def alignment(problems: Sequence[Problem], tensor: str) -> int:
     if not problems[0].channels_last:
         return 1
     return problems[0].vector(*(p.channels if tensor == "x" else p.filters for p in problems))
+
+
+def rows_alignment(problems: Sequence[Problem], tensor: str) -> int:
+    """Elements, of 16 bytes at most, that a sample's rows of x or y are a multiple of where they lie side by side."""
+    if problems[0].channels_last:
+        return 1
+    return problems[0].vector(*(prod(d.x if tensor == "x" else d.y for d in p.dims) for p in problems))

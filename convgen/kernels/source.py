@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import prod
 
 import jinja2
 
-from convgen.kernels.config import Config, alignment, even, largest
+from convgen.kernels.config import Config, alignment, even, largest, rows_alignment
 from convgen.kernels.phases import PhaseWords
 from convgen.kernels.problem import Problem
 from convgen.kernels.target import Target
@@ -62,7 +61,7 @@ class Kernel:
             even=even(self.problems, self.config),
             aligned=aligned,
             single_channels=self.config.family == "depthwise",
-            rows=1 if p.channels_last else p.vector(*(prod(d.y for d in q.dims) for q in self.problems)),
+            rows=(rows_alignment(self.problems, "x"), rows_alignment(self.problems, "y")),
         )
         template = TEMPLATES[self.config.family].format(phase=p.phase)
         return environment().get_template(f"kernels/{template}").render(

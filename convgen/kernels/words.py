@@ -60,21 +60,22 @@ class Words:
         even: Collection[str] = (),
         aligned: tuple[int, int] = (1, 1),
         single_channels: bool = False,
-        rows: int = 1,
+        rows: tuple[int, int] = (1, 1),
     ) -> None:
         """
         Args:
             float32: how its products are made, an `input_precision` of tl.dot.
             even: of "c" and "f" those whose tiles divide their extent on every rank, so that no mask is needed.
             aligned: elements that a pixel of x, and of y, begins at a multiple of on every rank.
-            rows: elements that a sample's rows are a multiple of, where they lie side by side.
+            rows: elements that a sample's rows of x, and of y, are a multiple of, where they lie side by side.
             single_channels: groups have one channel, and channels are numbered through all groups.
         """
         self.problem, self.float32, self.even = problem, float32, frozenset(even)
         self.aligned = dict(zip("xy", aligned, strict=True))
         self.dims = tuple(DimWords(d.name.lower(), d.kernel, d.stride, d.dilation) for d in problem.dims)
         self.last = problem.channels_last
-        self.row_vector = rows
+        self.rows_aligned = dict(zip("xy", rows, strict=True))
+        self.row_vector = rows[1]
         self.single_channels = single_channels
         self.grouped = problem.groups > 1 or single_channels
         self.result = RESULT[problem.phase]
@@ -148,8 +149,19 @@ class Words:
         return ", ".join(d.pad for d in self.dims)
 
     def pixels(self, side: str) -> str:
-        """Rows of one sample: XH * XW."""
+        """Rows of one sample: XH * XW, or a name for them where they are a multiple of what is read at once."""
+        if self.rows_aligned[side] > 1:
+            return f"{side.upper()}P"
         return " * ".join(getattr(d, side).upper() for d in self.dims)
+
+    def sample_rows(self, *sides: str) -> list[str]:
+        """Lines that name the rows of a sample and let the compiler know what they are a multiple of."""
+        lines: list[str] = []
+        for side in sides:
+            if (n := self.rows_aligned[side]) > 1:
+                rows = " * ".join(getattr(d, side).upper() for d in self.dims)
+                lines.append(f"{side.upper()}P = {rows} // {n} * {n}")
+        return lines
 
     # ---- the loop over what is summed: taps, parts, channels ----
 
@@ -183,12 +195,13 @@ class Words:
 
     def decode(self, number: str, side: str) -> str:
         """n, yh, yw of a pixel number."""
-        return self.split(number, [getattr(d, side) for d in self.dims])
+        return self.split(number, [getattr(d, side) for d in self.dims], self.pixels(side))
 
     @staticmethod
-    def split(number: str, names: Sequence[str]) -> str:
+    def split(number: str, names: Sequence[str], pixels: str = "") -> str:
         extents = [n.upper() for n in names]
-        parts = [f"({number} // ({' * '.join(extents)})).to(tl.int64)"]
+        pixels = pixels or " * ".join(extents)
+        parts = [f"({number} // {f'({pixels})' if ' ' in pixels else pixels}).to(tl.int64)"]
         for i, extent in enumerate(extents):
             inner = "".join(f" // {e}" for e in extents[:i:-1])
             parts.append(f"{number}{inner} % {extent}")
@@ -288,12 +301,19 @@ class Words:
     def channel(self, tensor: str) -> str:
         """From a pixel's channel 0 to channel c of x or filter f of y, of a group."""
         v = CHANNEL[tensor]
-        text = self.activation(tensor).text(c=f"group * {v.upper()} + {v}" if self.grouped else v)
+        text = self._rows_together(tensor).text(c=f"group * {v.upper()} + {v}" if self.grouped else v)
         return text if text.isidentifier() else f"({text})"
 
     def part(self, tensor: str) -> str:
         """Where the part of the operand begins that is at work."""
-        return " + " + self.activation(tensor).text(part=f"{tensor}_part") if self.parts(tensor) > 1 else ""
+        return " + " + self._rows_together(tensor).text(part=f"{tensor}_part") if self.parts(tensor) > 1 else ""
+
+    def _rows_together(self, tensor: str) -> IndexMap:
+        """The operand with the rows of a sample as one coordinate, where they have a name."""
+        if self.rows_aligned[tensor] == 1:
+            return self.activation(tensor)
+        parts = [("part", "PARTS")] if self.parts(tensor) > 1 else []
+        return IndexMap((*parts, ("n", "N"), ("c", self.channels(tensor)), ("rows", self.pixels(tensor))))
 
     @property
     def filter_index(self) -> str:
@@ -354,6 +374,13 @@ class Words:
         vector = self.aligned[tensor]
         return f"tl.multiple_of({offset}, {vector})" if vector > 1 else offset
 
+    def dense(self, tensor: str) -> str:
+        """Where pixels begin that are numbered through: side by side within a sample where channels are not last."""
+        vector = self.rows_aligned[tensor]
+        if vector > 1:
+            return f"tl.max_contiguous(tl.multiple_of({self.row(tensor)}, {vector}), {vector})"
+        return self.hinted(self.row(tensor), tensor)
+
     def element(self, tensor: str, *, rim: bool = True) -> str:
         """Pointers to the tile of an activation that a step reads."""
         row = self.along(f"{tensor}_row")
@@ -413,7 +440,7 @@ class Words:
 
     def single(self, tensor: str, coordinate: str) -> str:
         """From a pixel's start to a group of x, or a filter of y."""
-        text = self.activation(tensor).text(c=coordinate)
+        text = self._rows_together(tensor).text(c=coordinate)
         return text if text.isidentifier() else f"({text})"
 
     def single_element(self, tensor: str, coordinate: str) -> str:
@@ -449,7 +476,7 @@ class Words:
         return f", mask={' & '.join(parts)}, other=0.0" if parts else ""
 
     def store(self, tensor: str, row: str) -> str:
-        """Write a tile of the result; `row` says where its pixels begin."""
+        """Write a tile of the result: the pixels that are `made`; `row` says where they begin."""
         pointers = f"{self.result} + {self.along(f'({row})')} + {self.across(self.channel(tensor))}{self.part(tensor)}"
-        mask = self.mask("inside", CHANNEL[tensor])
+        mask = self.mask("made", CHANNEL[tensor])
         return f"tl.store({pointers}, acc.to({self.result}.dtype.element_ty), mask={mask})"

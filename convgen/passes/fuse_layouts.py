@@ -10,8 +10,8 @@
 Needs:  local kernels that take parts and rims (a GPU target).
 Sound:  a value's elements are the same; only where they lie changes, and only for steps that know where.
 Leaves: parts of fewer than 16 channels, which would leave a matrix unit's step half empty; unequal parts and groups;
-        halos in more than three boxes, each of which costs every row of a tile a comparison, or of few channels, which
-        the packed family reads from a tensor; values that other steps read.
+        what is read or made with few channels, which the packed family does on tensors; halos in more than three boxes,
+        each of which costs every row of a tile a comparison; values that other steps read.
         Those are unpacked and packed by kernels of their own.
 """
 
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from convgen.algebra.layout import Layout
 from convgen.algebra.space import Space
 from convgen.schedule.forms import boxes, parts
 from convgen.schedule.nodes import GIVEN, Convert, Convolve, Form, Schedule, Step, reads
@@ -43,14 +44,12 @@ def fuse_layouts(schedule: Schedule, space: Space) -> Schedule:
                     forms[step.result] = "parts"
             case Convert(kind="exchange") if after and all(_reads_rim(r, step.result) for r in after):
                 count = boxes(space, types[step.source], step.type, step.over)
-                channels = space.conv.channels if step.type.tensor == "x" else space.conv.filters
-                few = channels // space.conv.groups < LEAST_PART and space.conv.groups == 1
-                if step.source in GIVEN and not few and count is not None and count.max() <= MOST_BOXES:
+                if step.source in GIVEN and not _few_channels(space, step.type) and count is not None and count.max() <= MOST_BOXES:
                     forms[step.result] = "rim"
             case Convolve() if len(after) == 1:
                 (reader,) = after
                 if isinstance(reader, Convert) and reader.kind == "reduce_scatter":
-                    if parts(space, step.type, reader.type, reader.over) >= LEAST_PART:
+                    if not _few_channels(space, types[step.inputs[0]]) and parts(space, step.type, reader.type, reader.over) >= LEAST_PART:
                         forms[step.result] = "parts"
             case _:
                 pass
@@ -66,6 +65,12 @@ def fuse_layouts(schedule: Schedule, space: Space) -> Schedule:
 
     forward, data, filter_ = (tuple(map(give, schedule.section(p))) for p, _ in schedule.roles)
     return replace(schedule, forward=forward, backward_data=data, backward_filter=filter_)
+
+
+def _few_channels(space: Space, layout: Layout) -> bool:
+    """Whether no rank has enough channels of x (filters of y) for a step of one tap."""
+    box = space.frame(layout)
+    return space.conv.groups == 1 and int((box[:, 1, 1] - box[:, 1, 0]).max()) < LEAST_PART
 
 
 def _reads_rim(step: Step, value: str) -> bool:
