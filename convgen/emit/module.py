@@ -20,7 +20,7 @@ from convgen.emit.local import Convolution, local_kernels
 from convgen.emit.steps import LayoutNames, Lines, NamedLayout
 from convgen.emit.volume import volume
 from convgen.kernels import source
-from convgen.kernels.source import Kernel
+from convgen.kernels.source import Kernel, reads_boxes
 from convgen.schedule.nodes import Convert, Schedule, reads
 from convgen.schedule.text import show
 from convgen.spec.layer import Layer
@@ -99,6 +99,7 @@ class ModuleContext:
     kernels: tuple[str, ...]
     convolutions: tuple[Convolution, ...]
     rims: bool
+    boxes: bool
     copied: tuple[str, ...]
     copy_kernels: str
     copy_choice: str
@@ -174,6 +175,7 @@ def module_context(
         kernels=local.kernels,
         convolutions=local.convolutions,
         rims=local.rims,
+        boxes=reads_boxes(kernels),
         copied=local.copied,
         copy_kernels=local.copy_kernels,
         copy_choice=local.copy_choice,

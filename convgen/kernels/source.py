@@ -71,24 +71,39 @@ class Kernel:
 
 TEMPLATES = {
     "pointer": "{phase}.py.jinja",
+    "box": "box.py.jinja",
     "gemm": "gemm.py.jinja",
     "packed": "packed_{phase}.py.jinja",
     "depthwise": "depthwise.py.jinja",
 }
 
 
+def reads_boxes(kernels: Sequence[Kernel]) -> bool:
+    return any(k.config.family == "box" for k in kernels)
+
+
 def launch_source(kernels: Sequence[Kernel]) -> str:
     """What kernels are launched with, and functions that they share."""
     rims = any(k.problem.rim is not None for k in kernels)
     rounds = any(k.problem.dtype == "tfloat32" for k in kernels)
-    return environment().get_template("kernels/launch.py.jinja").render(rims=rims, rounds_tf32=rounds).rstrip("\n")
+    return environment().get_template("kernels/launch.py.jinja").render(rims=rims, rounds_tf32=rounds, boxes=reads_boxes(kernels)).rstrip("\n")
 
 
 def kernel_module(kernels: Sequence[Kernel]) -> str:
     """A module of nothing but these kernels, of different phases: what tuning, tests and inspection import."""
+    head = """from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+"""
+    head += "from triton.tools.tensor_descriptor import TensorDescriptor\n" if reads_boxes(kernels) else ""
     parts = [
-        "from __future__ import annotations\n\nimport math\nfrom typing import Any, NamedTuple\n\nimport torch\nimport triton\n"
-        "import triton.language as tl\nfrom torch import Tensor\n\n",
+        head,
         launch_source(kernels),
         *(k.source() for k in kernels),
     ]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from convgen.kernels.config import Config
-from convgen.kernels.families import depthwise, gemm, packed, pointer
+from convgen.kernels.families import box, depthwise, gemm, packed, pointer
 from convgen.kernels.problem import Problem
 from convgen.kernels.target import Target
 
@@ -21,4 +21,5 @@ class Family(Protocol):
     def default(self, problem: Problem, target: Target) -> Config: ...
 
 
-FAMILIES: tuple[Family, ...] = (depthwise, gemm, packed, pointer)  # in the order of preference of an untuned problem
+# In the order of preference of an untuned problem: boxes come last, since building their descriptors delays a launch.
+FAMILIES: tuple[Family, ...] = (depthwise, gemm, packed, pointer, box)
