@@ -128,7 +128,9 @@ def check(file: str, processes: bool, interpret: bool, as_json: bool, timeout: f
     layer = all_compiled[0].layer
     if interpret and not layer.on_gpu:
         raise InputError(
-            f"target {layer.target} has no Triton kernels to interpret", path=("target",), hint="check without --interpret"
+            f"target {layer.target} has no Triton kernels to interpret",
+            path=("target",),
+            hint="check without --interpret",
         )
     _need("torch", "convgen check runs the module, which needs torch")
     if layer.on_gpu:

@@ -6,7 +6,7 @@
 | choose (plan/) | Layer, machine | stored layouts and roles of x, w, y: given, named, or searched |
 | lower (schedule/) | stored layouts, roles | a naive Schedule |
 | passes (passes/) | Schedule | Schedule |
-| kernels (kernels/) | each convolution of the schedule, all ranks | Kernel: a family and its configuration (GPU targets) |
+| kernels (kernels/) | each convolution of the schedule, all ranks | Kernels: families and configurations (GPUs) |
 | emit (emit/) | Schedule | the module's source |
 """
 

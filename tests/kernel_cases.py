@@ -174,7 +174,9 @@ def interpret(p: Problem, config: Config, given: dict[str, Tensor], *, seed: int
     tensors = {n: guarded(in_memory(p, given[n], parts[n])) for n in ("x", "w", "dy")}
     if rim is not None:
         tensors[read] = rim.block
-    name, out_parts = {"forward": ("y", p.y_parts), "backward_data": ("x", p.x_parts), "backward_filter": ("w", 1)}[p.phase]
+    name, out_parts = {"forward": ("y", p.y_parts), "backward_data": ("x", p.x_parts), "backward_filter": ("w", 1)}[
+        p.phase
+    ]
     shape = shapes(p)[name]
     whole = torch.full((GUARD + torch.Size(shape).numel() + GUARD,), torch.nan, dtype=TORCH_DTYPES[p.dtype])
     out = whole[GUARD : len(whole) - GUARD]

@@ -28,6 +28,7 @@ from convgen.algebra.space import Space
 from convgen.compiler import PIPELINE
 from convgen.emit.module import emit_module
 from convgen.emit.volume import volume
+from convgen.kernels.choose import choose_kernels
 from convgen.schedule.build import lower
 from convgen.schedule.nodes import Schedule, reads
 from convgen.schedule.text import show
@@ -55,7 +56,7 @@ class Case:
 
     @cached_property
     def space(self) -> Space:
-        return Space(self.layer.conv, self.layer.grid)
+        return Space(self.layer.conv, self.layer.grid, virtual_padding=self.layer.on_gpu)
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -66,13 +67,14 @@ class Case:
 
     @cached_property
     def source(self) -> str:
-        return emit_module(self.layer, self.schedule, self.space)
+        kernels = choose_kernels(self.layer, self.schedule, self.space) if self.layer.on_gpu else ()
+        return emit_module(self.layer, self.schedule, self.space, kernels)
 
     @cached_property
     def module(self) -> ModuleType:
         path = Path(_folder) / f"{self.layer.name}.py"
         path.write_text(self.source, encoding="utf-8")
-        return load_module(path)
+        return load_module(path, interpret=self.layer.on_gpu)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -128,6 +130,11 @@ def make(problem: Problem, name: str, rng: random.Random, **changes: Any) -> Cas
     return Case(replace(layer, **changes), stored, roles)
 
 
+def on_gpu(case: Case, target: str = "cuda:sm_90") -> Case:
+    """The same case for a GPU, under another name; its module runs in Triton's interpreter."""
+    return replace(case, layer=replace(case.layer, target=target, name=f"{case.layer.name}_gpu"))
+
+
 def with_dtype(case: Case, dtype: str) -> Case:
     """The same case in another type, under another name."""
     return replace(case, layer=replace(case.layer, dtype=dtype, name=f"{case.layer.name}_{dtype}"))
@@ -160,7 +167,7 @@ def run(
     layer, batch = case.module, case.layer.conv.batch
 
     def program(end: VirtualTransport) -> Ran:
-        mesh = layer.init_mesh(transport=end)
+        mesh = layer.init_mesh(layer.DEVICE, transport=end)
         local = {name: layer.scatter(name, value, mesh, batch=batch) for name, value in given.items()}
         for name in need:
             if name in local:

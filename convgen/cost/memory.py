@@ -148,7 +148,9 @@ class _Ledger:
     def _sliced(self, step: Convolve) -> Counts:
         """Copies of operands with gaps: kernels read tensors without."""
         slices = (v for v in step.inputs if self.values[v].root is not self.values[v].box)
-        return sum((self._gaps(v, self.values[v].box) * self.space.elements(self.types[v]) for v in slices), start=self.none)
+        return sum(
+            (self._gaps(v, self.values[v].box) * self.space.elements(self.types[v]) for v in slices), start=self.none
+        )
 
     def _slice(self, step: Convert) -> Counts:
         source, layout = self.values[step.source], step.type

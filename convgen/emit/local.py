@@ -49,9 +49,8 @@ def local_kernels(
     steps = [s for _, s in schedule.steps() if isinstance(s, Convolve)]
     copied = copied_tensors(schedule)
     ranks = sorted({copy_dims(t, len(kernels[0].problem.dims)) for t in copied})
-    choice = copy_name(ranks[0]) if len(ranks) == 1 else "{%s}[len(extents) + 1]" % ", ".join(  # noqa: UP031
-        f"{n}: {copy_name(n)}" for n in ranks
-    )
+    by_rank = ", ".join(f"{n}: {copy_name(n)}" for n in ranks)
+    choice = copy_name(ranks[0]) if len(ranks) == 1 else f"{{{by_rank}}}[len(extents) + 1]"
     return LocalKernels(
         launch=launch_source(kernels),
         kernels=tuple(k.source().rstrip("\n") for k in kernels),

@@ -38,7 +38,7 @@ def kernels_text(compiled: Compiled) -> str:
     lines = [f"# {compiled.layer.name} for {compiled.layer.target}"]
     lines.append(f"# {'kernel':<{width}}  registers  spilled  shared  matrix instructions  widest load")
     for r in rows:
-        numbers = "{registers:>9}  {spill_bytes:>7}  {shared_bytes:>6}  {matrix_instructions:>19}  {widest_global_load_bytes:>11}"
-        lines.append(f"# {r['name']:<{width}}  " + numbers.format(**r))
+        columns = zip(FIELDS, (9, 7, 6, 19, 11), strict=True)
+        lines.append(f"# {r['name']:<{width}}  " + "  ".join(f"{r[field]:>{wide}}" for field, wide in columns))
     kernels = compiled.kernels()
     return "\n".join(lines) + "\n" + kernel_module(kernels)

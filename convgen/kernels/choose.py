@@ -51,7 +51,9 @@ def local_problems(layer: Layer, schedule: Schedule, space: Space, step: Convolv
         elif form == "parts":
             counts[types[value].tensor] = _parts(schedule, space, value, made)
     return tuple(
-        _problem(layer, step, {t: box[rank] for t, box in frames.items()}, counts, None if rims is None else int(rims[rank]))
+        _problem(
+            layer, step, {t: box[rank] for t, box in frames.items()}, counts, None if rims is None else int(rims[rank])
+        )
         for rank in range(space.grid.ranks)
     )
 

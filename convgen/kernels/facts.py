@@ -1,7 +1,11 @@
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportUnknownParameterType=false
+# (triton has no types)
 """What a kernel compiles to, with no GPU: registers, spills, shared memory, matrix instructions, width of loads.
 
 A launch is recorded by running the module's own launching function on tensors without memory, so that what is compiled
-is what will run: the same arguments, specialised as Triton specialises them. Needs triton; its wheel has all assemblers.
+is what will run: the same arguments, specialised as Triton specialises them. Triton's wheel has all
+assemblers that this takes.
 """
 
 from __future__ import annotations
@@ -112,7 +116,12 @@ def facts(launch: Launch, target: Target) -> Facts:
     """
     signature, values, attributes = _specialise(launch)
     options = {name: launch.constants[name] for name in _OPTIONS if name in launch.constants}
-    key = (launch.function.src, str(target), *(str(sorted(d.items(), key=str)) for d in (signature, values, options)), str(attributes))
+    key = (
+        launch.function.src,
+        str(target),
+        *(str(sorted(d.items(), key=str)) for d in (signature, values, options)),
+        str(attributes),
+    )
     if key not in _compiled:
         source = ASTSource(launch.function, signature, values, attributes)
         gpu = GPUTarget(target.kind, target.arch, target.warp)
@@ -151,7 +160,7 @@ def _specialise(launch: Launch) -> tuple[dict[str, str], dict[str, Any], dict[tu
 
 def _compile(source: Any, gpu: GPUTarget, options: dict[str, int]) -> Facts:
     log = io.StringIO()
-    knobs: Any = triton.knobs
+    knobs: Any = getattr(triton, "knobs")  # noqa: B009
     # The assembler's log has registers and spills; it is only there when nothing comes from the cache.
     with knobs.nvidia.scope(), knobs.compilation.scope(), contextlib.redirect_stdout(log):
         knobs.nvidia.dump_ptxas_log = True
@@ -170,7 +179,7 @@ def _read_nvidia(ptx: str, log: str, shared: int) -> Facts:
     loads = [int(n, 0) for n in re.findall(r"cp\.async\.c[ag]\.shared\.global\s+\[[^\]]*\], \[[^\]]*\], (\w+)", ptx)]
     for vector, bits in re.findall(r"ld\.global[\w.:]*?(?:\.v(\d))?\.[bfsu](\d+)", ptx):
         loads.append(int(vector or 1) * int(bits) // 8)
-    loads += [16] * len(re.findall(r"cp\.async\.bulk\.tensor[\w.:]*\.shared::cluster\.global", ptx))
+    loads += [16] * len(re.findall(r"cp\.async\.bulk\.tensor\.\dd\.shared::\w+\.global", ptx))
     matrix = len(re.findall(r"\b(?:wgmma\.mma_async|mma\.sync|tcgen05\.mma)\b", ptx))
     return Facts(int(registers[-1]), int(spilled[-1]), shared, matrix, max(loads, default=0))
 
@@ -190,7 +199,7 @@ def _read_amd(text: str, shared: int) -> Facts:
 
 
 def records(layer: str, kernels: Sequence[Kernel]) -> Iterator[dict[str, Any]]:
-    """A record for every Triton kernel that a layer's ranks launch (DESIGN section 5), ranks that are alike together."""
+    """A record for every kernel that a layer's ranks launch (DESIGN section 5), ranks that are alike together."""
     for kernel in kernels:
         ranks: dict[Problem, list[int]] = {}
         for rank, problem in enumerate(kernel.problems):

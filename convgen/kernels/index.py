@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-import sympy
-from sympy.printing.str import StrPrinter
+from typing import Any
 
 Name = str | int
+Expr = Any  # sympy.Expr; sympy has few types
 
 
 @dataclass(frozen=True)
@@ -21,25 +20,31 @@ class IndexMap:
 
     order: tuple[tuple[str, str], ...]
 
-    def offset(self, at: Mapping[str, Name | sympy.Expr]) -> sympy.Expr:
+    def offset(self, at: Mapping[str, Name | Expr]) -> Expr:
         """Elements from the start of the operand; coordinates that `at` leaves out are 0."""
-        total: sympy.Expr = sympy.Integer(0)
+        total: Expr = expression(0)
         for coordinate, extent in self.order:
             total = total * expression(extent) + expression(at.get(coordinate, 0))
         return total
 
-    def text(self, **at: Name | sympy.Expr) -> str:
+    def text(self, **at: Name | Expr) -> str:
         return show(self.offset(at))
 
 
-def expression(value: Name | sympy.Expr) -> sympy.Expr:
+def expression(value: Name | Expr) -> Expr:
     """A name (or a product of names) as sympy."""
-    if isinstance(value, sympy.Expr):
-        return value
-    if isinstance(value, int):
-        return sympy.Integer(value)
+    sympy = _sympy()
+    if not isinstance(value, str):
+        return sympy.sympify(value)
     names = {n: sympy.Symbol(n, integer=True, nonnegative=True) for n in _names(value)}
-    return sympy.sympify(value, locals=names)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return sympy.sympify(value, locals=names)
+
+
+def _sympy() -> Any:
+    """Imported when an address is printed: a cpu's modules have none."""
+    import sympy  # pyright: ignore[reportMissingTypeStubs]
+
+    return sympy
 
 
 def _names(text: str) -> Sequence[str]:
@@ -48,30 +53,25 @@ def _names(text: str) -> Sequence[str]:
     return [word for word in text.split() if word.isidentifier()]
 
 
-class _Printer(StrPrinter):
-    """Sums and products in the order one reads an address: ((n * XH + xh) * XW + xw) * C + c."""
-
-    def _print_Add(self, expr: sympy.Expr, order: object = None) -> str:
-        terms = sorted(expr.args, key=lambda a: (a.could_extract_minus_sign(), -_depth(a), str(a)))
-        text = " + ".join(self._print(a) for a in terms if not a.could_extract_minus_sign())
-        return text + "".join(f" - {self._print(-a)}" for a in terms if a.could_extract_minus_sign())
-
-    def _print_Mul(self, expr: sympy.Expr) -> str:
-        def place(a: sympy.Basic) -> tuple[int, str]:
-            kind = 0 if isinstance(a, sympy.Add) else 3 if a.is_Integer else 1 if str(a).islower() else 2
-            return kind, str(a)
-
-        parts = [(f"({self._print(a)})" if isinstance(a, sympy.Add) else self._print(a), a) for a in expr.args]
-        return " * ".join(text for text, a in sorted(parts, key=lambda pair: place(pair[1])))
+def show(value: Expr) -> str:
+    """Triton's text of an index expression, in the order one reads an address: ((n * XH + xh) * XW + xw) * C + c."""
+    if value.is_Add:
+        terms = sorted(value.args, key=lambda t: (-_depth(t), str(t)))
+        added = " + ".join(show(t) for t in terms if not t.could_extract_minus_sign())
+        return added + "".join(f" - {show(-t)}" for t in terms if t.could_extract_minus_sign())
+    if value.is_Mul:
+        return " * ".join(f"({show(f)})" if f.is_Add else show(f) for f in sorted(value.args, key=_place))
+    return str(value)
 
 
-def _depth(a: sympy.Basic) -> int:
-    return 1 + max((_depth(b) for b in a.args), default=0)
+def _place(factor: Expr) -> tuple[int, str]:
+    """Sums first, then coordinates, extents, numbers."""
+    kind = 0 if factor.is_Add else 3 if factor.is_Integer else 1 if str(factor).islower() else 2
+    return kind, str(factor)
 
 
-def show(value: sympy.Expr) -> str:
-    """Triton's text of an index expression; sums and products only, so Python's is Triton's."""
-    return _Printer().doprint(value)
+def _depth(value: Expr) -> int:
+    return 1 + max((_depth(a) for a in value.args), default=0)
 
 
 def activation_map(letters: Sequence[str], tensor: str, channels: str, *, last: bool, parts: bool) -> IndexMap:
@@ -87,7 +87,7 @@ def activation_map(letters: Sequence[str], tensor: str, channels: str, *, last: 
     rows = [(f"{tensor}{a}", f"{tensor}{a}".upper()) for a in letters]
     head = [("part", "PARTS")] if parts else []
     inner = [*rows, ("c", channels)] if last else [("c", channels), *rows]
-    return IndexMap(tuple([*head, ("n", "N"), *inner]))
+    return IndexMap((*head, ("n", "N"), *inner))
 
 
 def filter_map(letters: Sequence[str], channels: str, taps: Sequence[int], *, last: bool) -> IndexMap:

@@ -15,13 +15,17 @@ def copy_source(dims: int) -> str:
     """The Triton function that copies boxes of tensors of so many dimensions, in memory order."""
     places = range(dims)
     tensor = IndexMap(tuple((f"i{d}", f"E{d}") for d in places))
-    return environment().get_template("kernels/copy_boxes.py.jinja").render(
-        dims=dims,
-        name=copy_name(dims),
-        extents=[f"E{d}" for d in places[1:]],
-        boxes=[f"B{d}" for d in places],
-        place=tensor.text(**{f"i{d}": f"i{d}" for d in places}),
-        indices=[_index(d, dims) for d in places],
+    return (
+        environment()
+        .get_template("kernels/copy_boxes.py.jinja")
+        .render(
+            dims=dims,
+            name=copy_name(dims),
+            extents=[f"E{d}" for d in places[1:]],
+            boxes=[f"B{d}" for d in places],
+            place=tensor.text(**{f"i{d}": f"i{d}" for d in places}),
+            indices=[_index(d, dims) for d in places],
+        )
     )
 
 

@@ -49,7 +49,9 @@ class PhaseWords(Words):
     @property
     def most_rows(self) -> str:
         """Rows of x of a phase, at most."""
-        return ", ".join(f"triton.cdiv(s.x[{i}], {d.stride})" if d.stride > 1 else f"s.x[{i}]" for i, d in enumerate(self.dims))
+        return ", ".join(
+            f"triton.cdiv(s.x[{i}], {d.stride})" if d.stride > 1 else f"s.x[{i}]" for i, d in enumerate(self.dims)
+        )
 
     @property
     def phase_count(self) -> int:
@@ -61,7 +63,9 @@ class PhaseWords(Words):
         lines = ["phase = tl.program_id(2)"]
         if order != sorted(order) and count <= MOST_ORDERED:
             digits = sum(phase << 4 * slot for slot, phase in enumerate(order))
-            lines = [f"phase = {digits:#x} >> (tl.program_id(2) * 4).to(tl.int64) & 15  # in digits, first the heaviest"]
+            lines = [
+                f"phase = {digits:#x} >> (tl.program_id(2) * 4).to(tl.int64) & 15  # in digits, first the heaviest"
+            ]
         inner = count
         for d in self.strided:
             a, s, g = d.name.lower(), d.stride, gcd(d.stride, d.dilation)
@@ -87,7 +91,9 @@ class PhaseWords(Words):
     @property
     def made_pixels(self) -> str:
         """Pixels of one phase, as programs count them."""
-        return "N * " + " * ".join(f"I{d.letter.upper()}" if d.stride > 1 else f"X{d.letter.upper()}" for d in self.dims)
+        return "N * " + " * ".join(
+            f"I{d.letter.upper()}" if d.stride > 1 else f"X{d.letter.upper()}" for d in self.dims
+        )
 
     @property
     def inside_above(self) -> str:
@@ -96,7 +102,9 @@ class PhaseWords(Words):
     @property
     def phase_taps(self) -> str:
         """Number of taps of the phase at work."""
-        return " * ".join(f"taps_{d.letter}" if d.stride > 1 else str(d.taps) for d in self.dims if d.stride > 1 or d.taps > 1)
+        return " * ".join(
+            f"taps_{d.letter}" if d.stride > 1 else str(d.taps) for d in self.dims if d.stride > 1 or d.taps > 1
+        )
 
     def phase_coordinates(self) -> list[str]:
         """From a tap number of the phase to kh, kw; `j` counts the phase's taps of a dimension."""
@@ -108,10 +116,8 @@ class PhaseWords(Words):
             names.append(f"j{d.letter}" if d.stride > 1 else d.k)
             parts.append(f"{text} % {own}" if i else text)
         lines = [f"{', '.join(names)} = {', '.join(parts)}"]
-        for d in self.tapped:
-            if d.stride > 1:
-                lines.append(f"{d.k} = tap_{d.letter} + {times(f'j{d.letter}', d.stride // gcd(d.stride, d.dilation))}")
-        return lines
+        strided = [(d, d.stride // gcd(d.stride, d.dilation)) for d in self.tapped if d.stride > 1]
+        return lines + [f"{d.k} = tap_{d.letter} + {times(f'j{d.letter}', step)}" for d, step in strided]
 
     @property
     def phase_y_rows(self) -> str:

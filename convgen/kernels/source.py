@@ -64,8 +64,10 @@ class Kernel:
             rows=(rows_alignment(self.problems, "x"), rows_alignment(self.problems, "y")),
         )
         template = TEMPLATES[self.config.family].format(phase=p.phase)
-        return environment().get_template(f"kernels/{template}").render(
-            name=self.name, p=p, t=words, bias=p.bias, split=self.config.split, config=self.config
+        return (
+            environment()
+            .get_template(f"kernels/{template}")
+            .render(name=self.name, p=p, t=words, bias=p.bias, split=self.config.split, config=self.config)
         )
 
 
@@ -86,7 +88,12 @@ def launch_source(kernels: Sequence[Kernel]) -> str:
     """What kernels are launched with, and functions that they share."""
     rims = any(k.problem.rim is not None for k in kernels)
     rounds = any(k.problem.dtype == "tfloat32" for k in kernels)
-    return environment().get_template("kernels/launch.py.jinja").render(rims=rims, rounds_tf32=rounds, boxes=reads_boxes(kernels)).rstrip("\n")
+    return (
+        environment()
+        .get_template("kernels/launch.py.jinja")
+        .render(rims=rims, rounds_tf32=rounds, boxes=reads_boxes(kernels))
+        .rstrip("\n")
+    )
 
 
 def kernel_module(kernels: Sequence[Kernel]) -> str:

@@ -32,8 +32,15 @@ class Target:
         return f"cuda:sm_{self.arch}" if self.kind == "cuda" else f"hip:{self.arch}"
 
 
-# Shared memory of a block: CUDA C++ Programming Guide, table of compute capabilities; LDS: AMD CDNA3 and CDNA4 ISA guides.
-_CUDA = {80: (166912, 108), 86: (101376, 84), 89: (101376, 142), 90: (232448, 132), 100: (232448, 148), 120: (101376, 188)}
+# Shared memory of a block: CUDA C++ Programming Guide, table of compute capabilities; LDS: AMD CDNA ISA guides.
+_CUDA = {
+    80: (166912, 108),
+    86: (101376, 84),
+    89: (101376, 142),
+    90: (232448, 132),
+    100: (232448, 148),
+    120: (101376, 188),
+}
 _HIP = {"gfx90a": (65536, 104), "gfx942": (65536, 304), "gfx950": (163840, 256)}
 DEFAULT = {"cuda": "sm_90", "hip": "gfx942"}
 

@@ -1,7 +1,7 @@
 """The words that kernel templates share: coordinates, addresses and masks of one problem, as Triton text.
 
 Names in every kernel: n sample; xh, xw rows of x; yh, yw rows of y; kh, kw taps; c channel and f filter of a group
-and part; XH, YH, ... the extents that this rank holds; pad_h zero rows below x; x_part, y_part which of an operand's parts.
+and part; XH, YH, ... the extents that this rank holds; pad_h zero rows below x; x_part, y_part: which part of one.
 """
 
 from __future__ import annotations
@@ -415,7 +415,7 @@ class Words:
         return self.depthwise_tensors(split)
 
     def gemm_element(self, tensor: str) -> str:
-        """From an activation's start to a tile of it: pixels m of sample n, or of all samples where channels are last."""
+        """From an activation's start to a tile: pixels m of sample n, or of all samples where channels are last."""
         v = CHANNEL[tensor]
         parts = [("part", "PARTS")] if self.parts(tensor) > 1 else []
         if self.last:

@@ -44,18 +44,24 @@ def fuse_layouts(schedule: Schedule, space: Space) -> Schedule:
                     forms[step.result] = "parts"
             case Convert(kind="exchange") if after and all(_reads_rim(r, step.result) for r in after):
                 count = boxes(space, types[step.source], step.type, step.over)
-                if step.source in GIVEN and not _few_channels(space, step.type) and count is not None and count.max() <= MOST_BOXES:
+                if (
+                    step.source in GIVEN
+                    and not _few_channels(space, step.type)
+                    and count is not None
+                    and count.max() <= MOST_BOXES
+                ):
                     forms[step.result] = "rim"
-            case Convolve() if len(after) == 1:
-                (reader,) = after
-                if isinstance(reader, Convert) and reader.kind == "reduce_scatter":
-                    if not _few_channels(space, types[step.inputs[0]]) and parts(space, step.type, reader.type, reader.over) >= LEAST_PART:
-                        forms[step.result] = "parts"
+            case Convolve() if len(after) == 1 and isinstance(reader := after[0], Convert):
+                many = reader.kind == "reduce_scatter" and not _few_channels(space, types[step.inputs[0]])
+                if many and parts(space, step.type, reader.type, reader.over) >= LEAST_PART:
+                    forms[step.result] = "parts"
             case _:
                 pass
     if not forms:
         return schedule
-    around = {s.result: s.source for _, s in schedule.steps() if isinstance(s, Convert) and forms.get(s.result) == "rim"}
+    around = {
+        s.result: s.source for _, s in schedule.steps() if isinstance(s, Convert) and forms.get(s.result) == "rim"
+    }
 
     def give(step: Step) -> Step:
         if isinstance(step, Convolve):

@@ -30,10 +30,10 @@ def parts(space: Space, whole: Layout, cut: Layout, over: Axes) -> int:
         return 0
     members = groups_of(space, over)
     blocks, outer = space.frame(cut)[:, 1][members], space.frame(whole)[:, 1]
-    size = int(blocks[0, 0, 1] - blocks[0, 0, 0])
-    starts = outer[:, :1] + size * np.arange(members.shape[1])
-    fits = (blocks[..., 0] == starts).all() and (blocks[..., 1] == starts + size).all()
-    return size if fits and (outer[:, 1] - outer[:, 0] == size * members.shape[1]).all() else 0
+    size, count = int(blocks[0, 0, 1] - blocks[0, 0, 0]), space.grid.over(over)
+    starts: NDArray[np.int64] = np.add(outer[:, :1], size * np.arange(count))
+    fits = np.array_equal(blocks[..., 0], starts) and np.array_equal(blocks[..., 1], starts + size)
+    return size if fits and np.all(outer[:, 1] - outer[:, 0] == size * count) else 0
 
 
 def boxes(space: Space, src: Layout, dst: Layout, over: Axes) -> NDArray[np.int64] | None:
@@ -58,10 +58,17 @@ def check_forms(schedule: Schedule, space: Space) -> Iterator[tuple[Step | None,
     for _, step in schedule.steps():
         for value in reads(step):
             form = forms.get(value, "whole")
-            takes = isinstance(step, Convert) and step.kind == "reduce_scatter" and isinstance(made.get(value), Convolve)
+            takes = (
+                isinstance(step, Convert) and step.kind == "reduce_scatter" and isinstance(made.get(value), Convolve)
+            )
             if form != "whole" and not (isinstance(step, Convolve) or (form == "parts" and takes)):
                 yield step, f"%{value} comes as {form}, which it can't read"
-            if takes and form == "parts" and isinstance(step, Convert) and not parts(space, types[value], step.type, step.over):
+            if (
+                takes
+                and form == "parts"
+                and isinstance(step, Convert)
+                and not parts(space, types[value], step.type, step.over)
+            ):
                 yield step, f"%{value} is not in equal parts of {step.type}"
         if isinstance(step, Convolve):
             rims = [made[v] for v in step.inputs if forms.get(v) == "rim"]
@@ -69,9 +76,12 @@ def check_forms(schedule: Schedule, space: Space) -> Iterator[tuple[Step | None,
                 yield step, f"reads rims of {[s.result for s in rims]} around {list(step.own)}"
             if rims and step.phase == "backward_filter" and step.rows == "input":
                 yield step, "reads dy from a block and its rim"
-        if isinstance(step, Convert) and step.form == "parts":
-            if step.kind != "all_gather" or not parts(space, step.type, types[step.source], step.over):
-                yield step, "its result does not come in equal parts"
-        if isinstance(step, Convert) and step.form == "rim":
-            if step.kind != "exchange" or boxes(space, types[step.source], step.type, step.over) is None:
-                yield step, "its result is no rim around a block"
+        if isinstance(step, Convert) and step.form != "whole" and not _delivers(step, types, space):
+            yield step, f"its result does not come as {step.form}"
+
+
+def _delivers(step: Convert, types: dict[str, Layout], space: Space) -> bool:
+    """Whether a collective's result has the form that it says."""
+    if step.form == "parts":
+        return step.kind == "all_gather" and parts(space, step.type, types[step.source], step.over) > 0
+    return step.kind == "exchange" and boxes(space, types[step.source], step.type, step.over) is not None

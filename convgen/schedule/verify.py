@@ -130,7 +130,10 @@ def verify(schedule: Schedule, space: Space) -> None:
     """
     if schedule.grid != space.grid:
         raise InternalError(f"schedule {schedule.name} is on {schedule.grid}, its index space on {space.grid}")
-    for facts in (Facts(schedule, space), Facts(schedule, _with_a_sample_each(space.conv, space.grid, space.virtual_padding))):
+    for facts in (
+        Facts(schedule, space),
+        Facts(schedule, _with_a_sample_each(space.conv, space.grid, space.virtual_padding)),
+    ):
         for check in CHECKS:
             for step, text in check(facts):
                 line = f"\n  {describe(step, facts.types)} : {step.type}" if step else ""

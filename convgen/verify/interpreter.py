@@ -1,8 +1,11 @@
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportUnknownParameterType=false
+# (triton has no types)
 """Triton kernels on CPU tensors, by Triton's interpreter, beside compilation in one process.
 
 TRITON_INTERPRET stays unset: `interpreted(kernel)[grid](...)` runs a @triton.jit function that can also be compiled.
-What is mended, in every version 3.6 to 3.9: products of bfloat16 (upstream multiplies the bit patterns) and rounding to
-it (upstream cuts); loop bounds that are arrays of one element (3.6 with numpy >= 2.4); triton.language is restored after
+What is mended, in versions 3.6 to 3.9: products of bfloat16 (upstream multiplies the bit patterns) and rounding to it
+(upstream cuts); loop bounds that are arrays of one element (3.6 with numpy >= 2.4); triton.language is restored after
 a launch, so that a later compilation works; launches wait for each other, since ranks may be threads. Other arithmetic
 in bfloat16 stays wrong upstream: kernels widen what they load first, as they do for its precision.
 """

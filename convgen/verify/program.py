@@ -117,4 +117,6 @@ def run_rank(layer: ModuleType, given: Mapping[str, Tensor], mesh: Any, sent: li
     blocks = {"y": y.detach(), "dx": local["x"].grad, "dw": local["w"].grad}
     if "bias" in local:
         blocks["dbias"] = local["bias"].grad
-    return RankResult({name: block.cpu() for name, block in blocks.items()}, tuple((one.collective, one.bytes) for one in sent))
+    return RankResult(
+        {name: block.cpu() for name, block in blocks.items()}, tuple((one.collective, one.bytes) for one in sent)
+    )

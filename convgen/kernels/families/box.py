@@ -46,14 +46,17 @@ def tiles(problem: Problem, pixels: int) -> list[dict[str, int]]:
         covered = ceil_div(problem.batch, samples) * prod(ceil_div(r, t) * t for r, t in zip(rows, shape, strict=True))
         names = ("TN", *(f"T{d.name}" for d in problem.dims))
         found.append((covered * samples, dict(zip(names, (samples, *shape), strict=True))))
-    found.sort(key=lambda pair: (pair[0], -pair[1][f"T{problem.dims[-1].name}"]))
+    found.sort(key=lambda pair: (pair[0], pair[1]["TN"]))  # of a sample's rows, taps read some again
     return [tile for _, tile in found]
 
 
 def configs(problem: Problem, target: Target) -> Iterator[Config]:
-    """Configurations worth a try, by closed form."""
+    """Configurations worth a try, by closed form; the default first."""
+    yield default(problem, target)
     made, summed = _sides(problem)
-    for pixels, across, depth, warps, stages in product((64, 128, 256), (16, 32, 64, 128, 256), (16, 32, 64), (4, 8), (2, 3, 4)):
+    for pixels, across, depth, warps, stages in product(
+        (64, 128, 256), (16, 32, 64, 128, 256), (16, 32, 64), (4, 8), (2, 3, 4)
+    ):
         shared = (pixels + across) * depth * problem.element_bytes * stages
         fits = across <= clamp(made, 16, 256) and depth <= clamp(summed, 16, 64) and shared <= target.shared_bytes
         if fits and pixels * across <= 128 * warps * target.warp:

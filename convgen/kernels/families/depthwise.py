@@ -22,7 +22,8 @@ def refusal(problem: Problem, target: Target) -> str | None:
 
 
 def configs(problem: Problem, target: Target) -> Iterator[Config]:
-    """Configurations worth a try, by closed form."""
+    """Configurations worth a try, by closed form; the default first."""
+    yield default(problem, target)
     across = clamp(_across(problem), 1, 128)
     for pixels in (16, 32, 64, 128, 256):
         for others in (1, 2, 4, 8, 16, 32, 64, 128):

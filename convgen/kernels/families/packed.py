@@ -27,7 +27,8 @@ def refusal(problem: Problem, target: Target) -> str | None:
 
 
 def configs(problem: Problem, target: Target) -> Iterator[Config]:
-    """Configurations worth a try, by closed form."""
+    """Configurations worth a try, by closed form; the default first."""
+    yield default(problem, target)
     summed = problem.channels * problem.taps
     for pixels in (64, 128, 256):
         for filters in (16, 32, 64, 128):

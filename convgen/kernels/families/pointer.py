@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 from convgen.kernels.config import Config, ceil_div, clamp
 from convgen.kernels.problem import Problem
@@ -23,43 +24,34 @@ def refusal(problem: Problem, target: Target) -> str | None:
 
 
 def configs(problem: Problem, target: Target) -> Iterator[Config]:
-    """Configurations worth a try, by closed form."""
-    wide = problem.element_bytes
-    for pixels in (64, 128, 256):
-        for others in (16, 32, 64, 128, 256):
-            for depth in (16, 32, 64, 128):
-                for warps in (4, 8):
-                    for stages in (2, 3, 4):
-                        made = clamp(problem.filters if problem.phase != "backward_data" else problem.channels, 16, 256)
-                        small = pixels * others < 64 * 64 or wide == 8
-                        shared = (pixels + others) * depth * wide * stages
-                        if others <= made and shared <= target.shared_bytes and not (small and warps == 8):
-                            yield from _legal(problem, target, pixels, others, depth, warps, stages)
-
-
-def _legal(
-    problem: Problem, target: Target, pixels: int, others: int, depth: int, warps: int, stages: int
-) -> Iterator[Config]:
-    if pixels * others // (warps * target.warp) > 128:  # accumulators of a thread
-        return
-    match problem.phase:
-        case "forward":
-            if depth <= clamp(problem.channels, 16, 128):
-                yield Config(NAME, (("BP", pixels), ("BF", others), ("BC", depth)), warps, stages)
-        case "backward_data":
-            if depth <= clamp(problem.filters, 16, 128):
-                yield Config(NAME, (("BP", pixels), ("BC", others), ("BF", depth)), warps, stages)
-        case "backward_filter":
-            if pixels <= clamp(problem.channels, 16, 256):
-                for split in splits(problem, target, others, pixels, depth):
-                    yield Config(NAME, (("BF", others), ("BC", pixels), ("BP", depth)), warps, stages, split)
+    """Configurations worth a try, by closed form; the default first."""
+    yield default(problem, target)
+    if problem.phase == "backward_filter":
+        rows, columns, names = problem.filters, problem.channels, ("BF", "BC", "BP")
+        summed = problem.pixels
+    elif problem.phase == "forward":
+        rows, columns, names, summed = problem.pixels, problem.filters, ("BP", "BF", "BC"), problem.channels
+    else:
+        rows, columns, names, summed = problem.pixels, problem.channels, ("BP", "BC", "BF"), problem.filters
+    powers = (16, 32, 64, 128, 256)
+    for m, n, k, warps, stages in product(powers, powers, powers[:4], (4, 8), (2, 3, 4)):
+        fits = m <= clamp(rows, 16, 256) and n <= clamp(columns, 16, 256) and k <= clamp(summed, 16, 128)
+        shared = (m + n) * k * problem.element_bytes * stages
+        spread = 16 <= m * n // (warps * target.warp) <= 128 // (problem.element_bytes // 4 or 1)
+        if not fits or shared > target.shared_bytes or (m * n > 256 and not spread):
+            continue
+        tiles = tuple(zip(names, (m, n, k), strict=True))
+        for split in splits(problem, target, m, n, k) if problem.phase == "backward_filter" else [1]:
+            yield Config(NAME, tiles, warps, stages, split)
 
 
 def splits(problem: Problem, target: Target, filters: int, channels: int, depth: int) -> list[int]:
     """Counts of pieces that give one or two waves of programs; powers of two have no privilege."""
     programs = (
-        ceil_div(problem.filters, filters) * problem.y_parts * ceil_div(problem.channels, channels) * problem.x_parts
-    ) * problem.taps * problem.groups
+        (ceil_div(problem.filters, filters) * problem.y_parts * ceil_div(problem.channels, channels) * problem.x_parts)
+        * problem.taps
+        * problem.groups
+    )
     most = max(1, ceil_div(problem.pixels, 4 * depth))
     waves = (target.processors // 2, target.processors, 2 * target.processors)
     return sorted({max(1, min(most, wave // programs)) for wave in waves} | {1})
@@ -76,7 +68,14 @@ def default(problem: Problem, target: Target) -> Config:
     made = problem.channels if problem.phase == "backward_data" else problem.filters
     across = clamp(made, 16, most)
     pixels = 128 if ceil_div(problem.pixels, 128) * ceil_div(made, across) >= target.processors else 64
-    return _default(problem, target, pixels=pixels, most=most, depth=depth, warps=8 if pixels * across >= 8192 else 4)
+    return _default(
+        problem,
+        target,
+        pixels=pixels,
+        most=most,
+        depth=depth,
+        warps=8 if pixels * across >= (8192 if half else 4096) else 4,
+    )
 
 
 def _default(problem: Problem, target: Target, *, pixels: int, most: int, depth: int, warps: int) -> Config:
@@ -84,7 +83,7 @@ def _default(problem: Problem, target: Target, *, pixels: int, most: int, depth:
     if problem.phase == "backward_filter":
         filters, channels = clamp(problem.filters, 16, most), clamp(problem.channels, 16, min(most, 64))
         split = splits(problem, target, filters, channels, depth)[-1]
-        warps = 8 if filters * channels >= 4096 else 4
+        warps = 8 if filters * channels >= (4096 if problem.element_bytes == 2 else 2048) else 4
         return Config(NAME, (("BF", filters), ("BC", channels), ("BP", depth)), warps, stages, split)
     if problem.phase == "forward":
         made, summed, names = problem.filters, problem.channels, ("BF", "BC")

@@ -1,0 +1,197 @@
+"""Every family and phase against a float64 reference, in Triton's interpreter.
+
+Inputs lie between NaN, and the output is NaN beforehand: a lane that reads or leaves what it should not shows.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from kernel_cases import LETTERS, PHASES, SM_90, interpret, operands, random_dim, random_problem, reference
+
+from convgen.kernels.config import Config
+from convgen.kernels.families import FAMILIES, box, depthwise, gemm, packed, pointer
+from convgen.kernels.problem import LocalDim, Problem
+
+Draw = Callable[[random.Random, str], Problem]
+
+
+def any_problem(rng: random.Random, phase: str) -> Problem:
+    """Parts, or a rim of up to eight boxes, or neither."""
+    p = random_problem(rng, phase)
+    if rng.random() < 0.5:
+        p = replace(p, x_parts=1, y_parts=1, rim=rng.choice((None, 0)))
+    return p
+
+
+def few_channels(rng: random.Random, phase: str) -> Problem:
+    plain: dict[str, Any] = {"groups": 1, "x_parts": 1, "y_parts": 1}
+    return random_problem(rng, phase, channels=rng.choice((1, 2, 3, 5, 7)), **plain)
+
+
+def a_channel_a_group(rng: random.Random, phase: str) -> Problem:
+    groups, filters = rng.choice((2, 3, 5, 8, 17)), rng.choice((1, 2, 3))
+    fixed: dict[str, Any] = {"x_parts": 1, "y_parts": 1, "channels": 1, "filters": filters, "groups": groups}
+    return random_problem(rng, phase, rim=rng.choice((None, 0)), **fixed)
+
+
+def pointwise(rng: random.Random, phase: str) -> Problem:
+    p = random_problem(rng, phase, batch=rng.randint(1, 5))
+    return replace(p, dims=tuple(LocalDim(d.name, d.x, d.x, 1, 1, 1, 0) for d in p.dims))
+
+
+def aligned(rng: random.Random, phase: str) -> Problem:
+    dtype = rng.choice(("float32", "bfloat16", "float16", "tfloat32"))
+    vector, dims = 4 if dtype.endswith("32") else 8, rng.choice((2, 2, 3))
+    sizes = {2: 9, 3: 5}
+    return random_problem(
+        rng,
+        phase,
+        dims=tuple(replace(random_dim(rng, name, sizes[dims]), stride=1) for name in LETTERS[dims]),
+        memory_format="channels_last",
+        dtype=dtype,
+        groups=1,
+        channels=vector * rng.choice((1, 2, 3, 5)),
+        filters=vector * rng.choice((1, 2, 3, 5)),
+        x_parts=rng.choice((1, 2)),
+        y_parts=rng.choice((1, 3)),
+    )
+
+
+DRAWS: dict[str, tuple[Any, Draw, int]] = {
+    "pointer": (pointer, any_problem, 40),
+    "packed": (packed, few_channels, 24),
+    "depthwise": (depthwise, a_channel_a_group, 24),
+    "gemm": (gemm, pointwise, 30),
+    "box": (box, aligned, 20),
+}
+ROUNDING = {"float64": 1e-12, "float32": 1e-6, "tfloat32": 1e-6, "bfloat16": 2.0**-8, "float16": 2.0**-11}
+
+
+def cases(name: str, phase: str) -> list[Problem]:
+    family, draw, count = DRAWS[name]
+    drawn = (draw(random.Random(f"{name} {phase} {seed}"), phase) for seed in range(count))
+    return [p for p in drawn if family.refusal(p, SM_90) is None]
+
+
+def assert_right(p: Problem, config: Config, seed: int, *, integers: bool = False) -> None:
+    given = operands(p, seed, integers=integers)
+    got, want = interpret(p, config, given, seed=seed, boxes=1 + seed % 8).double(), reference(p, given)
+    assert got.shape == want.shape
+    scale = float(want.abs().max()) if want.numel() else 0.0
+    error = float((got - want).abs().nan_to_num(torch.inf).max()) if want.numel() else 0.0
+    assert error <= ROUNDING[p.dtype] * max(scale, 1.0), f"{error} of {scale}: {p} {config}"
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("name", DRAWS)
+def test_family_is_right(name: str, phase: str) -> None:
+    family = DRAWS[name][0]
+    found = cases(name, phase)
+    assert found or (name, phase) in {("packed", "backward_data"), ("box", "backward_filter")}
+    for seed, p in enumerate(found):
+        # Integers are exact in every type's products and sums; only the result is rounded, to the type.
+        assert_right(p, family.default(p, SM_90), seed, integers=p.dtype != "float64")
+
+
+def test_draws_have_everything() -> None:
+    seen: Counter[str] = Counter()
+    for name in DRAWS:
+        for phase in PHASES:
+            for p in cases(name, phase):
+                seen[f"{len(p.dims)}d"] += 1
+                seen[p.memory_format] += 1
+                seen[p.dtype] += 1
+                seen[f"{phase} {name}"] += 1
+                for d in p.dims:
+                    seen["stride"] += d.stride > 1
+                    seen["stride 3"] += d.stride == 3
+                    seen["dilation"] += d.dilation > 1
+                    seen["stride and dilation share a factor"] += d.stride == d.dilation > 1
+                    seen["even kernel"] += d.kernel % 2 == 0
+                    seen["negative padding"] += d.below < 0
+                    seen["wide padding"] += d.below > d.kernel * d.dilation
+                seen["bias"] += p.bias
+                seen["groups"] += p.groups > 1
+                seen["x in parts"] += p.x_parts > 1
+                seen["y in parts"] += p.y_parts > 1
+                seen["rim"] += p.rim is not None
+                seen["rim and groups"] += p.rim is not None and p.groups > 1
+                seen["odd channels"] += p.channels % 16 > 0
+    few = {name: n for name, n in seen.items() if n < 5}
+    assert not few, few
+
+
+@pytest.mark.parametrize("dtype", ["float32", "tfloat32", "bfloat16", "float16"])
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("name", ["pointer", "packed", "depthwise", "gemm"])
+def test_dtypes(name: str, phase: str, dtype: str) -> None:
+    family, draw, _ = DRAWS[name]
+    done = 0
+    for seed in range(40):
+        p = replace(draw(random.Random(f"{name} {phase} {dtype} {seed}"), phase), dtype=dtype)
+        if family.refusal(p, SM_90) is None and done < 4:
+            done += 1
+            assert_right(p, family.default(p, SM_90), seed, integers=True)
+    assert done == 4 or (name, phase) == ("packed", "backward_data")
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_random_numbers_in_every_dtype(phase: str) -> None:
+    """Real numbers: sums are float32, and tfloat32 rounds its operands to 11 bits, no more and no less."""
+    dims = (LocalDim("H", 6, 6, 3, 1, 1, 1), LocalDim("W", 7, 7, 3, 1, 1, 1))
+    for dtype, limit in (("float32", 3e-7), ("bfloat16", 2.0**-8), ("float16", 2.0**-11), ("tfloat32", 2.0**-10)):
+        p = Problem(
+            phase=phase, batch=2, channels=20, filters=24, dims=dims, dtype=dtype, memory_format="channels_last"
+        )  # type: ignore[arg-type]
+        given = operands(p, 1)
+        error = (interpret(p, pointer.default(p, SM_90), given).double() - reference(p, given)).abs().max()
+        scale = float(reference(p, given).abs().max())
+        assert float(error) <= limit * scale, (dtype, float(error) / scale)
+        if dtype == "tfloat32":
+            assert float(error) > 1e-5 * scale, "tfloat32 did not round"
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_other_configurations(name: str) -> None:
+    """A sample of what tuning may choose, whatever its tiles."""
+    family = DRAWS[name][0]
+    rng = random.Random(name)
+    for phase in PHASES:
+        found = [p for p in cases(name, phase) if p.pixels < 400]
+        for seed, p in enumerate(found[:3]):
+            offered = list(family.configs(p, SM_90))
+            assert offered, p
+            for config in rng.sample(offered, min(3, len(offered))):
+                assert_right(p, config, seed, integers=p.dtype != "float64")
+
+
+def test_backward_filter_is_deterministic() -> None:
+    dims = (LocalDim("H", 9, 9, 3, 1, 1, 1), LocalDim("W", 9, 9, 3, 1, 1, 1))
+    p = Problem(
+        phase="backward_filter",
+        batch=4,
+        channels=17,
+        filters=18,
+        dims=dims,
+        dtype="float32",
+        memory_format="contiguous",
+    )
+    config = Config("pointer", (("BF", 16), ("BC", 16), ("BP", 32)), 4, 2, split=5)
+    given = operands(p, 3)
+    first = interpret(p, config, given)
+    assert torch.equal(first, interpret(p, config, given))
+    assert float((first.double() - reference(p, given)).abs().max()) < 1e-4
+
+
+def test_every_problem_has_a_family() -> None:
+    for seed in range(300):
+        for phase in PHASES:
+            p = any_problem(random.Random(f"any {seed}"), phase)
+            assert any(f.refusal(p, SM_90) is None for f in FAMILIES)
