@@ -43,7 +43,7 @@ BIG = [
         (pointer, big(phase, f, **more))
         for phase in PHASES
         for f in ("contiguous", "channels_last")
-        for more in ({}, {"x_parts": 2, "y_parts": 2}, {"groups": 2}, {"dims": plane(3, 2801, 2)})
+        for more in ({}, {"x_parts": 2, "y_parts": 2}, {"groups": 2}, {"dims": plane(3, 2800, 2)})
     ),
     # One plane of channels beyond 2**31: the channel's own offset is wide.
     *((pointer, big(phase, "contiguous", batch=1, channels=400, filters=300)) for phase in PHASES),

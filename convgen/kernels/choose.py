@@ -74,6 +74,8 @@ def _problem(layer: Layer, step: Convolve, frames: dict[str, Box], counts: dict[
     extent = {t: np.maximum(box[:, 1] - box[:, 0], 0) for t, box in frames.items()}
     conv = layer.conv
     groups = max(1, int(extent["x"][1]) // max(1, int(extent["w"][1]))) if conv.groups > 1 else 1
+    if conv.groups > 1 and not extent["x"][1]:  # a rank without a group: w's channels say nothing
+        extent["w"] = np.zeros_like(extent["w"])
     dims: list[LocalDim] = []
     for i, s in enumerate(conv.spatial):
         x, y = frames["x"][2 + i], frames["y"][2 + i]

@@ -208,7 +208,7 @@ def check_results_are_stored(f: Facts) -> Iterator[Fault]:
 def check_steps_take_their_operands(f: Facts) -> Iterator[Fault]:
     """A step reads what it is about: x, w and perhaps bias; dy, w; dy, x. A conversion stays with its tensor."""
     for phase, step in f.steps:
-        got = tuple(f.origins[v] for v in reads(step))
+        got = tuple(f.origins[v] for v in (step.inputs if isinstance(step, Convolve) else reads(step)))
         match step:
             case Convolve():
                 inputs = OPERANDS[step.phase]

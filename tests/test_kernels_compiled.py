@@ -1,0 +1,148 @@
+"""What kernels compile to, without a GPU: no spills, matrix instructions, 16-byte loads, shared memory that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from kernel_cases import LETTERS, PHASES
+
+from convgen.compiler import compile_layer
+from convgen.kernels.config import largest
+from convgen.kernels.facts import facts, launches
+from convgen.kernels.families import FAMILIES, depthwise
+from convgen.kernels.problem import LocalDim, Problem
+from convgen.kernels.source import Kernel
+from convgen.kernels.target import Target, parse_target
+from convgen.resources import data_file
+from convgen.spec.reader import read_csv
+
+SM_90 = parse_target("cuda:sm_90")
+GRIDS = {"channels": ({"C": 4}, "stationary-x"), "filters": ({"F": 4}, "stationary-y"), "space": ({"H": 4}, "spatial")}
+
+
+@cache
+def resnet50(grid: str, dtype: str, memory_format: str) -> tuple[tuple[Problem, ...], ...]:
+    """The local problems, by rank, of each of ResNet-50's convolutions on four ranks; equal ones once."""
+    axes, algorithm = GRIDS[grid]
+    layers = read_csv(data_file("tuning", "layers", "resnet50.csv"), grid=axes, algorithm=algorithm, dtype=dtype)
+    found: dict[tuple[Problem, ...], None] = {}
+    for layer in layers:
+        layer = replace(layer, memory_format="channels_last", target="cuda:sm_90")
+        layer = replace(layer, memory_format=memory_format)  # type: ignore[arg-type]
+        if grid == "space" and layer.conv.spatial[0].out < 4:
+            continue  # fewer rows than ranks
+        for kernel in compile_layer(layer).kernels():
+            found.setdefault(kernel.problems)
+    return tuple(found)
+
+
+def kernels(problems: tuple[Problem, ...], target: Target) -> Iterator[Kernel]:
+    """Every family's default that takes all ranks' problems."""
+    for family in FAMILIES:
+        if all(family.refusal(p, target) is None for p in problems):
+            yield Kernel(problems, family.default(largest(problems), target), target)
+
+
+def reads_aligned(kernel: Kernel, p: Problem) -> bool:
+    """Whether an operand lies so that 16 bytes can be read at once: by pixels' channels, or by samples' rows."""
+    if kernel.config.family == "packed":
+        return p.channels * p.taps * p.element_bytes % 16 == 0
+    if p.channels_last:
+        return p.channels * p.element_bytes % 16 == 0 and p.filters * p.element_bytes % 16 == 0
+    rows = 1
+    for d in p.dims:
+        rows *= d.y
+    whole = p.phase == "backward_filter" or kernel.config.family == "gemm"
+    return whole and all(r.memory_format == "contiguous" for r in kernel.problems) and rows * p.element_bytes % 16 == 0
+
+
+@pytest.mark.parametrize(
+    ("grid", "dtype", "memory_format"),
+    [
+        ("channels", "bfloat16", "channels_last"),
+        ("channels", "float32", "channels_last"),
+        ("channels", "tfloat32", "channels_last"),
+        ("channels", "bfloat16", "contiguous"),
+        ("channels", "float32", "contiguous"),
+        ("filters", "bfloat16", "channels_last"),
+        ("space", "float16", "channels_last"),
+    ],
+)
+@pytest.mark.parametrize("phase", PHASES)
+def test_resnet50_four_ways(grid: str, dtype: str, memory_format: str, phase: str) -> None:
+    seen, wide = 0, 0
+    compiled: set[object] = set()
+    for problems in resnet50(grid, dtype, memory_format):
+        if problems[0].phase != phase:
+            continue
+        for kernel in kernels(problems, SM_90):
+            for p in set(problems):
+                # Samples and rows are arguments: what is compiled differs only by these.
+                alike = kernel.config, p.channels, p.filters, p.taps, p.x_parts, p.y_parts, p.rim, p.dims[0].stride
+                if alike in compiled:
+                    continue
+                compiled.add(alike)
+                main, *rest = launches(kernel, p)
+                found = facts(main, SM_90)
+                where = f"{kernel.config} for {p}: {found}"
+                assert found.spill_bytes == 0, where
+                assert found.shared_bytes <= SM_90.shared_bytes, where
+                assert found.registers <= 255, where
+                assert found.matrix_instructions > 0 or p.channels * p.filters == 0, where
+                if reads_aligned(kernel, p):
+                    assert found.widest_global_load_bytes == 16, where
+                    wide += 1
+                assert all(facts(launch, SM_90).spill_bytes == 0 for launch in rest), where
+                seen += 1
+    assert seen >= 10 and wide >= 5, (seen, wide)
+
+
+def small(phase: str, dtype: str, memory_format: str, dims: int = 2, stride: int = 1, groups: int = 1) -> Problem:
+    rows = tuple(LocalDim(name, 12, 12 if stride == 1 else 6, 3, stride, 1, 1) for name in LETTERS[dims])
+    return Problem(
+        phase=phase,  # type: ignore[arg-type]
+        batch=4,
+        channels=1 if groups > 1 else 32,
+        filters=1 if groups > 1 else 64,
+        groups=groups,
+        dims=rows,
+        dtype=dtype,
+        memory_format=memory_format,
+    )
+
+
+@pytest.mark.parametrize("name", ["cuda:sm_80", "cuda:sm_100", "hip:gfx942"])
+@pytest.mark.parametrize("phase", PHASES)
+def test_other_architectures(name: str, phase: str) -> None:
+    target = parse_target(name)
+    for dtype in ("bfloat16", "float16", "float32", "tfloat32"):
+        for memory_format in ("channels_last", "contiguous"):
+            for kernel in kernels((small(phase, dtype, memory_format),), target):
+                for launch in launches(kernel, kernel.problem):
+                    found = facts(launch, target)
+                    assert found.shared_bytes <= target.shared_bytes, (kernel.config, found)
+                    assert found.matrix_instructions or launch.name.endswith("_sum"), (kernel.config, found)
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_dimensions_strides_and_depthwise(dims: int) -> None:
+    memory_format = "contiguous" if dims == 1 else "channels_last"
+    for phase in PHASES:
+        strided = small(phase, "bfloat16", memory_format, dims, stride=2)
+        grouped = small(phase, "bfloat16", memory_format, dims, groups=48)
+        rimmed = replace(small(phase, "bfloat16", memory_format, dims), rim=2)
+        for p in (strided, grouped, rimmed):
+            (kernel, *_) = kernels((p,), SM_90)
+            found = facts(launches(kernel, p)[0], SM_90)
+            assert found.spill_bytes == 0, (kernel.config, found)
+            assert (found.matrix_instructions > 0) != (kernel.config.family == depthwise.NAME)
+
+
+def test_float64_compiles() -> None:
+    for phase in PHASES:
+        p = small(phase, "float64", "contiguous")
+        (kernel, *_) = kernels((p,), SM_90)
+        assert facts(launches(kernel, p)[0], SM_90).spill_bytes == 0
