@@ -48,8 +48,10 @@ def kernels(problems: tuple[Problem, ...], target: Target) -> Iterator[Kernel]:
 
 def reads_aligned(kernel: Kernel, p: Problem) -> bool:
     """Whether an operand lies so that 16 bytes can be read at once: by pixels' channels, or by samples' rows."""
+    if p.channels * p.filters == 0:
+        return False
     if kernel.config.family == "packed":
-        return p.channels * p.taps * p.element_bytes % 16 == 0
+        return p.phase == "forward" and p.channels * p.taps * p.element_bytes % 16 == 0
     if p.channels_last:
         return p.channels * p.element_bytes % 16 == 0 and p.filters * p.element_bytes % 16 == 0
     rows = 1

@@ -8,8 +8,12 @@ from collections.abc import Iterator
 import pytest
 from modules import Case, assert_counted, assert_true, draw, on_gpu, run
 
+from convgen.compiler import Compiled, compile_layer
 from convgen.passes import fuse_layouts
+from convgen.schedule.text import show
 from convgen.schedule.verify import verify
+from convgen.spec.reader import layer_from_dict
+from convgen.verify.check import check
 from convgen.verify.program import global_tensors, reference
 
 LAYERS = 90
@@ -50,15 +54,45 @@ def test_named_algorithms_fused(algorithm: str, eager: None) -> None:
         assert_right(on_gpu(draw(seed, algorithm=algorithm, least=2, most=6)))
 
 
+def even_layer(algorithm: str, memory_format: str, kernel: int, stride: int, dtype: str) -> Compiled:
+    """Channels that divide: what collectives deliver is in equal parts."""
+    grid = {"stationary-x": {"N": 2, "C": 2}, "stationary-y": {"N": 1, "F": 3}, "stationary-w": {"C": 2, "F": 2}}
+    spec = {
+        "name": f"even_{algorithm}_{memory_format}_{kernel}_{stride}_{dtype}".replace("-", "_"),
+        "layer": "conv2d",
+        "input": [3, 12, 9, 8],
+        "out_channels": 6,
+        "kernel_size": kernel,
+        "stride": stride,
+        "padding": kernel // 2,
+        "bias": True,
+        "dtype": dtype,
+        "memory_format": memory_format,
+        "grid": grid[algorithm],
+        "algorithm": algorithm,
+        "target": "cuda",
+    }
+    return compile_layer(layer_from_dict(spec))
+
+
+@pytest.mark.parametrize("memory_format", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("algorithm", ["stationary-x", "stationary-y", "stationary-w"])
+def test_parts(algorithm: str, memory_format: str, eager: None) -> None:
+    for kernel, stride, dtype in ((3, 1, "float64"), (3, 2, "bfloat16"), (1, 1, "float32"), (1, 2, "tfloat32")):
+        compiled = even_layer(algorithm, memory_format, kernel, stride, dtype)
+        assert "as=parts" in show(compiled.schedule)
+        report = check(compiled, interpret=True)
+        assert report.ok, report
+
+
 def test_everything_is_drawn(eager: None) -> None:
     seen: Counter[str] = Counter()
     for seed in range(1000, 1000 + LAYERS):
-        case = on_gpu(draw(seed, most=6))
-        for _, step in case.schedule.steps():
+        for _, step in on_gpu(draw(seed, most=6)).schedule.steps():
             seen[f"{getattr(step, 'form', 'whole')} {getattr(step, 'kind', 'conv')}"] += 1
-        seen["parts conv"] += 0
-    for form in ("parts all_gather", "parts conv", "rim exchange", "whole all_gather", "whole exchange", "whole slice"):
-        assert seen[form] >= 4, seen
+    for form in ("rim exchange", "whole all_gather", "whole exchange", "whole slice", "whole all_to_all"):
+        assert seen[form] >= 20, seen
+    assert seen["parts all_gather"] and seen["parts conv"], seen
 
 
 def test_another_batch(eager: None) -> None:

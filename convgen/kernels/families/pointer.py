@@ -60,7 +60,7 @@ def splits(problem: Problem, target: Target, filters: int, channels: int, depth:
 def default(problem: Problem, target: Target) -> Config:
     """What an untuned problem gets: enough programs to fill the device, no more registers than there are."""
     half = problem.element_bytes == 2
-    depth = 64 if half and problem.channels_last else 32
+    depth = 64 if half and (problem.channels_last or problem.phase == "backward_filter") else 32
     if problem.element_bytes == 8:
         return _default(problem, target, pixels=32, most=32, depth=16, warps=4)
     narrow = target.kind == "hip" or (target.arch != 90 and not half)
