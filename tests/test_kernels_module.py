@@ -1,4 +1,4 @@
-"""Whole modules for a GPU on virtual ranks, their kernels in Triton's interpreter: random layers against a reference."""
+"""Whole modules for a GPU on virtual ranks, their kernels in Triton's interpreter: random layers and a reference."""
 
 from __future__ import annotations
 

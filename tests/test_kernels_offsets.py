@@ -1,4 +1,4 @@
-"""Offsets beyond 2**31 elements, by index arithmetic: the addresses of a program are recorded, memory is not touched."""
+"""Offsets beyond 2**31 elements, by index arithmetic: a program's addresses are recorded, memory is not touched."""
 
 from __future__ import annotations
 
@@ -47,8 +47,15 @@ BIG = [
     ),
     # One plane of channels beyond 2**31: the channel's own offset is wide.
     *((pointer, big(phase, "contiguous", batch=1, channels=400, filters=300)) for phase in PHASES),
-    *((gemm, big(phase, f, dims=plane(1, 56), batch=9000)) for phase in PHASES for f in ("contiguous", "channels_last")),
-    *((gemm, big(phase, "contiguous", dims=plane(1, 2800), channels=600, filters=601, batch=1)) for phase in PHASES[:2]),
+    *(
+        (gemm, big(phase, f, dims=plane(1, 56), batch=9000))
+        for phase in PHASES
+        for f in ("contiguous", "channels_last")
+    ),
+    *(
+        (gemm, big(phase, "contiguous", dims=plane(1, 2800), channels=600, filters=601, batch=1))
+        for phase in PHASES[:2]
+    ),
     *(
         (packed, big(phase, f, channels=3, batch=100))
         for phase in ("forward", "backward_filter")
@@ -86,9 +93,7 @@ def short(config: Config, problem: Problem) -> Config:
     return replace(config, split=problem.batch if samples else -(-problem.pixels // (2 * config.tile["BP"])))
 
 
-def run_last_program(
-    problem: Problem, family: Any, monkeypatch: pytest.MonkeyPatch
-) -> tuple[Recorder, dict[str, int]]:
+def run_last_program(problem: Problem, family: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Recorder, dict[str, int]]:
     """The last program of the kernel's grid: where its loads and stores would go, and how many elements there are."""
     kernel = Kernel((problem,), short(family.default(problem, SM_90), problem), SM_90)
     module = load_text(kernel_module([kernel]))

@@ -365,7 +365,12 @@ def test_what_is_sent_and_what_is_taken_are_compared() -> None:
 
 
 def test_every_check_refuses_something_here() -> None:
-    elsewhere = {"check_every_read_is_local", "check_sent_is_received", "check_one_padding_fits"}
+    elsewhere = {
+        "check_every_read_is_local",
+        "check_sent_is_received",
+        "check_one_padding_fits",
+        "check_forms_are_read_as_such",  # test_kernels_parts.py
+    }
     assert {check for _, check, _, _ in neighbours()} - {"fine"} | elsewhere == {c.__name__ for c in CHECKS}
 
 

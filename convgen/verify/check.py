@@ -147,11 +147,12 @@ def _compare(
 
 
 TOLERANCE_FROM = (
-    "(r u + 4 sqrt(n) v) |terms|2 / |result|: r roundings to the layer's type (unit roundoff u), of a rank's sum, of "
-    "the total and of the bias; n products added in the wide type (unit roundoff v), errors adding up like a random "
-    "walk [Higham & Mary 2019]; |terms|2 the largest root of a sum of squared products; at most 1e-12 in float64"
+    "r u max(1, q) + 4 sqrt(n) v q, q = |terms|2 / |result|: r roundings to the layer's type (unit roundoff u), of a "
+    "rank's sum, of the total and of the bias; n products added in the wide type (unit roundoff v), errors adding up "
+    "like a random walk [Higham & Mary 2019]; |terms|2 the largest root of a sum of squared products; at most 1e-12 in "
+    "float64"
 )
-TF32_FROM = "; 6 t |terms|2 / |result| more for operands rounded to TF32 (t = 2**-11)"
+TF32_FROM = "; 6 t q more for operands rounded to TF32 (t = 2**-11)"
 ROUNDOFF = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 
 
@@ -185,5 +186,6 @@ def tolerance(
         return 0.0
     ratio = math.sqrt(float(squares.max())) / scale
     rounded = 6 * 2.0**-11 if tf32 and name != "dbias" else 0.0
-    bound = ((3 if ranks > 1 else 2) * u + 4 * math.sqrt(terms) * v + rounded) * ratio
+    roundings = 3 if ranks > 1 else 2
+    bound = roundings * u * max(1.0, ratio) + (4 * math.sqrt(terms) * v + rounded) * ratio
     return min(bound, 1e-12) if narrow == torch.float64 else bound
