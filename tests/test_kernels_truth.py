@@ -16,7 +16,7 @@ import torch
 from kernel_cases import LETTERS, PHASES, SM_90, interpret, operands, random_dim, random_problem, reference
 
 from convgen.kernels.config import Config
-from convgen.kernels.families import FAMILIES, box, depthwise, gemm, packed, pointer
+from convgen.kernels.families import FAMILIES, aten, box, depthwise, gemm, packed, pointer
 from convgen.kernels.problem import LocalDim, Problem
 
 Draw = Callable[[random.Random, str], Problem]
@@ -70,6 +70,7 @@ DRAWS: dict[str, tuple[Any, Draw, int]] = {
     "depthwise": (depthwise, a_channel_a_group, 24),
     "gemm": (gemm, pointwise, 30),
     "box": (box, aligned, 20),
+    "aten": (aten, any_problem, 40),
 }
 ROUNDING = {"float64": 1e-12, "float32": 1e-6, "tfloat32": 1e-6, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 
@@ -167,7 +168,7 @@ def test_other_configurations(name: str) -> None:
         found = [p for p in cases(name, phase) if p.pixels < 400]
         for seed, p in enumerate(found[:3]):
             offered = list(family.configs(p, SM_90))
-            assert offered, p
+            assert offered[0] == family.default(p, SM_90)
             for config in rng.sample(offered, min(3, len(offered))):
                 assert_right(p, config, seed, integers=p.dtype != "float64")
 

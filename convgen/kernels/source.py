@@ -72,6 +72,7 @@ class Kernel:
 
 
 TEMPLATES = {
+    "aten": "aten.py.jinja",
     "pointer": "{phase}.py.jinja",
     "box": "box.py.jinja",
     "gemm": "gemm.py.jinja",
@@ -91,7 +92,12 @@ def launch_source(kernels: Sequence[Kernel]) -> str:
     return (
         environment()
         .get_template("kernels/launch.py.jinja")
-        .render(rims=rims, rounds_tf32=rounds, boxes=reads_boxes(kernels))
+        .render(
+            rims=rims,
+            rounds_tf32=rounds,
+            boxes=reads_boxes(kernels),
+            aten=any(k.config.family == "aten" for k in kernels),
+        )
         .rstrip("\n")
     )
 

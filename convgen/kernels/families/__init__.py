@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from convgen.kernels.config import Config
-from convgen.kernels.families import box, depthwise, gemm, packed, pointer
+from convgen.kernels.families import aten, box, depthwise, gemm, packed, pointer
 from convgen.kernels.problem import Problem
 from convgen.kernels.target import Target
 
@@ -21,5 +21,6 @@ class Family(Protocol):
     def default(self, problem: Problem, target: Target) -> Config: ...
 
 
-# In the order of preference of an untuned problem: boxes come last, since building their descriptors delays a launch.
-FAMILIES: tuple[Family, ...] = (depthwise, gemm, packed, pointer, box)
+# In the order of preference of an untuned problem. The pointer family takes every problem; boxes come behind it, since
+# building their descriptors delays a launch, and ATen, since only a measurement can say that it is faster.
+FAMILIES: tuple[Family, ...] = (depthwise, gemm, packed, pointer, box, aten)

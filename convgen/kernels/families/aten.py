@@ -1,0 +1,36 @@
+"""ATen's convolution (cuDNN, MIOpen, oneDNN) as a family like the others: a candidate when kernels are tuned.
+
+It allocates its result, which is copied to where the kernel's should be; a module whose kernel it is pays for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from convgen.kernels.config import Config
+from convgen.kernels.problem import Problem
+from convgen.kernels.target import Target
+
+NAME = "aten"
+
+
+def refusal(problem: Problem, target: Target) -> str | None:
+    """Why the family can't; None if it can."""
+    if problem.x_parts > 1 or problem.y_parts > 1 or problem.rim is not None:
+        return "parts and rims"
+    if not (problem.elements["x"] and problem.elements["w"] and problem.elements["y"]):
+        return "an empty operand"
+    for d in problem.dims:
+        above = (d.y - 1) * d.stride + d.dilation * (d.kernel - 1) + 1 - d.below - d.x
+        if d.x + min(d.below, 0) + min(above, 0) < 1:
+            return f"{d.name}: y reads none of x's rows"
+    return None
+
+
+def configs(problem: Problem, target: Target) -> Iterator[Config]:
+    """There is nothing to choose."""
+    yield default(problem, target)
+
+
+def default(problem: Problem, target: Target) -> Config:
+    return Config(NAME)
