@@ -89,17 +89,9 @@ def launch_source(kernels: Sequence[Kernel]) -> str:
     """What kernels are launched with, and functions that they share."""
     rims = any(k.problem.rim is not None for k in kernels)
     rounds = any(k.problem.dtype == "tfloat32" for k in kernels)
-    return (
-        environment()
-        .get_template("kernels/launch.py.jinja")
-        .render(
-            rims=rims,
-            rounds_tf32=rounds,
-            boxes=reads_boxes(kernels),
-            aten=any(k.config.family == "aten" for k in kernels),
-        )
-        .rstrip("\n")
-    )
+    aten = any(k.config.family == "aten" for k in kernels)
+    template = environment().get_template("kernels/launch.py.jinja")
+    return template.render(rims=rims, rounds_tf32=rounds, boxes=reads_boxes(kernels), aten=aten).rstrip("\n")
 
 
 def kernel_module(kernels: Sequence[Kernel]) -> str:
