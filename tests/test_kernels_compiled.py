@@ -151,3 +151,26 @@ def test_float64_compiles() -> None:
         p = small(phase, "float64", "contiguous")
         (kernel, *_) = kernels((p,), SM_90)
         assert facts(launches(kernel, p)[0], SM_90).spill_bytes == 0
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_extents_of_one(dims: int) -> None:
+    """Arguments that are 1 are constants to the compiler: everything still compiles."""
+    for phase in PHASES:
+        for kernel_size, stride in ((1, 1), (3, 1), (3, 2), (1, 2)):
+            for memory_format in ("contiguous", "channels_last")[: 1 if dims == 1 else 2]:
+                rows = tuple(LocalDim(name, 1, 1, kernel_size, stride, 1, kernel_size // 2) for name in LETTERS[dims])
+                for groups, channels, filters, parts in (
+                    (1, 32, 64, 1),
+                    (1, 32, 64, 2),
+                    (1, 3, 64, 1),
+                    (2, 16, 16, 1),
+                    (3, 1, 2, 1),
+                ):
+                    p = Problem(
+                        phase=phase, batch=1, channels=channels, filters=filters, groups=groups, dims=rows,
+                        dtype="bfloat16", memory_format=memory_format, x_parts=parts, y_parts=parts,
+                    )  # fmt: skip  # type: ignore[arg-type]
+                    (kernel, *_) = kernels((p,), SM_90)
+                    for launch in launches(kernel, p):
+                        assert 0 < facts(launch, SM_90).registers <= 255
