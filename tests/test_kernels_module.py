@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from modules import Case, assert_counted, assert_true, draw, on_gpu, run
+from test_module_contract import assert_opchecks
 
 from convgen.compiler import Compiled, compile_layer
 from convgen.passes import fuse_layouts
@@ -100,3 +101,15 @@ def test_another_batch(eager: None) -> None:
     case = on_gpu(draw(3, algorithm="stationary-x", least=4, most=6))
     for batch in (1, 7):
         assert_right(case.with_batch(batch))
+
+
+def test_opcheck_of_a_gpu_module(eager: None) -> None:
+    """Held values may be parts and rims: their fakes have the same shapes."""
+    seen: set[str] = set()
+    for seed in range(4000, 4200):
+        case = on_gpu(draw(seed, least=2, most=6))
+        held = {case.schedule.forms().get(v, "") for v in case.schedule.held()}
+        if held - seen - {""}:
+            seen |= held
+            assert_opchecks(case)
+    assert "rim" in seen, seen

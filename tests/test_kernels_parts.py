@@ -14,17 +14,19 @@ import sympy
 import torch
 import triton
 import triton.language as tl
-from kernel_cases import SM_90
+from kernel_cases import SM_90, operands, reference
 from torch import Tensor
 
 from convgen.algebra.space import Space
 from convgen.errors import InputError, InternalError
+from convgen.kernels.choose import choose
 from convgen.kernels.facts import Launch, facts
 from convgen.kernels.index import IndexMap, activation_map, expression, filter_map
 from convgen.kernels.load import load_text
 from convgen.kernels.pack import copy_module
 from convgen.kernels.phases import heaviest_first, taps_of
 from convgen.kernels.problem import LocalDim, Problem
+from convgen.kernels.source import kernel_module
 from convgen.kernels.target import parse_target
 from convgen.passes.fuse_layouts import fuse_layouts
 from convgen.schedule.nodes import Convert, Convolve, Schedule
@@ -256,6 +258,25 @@ def test_uneven_parts_are_refused() -> None:
     schedule = parse(STATIONARY_X)
     with pytest.raises(InternalError, match="not in equal parts"):
         verify(schedule, space_of(schedule, 32, 63))
+
+
+def test_ranks_may_differ_in_groups() -> None:
+    """Two groups of few rows beside one group of many: the kernel is sized for the one, and right for both."""
+    rows = (LocalDim("W", 40, 40, 3, 1, 1, 1),)
+    one = Problem(
+        phase="forward", batch=2, channels=5, filters=6, dims=rows, dtype="float64", memory_format="contiguous"
+    )
+    two = replace(one, groups=2, dims=(LocalDim("W", 6, 6, 3, 1, 1, 1),))
+    kernel = choose((one, two), SM_90)
+    assert kernel.problem == one and "groups" in kernel.source()
+    module = load_text(kernel_module([kernel]))
+    module.launch = launch  # type: ignore[attr-defined]
+    for p in (one, two):
+        given = operands(p)
+        out = torch.full_like(reference(p, given), torch.nan)
+        sizes = module.Sizes(2, (p.dims[0].x,), (p.dims[0].y,), (1,), 5, 6, p.groups)
+        module.forward(given["x"], given["w"], out, sizes)
+        assert float((out - reference(p, given)).abs().max()) < 1e-12
 
 
 # ---- Targets -------------------------------------------------------------------------------------------------------

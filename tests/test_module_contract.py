@@ -450,10 +450,13 @@ OPCHECKS = (
 
 @pytest.mark.parametrize("seed", range(8))
 def test_opcheck(seed: int) -> None:
+    assert_opchecks(draw(4000 + seed))
+
+
+def assert_opchecks(case: Case) -> None:
     """Both ops follow torch's rules: schema, fake, autograd and tracing agree with what they do."""
-    case = draw(4000 + seed)
     layer = case.module
-    mesh = layer.init_mesh(transport=Alone(rank=0, size=case.layer.grid.ranks))
+    mesh = layer.init_mesh(layer.DEVICE, transport=Alone(rank=0, size=case.layer.grid.ranks))
     local = blocks(case, mesh)
     batch, key = case.layer.conv.batch, layer.mesh_key(mesh)
     forward = getattr(torch.ops.convgen, f"{layer.NAME}_forward").default

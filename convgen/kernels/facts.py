@@ -116,6 +116,7 @@ def facts(launch: Launch, target: Target) -> Facts:
     """
     signature, values, attributes = _specialise(launch)
     options = {name: launch.constants[name] for name in _OPTIONS if name in launch.constants}
+    options["enable_fp_fusion"] = True  # as modules launch them; Triton's default changes with its version
     key = (
         launch.function.src,
         str(target),

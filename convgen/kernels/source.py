@@ -61,6 +61,7 @@ class Kernel:
             even=even(self.problems, self.config),
             aligned=aligned,
             single_channels=self.config.family == "depthwise",
+            grouped=any(q.groups > 1 for q in self.problems),
             rows=(rows_alignment(self.problems, "x"), rows_alignment(self.problems, "y")),
         )
         template = TEMPLATES[self.config.family].format(phase=p.phase)

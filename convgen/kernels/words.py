@@ -60,6 +60,7 @@ class Words:
         even: Collection[str] = (),
         aligned: tuple[int, int] = (1, 1),
         single_channels: bool = False,
+        grouped: bool = False,
         rows: tuple[int, int] = (1, 1),
     ) -> None:
         """
@@ -68,6 +69,7 @@ class Words:
             even: of "c" and "f" those whose tiles divide their extent on every rank, so that no mask is needed.
             aligned: elements that a pixel of x, and of y, begins at a multiple of on every rank.
             rows: elements that a sample's rows of x, and of y, are a multiple of, where they lie side by side.
+            grouped: some rank has more than one group.
             single_channels: groups have one channel, and channels are numbered through all groups.
         """
         self.problem, self.float32, self.even = problem, float32, frozenset(even)
@@ -77,7 +79,7 @@ class Words:
         self.rows_aligned = dict(zip("xy", rows, strict=True))
         self.row_vector = rows[1]
         self.single_channels = single_channels
-        self.grouped = problem.groups > 1 or single_channels
+        self.grouped = grouped or problem.groups > 1 or single_channels
         self.result = RESULT[problem.phase]
 
     def pointer(self, tensor: str) -> str:

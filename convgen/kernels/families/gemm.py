@@ -29,23 +29,28 @@ def refusal(problem: Problem, target: Target) -> str | None:
 
 def configs(problem: Problem, target: Target) -> Iterator[Config]:
     """Configurations worth a try: those of the pointer family, whose tiles are alike."""
+    yield default(problem, target)
     for config in pointer.configs(problem, target):
-        yield _fitted(problem, target, config)
+        yield _fitted(problem, config)
 
 
 def default(problem: Problem, target: Target) -> Config:
     """What an untuned problem gets."""
     config = pointer.default(problem, target)
     if problem.channels_last or problem.phase == "backward_filter":
-        return _fitted(problem, target, config)
+        config = _fitted(problem, config)
+        # With float32's three products a small tile of pixels has more to hold where it is spread over more threads.
+        small = config.tile.get("BF", 0) * config.tile.get("BC", 0) <= 2048 and problem.phase == "backward_filter"
+        return replace(config, warps=4) if small else config
     # Tiles end with a sample: as few pixels of a tile as possible are none.
     rows = prod(d.y for d in problem.dims)
     pixels = min((64, 128), key=lambda n: (ceil_div(rows, n) * n, -n)) if problem.element_bytes < 8 else 32
     tile = config.tile | {"BP": min(pixels, clamp(rows, 16, 128))}
-    return replace(config, family=NAME, tiles=tuple(tile.items()), warps=4)
+    few = problem.element_bytes == 2 or tile["BP"] < 128
+    return replace(config, family=NAME, tiles=tuple(tile.items()), warps=4 if few else 8)
 
 
-def _fitted(problem: Problem, target: Target, config: Config) -> Config:
+def _fitted(problem: Problem, config: Config) -> Config:
     """The same tiles; pieces of backward-filter are of samples where pixels of two samples don't lie side by side."""
     split = config.split
     if problem.phase == "backward_filter" and not problem.channels_last:

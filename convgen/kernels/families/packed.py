@@ -60,4 +60,4 @@ def default(problem: Problem, target: Target) -> Config:
         return Config(NAME, (("BP", 2 * pixels), ("BF", filters), ("BK", depth)), 8, stages)
     columns = clamp(summed, 16, 64 if problem.element_bytes < 8 else 16)
     split = _splits(problem, target, filters, columns, pixels)[-1]
-    return Config(NAME, (("BF", filters), ("BK", columns), ("BP", pixels)), 4 if filters < 64 else 8, stages, split)
+    return Config(NAME, (("BF", filters), ("BK", columns), ("BP", pixels)), 8, stages, split)

@@ -74,7 +74,7 @@ def default(problem: Problem, target: Target) -> Config:
         pixels=pixels,
         most=most,
         depth=depth,
-        warps=8 if pixels * across >= (8192 if half else 4096) else 4,
+        warps=8 if pixels * across >= (8192 if half and problem.channels_last else 2048) else 4,
     )
 
 
