@@ -9,6 +9,7 @@ from functools import cache
 import jinja2
 
 from convgen.kernels.config import Config, alignment, even, largest, rows_alignment
+from convgen.kernels.family_words import BoxWords, DepthwiseWords, GemmWords, PackedWords
 from convgen.kernels.phases import PhaseWords
 from convgen.kernels.problem import Problem
 from convgen.kernels.target import Target
@@ -52,10 +53,10 @@ class Kernel:
     def source(self) -> str:
         """Triton functions of the kernel, and the function of its phase's name that launches them."""
         p = self.problem
-        phased = p.phase == "backward_data" and any(d.stride > 1 for d in p.dims) and self.config.family == "pointer"
-        make = PhaseWords if phased else Words
+        strided = p.phase == "backward_data" and any(d.stride > 1 for d in p.dims)
+        words_of = WORDS.get(self.config.family, PhaseWords if strided else Words)
         aligned = (alignment(self.problems, "x"), alignment(self.problems, "y"))
-        words = make(
+        words = words_of(
             p,
             float32=self.target.float32_products,
             even=even(self.problems, self.config),
@@ -72,6 +73,13 @@ class Kernel:
         )
 
 
+WORDS: dict[str, type[Words]] = {
+    "packed": PackedWords,
+    "gemm": GemmWords,
+    "box": BoxWords,
+    "depthwise": DepthwiseWords,
+    "aten": Words,
+}
 TEMPLATES = {
     "aten": "aten.py.jinja",
     "pointer": "{phase}.py.jinja",
