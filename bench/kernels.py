@@ -1,0 +1,644 @@
+"""Every family of local kernels against ATen on a GPU: checked, then timed in turn by CUDA graphs.
+
+    python bench/kernels.py                      # goes on from its results; repeat until nothing is left
+    python bench/kernels.py --list               # the problems, without a GPU
+    python bench/kernels.py --table              # what was measured, without a GPU
+
+The layers of tuning/layers as one of 1, 2, 4, 8 ranks has them, split by channel, filter, sample or rows. ATen runs in
+benchmark mode, in both memory formats, as a matrix product where that is the same, at the same accuracy; the best of
+those is the baseline. Operands are as a launch before left them in the cache. Regimes and shares of the roofline are
+by ceilings measured in the same run. Exit code 2: nothing could be measured; 3: a kernel broke the device's context.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import math
+import os
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatch
+from itertools import zip_longest
+from math import gcd
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from convgen.algebra.blocks import block
+from convgen.algebra.conv import Conv
+from convgen.algebra.windows import edge_padding, input_window, output_window
+from convgen.cost.machine import load_machine
+from convgen.errors import ConvgenError, InputError, Note
+from convgen.kernels.config import ceil_div
+from convgen.kernels.families import FAMILIES
+from convgen.kernels.problem import LocalDim, Problem
+from convgen.resources import data_file
+from convgen.spec.reader import read_csv
+
+NETWORKS = ("resnet50", "wrn50_2", "vgg16", "alexnet")
+SPLITS = ("channel", "filter", "sample", "spatial")
+PHASES = ("forward", "backward_data", "backward_filter")
+DTYPES = ("bfloat16", "tfloat32", "float32")
+REGIMES = ("floor", "memory", "compute")
+NAMES = tuple(f.NAME for f in FAMILIES)
+GOAL = 0.85  # share of the roofline that a row should reach
+AHEAD = 2  # problems whose candidates are compiled while others are timed
+
+
+# ---- Problems ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Planned:
+    """A local problem, and which layers have it: (network, layer, split, ways)."""
+
+    problem: Problem
+    uses: list[list[Any]] = field(default_factory=list)
+
+    @property
+    def fused(self) -> bool:
+        return self.problem.x_parts * self.problem.y_parts > 1
+
+    @property
+    def flops(self) -> int:
+        return self.problem.flops * self.problem.x_parts * self.problem.y_parts
+
+    @property
+    def bytes(self) -> int:
+        """Each operand once, parts included."""
+        p, n = self.problem, self.problem.elements
+        return (n["x"] * p.x_parts + n["w"] * p.x_parts * p.y_parts + n["y"] * p.y_parts) * p.element_bytes
+
+
+def local_problem(conv: Conv, split: str, ways: int, phase: str, dtype: str) -> Problem | None:
+    """What the rank with most to do has when a layer is split; None if there are fewer elements than ranks.
+
+    Channels and filters of a grouped layer are split by whole groups as long as a rank has several.
+    """
+    groups, shared = conv.groups, gcd(conv.groups, ways) if split in ("channel", "filter") else 1
+    channels, filters = conv.channels // groups, conv.filters // groups
+    whole = {"channel": channels, "filter": filters, "sample": conv.batch, "spatial": conv.spatial[0].out}[split]
+    if whole < ways // shared:
+        return None
+    rest = ways // shared
+    made = [
+        Problem(
+            phase=phase,
+            batch=ceil_div(conv.batch, ways) if split == "sample" else conv.batch,
+            channels=ceil_div(channels, rest) if split == "channel" else channels,
+            filters=ceil_div(filters, rest) if split == "filter" else filters,
+            groups=groups // shared,
+            dims=dims,
+            dtype=dtype,
+            memory_format="channels_last",
+        )
+        for dims in local_dims(conv, ways if split == "spatial" else 1, phase)
+    ]
+    return max(made, key=lambda p: (p.flops, p.bytes))
+
+
+def local_dims(conv: Conv, ways: int, phase: str) -> Iterable[tuple[LocalDim, ...]]:
+    """Rows of each rank when the first spatial dimension is split.
+
+    Of what the phase makes, or reads without a halo, a rank has its block; of the other its block and the halo.
+    """
+    for rank in range(ways):
+        dims: list[LocalDim] = []
+        for i, s in enumerate(conv.spatial):
+            parts, part = (ways, rank) if i == 0 else (1, 0)
+            x, y = block(0, s.extent, parts, part), block(0, s.out, parts, part)
+            if phase == "backward_data":
+                y = hull(y, output_window(s, *x), s.out)
+            else:
+                x = hull(x, input_window(s, *y), s.extent)
+            below, _ = edge_padding(s, *x, *y)
+            dims.append(LocalDim(s.name, x[1] - x[0], y[1] - y[0], s.kernel, s.stride, s.dilation, int(below)))
+        yield tuple(dims)
+
+
+def hull(a: tuple[int, int], b: tuple[int, int], extent: int) -> tuple[int, int]:
+    """The least interval with both, within the tensor."""
+    return max(min(a[0], b[0]), 0), min(max(a[1], b[1]), extent)
+
+
+def in_parts(conv: Conv, p: Problem, split: str, ways: int) -> Problem | None:
+    """The same with what is gathered or scattered in parts: x of a filter split, y of a channel split."""
+    if ways == 1 or conv.groups > 1:
+        return None
+    if split == "filter" and p.channels % ways == 0:
+        return replace(p, channels=p.channels // ways, x_parts=ways)
+    if split == "channel" and p.filters % ways == 0:
+        return replace(p, filters=p.filters // ways, y_parts=ways)
+    return None
+
+
+def key_of(p: Problem) -> str:
+    """A problem as its results are found by; the memory format is no part of it."""
+    rows = " ".join(f"{d.name}:{d.x}>{d.y} k{d.kernel} s{d.stride} d{d.dilation} b{d.below}" for d in p.dims)
+    parts = f" parts {p.x_parts}:{p.y_parts}" if p.x_parts * p.y_parts > 1 else ""
+    return f"{p.dtype} {p.phase} N{p.batch} C{p.channels} F{p.filters} G{p.groups} {rows}{parts}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What the flags ask for."""
+
+    networks: tuple[str, ...]
+    layers: tuple[str, ...]
+    ways: tuple[int, ...]
+    splits: tuple[str, ...]
+    phases: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    families: tuple[str, ...]
+    configs: int
+    fused: bool
+    limit: int | None
+
+
+def read_layers(wanted: Wanted) -> list[tuple[str, str, Conv]]:
+    """Network, layer and convolution of each layer, in an order that any beginning of is a fair sample of."""
+    found: list[tuple[str, str, Conv]] = []
+    for network in wanted.networks:
+        path = Path(network) if network.endswith(".csv") else data_file("tuning", "layers") / f"{network}.csv"
+        if not path.exists():
+            known = ", ".join(sorted(p.stem for p in data_file("tuning", "layers").glob("*.csv")))
+            raise InputError(f"--networks {network}: there is no {path.name}", hint=f"{known}, or a CSV file")
+        for layer in read_csv(str(path), grid={"N": 1}):
+            if any(fnmatch(layer.name, pattern) for pattern in wanted.layers or ("*",)):
+                found += [(Path(network).stem, layer.name, layer.conv)]
+    return sorted(found, key=lambda named: hashlib.sha256(f"{named[0]}.{named[1]}".encode()).hexdigest())
+
+
+def plan(wanted: Wanted) -> dict[str, Planned]:
+    """The problems by their keys, in turn of each way to split, phase and type."""
+    found: dict[str, Planned] = {}
+    turns: dict[tuple[Any, ...], list[str]] = defaultdict(list)
+    for network, name, conv in read_layers(wanted):
+        for dtype in wanted.dtypes:
+            for split in wanted.splits:
+                for ways in wanted.ways:
+                    for phase in wanted.phases:
+                        p = local_problem(conv, split, ways, phase, dtype)
+                        for q in (p, in_parts(conv, p, split, ways) if p and wanted.fused else None):
+                            if q is not None:
+                                key = key_of(q)
+                                if key not in found:
+                                    found[key] = Planned(q)
+                                    turns[dtype, split, ways, phase, q is p].append(key)
+                                found[key].uses.append([network, name, split, ways])
+    order = [key for turn in zip_longest(*turns.values()) for key in turn if key is not None]
+    return {key: found[key] for key in order[: wanted.limit]}
+
+
+# ---- The roofline --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Roofline:
+    flops_per_s: dict[str, float]
+    bytes_per_s: float
+
+    def times(self, dtype: str, flops: float, moved: float, floor_us: float) -> dict[str, float]:
+        """Microseconds that each regime allows no less than."""
+        return {
+            "floor": floor_us,
+            "memory": moved / self.bytes_per_s * 1e6,
+            "compute": flops / self.flops_per_s[dtype] * 1e6,
+        }
+
+
+def assumed() -> tuple[Roofline, float]:
+    """The data sheet's, from tuning/machines/cuda.yaml, and its launch floor in microseconds."""
+    machine = load_machine("cuda")
+    return Roofline(dict(machine.peak_flops), machine.memory_bytes_per_s), machine.launch_s * 1e6
+
+
+def show_list(planned: dict[str, Planned], console: Console) -> None:
+    """The problems with flops, bytes and regime."""
+    roof, floor = assumed()
+    console.print(
+        f"{len(planned)} problems; regimes by tuning/machines/cuda.yaml, which is assumed, not measured:"
+        f" {roof.bytes_per_s / 1e12:.1f} TB/s, a launch {floor:.1f} us, "
+        + ", ".join(f"{d} {roof.flops_per_s[d] / 1e12:.0f} TFLOP/s" for d in DTYPES)
+    )
+    counts: Counter[str] = Counter()
+    for key, q in planned.items():
+        times = roof.times(q.problem.dtype, q.flops, q.bytes, floor)
+        regime = max(times, key=lambda r: times[r])
+        counts[regime] += 1
+        network, name, split, ways = q.uses[0]
+        use = f"{network}.{name} {ways} {split}" + (f" (+{len(q.uses) - 1})" if len(q.uses) > 1 else "")
+        console.print(
+            f"{key}  {q.flops / 1e9:.3f} GFLOP  {q.bytes / 1e6:.2f} MB  {regime} {times[regime]:.1f} us  {use}"
+        )
+    console.print(", ".join(f"{counts[r]} bound by {r}" for r in REGIMES))
+
+
+# ---- Results -------------------------------------------------------------------------------------------------------
+
+
+def sources() -> str:
+    """A digest of what kernels are made from."""
+    digest = hashlib.sha256()
+    folders = (data_file("templates", "kernels"), Path(sys.modules["convgen.kernels"].__file__ or "").parent)
+    for folder in folders:
+        for path in sorted(folder.rglob("*")):
+            if path.suffix in (".py", ".jinja"):
+                digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+class Results:
+    """The JSON file: devices and versions apart, each with runs (ceilings, date) and problems."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.data: dict[str, Any] = {"devices": {}}
+        if path.exists():
+            try:
+                self.data = json.loads(path.read_text(encoding="utf-8"))
+            except ValueError as error:
+                fact = f"{path} holds no results: {error}"
+                raise InputError(fact, hint="another file by --results, or remove this one") from None
+        if not isinstance(self.data, dict) or "devices" not in self.data:
+            raise InputError(f"{path} holds no results", hint="another file by --results, or remove this one")
+
+    def of(self, facts: dict[str, str]) -> dict[str, Any]:
+        """The part of a device and its versions."""
+        name = " | ".join(f"{k} {v}" for k, v in facts.items())
+        empty: dict[str, Any] = {"facts": facts, "runs": [], "problems": {}, "deadly": {}}
+        return self.data["devices"].setdefault(name, empty)
+
+    def save(self) -> None:
+        """Whole or not at all."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        made = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
+        made.write_text(json.dumps(self.data, indent=0), encoding="utf-8")
+        os.replace(made, self.path)
+
+
+def is_done(record: dict[str, Any] | None, wanted: Wanted, digest: str = "") -> bool:
+    """Whether a problem was measured with as many candidates; and from these sources, if there is a digest."""
+    if record is None or (digest and record["sources"] != digest):
+        return False
+    return record["configs"] >= wanted.configs and set(wanted.families) <= set(record["families"])
+
+
+# ---- Measuring -----------------------------------------------------------------------------------------------------
+
+
+def check_device() -> None:
+    """Raises InputError where nothing can be measured."""
+    try:
+        import torch
+    except ImportError:
+        raise InputError("torch is not installed; nothing was measured", hint="pip install torch") from None
+    if not torch.cuda.is_available():
+        raise InputError(
+            "there is no GPU here; nothing was measured",
+            notes=(Note("torch", f"{torch.__version__}, without a device that it can use"),),
+            hint="--list for the problems, --table for results from elsewhere, or a machine with a GPU",
+        )
+
+
+def run(wanted: Wanted, results: Results, budget_s: float, jobs: int, again: bool, console: Console) -> int:
+    """Measure what is left, until time is up; the exit code."""
+    # Needs torch, which --list and --table do without.
+    from kernel_measure import Clock, Compilers, DeviceLost, candidates, cause, ceilings, device_facts, measure
+
+    end = time.monotonic() + budget_s
+    facts, target = device_facts()
+    mine, clock = results.of(facts), Clock()
+    marker = results.path.with_suffix(".running")
+    results.path.parent.mkdir(parents=True, exist_ok=True)
+    blame(marker, mine, console)
+    planned = plan(wanted)
+    for key, record in mine["problems"].items():
+        if key in planned:
+            record["uses"] = planned[key].uses + [u for u in record["uses"] if u not in planned[key].uses]
+    digest = sources()
+    left = [k for k in planned if not is_done(mine["problems"].get(k), wanted, digest if again else "")]
+    console.print(f"{facts['device']}: {len(planned)} problems, {len(left)} of them to measure, {budget_s:.0f} s")
+    if not left:
+        return 0
+    compilers = Compilers(jobs)
+    made: dict[str, list[Any]] = {}
+
+    def prepare(keys: Sequence[str]) -> None:
+        for key in keys:
+            if key not in made:
+                made[key] = candidates(planned[key].problem, target, wanted.families, wanted.configs)
+                compilers.submit(key, made[key])
+
+    longest = 0.0
+    try:
+        prepare(left[: 1 + AHEAD])
+        mine["runs"].append({"date": datetime.datetime.now(datetime.UTC).isoformat("T", "seconds")} | ceilings(clock))
+        for i, key in enumerate(left):
+            if time.monotonic() + longest > end:
+                console.print(f"time is up: {len(left) - i} problems are left; the same command goes on")
+                break
+            start = time.monotonic()
+            prepare(left[i : i + 1 + AHEAD])
+            left_out = {**compilers.failures(key), **mine["deadly"].get(key, {})}
+            q = planned[key]
+            record: dict[str, Any] = {
+                "uses": q.uses, "dtype": q.problem.dtype, "phase": q.problem.phase, "fused": q.fused,
+                "flops": q.flops, "bytes": q.bytes, "run": len(mine["runs"]) - 1, "sources": digest,
+                "configs": wanted.configs, "families": list(wanted.families),
+            }  # fmt: skip
+            try:
+                record |= measure(q.problem, key, made.pop(key), left_out, clock, marker)
+            except DeviceLost as lost:
+                results.save()
+                return give_up(key, str(lost))
+            except Exception as error:
+                record["failed"] = cause(error)
+                if not clock.alive():
+                    mine["problems"][key] = record | {"seconds": round(time.monotonic() - start, 2)}
+                    results.save()
+                    return give_up(key, cause(error))
+            clock.tidy()
+            longest = max(longest, time.monotonic() - start)
+            mine["problems"][key] = record | {"seconds": round(time.monotonic() - start, 2)}
+            results.save()
+            console.print(f"{i + 1}/{len(left)} {key}: {verdict(record)}", highlight=False)
+    finally:
+        compilers.close()
+    results.save()
+    return 0
+
+
+def give_up(key: str, text: str) -> int:
+    """Say that the device's context is gone, and with it this process; exit code 3."""
+    click.echo(f"the device was lost at {key}: {text}", err=True)
+    click.echo("  try     the same command: it goes on without what ran last", err=True)
+    return 3
+
+
+def blame(marker: Path, mine: dict[str, Any], console: Console) -> None:
+    """Leave out a candidate that the process before this one did not survive."""
+    if not marker.exists():
+        return
+    lines = marker.read_text(encoding="utf-8").splitlines()
+    if len(lines) == 2:
+        mine["deadly"].setdefault(lines[0], {})[lines[1]] = "the process, or its device, did not survive it"
+        console.print(f"left out from now on, since the last run ended in it: {lines[1]} of {lines[0]}")
+    marker.unlink()
+
+
+def verdict(record: dict[str, Any]) -> str:
+    """One line of a problem's result."""
+    if "failed" in record:
+        return record["failed"]
+    row = row_of(record, None)
+    left = f", {len(record['left_out'])} left out" if record["left_out"] else ""
+    if row is None:
+        return f"nothing to compare{left}"
+    times = (
+        f"ATen {row.aten_us:.1f} us, {row.best} {row.kernel_us:.1f} us, x{row.ratio:.2f}, floor {row.floor_us:.1f} us"
+    )
+    return times + left
+
+
+# ---- The table -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """A problem's figures: the best of ATen and of convgen's own kernels, ATen as a family apart."""
+
+    record: dict[str, Any]
+    aten_us: float
+    kernel_us: float
+    best: str
+    floor_us: float
+    regime: str = ""
+    bound_us: float = 0.0
+
+    @property
+    def ratio(self) -> float:
+        return self.aten_us / self.kernel_us
+
+
+def row_of(record: dict[str, Any], runs: list[dict[str, Any]] | None) -> Row | None:
+    """None where there is nothing to compare."""
+    if "failed" in record:
+        return None
+    raced = {n: k["us"] for n, k in record["kernels"].items() if k["raced"] and k["family"] != "aten"}
+    baseline = [a["us"] for a in record["aten"].values() if a["raced"]]
+    if not raced or not baseline:
+        return None
+    best = min(raced, key=lambda n: raced[n])
+    floor = record["floor"]["us"]
+    if runs is None:
+        return Row(record, min(baseline), raced[best], best, floor)
+    run = runs[record["run"]]
+    times = Roofline(run["flops_per_s"], run["bytes_per_s"]).times(
+        record["dtype"], record["flops"], record["bytes"], floor
+    )
+    regime = max(times, key=lambda r: times[r])
+    return Row(record, min(baseline), raced[best], best, floor, regime, times[regime])
+
+
+def geomean(values: Iterable[float]) -> float:
+    logs = [math.log(v) for v in values]
+    return math.exp(sum(logs) / len(logs)) if logs else math.nan
+
+
+def cell(values: Sequence[float]) -> str:
+    """A geometric mean, and of how many."""
+    return f"{geomean(values):.2f} ({len(values)})" if values else "-"
+
+
+def show_table(results: Results, console: Console) -> None:
+    """Every device's results apart."""
+    if not results.data["devices"]:
+        console.print(f"{results.path}: no results")
+    for name, part in results.data["devices"].items():
+        console.print(f"\n{name}", highlight=False)
+        rows = [row for record in part["problems"].values() if (row := row_of(record, part["runs"]))]
+        for i, one in enumerate(part["runs"]):
+            if any(row.record["run"] == i for row in rows):
+                flops = ", ".join(f"{d} {v / 1e12:.0f}" for d, v in one["flops_per_s"].items())
+                console.print(
+                    f"{one['date']}: measured ceilings {flops} TFLOP/s (IEEE float32 products"
+                    f" {one['float32_ieee_flops_per_s'] / 1e12:.0f}), {one['bytes_per_s'] / 1e12:.2f} TB/s",
+                    highlight=False,
+                )
+        failed = [r["failed"] for r in part["problems"].values() if "failed" in r]
+        console.print(
+            f"{len(part['problems'])} problems measured, {len(rows)} compared, {len(failed)} failed;"
+            f" from {len({r['sources'] for r in part['problems'].values()})} states of the sources"
+        )
+        if rows:
+            console.print(regime_table(rows), scaling_table(rows), family_table(part["problems"].values()))
+
+
+def regime_table(rows: Sequence[Row]) -> Table:
+    table = Table(title="ATen's time over convgen's by what bounds: geometric mean (rows); shares of the roofline")
+    for column in ("type", "phase", *REGIMES, "all", "convgen of roofline", "ATen", f"rows from {GOAL:.0%} on"):
+        table.add_column(column, justify="left" if column in ("type", "phase") else "right")
+    kinds = [(d, f) for f in (False, True) for d in DTYPES]
+    for dtype, fused in kinds:
+        for phase in (*PHASES, "all"):
+            some = [
+                r for r in rows
+                if (r.record["dtype"], r.record["fused"]) == (dtype, fused) and phase in (r.record["phase"], "all")
+            ]  # fmt: skip
+            if some:
+                reached = sum(r.bound_us / r.kernel_us >= GOAL for r in some) / len(some)
+                table.add_row(
+                    dtype + (" with copies" if fused else ""),
+                    phase,
+                    *(cell([r.ratio for r in some if r.regime == regime]) for regime in REGIMES),
+                    cell([r.ratio for r in some]),
+                    f"{geomean(r.bound_us / r.kernel_us for r in some):.0%}",
+                    f"{geomean(r.bound_us / r.aten_us for r in some):.0%}",
+                    f"{reached:.0%}",
+                    end_section=phase == "all",
+                )
+    return table
+
+
+def scaling_table(rows: Sequence[Row]) -> Table:
+    """Time against ways, of the layers that were measured for every way. [CF] Fig. 3"""
+    times: dict[tuple[str, str, str], dict[tuple[str, str], dict[int, Row]]] = defaultdict(lambda: defaultdict(dict))
+    for row in rows:
+        if not row.record["fused"]:
+            for network, name, split, ways in row.record["uses"]:
+                times[row.record["dtype"], split, row.record["phase"]][network, name][ways] = row
+    every = sorted({w for layers in times.values() for ways in layers.values() for w in ways})
+    table = Table(
+        title="Time against ways ([CF] Fig. 3): ATen / convgen in us, geometric means of layers with all ways"
+    )
+    for column in ("type", "split", "phase", "layers", *(f"{w} ways" for w in every), "last over first"):
+        table.add_column(column, justify="left" if column in ("type", "split", "phase") else "right")
+    for dtype, split, phase in sorted(
+        times, key=lambda t: (DTYPES.index(t[0]), SPLITS.index(t[1]), PHASES.index(t[2]))
+    ):
+        layers = times[dtype, split, phase]
+        shown = sorted({w for ways in layers.values() for w in ways})
+        full = [ways for ways in layers.values() if len(ways) == len(shown)]
+        if not full:
+            continue
+        aten = {w: geomean(ways[w].aten_us for ways in full) for w in shown}
+        ours = {w: geomean(ways[w].kernel_us for ways in full) for w in shown}
+        cells = [f"{aten[w]:.1f} / {ours[w]:.1f}" if w in aten else "-" for w in every]
+        first, last = shown[0], shown[-1]
+        gain = f"x{aten[first] / aten[last]:.2f} / x{ours[first] / ours[last]:.2f}"
+        table.add_row(dtype, split, phase, str(len(full)), *cells, gain, end_section=phase == PHASES[-1])
+    return table
+
+
+def family_table(records: Iterable[dict[str, Any]]) -> Table:
+    """Each family's best candidate against ATen's best; what was left out, and why."""
+    ratios: dict[str, list[float]] = defaultdict(list)
+    wins: Counter[str] = Counter()
+    causes: dict[str, Counter[str]] = defaultdict(Counter)
+    for record in records:
+        for label, text in record.get("left_out", {}).items():
+            causes[label.split()[0]][text.split(":")[0][:40]] += 1
+        baseline = min((a["us"] for a in record.get("aten", {}).values() if a["raced"]), default=0.0)
+        best: dict[str, float] = {}
+        for kernel in record.get("kernels", {}).values():
+            if kernel["raced"]:
+                best[kernel["family"]] = min(kernel["us"], best.get(kernel["family"], math.inf))
+        if baseline and best:
+            wins[min(best, key=lambda f: best[f])] += 1
+            for family, us in best.items():
+                ratios[family].append(baseline / us)
+    table = Table(title="Families: ATen's time over theirs, how often they are the fastest, candidates left out")
+    for column in ("family", "over ATen (rows)", "fastest", "left out"):
+        table.add_column(column, justify="left" if column in ("family", "left out") else "right")
+    for family in (*NAMES, "ATen"):
+        if ratios[family] or causes[family]:
+            said = ", ".join(f"{n} {text}" for text, n in causes[family].most_common(4))
+            table.add_row(family, cell(ratios[family]), str(wins[family]), said)
+    return table
+
+
+# ---- The command ---------------------------------------------------------------------------------------------------
+
+
+class Words(click.ParamType):
+    """Comma-separated words, of some or of any."""
+
+    name = "a,b"
+
+    def __init__(self, some: Sequence[str] = ()) -> None:
+        self.some = some
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        if isinstance(value, tuple):
+            return value
+        words = tuple(dict.fromkeys(w.strip() for w in value.split(",") if w.strip()))
+        for word in words:
+            if self.some and word not in self.some:
+                self.fail(f"{word!r} is none of {', '.join(self.some)}", param, ctx)
+        return words
+
+
+@click.command(help=__doc__.split("\n")[0], context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--networks", type=Words(), default=",".join(NETWORKS), show_default=True,
+              help="Names in tuning/layers, or CSV files.")  # fmt: skip
+@click.option("--layers", type=Words(), default="", help="Names of layers, or patterns (res3*); all by default.")
+@click.option("--ways", type=Words(), default="1,2,4,8", show_default=True, help="Ranks that share a layer.")
+@click.option("--splits", type=Words(SPLITS), default=",".join(SPLITS), show_default=True)
+@click.option("--phases", type=Words(PHASES), default=",".join(PHASES), show_default=True)
+@click.option("--dtypes", type=Words(DTYPES), default=",".join(DTYPES), show_default=True)
+@click.option("--families", type=Words(NAMES), default=",".join(NAMES), show_default=True)
+@click.option("--configs", type=click.IntRange(0), default=4, show_default=True,
+              help="Configurations of a family beside its default one.")  # fmt: skip
+@click.option(
+    "--fused", is_flag=True, help="Also activations in parts: unpack + convolution + pack against ATen and copies."
+)
+@click.option("--limit", type=click.IntRange(1), help="Only the first so many problems.")
+@click.option("--budget", type=float, default=500.0, show_default=True, help="Seconds after which it ends.")
+@click.option("--jobs", type=click.IntRange(0), default=min(16, os.cpu_count() or 1), show_default=True,
+              help="Processes that compile ahead; 0 compiles at the launch.")  # fmt: skip
+@click.option("--again", is_flag=True, help="Measure anew what other sources of kernels gave.")
+@click.option(
+    "--results", "file", type=click.Path(path_type=Path), default=Path("build/kernels.json"), show_default=True
+)
+@click.option("--list", "listing", is_flag=True, help="Print the problems and measure nothing.")
+@click.option("--table", is_flag=True, help="Print the table of the results and measure nothing.")
+def main(**given: Any) -> None:
+    console = Console(width=None if sys.stdout.isatty() else 190, soft_wrap=True, markup=False)
+    try:
+        sys.exit(command(given, console))
+    except ConvgenError as error:
+        click.echo(str(error), err=True)
+        sys.exit(2)
+
+
+def command(given: dict[str, Any], console: Console) -> int:
+    """From the flags to the exit code."""
+    if not all(w.isdigit() and int(w) for w in given["ways"]):
+        raise InputError(f"--ways {','.join(given['ways'])}: not whole numbers, 1 or more", hint="--ways 1,2,4,8")
+    wanted = Wanted(
+        ways=tuple(sorted(int(w) for w in given["ways"])),
+        **{n: given[n] for n in ("networks", "layers", "splits", "phases", "dtypes", "families")},
+        **{n: given[n] for n in ("configs", "fused", "limit")},
+    )
+    if given["listing"]:
+        show_list(plan(wanted), console)
+        return 0
+    if not given["table"]:
+        check_device()
+    results = Results(given["file"])
+    code = 0 if given["table"] else run(wanted, results, given["budget"], given["jobs"], given["again"], console)
+    show_table(results, console)
+    return code
+
+
+if __name__ == "__main__":
+    main()

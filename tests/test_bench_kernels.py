@@ -1,0 +1,115 @@
+"""bench/kernels.py on a machine without a GPU: its problems, its refusal, and its measuring loop with another clock."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from convgen.kernels.families import FAMILIES
+from convgen.kernels.problem import LocalDim, Problem
+from convgen.kernels.target import parse_target
+from convgen.verify.interpreter import launch
+
+BENCH = Path(__file__).resolve().parent.parent / "bench"
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(BENCH / "kernels.py"), *words], capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+def test_problems_are_listed_without_a_gpu() -> None:
+    done = run("--list", "--networks", "resnet50", "--ways", "4", "--dtypes", "bfloat16", "--splits", "channel,spatial")
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("bfloat16")]
+    assert len(lines) > 30 and all(" 4 " in line for line in lines)
+    assert {line.split()[1] for line in lines} == {"forward", "backward_data", "backward_filter"}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_nothing_is_claimed(tmp_path: Path) -> None:
+    results = tmp_path / "kernels.json"
+    done = run("--results", str(results))
+    assert done.returncode == 2 and "nothing was measured" in done.stderr
+    assert not results.exists()
+
+
+@pytest.fixture
+def measuring(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCH))
+    import kernel_measure
+
+    whole = kernel_measure.load_text
+
+    def interpreted(text: str) -> ModuleType:
+        module = whole(text)
+        module.launch = launch
+        return module
+
+    monkeypatch.setattr(kernel_measure, "load_text", interpreted)
+    monkeypatch.setattr(kernel_measure, "floor_launch", lambda work, programs: lambda: None)
+    return kernel_measure
+
+
+class Watch:
+    """A clock for a CPU."""
+
+    device = "cpu"
+
+    def sync(self) -> None: ...
+
+    def alive(self) -> bool:
+        return True
+
+    def lap(self, replays: Sequence[Callable[[], object]]) -> list[float]:
+        found: list[float] = []
+        for replay in replays:
+            start = time.perf_counter()
+            replay()
+            found.append(time.perf_counter() - start)
+        return found
+
+    def capture(self, call: Callable[[], object], launches: int) -> tuple[Callable[[], object], bool]:
+        return call, False
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward_data", "backward_filter"])
+def test_candidates_are_checked_and_timed(measuring: Any, phase: str, tmp_path: Path) -> None:
+    dims = (LocalDim("H", 5, 5, 3, 1, 1, 1), LocalDim("W", 6, 5, 3, 1, 1, 1))
+    p = Problem(
+        phase=phase,  # type: ignore[arg-type]
+        batch=2,
+        channels=8,
+        filters=16,
+        dims=dims,
+        dtype="float32",
+        memory_format="channels_last",
+    )
+    names = [f.NAME for f in FAMILIES]
+    found = measuring.candidates(p, parse_target("cuda"), names, 0)
+    record = measuring.measure(p, "key", found, {}, Watch(), tmp_path / "marker")
+    assert not record["left_out"]
+    assert {r["family"] for r in record["kernels"].values()} >= {"pointer"}
+    assert len(record["aten"]) == 2 and all(r["us"] > 0 for r in record["kernels"].values())
+    assert not (tmp_path / "marker").exists()
+
+
+def test_a_wrong_kernel_is_left_out(measuring: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dims = (LocalDim("H", 5, 5, 3, 1, 1, 1), LocalDim("W", 6, 6, 3, 1, 1, 1))
+    p = Problem(
+        phase="forward", batch=2, channels=16, filters=16, dims=dims, dtype="float32", memory_format="channels_last"
+    )
+    whole = measuring.kernel_module
+    monkeypatch.setattr(measuring, "kernel_module", lambda ks: whole(ks).replace("range(9 * ", "range(8 * "))
+    found = measuring.candidates(p, parse_target("cuda"), ["pointer"], 0)
+    record = measuring.measure(p, "key", found, {}, Watch(), tmp_path / "marker")
+    assert not record["kernels"] and all("Wrong" in cause for cause in record["left_out"].values())
