@@ -170,6 +170,21 @@ class Cpe:
         into.doubles()[0, at : at + step * (line.size - 1) + 1 : step] += line
         self.counts.vadd += -(-line.size // LANES)
 
+    def pool_max(self, into: Buffer, source: Buffer, kernel: int) -> None:
+        """into[r, q] = the largest of the kernel x kernel window (r, q) of the source."""
+        into.array[...] = self._windows(into, source, kernel).max(axis=(1, 3))
+        self.counts.vmax += kernel**2 * transfers.vectors(into)
+
+    def pool_average(self, into: Buffer, source: Buffer, kernel: int) -> None:
+        """into[r, q] = the mean of the kernel x kernel window (r, q) of the source, in double."""
+        into.array[...] = self._windows(into, source, kernel).sum(axis=(1, 3)) / kernel**2
+        self.counts.vadd += kernel**2 * transfers.vectors(into)
+
+    @staticmethod
+    def _windows(into: Buffer, source: Buffer, kernel: int) -> Array:
+        into.written, into.floats = True, False
+        return source.doubles().reshape(into.rows, kernel, into.columns, kernel)
+
     # Registers: a block of C, 4 columns of up to 4 vectors.
     def load(self, buffer: Buffer, row: int, column: int) -> Array:
         """Four neighbours of a row of the buffer, into a register."""

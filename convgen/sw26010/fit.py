@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import combinations
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,10 +54,11 @@ def non_negative_least_squares(matrix: Reals, wanted: Reals) -> Reals:
     best, best_error = np.zeros(columns), float(wanted @ wanted)
     for size in range(1, columns + 1):
         for used in combinations(range(columns), size):
-            found: Reals = np.linalg.lstsq(scaled[:, used], wanted, rcond=None)[0]
-            if float(found.min()) < 0:
+            part = scaled[:, list(used)]
+            found = np.asarray(cast(Any, np.linalg.lstsq)(part, wanted, rcond=None)[0], dtype=np.float64)
+            if found.min() < 0:
                 continue
-            error = float(np.square(scaled[:, used] @ found - wanted).sum())
+            error = float(np.square(part @ found - wanted).sum())
             if error < best_error * (1 - 1e-12):
                 best, best_error = np.zeros(columns), error
                 best[list(used)] = found

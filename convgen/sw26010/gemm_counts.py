@@ -44,17 +44,20 @@ def gemm_counts(plan: GemmPlan) -> Counts:
     return counts
 
 
-def tiles_bytes(rows: tuple[int, int], columns: tuple[int, int], itemsize: int) -> tuple[dict[int, int], int]:
+def tiles_bytes(
+    rows: tuple[int, int], columns: tuple[int, int], itemsize: int, pitch: int | None = None
+) -> tuple[dict[int, int], int]:
     """Bytes by block size, and operations, to move a whole matrix once by tiles.
 
     Args:
         rows, columns: (extent of the matrix, extent of a tile).
+        pitch: from a row to the next, in elements; by default rows follow each other.
     """
     sizes: dict[int, int] = {}
     ops = 0
     for height, down in pieces(*rows):
         for width, across in pieces(*columns):
-            block = block_bytes(height, width, columns[0], itemsize)
+            block = block_bytes(height, width, pitch or columns[0], itemsize)
             sizes[block] = sizes.get(block, 0) + down * across * height * width * itemsize
             ops += down * across
     return sizes, ops
