@@ -92,17 +92,15 @@ def run_all_reduce(network: Network, numbering: Numbering, vectors: Any) -> AllR
     """Sum the nodes' vectors on every node, message by message.
 
     Args:
-        vectors: [nodes, elements], elements a multiple of the nodes; float32 or float64.
+        vectors: [nodes, elements], float32 or float64; where elements don't divide, parts differ by one.
     Returns:
         The nodes' vectors afterwards, and the traffic of every step.
     Raises:
-        InputError: another number of vectors, or elements that don't divide.
+        InputError: another number of vectors, or empty ones.
     """
     held = np.array(vectors)
-    if held.ndim != 2 or held.shape[0] != network.nodes or held.shape[1] % network.nodes or not held.size:
-        raise InputError(
-            f"vectors {list(held.shape)} for {network.nodes} nodes: one each, of a multiple of {network.nodes} elements"
-        )
+    if held.ndim != 2 or held.shape[0] != network.nodes or not held.size:
+        raise InputError(f"vectors {list(held.shape)} for {network.nodes} nodes: one each")
     if held.dtype.kind != "f":
         held = held.astype(np.float64)
     elements = held.shape[1]
@@ -121,13 +119,7 @@ def run_all_reduce(network: Network, numbering: Numbering, vectors: Any) -> AllR
 
 
 def simulate_traffic(network: Network, numbering: Numbering, elements: int, itemsize: int) -> tuple[StepTraffic, ...]:
-    """The steps of an all-reduce of so many elements, without their contents.
-
-    Raises:
-        InputError: elements that the nodes don't divide.
-    """
-    if elements < 1 or elements % network.nodes:
-        raise InputError(f"{elements} elements are no multiple of {network.nodes} nodes")
+    """The steps of an all-reduce of so many elements, without their contents."""
     phases = (("reduce-scatter", halving_steps), ("all-gather", doubling_steps))
     return tuple(
         _traffic(phase, distance, messages, network, numbering, itemsize)

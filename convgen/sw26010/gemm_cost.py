@@ -60,19 +60,21 @@ def _block_of_c(plan: GemmPlan, bm: int, bn: int, bk: Any, ck: Any, compute: Any
 
 
 @cache
-def search_blocks(plan: GemmPlan, rates: Rates) -> GemmPlan:
+def search_blocks(plan: GemmPlan, rates: Rates, bm_step: int = 128) -> GemmPlan:
     """The plan with the fastest blocks by `gemm_seconds`.
 
-    Looks at bm in multiples of 128 up to 1024 (16 rows of registers on 8 CPEs), bn of 32 up to 512, bk of 8, double
-    buffered in 60 KB; of equally fast ones at the first in this order.
+    Looks at bm in multiples of `bm_step` up to 1024, bn of 32 up to 512, bk of 8, double buffered in 60 KB; of equally
+    fast ones at the first in this order.
 
+    Args:
+        bm_step: 128, as the published library has it (16 rows of registers on 8 CPEs), or 32.
     Raises:
         InputError: no block fits (never with 60 KB).
     """
     best: tuple[float, int, int, int] | None = None
     slots = CPES * SEARCH_LDM_BYTES // SLOT_BYTES
     for bn in range(32, min(MOST_BN, round_up(plan.n, 32)) + 1, 32):
-        for bm in range(128, min(MOST_BM, round_up(plan.m, 128)) + 1, 128):
+        for bm in range(bm_step, min(MOST_BM, round_up(plan.m, bm_step)) + 1, bm_step):
             most = (slots - bm * bn) // (2 * (bm + bn)) // MESH
             bk = MESH * np.arange(1, min(most, round_up(plan.k, MESH) // MESH) + 1)
             if not bk.size:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -79,3 +79,15 @@ def load_rates() -> Rates:
     fitted = read_rates_file()["fitted"]
     constants: dict[str, Any] = {name: float(fitted[name]) for name in FITTED}
     return replace(taken_rates(), **constants)
+
+
+def rates_json(constants: Mapping[str, float], layers: Sequence[str]) -> str:
+    """Text of the file with other fitted constants.
+
+    Args:
+        layers: of [SW] Table 2, that they were fitted to.
+    """
+    contents = read_rates_file()
+    fitted: dict[str, Any] = {"from": f"[SW] Table 2, {' and '.join(layers)}; convgen sw26010 table2 --write FILE"}
+    fitted.update({name: float(f"{constants[name]:.6g}") for name in FITTED})
+    return json.dumps({**contents, "fitted": fitted}, indent=1) + "\n"

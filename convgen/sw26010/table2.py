@@ -98,7 +98,13 @@ class Score:
 
 
 def score(selected: Iterable[Cell], constants: Mapping[str, float]) -> Score:
-    errors = [abs(cell.terms.seconds(constants) / cell.published_s - 1) for cell in selected]
+    """Errors of cells with the same constants. Raises InternalError: no cells."""
+    return score_of((cell, constants) for cell in selected)
+
+
+def score_of(selected: Iterable[tuple[Cell, Mapping[str, float]]]) -> Score:
+    """Errors of cells, each with constants of its own. Raises InternalError: no cells."""
+    errors = [abs(cell.terms.seconds(constants) / cell.published_s - 1) for cell, constants in selected]
     if not errors:
         raise InternalError("a score of no cells")
     return Score(len(errors), sum(errors) / len(errors), max(errors))
