@@ -50,6 +50,12 @@ def test_gemm_emits_the_program_that_it_runs() -> None:
     assert "along_rows" in call("gemm", 64, 64, 64, "--emit", "mesh-program")
 
 
+def test_swapped_buses_deadlock() -> None:
+    done = CliRunner().invoke(cli, ["sw26010", "gemm", "64", "64", "64", "--swap-buses"])
+    assert done.exit_code == 1
+    assert done.output.startswith("deadlock: 64 of 64 CPEs wait\n  CPE(0,0) ")
+
+
 def test_table2_reports_scores_with_their_split() -> None:
     found: dict[str, Any] = json.loads(call("table2", "--json"))
     assert found["fitted_layers"] == ["conv1_2", "conv4_1"]

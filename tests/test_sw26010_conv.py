@@ -18,6 +18,7 @@ from convgen.sw26010.conv import operand_shapes, run_conv
 from convgen.sw26010.conv_cost import choose_plan
 from convgen.sw26010.conv_problem import ConvProblem
 from convgen.sw26010.conv_programs import columns_context, columns_program, implicit_context, implicit_program
+from convgen.sw26010.conv_trial import choose_by_running
 from convgen.sw26010.counts import Counts, total
 from convgen.sw26010.explicit_plan import ExplicitPlan, col2im_counts, gemm_of, im2col_counts
 from convgen.sw26010.gemm_cost import search_blocks
@@ -144,6 +145,16 @@ def test_the_choice_is_the_faster_plan() -> None:
     assert isinstance(choose_plan(rows["conv3_1"], "forward", TAKEN, fitted).plan, ExplicitPlan)
     only = choose_plan(rows["conv1_1"], "forward", TAKEN, fitted)
     assert isinstance(only.plan, ExplicitPlan) and len(only.plans) == 1 and only.refusal == "C=3 is below 64"
+
+
+def test_the_choice_by_running_both() -> None:
+    problem = ConvProblem(128, 64, 3, 3, 64)
+    given = operands(problem)
+    choice = choose_by_running(problem, "forward", *given["forward"], TAKEN)
+    assert isinstance(choice.plan, ImplicitPlan) and choice.plans[0][1] < choice.plans[1][1]
+    # 128 GEMMs of 9 pixels, padded to 128, against products of whole batches.
+    only = choose_by_running(problem, "backward_filter", *given["backward_filter"], TAKEN)
+    assert len(only.plans) == 1 and only.refusal == "C=64 is below 128"
 
 
 @pytest.mark.parametrize("phase", PHASES)

@@ -28,13 +28,14 @@ def sw26010() -> None:
     "--level", type=click.Choice(["fast", "exact", "messages"]), default="fast", show_default=True,
     help="The mesh at once, the same in the order of the messages, or message by message.",
 )  # fmt: skip
+@click.option("--swap-buses", is_flag=True, help="Run it as the text of [SW] 4.1 says: A along columns, B along rows.")
 @click.option("--emit", type=click.Choice(["program", "mesh-program"]), help="Print what one CPE, or the mesh, runs.")
 @click.option("--run/--no-run", default=None, help="Emulate it, or only count.  [default: up to 2^34 flops]")
 @click.option("--json", "as_json", is_flag=True, help="The numbers as JSON.")
 @click.option("--plot", metavar="FILE", help="Draw the traffic of each step and the roofline (png, svg, pdf).")
 def gemm_command(
-    m: int, n: int, k: int, dtype: Any, blocks: str | None, level: Any, emit: str | None, run: bool | None,
-    as_json: bool, plot: str | None,
+    m: int, n: int, k: int, dtype: Any, blocks: str | None, level: Any, swap_buses: bool, emit: str | None,
+    run: bool | None, as_json: bool, plot: str | None,
 ) -> None:  # fmt: skip
     """C += A B of M x N x K on one core group: plan, program, events, time."""
     from convgen.sw26010.gemm_cost import search_blocks
@@ -52,7 +53,28 @@ def gemm_command(
     if emit is not None:
         click.echo(gemm_program(plan, messages=emit == "program"), nl=False)
         return
+    if swap_buses:
+        _gemm_with_swapped_buses(plan)
     _gemm(plan, level, (plan.useful_flops <= MOST_FLOPS) if run is None else run, as_json, plot)
+
+
+def _gemm_with_swapped_buses(plan: Any) -> None:
+    """Run it message by message and report how it ends."""
+    import numpy as np
+
+    from convgen.sw26010.emulator import MessageMesh
+    from convgen.sw26010.faults import MeshFault
+    from convgen.sw26010.gemm_program import gemm_program, swap_buses
+    from convgen.sw26010.memory import Dram
+    from convgen.sw26010.printing import load_program
+
+    program = load_program(swap_buses(gemm_program(plan, messages=True)))
+    shapes = (("A", (plan.k, plan.m)), ("B", (plan.n, plan.k)), ("C", (plan.n, plan.m)))
+    try:
+        MessageMesh().run(program, *(Dram(name, np.ones(shape, plan.dtype)) for name, shape in shapes))
+    except MeshFault as fault:
+        click.echo(str(fault))
+        raise SystemExit(1) from None
 
 
 def _gemm(plan: Any, level: Any, run: bool, as_json: bool, plot: str | None) -> None:

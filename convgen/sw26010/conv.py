@@ -6,7 +6,7 @@ between it and (R, C, N, B) is a layer of its own, layouts.py).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from convgen.sw26010.gemm_program import gemm_program
 from convgen.sw26010.implicit_plan import ImplicitPlan
 from convgen.sw26010.machine import SW26010, CoreGroup
 from convgen.sw26010.memory import Dram
-from convgen.sw26010.mesh import VectorMesh
+from convgen.sw26010.mesh import Event, VectorMesh
 from convgen.sw26010.printing import load_program
 
 Array = NDArray[Any]
@@ -32,12 +32,17 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class ConvRun:
-    """The result of a phase (y, dx or dw, in the plan's dtype), and what the mesh did."""
+    """The result of a phase (y, dx or dw, in the plan's dtype), and what the mesh did.
+
+    `events` are those of the multiplications, where they were logged; `moved` what im2col or col2im counts.
+    """
 
     result: Array
     plan: ImplicitPlan | ExplicitPlan
     counts: Counts
     ldm_bytes: int
+    events: tuple[Event, ...] = ()
+    moved: Counts = field(default_factory=Counts)
 
 
 def operand_shapes(problem: ConvProblem, phase: Phase) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -49,14 +54,20 @@ def operand_shapes(problem: ConvProblem, phase: Phase) -> tuple[tuple[int, ...],
 
 
 def run_conv(
-    plan: ImplicitPlan | ExplicitPlan, first: Any, second: Any, *, level: Level = "fast", group: CoreGroup = SW26010
+    plan: ImplicitPlan | ExplicitPlan,
+    first: Any,
+    second: Any,
+    *,
+    level: Level = "fast",
+    group: CoreGroup = SW26010,
+    log: bool = False,
 ) -> ConvRun:
     """One phase on the emulated mesh.
 
     Args:
         first, second: x [N, C, H, W] and w [F, C, K, K] forward; dy [N, F, H_out, W_out] and w backward-data; x and
             dy backward-filter. Converted to the plan's dtype.
-        level: as in `run_gemm`.
+        level, log: as in `run_gemm`.
     Raises:
         InputError: shapes that are not the plan's. MeshFault: the program broke a rule.
     """
@@ -67,18 +78,25 @@ def run_conv(
             raise InputError(f"an operand of {plan.phase} is {list(tensor.shape)}, the plan has {list(shape)}")
         tensors.append(tensor)
     if isinstance(plan, ImplicitPlan):
-        return _run_implicit(plan, tensors[0], tensors[1], level, group)
-    return _run_explicit(plan, tensors[0], tensors[1], level, group)
+        return _run_implicit(plan, tensors[0], tensors[1], _mesh(level, group, log))
+    return _run_explicit(plan, tensors[0], tensors[1], _mesh(level, group, log), group)
 
 
-def _run_implicit(plan: ImplicitPlan, first: Array, second: Array, level: Level, group: CoreGroup) -> ConvRun:
+def _mesh(level: Level, group: CoreGroup, log: bool) -> MessageMesh | VectorMesh:
+    return MessageMesh(group) if level == "messages" else VectorMesh(group, exact=level == "exact", log=log)
+
+
+def _events(mesh: MessageMesh | VectorMesh) -> tuple[Event, ...]:
+    return tuple(mesh.events) if isinstance(mesh, VectorMesh) else ()
+
+
+def _run_implicit(plan: ImplicitPlan, first: Array, second: Array, mesh: MessageMesh | VectorMesh) -> ConvRun:
     data, weights = implicit_operands(plan.phase, first, second)
     out = np.zeros(plan.out_shape, plan.dtype)
     operands = [Dram(name, np.ascontiguousarray(t)) for name, t in (("X", data), ("W", weights))]
-    program = load_program(implicit_program(plan, messages=level == "messages"))
-    mesh = MessageMesh(group) if level == "messages" else VectorMesh(group, exact=level == "exact")
+    program = load_program(implicit_program(plan, messages=isinstance(mesh, MessageMesh)))
     counts = mesh.run(program, *operands, Dram("Y", out))
-    return ConvRun(implicit_result(plan.phase, out), plan, counts, mesh.ldm_bytes)
+    return ConvRun(implicit_result(plan.phase, out), plan, counts, mesh.ldm_bytes, _events(mesh))
 
 
 def implicit_operands(phase: Phase, first: Array, second: Array) -> tuple[Array, Array]:
@@ -95,12 +113,13 @@ def implicit_result(phase: Phase, out: Array) -> Array:
     return np.ascontiguousarray(out.transpose(2, 3, 0, 1) if phase == "backward_filter" else out.transpose(3, 2, 0, 1))
 
 
-def _run_explicit(plan: ExplicitPlan, first: Array, second: Array, level: Level, group: CoreGroup) -> ConvRun:
+def _run_explicit(
+    plan: ExplicitPlan, first: Array, second: Array, gemm_mesh: MessageMesh | VectorMesh, group: CoreGroup
+) -> ConvRun:
     problem, dtype = plan.problem, plan.dtype
     f, columns = problem.f, problem.kernel**2 * problem.c
-    gemm_mesh = MessageMesh(group) if level == "messages" else VectorMesh(group, exact=level == "exact")
     move_mesh = MessageMesh(group)
-    gemm = load_program(gemm_program(plan.gemm, messages=level == "messages"))
+    gemm = load_program(gemm_program(plan.gemm, messages=isinstance(gemm_mesh, MessageMesh)))
     move = load_program(columns_program("col2im" if plan.phase == "backward_data" else "im2col", problem, dtype))
     shape = {
         "forward": (problem.n, f, problem.h_out, problem.w_out),
@@ -129,4 +148,4 @@ def _run_explicit(plan: ExplicitPlan, first: Array, second: Array, level: Level,
     counts = Counts()
     counts.add(gemm_mesh.counts)
     counts.add(move_mesh.counts)
-    return ConvRun(result, plan, counts, ldm)
+    return ConvRun(result, plan, counts, ldm, _events(gemm_mesh), move_mesh.counts)

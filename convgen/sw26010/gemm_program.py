@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from convgen import __version__
 from convgen.sw26010.gemm_plan import GemmPlan
 from convgen.sw26010.machine import SW26010
@@ -15,6 +17,12 @@ def gemm_program(plan: GemmPlan, *, messages: bool) -> str:
         messages: for one CPE, message by message; else for the mesh at once.
     """
     return print_program("gemm", gemm_context(plan, messages=messages))
+
+
+def swap_buses(text: str) -> str:
+    """The program as the text of [SW] 4.1 has it: A along columns, B along rows. It deadlocks."""
+    swapped = {"putr": "putc", "putc": "putr", "getr": "getc", "getc": "getr"}
+    return re.sub(r"(?<=cpe\.)(putr|putc|getr|getc)(?=\()", lambda match: swapped[match[1]], text)
 
 
 def gemm_context(plan: GemmPlan, *, messages: bool) -> dict[str, object]:

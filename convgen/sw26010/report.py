@@ -8,6 +8,7 @@ from typing import Any
 from convgen.sw26010.allreduce import StepTraffic, simulate_traffic
 from convgen.sw26010.allreduce_cost import NUMBERINGS, Network, all_reduce_time, ring_time
 from convgen.sw26010.counts import Counts
+from convgen.sw26010.fit import fit
 from convgen.sw26010.gemm_plan import GemmPlan
 from convgen.sw26010.machine import LANES, MESSAGE_BYTES, SW26010
 from convgen.sw26010.rates import FITTED, Rates
@@ -24,6 +25,10 @@ from convgen.sw26010.table2 import (
     support_right,
     winners,
 )
+
+# A layer with big planes, which two constants need, and one without.
+FIT_BIG, FIT_SMALL = ("conv1_2", "conv2_2"), ("conv3_1", "conv3_2", "conv4_1", "conv4_2", "conv5_1")
+FIT_PAIRS = tuple((big, small) for big in FIT_BIG for small in FIT_SMALL)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -90,6 +95,17 @@ def scores(taken: Rates, constants: dict[str, float], fitted_layers: Sequence[st
     return {name: score(chosen, constants) for name, chosen in named.items() if chosen}
 
 
+def fit_range(taken: Rates) -> dict[str, tuple[float, float]]:
+    """Lowest and highest mean error of held-out cells over pairs of layers to fit: what the choice of two is worth."""
+    everything = cells(taken)
+    found: dict[str, list[float]] = {}
+    for layers in FIT_PAIRS:
+        constants = fit(cell for cell in everything if set(cell.layers) & set(layers))
+        for name, one in scores(taken, constants, layers).items():
+            found.setdefault(name, []).append(one.mean)
+    return {name: (min(means), max(means)) for name, means in found.items() if name != "fitted"}
+
+
 def table2_json(taken: Rates, constants: dict[str, float], fitted_layers: Sequence[str], left_out: Score) -> Any:
     """Constants, every cell, and the scores."""
     won = winners(taken, constants)
@@ -111,6 +127,7 @@ def table2_json(taken: Rates, constants: dict[str, float], fitted_layers: Sequen
             "pairs": won.pairs, "right": won.right, "clear_pairs": won.clear_pairs, "clear_right": won.clear_right,
             "always_implicit": won.always_implicit, "wrong": list(won.wrong),
         },
+        "held_out_over_pairs_of_fitted_layers": {name: list(bounds) for name, bounds in fit_range(taken).items()},
         "support": dict(zip(("right", "slots"), support_right(), strict=True)),
     }  # fmt: skip
 
@@ -145,10 +162,13 @@ def table2_text(taken: Rates, constants: dict[str, float], fitted_layers: Sequen
             [(name, str(s.cells), f"{s.mean:.1%}", f"{s.largest:.1%}") for name, s in found],
         ),
         "",
-        f"faster plan right in {won.right} of {won.pairs} pairs, {won.clear_right} of the {won.clear_pairs} that differ "
-        f"by 3 %; always implicit: {won.always_implicit}",
+        f"faster plan right in {won.right} of {won.pairs} pairs, "
+        f"{won.clear_right} of the {won.clear_pairs} that differ by 3 %; always implicit: {won.always_implicit}",
         f"wrong: {', '.join(won.wrong) or 'none'}",
         f"implicit possible or not: right in {right} of {slots}",
+        "",
+        f"{len(FIT_PAIRS)} choices of the two fitted layers, of {', '.join(FIT_BIG)} and {', '.join(FIT_SMALL)}:",
+        *(f"  {name}: mean {low:.1%} to {high:.1%}" for name, (low, high) in fit_range(taken).items()),
     ]
     return "\n".join(lines)
 
