@@ -19,6 +19,7 @@ import click
 from convgen import __version__
 from convgen.errors import InputError
 from convgen.spec.reader import locate
+from convgen.sw26010.cli import sw26010
 
 if TYPE_CHECKING:
     from convgen.compiler import Compiled
@@ -266,6 +267,9 @@ def _parse_grid(text: str) -> dict[str, int]:
             raise InputError(f"--grid {text}: cannot read {part.strip()!r}", hint="--grid N=2,C=2")
         grid[axis] = int(ranks)
     return grid
+
+
+cli.add_command(sw26010)
 
 
 def main() -> None:

@@ -1,0 +1,78 @@
+"""What a run did: messages, vector instructions, DMA by block size. Sums over the 64 CPEs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+
+
+@dataclass(slots=True, kw_only=True)
+class Counts:
+    """Events of a run on the mesh.
+
+    `putr`/`putc` are broadcasts on the row and column buses, each received by 7 CPEs as `getr`/`getc`; `vmad`
+    is a multiply-add of 4 lanes (8 flops); `convert` a conversion of 4 lanes between float and double; `shuffle`
+    an instruction of a 4x4 transposition. `get`, `put`: bytes by block size in bytes (a block is what lies
+    together in memory). `cycles`: of one CPE, by instruction, waiting not counted.
+    """
+
+    putr: int = 0
+    putc: int = 0
+    getr: int = 0
+    getc: int = 0
+    vmad: int = 0
+    vadd: int = 0
+    vmax: int = 0
+    convert: int = 0
+    shuffle: int = 0
+    get_ops: int = 0
+    put_ops: int = 0
+    get: dict[int, int] = field(default_factory=dict[int, int])
+    put: dict[int, int] = field(default_factory=dict[int, int])
+    cycles: int = 0
+
+    @property
+    def messages(self) -> int:
+        return self.putr + self.putc
+
+    @property
+    def issued_flops(self) -> int:
+        """Flops of the multiply-adds, those on padding included."""
+        return 8 * self.vmad
+
+    @property
+    def get_bytes(self) -> int:
+        return sum(self.get.values())
+
+    @property
+    def put_bytes(self) -> int:
+        return sum(self.put.values())
+
+    @property
+    def dma_bytes(self) -> int:
+        return self.get_bytes + self.put_bytes
+
+    def add_get(self, block_bytes: int, total_bytes: int, ops: int = 1) -> None:
+        self.get[block_bytes] = self.get.get(block_bytes, 0) + total_bytes
+        self.get_ops += ops
+
+    def add_put(self, block_bytes: int, total_bytes: int, ops: int = 1) -> None:
+        self.put[block_bytes] = self.put.get(block_bytes, 0) + total_bytes
+        self.put_ops += ops
+
+    def add(self, other: Counts, times: int = 1) -> None:
+        """Add `other`, that many times over."""
+        for item in fields(self):
+            if item.name not in ("get", "put"):
+                setattr(self, item.name, getattr(self, item.name) + times * getattr(other, item.name))
+        for mine, theirs in ((self.get, other.get), (self.put, other.put)):
+            for block, size in theirs.items():
+                mine[block] = mine.get(block, 0) + times * size
+
+
+def total(parts: Iterable[Counts]) -> Counts:
+    """The parts, one after another."""
+    everything = Counts()
+    for part in parts:
+        everything.add(part)
+    return everything

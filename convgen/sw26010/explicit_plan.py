@@ -1,0 +1,84 @@
+"""Explicit GEMM convolution: per image im2col or col2im, and one GEMM.
+
+| phase | GEMM: m, n, k | A | B | C |
+|---|---|---|---|---|
+| forward | HW_out, F, K K C | columns of x | w | y |
+| backward_filter | K K C, F, HW_out | columns of x, turned round in LDM | dy | dw, added to |
+| backward_data | HW_out, K K C, F | dy | w, turned round in LDM | columns of dx |
+
+Source: [SW] 4.2.1, Figure 4: a CPE gets a row, pads it, and puts K x K lines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from convgen.schedule.nodes import Phase
+from convgen.sw26010.conv_problem import ConvProblem, Meeting, meeting
+from convgen.sw26010.counts import Counts
+from convgen.sw26010.gemm_plan import Dtype, GemmPlan
+from convgen.sw26010.machine import CPES, LANES, MESH
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplicitPlan:
+    """A phase of a convolution by explicit GEMM, image by image."""
+
+    problem: ConvProblem
+    phase: Phase
+    gemm: GemmPlan
+
+    @property
+    def dtype(self) -> Dtype:
+        return self.gemm.dtype
+
+    @property
+    def columns_shape(self) -> tuple[int, int]:
+        """Of the matrix of columns: [C K K H_out, W_out], which is also [C K K, H_out W_out]."""
+        p = self.problem
+        return p.c * p.kernel**2 * p.h_out, p.w_out
+
+
+def gemm_of(problem: ConvProblem, phase: Phase, dtype: Dtype = "float32") -> GemmPlan:
+    """The GEMM of a phase, in the smallest blocks; `search_blocks` finds better ones."""
+    pixels, columns, f = problem.h_out * problem.w_out, problem.kernel**2 * problem.c, problem.f
+    m, n, k = {
+        "forward": (pixels, f, columns),
+        "backward_filter": (columns, f, pixels),
+        "backward_data": (pixels, columns, f),
+    }[phase]
+    return GemmPlan(
+        m=m, n=n, k=k, bm=MESH * LANES, bn=MESH, bk=MESH, dtype=dtype, accumulate=phase == "backward_filter",
+        a_transposed=phase == "backward_filter", b_transposed=phase == "backward_data",
+    )  # fmt: skip
+
+
+def im2col_counts(problem: ConvProblem, dtype: Dtype) -> Counts:
+    """One image, by closed form: a get for every row of x, a put for every line of the columns."""
+    counts = Counts()
+    size = 4 if dtype == "float32" else 8
+    counts.add_get(problem.w * size, problem.c * problem.h * problem.w * size, problem.c * problem.h)
+    lines = problem.c * problem.kernel**2 * problem.h_out
+    counts.add_put(problem.w_out * size, lines * problem.w_out * size, lines)
+    return counts
+
+
+def col2im_counts(problem: ConvProblem, dtype: Dtype) -> Counts:
+    """One image, by closed form: a get for every line of the columns that is not padding, a put for every row of dx."""
+    counts = Counts()
+    size = 4 if dtype == "float32" else 8
+    rows: Meeting = meeting("backward_data", problem.h, problem.h_out, problem)
+    lines = problem.c * problem.kernel * rows.pairs()
+    counts.add_get(problem.w_out * size, lines * problem.w_out * size, lines)
+    counts.add_put(problem.w * size, problem.c * problem.h * problem.w * size, problem.c * problem.h)
+    counts.vadd = lines * -(-problem.w_out // LANES)
+    if dtype == "float32":
+        counts.convert = lines * -(-problem.w_out // LANES)
+        counts.convert += problem.c * problem.h * -(-(problem.w + 2 * problem.padding) // LANES)
+    return counts
+
+
+def im2col_operations(problem: ConvProblem) -> int:
+    """DMA operations of the busiest CPE for one image: a get and K K puts for each of its padded rows."""
+    rows = problem.c * (problem.h + 2 * problem.padding)
+    return -(-rows // CPES) * (1 + problem.kernel**2)

@@ -1,0 +1,98 @@
+"""Pooling over tiles that don't overlap: K rows of an image to a CPE, by DMA as long as LDM allows.
+
+Source: [SW] 4.4: K rows at a time, several where they fit; where K rows don't fit, strips of columns by strided DMA.
+Rows and columns beyond the last whole window are left out. Forward only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from convgen import __version__
+from convgen.errors import InputError
+from convgen.sw26010.counts import Counts
+from convgen.sw26010.emulator import MessageMesh
+from convgen.sw26010.machine import CPES, SLOT_BYTES, SW26010, CoreGroup
+from convgen.sw26010.memory import DTYPES, Dram
+from convgen.sw26010.printing import load_program, print_program
+
+POOL_LDM_BYTES = 60 * 1024
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """Pooling of x [N, C, H, W] by K x K windows, stride K.
+
+    Raises:
+        InputError: no whole window, or another dtype.
+    """
+
+    n: int
+    c: int
+    h: int
+    w: int
+    kernel: int
+    kind: Literal["max", "average"] = "max"
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        if min(self.n, self.c, self.kernel) < 1 or min(self.h, self.w) < self.kernel or self.dtype not in DTYPES:
+            raise InputError(f"cannot pool {self.n} x {self.c} x {self.h} x {self.w} of {self.dtype} by {self.kernel}")
+        if SLOT_BYTES * (self.kernel**2 + 1) > POOL_LDM_BYTES:
+            raise InputError(f"a window of {self.kernel} x {self.kernel} does not fit into LDM")
+
+    @property
+    def out_shape(self) -> tuple[int, int, int, int]:
+        return self.n, self.c, self.h // self.kernel, self.w // self.kernel
+
+    @property
+    def strip(self) -> int:
+        """Windows of a row that LDM holds at once: all of them where K rows fit."""
+        return min(self.w // self.kernel, POOL_LDM_BYTES // (SLOT_BYTES * (self.kernel**2 + 1)))
+
+    @property
+    def together(self) -> int:
+        """Rows of windows that a CPE takes at once: 1 where rows are cut into strips or left out below."""
+        if self.strip < self.w // self.kernel or self.h % self.kernel:
+            return 1
+        row_bytes = SLOT_BYTES * self.strip * (self.kernel**2 + 1)
+        rows = self.n * self.c * (self.h // self.kernel)
+        return max(1, min(POOL_LDM_BYTES // row_bytes, rows // CPES))
+
+
+def pooling_program(pooling: Pooling) -> str:
+    """Text of the program that one CPE runs."""
+    cut = pooling.strip < pooling.w // pooling.kernel
+    return print_program(
+        "pooling",
+        {
+            "header": (f"Printed by convgen {__version__} (sw26010 pooling).",),
+            "title": pooling.kind.capitalize(),
+            "strips": "Rows don't fit into LDM: they come in strips, by strided DMA." if cut else "Rows come whole.",
+            "planes": pooling.n * pooling.c, "h": pooling.h, "w": pooling.w, "kernel": pooling.kernel,
+            "together": pooling.together, "strip": pooling.strip,
+            "floats": pooling.dtype == "float32",
+            "instruction": f"pool_{pooling.kind}",
+        },
+    )  # fmt: skip
+
+
+def run_pooling(pooling: Pooling, x: Any, group: CoreGroup = SW26010) -> tuple[Array, Counts]:
+    """y [N, C, H // K, W // K], and what the mesh did.
+
+    Raises:
+        InputError: x has another shape or dtype.
+    """
+    source = np.ascontiguousarray(x)
+    wanted = (pooling.n, pooling.c, pooling.h, pooling.w)
+    if source.shape != wanted or source.dtype.name != pooling.dtype:
+        raise InputError(f"x is {list(source.shape)} of {source.dtype.name}, not {list(wanted)} of {pooling.dtype}")
+    y = np.zeros(pooling.out_shape, pooling.dtype)
+    operands = (Dram("X", source.reshape(-1, pooling.w)), Dram("Y", y.reshape(-1, pooling.out_shape[3])))
+    counts = MessageMesh(group).run(load_program(pooling_program(pooling)), *operands)
+    return y, counts

@@ -1,0 +1,214 @@
+"""Convolutions on the mesh equal torch, in both plans and all phases; their counts equal the closed forms."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import jinja2
+import jinja2.meta
+import numpy as np
+import pytest
+import torch
+
+from convgen.errors import InputError
+from convgen.resources import data_file
+from convgen.schedule.nodes import PHASES, Phase
+from convgen.sw26010.conv import operand_shapes, run_conv
+from convgen.sw26010.conv_cost import choose_plan
+from convgen.sw26010.conv_problem import ConvProblem
+from convgen.sw26010.conv_programs import columns_context, columns_program, implicit_context, implicit_program
+from convgen.sw26010.conv_trial import choose_by_running
+from convgen.sw26010.counts import Counts, total
+from convgen.sw26010.explicit_plan import ExplicitPlan, col2im_counts, gemm_of, im2col_counts
+from convgen.sw26010.gemm_cost import search_blocks
+from convgen.sw26010.gemm_counts import gemm_counts
+from convgen.sw26010.implicit_plan import ImplicitPlan, implicit_counts, implicit_plan
+from convgen.sw26010.layouts import Transform, run_transform, transform_counts, transform_program
+from convgen.sw26010.pooling import Pooling, pooling_program, run_pooling
+from convgen.sw26010.rates import load_rates, taken_rates
+from convgen.sw26010.table2 import read_table2
+
+TAKEN = taken_rates()
+REDUCED = {224: 7, 112: 6, 56: 5, 28: 4, 14: 3}
+ODD = (
+    ConvProblem(3, 5, 6, 7, 4),
+    ConvProblem(2, 5, 9, 8, 4, 3, 2, 1),
+    ConvProblem(2, 5, 9, 8, 4, 5, 3, 2),
+    ConvProblem(1, 4, 6, 6, 9, 2, 2, 0),
+    ConvProblem(2, 4, 6, 7, 4, 1, 2, 0),
+    ConvProblem(33, 9, 4, 3, 10, 3, 1, 2),
+)
+
+
+def plans(problem: ConvProblem, phase: Phase, dtype: Any) -> tuple[ImplicitPlan, ExplicitPlan]:
+    gemm = search_blocks(gemm_of(problem, phase, dtype), TAKEN)
+    return implicit_plan(problem, phase, dtype), ExplicitPlan(problem=problem, phase=phase, gemm=gemm)
+
+
+def operands(problem: ConvProblem) -> dict[Phase, tuple[Any, Any]]:
+    rng = np.random.default_rng(problem.c + problem.f)
+    (x_shape, w_shape), (dy_shape, _) = operand_shapes(problem, "forward"), operand_shapes(problem, "backward_data")
+    x, w, dy = (rng.standard_normal(shape) for shape in (x_shape, w_shape, dy_shape))
+    return {"forward": (x, w), "backward_data": (dy, w), "backward_filter": (x, dy)}
+
+
+def truth(problem: ConvProblem, given: dict[Phase, tuple[Any, Any]]) -> dict[Phase, Any]:
+    x, w = (torch.tensor(t, requires_grad=True) for t in given["forward"])
+    y = torch.nn.functional.conv2d(x, w, stride=problem.stride, padding=problem.padding)
+    y.backward(torch.tensor(given["backward_data"][0]))
+    assert x.grad is not None and w.grad is not None
+    return {"forward": y.detach().numpy(), "backward_data": x.grad.numpy(), "backward_filter": w.grad.numpy()}
+
+
+def closed_form(plan: ImplicitPlan | ExplicitPlan) -> Counts:
+    if isinstance(plan, ImplicitPlan):
+        return implicit_counts(plan)
+    move = col2im_counts if plan.phase == "backward_data" else im2col_counts
+    return total([gemm_counts(plan.gemm), move(plan.problem, plan.dtype)] * plan.problem.n)
+
+
+def check_truth(problem: ConvProblem, dtype: str, tolerance: float) -> None:
+    given = operands(problem)
+    if dtype == "float32":
+        given = {phase: (a.astype(np.float32), b.astype(np.float32)) for phase, (a, b) in given.items()}
+    want = truth(problem, {phase: (a.astype(float), b.astype(float)) for phase, (a, b) in given.items()})
+    for phase in PHASES:
+        for plan in plans(problem, phase, dtype):
+            run = run_conv(plan, *given[phase])
+            assert run.result.dtype == dtype and run.result.shape == want[phase].shape
+            assert abs(run.result - want[phase]).max() <= tolerance * abs(want[phase]).max(), (phase, plan)
+            assert run.counts == closed_form(plan), (phase, plan)
+            assert run.ldm_bytes <= 60 * 1024
+
+
+@pytest.mark.parametrize("row", read_table2(), ids=lambda row: row.name)
+def test_vgg16_equals_torch(row: Any) -> None:
+    full = row.problem
+    check_truth(ConvProblem(2, full.c, REDUCED[full.h], REDUCED[full.h], full.f), "float64", 1e-12)
+
+
+@pytest.mark.parametrize("problem", ODD, ids=str)
+def test_odd_sizes_strides_and_paddings_equal_torch(problem: ConvProblem) -> None:
+    check_truth(problem, "float64", 1e-13)
+    check_truth(problem, "float32", 3e-7)  # computed in double; dw of the explicit plan is rounded for every image
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_levels_agree_bit_by_bit_and_event_by_event(dtype: str) -> None:
+    problem = ConvProblem(2, 5, 4, 3, 4)
+    given = operands(problem)
+    for phase in PHASES:
+        for plan in plans(problem, phase, dtype):
+            runs = [run_conv(plan, *given[phase], level=level) for level in ("messages", "exact")]
+            assert np.array_equal(runs[0].result, runs[1].result)
+            assert runs[0].counts == runs[1].counts
+            assert runs[0].ldm_bytes == runs[1].ldm_bytes
+
+
+def test_channels_that_do_not_fit_are_cut() -> None:
+    problem = ConvProblem(64, 1200, 1, 1, 900, 1, 1, 0)
+    plan = implicit_plan(problem, "forward", "float64")
+    assert plan.blocks[1] * plan.blocks[2] > 1 and plan.ldm_bytes <= 60 * 1024
+    check_truth(problem, "float64", 1e-12)
+
+
+def test_without_the_superfluous_column() -> None:
+    problem = ConvProblem(64, 512, 1, 8, 512)  # columns in blocks of 4
+    given = operands(problem)
+    runs = []
+    for one_more in (True, False):
+        plan = implicit_plan(problem, "forward", "float64", one_more=one_more)
+        assert plan.columns < 8
+        runs.append(run_conv(plan, *given["forward"]))
+        assert runs[-1].counts == implicit_counts(plan)
+    assert np.array_equal(runs[0].result, runs[1].result)
+    assert runs[0].counts.get_bytes > runs[1].counts.get_bytes
+
+
+def test_shapes_that_are_not_the_plans_are_refused() -> None:
+    problem = ODD[0]
+    plan = implicit_plan(problem, "forward")
+    given = operands(problem)
+    with pytest.raises(InputError, match=r"an operand of forward is \[3, 4, 6, 7\], the plan has \[3, 5, 6, 7\]"):
+        run_conv(plan, given["backward_data"][0], given["forward"][1])
+    with pytest.raises(InputError, match="larger than the padded image"):
+        ConvProblem(1, 1, 2, 2, 1, 5, 1, 1)
+
+
+def test_the_choice_is_the_faster_plan() -> None:
+    fitted = load_rates().fitted()
+    rows = {row.name: row.problem for row in read_table2()}
+    choice = choose_plan(rows["conv5_1"], "forward", TAKEN, fitted)
+    assert isinstance(choice.plan, ImplicitPlan) and len(choice.plans) == 2
+    assert choice.plans[0][1] < choice.plans[1][1]
+    assert isinstance(choose_plan(rows["conv3_1"], "forward", TAKEN, fitted).plan, ExplicitPlan)
+    only = choose_plan(rows["conv1_1"], "forward", TAKEN, fitted)
+    assert isinstance(only.plan, ExplicitPlan) and len(only.plans) == 1 and only.refusal == "C=3 is below 64"
+
+
+def test_the_choice_by_running_both() -> None:
+    problem = ConvProblem(128, 64, 3, 3, 64)
+    given = operands(problem)
+    choice = choose_by_running(problem, "forward", *given["forward"], TAKEN)
+    assert isinstance(choice.plan, ImplicitPlan) and choice.plans[0][1] < choice.plans[1][1]
+    # 128 GEMMs of 9 pixels, padded to 128, against products of whole batches.
+    only = choose_by_running(problem, "backward_filter", *given["backward_filter"], TAKEN)
+    assert len(only.plans) == 1 and only.refusal == "C=64 is below 128"
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_templates_name_their_contexts_and_nothing_else(phase: Phase) -> None:
+    def names(template: str) -> set[str]:
+        source = data_file("templates", "sw26010", f"{template}.py.jinja").read_text(encoding="utf-8")
+        return jinja2.meta.find_undeclared_variables(jinja2.Environment().parse(source))
+
+    plan = implicit_plan(ODD[1], phase)
+    assert names("implicit") == set(implicit_context(plan, messages=True))
+    assert names("im2col") == set(columns_context("im2col", ODD[1], "float32"))
+    assert names("col2im") == set(columns_context("col2im", ODD[1], "float32"))
+
+
+def test_programs_are_python_that_reads_well() -> None:
+    texts = [
+        implicit_program(implicit_plan(problem, phase), messages=messages)
+        for problem in ODD
+        for phase in PHASES
+        for messages in (True, False)
+    ]
+    texts += [columns_program(kind, problem, "float32") for problem in ODD for kind in ("im2col", "col2im")]
+    texts += [transform_program(Transform(70, 2, 5, 5, "float32", "to_implicit"))]
+    texts += [pooling_program(Pooling(3, 70, 8, 8, 2)), pooling_program(Pooling(1, 2, 6, 9000, 3, "average"))]
+    for text in texts:
+        ast.parse(text)
+        assert max(map(len, text.splitlines())) <= 120, text
+
+
+@pytest.mark.parametrize("shape", [(5, 3, 7, 9), (70, 2, 9, 9), (1, 1, 3, 3), (130, 4, 8, 8)])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_layout_transforms(shape: tuple[int, int, int, int], dtype: str) -> None:
+    x = np.random.default_rng(0).standard_normal(shape).astype(dtype)
+    forth, back = (Transform(*shape, dtype, direction) for direction in ("to_implicit", "to_explicit"))  # type: ignore[arg-type]
+    turned, counts = run_transform(forth, x)
+    assert np.array_equal(turned, x.transpose(2, 3, 1, 0))
+    assert counts == transform_counts(forth)
+    again, counts = run_transform(back, turned)
+    assert np.array_equal(again, x)
+    assert counts == transform_counts(back)
+    with pytest.raises(InputError, match="the transformation has"):
+        run_transform(back, x if shape != (1, 1, 3, 3) else x[..., 0])
+
+
+@pytest.mark.parametrize("sizes", [(2, 3, 8, 8, 2), (2, 3, 9, 7, 2), (1, 2, 6, 9000, 3), (3, 70, 8, 8, 2)])
+@pytest.mark.parametrize("kind", ["max", "average"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_pooling(sizes: tuple[int, int, int, int, int], kind: Any, dtype: str) -> None:
+    x = np.random.default_rng(0).standard_normal(sizes[:4]).astype(dtype)
+    pooling = Pooling(*sizes, kind, dtype)
+    y, counts = run_pooling(pooling, x)
+    pool = torch.nn.functional.max_pool2d if kind == "max" else torch.nn.functional.avg_pool2d
+    want = pool(torch.tensor(x), sizes[4]).numpy()
+    assert abs(y - want).max() <= (0 if kind == "max" else 1e-15 if dtype == "float64" else 2e-7)
+    read = sizes[0] * sizes[1] * (sizes[2] // sizes[4]) * sizes[4] * (sizes[3] // sizes[4]) * sizes[4]
+    assert counts.get_bytes >= read * x.itemsize and counts.put_bytes == y.nbytes
+    assert (pooling.strip < sizes[3] // sizes[4]) == (sizes[3] == 9000)  # only such rows come in strips
