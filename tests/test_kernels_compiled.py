@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
+from itertools import islice
 
 import pytest
 from kernel_cases import LETTERS, PHASES
@@ -62,25 +63,26 @@ def reads_aligned(kernel: Kernel, p: Problem) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("grid", "dtype", "memory_format"),
+    ("grid", "dtype", "memory_format", "families"),
     [
-        ("channels", "bfloat16", "channels_last"),
-        ("channels", "float32", "channels_last"),
-        ("channels", "tfloat32", "channels_last"),
-        ("channels", "bfloat16", "contiguous"),
-        ("channels", "float32", "contiguous"),
-        ("filters", "bfloat16", "channels_last"),
-        ("space", "float16", "channels_last"),
+        ("channels", "bfloat16", "channels_last", "all"),
+        ("channels", "float32", "channels_last", "all"),
+        ("channels", "bfloat16", "contiguous", "all"),
+        ("channels", "float32", "contiguous", "all"),
+        ("channels", "tfloat32", "channels_last", "chosen"),
+        ("filters", "bfloat16", "channels_last", "chosen"),
+        ("space", "float16", "channels_last", "chosen"),
     ],
 )
 @pytest.mark.parametrize("phase", PHASES)
-def test_resnet50_four_ways(grid: str, dtype: str, memory_format: str, phase: str) -> None:
+def test_resnet50_four_ways(grid: str, dtype: str, memory_format: str, families: str, phase: str) -> None:
+    """Every family's default; or, to save time, only that of the family that a module would have."""
     seen, wide = 0, 0
     compiled: set[object] = set()
     for problems in resnet50(grid, dtype, memory_format):
         if problems[0].phase != phase:
             continue
-        for kernel in kernels(problems, SM_90):
+        for kernel in islice(kernels(problems, SM_90), 1 if families == "chosen" else None):
             for p in set(problems):
                 # Samples and rows are arguments: what is compiled differs only by these.
                 alike = kernel.config, p.channels, p.filters, p.taps, p.x_parts, p.y_parts, p.rim, p.dims[0].stride
@@ -102,7 +104,7 @@ def test_resnet50_four_ways(grid: str, dtype: str, memory_format: str, phase: st
                     wide += 1
                 assert all(facts(launch, SM_90).spill_bytes == 0 for launch in rest), where
                 seen += 1
-    assert seen >= 10 and wide >= 5, (seen, wide)
+    assert seen >= 5 and wide >= 5, (seen, wide)
 
 
 def small(phase: str, dtype: str, memory_format: str, dims: int = 2, stride: int = 1, groups: int = 1) -> Problem:
