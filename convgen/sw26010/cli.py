@@ -108,7 +108,8 @@ def _gemm(plan: Any, level: Any, run: bool, as_json: bool, plot: str | None) -> 
         bound = unit * float(np.sqrt(plan.k) * np.abs(a).max() * np.abs(b).max() + np.abs(c).max())
         wrong = error > bound or result.counts != counts
         same = "equal" if result.counts == counts else "DIFFER FROM"
-        verdict = f"run ({level}): largest error {error:.1e}, allowed {bound:.1e}; events {same} the closed form"
+        waits = f", {result.stalls:,} stalls" if level == "messages" else ""
+        verdict = f"run ({level}{waits}): largest error {error:.1e}, allowed {bound:.1e}; events {same} the closed form"
     seconds = gemm_seconds(plan, rates)
     if as_json:
         click.echo(json.dumps(gemm_json(plan, counts, seconds, by_cycles) | {"check": verdict}, indent=1))
