@@ -35,7 +35,7 @@ def test_gemm_prints_what_it_did() -> None:
     assert found["check"].endswith("events equal the closed form")
     assert round(found["ridge_flops_per_byte"], 1) == 26.5
     text = call("gemm", 33, 20, 9, "--level", "messages", "--dtype", "float32")
-    assert "messages  " in text and "events equal the closed form" in text
+    assert "messages  " in text and "events equal the closed form" in text and " stalls)" in text
 
 
 def test_large_gemms_are_counted_without_running() -> None:

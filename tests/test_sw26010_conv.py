@@ -38,6 +38,7 @@ ODD = (
     ConvProblem(1, 4, 6, 6, 9, 2, 2, 0),
     ConvProblem(2, 4, 6, 7, 4, 1, 2, 0),
     ConvProblem(33, 9, 4, 3, 10, 3, 1, 2),
+    ConvProblem(1, 1, 6, 1, 11, 1, 3, 1),  # every output column lies in the padding
 )
 
 
@@ -132,6 +133,8 @@ def test_shapes_that_are_not_the_plans_are_refused() -> None:
     given = operands(problem)
     with pytest.raises(InputError, match=r"an operand of forward is \[3, 4, 6, 7\], the plan has \[3, 5, 6, 7\]"):
         run_conv(plan, given["backward_data"][0], given["forward"][1])
+    with pytest.raises(InputError, match="a row of 4200 columns and its line in LDM"):
+        plans(ConvProblem(1, 1, 3, 4200, 1), "forward", "float32")
     with pytest.raises(InputError, match="larger than the padded image"):
         ConvProblem(1, 1, 2, 2, 1, 5, 1, 1)
 

@@ -97,6 +97,21 @@ def test_levels_agree_bit_by_bit_and_event_by_event(dtype: str, turned: tuple[bo
         assert abs(runs[2].c - want).max() < 1e-12
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_plans_at_random(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    m, n, k = (int(extent) for extent in rng.integers(1, 70, 3))
+    blocks = {"bm": 32 * int(rng.integers(1, 4)), "bn": 8 * int(rng.integers(1, 8)), "bk": 8 * int(rng.integers(1, 6))}
+    flags = ("accumulate", "double_buffer", "a_transposed", "b_transposed")
+    plan = GemmPlan(m=m, n=n, k=k, **blocks, **{flag: bool(rng.integers(2)) for flag in flags})
+    a, b, c = problem(m, n, k)
+    operands = (a, b, c) if plan.accumulate else (a, b)
+    runs = [run_gemm(plan, *operands, level=level) for level in ("messages", "exact", "fast")]
+    assert np.array_equal(runs[0].c, runs[1].c)
+    assert runs[0].counts == runs[1].counts == runs[2].counts == gemm_counts(plan)
+    assert abs(runs[2].c - (a @ b + (c if plan.accumulate else 0))).max() <= 1e-12
+
+
 def test_float32_converts_what_it_moves() -> None:
     plan = GemmPlan(m=64, n=32, k=32, bm=32, bn=16, bk=16, dtype="float32", accumulate=False)
     counts = gemm_counts(plan)

@@ -29,7 +29,10 @@ def sw26010() -> None:
     help="The mesh at once, the same in the order of the messages, or message by message.",
 )  # fmt: skip
 @click.option("--swap-buses", is_flag=True, help="Run it as the text of [SW] 4.1 says: A along columns, B along rows.")
-@click.option("--emit", type=click.Choice(["program", "mesh-program"]), help="Print what one CPE, or the mesh, runs.")
+@click.option(
+    "--emit", type=click.Choice(["program", "mesh-program", "triton"]),
+    help="Print what one CPE, or the mesh, runs; or the blocking as a Triton kernel.",
+)  # fmt: skip
 @click.option("--run/--no-run", default=None, help="Emulate it, or only count.  [default: up to 2^34 flops]")
 @click.option("--json", "as_json", is_flag=True, help="The numbers as JSON.")
 @click.option("--plot", metavar="FILE", help="Draw the traffic of each step and the roofline (png, svg, pdf).")
@@ -41,6 +44,7 @@ def gemm_command(
     from convgen.sw26010.gemm_cost import search_blocks
     from convgen.sw26010.gemm_plan import GemmPlan
     from convgen.sw26010.gemm_program import gemm_program
+    from convgen.sw26010.gemm_triton import triton_gemm
     from convgen.sw26010.rates import taken_rates
 
     plan = GemmPlan(m=m, n=n, k=k, bm=32, bn=8, bk=8, dtype=dtype)
@@ -50,6 +54,9 @@ def gemm_command(
         bm, bn, bk = _three(blocks)
         plan = GemmPlan(m=m, n=n, k=k, bm=bm, bn=bn, bk=bk, dtype=dtype)
         plan.check_ldm()
+    if emit == "triton":
+        click.echo(triton_gemm(plan), nl=False)
+        return
     if emit is not None:
         click.echo(gemm_program(plan, messages=emit == "program"), nl=False)
         return
@@ -101,7 +108,8 @@ def _gemm(plan: Any, level: Any, run: bool, as_json: bool, plot: str | None) -> 
         bound = unit * float(np.sqrt(plan.k) * np.abs(a).max() * np.abs(b).max() + np.abs(c).max())
         wrong = error > bound or result.counts != counts
         same = "equal" if result.counts == counts else "DIFFER FROM"
-        verdict = f"run ({level}): largest error {error:.1e}, allowed {bound:.1e}; events {same} the closed form"
+        waits = f", {result.stalls:,} stalls" if level == "messages" else ""
+        verdict = f"run ({level}{waits}): largest error {error:.1e}, allowed {bound:.1e}; events {same} the closed form"
     seconds = gemm_seconds(plan, rates)
     if as_json:
         click.echo(json.dumps(gemm_json(plan, counts, seconds, by_cycles) | {"check": verdict}, indent=1))

@@ -53,11 +53,13 @@ class Counts:
         return self.get_bytes + self.put_bytes
 
     def add_get(self, block_bytes: int, total_bytes: int, ops: int = 1) -> None:
-        self.get[block_bytes] = self.get.get(block_bytes, 0) + total_bytes
+        if total_bytes:
+            self.get[block_bytes] = self.get.get(block_bytes, 0) + total_bytes
         self.get_ops += ops
 
     def add_put(self, block_bytes: int, total_bytes: int, ops: int = 1) -> None:
-        self.put[block_bytes] = self.put.get(block_bytes, 0) + total_bytes
+        if total_bytes:
+            self.put[block_bytes] = self.put.get(block_bytes, 0) + total_bytes
         self.put_ops += ops
 
     def add(self, other: Counts, times: int = 1) -> None:

@@ -13,20 +13,38 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from convgen.errors import InputError, Note
 from convgen.schedule.nodes import Phase
 from convgen.sw26010.conv_problem import ConvProblem, Meeting, meeting
 from convgen.sw26010.counts import Counts
 from convgen.sw26010.gemm_plan import Dtype, GemmPlan
-from convgen.sw26010.machine import CPES, LANES, MESH
+from convgen.sw26010.machine import CPES, LANES, MESH, SLOT_BYTES, SW26010
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplicitPlan:
-    """A phase of a convolution by explicit GEMM, image by image."""
+    """A phase of a convolution by explicit GEMM, image by image.
+
+    In float32 the explicit dw is rounded after every image, which adds to it in memory.
+
+    Raises:
+        InputError: a row of the padded image and a line of the columns don't fit into LDM together.
+    """
 
     problem: ConvProblem
     phase: Phase
     gemm: GemmPlan
+
+    def __post_init__(self) -> None:
+        problem = self.problem
+        needed = SLOT_BYTES * (problem.w + 2 * problem.padding + problem.w_out)
+        if needed > SW26010.ldm_bytes:
+            raise InputError(
+                f"explicit GEMM has a row of {problem.w} columns and its line in LDM: {needed} of "
+                f"{SW26010.ldm_bytes} B",
+                notes=(Note("layer", f"{problem}, {self.phase}"),),
+                hint="an image of fewer columns, or the implicit plan",
+            )
 
     @property
     def dtype(self) -> Dtype:

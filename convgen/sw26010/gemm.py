@@ -28,13 +28,14 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class GemmRun:
-    """C, and what it took."""
+    """C, and what it took. `stalls`: how often a CPE had to wait, where messages are emulated one by one."""
 
     c: Array
     plan: GemmPlan
     counts: Counts
     ldm_bytes: int
     events: tuple[Event, ...] = ()
+    stalls: int = 0
 
 
 def run_gemm(
@@ -76,10 +77,11 @@ def run_gemm(
         memory[name] = matrix if turned[name] else np.ascontiguousarray(matrix.T)
     operands = [Dram(name, array) for name, array in memory.items()]
     program = load_program(gemm_program(plan, messages=level == "messages"))
+    c_out = memory["C"].T
     if level == "messages":
         mesh = MessageMesh(group)
-        counts, ldm, events = mesh.run(program, *operands), mesh.ldm_bytes, ()
-    else:
-        vector = VectorMesh(group, exact=level == "exact", log=log)
-        counts, ldm, events = vector.run(program, *operands), vector.ldm_bytes, tuple(vector.events)
-    return GemmRun(memory["C"].T, plan, counts, ldm, events)
+        counts = mesh.run(program, *operands)
+        return GemmRun(c_out, plan, counts, mesh.ldm_bytes, stalls=mesh.stalls)
+    vector = VectorMesh(group, exact=level == "exact", log=log)
+    counts = vector.run(program, *operands)
+    return GemmRun(c_out, plan, counts, vector.ldm_bytes, tuple(vector.events))

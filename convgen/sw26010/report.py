@@ -91,6 +91,8 @@ def scores(taken: Rates, constants: dict[str, float], fitted_layers: Sequence[st
         "held out": list(rest),
         "held out, implicit": [c for c in rest if c.kind == "implicit"],
         "held out, explicit": [c for c in rest if c.kind == "explicit"],
+        "  56 pixels or fewer": [c for c in rest if c.kind == "explicit" and c.problem.h <= 56],
+        "  112 pixels or more": [c for c in rest if c.kind == "explicit" and c.problem.h > 56],
     }
     return {name: score(chosen, constants) for name, chosen in named.items() if chosen}
 

@@ -39,6 +39,7 @@ class Cell:
     """A distinct problem, phase and kind of plan: layers of one shape are one cell, with their mean time."""
 
     layers: tuple[str, ...]
+    problem: ConvProblem
     phase: Phase
     kind: Kind
     published_s: float
@@ -79,6 +80,7 @@ def cells(taken: Rates) -> tuple[Cell, ...]:
     return tuple(
         Cell(
             tuple(name for name, _ in layers),
+            problem,
             phase,
             kind,
             sum(seconds for _, seconds in layers) / len(layers),
