@@ -31,8 +31,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from convgen.algebra.layout import Axes, Layout
+from convgen.algebra.layout import Layout
 from convgen.algebra.space import Box, Space, volume
+from convgen.schedule.forms import groups_of
 from convgen.schedule.liveness import GRADIENTS, Stretch, backward_stretches, forward_stretch
 from convgen.schedule.nodes import GIVEN, PHASES, AddBias, Convert, Convolve, Phase, Schedule, Step, SumBias
 
@@ -175,7 +176,7 @@ class _Ledger:
         space, src, dst = self.space, self.types[step.source], step.type
         own, whole = space.elements(src), space.elements(dst)
         frame, held = space.frame(src), space.held(src)
-        members = _members(space, step.over)
+        members = groups_of(space, step.over)
         match step.kind:
             case "all_gather":
                 sent = self._gaps(step.source, held) * volume(held) * space.weight(src.tensor)
@@ -242,9 +243,3 @@ def _extents(box: Box) -> Counts:
 
 def _same(a: Box, b: Box) -> Mask:
     return (a == b).all(axis=(1, 2))
-
-
-def _members(space: Space, over: Axes) -> NDArray[np.int64]:
-    """For every rank the ranks of its group in grid order: [ranks, members]."""
-    _, group = np.unique(space.grid.group_ids(over), return_inverse=True)
-    return np.argsort(group, kind="stable").reshape(-1, space.grid.over(over))[group]

@@ -9,12 +9,6 @@ from math import gcd, prod
 from convgen.schedule.nodes import Phase
 from convgen.spec.layer import DTYPE_BYTES
 
-OPERANDS: dict[str, tuple[str, str, str]] = {
-    "forward": ("x", "w", "y"),
-    "backward_data": ("y", "w", "x"),
-    "backward_filter": ("y", "x", "w"),
-}
-
 
 @dataclass(frozen=True, slots=True)
 class LocalDim:
@@ -43,7 +37,6 @@ class Problem:
             all-gather delivers and a reduce-scatter wants them; 1 is an ordinary tensor.
         rim: boxes around the rank's own block of the activation read with a halo (x, or dy in backward_data),
             in buffers of their own; None where the operand is one tensor.
-        own: where that block lies in the operand, an interval a dimension, when there is a rim.
     """
 
     phase: Phase

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 import jinja2
 
@@ -42,7 +42,7 @@ class Kernel:
     config: Config
     target: Target
 
-    @property
+    @cached_property
     def problem(self) -> Problem:
         return largest(self.problems)
 
