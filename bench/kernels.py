@@ -24,7 +24,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from itertools import zip_longest
-from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +31,19 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from convgen.algebra.blocks import block
 from convgen.algebra.conv import Conv
-from convgen.algebra.windows import edge_padding, input_window, output_window
 from convgen.cost.machine import load_machine
 from convgen.errors import ConvgenError, InputError, Note
-from convgen.kernels.config import ceil_div
 from convgen.kernels.families import FAMILIES
-from convgen.kernels.problem import LocalDim, Problem
+from convgen.kernels.partition import SPLITS, local_problem
+from convgen.kernels.problem import Problem
+from convgen.kernels.target import parse_target
 from convgen.resources import data_file
 from convgen.spec.reader import read_csv
+from convgen.tune.key import key_of as problem_key
+from convgen.tune.model import whole_bytes, whole_flops
 
 NETWORKS = ("resnet50", "wrn50_2", "vgg16", "alexnet")
-SPLITS = ("channel", "filter", "sample", "spatial")
 PHASES = ("forward", "backward_data", "backward_filter")
 DTYPES = ("bfloat16", "tfloat32", "float32")
 REGIMES = ("floor", "memory", "compute")
@@ -69,64 +68,11 @@ class Planned:
 
     @property
     def flops(self) -> int:
-        return self.problem.flops * self.problem.x_parts * self.problem.y_parts
+        return whole_flops(self.problem)
 
     @property
     def bytes(self) -> int:
-        """Each operand once, parts included."""
-        p, n = self.problem, self.problem.elements
-        return (n["x"] * p.x_parts + n["w"] * p.x_parts * p.y_parts + n["y"] * p.y_parts) * p.element_bytes
-
-
-def local_problem(conv: Conv, split: str, ways: int, phase: str, dtype: str) -> Problem | None:
-    """What the rank with most to do has when a layer is split; None if there are fewer elements than ranks.
-
-    Channels and filters of a grouped layer are split by whole groups as long as a rank has several.
-    """
-    groups, shared = conv.groups, gcd(conv.groups, ways) if split in ("channel", "filter") else 1
-    channels, filters = conv.channels // groups, conv.filters // groups
-    whole = {"channel": channels, "filter": filters, "sample": conv.batch, "spatial": conv.spatial[0].out}[split]
-    if whole < ways // shared:
-        return None
-    rest = ways // shared
-    made = [
-        Problem(
-            phase=phase,
-            batch=ceil_div(conv.batch, ways) if split == "sample" else conv.batch,
-            channels=ceil_div(channels, rest) if split == "channel" else channels,
-            filters=ceil_div(filters, rest) if split == "filter" else filters,
-            groups=groups // shared,
-            dims=dims,
-            dtype=dtype,
-            memory_format="channels_last",
-        )
-        for dims in local_dims(conv, ways if split == "spatial" else 1, phase)
-    ]
-    return max(made, key=lambda p: (p.flops, p.bytes))
-
-
-def local_dims(conv: Conv, ways: int, phase: str) -> Iterable[tuple[LocalDim, ...]]:
-    """Rows of each rank when the first spatial dimension is split.
-
-    Of what the phase makes, or reads without a halo, a rank has its block; of the other its block and the halo.
-    """
-    for rank in range(ways):
-        dims: list[LocalDim] = []
-        for i, s in enumerate(conv.spatial):
-            parts, part = (ways, rank) if i == 0 else (1, 0)
-            x, y = block(0, s.extent, parts, part), block(0, s.out, parts, part)
-            if phase == "backward_data":
-                y = hull(y, output_window(s, *x), s.out)
-            else:
-                x = hull(x, input_window(s, *y), s.extent)
-            below, _ = edge_padding(s, *x, *y)
-            dims.append(LocalDim(s.name, x[1] - x[0], y[1] - y[0], s.kernel, s.stride, s.dilation, int(below)))
-        yield tuple(dims)
-
-
-def hull(a: tuple[int, int], b: tuple[int, int], extent: int) -> tuple[int, int]:
-    """The least interval with both, within the tensor."""
-    return max(min(a[0], b[0]), 0), min(max(a[1], b[1]), extent)
+        return whole_bytes(self.problem)
 
 
 def in_parts(conv: Conv, p: Problem, split: str, ways: int) -> Problem | None:
@@ -142,9 +88,7 @@ def in_parts(conv: Conv, p: Problem, split: str, ways: int) -> Problem | None:
 
 def key_of(p: Problem) -> str:
     """A problem as its results are found by; the memory format is no part of it."""
-    rows = " ".join(f"{d.name}:{d.x}>{d.y} k{d.kernel} s{d.stride} d{d.dilation} b{d.below}" for d in p.dims)
-    parts = f" parts {p.x_parts}:{p.y_parts}" if p.x_parts * p.y_parts > 1 else ""
-    return f"{p.dtype} {p.phase} N{p.batch} C{p.channels} F{p.filters} G{p.groups} {rows}{parts}"
+    return problem_key(p).replace(f" {p.memory_format} ", " ")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,11 +256,16 @@ def check_device() -> None:
 def run(wanted: Wanted, results: Results, budget_s: float, jobs: int, again: bool, console: Console) -> int:
     """Measure what is left, until time is up; the exit code."""
     # Needs torch, which --list and --table do without.
-    from kernel_measure import Clock, Compilers, DeviceLost, candidates, cause, ceilings, device_facts, measure
+    from kernel_measure import Compilers, DeviceLost, candidates, cause, measure
+
+    from convgen.tune.clock import CudaClock, ceilings
+    from convgen.tune.gpu import gpu_facts, this_gpu
 
     end = time.monotonic() + budget_s
-    facts, target = device_facts()
-    mine, clock = results.of(facts), Clock()
+    facts, device = gpu_facts(), this_gpu()
+    assert device is not None
+    target = parse_target(device.target)
+    mine, clock = results.of(facts), CudaClock()
     marker = results.path.with_suffix(".running")
     results.path.parent.mkdir(parents=True, exist_ok=True)
     blame(marker, mine, console)

@@ -10,7 +10,6 @@ import json
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +17,12 @@ import click
 
 from convgen import __version__
 from convgen.errors import InputError
-from convgen.spec.reader import locate
+from convgen.inputs import compile_files, layer_options, need
 from convgen.sw26010.cli import sw26010
 
 if TYPE_CHECKING:
     from convgen.compiler import Compiled
-    from convgen.spec.layer import Layer
 
-OBJECTIVES = ("seconds", "bytes")
 STAGES = ("module", "schedule", "cost", "kernels")
 
 
@@ -33,23 +30,6 @@ STAGES = ("module", "schedule", "cost", "kernels")
 @click.version_option(__version__, prog_name="convgen")
 def cli() -> None:
     """A compiler for distributed convolutions."""
-
-
-def layer_options(command: Any) -> Any:
-    """Options that say what is compiled, shared by the commands."""
-    for option in (
-        click.option("--target", help="Instead of the file's: cpu, cuda[:sm_NN], hip[:gfxNNN] or sw26010."),
-        click.option("--machine", help="What `algorithm: auto` models: a name in tuning/machines, or a YAML file."),
-        click.option(
-            "--objective", type=click.Choice(OBJECTIVES), default="seconds", show_default=True,
-            help="What `algorithm: auto` and unstated roles minimise.",
-        ),
-        click.option("--grid", help="For a CSV of layers: axes and ranks, e.g. N=2,C=2."),
-        click.option("--algorithm", help="For a CSV of layers: a named algorithm, or auto (default)."),
-        click.option("--dtype", help="For a CSV of layers; float32 by default."),
-    ):  # fmt: skip
-        command = option(command)
-    return command
 
 
 @cli.command("compile")
@@ -60,7 +40,7 @@ def layer_options(command: Any) -> Any:
 @layer_options
 def compile_command(files: Sequence[str], output: str, emit: str | None, as_json: bool, **options: Any) -> None:
     """Write DIR/NAME.py for each layer, or print the stage asked for. Needs no GPU and no process group."""
-    all_compiled = _compile_files(files, **options)
+    all_compiled = compile_files(files, **options)
     if emit == "kernels":
         _emit_kernels(all_compiled, as_json)
         return
@@ -90,8 +70,8 @@ def _emit_kernels(all_compiled: Sequence[Compiled], as_json: bool) -> None:
                 path=("target",),
                 hint="--target cuda:sm_90 or hip:gfx942; or --emit module, schedule or cost",
             )
-    _need("torch", "kernels are compiled as torch would launch them")
-    _need("triton", "compiling kernels needs triton, though no GPU")
+    need("torch", "kernels are compiled as torch would launch them")
+    need("triton", "compiling kernels needs triton, though no GPU")
     from convgen.explain.kernels import kernels_json, kernels_text
 
     if as_json:
@@ -123,7 +103,7 @@ def _write_modules(all_compiled: Sequence[Compiled], folder: Path) -> None:
 @layer_options
 def check(file: str, processes: bool, interpret: bool, as_json: bool, timeout: float, **options: Any) -> None:
     """Compile, run every rank on this machine, and compare with a single-device float64 reference."""
-    all_compiled = _compile_files([file], **options)
+    all_compiled = compile_files([file], **options)
     for one in all_compiled:
         one.module()  # refuses a target without an emitter before torch is needed
     layer = all_compiled[0].layer
@@ -133,9 +113,9 @@ def check(file: str, processes: bool, interpret: bool, as_json: bool, timeout: f
             path=("target",),
             hint="check without --interpret",
         )
-    _need("torch", "convgen check runs the module, which needs torch")
+    need("torch", "convgen check runs the module, which needs torch")
     if layer.on_gpu:
-        _need("triton", f"a module for {layer.target} imports triton")
+        need("triton", f"a module for {layer.target} imports triton")
         if not interpret:
             _need_gpu(layer.target, processes)
     from convgen.verify.check import check as run_check
@@ -149,13 +129,6 @@ def check(file: str, processes: bool, interpret: bool, as_json: bool, timeout: f
         click.echo("\n".join(report_text(c, r) for c, r in zip(all_compiled, reports, strict=True)))
     if not all(r.ok for r in reports):
         raise SystemExit(1)
-
-
-def _need(package: str, why: str) -> None:
-    from importlib.util import find_spec
-
-    if find_spec(package) is None:
-        raise InputError(why, hint=f"pip install 'convgen[{package}]'")
 
 
 def _need_gpu(target: str, processes: bool) -> None:
@@ -178,7 +151,7 @@ def explain(file: str, plot: str | None, as_json: bool, **options: Any) -> None:
     """Roles, schedule, and per step its elements, bytes, seconds and formula."""
     from convgen.explain.text import cost_json, explain_text
 
-    all_compiled = _compile_files([file], **options)
+    all_compiled = compile_files([file], **options)
     if plot is not None and len(all_compiled) != 1:
         raise InputError(f"--plot draws one layer, {file} has {len(all_compiled)}", hint="a YAML file of one layer")
     if as_json:
@@ -190,83 +163,6 @@ def explain(file: str, plot: str | None, as_json: bool, **options: Any) -> None:
 
         draw(all_compiled[0], Path(plot))
         click.echo(plot, err=True)
-
-
-def _compile_files(
-    files: Sequence[str],
-    *,
-    target: str | None,
-    machine: str | None,
-    objective: str,
-    grid: str | None,
-    algorithm: str | None,
-    dtype: str | None,
-) -> list[Compiled]:
-    """Every layer of the files, compiled; errors say the file and the line."""
-    from convgen.compiler import compile_layer
-    from convgen.cost.machine import load_machine
-    from convgen.spec.build import check_target
-
-    if target is not None:
-        check_target(target)
-    options = "".join(
-        f" --{name} {value}"
-        for name, value in (("target", target), ("machine", machine), ("objective", objective))
-        if value is not None and (name, value) != ("objective", "seconds")
-    )
-    chosen = load_machine(machine) if machine is not None else None
-    compiled: list[Compiled] = []
-    for layer in _read_files(files, grid, algorithm, dtype):
-        try:
-            one = compile_layer(
-                layer, target=target, machine=chosen, objective="bytes" if objective == "bytes" else "seconds"
-            )
-        except InputError as error:
-            raise locate(error, layer.source) from None
-        compiled.append(replace(one, options=options))
-    _refuse_same_names(compiled)
-    return compiled
-
-
-def _refuse_same_names(compiled: Sequence[Compiled]) -> None:
-    seen: dict[str, str] = {}
-    for one in compiled:
-        where = one.layer.source.where(("name",))
-        if one.layer.name in seen:
-            raise InputError(
-                f"two layers are named {one.layer.name}: {seen[one.layer.name]} and {where}",
-                hint="another name for one",
-            )
-        seen[one.layer.name] = where
-
-
-def _read_files(files: Sequence[str], grid: str | None, algorithm: str | None, dtype: str | None) -> list[Layer]:
-    from convgen.spec.reader import read_csv, read_layer
-
-    tables = [f for f in files if f.lower().endswith(".csv")]
-    if tables and grid is None:
-        raise InputError(f"{tables[0]} has no grid of its own", hint="--grid N=2,C=2")
-    given = {"--grid": grid, "--algorithm": algorithm, "--dtype": dtype}
-    if len(tables) < len(files) and any(given.values()):
-        option = next(name for name, value in given.items() if value)
-        raise InputError(f"{option} is for a CSV of layers; a layer file says it itself", hint="edit the layer file")
-    layers: list[Layer] = []
-    for file in files:
-        if file in tables and grid is not None:
-            layers += read_csv(file, grid=_parse_grid(grid), algorithm=algorithm or "auto", dtype=dtype or "float32")
-        else:
-            layers.append(read_layer(file))
-    return layers
-
-
-def _parse_grid(text: str) -> dict[str, int]:
-    grid: dict[str, int] = {}
-    for part in text.split(","):
-        axis, _, ranks = part.strip().partition("=")
-        if not ranks.isdecimal() or axis in grid:
-            raise InputError(f"--grid {text}: cannot read {part.strip()!r}", hint="--grid N=2,C=2")
-        grid[axis] = int(ranks)
-    return grid
 
 
 cli.add_command(sw26010)

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 
 def verify_schedules() -> bool:
     """CONVGEN_VERIFY=1: run the schedule verifier between passes."""
     return os.environ.get("CONVGEN_VERIFY") == "1"
+
+
+def cache_folder() -> Path:
+    """CONVGEN_CACHE=DIR: where the tuner keeps what it measured; by default convgen in the user's cache folder."""
+    if given := os.environ.get("CONVGEN_CACHE"):
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "convgen"

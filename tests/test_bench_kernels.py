@@ -48,15 +48,17 @@ def measuring(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(BENCH))
     import kernel_measure
 
-    whole = kernel_measure.load_text
+    from convgen.tune import bind
+
+    whole = bind.load_text
 
     def interpreted(text: str) -> ModuleType:
         module = whole(text)
         module.launch = launch
         return module
 
-    monkeypatch.setattr(kernel_measure, "load_text", interpreted)
-    monkeypatch.setattr(kernel_measure, "floor_launch", lambda work, programs: lambda: None)
+    monkeypatch.setattr(bind, "load_text", interpreted)
+    monkeypatch.setattr(kernel_measure, "floor_launch", lambda device, programs: lambda: None)
     return kernel_measure
 
 

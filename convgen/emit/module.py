@@ -19,7 +19,7 @@ from convgen.emit.literals import literal, yaml_flow
 from convgen.emit.local import Convolution, local_kernels
 from convgen.emit.steps import LayoutNames, Lines, NamedLayout
 from convgen.emit.volume import volume
-from convgen.kernels import source
+from convgen.kernels.environment import environment as kernels_environment
 from convgen.kernels.source import Kernel, reads_boxes
 from convgen.schedule.nodes import Convert, Schedule, reads
 from convgen.schedule.text import show
@@ -108,7 +108,7 @@ class ModuleContext:
 @cache
 def environment() -> jinja2.Environment:
     """Kernels' templates and modules' have one environment; modules print Python literals besides."""
-    made = source.environment()
+    made = kernels_environment()
     made.filters["literal"] = literal  # pyright: ignore[reportUnknownMemberType]
     return made
 

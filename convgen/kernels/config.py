@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+from convgen.errors import InputError
 from convgen.kernels.problem import Problem
 
 
@@ -15,6 +16,7 @@ class Config:
 
     Attributes:
         tiles: extents of a program's tile by the name they have in the kernel: BP pixels, BF filters, BC channels.
+        warps, stages: of a GPU's program; 0 where ATen convolves.
         split: pieces that backward-filter's pixels are cut into, each summed by programs of its own.
     """
 
@@ -29,11 +31,32 @@ class Config:
         return dict(self.tiles)
 
     def __str__(self) -> str:
-        words = [f"{n}={v}" for n, v in self.tiles] + [f"warps={self.warps}", f"stages={self.stages}"]
-        return " ".join([*words, f"split={self.split}"] if self.split > 1 else words)
+        """`pointer BP=64 BF=64 BC=32 warps=4 stages=3 split=2`; what is zero, and a split of 1, stay away."""
+        rest = (("warps", self.warps), ("stages", self.stages), ("split", self.split if self.split > 1 else 0))
+        words = [f"{n}={v}" for n, v in self.tiles] + [f"{n}={v}" for n, v in rest if v]
+        return " ".join([self.family, *words])
 
     def as_dict(self) -> dict[str, int]:
         return {**self.tile, "warps": self.warps, "stages": self.stages, "split": self.split}
+
+
+def parse_config(text: str) -> Config:
+    """The configuration that prints as this text.
+
+    Raises:
+        InputError: it is none.
+    """
+    family, *words = text.split()
+    values: dict[str, int] = {}
+    for word in words:
+        name, _, number = word.partition("=")
+        if not name.isidentifier() or not number.isdecimal() or name in values:
+            raise InputError(
+                f"{text!r} is no kernel: {word!r}", hint="a family and NAME=NUMBER words, as tune prints them"
+            )
+        values[name] = int(number)
+    warps, stages, split = (values.pop(n, d) for n, d in (("warps", 0), ("stages", 0), ("split", 1)))
+    return Config(family, tuple(values.items()), warps, stages, split)
 
 
 def power_of_two(n: int) -> int:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from convgen.kernels.environment import environment
 from convgen.kernels.index import IndexMap
-from convgen.kernels.source import environment
 
 
 def copy_source(dims: int) -> str:

@@ -4,30 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
-
-import jinja2
+from functools import cached_property
 
 from convgen.kernels.config import Config, alignment, even, largest, rows_alignment
+from convgen.kernels.environment import environment
 from convgen.kernels.family_words import BoxWords, DepthwiseWords, GemmWords, PackedWords
+from convgen.kernels.on_cpu import cpu_module, cpu_source
 from convgen.kernels.phases import PhaseWords
 from convgen.kernels.problem import Problem
 from convgen.kernels.target import Target
 from convgen.kernels.words import Words
-from convgen.resources import data_file
-
-
-@cache
-def environment() -> jinja2.Environment:
-    """Templates are read from the package; a name that a template misses is an error."""
-    return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(data_file("templates")),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,
-    )
 
 
 @dataclass(frozen=True)
@@ -51,8 +37,10 @@ class Kernel:
         return f"{self.problem.phase}_{self.config.family}"
 
     def source(self) -> str:
-        """Triton functions of the kernel, and the function of its phase's name that launches them."""
+        """Triton functions, and the function of the phase's name that launches them; on a CPU that of ATen's calls."""
         p = self.problem
+        if self.target.kind == "cpu":
+            return cpu_source(p, self.config)
         strided = p.phase == "backward_data" and any(d.stride > 1 for d in p.dims)
         words_of = WORDS.get(self.config.family, PhaseWords if strided else Words)
         aligned = (alignment(self.problems, "x"), alignment(self.problems, "y"))
@@ -104,7 +92,13 @@ def launch_source(kernels: Sequence[Kernel]) -> str:
 
 
 def kernel_module(kernels: Sequence[Kernel]) -> str:
-    """A module of nothing but these kernels, of different phases: what tuning, tests and inspection import."""
+    """A module of nothing but these kernels, of different phases: what tuning, tests and inspection import.
+
+    A CPU's has one kernel.
+    """
+    if kernels[0].target.kind == "cpu":
+        (kernel,) = kernels
+        return cpu_module(kernel.problem, kernel.config)
     head = """from __future__ import annotations
 
 import math

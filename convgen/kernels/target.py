@@ -1,4 +1,4 @@
-"""GPU targets: what a kernel is compiled for, and its limits."""
+"""Targets: what a kernel is compiled for, and its limits."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from convgen.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A GPU architecture.
+    """A GPU architecture, or the CPU.
 
     Attributes:
+        kind: cuda, hip or cpu.
         arch: 90 for sm_90, "gfx942" for AMD's.
         shared_bytes: of one program, at most.
         processors: of the device that the sizes of a launch are chosen for.
@@ -29,6 +30,8 @@ class Target:
         return "tf32x3" if self.kind == "cuda" else "ieee"
 
     def __str__(self) -> str:
+        if self.kind == "cpu":
+            return "cpu"
         return f"cuda:sm_{self.arch}" if self.kind == "cuda" else f"hip:{self.arch}"
 
 
@@ -42,16 +45,19 @@ _CUDA = {
     120: (101376, 188),
 }
 _HIP = {"gfx90a": (65536, 104), "gfx942": (65536, 304), "gfx950": (163840, 256)}
+CPU = Target("cpu", "", 1, 0, 1)
 DEFAULT = {"cuda": "sm_90", "hip": "gfx942"}
 
 
 def parse_target(text: str) -> Target:
-    """`cuda`, `cuda:sm_90`, `hip`, `hip:gfx942`.
+    """`cuda`, `cuda:sm_90`, `hip`, `hip:gfx942`, `cpu`.
 
     Raises:
         InputError: an architecture that kernels are not made for.
     """
     kind, _, name = text.partition(":")
+    if kind == "cpu":
+        return CPU
     name = name or DEFAULT[kind]
     if kind == "cuda":
         arch = int(name.removeprefix("sm_").rstrip("a"))

@@ -28,9 +28,11 @@ def refusal(problem: Problem, target: Target) -> str | None:
 
 
 def configs(problem: Problem, target: Target) -> Iterator[Config]:
-    """There is nothing to choose."""
+    """As the layer stores its tensors; on a GPU also in the other memory format, copies included."""
     yield default(problem, target)
+    if target.kind != "cpu" and len(problem.dims) > 1:
+        yield Config(NAME, (("last", 1 - problem.channels_last),), warps=0, stages=0)
 
 
 def default(problem: Problem, target: Target) -> Config:
-    return Config(NAME)
+    return Config(NAME, warps=0, stages=0)

@@ -1,0 +1,119 @@
+"""What commands read: layer files and CSV tables, and the options that say how they are compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from convgen.errors import InputError
+from convgen.spec.reader import locate
+
+if TYPE_CHECKING:
+    from convgen.compiler import Compiled
+    from convgen.spec.layer import Layer
+
+OBJECTIVES = ("seconds", "bytes")
+
+
+def layer_options(command: Any) -> Any:
+    """Options that say what is compiled, shared by the commands."""
+    for option in (
+        click.option("--target", help="Instead of the file's: cpu, cuda[:sm_NN], hip[:gfxNNN] or sw26010."),
+        click.option("--machine", help="What `algorithm: auto` models: a name in tuning/machines, or a YAML file."),
+        click.option(
+            "--objective", type=click.Choice(OBJECTIVES), default="seconds", show_default=True,
+            help="What `algorithm: auto` and unstated roles minimise.",
+        ),
+        click.option("--grid", help="For a CSV of layers: axes and ranks, e.g. N=2,C=2."),
+        click.option("--algorithm", help="For a CSV of layers: a named algorithm, or auto (default)."),
+        click.option("--dtype", help="For a CSV of layers; float32 by default."),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def need(package: str, why: str) -> None:
+    """Raises InputError where a package is not installed."""
+    if find_spec(package) is None:
+        raise InputError(why, hint=f"pip install 'convgen[{package}]'")
+
+
+def compile_files(
+    files: Sequence[str],
+    *,
+    target: str | None,
+    machine: str | None,
+    objective: str,
+    grid: str | None,
+    algorithm: str | None,
+    dtype: str | None,
+) -> list[Compiled]:
+    """Every layer of the files, compiled; errors say the file and the line."""
+    from convgen.compiler import compile_layer
+    from convgen.cost.machine import load_machine
+    from convgen.spec.build import check_target
+
+    if target is not None:
+        check_target(target)
+    options = "".join(
+        f" --{name} {value}"
+        for name, value in (("target", target), ("machine", machine), ("objective", objective))
+        if value is not None and (name, value) != ("objective", "seconds")
+    )
+    chosen = load_machine(machine) if machine is not None else None
+    compiled: list[Compiled] = []
+    for layer in _read_files(files, grid, algorithm, dtype):
+        try:
+            one = compile_layer(
+                layer, target=target, machine=chosen, objective="bytes" if objective == "bytes" else "seconds"
+            )
+        except InputError as error:
+            raise locate(error, layer.source) from None
+        compiled.append(replace(one, options=options))
+    _refuse_same_names(compiled)
+    return compiled
+
+
+def _refuse_same_names(compiled: Sequence[Compiled]) -> None:
+    seen: dict[str, str] = {}
+    for one in compiled:
+        where = one.layer.source.where(("name",))
+        if one.layer.name in seen:
+            raise InputError(
+                f"two layers are named {one.layer.name}: {seen[one.layer.name]} and {where}",
+                hint="another name for one",
+            )
+        seen[one.layer.name] = where
+
+
+def _read_files(files: Sequence[str], grid: str | None, algorithm: str | None, dtype: str | None) -> list[Layer]:
+    from convgen.spec.reader import read_csv, read_layer
+
+    tables = [f for f in files if f.lower().endswith(".csv")]
+    if tables and grid is None:
+        raise InputError(f"{tables[0]} has no grid of its own", hint="--grid N=2,C=2")
+    given = {"--grid": grid, "--algorithm": algorithm, "--dtype": dtype}
+    if len(tables) < len(files) and any(given.values()):
+        option = next(name for name, value in given.items() if value)
+        raise InputError(f"{option} is for a CSV of layers; a layer file says it itself", hint="edit the layer file")
+    layers: list[Layer] = []
+    for file in files:
+        if file in tables and grid is not None:
+            layers += read_csv(file, grid=_parse_grid(grid), algorithm=algorithm or "auto", dtype=dtype or "float32")
+        else:
+            layers.append(read_layer(file))
+    return layers
+
+
+def _parse_grid(text: str) -> dict[str, int]:
+    grid: dict[str, int] = {}
+    for part in text.split(","):
+        axis, _, ranks = part.strip().partition("=")
+        if not ranks.isdecimal() or axis in grid:
+            raise InputError(f"--grid {text}: cannot read {part.strip()!r}", hint="--grid N=2,C=2")
+        grid[axis] = int(ranks)
+    return grid

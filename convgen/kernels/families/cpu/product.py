@@ -1,0 +1,30 @@
+"""1x1 as matrix products: of all pixels at once, or sample by sample where a sample's rows are channels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from convgen.kernels.config import Config
+from convgen.kernels.families import aten
+from convgen.kernels.problem import Problem
+from convgen.kernels.target import Target
+
+NAME = "product"
+
+
+def refusal(problem: Problem, target: Target) -> str | None:
+    """Why the family can't; None if it can."""
+    if not problem.is_pointwise or problem.groups > 1:
+        return "taps, strides, padding or groups"
+    return aten.refusal(problem, target)
+
+
+def configs(problem: Problem, target: Target) -> Iterator[Config]:
+    """One product, or one a sample, whose sum over samples would round twice in 16-bit types."""
+    yield Config(NAME, (("whole", 1),), warps=0, stages=0)
+    if problem.phase != "backward_filter" or problem.element_bytes > 2:
+        yield Config(NAME, (("whole", 0),), warps=0, stages=0)
+
+
+def default(problem: Problem, target: Target) -> Config:
+    return Config(NAME, (("whole", 1),), warps=0, stages=0)

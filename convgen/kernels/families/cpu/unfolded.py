@@ -1,0 +1,32 @@
+"""The windows of x written out as a matrix (im2col), a product with w; two dimensions, some samples at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from convgen.kernels.config import Config
+from convgen.kernels.families import aten
+from convgen.kernels.problem import Problem
+from convgen.kernels.target import Target
+
+NAME = "unfolded"
+
+
+def refusal(problem: Problem, target: Target) -> str | None:
+    """Why the family can't; None if it can."""
+    if len(problem.dims) != 2 or problem.groups > 1:
+        return f"{len(problem.dims)} dimensions and {problem.groups} groups; two and one"
+    if problem.element_bytes == 2:
+        return "16-bit types, whose windows would be summed in them"
+    return aten.refusal(problem, target)
+
+
+def configs(problem: Problem, target: Target) -> Iterator[Config]:
+    """So many samples' windows at a time."""
+    for samples in (1, 2, 4, 8, 16, 32, 64):
+        if samples == 1 or samples <= problem.batch:
+            yield Config(NAME, (("samples", samples),), warps=0, stages=0)
+
+
+def default(problem: Problem, target: Target) -> Config:
+    return Config(NAME, (("samples", 1),), warps=0, stages=0)

@@ -1,0 +1,133 @@
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+# (triton and parts of torch have no types)
+"""Processes that compile candidates before they are launched, and say what they compile to; no GPU is needed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from convgen.kernels.source import Kernel
+from convgen.kernels.target import Target
+from convgen.tune.candidates import Candidate
+
+COMPILE_S = 60.0  # a candidate that compiles for longer is left out
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What compiling a candidate gave.
+
+    Attributes:
+        cause: empty, or compile (it does not), spills, or fit (it needs more shared memory than there is).
+        facts: registers, spill_bytes, shared_bytes, ... of its largest launch; empty for ATen.
+    """
+
+    cause: str = ""
+    said: str = ""
+    facts: tuple[tuple[str, int], ...] = ()
+
+
+class Ahead:
+    """Compilers in processes of their own.
+
+    Args:
+        jobs: processes.
+        fill: also fill Triton's cache, so that launches in other processes of this machine find what they need.
+    """
+
+    def __init__(self, jobs: int, *, fill: bool) -> None:
+        self.fill = fill
+        self.pool = multiprocessing.get_context("spawn").Pool(jobs, _quiet)
+        self.waiting: dict[tuple[str, str], Any] = {}
+
+    def submit(self, found: Sequence[Candidate]) -> None:
+        """Begin to compile these."""
+        for c in found:
+            key = (c.source, c.label)
+            if c.config.family != "aten" and key not in self.waiting:
+                self.waiting[key] = self.pool.apply_async(prepare, (c.kernel, self.fill))
+
+    def result(self, c: Candidate) -> Prepared:
+        """Wait for a candidate that was submitted."""
+        pending = self.waiting.get((c.source, c.label))
+        if pending is None:
+            return Prepared()
+        try:
+            return pending.get(COMPILE_S)
+        except multiprocessing.TimeoutError:
+            return Prepared("compile", f"took more than {COMPILE_S:.0f} s, or killed the compiler")
+
+    def close(self) -> None:
+        self.pool.terminate()
+        self.pool.join()
+
+
+def prepare(kernel: Kernel, fill: bool) -> Prepared:
+    """Compile all that a kernel launches; in a process of its own."""
+    try:
+        from convgen.kernels.facts import facts, launches
+
+        found = [facts(launch, kernel.target) for launch in launches(kernel, kernel.problem)]
+        worst = max(found, key=lambda f: (f.spill_bytes, f.shared_bytes, f.registers))
+        pairs = tuple(worst.as_dict().items())
+        if worst.spill_bytes:
+            return Prepared("spills", f"{worst.spill_bytes} bytes a thread", pairs)
+        if worst.shared_bytes > kernel.target.shared_bytes:
+            said = f"{worst.shared_bytes} bytes of shared memory, {kernel.target.shared_bytes} there are"
+            return Prepared("fit", said, pairs)
+        if fill:
+            _fill(kernel)
+        return Prepared(facts=pairs)
+    except Exception as error:
+        text = " ".join(str(error).split())
+        return Prepared("compile", f"{type(error).__name__}: {text}"[:300])
+
+
+def _fill(kernel: Kernel) -> None:
+    from convgen.kernels.facts import launches
+
+    _driven(kernel.target)
+    for launch in launches(kernel, kernel.problem):
+        launch.function.warmup(*launch.args, grid=launch.grid, enable_fp_fusion=True, **launch.constants)
+
+
+class _NoDevice:
+    """In Triton's place for a driver: compiles for a target that this process does not use."""
+
+    def __init__(self, target: Target) -> None:
+        from triton.backends.compiler import GPUTarget
+
+        self.target = GPUTarget(target.kind, target.arch, target.warp)
+
+    def get_current_target(self) -> Any:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return 0
+
+
+@cache
+def _driven(target: Target) -> None:
+    import triton
+
+    runtime: Any = getattr(triton, "runtime")  # noqa: B009
+    runtime.driver.set_active(_NoDevice(target))
+
+
+def _quiet() -> None:
+    """A compiling process says nothing (its failures are returned) and leaves an interrupt to its parent."""
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)

@@ -1,0 +1,97 @@
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+# (triton and parts of torch have no types)
+"""Calls of a printed kernel's module on operands, and the check of what it computes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from convgen.kernels.load import load_text
+from convgen.kernels.problem import Problem
+from convgen.tune.clock import Call
+from convgen.tune.operands import Operands, Wrong, logical, result_of
+
+READ = {"forward": ("x", "w"), "backward_data": ("dy", "w"), "backward_filter": ("dy", "x")}
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A kernel on operands.
+
+    Attributes:
+        run: the call that is timed.
+        check: run it on a poisoned result; the error. Raises Wrong.
+    """
+
+    run: Call
+    check: Callable[[], float]
+
+
+def bind(work: Operands, p: Problem, text: str) -> Bound:
+    """A kernel's module, on a GPU or a CPU by the device of the operands."""
+    return (
+        _bind_cpu(work, p, text) if work.device == "cpu" and "\nimport triton\n" not in text else _bind(work, p, text)
+    )
+
+
+def _bind(work: Operands, p: Problem, text: str) -> Bound:
+    module, last = load_text(text), p.channels_last
+    rows = (tuple(d.x for d in p.dims), tuple(d.y for d in p.dims), tuple(d.below for d in p.dims))
+    sizes = module.Sizes(p.batch, *rows, p.channels, p.filters, p.groups)
+    tensors = [work.flat(n, last) for n in READ[p.phase]]
+    rest: list[object] = []
+    if p.rim is not None:
+        own, buffer, boxes, place = work.rim
+        tensors[READ[p.phase].index("dy" if p.phase == "backward_data" else "x")] = own
+        rest = [module.Rim(buffer, boxes, place)]
+    tensors += [work.flat("bias", last)] if p.bias else []
+    args = (*tensors, work.out, sizes, *rest)
+    function = getattr(module, p.phase)
+
+    def check() -> float:
+        work.whole.fill_(math.nan)
+        function(*args)
+        work.check_guards()
+        _check_operands(work, p)
+        return work.check_error(work.written(last))
+
+    return Bound(lambda: function(*args), check)
+
+
+def _bind_cpu(work: Operands, p: Problem, text: str) -> Bound:
+    module, last = load_text(text), p.channels_last
+    form = {2: torch.channels_last, 3: torch.channels_last_3d}[len(p.dims)] if last else torch.contiguous_format
+    shape, padding = work.shapes[result_of(p)[0]], [d.below for d in p.dims]
+    tensors: list[Tensor | None] = [logical(work.flat(n, last), work.shapes[n], last)[0] for n in READ[p.phase]]
+    tensors += [work.flat("bias", last) if p.bias else None] if p.phase == "forward" else []
+    function = getattr(module, p.phase)
+
+    def run() -> Tensor:
+        return function(*tensors, padding, shape, p.groups)
+
+    def check() -> float:
+        result = run()
+        if not isinstance(result, Tensor) or tuple(result.shape) != shape:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise Wrong(f"a result of shape {tuple(result.shape)} instead of {shape}")
+        if not result.is_contiguous(memory_format=form) or result.dtype != work.given["x"].dtype:
+            raise Wrong("a result of another memory format or type")
+        _check_operands(work, p)
+        return work.check_error(result)
+
+    return Bound(run, check)
+
+
+def _check_operands(work: Operands, p: Problem) -> None:
+    """Raises Wrong where a kernel wrote to what it reads."""
+    for name in READ[p.phase]:
+        if p.rim is None:
+            flat = logical(work.flat(name, p.channels_last), work.shapes[name], p.channels_last, work.parts(name))
+            given = work.given[name]
+            if not torch.equal(flat, given.unflatten(1, (flat.shape[0], -1)).movedim(1, 0)):
+                raise Wrong(f"written to {name}")

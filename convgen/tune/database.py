@@ -1,0 +1,233 @@
+"""Measured kernels by device: `tuning/devices/NAME.json`, and the user's own beside it in the cache folder.
+
+One file a device, one line an entry, sorted, so that a change is read as a diff. Written whole or not at all, under a
+lock, onto what is there by then: tuners that run at the same time keep each other's entries.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from convgen.errors import ConvgenError, InputError
+from convgen.kernels.config import parse_config
+from convgen.kernels.target import parse_target
+from convgen.knobs import cache_folder
+from convgen.resources import data_file
+from convgen.tune.device import Device
+from convgen.tune.key import problem_of
+
+FORMAT = 1
+LOCK_S = 60.0
+
+
+class _Form(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _kernel(text: str) -> str:
+    try:
+        parse_config(text)
+    except ConvgenError as error:
+        raise ValueError(str(error)) from None
+    return text
+
+
+def _target(text: str) -> str:
+    try:
+        parse_target(text)
+    except (ConvgenError, KeyError, ValueError) as error:
+        raise ValueError(f"no target: {error}") from None
+    return text
+
+
+Milliseconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Entry(_Form):
+    """The fastest correct kernel that was found for a problem.
+
+    Attributes:
+        kernel: family and configuration.
+        ms, p20, p80: median, and 20th and 80th percentile, of a race against ATen and the runners-up.
+        aten_ms: ATen's median in the same race; None where ATen can't do the problem.
+        share: of the roofline: the time that flops, bytes or a launch take at least, over ms.
+        bound: which of these it is.
+        error: largest error over the largest |result|, against float64.
+        tried: configurations measured; of: those that are legal.
+        effort: that the search was made with.
+        versions: of the packages that the time depends on.
+        source: the digest of the kernel as it was printed.
+    """
+
+    kernel: Annotated[str, AfterValidator(_kernel)]
+    ms: Milliseconds
+    p20: Milliseconds
+    p80: Milliseconds
+    aten_ms: Milliseconds | None
+    share: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    bound: Literal["floor", "memory", "compute"]
+    error: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    tried: Annotated[int, Field(ge=1)]
+    of: Annotated[int, Field(ge=1)]
+    effort: Literal["quick", "full"]
+    versions: dict[str, str]
+    source: Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]
+
+    @property
+    def ratio(self) -> float | None:
+        """ATen's time over the kernel's."""
+        return None if self.aten_ms is None else self.aten_ms / self.ms
+
+
+class Ceilings(_Form):
+    """What a device reaches: products in each type, bytes read and written, the least time of a launch."""
+
+    flops_per_s: dict[str, float]
+    bytes_per_s: Annotated[float, Field(gt=0)]
+    floor_us: Annotated[float, Field(ge=0)]
+
+
+class Database(_Form):
+    """A device's file.
+
+    Attributes:
+        ceilings: as they were measured last.
+    """
+
+    format: Literal[1] = FORMAT
+    device: str
+    target: Annotated[str, AfterValidator(_target)]
+    ceilings: Ceilings | None = None
+    entries: dict[str, Entry] = {}
+
+    def text(self) -> str:
+        """The file: the same entries give the same bytes."""
+        head = {"format": self.format, "device": self.device, "target": self.target}
+        lines = [f" {json.dumps(k)}: {json.dumps(v)}" for k, v in head.items()]
+        ceilings = None if self.ceilings is None else self.ceilings.model_dump()
+        lines.append(f' "ceilings": {json.dumps(ceilings)}')
+        rows = [f"  {json.dumps(k)}: {json.dumps(self.entries[k].model_dump())}" for k in sorted(self.entries)]
+        lines.append(' "entries": {' + ("\n" + ",\n".join(rows) + "\n }" if rows else "}"))
+        return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def shipped_folder() -> Path:
+    return data_file("tuning") / "devices"
+
+
+def user_folder() -> Path:
+    return cache_folder() / "devices"
+
+
+def read_database(path: Path) -> Database | None:
+    """A device's file; None if there is none.
+
+    Raises:
+        InputError: the file is something else, or broken; the message says where.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise _refused(path, 0, f"can't be read: {error}") from None
+    try:
+        data = json.loads(text, object_pairs_hook=_once)
+    except json.JSONDecodeError as error:
+        raise _refused(path, error.lineno, f"is no JSON: {error.msg} at column {error.colno}") from None
+    except _TwiceError as error:
+        raise _refused(path, _line(text, str(error), last=True), f"has {error} twice") from None
+    try:
+        made = Database.model_validate(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = " in ".join(str(part) for part in reversed(first["loc"])) or "the whole"
+        raise _refused(
+            path, _line_of(text, first["loc"]), f"is no table of measured kernels: {place}: {first['msg']}"
+        ) from None
+    for key in made.entries:
+        try:
+            problem_of(key)
+        except InputError as error:
+            raise _refused(path, _line(text, key), f"is no table of measured kernels: {error.fact}") from None
+    return made
+
+
+class _TwiceError(ValueError):
+    """A key that an object has twice."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in made:
+            raise _TwiceError(key)
+        made[key] = value
+    return made
+
+
+def _line_of(text: str, loc: tuple[int | str, ...]) -> int:
+    """The line of the innermost key that stands in the text as a key."""
+    return next((n for part in reversed(loc[:2]) if (n := _line(text, str(part)))), 1)
+
+
+def _line(text: str, key: str, *, last: bool = False) -> int:
+    found = [i for i, line in enumerate(text.splitlines(), 1) if line.lstrip().startswith(json.dumps(key) + ":")]
+    return found[-1 if last else 0] if found else 0
+
+
+def _refused(path: Path, line: int, fact: str) -> InputError:
+    return InputError(
+        f"{path} {fact}",
+        where=f"{path}:{line}" if line else str(path),
+        hint="mend it, or move it away; it was left as it is",
+    )
+
+
+def update(path: Path, device: Device, entries: Mapping[str, Entry], ceilings: Ceilings | None = None) -> Database:
+    """Put entries into a device's file, which is made if there is none; those of other problems stay.
+
+    Raises:
+        InputError: the file can't be read, is another device's, or can't be written. It is left as it was.
+    """
+    from filelock import FileLock, Timeout
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_name(f".{path.name}.lock"), timeout=LOCK_S):
+            there = read_database(path) or Database(device=device.name, target=device.target)
+            if (there.device, there.target) != (device.name, device.target):
+                fact = f"is of {there.device} ({there.target}), not of {device.name} ({device.target})"
+                raise _refused(path, _line(path.read_text(encoding="utf-8"), "device"), fact)
+            made = there.model_copy(
+                update={"entries": {**there.entries, **entries}, "ceilings": ceilings or there.ceilings}
+            )
+            replace_text(path, made.text())
+            return made
+    except Timeout:
+        raise InputError(
+            f"{path} was locked by another tuner for {LOCK_S:.0f} s", hint="the same command again"
+        ) from None
+    except OSError as error:
+        raise InputError(
+            f"{path} can't be written: {error.strerror}", hint="--into FOLDER, or CONVGEN_CACHE"
+        ) from error
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all, also when the machine stops."""
+    made = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with made.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(made, path)
+    finally:
+        made.unlink(missing_ok=True)

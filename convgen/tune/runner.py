@@ -1,0 +1,134 @@
+"""The tuner's side of the measuring process: requests with a time limit, and a new process where one hung or died."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from convgen.errors import InternalError
+from convgen.kernels.problem import Problem
+from convgen.kernels.target import Target
+from convgen.tune.candidates import Candidate
+from convgen.tune.worker import serve
+
+START_S = 180.0  # importing torch on a busy machine, and making operands
+
+
+class Lost(Exception):
+    """The process did not answer: `cause` is hung or crashed."""
+
+    def __init__(self, cause: str, said: str) -> None:
+        super().__init__(said)
+        self.cause, self.said = cause, said
+
+
+class Runner:
+    """Measures on this machine's device, in a process of its own.
+
+    Args:
+        threads: of a CPU.
+        limit_s: seconds that a candidate may take to be checked and timed, beyond a thousand times ATen.
+    """
+
+    def __init__(self, target: Target, threads: int, limit_s: float = 30.0) -> None:
+        self.target, self.threads, self.limit_s = target, threads, limit_s
+        self._folder = tempfile.TemporaryDirectory(prefix="convgen-tune-")
+        self._log = Path(self._folder.name) / "worker.log"
+        self._process: tuple[Any, Any] | None = None
+        self._problem: Problem | None = None
+        self._aten_s = 0.0
+
+    def open(self, problem: Problem) -> dict[str, float]:
+        """Turn to a problem. Returns microseconds of ATen's ways by name, estimated.
+
+        Raises:
+            Lost: ATen, or what makes the operands, hung or crashed.
+            InputError: there are no operands for it.
+        """
+        self._problem = None
+        found = self._ask("open", problem, 0, limit_s=START_S)["aten_us"]
+        self._problem = problem
+        self._aten_s = min(found.values(), default=0.0) * 1e-6
+        return found
+
+    def attempt(self, candidate: Candidate, best_us: float) -> dict[str, Any]:
+        """Check and time a candidate: `us` and `error`, or `cause` and `said`."""
+        try:
+            self._reopen()
+            limit = self.limit_s + 1e3 * self._aten_s
+            return self._ask("attempt", candidate.label, candidate.text, best_us, limit_s=limit)
+        except Lost as lost:
+            return {"cause": lost.cause, "said": lost.said}
+
+    def race(self, found: list[Candidate], rounds: int, seed: int) -> dict[str, Any]:
+        """Check candidates on other operands and time them and ATen in turn, as worker.Bench.race says.
+
+        Raises:
+            Lost: the process hung or crashed on one of them, which one is not known.
+        """
+        self._reopen()
+        limit = START_S + (len(found) + 4) * (self.limit_s + 1e3 * self._aten_s)
+        return self._ask("race", tuple((c.label, c.text) for c in found), rounds, seed, limit_s=limit)
+
+    def ceilings(self) -> dict[str, Any]:
+        """What the device reaches."""
+        return self._ask("ceilings", limit_s=START_S)
+
+    def _reopen(self) -> None:
+        if self._process is None:
+            problem = self._problem
+            if problem is None:
+                raise InternalError("no problem is open")
+            self._ask("open", problem, 0, limit_s=START_S)
+
+    def _ask(self, *request: Any, limit_s: float) -> dict[str, Any]:
+        process, connection = self._process or self._start()
+        try:
+            connection.send(request)
+            if connection.poll(limit_s):
+                return connection.recv()
+        except (EOFError, OSError):
+            process.join(5.0)
+            raise Lost("crashed", self._last_words(process)) from None
+        finally:
+            if not process.is_alive():
+                self._drop()
+        self._drop()
+        raise Lost("hung", f"did not end within {limit_s:.0f} s")
+
+    def _start(self) -> tuple[Any, Any]:
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(
+            target=serve, args=(theirs, self.target, self.threads, str(self._log)), daemon=True, name="convgen-measure"
+        )
+        process.start()
+        theirs.close()
+        self._process = process, ours
+        return self._process
+
+    def _last_words(self, process: Any) -> str:
+        code = process.exitcode
+        end = f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended with code {code}"
+        lines = self._log.read_text(encoding="utf-8", errors="replace").split("\n") if self._log.exists() else []
+        said = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return f"the process was {end}" + (f": {said[:200]}" if said else "")
+
+    def _drop(self) -> None:
+        if self._process is not None:
+            process, connection = self._process
+            self._process = None
+            connection.close()
+            process.kill()
+            process.join(10.0)
+            with suppress(OSError):
+                self._log.unlink()
+
+    def close(self) -> None:
+        """End the process."""
+        self._drop()
+        self._folder.cleanup()

@@ -1,0 +1,67 @@
+"""Every measurement that was ever made, a line each: what an interrupted search goes on from, and studies read.
+
+One file a device in the cache folder, only ever appended to. Each line is written by one call, so that lines of tuners
+that run at the same time don't mix, and a line that was cut off is skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from convgen.knobs import cache_folder
+from convgen.tune.device import Device
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One configuration of one problem, measured or failed.
+
+    Attributes:
+        us: microseconds of a launch; None where it failed.
+        cause: of a failure: wrong, crashed, hung, error, compile, spills; empty otherwise.
+        said: what the failure said.
+        source: the digest of the kernel as it was printed.
+    """
+
+    key: str
+    kernel: str
+    us: float | None
+    cause: str
+    said: str
+    versions: dict[str, str]
+    source: str
+
+
+def trials_path(device: Device) -> Path:
+    return cache_folder() / "trials" / f"{device.file_name}l"
+
+
+def append(path: Path, trial: Trial) -> None:
+    """Add a line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    line = json.dumps(asdict(trial)) + "\n"
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        size = os.fstat(handle).st_size
+        cut = size and os.pread(handle, 1, size - 1) != b"\n"  # a line that a killed process left
+        os.write(handle, (("\n" if cut else "") + line).encode())
+    finally:
+        os.close(handle)
+
+
+def read_trials(path: Path) -> Iterator[Trial]:
+    """All lines that are whole, in the order they were written."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                data: dict[str, Any] = json.loads(line)
+                yield Trial(**data)
+            except (ValueError, TypeError):
+                continue

@@ -1,0 +1,98 @@
+"""The local problems to tune: of layers as they are compiled, or of a layer that 1, 2, 4, ... ranks share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from convgen.errors import InputError
+from convgen.kernels.choose import local_problems
+from convgen.kernels.config import largest
+from convgen.kernels.partition import SPLITS, Split, local_problem, with_zero_rows
+from convgen.kernels.problem import Problem
+from convgen.kernels.target import Target, parse_target
+from convgen.schedule.nodes import PHASES, Convolve
+from convgen.spec.layer import Layer
+from convgen.tune.key import key_of
+
+if TYPE_CHECKING:
+    from convgen.compiler import Compiled
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Where a problem comes from: a phase of a layer, and how it is split where that is not the layer's own doing."""
+
+    layer: str
+    phase: str
+    split: Split | None = None
+    ways: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.layer}.{self.phase}" + (f" {self.ways}-way by {self.split}" if self.split else "")
+
+
+@dataclass
+class Wanted:
+    """A local problem, and where it comes from."""
+
+    problem: Problem
+    uses: list[Use] = field(default_factory=list[Use])
+
+    @property
+    def key(self) -> str:
+        return key_of(self.problem)
+
+    def __str__(self) -> str:
+        return f"{self.uses[0]}" + (f" (+{len(self.uses) - 1})" if len(self.uses) > 1 else "")
+
+
+def of_layers(compiled: Iterable[Compiled]) -> list[Wanted]:
+    """What the ranks with most to do convolve; equal problems once, those without products not at all."""
+    found: dict[str, Wanted] = {}
+    for one in compiled:
+        for _, step in one.schedule.steps():
+            if isinstance(step, Convolve):
+                problem = largest(local_problems(one.layer, one.schedule, one.space, step))
+                if problem.flops:
+                    _add(found, problem, Use(one.layer.name, step.phase))
+    return list(found.values())
+
+
+def of_partitions(layer: Layer, ways: Sequence[int], splits: Sequence[Split] = SPLITS) -> list[Wanted]:
+    """What a rank has when so many share the layer, for each way to split it ([CF] Fig. 3), in the order of the plot.
+
+    Raises:
+        InputError: no split leaves every rank something.
+    """
+    found: dict[str, Wanted] = {}
+    for split in splits:
+        for phase in PHASES:
+            for count in ways:
+                problem = local_problem(layer.conv, split, count, phase, layer.dtype, layer.memory_format)
+                if problem is not None and problem.flops:
+                    made = problem if layer.on_gpu else with_zero_rows(problem)
+                    _add(found, made, Use(layer.name, phase, split, count))
+    if not found:
+        raise InputError(
+            f"--partitions {','.join(map(str, ways))}: {layer.name} has fewer channels, filters, samples and rows"
+        )
+    return list(found.values())
+
+
+def _add(found: dict[str, Wanted], problem: Problem, use: Use) -> None:
+    found.setdefault(key_of(problem), Wanted(problem)).uses.append(use)
+
+
+def target_of(layer: Layer) -> Target:
+    """What a layer's kernels are made for.
+
+    Raises:
+        InputError: nothing is tuned for its target.
+    """
+    if layer.target == "sw26010":
+        raise InputError(
+            "nothing is tuned for sw26010: its plans are chosen by counts", ("target",), hint="convgen sw26010 conv"
+        )
+    return parse_target(layer.target)
