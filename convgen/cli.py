@@ -17,8 +17,9 @@ import click
 
 from convgen import __version__
 from convgen.errors import InputError
-from convgen.inputs import compile_files, layer_options, need
+from convgen.inputs import compile_files, layer_options, need, untuned_option
 from convgen.sw26010.cli import sw26010
+from convgen.tune.cli import tune
 
 if TYPE_CHECKING:
     from convgen.compiler import Compiled
@@ -37,10 +38,13 @@ def cli() -> None:
 @click.option("-o", "--output", default=".", metavar="DIR", help="Where NAME.py is written.  [default: .]")
 @click.option("--emit", type=click.Choice(STAGES), help="Print a stage to stdout instead of writing modules.")
 @click.option("--json", "as_json", is_flag=True, help="With --emit cost or kernels: JSON.")
+@untuned_option
 @layer_options
-def compile_command(files: Sequence[str], output: str, emit: str | None, as_json: bool, **options: Any) -> None:
+def compile_command(
+    files: Sequence[str], output: str, emit: str | None, as_json: bool, untuned: bool, **options: Any
+) -> None:
     """Write DIR/NAME.py for each layer, or print the stage asked for. Needs no GPU and no process group."""
-    all_compiled = compile_files(files, **options)
+    all_compiled = compile_files(files, **options, measured=emit in (None, "module", "kernels") and not untuned)
     if emit == "kernels":
         _emit_kernels(all_compiled, as_json)
         return
@@ -100,10 +104,13 @@ def _write_modules(all_compiled: Sequence[Compiled], folder: Path) -> None:
 @click.option("--interpret", is_flag=True, help="A GPU target's Triton kernels in Triton's interpreter.")
 @click.option("--json", "as_json", is_flag=True, help="The report as JSON.")
 @click.option("--timeout", default=120.0, show_default=True, help="Seconds after which processes are given up.")
+@untuned_option
 @layer_options
-def check(file: str, processes: bool, interpret: bool, as_json: bool, timeout: float, **options: Any) -> None:
+def check(
+    file: str, processes: bool, interpret: bool, as_json: bool, timeout: float, untuned: bool, **options: Any
+) -> None:
     """Compile, run every rank on this machine, and compare with a single-device float64 reference."""
-    all_compiled = compile_files([file], **options)
+    all_compiled = compile_files([file], **options, measured=not untuned)
     for one in all_compiled:
         one.module()  # refuses a target without an emitter before torch is needed
     layer = all_compiled[0].layer
@@ -166,6 +173,7 @@ def explain(file: str, plot: str | None, as_json: bool, **options: Any) -> None:
 
 
 cli.add_command(sw26010)
+cli.add_command(tune)
 
 
 def main() -> None:

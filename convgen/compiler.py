@@ -59,14 +59,20 @@ class Compiled:
         return emit_module(self.layer, self.schedule, self.space, self.kernels(), command=self.options)
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """The local kernels that the module will have; none on a cpu, where ATen convolves."""
+        """The local kernels that the module will have; none on a cpu whose layer names none: ATen convolves there.
+
+        Raises:
+            InputError: a kernel that the layer names can't do what a rank has to; a target without a code generator.
+        """
         if self.layer.target == "sw26010":
             raise InputError(
                 f"target {self.layer.target} has no code generator yet",
                 path=("target",),
                 hint="target: cpu, cuda or hip; schedule and cost print for any target (--emit schedule|cost)",
             )
-        return choose_kernels(self.layer, self.schedule, self.space) if self.layer.on_gpu else ()
+        if not self.layer.on_gpu and not self.layer.options.kernels:
+            return ()
+        return choose_kernels(self.layer, self.schedule, self.space)
 
 
 def compile_layer(
@@ -98,4 +104,7 @@ def compile_layer(
         schedule = run(schedule, layer, space)
     if verify_schedules():
         verify(schedule, space)
-    return Compiled(layer, space, machine, choice, schedule)
+    made = Compiled(layer, space, machine, choice, schedule)
+    if layer.options.kernels:
+        made.kernels()  # refuses what can't serve
+    return made

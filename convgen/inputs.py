@@ -36,10 +36,13 @@ def layer_options(command: Any) -> Any:
     return command
 
 
-def need(package: str, why: str) -> None:
+untuned_option = click.option("--untuned", is_flag=True, help="Default kernels, without the tuner's databases.")
+
+
+def need(package: str, why: str, *, extra: str = "") -> None:
     """Raises InputError where a package is not installed."""
     if find_spec(package) is None:
-        raise InputError(why, hint=f"pip install 'convgen[{package}]'")
+        raise InputError(why, hint=f"pip install 'convgen[{extra or package}]'")
 
 
 def compile_files(
@@ -51,8 +54,13 @@ def compile_files(
     grid: str | None,
     algorithm: str | None,
     dtype: str | None,
+    measured: bool = False,
 ) -> list[Compiled]:
-    """Every layer of the files, compiled; errors say the file and the line."""
+    """Every layer of the files, compiled; errors say the file and the line.
+
+    Args:
+        measured: with local kernels from the tuner's databases.
+    """
     from convgen.compiler import compile_layer
     from convgen.cost.machine import load_machine
     from convgen.spec.build import check_target
@@ -75,7 +83,17 @@ def compile_files(
             raise locate(error, layer.source) from None
         compiled.append(replace(one, options=options))
     _refuse_same_names(compiled)
-    return compiled
+    return _with_measured(compiled) if measured else compiled
+
+
+def _with_measured(compiled: list[Compiled]) -> list[Compiled]:
+    """With kernels from the tuner's databases, and remarks on stderr."""
+    from convgen.tune.apply import with_measured
+
+    made, remarks = with_measured(compiled)
+    for remark in remarks:
+        click.echo(remark, err=True)
+    return made
 
 
 def _refuse_same_names(compiled: Sequence[Compiled]) -> None:

@@ -40,9 +40,7 @@ class LocalKernels:
     copy_choice: str = ""
 
 
-def local_kernels(
-    schedule: Schedule, names: LayoutNames, lines: Lines, kernels: Sequence[Kernel], memory_format: str
-) -> LocalKernels:
+def local_kernels(schedule: Schedule, names: LayoutNames, lines: Lines, kernels: Sequence[Kernel]) -> LocalKernels:
     """Sources for a GPU's module."""
     if not kernels:
         return LocalKernels()

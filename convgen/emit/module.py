@@ -20,6 +20,7 @@ from convgen.emit.local import Convolution, local_kernels
 from convgen.emit.steps import LayoutNames, Lines, NamedLayout
 from convgen.emit.volume import volume
 from convgen.kernels.environment import environment as kernels_environment
+from convgen.kernels.on_cpu import cpu_helpers
 from convgen.kernels.source import Kernel, reads_boxes
 from convgen.schedule.nodes import Convert, Schedule, reads
 from convgen.schedule.text import show
@@ -103,6 +104,8 @@ class ModuleContext:
     copied: tuple[str, ...]
     copy_kernels: str
     copy_choice: str
+    ways: dict[str, str]
+    helpers: str
 
 
 @cache
@@ -135,7 +138,9 @@ def module_context(
     conv, text = layer.conv, show(schedule)
     names = LayoutNames(schedule)
     lines = Lines(schedule, conv, names, gpu=layer.on_gpu)
-    local = local_kernels(schedule, names, lines, kernels, layer.memory_format)
+    on_gpu = kernels if layer.on_gpu else ()
+    local = local_kernels(schedule, names, lines, on_gpu)
+    ways = {} if layer.on_gpu else {k.problem.phase: k for k in kernels if k.config.family != "aten"}
     stored = [(n, names.of(t)) for n, t in schedule.stored]
     gradient = {"x": "dx", "w": "dw", "y": "dy", "bias": "dbias"}
     everything = stored + [(gradient[n], layout) for n, layout in stored]
@@ -175,7 +180,9 @@ def module_context(
         kernels=local.kernels,
         convolutions=local.convolutions,
         rims=local.rims,
-        boxes=reads_boxes(kernels),
+        boxes=reads_boxes(on_gpu),
+        ways={str(phase): k.source().rstrip("\n") for phase, k in ways.items()},
+        helpers=cpu_helpers([k.config.family for k in ways.values()]),
         copied=local.copied,
         copy_kernels=local.copy_kernels,
         copy_choice=local.copy_choice,

@@ -8,8 +8,9 @@ import numpy as np
 
 from convgen.algebra.space import Box, Space
 from convgen.algebra.windows import edge_padding
-from convgen.kernels.config import Config, largest
-from convgen.kernels.families import FAMILIES
+from convgen.errors import InputError
+from convgen.kernels.config import Config, largest, parse_config
+from convgen.kernels.families import families, family
 from convgen.kernels.problem import LocalDim, Problem
 from convgen.kernels.source import Kernel
 from convgen.kernels.target import Target, parse_target
@@ -19,19 +20,75 @@ from convgen.spec.layer import Layer
 
 
 def choose_kernels(layer: Layer, schedule: Schedule, space: Space) -> tuple[Kernel, ...]:
-    """A kernel for each convolution, in the order of the schedule."""
-    target = parse_target(layer.target)
+    """A kernel for each convolution, in the order of the schedule: the layer's own choice, or the default.
+
+    Raises:
+        InputError: a kernel that the layer names can't do what a rank has to.
+    """
+    target, pinned = parse_target(layer.target), dict(layer.options.kernels)
     steps = [s for _, s in schedule.steps() if isinstance(s, Convolve)]
-    return tuple(choose(local_problems(layer, schedule, space, step), target) for step in steps)
+    made: list[Kernel] = []
+    for step in steps:
+        problems = local_problems(layer, schedule, space, step)
+        text = pinned.get(step.phase)
+        made.append(choose(problems, target) if text is None else _pinned(text, step.phase, problems, target))
+    return tuple(made)
 
 
 def choose(problems: tuple[Problem, ...], target: Target) -> Kernel:
-    """The first family, in the order of FAMILIES, that can all ranks' problems; sized for the one with most to do."""
-    for family in FAMILIES:
-        if all(family.refusal(p, target) is None for p in problems):
-            config: Config = family.default(largest(problems), target)
+    """The first family, in their order, that can all ranks' problems; sized for the one with most to do.
+
+    On a CPU it is ATen's plain call, also where a rank has nothing to do.
+    """
+    if target.kind == "cpu":
+        return Kernel(problems, Config("aten", warps=0, stages=0), target)
+    for made in families(target):
+        if all(made.refusal(p, target) is None for p in problems):
+            config: Config = made.default(largest(problems), target)
             return Kernel(problems, config, target)
     raise AssertionError("the pointer family or ATen takes every problem")
+
+
+def _pinned(text: str, phase: str, problems: tuple[Problem, ...], target: Target) -> Kernel:
+    """A kernel by its text."""
+    path = ("options", "kernels", phase)
+    try:
+        config = parse_config(text)
+    except InputError as error:
+        raise InputError(error.fact, path, hint=error.hint) from None
+    made = family(config.family, target)
+    if made is None:
+        known = ", ".join(f.NAME for f in families(target))
+        raise InputError(f"{config.family} is no family of kernels for {target}", path, hint=f"one of {known}")
+    problem = largest(problems)
+    busy = [p for p in problems if p.flops] or [problem]
+    for p in busy if target.kind == "cpu" else problems:  # a CPU's module does not come here where nothing is to do
+        if (why := made.refusal(p, target)) is not None:
+            fact = f"{config.family} can't {phase} here: {why}"
+            raise InputError(fact, path, hint="another family, or no word on this phase")
+    example = made.default(problem, target)
+    if (why := _misfit(config, example, target)) is not None:
+        raise InputError(f"{text!r} is no kernel of {config.family}: {why}", path, hint=f"e.g. {example}")
+    return Kernel(problems, config, target)
+
+
+def _misfit(config: Config, example: Config, target: Target) -> str | None:
+    """What is wrong with a configuration's numbers; None if nothing is."""
+    if target.kind == "cpu":
+        if set(config.tile) != set(example.tile) or config.warps or config.stages:
+            return f"it wants {', '.join(example.tile) or 'no numbers'}"
+        zero = [n for n, v in config.tile.items() if not v and example.tile[n]]
+        return f"{zero[0]}=0" if zero else None
+    if config.family == "aten":
+        return None if set(config.tile) <= {"last"} else "it wants nothing, or last=0 or last=1"
+    if set(config.tile) != set(example.tile):
+        return f"it wants {', '.join(example.tile)}"
+    numbers = {**config.tile, "warps": config.warps}
+    if bad := [n for n, v in numbers.items() if v < 1 or v & (v - 1)]:
+        return f"{bad[0]}={numbers[bad[0]]} is no power of two"
+    if config.warps > 32 or not 1 <= config.stages <= 8 or config.split < 1:
+        return "at most 32 warps, 1 to 8 stages, a split of 1 or more"
+    return None
 
 
 def local_problems(layer: Layer, schedule: Schedule, space: Space, step: Convolve) -> tuple[Problem, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from math import gcd, isqrt, prod
 
-from convgen.algebra.conv import SPATIAL_NAMES, TENSORS, Conv, Spatial
+from convgen.algebra.conv import PHASES, SPATIAL_NAMES, TENSORS, Conv, Spatial
 from convgen.errors import InputError
 from convgen.spec.form import MAX_SIZE, LayerForm, fill_form
 from convgen.spec.layer import Layer, Options
@@ -74,7 +74,7 @@ def _layer(form: LayerForm, source: Source) -> Layer:
         roles=build_roles(form.roles, grid, conv) if form.roles else (),
         target=form.target,
         machine=form.machine,
-        options=Options(hold_x=form.options.hold_x, sums=form.options.sums),
+        options=Options(hold_x=form.options.hold_x, sums=form.options.sums, kernels=_kernels(form)),
         source=source,
     )
 
@@ -169,3 +169,9 @@ def _check_groups(groups: int, channels: int, filters: int) -> None:
     above = [d for d in divisors if d > groups][:2]
     fact = f"groups {groups} doesn't divide both C={channels} and out_channels={filters}"
     raise InputError(fact, ("groups",), hint=f"groups: {' or '.join(map(str, below + above))}")
+
+
+def _kernels(form: LayerForm) -> tuple[tuple[str, str], ...]:
+    """Local kernels by phase; whether they are any is seen when they are made."""
+    named = form.options.kernels
+    return () if named is None else tuple((p, text) for p in PHASES if (text := getattr(named, p)) is not None)

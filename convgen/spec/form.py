@@ -26,6 +26,7 @@ AxisRoles: TypeAlias = dict[str, str | None]
 _SIZE = "an integer from 1 to 2**31 - 1"
 _EACH = f"{_SIZE}, or a list with one per spatial dimension"
 _ENTRIES = 'a list with an axis, "*", none or a list of axes per dimension'
+_KERNEL = "text, a local kernel as convgen tune prints it"
 _ROLES = "a mapping of axis to N, C, F, G, D, H, W or none"
 
 
@@ -33,9 +34,18 @@ class _Form(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
+class KernelsForm(_Form):
+    forward: str | None = Field(default=None, description=_KERNEL)
+    backward_data: str | None = Field(default=None, description=_KERNEL)
+    backward_filter: str | None = Field(default=None, description=_KERNEL)
+
+
 class OptionsForm(_Form):
     hold_x: Literal["gathered", "stored"] = Field(default="gathered", description="gathered or stored")
     sums: Literal["ordered", "native"] = Field(default="ordered", description="ordered or native")
+    kernels: KernelsForm | None = Field(
+        default=None, description="a mapping with forward, backward_data, backward_filter or some of them"
+    )
 
 
 class DistributionForm(_Form):
@@ -79,7 +89,7 @@ class LayerForm(_Form):
     )
     target: str = Field(default="cpu", description="cpu, cuda[:sm_NN], hip[:gfxNNN] or sw26010")
     machine: str | None = Field(default=None, description="text, a machine's name or file")
-    options: OptionsForm = Field(default=OptionsForm(), description="a mapping with hold_x, sums or both")
+    options: OptionsForm = Field(default=OptionsForm(), description="a mapping with hold_x, sums, kernels")
 
 
 _INNER: dict[str, type[_Form]] = {"options": OptionsForm, "distribution": DistributionForm, "roles": RolesForm}

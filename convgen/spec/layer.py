@@ -19,8 +19,11 @@ Axes = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Options:
+    """Attributes: kernels: (phase, local kernel as text) of the phases that name one."""
+
     hold_x: Literal["gathered", "stored"] = "gathered"
     sums: Literal["ordered", "native"] = "ordered"
+    kernels: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

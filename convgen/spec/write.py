@@ -39,7 +39,8 @@ def layer_to_dict(layer: Layer) -> dict[str, Any]:
     data["target"] = layer.target
     if layer.machine is not None:
         data["machine"] = layer.machine
-    data["options"] = {"hold_x": options.hold_x, "sums": options.sums}
+    kernels = {"kernels": dict(options.kernels)} if options.kernels else {}
+    data["options"] = {"hold_x": options.hold_x, "sums": options.sums, **kernels}
     return data
 
 

@@ -92,12 +92,23 @@ class Ceilings(_Form):
     bytes_per_s: Annotated[float, Field(gt=0)]
     floor_us: Annotated[float, Field(ge=0)]
 
+    def best(self, other: Ceilings | None) -> Ceilings:
+        """Of two measurements: what a busy machine reached is no ceiling."""
+        if other is None:
+            return self
+        dtypes = {**self.flops_per_s, **other.flops_per_s}
+        return Ceilings(
+            flops_per_s={d: max(self.flops_per_s.get(d, 0.0), other.flops_per_s.get(d, 0.0)) for d in dtypes},
+            bytes_per_s=max(self.bytes_per_s, other.bytes_per_s),
+            floor_us=min(self.floor_us, other.floor_us),
+        )
+
 
 class Database(_Form):
     """A device's file.
 
     Attributes:
-        ceilings: as they were measured last.
+        ceilings: the best that was measured.
     """
 
     format: Literal[1] = FORMAT
@@ -205,9 +216,8 @@ def update(path: Path, device: Device, entries: Mapping[str, Entry], ceilings: C
             if (there.device, there.target) != (device.name, device.target):
                 fact = f"is of {there.device} ({there.target}), not of {device.name} ({device.target})"
                 raise _refused(path, _line(path.read_text(encoding="utf-8"), "device"), fact)
-            made = there.model_copy(
-                update={"entries": {**there.entries, **entries}, "ceilings": ceilings or there.ceilings}
-            )
+            known = ceilings.best(there.ceilings) if ceilings is not None else there.ceilings
+            made = there.model_copy(update={"entries": {**there.entries, **entries}, "ceilings": known})
             replace_text(path, made.text())
             return made
     except Timeout:

@@ -15,7 +15,7 @@ from convgen.kernels.problem import LocalDim, Problem
 from convgen.schedule.nodes import PHASES, Phase
 from convgen.spec.layer import DTYPES
 
-_DIM = r"(?P<{0}>[DHW]):(?P<{0}x>\d+)>(?P<{0}y>\d+) k(?P<{0}k>\d+) s(?P<{0}s>\d+) d(?P<{0}d>\d+) b(?P<{0}b>-?\d+)"
+_DIM = r"(?P<{0}>{0}):(?P<{0}x>\d+)>(?P<{0}y>\d+) k(?P<{0}k>\d+) s(?P<{0}s>\d+) d(?P<{0}d>\d+) b(?P<{0}b>-?\d+)"
 _KEY = re.compile(
     rf"(?P<dtype>{'|'.join(DTYPES)}) (?P<form>contiguous|channels_last) (?P<phase>{'|'.join(PHASES)})"
     r" N(?P<n>\d+) C(?P<c>\d+) F(?P<f>\d+)"

@@ -74,9 +74,9 @@ class Runner:
         limit = START_S + (len(found) + 4) * (self.limit_s + 1e3 * self._aten_s)
         return self._ask("race", tuple((c.label, c.text) for c in found), rounds, seed, limit_s=limit)
 
-    def ceilings(self) -> dict[str, Any]:
-        """What the device reaches."""
-        return self._ask("ceilings", limit_s=START_S)
+    def ceilings(self, dtypes: tuple[str, ...]) -> dict[str, Any]:
+        """What the device reaches in these types."""
+        return self._ask("ceilings", dtypes, limit_s=START_S)
 
     def _reopen(self) -> None:
         if self._process is None:

@@ -5,7 +5,7 @@ Requests are tuples, replies dictionaries; a request whose reply never comes is 
     ("open", problem, seed)            operands and ATen, whose time comes back; what follows is about this problem
     ("attempt", label, text, best_us)    check a kernel and time it: {"us", "error"} or {"cause", "said"}
     ("race", ((label, text), ...), rounds, seed)    other operands; check all again, time them and ATen in turn
-    ("ceilings",)                      what the device reaches
+    ("ceilings", dtypes)               what the device reaches
 """
 
 from __future__ import annotations
@@ -149,12 +149,12 @@ class Bench:
             found.setdefault(e.label, record)
         return found
 
-    def ceilings(self) -> dict[str, Any]:
-        """What the device reaches, and the least time of a launch."""
+    def ceilings(self, dtypes: tuple[str, ...]) -> dict[str, Any]:
+        """What the device reaches, in all types on a GPU, and the least time of a launch."""
         if self.target.kind == "cpu":
             empty = torch.zeros(16)
             floor = Entrant("floor", lambda: torch.ops.aten.add(empty, empty))
-            found = ceilings(self.clock, size=512, elements=1 << 24)
+            found = ceilings(self.clock, dtypes, size=1024, elements=1 << 24)
         else:
             floor = Entrant("floor", floor_launch(self.clock.device, 256))
             found = ceilings(self.clock)
@@ -162,7 +162,7 @@ class Bench:
         floor.probe(self.clock)
         floor.prepare(self.clock)
         race([floor], self.clock)
-        return {n: found[n] for n in ("flops_per_s", "bytes_per_s")} | {"floor_us": floor.record["us"]}
+        return {n: found[n] for n in ("flops_per_s", "bytes_per_s")} | {"floor_us": min(floor.laps)}
 
     def _failed(self, failure: Exception) -> dict[str, Any]:
         """What a candidate's exception says; where the device is lost with it, the process ends."""

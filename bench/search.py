@@ -1,0 +1,189 @@
+"""Does the search earn its keep? Ranking and search against chance on recorded landscapes, all configurations measured.
+
+    python bench/search.py                     # replays the landscapes of bench/landscapes/
+    python bench/search.py --record FILE       # measures one on this machine's CPU, one thread (minutes)
+
+A landscape has the time of every legal configuration of some problems. The search asks for a tenth of them, and is told
+what was recorded; so is chance, and so are parts of the search alone. What counts is the best that each found over the
+best that there is, at every problem, over several seeds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from convgen.kernels.config import Config, parse_config
+from convgen.kernels.problem import LocalDim, Problem
+from convgen.kernels.target import CPU, Target, parse_target
+from convgen.tune.candidates import candidates, ranked
+from convgen.tune.database import Ceilings, replace_text
+from convgen.tune.key import key_of, problem_of
+from convgen.tune.search import Ranked, Search
+
+FOLDER = Path(__file__).resolve().parent / "landscapes"
+SEEDS, DRAWS, SHARE, GOAL = 10, 400, 10, 1.03
+ROUNDS = 11
+Times = Mapping[Config, float]
+
+
+def problems() -> list[Problem]:
+    """Layers of ResNet-50 as one of 3, 5 or 6 ranks has them: channels that are no multiples of anything."""
+    found: list[Problem] = []
+    for phase in ("forward", "backward_data", "backward_filter"):
+        for channels, filters, rows, kernel, batch in (
+            (22, 64, 28, 3, 4),
+            (43, 43, 14, 3, 8),
+            (86, 103, 7, 3, 8),
+            (52, 43, 14, 1, 16),
+        ):
+            dims = tuple(LocalDim(n, rows, rows, kernel, 1, 1, kernel // 2) for n in "HW")
+            found.append(
+                Problem(
+                    phase=phase, batch=batch, channels=channels, filters=filters, dims=dims, dtype="float32",
+                    memory_format="contiguous",
+                )  # fmt: skip
+            )  # fmt: skip
+    return found
+
+
+# ---- Recording -----------------------------------------------------------------------------------------------------
+
+
+def record(file: Path, console: Console) -> None:
+    """Time every legal configuration of every problem; the least of some laps, which another load does not move."""
+    from convgen.tune.baseline import accuracy
+    from convgen.tune.bind import bind
+    from convgen.tune.clock import CpuClock, Entrant, race
+    from convgen.tune.device import this_cpu, versions
+    from convgen.tune.operands import Operands
+    from convgen.tune.worker import Bench
+
+    clock = CpuClock(1)
+    ceilings = Bench(CPU, clock).ceilings(("float32",))
+    head = {"device": this_cpu(1).name, "target": "cpu", "versions": versions(CPU), "ceilings": ceilings}
+    lines = [json.dumps(head)]
+    for p in problems():
+        work, found = Operands(p, "cpu"), candidates(p, CPU)
+        times: dict[str, float] = {}
+        with accuracy(p.dtype):
+            for c in found:
+                bound = bind(work, p, c.text)
+                bound.check()
+                entrant = Entrant(c.label, bound.run)
+                entrant.probe(clock)
+                entrant.prepare(clock)
+                race([entrant], clock, ROUNDS)
+                times[c.label] = float(f"{min(entrant.laps):.5g}")
+        lines.append(json.dumps({"problem": key_of(p), "us": times}))
+        best = min(times, key=lambda t: times[t])
+        console.print(
+            f"{key_of(p)}: {len(times)} configurations, {best} {times[best]:.0f} us, ATen {times['aten']:.0f} us"
+        )
+    file.parent.mkdir(parents=True, exist_ok=True)
+    replace_text(file, "\n".join(lines) + "\n")
+
+
+def read(file: Path) -> tuple[dict[str, Any], list[tuple[Problem, Times]]]:
+    """A landscape's head, and its problems with the times of their configurations."""
+    head, *rest = (json.loads(line) for line in file.read_text(encoding="utf-8").splitlines())
+    return head, [(problem_of(one["problem"]), {parse_config(c): us for c, us in one["us"].items()}) for one in rest]
+
+
+# ---- Strategies: all get as many measurements ----------------------------------------------------------------------
+
+
+def run(search: Search, times: Times) -> float:
+    """The best time that a search finds."""
+    while batch := search.ask():
+        for config in batch:
+            search.tell(config, times[config])
+    return search.best()[0][0]
+
+
+def chance(times: Times, limit: int) -> float:
+    """What as many configurations drawn at random have as their best, on average."""
+    rng, values = random.Random(0), list(times.values())
+    return statistics.mean(min(rng.sample(values, limit)) for _ in range(DRAWS))
+
+
+def shuffled(order: Ranked, seed: int) -> Ranked:
+    """The same configurations in an order that knows nothing."""
+    configs = list(order.configs)
+    random.Random(seed).shuffle(configs)
+    return Ranked(tuple(configs), tuple(map(float, range(len(configs)))))
+
+
+def ranking_of(p: Problem, times: Times, target: Target, ceilings: Ceilings) -> Ranked:
+    order = [(us, c.config) for us, c in ranked(candidates(p, target), ceilings) if c.config in times]
+    return Ranked(tuple(c for _, c in order), tuple(us for us, _ in order))
+
+
+def strategies(order: Ranked, times: Times, limit: int) -> dict[str, list[float]]:
+    """Best times over the exhaustive best, a seed each."""
+    best = min(times.values())
+    made: dict[str, Callable[[int], float]] = {
+        "ranking + search": lambda seed: run(Search(order, limit, seed=seed), times),
+        "ranking alone": lambda seed: min(times[c] for c in order.configs[:limit]),
+        "search alone": lambda seed: run(Search(shuffled(order, seed), limit, seed=seed), times),
+        "chance": lambda seed: chance(times, limit),
+    }
+    once = ("ranking alone", "chance")
+    return {n: [f(seed) / best for seed in range(1 if n in once else SEEDS)] for n, f in made.items()}
+
+
+def replay(file: Path, console: Console) -> list[dict[str, float]]:
+    """Print a landscape's table; ratios of the strategies, a problem each."""
+    head, landscape = read(file)
+    target, ceilings = parse_target(head["target"]), Ceilings(**head["ceilings"])
+    table = Table(
+        title=f"{file.name}: {head['device']}, {head['versions']}; best found / best there is", title_justify="left"
+    )
+    names = ("ranking + search", "ranking alone", "search alone", "chance")
+    for column in ("problem", "configurations", "measured", "ATen", *names):
+        table.add_column(column, justify="left" if column == "problem" else "right")
+    rows: list[dict[str, float]] = []
+    for p, times in landscape:
+        limit = math.ceil(len(times) / SHARE)
+        found = strategies(ranking_of(p, times, target, ceilings), times, limit)
+        row = {n: statistics.geometric_mean(v) for n, v in found.items()}
+        rows.append(row)
+        plain = next(us for c, us in times.items() if c.family == "aten") / min(times.values())
+        cells = [f"{row[n]:.3f}" for n in names]
+        table.add_row(key_of(p), str(len(times)), str(limit), f"{plain:.2f}", *cells)
+    table.add_section()
+    table.add_row("geometric mean", "", "", "", *(f"{mean(rows, n):.3f}" for n in names))
+    table.add_row("worst", "", "", "", *(f"{max(r[n] for r in rows):.3f}" for n in names))
+    within = {n: sum(r[n] <= GOAL for r in rows) for n in names}
+    table.add_row(f"within {GOAL - 1:.0%}", "", "", "", *(f"{within[n]} of {len(rows)}" for n in names))
+    console.print(table)
+    return rows
+
+
+def mean(rows: Iterable[Mapping[str, float]], name: str) -> float:
+    return statistics.geometric_mean(r[name] for r in rows)
+
+
+@click.command(help=__doc__.split("\n")[0], context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--record", "recorded", type=click.Path(path_type=Path), metavar="FILE", help="Measure a landscape.")
+@click.argument("files", nargs=-1, type=click.Path(path_type=Path, exists=True))
+def main(recorded: Path | None, files: tuple[Path, ...]) -> None:
+    console = Console(width=200, markup=False, highlight=False)
+    if recorded is not None:
+        record(recorded, console)
+        return
+    for file in files or sorted(FOLDER.glob("*.jsonl")):
+        replay(file, console)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""From measured kernels to a layer that names them, and what is said of those that there are none for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from convgen.kernels.choose import local_problems
+from convgen.schedule.nodes import Convolve
+from convgen.tune.lookup import Found, Remembered, remembered
+
+if TYPE_CHECKING:
+    from convgen.compiler import Compiled
+
+
+SHOWN = 3  # remarks of one kind
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What was found for a phase of a layer."""
+
+    layer: str
+    phase: str
+    found: Found
+
+
+def with_measured(compiled: Sequence[Compiled]) -> tuple[list[Compiled], list[str]]:
+    """Layers whose phases name the kernels that were measured for them, or for their nearest neighbours.
+
+    A phase that names one already keeps it. Ranks without work, and targets without a tuner, are passed over.
+
+    Returns:
+        The layers, and remarks on what was not found, or not used.
+    Raises:
+        InputError: a database is broken.
+    """
+    known: dict[str, Remembered] = {}
+    made: list[Compiled] = []
+    looked: list[Looked] = []
+    for one in compiled:
+        target = one.layer.target
+        if target == "sw26010":
+            made.append(one)
+            continue
+        memory = known.setdefault(target, remembered(target)) if target not in known else known[target]
+        named = dict(one.layer.options.kernels)
+        for _, step in one.schedule.steps():
+            if isinstance(step, Convolve) and step.phase not in named:
+                problems = local_problems(one.layer, one.schedule, one.space, step)
+                if any(p.flops for p in problems):
+                    found = memory.kernel([p for p in problems if p.flops] if target == "cpu" else problems)
+                    looked.append(Looked(one.layer.name, step.phase, found))
+                    if found.config is not None and str(found.config) != "aten":
+                        named[step.phase] = str(found.config)
+                    elif found.config is not None and one.layer.on_gpu:
+                        named[step.phase] = "aten"
+        options = replace(one.layer.options, kernels=tuple(named.items()))
+        made.append(replace(one, layer=replace(one.layer, options=options)))
+    return made, _remarks(looked, known)
+
+
+def _remarks(looked: Sequence[Looked], known: dict[str, Remembered]) -> list[str]:
+    """What is not measured, in a line; stale entries, a line each for a few. Nothing for a CPU that was never tuned."""
+    lines: list[str] = []
+    for memory in known.values():
+        stale = list(memory.stale.items())
+        lines += [f"stale, not used: {key}: {why}" for key, why in stale[:SHOWN]]
+        lines += [f"... and {len(stale) - SHOWN} more stale entries; convgen tune measures them again"] * (
+            len(stale) > SHOWN
+        )
+    silent = all(m.target.kind == "cpu" and not m.files for m in known.values())
+    counts = Counter(one.found.how for one in looked)
+    if silent or not (counts["default"] or counts["neighbour"]):
+        return lines
+    words = [f"{counts['measured']} of {len(looked)} measured"]
+    words += [f"{counts['neighbour']} like their nearest neighbour"] if counts["neighbour"] else []
+    if counts["default"]:
+        reasons = Counter(one.found.said for one in looked if one.found.how == "default")
+        words.append(f"{counts['default']} by default ({reasons.most_common(1)[0][0]})")
+    open_ = [f"{one.layer}.{one.phase}" for one in looked if one.found.how != "measured"]
+    names = ", ".join(open_[:SHOWN]) + (", ..." if len(open_) > SHOWN else "")
+    return [*lines, f"local kernels: {', '.join(words)}; not measured: {names}; convgen tune measures them"]

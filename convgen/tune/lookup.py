@@ -1,0 +1,193 @@
+"""What the compiler takes from the databases: measured kernels, or for want of one the nearest neighbour's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from convgen.errors import InputError
+from convgen.kernels.config import Config, largest, parse_config
+from convgen.kernels.families import family
+from convgen.kernels.problem import Problem
+from convgen.kernels.target import Target, parse_target
+from convgen.tune.candidates import source_of
+from convgen.tune.database import Database, Entry, read_database, shipped_folder, user_folder
+from convgen.tune.device import Device, minor, this_cpu, this_gpu_name, versions, versions_text
+from convgen.tune.key import key_of, problem_of
+from convgen.tune.search import distance
+
+NEAR = 6.0  # doublings, over all extents, that a neighbour may differ in
+How = Literal["measured", "neighbour", "default"]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A problem's kernel, and where it comes from.
+
+    Attributes:
+        said: of which device, of which neighbour, or why there is none.
+    """
+
+    config: Config | None
+    how: How
+    said: str = ""
+
+
+@dataclass
+class Remembered:
+    """A device's entries, the user's before those that convgen ships.
+
+    Attributes:
+        device: None where none is known for the target.
+        said: why there is no device.
+        stale: entries that were found and not used: key -> why.
+    """
+
+    target: Target
+    device: Device | None
+    files: tuple[tuple[Path, Database], ...] = ()
+    said: str = ""
+    stale: dict[str, str] = field(default_factory=dict[str, str])
+    _fresh: dict[str, tuple[Problem, Entry, Path] | None] = field(
+        default_factory=dict[str, "tuple[Problem, Entry, Path] | None"]
+    )
+
+    def kernel(self, problems: Sequence[Problem]) -> Found:
+        """The configuration for a step whose problems, one a rank, these are; None where there is no say in it."""
+        if self.device is None:
+            return Found(None, "default", self.said)
+        problem = largest(problems)
+        if (found := self._entry(key_of(problem))) is not None:
+            config = parse_config(found[1].kernel)
+            if self._serves(config, problems):
+                return Found(config, "measured", self.device.name)
+        near = self._nearest(problem, problems)
+        return near or Found(None, "default", f"nothing like it was measured on {self.device.name}")
+
+    def _entry(self, key: str) -> tuple[Problem, Entry, Path] | None:
+        """The first file's entry that is not stale."""
+        if key not in self._fresh:
+            self._fresh[key] = None
+            for path, database in self.files:
+                entry = database.entries.get(key)
+                if entry is None:
+                    continue
+                problem = problem_of(key)
+                if why := stale(entry, problem, self.target):
+                    self.stale[key] = f"{path}: {why}"
+                    continue
+                self._fresh[key] = problem, entry, path
+                break
+        return self._fresh[key]
+
+    def _serves(self, config: Config, problems: Sequence[Problem]) -> bool:
+        made = family(config.family, self.target)
+        return made is not None and all(made.refusal(p, self.target) is None for p in problems)
+
+    def _nearest(self, problem: Problem, problems: Sequence[Problem]) -> Found | None:
+        """The kernel of the problem that is most alike, as near as this problem's legal configurations come to it."""
+        keys = {key for _, database in self.files for key in database.entries if _alike(problem_of(key), problem)}
+        known = [found for key in sorted(keys) if (found := self._entry(key)) is not None]
+        for apart, key, (_, entry, _) in sorted(
+            ((_apart(found[0], problem), key_of(found[0]), found) for found in known), key=lambda t: t[:2]
+        ):
+            if apart > NEAR:
+                break
+            wanted = parse_config(entry.kernel)
+            made = family(wanted.family, self.target)
+            if made is None or not self._serves(wanted, problems):
+                continue
+            legal = [c for c in made.configs(problem, self.target) if c.tile.keys() == wanted.tile.keys()]
+            if legal:
+                config = min(legal, key=lambda c: distance(c.as_dict(), wanted.as_dict()))
+                return Found(config, "neighbour", key)
+        return None
+
+
+def stale(entry: Entry, problem: Problem, target: Target) -> str:
+    """Why an entry can't be used: measured with other versions than are installed, or printed otherwise by now."""
+    here = versions(target)
+    other = {n: v for n, v in entry.versions.items() if n in here and minor(here[n]) != minor(v)}
+    if other:
+        return f"measured with {versions_text(other)}, here are {versions_text({n: here[n] for n in other})}"
+    config = parse_config(entry.kernel)
+    made = family(config.family, target)
+    if made is None or made.refusal(problem, target) is not None:
+        return f"{config.family} can't this problem any more"
+    try:
+        source = source_of(problem, config, target)
+    except (KeyError, ValueError, ArithmeticError):
+        return f"{entry.kernel} is no configuration of {config.family} any more"
+    return "" if source == entry.source else f"its kernel was printed as {entry.source}, now as {source}"
+
+
+def _alike(a: Problem, b: Problem) -> bool:
+    """Whether one's configuration can mean something for the other."""
+    return (
+        (a.phase, a.dtype, a.memory_format, len(a.dims), a.is_pointwise, a.groups > 1)
+        == (b.phase, b.dtype, b.memory_format, len(b.dims), b.is_pointwise, b.groups > 1)
+        and (a.channels == 1) == (b.channels == 1)
+        and [d.stride > 1 for d in a.dims] == [d.stride > 1 for d in b.dims]
+    )
+
+
+def _apart(a: Problem, b: Problem) -> float:
+    """Doublings between pixels, channels, filters, taps, groups and parts."""
+    pairs = (
+        (a.pixels, b.pixels), (a.channels, b.channels), (a.filters, b.filters), (a.taps, b.taps), (a.groups, b.groups),
+        (a.x_parts, b.x_parts), (a.y_parts, b.y_parts), ((a.rim or 0) + 1, (b.rim or 0) + 1),
+    )  # fmt: skip
+    return sum(abs(math.log2(m / n)) for m, n in pairs if m and n)
+
+
+def remembered(target_text: str) -> Remembered:
+    """What is known for a target on the device that it is compiled for.
+
+    Raises:
+        InputError: a database is broken.
+    """
+    target = parse_target(target_text)
+    device, said = _find_device(target)
+    if device is None:
+        return Remembered(target, None, said=said)
+    files: list[tuple[Path, Database]] = []
+    for folder in (user_folder(), shipped_folder()):
+        path = folder / device.file_name
+        made = read_database(path)
+        if made is not None:
+            if (made.device, made.target) != (device.name, device.target):
+                raise InputError(
+                    f"{path} is of {made.device} ({made.target}), not of {device.name} ({device.target})",
+                    hint="move it away, or give it its device's name",
+                )
+            files.append((path, made))
+    return Remembered(target, device, tuple(files), "" if files else f"nothing was measured on {device.name}")
+
+
+def device_for(target: Target) -> Device | None:
+    """The device whose measurements are compiled for; None where none is known."""
+    return _find_device(target)[0]
+
+
+def _find_device(target: Target) -> tuple[Device | None, str]:
+    """This machine's; without one of the target's kind the only one that was measured for it."""
+    if target.kind == "cpu":
+        return this_cpu(), ""
+    known: dict[str, Device] = {}
+    for folder in (user_folder(), shipped_folder()):
+        for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
+            made = read_database(path)
+            if made is not None and made.target == str(target):
+                known.setdefault(made.device, Device(made.device, made.target))
+    here = this_gpu_name()
+    if here in known:
+        return known[here], ""
+    if len(known) == 1 and not here:
+        return next(iter(known.values())), ""
+    names = ", ".join(sorted(known))
+    return None, f"nothing was measured for {target}" + (
+        f" but on {names}, which this machine has not" if names else ""
+    )

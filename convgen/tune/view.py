@@ -1,0 +1,99 @@
+"""How tuning goes, on stderr: a live display on a terminal, a line a problem elsewhere."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from convgen.tune.candidates import Candidate
+from convgen.tune.report import causes_text, time_text
+from convgen.tune.tuner import Outcome
+from convgen.tune.wanted import Wanted
+
+
+class Screen:
+    """Bars of problems and of the candidates of one, the best so far against ATen, failures by cause.
+
+    Args:
+        budget_s: seconds for all; what is left of them is shown.
+    """
+
+    def __init__(self, console: Console, budget_s: float | None) -> None:
+        self.console, self.budget_s, self.start = console, budget_s, time.monotonic()
+        self.bars = Progress(
+            TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), TimeElapsedColumn(),
+            TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[said]}"),
+            console=console, transient=True, disable=not console.is_terminal,
+        )  # fmt: skip
+        self.live = console.is_terminal
+        self.best_us, self.best, self.aten_us = float("inf"), "", None
+
+    def __enter__(self) -> Screen:
+        self.bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bars.stop()
+
+    def begin(self, wanted: Sequence[Wanted]) -> None:
+        self.total, self.count = len(wanted), 0
+        busy, cores = os.getloadavg()[0], os.cpu_count() or 1
+        if busy > cores / 2:
+            text = f"this machine is busy (load {busy:.1f} on {cores} cores): times will be noisy, and ATen wins ties"
+            self.console.print(text, highlight=False, markup=False)
+        self.problems = self.bars.add_task("problems", total=len(wanted), said="")
+        self.current = self.bars.add_task("", total=None, said="")
+
+    def problem(self, wanted: Wanted, count: int, limit: int, aten_us: float | None) -> None:
+        self.best_us, self.best, self.aten_us = float("inf"), "", aten_us
+        self.failures = Counter[str]()
+        self.bars.reset(self.current, total=limit, description=str(wanted), said=f"{count} legal")
+
+    def tried(self, candidate: Candidate, us: float | None, cause: str, said: str) -> None:
+        if us is None:
+            self.failures[cause] += 1
+            if cause in ("wrong", "crashed", "hung"):
+                self.console.print(f"{cause}: {candidate.label}: {said}", highlight=False, markup=False)
+        elif us < self.best_us:
+            self.best_us, self.best = us, candidate.label
+        self.bars.update(self.current, advance=1, said=self._standing())
+        left = (
+            ""
+            if self.budget_s is None
+            else f"{max(0.0, self.budget_s - time.monotonic() + self.start):.0f} s of budget"
+        )
+        self.bars.update(self.problems, said=left)
+
+    def racing(self, count: int) -> None:
+        self.bars.update(self.current, said=f"{count} raced against ATen")
+
+    def done(self, outcome: Outcome) -> None:
+        self.count += 1
+        self.bars.update(self.problems, advance=1)
+        if self.live and outcome.status in ("kept", "not reached"):
+            return
+        self.console.print(f"{self.count}/{self.total} {_line(outcome)}", highlight=False, markup=False)
+
+    def _standing(self) -> str:
+        """The best so far, by a few launches."""
+        failed = causes_text(self.failures)
+        words = [f"best {time_text(self.best_us / 1e3)} {self.best}"] if self.best else []
+        if self.aten_us is not None:
+            words.append(f"ATen {time_text(self.aten_us / 1e3)}")
+        return ", ".join([*words, *([f"failed: {failed}"] if failed else [])])
+
+
+def _line(o: Outcome) -> str:
+    if o.entry is None:
+        return f"{o.wanted}: {o.status}" + (f": {o.said}" if o.said else "")
+    e = o.entry
+    against = "" if e.ratio is None or e.aten_ms is None else f", ATen {time_text(e.aten_ms)}, x{e.ratio:.2f}"
+    failed = causes_text(o.failures)
+    resumed = f", {o.resumed} from before" if o.resumed else ""
+    words = f"{o.wanted}: {o.status}: {e.kernel} {time_text(e.ms)}{against}; {e.tried} of {e.of} tried{resumed}"
+    return words + (f"; failed: {failed}" if failed else "")
