@@ -32,27 +32,27 @@ from convgen.tune.search import Ranked, Search
 
 FOLDER = Path(__file__).resolve().parent / "landscapes"
 SEEDS, DRAWS, SHARE, GOAL = 10, 400, 10, 1.03
-ROUNDS = 11
+ROUNDS, SLOW = 9, 3.0
 Times = Mapping[Config, float]
 
 
 def problems() -> list[Problem]:
     """Layers of ResNet-50 as one of 3, 5 or 6 ranks has them: channels that are no multiples of anything."""
     found: list[Problem] = []
+    shapes = ((22, 64, 28, 3, 4), (43, 43, 14, 3, 8), (86, 103, 7, 3, 8), (52, 43, 14, 1, 16))
     for phase in ("forward", "backward_data", "backward_filter"):
-        for channels, filters, rows, kernel, batch in (
-            (22, 64, 28, 3, 4),
-            (43, 43, 14, 3, 8),
-            (86, 103, 7, 3, 8),
-            (52, 43, 14, 1, 16),
-        ):
-            dims = tuple(LocalDim(n, rows, rows, kernel, 1, 1, kernel // 2) for n in "HW")
-            found.append(
+        for channels, filters, rows, kernel, batch in shapes:
+            found += [
                 Problem(
-                    phase=phase, batch=batch, channels=channels, filters=filters, dims=dims, dtype="float32",
+                    phase=phase,
+                    batch=batch,
+                    channels=channels,
+                    filters=filters,
+                    dims=tuple(LocalDim(n, rows, rows, kernel, 1, 1, kernel // 2) for n in "HW"),
+                    dtype="float32",
                     memory_format="contiguous",
-                )  # fmt: skip
-            )  # fmt: skip
+                )
+            ]
     return found
 
 
@@ -81,9 +81,12 @@ def record(file: Path, console: Console) -> None:
                 bound.check()
                 entrant = Entrant(c.label, bound.run)
                 entrant.probe(clock)
-                entrant.prepare(clock)
-                race([entrant], clock, ROUNDS)
-                times[c.label] = float(f"{min(entrant.laps):.5g}")
+                least = entrant.estimate * 1e6
+                if least <= SLOW * min(times.values(), default=least):  # what is far behind is timed once
+                    entrant.prepare(clock)
+                    race([entrant], clock, ROUNDS)
+                    least = min(entrant.laps)
+                times[c.label] = float(f"{least:.5g}")
         lines.append(json.dumps({"problem": key_of(p), "us": times}))
         best = min(times, key=lambda t: times[t])
         console.print(

@@ -19,7 +19,7 @@ from convgen.tune.device import Device, minor, this_cpu, this_gpu_name, versions
 from convgen.tune.key import key_of, problem_of
 from convgen.tune.search import distance
 
-NEAR = 6.0  # doublings, over all extents, that a neighbour may differ in
+NEAR = 3.0  # doublings, over all extents, that a neighbour may differ in
 How = Literal["measured", "neighbour", "default"]
 
 

@@ -20,9 +20,10 @@ def time_text(ms: float) -> str:
 
 
 def rate_text(wanted: Wanted, entry: Entry) -> str:
-    """TFLOP/s where products bound the problem, else GB/s."""
+    """FLOP/s where products bound the problem, else bytes/s."""
     if entry.bound == "compute":
-        return f"{whole_flops(wanted.problem) / entry.ms / 1e9:.3g} TFLOP/s"
+        giga = whole_flops(wanted.problem) / entry.ms / 1e6
+        return f"{giga / 1e3:.3g} TFLOP/s" if giga >= 1e3 else f"{giga:.3g} GFLOP/s"
     return f"{whole_bytes(wanted.problem) / entry.ms / 1e6:.3g} GB/s"
 
 
