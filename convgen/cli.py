@@ -44,7 +44,8 @@ def compile_command(
     files: Sequence[str], output: str, emit: str | None, as_json: bool, untuned: bool, **options: Any
 ) -> None:
     """Write DIR/NAME.py for each layer, or print the stage asked for. Needs no GPU and no process group."""
-    all_compiled = compile_files(files, **options, measured=emit in (None, "module", "kernels") and not untuned)
+    tuned = emit in (None, "module", "kernels") and not untuned
+    all_compiled = compile_files(files, **options, measured="quietly" if tuned and as_json else tuned)
     if emit == "kernels":
         _emit_kernels(all_compiled, as_json)
         return
@@ -110,7 +111,7 @@ def check(
     file: str, processes: bool, interpret: bool, as_json: bool, timeout: float, untuned: bool, **options: Any
 ) -> None:
     """Compile, run every rank on this machine, and compare with a single-device float64 reference."""
-    all_compiled = compile_files([file], **options, measured=not untuned)
+    all_compiled = compile_files([file], **options, measured="quietly" if as_json and not untuned else not untuned)
     for one in all_compiled:
         one.module()  # refuses a target without an emitter before torch is needed
     layer = all_compiled[0].layer

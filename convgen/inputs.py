@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -54,12 +54,12 @@ def compile_files(
     grid: str | None,
     algorithm: str | None,
     dtype: str | None,
-    measured: bool = False,
+    measured: bool | Literal["quietly"] = False,
 ) -> list[Compiled]:
     """Every layer of the files, compiled; errors say the file and the line.
 
     Args:
-        measured: with local kernels from the tuner's databases.
+        measured: with local kernels from the tuner's databases; remarks on those that it lacks go to stderr.
     """
     from convgen.compiler import compile_layer
     from convgen.cost.machine import load_machine
@@ -83,15 +83,15 @@ def compile_files(
             raise locate(error, layer.source) from None
         compiled.append(replace(one, options=options))
     _refuse_same_names(compiled)
-    return _with_measured(compiled) if measured else compiled
+    return _with_measured(compiled, quiet=measured == "quietly") if measured else compiled
 
 
-def _with_measured(compiled: list[Compiled]) -> list[Compiled]:
+def _with_measured(compiled: list[Compiled], *, quiet: bool) -> list[Compiled]:
     """With kernels from the tuner's databases, and remarks on stderr."""
     from convgen.tune.apply import with_measured
 
     made, remarks = with_measured(compiled)
-    for remark in remarks:
+    for remark in [] if quiet else remarks:
         click.echo(remark, err=True)
     return made
 

@@ -72,8 +72,8 @@ def remember(file: Path, cache: Path, device: Device, kernels: dict[str, str], *
         text = kernels.get(one.problem.phase)
         if text is not None:
             values = {
-                "kernel": text, "ms": 0.5, "p20": 0.4, "p80": 0.6, "aten_ms": 0.7, "share": 0.5, "bound": "compute",
-                "error": 1e-7, "tried": 3, "of": 30, "effort": "full", "versions": versions(target),
+                "kernel": text, "ms": 0.5, "p20": 0.4, "p80": 0.6, "aten_ms": 0.7, "ratio": 1.4, "share": 0.5,
+                "bound": "compute", "error": 1e-7, "tried": 3, "of": 30, "effort": "full", "versions": versions(target),
                 "source": source_of(one.problem, parse_config(text), target),
             }  # fmt: skip
             update(cache / "devices" / device.file_name, device, {key_of(one.problem): Entry(**(values | changed))})  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ DEVICE = Device("Some CPU, 2 threads", "cpu", 2)
 def entry(**given: Any) -> Entry:
     values = {
         "kernel": "arranged last=1 C=1 F=16 samples=0 cut=1", "ms": 0.5, "p20": 0.4, "p80": 0.6, "aten_ms": 0.7,
-        "share": 0.5, "bound": "compute", "error": 1e-7, "tried": 3, "of": 30, "effort": "full",
+        "ratio": 1.4, "share": 0.5, "bound": "compute", "error": 1e-7, "tried": 3, "of": 30, "effort": "full",
         "versions": {"torch": "2.13.0"}, "source": "0123456789ab",
     }  # fmt: skip
     return Entry(**(values | given))

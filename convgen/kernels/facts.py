@@ -27,14 +27,8 @@ from convgen.kernels.load import load_text
 from convgen.kernels.problem import Problem
 from convgen.kernels.source import Kernel, kernel_module
 from convgen.kernels.target import Target
+from convgen.kernels.torch_types import TORCH_DTYPES
 
-TORCH = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "tfloat32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 POINTER = {
     torch.float64: "*fp64",
     torch.float32: "*fp32",
@@ -91,7 +85,7 @@ def launches(kernel: Kernel, problem: Problem) -> list[Launch]:
 
     run, module.launch = module.launch, record  # type: ignore[attr-defined]
     p = problem
-    dtype, elements = TORCH[p.dtype], p.elements
+    dtype, elements = TORCH_DTYPES[p.dtype], p.elements
     x = torch.empty(elements["x"] * p.x_parts, dtype=dtype, device="meta")
     w = torch.empty(elements["w"] * p.x_parts * p.y_parts, dtype=dtype, device="meta")
     y = torch.empty(elements["y"] * p.y_parts, dtype=dtype, device="meta")

@@ -45,7 +45,12 @@ def with_measured(compiled: Sequence[Compiled]) -> tuple[list[Compiled], list[st
         if target == "sw26010":
             made.append(one)
             continue
-        memory = known.setdefault(target, remembered(target)) if target not in known else known[target]
+        if target not in known:
+            known[target] = remembered(target)
+        memory = known[target]
+        if memory.target.kind == "cpu" and not memory.files:
+            made.append(one)
+            continue
         named = dict(one.layer.options.kernels)
         for _, step in one.schedule.steps():
             if isinstance(step, Convolve) and step.phase not in named:
@@ -71,9 +76,8 @@ def _remarks(looked: Sequence[Looked], known: dict[str, Remembered]) -> list[str
         lines += [f"... and {len(stale) - SHOWN} more stale entries; convgen tune measures them again"] * (
             len(stale) > SHOWN
         )
-    silent = all(m.target.kind == "cpu" and not m.files for m in known.values())
     counts = Counter(one.found.how for one in looked)
-    if silent or not (counts["default"] or counts["neighbour"]):
+    if not (counts["default"] or counts["neighbour"]):
         return lines
     words = [f"{counts['measured']} of {len(looked)} measured"]
     words += [f"{counts['neighbour']} like their nearest neighbour"] if counts["neighbour"] else []

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch.utils import benchmark
 
+from convgen.kernels.torch_types import TORCH_DTYPES
 from convgen.tune.baseline import accuracy
-from convgen.tune.operands import TORCH
 
 ROUNDS = 15
 Call = Callable[[], object]
@@ -170,7 +170,7 @@ def race(entrants: Sequence[Entrant], clock: Clock, rounds: int = ROUNDS) -> Non
 
 
 def ceilings(
-    clock: Clock, dtypes: Sequence[str] = tuple(TORCH), *, size: int = 8192, elements: int = 1 << 28
+    clock: Clock, dtypes: Sequence[str] = tuple(TORCH_DTYPES), *, size: int = 8192, elements: int = 1 << 28
 ) -> dict[str, Any]:
     """What the device reaches: flop/s of a matrix product in each type, and bytes/s, read and written, of a copy.
 
@@ -191,7 +191,7 @@ def ceilings(
     for dtype in dtypes:
         if clock.device == "cpu" and dtype == "float16":  # some CPUs have no products of it: a small one is slow enough
             size = min(size, 256)
-        a, b = (torch.randn((size, size), device=clock.device).to(TORCH[dtype]) for _ in range(2))
+        a, b = (torch.randn((size, size), device=clock.device).to(TORCH_DTYPES[dtype]) for _ in range(2))
         out = torch.empty_like(a)
         with accuracy(dtype):
             found[dtype] = 2 * size**3 / seconds(lambda a=a, b=b, out=out: torch.mm(a, b, out=out))

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from convgen.errors import ConvgenError, InputError
 from convgen.kernels.config import parse_config
@@ -55,7 +55,7 @@ class Entry(_Form):
     Attributes:
         kernel: family and configuration.
         ms, p20, p80: median, and 20th and 80th percentile, of a race against ATen and the runners-up.
-        aten_ms: ATen's median in the same race; None where ATen can't do the problem.
+        aten_ms: ATen's median in the same race; None where ATen can't do the problem. ratio: that over ms.
         share: of the roofline: the time that flops, bytes or a launch take at least, over ms.
         bound: which of these it is.
         error: largest error over the largest |result|, against float64.
@@ -70,6 +70,7 @@ class Entry(_Form):
     p20: Milliseconds
     p80: Milliseconds
     aten_ms: Milliseconds | None
+    ratio: Milliseconds | None
     share: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     bound: Literal["floor", "memory", "compute"]
     error: Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -79,10 +80,12 @@ class Entry(_Form):
     versions: dict[str, str]
     source: Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]
 
-    @property
-    def ratio(self) -> float | None:
-        """ATen's time over the kernel's."""
-        return None if self.aten_ms is None else self.aten_ms / self.ms
+    @model_validator(mode="after")
+    def _consistent(self) -> Entry:
+        wanted = None if self.aten_ms is None else self.aten_ms / self.ms
+        if (wanted is None) != (self.ratio is None) or (wanted and self.ratio and abs(self.ratio / wanted - 1) > 0.01):
+            raise ValueError(f"ratio {self.ratio} is not aten_ms / ms")
+        return self
 
 
 class Ceilings(_Form):

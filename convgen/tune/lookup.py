@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -67,6 +68,11 @@ class Remembered:
         near = self._nearest(problem, problems)
         return near or Found(None, "default", f"nothing like it was measured on {self.device.name}")
 
+    @cached_property
+    def _problems(self) -> dict[str, Problem]:
+        """Of all entries."""
+        return {key: problem_of(key) for _, database in self.files for key in database.entries}
+
     def _entry(self, key: str) -> tuple[Problem, Entry, Path] | None:
         """The first file's entry that is not stale."""
         if key not in self._fresh:
@@ -89,14 +95,12 @@ class Remembered:
 
     def _nearest(self, problem: Problem, problems: Sequence[Problem]) -> Found | None:
         """The kernel of the problem that is most alike, as near as this problem's legal configurations come to it."""
-        keys = {key for _, database in self.files for key in database.entries if _alike(problem_of(key), problem)}
-        known = [found for key in sorted(keys) if (found := self._entry(key)) is not None]
-        for apart, key, (_, entry, _) in sorted(
-            ((_apart(found[0], problem), key_of(found[0]), found) for found in known), key=lambda t: t[:2]
-        ):
-            if apart > NEAR:
-                break
-            wanted = parse_config(entry.kernel)
+        apart = ((_apart(other, problem), key) for key, other in self._problems.items() if _alike(other, problem))
+        for _, key in sorted(pair for pair in apart if pair[0] <= NEAR):
+            known = self._entry(key)
+            if known is None:
+                continue
+            wanted = parse_config(known[1].kernel)
             made = family(wanted.family, self.target)
             if made is None or not self._serves(wanted, problems):
                 continue

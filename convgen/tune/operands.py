@@ -14,14 +14,8 @@ from torch import Tensor
 
 from convgen.errors import InputError
 from convgen.kernels.problem import Problem
+from convgen.kernels.torch_types import TORCH_DTYPES
 
-TORCH = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "tfloat32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 # Largest error over the largest |result|. float32's is that of a sum's order, the others' that of rounding once.
 TOLERANCE = {"float64": 1e-13, "float32": 1e-5, "tfloat32": 2.0**-9, "bfloat16": 2.0**-7, "float16": 2.0**-9}
 GUARD = 64  # elements of NaN before and behind an operand; a multiple of 16 bytes
@@ -81,7 +75,8 @@ class Operands:
         generator = torch.Generator(device).manual_seed(seed)
         sizes = self.shapes | {"bias": (p.groups * p.filters * p.y_parts,)}
         self.given = {
-            n: torch.randn(shape, generator=generator, device=device).to(TORCH[p.dtype]) for n, shape in sizes.items()
+            n: torch.randn(shape, generator=generator, device=device).to(TORCH_DTYPES[p.dtype])
+            for n, shape in sizes.items()
         }
         self.reference = self._reference()
         self.scale = float(self.reference.abs().max()) if self.reference.numel() else 1.0
@@ -122,7 +117,7 @@ class Operands:
 
     def poisoned(self, elements: int) -> Tensor:
         """NaN: so many elements, and guards around them."""
-        return torch.full((elements + 2 * GUARD,), math.nan, dtype=TORCH[self.problem.dtype], device=self.device)
+        return torch.full((elements + 2 * GUARD,), math.nan, dtype=TORCH_DTYPES[self.problem.dtype], device=self.device)
 
     @cached_property
     def whole(self) -> Tensor:

@@ -66,7 +66,7 @@ def record(outcome: Outcome, device: str) -> dict[str, Any]:
         "device": device,
         "measured": entry is not None,
         "status": outcome.status,
-        **({} if entry is None else {**entry.model_dump(), "ratio": entry.ratio}),
+        **({} if entry is None else entry.model_dump()),
         "resumed": outcome.resumed,
         "failures": dict(sorted((+outcome.failures).items())),
         "said": outcome.said,

@@ -258,6 +258,7 @@ class Tuner:
             p20=_short(record["p20"] / 1e3),
             p80=_short(record["p80"] / 1e3),
             aten_ms=None if aten is None else _short(aten["us"] / 1e3),
+            ratio=None if aten is None else _short(aten["us"] / record["us"]),
             share=_short(bounds[bound] / record["us"]),
             bound=bound,  # pyright: ignore[reportArgumentType]
             error=_short(record.get("error", 0.0)),

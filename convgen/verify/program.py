@@ -14,17 +14,11 @@ import torch
 from torch import Tensor
 
 from convgen.algebra.conv import Conv
+from convgen.kernels.torch_types import TORCH_DTYPES
 from convgen.spec.layer import Layer
 
 RESULTS = ("y", "dx", "dw", "dbias")
 OF = {"y": "y", "dx": "x", "dw": "w", "dbias": "bias", "x": "x", "w": "w", "bias": "bias", "dy": "y"}
-TORCH_DTYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "tfloat32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 
 
 def load_module(path: Path, *, interpret: bool = False) -> ModuleType:
