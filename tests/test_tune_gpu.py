@@ -54,8 +54,8 @@ class InProcess:
     def attempt(self, candidate: Candidate, best_us: float) -> dict[str, Any]:
         return self.bench.attempt(candidate.label, candidate.text, best_us)
 
-    def race(self, found: Sequence[Candidate], rounds: int, seed: int) -> dict[str, Any]:
-        return self.bench.race(tuple((c.label, c.text) for c in found), 3, seed)
+    def race(self, found: Sequence[Candidate], rounds: int, seed: int, seconds: float) -> dict[str, Any]:
+        return self.bench.race(tuple((c.label, c.text) for c in found), rounds, seed, 0.0)
 
     def close(self) -> None: ...
 

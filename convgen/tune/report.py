@@ -40,7 +40,10 @@ def closing_table(outcomes: Sequence[Outcome], title: str) -> Table:
         "problem", "kernel", "time", "rate", "of roofline", "ATen", "ATen / kernel", "tried", "how", "failed",
     ):  # fmt: skip
         table.add_column(column, justify="left" if column in left else "right", overflow="fold")
+    missed = [o for o in outcomes if o.status == "not reached" and o.entry is None]
     for o in outcomes:
+        if o in missed:
+            continue
         e = o.entry
         if e is None:
             table.add_row(
@@ -54,6 +57,8 @@ def closing_table(outcomes: Sequence[Outcome], title: str) -> Table:
             str(o.wanted), e.kernel, time_text(e.ms), rate_text(o.wanted, e), f"{e.share:.0%} {e.bound}", aten, ratio,
             f"{e.tried} of {e.of}", how, causes_text(o.failures),
         )  # fmt: skip
+    if missed:
+        table.add_row(f"{len(missed)} more", *[""] * 7, "not reached", "")
     return table
 
 

@@ -64,15 +64,15 @@ class Runner:
         except Lost as lost:
             return {"cause": lost.cause, "said": lost.said}
 
-    def race(self, found: list[Candidate], rounds: int, seed: int) -> dict[str, Any]:
+    def race(self, found: list[Candidate], rounds: int, seed: int, seconds: float) -> dict[str, Any]:
         """Check candidates on other operands and time them and ATen in turn, as worker.Bench.race says.
 
         Raises:
             Lost: the process hung or crashed on one of them, which one is not known.
         """
         self._reopen()
-        limit = START_S + (len(found) + 4) * (self.limit_s + 1e3 * self._aten_s)
-        return self._ask("race", tuple((c.label, c.text) for c in found), rounds, seed, limit_s=limit)
+        limit = START_S + seconds + (len(found) + 4) * (self.limit_s + 1e3 * self._aten_s)
+        return self._ask("race", tuple((c.label, c.text) for c in found), rounds, seed, seconds, limit_s=limit)
 
     def ceilings(self, dtypes: tuple[str, ...]) -> dict[str, Any]:
         """What the device reaches in these types."""

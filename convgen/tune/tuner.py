@@ -32,6 +32,7 @@ from convgen.tune.worker import ATEN
 FINALISTS = {"quick": 4, "full": 8}
 RACE_ROUNDS = {"quick": 11, "full": 21}
 FINALS = 0.25  # of a problem's time at least
+RACE_S = 20.0  # a race takes about so long at most
 BEATS, MARGIN = 0.8, 1.02  # a winner is faster than ATen in so many rounds, and in the median by so much
 Status = Literal["tuned", "kept", "not reached", "failed"]
 
@@ -156,7 +157,7 @@ class Tuner:
         config = parse_config(entry.kernel)
         current = Candidate(problem, config, self.target)
         fresh = entry.versions == self._versions and any(c.config == config for c in self.legal(problem, self.target))
-        enough = entry.effort == "full" or self.effort == "quick"
+        enough = entry.tried >= limit_of(entry.of, self.effort)  # fewer were in time, or of a quick search
         return fresh and enough and not self.again and current.source == entry.source
 
     def _tune(self, one: Wanted, told: dict[str, Trial], deadline: float | None) -> Outcome:
@@ -185,7 +186,8 @@ class Tuner:
             self._measure([by_config[c] for c in batch], search, failures, aten_us, stop)
             if stop is not None and time.monotonic() >= stop:
                 break
-        outcome = self._finish(one, search, by_config, len(order))
+        left = RACE_S if deadline is None else max(0.0, deadline - time.monotonic())
+        outcome = self._finish(one, search, by_config, len(order), min(left, RACE_S))
         outcome.failures += failures
         outcome.resumed = len(known)
         return outcome
@@ -220,8 +222,10 @@ class Tuner:
             failures[cause] += us is None
             self.view.tried(candidate, us, cause, said)
 
-    def _finish(self, one: Wanted, search: Search, by_config: dict[Config, Candidate], count: int) -> Outcome:
-        """Race the fastest and ATen, and make an entry of the winner."""
+    def _finish(
+        self, one: Wanted, search: Search, by_config: dict[Config, Candidate], count: int, seconds: float
+    ) -> Outcome:
+        """Race the fastest and ATen, in about so many seconds, and make an entry of the winner."""
         failures = Counter[str]()
         right = [by_config[c] for _, c in search.best() if self._races(c)]
         finalists = right[: FINALISTS[self.effort]]
@@ -230,7 +234,7 @@ class Tuner:
         while not records:
             self.view.racing(len(finalists))
             try:
-                records = self._runner.race(finalists, RACE_ROUNDS[self.effort], seed=1)
+                records = self._runner.race(finalists, RACE_ROUNDS[self.effort], 1, seconds)
             except Lost as lost:
                 failures[lost.cause] += 1
                 if not finalists:
@@ -279,7 +283,7 @@ class Tuner:
         alive: list[Candidate] = []
         for c in finalists:
             try:
-                self._runner.race([c], 3, seed=1)
+                self._runner.race([c], 1, 1, 0.0)
                 alive.append(c)
             except Lost as lost:
                 self._blame(c, lost.cause, lost.said)

@@ -75,7 +75,7 @@ class Screen:
     def done(self, outcome: Outcome) -> None:
         self.count += 1
         self.bars.update(self.problems, advance=1)
-        if self.live and outcome.status in ("kept", "not reached"):
+        if outcome.status == "not reached" or (self.live and outcome.status == "kept"):
             return
         self.console.print(f"{self.count}/{self.total} {_line(outcome)}", highlight=False, markup=False)
 

@@ -4,7 +4,7 @@ Requests are tuples, replies dictionaries; a request whose reply never comes is 
 
     ("open", problem, seed)            operands and ATen, whose time comes back; what follows is about this problem
     ("attempt", label, text, best_us)    check a kernel and time it: {"us", "error"} or {"cause", "said"}
-    ("race", ((label, text), ...), rounds, seed)    other operands; check all again, time them and ATen in turn
+    ("race", ((label, text), ...), rounds, seed, seconds)    other operands; check all again, time them and ATen in turn
     ("ceilings", dtypes)               what the device reaches
 """
 
@@ -32,6 +32,7 @@ from convgen.tune.operands import Operands, Wrong
 
 SLOW = 4.0  # times the best: what takes longer is timed once
 ROUNDS = 5  # of a candidate on its own
+LEAST_ROUNDS = 5
 ATEN = "ATen"
 
 
@@ -109,8 +110,9 @@ class Bench:
             return self._failed(failure)
         return {"us": entrant.record["us"], "error": error}
 
-    def race(self, kernels: tuple[tuple[str, str], ...], rounds: int, seed: int) -> dict[str, Any]:
-        """Check kernels on other operands, and time those that are right and ATen in turn.
+    def race(self, kernels: tuple[tuple[str, str], ...], rounds: int, seed: int, seconds: float) -> dict[str, Any]:
+        """Check kernels on other operands, and time those that are right and ATen in turn; fewer rounds, but not fewer
+        than LEAST_ROUNDS, where they would take longer than `seconds`.
 
         Returns:
             label -> median, p20, p80, error, `beats`: the share of rounds in which it was faster than the best of ATen;
@@ -131,7 +133,8 @@ class Bench:
             for e in racing:
                 e.probe(self.clock)
                 e.prepare(self.clock)
-            race(racing, self.clock, rounds)
+            lap = sum(e.launches * e.estimate for e in racing)
+            race(racing, self.clock, min(rounds, max(LEAST_ROUNDS, int(seconds / max(lap, 1e-9)))))
             for e in ours:  # what was right before the race has to be right after it
                 try:
                     bind(self.work, self.problem, dict(kernels)[e.label]).check()
