@@ -150,7 +150,7 @@ def conv_command(
     from convgen.sw26010.rates import load_rates, taken_rates
     from convgen.sw26010.report import table
 
-    problem = ConvProblem(n, c, h, w, f, kernel, stride, padding)
+    problem = ConvProblem.square(n, c, h, w, f, kernel, stride, padding)
     if emit is not None:
         click.echo(implicit_program(implicit_plan(problem, emit), messages=True), nl=False)
         return

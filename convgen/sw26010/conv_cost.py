@@ -68,7 +68,7 @@ def _implicit_terms(plan: ImplicitPlan, rates: Rates) -> Terms:
 
 def _explicit_terms(plan: ExplicitPlan, rates: Rates) -> Terms:
     problem, gemm = plan.problem, plan.gemm
-    pixels, columns = problem.h_out * problem.w_out, problem.kernel**2 * problem.c
+    pixels, columns = problem.h_out * problem.w_out, problem.taps * problem.c
     repacked_bytes = gemm.itemsize * columns * problem.f
     fixed = problem.n * gemm_seconds(gemm, rates) + repacked_bytes / rates.group.copy_bytes_per_s
     counts: list[tuple[str, float]] = []
