@@ -36,6 +36,8 @@ class _Form(BaseModel):
 class OptionsForm(_Form):
     hold_x: Literal["gathered", "stored"] = Field(default="gathered", description="gathered or stored")
     sums: Literal["ordered", "native"] = Field(default="ordered", description="ordered or native")
+    core_groups: int = Field(default=1, ge=1, le=4, description="an integer from 1 to 4; target sw26010 only")
+    plan: Literal["model", "trial"] = Field(default="model", description="model or trial; target sw26010 only")
 
 
 class DistributionForm(_Form):
@@ -79,7 +81,9 @@ class LayerForm(_Form):
     )
     target: str = Field(default="cpu", description="cpu, cuda[:sm_NN], hip[:gfxNNN] or sw26010")
     machine: str | None = Field(default=None, description="text, a machine's name or file")
-    options: OptionsForm = Field(default=OptionsForm(), description="a mapping with hold_x, sums or both")
+    options: OptionsForm = Field(
+        default=OptionsForm(), description="a mapping with hold_x and sums; for sw26010 also core_groups and plan"
+    )
 
 
 _INNER: dict[str, type[_Form]] = {"options": OptionsForm, "distribution": DistributionForm, "roles": RolesForm}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from convgen.spec.layer import Axes, Layer
+from convgen.spec.layer import Axes, Layer, Options
 
 
 def layer_to_dict(layer: Layer) -> dict[str, Any]:
@@ -40,6 +40,9 @@ def layer_to_dict(layer: Layer) -> dict[str, Any]:
     if layer.machine is not None:
         data["machine"] = layer.machine
     data["options"] = {"hold_x": options.hold_x, "sums": options.sums}
+    for key in ("core_groups", "plan"):
+        if layer.target == "sw26010" or getattr(options, key) != getattr(Options(), key):
+            data["options"][key] = getattr(options, key)
     return data
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Literal
 
 from convgen import __version__
@@ -15,6 +16,7 @@ from convgen.sw26010.printing import print_program, steps
 NAMES = {"forward": ("x", "w", "y"), "backward_data": ("dy", "w", "dx"), "backward_filter": ("x", "dy", "dw")}
 
 
+@cache
 def implicit_program(plan: ImplicitPlan, *, messages: bool) -> str:
     """Text of the program for one CPE, or for the mesh at once."""
     return print_program("implicit", implicit_context(plan, messages=messages))
@@ -57,6 +59,7 @@ def _affine(meet: Meeting) -> str:
     return text + (f" {'-' if meet.shift < 0 else '+'} {abs(meet.shift)}" if meet.shift else "")
 
 
+@cache
 def columns_program(kind: Literal["im2col", "col2im"], problem: ConvProblem, dtype: Dtype) -> str:
     """Text of im2col or col2im of one image."""
     return print_program(kind, columns_context(kind, problem, dtype))

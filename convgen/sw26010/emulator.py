@@ -170,6 +170,12 @@ class Cpe:
         into.doubles()[0, at : at + step * (line.size - 1) + 1 : step] += line
         self.counts.vadd += -(-line.size // LANES)
 
+    def accumulate(self, into: Buffer, source: Buffer) -> None:
+        """into += source, in double; a register a cycle, the loads beside the additions."""
+        into.doubles()[...] += source.doubles()
+        self.counts.vadd += transfers.vectors(into)
+        self.cycles += transfers.vectors(into)
+
     def pool_max(self, into: Buffer, source: Buffer, kernel: int) -> None:
         """into[r, q] = the largest of the kernel x kernel window (r, q) of the source."""
         into.array[...] = self._windows(into, source, kernel).max(axis=(1, 3))

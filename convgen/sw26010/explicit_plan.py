@@ -37,7 +37,7 @@ class ExplicitPlan:
 
     def __post_init__(self) -> None:
         problem = self.problem
-        needed = SLOT_BYTES * (row_slots(problem.columns) + problem.w_out)
+        needed = SLOT_BYTES * (row_slots(problem.columns) + problem.w_out)  # col2im's, the most of the phases
         if needed > SW26010.ldm_bytes:
             raise InputError(
                 f"explicit GEMM has a row of {problem.w} columns and its line in LDM: {needed} of "
@@ -49,6 +49,14 @@ class ExplicitPlan:
     @property
     def dtype(self) -> Dtype:
         return self.gemm.dtype
+
+    @property
+    def move_ldm_bytes(self) -> int:
+        """LDM of im2col (in slots of memory's size) or col2im in a CPE."""
+        columns = self.problem.columns
+        if self.phase == "backward_data":
+            return SLOT_BYTES * (row_slots(columns) + columns.out)
+        return self.gemm.itemsize * (columns.span + (columns.out if columns.stride > 1 else 0))
 
     @property
     def columns_shape(self) -> tuple[int, int]:
