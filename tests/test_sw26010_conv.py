@@ -24,7 +24,13 @@ from convgen.sw26010.explicit_plan import ExplicitPlan, gemm_of
 from convgen.sw26010.gemm_cost import search_blocks
 from convgen.sw26010.implicit_plan import ImplicitPlan, implicit_counts, implicit_plan
 from convgen.sw26010.layouts import Transform, run_transform, transform_counts, transform_program
-from convgen.sw26010.pooling import Pooling, pooling_program, run_pooling
+from convgen.sw26010.pooling import (
+    Pooling,
+    pooling_backward_program,
+    pooling_program,
+    run_pooling,
+    run_pooling_backward,
+)
 from convgen.sw26010.rates import load_rates, taken_rates
 from convgen.sw26010.table2 import read_table2
 
@@ -181,7 +187,8 @@ def test_programs_are_python_that_reads_well() -> None:
     ]
     texts += [columns_program(kind, problem, "float32") for problem in ODD for kind in ("im2col", "col2im")]
     texts += [transform_program(Transform(70, 2, 5, 5, "float32", "to_implicit"))]
-    texts += [pooling_program(Pooling(3, 70, 8, 8, 2)), pooling_program(Pooling(1, 2, 6, 9000, 3, "average"))]
+    pools = (Pooling(3, 70, 8, 8, 2), Pooling(1, 2, 7, 9001, 3), Pooling(1, 2, 6, 9000, 3, "average"))
+    texts += [print_it(pool) for pool in pools for print_it in (pooling_program, pooling_backward_program)]
     for text in texts:
         ast.parse(text)
         assert max(map(len, text.splitlines())) <= 120, text
@@ -215,3 +222,33 @@ def test_pooling(sizes: tuple[int, int, int, int, int], kind: Any, dtype: str) -
     read = sizes[0] * sizes[1] * (sizes[2] // sizes[4]) * sizes[4] * (sizes[3] // sizes[4]) * sizes[4]
     assert counts.get_bytes >= read * x.itemsize and counts.put_bytes == y.nbytes
     assert (pooling.strip < sizes[3] // sizes[4]) == (sizes[3] == 9000)  # only such rows come in strips
+
+
+@pytest.mark.parametrize(
+    "sizes", [(2, 3, 8, 8, 2), (2, 3, 9, 7, 2), (1, 2, 7, 9001, 3), (3, 70, 8, 8, 2), (3, 70, 8, 9, 2), (1, 1, 5, 5, 5)]
+)
+@pytest.mark.parametrize("kind", ["max", "average"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_pooling_backward(sizes: tuple[int, int, int, int, int], kind: Any, dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    pooling = Pooling(*sizes, kind, dtype)
+    x = rng.integers(-3, 4, sizes[:4]).astype(dtype)  # with many equal elements in a window
+    dy = rng.standard_normal(pooling.out_shape).astype(dtype)
+    given = torch.tensor(x, requires_grad=True)
+    pool = torch.nn.functional.max_pool2d if kind == "max" else torch.nn.functional.avg_pool2d
+    pool(given, sizes[4]).backward(torch.tensor(dy))
+    assert given.grad is not None
+    dx, counts = run_pooling_backward(pooling, dy, x if kind == "max" else None)
+    assert np.array_equal(dx, given.grad.numpy())
+    assert counts.get_bytes >= dy.nbytes + (
+        x[:, :, : sizes[2] // sizes[4] * sizes[4]].nbytes // 2 if kind == "max" else 0
+    )
+    assert counts.put_bytes >= dx.nbytes and (counts.put_bytes == dx.nbytes or sizes[3] == 9001)
+
+
+def test_pooling_backward_refuses_other_tensors() -> None:
+    pooling = Pooling(1, 1, 4, 4, 2, dtype="float64")
+    with pytest.raises(InputError, match="needs x"):
+        run_pooling_backward(pooling, np.zeros((1, 1, 2, 2)))
+    with pytest.raises(InputError, match=r"dY is \[1, 1, 4, 4\]"):
+        run_pooling_backward(pooling, np.zeros((1, 1, 4, 4)), np.zeros((1, 1, 4, 4)))
