@@ -27,7 +27,9 @@ from convgen.spec.reader import layer_to_dict, read_layer
 from convgen.sw26010.local_plan import predicted
 from convgen.sw26010.sums import Sum, run_sum, sum_counts
 from convgen.verify.check import check
-from convgen.verify.program import forget_module, global_tensors, load_module, reference
+from convgen.verify.mesh import mesh_report
+from convgen.verify.program import RankResult, forget_module, global_tensors, load_module, reference
+from convgen.verify.report import report_json, report_text
 from convgen.verify.virtual import VirtualTransport, World
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -175,7 +177,23 @@ def test_another_number_of_samples(tmp_path: Path) -> None:
 
 def test_processes() -> None:
     report = check(compiled(), transport="processes")
-    assert report.ok, report
+    assert report.ok and report.mesh is not None, report
+
+
+def test_check_compares_events_with_the_closed_forms() -> None:
+    one = compiled(options={"core_groups": 2, "plan": "trial"})
+    report = check(one)
+    assert report.ok and report.mesh is not None and report.mesh.wrong == ()
+    text = report_text(one, report)
+    assert "events equal the closed forms on every rank" in text and "backward_filter     0  explicit" in text
+    assert report_json(one, report)["mesh"]["ranks"][1]["forward"]["ldm_bytes"] > 0
+    first, second = report.mesh.reports
+    first = {**first, "forward": {**first["forward"], "vmad": first["forward"]["vmad"] + 1}}
+    del second["backward_data"]
+    found = mesh_report(one, [RankResult({}, (), first), RankResult({}, (), second)])
+    assert found is not None and found.wrong == ((0, "forward"), (1, "backward_data"))
+    wrong = replace(report, mesh=found)
+    assert not wrong.ok and "forward on rank 0, backward_data on rank 1" in report_text(one, wrong)
 
 
 def test_the_module_imports_the_emulator_and_nothing_else_of_convgen() -> None:

@@ -92,9 +92,8 @@ def pooling_text(pooling: Pooling) -> tuple[str, bool]:
         ]
         for name, counts, error in (("forward", forth, errors[0]), ("backward", back, errors[1]))
     ]  # fmt: skip
-    cut = f"strips of {pooling.strip * k} columns" if pooling.strip < w_out else "whole rows"
-    title = (
-        f"{pooling.kind} pooling of {list(x.shape)} {pooling.dtype} by {k} x {k}: {pooling.together} x {k} {cut} a CPE"
-    )
+    cut = f"in strips of {pooling.strip * k} columns" if pooling.strip < w_out else "whole"
+    title = f"{pooling.kind} pooling of {list(x.shape)} {pooling.dtype} by {k} x {k}"
+    title += f"; a CPE takes {pooling.together * k} rows at once, {cut}"
     head = ("", "DMA get B", "DMA put B", "by B", "ms of DMA", "error")
     return f"{title}\n{table(head, rows)}\nallowed error {allowed:.1e}", max(errors) <= allowed

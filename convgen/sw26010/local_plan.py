@@ -104,11 +104,17 @@ class Done:
     ldm_bytes: int
 
 
-def predicted(plan: LocalPlan) -> dict[str, Any]:
-    """The account of a run with the cost model's plans, by closed form."""
+def predicted(plan: LocalPlan, kinds: Sequence[str] = ()) -> dict[str, Any]:
+    """The account of a run, by closed form.
+
+    Args:
+        kinds: of each share's plan, implicit or explicit; by default the cost model's choice.
+    """
     done: list[Done] = []
-    for share in plan.shares:
+    for at, share in enumerate(plan.shares):
         chosen, counts = share.choice.plan, Counts()
+        if kinds:
+            (chosen,) = (p for p, _ in share.choice.plans if plan_name(p) == kinds[at])
         counts.add(conv_counts(chosen), plan.problem.groups)
         done.append(Done(chosen, counts, plan_ldm_bytes(chosen)))
     return account(plan, done, None if plan.sum is None else sum_counts(plan.sum))
