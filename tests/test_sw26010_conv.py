@@ -20,10 +20,13 @@ from convgen.sw26010.conv_counts import conv_counts
 from convgen.sw26010.conv_problem import Axis, ConvProblem
 from convgen.sw26010.conv_programs import columns_context, columns_program, implicit_context, implicit_program
 from convgen.sw26010.conv_trial import choose_by_running
-from convgen.sw26010.explicit_plan import ExplicitPlan, gemm_of
+from convgen.sw26010.emulator import MessageMesh
+from convgen.sw26010.explicit_plan import ExplicitPlan, col2im_counts, gemm_of, im2col_counts
 from convgen.sw26010.gemm_cost import search_blocks
 from convgen.sw26010.implicit_plan import ImplicitPlan, implicit_counts, implicit_plan
 from convgen.sw26010.layouts import Transform, run_transform, transform_counts, transform_program
+from convgen.sw26010.memory import Dram
+from convgen.sw26010.mesh import VectorMesh
 from convgen.sw26010.pooling import (
     Pooling,
     pooling_backward_program,
@@ -31,6 +34,7 @@ from convgen.sw26010.pooling import (
     run_pooling,
     run_pooling_backward,
 )
+from convgen.sw26010.printing import load_program
 from convgen.sw26010.rates import load_rates, taken_rates
 from convgen.sw26010.table2 import read_table2
 
@@ -113,6 +117,26 @@ def test_levels_agree_bit_by_bit_and_event_by_event(dtype: str) -> None:
             assert runs[0].ldm_bytes == runs[1].ldm_bytes
 
 
+@pytest.mark.parametrize("problem", ODD, ids=str)
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_moving_is_the_same_cpe_by_cpe_and_at_once(problem: ConvProblem, dtype: Any) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((problem.c * problem.h, problem.w)).astype(dtype)
+    columns = rng.standard_normal((problem.c * problem.taps * problem.h_out, problem.w_out)).astype(dtype)
+    for kind, source, shape, closed in (
+        ("im2col", x, columns.shape, im2col_counts),
+        ("col2im", columns, x.shape, col2im_counts),
+    ):
+        found = []
+        for mesh in (MessageMesh(), VectorMesh()):
+            text = columns_program(kind, problem, dtype, messages=isinstance(mesh, MessageMesh))
+            target = np.full(shape, np.nan, dtype)
+            counts = mesh.run(load_program(text), Dram("SOURCE", source), Dram("TARGET", target))
+            assert counts == closed(problem, dtype)
+            found.append((target, mesh.ldm_bytes))
+        assert np.array_equal(found[0][0], found[1][0]) and found[0][1] == found[1][1]
+
+
 def test_channels_that_do_not_fit_are_cut() -> None:
     problem = ConvProblem.square(64, 1200, 1, 1, 900, 1, 1, 0)
     plan = implicit_plan(problem, "forward", "float64")
@@ -170,12 +194,14 @@ def test_the_choice_by_running_both() -> None:
 def test_templates_name_their_contexts_and_nothing_else(phase: Phase) -> None:
     def names(template: str) -> set[str]:
         source = data_file("templates", "sw26010", f"{template}.py.jinja").read_text(encoding="utf-8")
-        return jinja2.meta.find_undeclared_variables(jinja2.Environment().parse(source))
+        found = jinja2.meta.find_undeclared_variables(jinja2.Environment().parse(source))
+        return found | (names("columns_sizes") if '"columns_sizes' in source else set())
 
     plan = implicit_plan(ODD[1], phase)
     assert names("implicit") == set(implicit_context(plan, messages=True))
-    assert names("im2col") == set(columns_context("im2col", ODD[1], "float32"))
-    assert names("col2im") == set(columns_context("col2im", ODD[1], "float32"))
+    for kind in ("im2col", "col2im"):
+        context = set(columns_context(kind, ODD[1], "float32"))
+        assert names(kind) == names(f"{kind}_mesh") == context
 
 
 def test_programs_are_python_that_reads_well() -> None:
@@ -185,7 +211,12 @@ def test_programs_are_python_that_reads_well() -> None:
         for phase in PHASES
         for messages in (True, False)
     ]
-    texts += [columns_program(kind, problem, "float32") for problem in ODD for kind in ("im2col", "col2im")]
+    texts += [
+        columns_program(kind, problem, "float32", messages=messages)
+        for problem in ODD
+        for kind in ("im2col", "col2im")
+        for messages in (True, False)
+    ]
     texts += [transform_program(Transform(70, 2, 5, 5, "float32", "to_implicit"))]
     pools = (Pooling(3, 70, 8, 8, 2), Pooling(1, 2, 7, 9001, 3), Pooling(1, 2, 6, 9000, 3, "average"))
     texts += [print_it(pool) for pool in pools for print_it in (pooling_program, pooling_backward_program)]

@@ -118,9 +118,11 @@ def _run_explicit(
 ) -> ConvRun:
     problem, dtype = plan.problem, plan.dtype
     f, columns = problem.f, problem.taps * problem.c
-    move_mesh = MessageMesh(group)
-    gemm = load_program(gemm_program(plan.gemm, messages=isinstance(gemm_mesh, MessageMesh)))
-    move = load_program(columns_program("col2im" if plan.phase == "backward_data" else "im2col", problem, dtype))
+    messages = isinstance(gemm_mesh, MessageMesh)
+    move_mesh = MessageMesh(group) if messages else VectorMesh(group)
+    gemm = load_program(gemm_program(plan.gemm, messages=messages))
+    kind = "col2im" if plan.phase == "backward_data" else "im2col"
+    move = load_program(columns_program(kind, problem, dtype, messages=messages))
     shape = {
         "forward": (problem.n, f, problem.h_out, problem.w_out),
         "backward_data": (problem.n, problem.c, problem.h, problem.w),

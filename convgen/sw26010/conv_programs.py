@@ -60,9 +60,11 @@ def _affine(meet: Meeting) -> str:
 
 
 @cache
-def columns_program(kind: Literal["im2col", "col2im"], problem: ConvProblem, dtype: Dtype) -> str:
-    """Text of im2col or col2im of one image."""
-    return print_program(kind, columns_context(kind, problem, dtype))
+def columns_program(
+    kind: Literal["im2col", "col2im"], problem: ConvProblem, dtype: Dtype, *, messages: bool = True
+) -> str:
+    """Text of im2col or col2im of one image, for one CPE, or for the mesh at once."""
+    return print_program(kind if messages else f"{kind}_mesh", columns_context(kind, problem, dtype))
 
 
 def columns_context(kind: Literal["im2col", "col2im"], problem: ConvProblem, dtype: Dtype) -> dict[str, object]:
