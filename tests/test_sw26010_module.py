@@ -23,9 +23,10 @@ from convgen.errors import InputError
 from convgen.schedule.nodes import PHASES
 from convgen.schedule.verify import verify
 from convgen.spec.build import layer_from_dict
-from convgen.spec.reader import layer_to_dict, read_layer
-from convgen.sw26010.local_plan import predicted
+from convgen.spec.reader import layer_to_dict, read_csv, read_layer
+from convgen.sw26010.local_plan import plan_name, predicted
 from convgen.sw26010.sums import Sum, run_sum, sum_counts
+from convgen.sw26010.table2 import read_table2
 from convgen.verify.check import check
 from convgen.verify.mesh import mesh_report
 from convgen.verify.program import RankResult, forget_module, global_tensors, load_module, reference
@@ -235,6 +236,27 @@ def test_programs_and_what_they_count() -> None:
     text = CliRunner().invoke(cli, ["compile", file, "--emit", "kernels"], catch_exceptions=False).output
     assert "forward_im2col, backward_filter_im2col" in text and "yield from cpe.putr" in text
     ast.parse(text)
+
+
+def test_full_layers_choose_and_count_as_table_2_does() -> None:
+    layers = read_csv(str(ROOT / "tuning" / "layers" / "vgg16.csv"), grid={"N": 1}, algorithm="sample", dtype="float32")
+    rows = {row.name: row for row in read_table2()}
+    assert len(layers) == 13
+    for layer in layers:
+        plans = compile_layer(layer, target="sw26010").mesh_plans()
+        for phase, ((_, plan),) in plans.items():
+            (share,) = plan.shares
+            assert share.problem == rows[layer.name].problem
+            kinds = {plan_name(p) for p, _ in share.choice.plans}
+            published = rows[layer.name].published_s
+            for kind in ("implicit", "explicit"):
+                assert kind in kinds or (phase, kind) not in published, (layer.name, phase)
+        if layer.name == "conv1_2":
+            account = predicted(plans["forward"][0][1])
+            assert account["core_groups"][0]["plan"] == "implicit"
+            assert account["putr"] + account["putc"] == 3677388800
+            assert account["get_bytes_by_block"] == {"32": 7354777600, "64": 5115412480}
+            assert account["put_bytes_by_block"] == {"64": 1644167168}
 
 
 @pytest.mark.parametrize(
