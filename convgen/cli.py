@@ -69,21 +69,27 @@ def compile_command(
 def _emit_kernels(all_compiled: Sequence[Compiled], as_json: bool) -> None:
     """Sources of the local kernels, and what each compiles to for the target."""
     for one in all_compiled:
-        if not one.layer.on_gpu:
+        if not one.layer.virtual_padding:
             raise InputError(
                 f"target {one.layer.target} has no generated kernels: its local convolution is ATen's",
                 path=("target",),
-                hint="--target cuda:sm_90 or hip:gfx942; or --emit module, schedule or cost",
+                hint="--target cuda:sm_90, hip:gfx942 or sw26010; or --emit module, schedule or cost",
             )
-    need("torch", "kernels are compiled as torch would launch them")
-    need("triton", "compiling kernels needs triton, though no GPU")
-    from convgen.explain.kernels import kernels_json, kernels_text
-
-    if as_json:
-        click.echo(json.dumps([record for one in all_compiled for record in kernels_json(one)], indent=1))
-    else:
-        for one in all_compiled:
+    records: list[dict[str, Any]] = []
+    for one in all_compiled:
+        if one.layer.on_gpu:
+            need("torch", "kernels are compiled as torch would launch them")
+            need("triton", "compiling kernels needs triton, though no GPU")
+            from convgen.explain.kernels import kernels_json, kernels_text
+        else:
+            from convgen.explain.mesh import mesh_kernels_json as kernels_json
+            from convgen.explain.mesh import mesh_kernels_text as kernels_text
+        if as_json:
+            records += kernels_json(one)
+        else:
             click.echo(kernels_text(one))
+    if as_json:
+        click.echo(json.dumps(records, indent=1))
 
 
 def _write_modules(all_compiled: Sequence[Compiled], folder: Path) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 from convgen.algebra.space import Space
 from convgen.cost.machine import Machine, default_machine
+from convgen.emit.local_mesh import MeshPlans, mesh_plans
 from convgen.emit.module import emit_module
 from convgen.errors import InputError
 from convgen.kernels.choose import choose_kernels
@@ -31,7 +32,9 @@ from convgen.plan.choose import Choice, Objective, choose
 from convgen.schedule.build import lower
 from convgen.schedule.nodes import Schedule
 from convgen.schedule.verify import verify
+from convgen.spec.build import check_options
 from convgen.spec.layer import Layer
+from convgen.spec.source import locate
 
 Pass = Callable[[Schedule, Layer, Space], Schedule]
 PIPELINE: tuple[tuple[str, Pass], ...] = (
@@ -55,21 +58,26 @@ class Compiled:
     options: str = ""  # of the command line, where they differ from the defaults
 
     def module(self) -> str:
-        """Source of the generated module. Raises InputError for a target that has no emitter yet."""
-        return emit_module(self.layer, self.schedule, self.space, self.kernels(), command=self.options)
+        """Source of the generated module. Raises InputError: a convolution that the target can't do."""
+        try:
+            return emit_module(self.layer, self.schedule, self.space, self.kernels(), command=self.options)
+        except InputError as error:
+            raise locate(error, self.layer.source) from None
+
+    def mesh_plans(self) -> MeshPlans:
+        """By phase the plans of the ranks' convolutions on the mesh of an SW26010. Raises InputError."""
+        try:
+            return mesh_plans(self.layer, self.schedule, self.space)
+        except InputError as error:
+            raise locate(error, self.layer.source) from None
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """The local kernels that the module will have; none on a cpu whose layer names none: ATen convolves there.
+        """The local kernels that the module will have; none on a mesh, and on a cpu whose layer names none: there ATen
+        convolves.
 
         Raises:
-            InputError: a kernel that the layer names can't do what a rank has to; a target without a code generator.
+            InputError: a kernel that the layer names can't do what a rank has to.
         """
-        if self.layer.target == "sw26010":
-            raise InputError(
-                f"target {self.layer.target} has no code generator yet",
-                path=("target",),
-                hint="target: cpu, cuda or hip; schedule and cost print for any target (--emit schedule|cost)",
-            )
         if not self.layer.on_gpu and not self.layer.options.kernels:
             return ()
         return choose_kernels(self.layer, self.schedule, self.space)
@@ -89,8 +97,9 @@ def compile_layer(
     """
     if target is not None:
         layer = replace(layer, target=target)
+    check_options(layer)
     machine = machine or default_machine(layer)
-    space = Space(layer.conv, layer.grid, virtual_padding=layer.on_gpu)
+    space = Space(layer.conv, layer.grid, virtual_padding=layer.virtual_padding)
     try:
         choice = choose(layer, space, machine, objective)
     except InputError as error:
@@ -106,5 +115,9 @@ def compile_layer(
         verify(schedule, space)
     made = Compiled(layer, space, machine, choice, schedule)
     if layer.options.kernels:
+        if layer.target == "sw26010":
+            raise InputError(
+                "sw26010 has no families of kernels", ("options", "kernels"), hint="options: {plan: trial}"
+            )
         made.kernels()  # refuses what can't serve
     return made

@@ -56,7 +56,7 @@ class Case:
 
     @cached_property
     def space(self) -> Space:
-        return Space(self.layer.conv, self.layer.grid, virtual_padding=self.layer.on_gpu)
+        return Space(self.layer.conv, self.layer.grid, virtual_padding=self.layer.virtual_padding)
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -133,6 +133,12 @@ def make(problem: Problem, name: str, rng: random.Random, **changes: Any) -> Cas
 def on_gpu(case: Case, target: str = "cuda:sm_90") -> Case:
     """The same case for a GPU, under another name; its module runs in Triton's interpreter."""
     return replace(case, layer=replace(case.layer, target=target, name=f"{case.layer.name}_gpu"))
+
+
+def on_mesh(case: Case, options: Options) -> Case:
+    """The same case for the emulated mesh of an SW26010, under another name."""
+    name = f"{case.layer.name}_mesh{options.core_groups}"
+    return replace(case, layer=replace(case.layer, target="sw26010", name=name, options=options))
 
 
 def with_dtype(case: Case, dtype: str) -> Case:

@@ -88,7 +88,7 @@ def test_check_fails_on_a_wrong_module(layer: Path, monkeypatch: pytest.MonkeyPa
         (("kernel_size: 3", "kernel_size: 30"), ("H", "30")),
         (("padding: 1", "paddign: 1"), ("padding", "small.yaml:6")),
         (("stationary-x", "stationary-q"), ("stationary-x",)),
-        (("algorithm: stationary-x", "target: sw26010"), ("sw26010",)),
+        (("algorithm: stationary-x", "target: sw26010\ndtype: bfloat16"), ("sw26010", "bfloat16", "small.yaml")),
     ],
 )
 def test_wrong_input_is_exit_2_with_a_message(

@@ -96,6 +96,21 @@ def test_conv_says_what_is_possible_and_faster() -> None:
     text = call("conv", 128, 512, 14, 14, 512)
     assert [line.split()[1] for line in text.splitlines() if "chosen" in line] == ["implicit"] * 3
     assert callable(load_program(call("conv", 128, 64, 8, 8, 64, "--emit", "backward_filter")))
+    found = json.loads(call("conv", 128, 64, 224, 224, 64, "--json"))
+    assert found["backward_data"]["not_possible"] == "implicit: C=64 is below 128"
+    (implicit,) = [p for p in found["forward"]["plans"] if p["plan"] == "implicit"]
+    trips = (implicit["products"], implicit["data_tiles"], implicit["out_tiles"])
+    assert (*trips, implicit["blocks"]["columns"]) == (448900, 156110, 50176, 58)
+    assert implicit["putr"] + implicit["putc"] == 3677388800
+
+
+def test_pool_runs_both_directions() -> None:
+    text = call("pool", 2, 64, 9, 8, 2)
+    assert "max pooling of [2, 64, 9, 8] float32 by 2 x 2" in text and "backward" in text
+    text = call("pool", 1, 1, 6, 9000, 3, "--kind", "average", "--dtype", "float64")
+    assert "strips of 2304 columns" in text
+    assert callable(load_program(call("pool", 1, 1, 6, 6, 2, "--emit", "backward")))
+    assert "cannot pool" in str(refused("pool", 1, 1, 2, 2, 3))
 
 
 @pytest.mark.parametrize(

@@ -16,29 +16,42 @@ from convgen.resources import data_file
 from convgen.schedule.nodes import PHASES, Phase
 from convgen.sw26010.conv import operand_shapes, run_conv
 from convgen.sw26010.conv_cost import choose_plan
-from convgen.sw26010.conv_problem import ConvProblem
+from convgen.sw26010.conv_counts import conv_counts
+from convgen.sw26010.conv_problem import Axis, ConvProblem
 from convgen.sw26010.conv_programs import columns_context, columns_program, implicit_context, implicit_program
 from convgen.sw26010.conv_trial import choose_by_running
-from convgen.sw26010.counts import Counts, total
+from convgen.sw26010.emulator import MessageMesh
 from convgen.sw26010.explicit_plan import ExplicitPlan, col2im_counts, gemm_of, im2col_counts
 from convgen.sw26010.gemm_cost import search_blocks
-from convgen.sw26010.gemm_counts import gemm_counts
 from convgen.sw26010.implicit_plan import ImplicitPlan, implicit_counts, implicit_plan
 from convgen.sw26010.layouts import Transform, run_transform, transform_counts, transform_program
-from convgen.sw26010.pooling import Pooling, pooling_program, run_pooling
+from convgen.sw26010.memory import Dram
+from convgen.sw26010.mesh import VectorMesh
+from convgen.sw26010.pooling import (
+    Pooling,
+    pooling_backward_program,
+    pooling_program,
+    run_pooling,
+    run_pooling_backward,
+)
+from convgen.sw26010.printing import load_program
 from convgen.sw26010.rates import load_rates, taken_rates
 from convgen.sw26010.table2 import read_table2
 
 TAKEN = taken_rates()
 REDUCED = {224: 7, 112: 6, 56: 5, 28: 4, 14: 3}
 ODD = (
-    ConvProblem(3, 5, 6, 7, 4),
-    ConvProblem(2, 5, 9, 8, 4, 3, 2, 1),
-    ConvProblem(2, 5, 9, 8, 4, 5, 3, 2),
-    ConvProblem(1, 4, 6, 6, 9, 2, 2, 0),
-    ConvProblem(2, 4, 6, 7, 4, 1, 2, 0),
-    ConvProblem(33, 9, 4, 3, 10, 3, 1, 2),
-    ConvProblem(1, 1, 6, 1, 11, 1, 3, 1),  # every output column lies in the padding
+    ConvProblem.square(3, 5, 6, 7, 4),
+    ConvProblem.square(2, 5, 9, 8, 4, 3, 2, 1),
+    ConvProblem.square(2, 5, 9, 8, 4, 5, 3, 2),
+    ConvProblem.square(1, 4, 6, 6, 9, 2, 2, 0),
+    ConvProblem.square(2, 4, 6, 7, 4, 1, 2, 0),
+    ConvProblem.square(33, 9, 4, 3, 10, 3, 1, 2),
+    ConvProblem.square(1, 1, 6, 1, 11, 1, 3, 1),  # every output column lies in the padding
+    # Axes that differ, dilation, more padding below than above; and parts of images that are cut off on both sides.
+    ConvProblem(2, 5, 4, Axis(9, 4, 3, 2, 1), Axis(10, 9, 2, 1, 3, 4)),
+    ConvProblem(2, 3, 4, Axis(8, 3, 3, 2, -2), Axis(7, 9, 3, 1, -1, 2)),
+    ConvProblem(1, 2, 3, Axis(1, 6, 1), Axis(9, 2, 3, 4, 5)),
 )
 
 
@@ -56,17 +69,14 @@ def operands(problem: ConvProblem) -> dict[Phase, tuple[Any, Any]]:
 
 def truth(problem: ConvProblem, given: dict[Phase, tuple[Any, Any]]) -> dict[Phase, Any]:
     x, w = (torch.tensor(t, requires_grad=True) for t in given["forward"])
-    y = torch.nn.functional.conv2d(x, w, stride=problem.stride, padding=problem.padding)
+    axes = (problem.rows, problem.columns)
+    sides = [side for a in reversed(axes) for side in (a.padding, a.span - a.extent - a.padding)]  # may be negative
+    y = torch.nn.functional.conv2d(
+        torch.nn.functional.pad(x, sides), w, stride=[a.stride for a in axes], dilation=[a.dilation for a in axes]
+    )
     y.backward(torch.tensor(given["backward_data"][0]))
     assert x.grad is not None and w.grad is not None
     return {"forward": y.detach().numpy(), "backward_data": x.grad.numpy(), "backward_filter": w.grad.numpy()}
-
-
-def closed_form(plan: ImplicitPlan | ExplicitPlan) -> Counts:
-    if isinstance(plan, ImplicitPlan):
-        return implicit_counts(plan)
-    move = col2im_counts if plan.phase == "backward_data" else im2col_counts
-    return total([gemm_counts(plan.gemm), move(plan.problem, plan.dtype)] * plan.problem.n)
 
 
 def check_truth(problem: ConvProblem, dtype: str, tolerance: float) -> None:
@@ -79,14 +89,14 @@ def check_truth(problem: ConvProblem, dtype: str, tolerance: float) -> None:
             run = run_conv(plan, *given[phase])
             assert run.result.dtype == dtype and run.result.shape == want[phase].shape
             assert abs(run.result - want[phase]).max() <= tolerance * abs(want[phase]).max(), (phase, plan)
-            assert run.counts == closed_form(plan), (phase, plan)
+            assert run.counts == conv_counts(plan), (phase, plan)
             assert run.ldm_bytes <= 60 * 1024
 
 
 @pytest.mark.parametrize("row", read_table2(), ids=lambda row: row.name)
 def test_vgg16_equals_torch(row: Any) -> None:
     full = row.problem
-    check_truth(ConvProblem(2, full.c, REDUCED[full.h], REDUCED[full.h], full.f), "float64", 1e-12)
+    check_truth(ConvProblem.square(2, full.c, REDUCED[full.h], REDUCED[full.h], full.f), "float64", 1e-12)
 
 
 @pytest.mark.parametrize("problem", ODD, ids=str)
@@ -97,7 +107,7 @@ def test_odd_sizes_strides_and_paddings_equal_torch(problem: ConvProblem) -> Non
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_levels_agree_bit_by_bit_and_event_by_event(dtype: str) -> None:
-    problem = ConvProblem(2, 5, 4, 3, 4)
+    problem = ConvProblem.square(2, 5, 4, 3, 4)
     given = operands(problem)
     for phase in PHASES:
         for plan in plans(problem, phase, dtype):
@@ -107,15 +117,35 @@ def test_levels_agree_bit_by_bit_and_event_by_event(dtype: str) -> None:
             assert runs[0].ldm_bytes == runs[1].ldm_bytes
 
 
+@pytest.mark.parametrize("problem", ODD, ids=str)
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_moving_is_the_same_cpe_by_cpe_and_at_once(problem: ConvProblem, dtype: Any) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((problem.c * problem.h, problem.w)).astype(dtype)
+    columns = rng.standard_normal((problem.c * problem.taps * problem.h_out, problem.w_out)).astype(dtype)
+    for kind, source, shape, closed in (
+        ("im2col", x, columns.shape, im2col_counts),
+        ("col2im", columns, x.shape, col2im_counts),
+    ):
+        found = []
+        for mesh in (MessageMesh(), VectorMesh()):
+            text = columns_program(kind, problem, dtype, messages=isinstance(mesh, MessageMesh))
+            target = np.full(shape, np.nan, dtype)
+            counts = mesh.run(load_program(text), Dram("SOURCE", source), Dram("TARGET", target))
+            assert counts == closed(problem, dtype)
+            found.append((target, mesh.ldm_bytes))
+        assert np.array_equal(found[0][0], found[1][0]) and found[0][1] == found[1][1]
+
+
 def test_channels_that_do_not_fit_are_cut() -> None:
-    problem = ConvProblem(64, 1200, 1, 1, 900, 1, 1, 0)
+    problem = ConvProblem.square(64, 1200, 1, 1, 900, 1, 1, 0)
     plan = implicit_plan(problem, "forward", "float64")
     assert plan.blocks[1] * plan.blocks[2] > 1 and plan.ldm_bytes <= 60 * 1024
     check_truth(problem, "float64", 1e-12)
 
 
 def test_without_the_superfluous_column() -> None:
-    problem = ConvProblem(64, 512, 1, 8, 512)  # columns in blocks of 4
+    problem = ConvProblem.square(64, 512, 1, 8, 512)  # columns in blocks of 4
     given = operands(problem)
     runs = []
     for one_more in (True, False):
@@ -134,9 +164,9 @@ def test_shapes_that_are_not_the_plans_are_refused() -> None:
     with pytest.raises(InputError, match=r"an operand of forward is \[3, 4, 6, 7\], the plan has \[3, 5, 6, 7\]"):
         run_conv(plan, given["backward_data"][0], given["forward"][1])
     with pytest.raises(InputError, match="a row of 4200 columns and its line in LDM"):
-        plans(ConvProblem(1, 1, 3, 4200, 1), "forward", "float32")
+        plans(ConvProblem.square(1, 1, 3, 4200, 1), "forward", "float32")
     with pytest.raises(InputError, match="larger than the padded image"):
-        ConvProblem(1, 1, 2, 2, 1, 5, 1, 1)
+        ConvProblem.square(1, 1, 2, 2, 1, 5, 1, 1)
 
 
 def test_the_choice_is_the_faster_plan() -> None:
@@ -151,7 +181,7 @@ def test_the_choice_is_the_faster_plan() -> None:
 
 
 def test_the_choice_by_running_both() -> None:
-    problem = ConvProblem(128, 64, 3, 3, 64)
+    problem = ConvProblem.square(128, 64, 3, 3, 64)
     given = operands(problem)
     choice = choose_by_running(problem, "forward", *given["forward"], TAKEN)
     assert isinstance(choice.plan, ImplicitPlan) and choice.plans[0][1] < choice.plans[1][1]
@@ -164,12 +194,14 @@ def test_the_choice_by_running_both() -> None:
 def test_templates_name_their_contexts_and_nothing_else(phase: Phase) -> None:
     def names(template: str) -> set[str]:
         source = data_file("templates", "sw26010", f"{template}.py.jinja").read_text(encoding="utf-8")
-        return jinja2.meta.find_undeclared_variables(jinja2.Environment().parse(source))
+        found = jinja2.meta.find_undeclared_variables(jinja2.Environment().parse(source))
+        return found | (names("columns_sizes") if '"columns_sizes' in source else set())
 
     plan = implicit_plan(ODD[1], phase)
     assert names("implicit") == set(implicit_context(plan, messages=True))
-    assert names("im2col") == set(columns_context("im2col", ODD[1], "float32"))
-    assert names("col2im") == set(columns_context("col2im", ODD[1], "float32"))
+    for kind in ("im2col", "col2im"):
+        context = set(columns_context(kind, ODD[1], "float32"))
+        assert names(kind) == names(f"{kind}_mesh") == context
 
 
 def test_programs_are_python_that_reads_well() -> None:
@@ -179,9 +211,15 @@ def test_programs_are_python_that_reads_well() -> None:
         for phase in PHASES
         for messages in (True, False)
     ]
-    texts += [columns_program(kind, problem, "float32") for problem in ODD for kind in ("im2col", "col2im")]
+    texts += [
+        columns_program(kind, problem, "float32", messages=messages)
+        for problem in ODD
+        for kind in ("im2col", "col2im")
+        for messages in (True, False)
+    ]
     texts += [transform_program(Transform(70, 2, 5, 5, "float32", "to_implicit"))]
-    texts += [pooling_program(Pooling(3, 70, 8, 8, 2)), pooling_program(Pooling(1, 2, 6, 9000, 3, "average"))]
+    pools = (Pooling(3, 70, 8, 8, 2), Pooling(1, 2, 7, 9001, 3), Pooling(1, 2, 6, 9000, 3, "average"))
+    texts += [print_it(pool) for pool in pools for print_it in (pooling_program, pooling_backward_program)]
     for text in texts:
         ast.parse(text)
         assert max(map(len, text.splitlines())) <= 120, text
@@ -215,3 +253,33 @@ def test_pooling(sizes: tuple[int, int, int, int, int], kind: Any, dtype: str) -
     read = sizes[0] * sizes[1] * (sizes[2] // sizes[4]) * sizes[4] * (sizes[3] // sizes[4]) * sizes[4]
     assert counts.get_bytes >= read * x.itemsize and counts.put_bytes == y.nbytes
     assert (pooling.strip < sizes[3] // sizes[4]) == (sizes[3] == 9000)  # only such rows come in strips
+
+
+@pytest.mark.parametrize(
+    "sizes", [(2, 3, 8, 8, 2), (2, 3, 9, 7, 2), (1, 2, 7, 9001, 3), (3, 70, 8, 8, 2), (3, 70, 8, 9, 2), (1, 1, 5, 5, 5)]
+)
+@pytest.mark.parametrize("kind", ["max", "average"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_pooling_backward(sizes: tuple[int, int, int, int, int], kind: Any, dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    pooling = Pooling(*sizes, kind, dtype)
+    x = rng.integers(-3, 4, sizes[:4]).astype(dtype)  # with many equal elements in a window
+    dy = rng.standard_normal(pooling.out_shape).astype(dtype)
+    given = torch.tensor(x, requires_grad=True)
+    pool = torch.nn.functional.max_pool2d if kind == "max" else torch.nn.functional.avg_pool2d
+    pool(given, sizes[4]).backward(torch.tensor(dy))
+    assert given.grad is not None
+    dx, counts = run_pooling_backward(pooling, dy, x if kind == "max" else None)
+    assert np.array_equal(dx, given.grad.numpy())
+    assert counts.get_bytes >= dy.nbytes + (
+        x[:, :, : sizes[2] // sizes[4] * sizes[4]].nbytes // 2 if kind == "max" else 0
+    )
+    assert counts.put_bytes >= dx.nbytes and (counts.put_bytes == dx.nbytes or sizes[3] == 9001)
+
+
+def test_pooling_backward_refuses_other_tensors() -> None:
+    pooling = Pooling(1, 1, 4, 4, 2, dtype="float64")
+    with pytest.raises(InputError, match="needs x"):
+        run_pooling_backward(pooling, np.zeros((1, 1, 2, 2)))
+    with pytest.raises(InputError, match=r"dY is \[1, 1, 4, 4\]"):
+        run_pooling_backward(pooling, np.zeros((1, 1, 4, 4)), np.zeros((1, 1, 4, 4)))

@@ -47,7 +47,7 @@ def test_the_ridge_of_the_machine() -> None:
 def test_events_of_the_full_layers(
     c: int, f: int, size: int, columns: int, trips: tuple[int, ...], sizes: tuple[int, ...], messages: int
 ) -> None:
-    plan = implicit_plan(ConvProblem(128, c, size, size, f), "forward")
+    plan = implicit_plan(ConvProblem.square(128, c, size, size, f), "forward")
     found = implicit_trips(plan)
     assert plan.columns == columns
     assert (found.gemms, found.data_tiles, found.out_tiles) == trips
@@ -110,11 +110,11 @@ def test_double_buffering_saves_time() -> None:
 
 def test_support_reproduces_every_dash() -> None:
     assert support_right() == (38, 38)
-    conv1_2, conv2_2 = (ConvProblem(128, c, 8, 8, c) for c in (64, 128))
+    conv1_2, conv2_2 = (ConvProblem.square(128, c, 8, 8, c) for c in (64, 128))
     assert implicit_supported(conv1_2, "forward") and not implicit_supported(conv1_2, "backward_filter")
     assert all(implicit_supported(conv2_2, phase) for phase in ("forward", "backward_data", "backward_filter"))
-    assert implicit_refusal(ConvProblem(128, 32, 8, 8, 64), "forward") == "C=32 is below 64"
-    assert implicit_refusal(ConvProblem(100, 64, 8, 8, 64), "forward") == "N=100 is no multiple of 128"
+    assert implicit_refusal(ConvProblem.square(128, 32, 8, 8, 64), "forward") == "C=32 is below 64"
+    assert implicit_refusal(ConvProblem.square(100, 64, 8, 8, 64), "forward") == "N=100 is no multiple of 128"
 
 
 def test_table2_held_out() -> None:

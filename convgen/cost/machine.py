@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -57,11 +57,22 @@ def default_machine(layer: Layer) -> Machine:
         InputError: the layer names a machine that there is none of.
     """
     if layer.machine is None:
-        return _shipped(layer.target.split(":")[0])
+        machine = _shipped(layer.target.split(":")[0])
+        return _with_core_groups(machine, layer.options.core_groups)
     try:
         return load_machine(layer.machine)
     except InputError as error:
         raise locate(error, layer.source) from None
+
+
+def _with_core_groups(machine: Machine, core_groups: int) -> Machine:
+    """Ranks of several core groups of an SW26010: each group computes, and has memory of its own."""
+    return replace(
+        machine,
+        ranks_per_node=max(1, machine.ranks_per_node // core_groups),
+        memory_bytes_per_s=core_groups * machine.memory_bytes_per_s,
+        peak_flops=tuple((dtype, core_groups * peak) for dtype, peak in machine.peak_flops),
+    )
 
 
 def load_machine(name: str) -> Machine:

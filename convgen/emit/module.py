@@ -17,6 +17,7 @@ from convgen.algebra.conv import Spatial
 from convgen.algebra.space import Space
 from convgen.emit.literals import literal, yaml_flow
 from convgen.emit.local import Convolution, local_kernels
+from convgen.emit.local_mesh import MeshConvolution, local_mesh
 from convgen.emit.steps import LayoutNames, Lines, NamedLayout
 from convgen.emit.volume import volume
 from convgen.kernels.environment import environment as kernels_environment
@@ -94,6 +95,11 @@ class ModuleContext:
     forward: PhaseText
     backward: PhaseText
     gpu: bool
+    virtual: bool
+    core_groups: int
+    choosing: str
+    mesh_convolutions: tuple[MeshConvolution, ...]
+    plans: str
     forms: tuple[str, ...]
     rearranges: bool
     launch: str
@@ -137,10 +143,11 @@ def module_context(
 ) -> ModuleContext:
     conv, text = layer.conv, show(schedule)
     names = LayoutNames(schedule)
-    lines = Lines(schedule, conv, names, gpu=layer.on_gpu)
+    lines = Lines(schedule, conv, names, virtual=layer.virtual_padding)
     on_gpu = kernels if layer.on_gpu else ()
     local = local_kernels(schedule, names, lines, on_gpu)
     ways = {} if layer.on_gpu else {k.problem.phase: k for k in kernels if k.config.family != "aten"}
+    mesh = local_mesh(layer, schedule, space, names, lines)
     stored = [(n, names.of(t)) for n, t in schedule.stored]
     gradient = {"x": "dx", "w": "dw", "y": "dy", "bias": "dbias"}
     everything = stored + [(gradient[n], layout) for n, layout in stored]
@@ -174,6 +181,11 @@ def module_context(
         bias=conv.bias,
         device="cuda" if layer.on_gpu else "cpu",
         gpu=layer.on_gpu,
+        virtual=layer.virtual_padding,
+        core_groups=layer.options.core_groups,
+        choosing=layer.options.plan,
+        mesh_convolutions=mesh.convolutions,
+        plans=mesh.plans,
         forms=tuple(sorted(set(schedule.forms().values()))),
         rearranges=any(isinstance(s, Convert) and s.kind == "exchange" and s.form == "whole" for s in steps),
         launch=local.launch,

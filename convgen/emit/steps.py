@@ -50,10 +50,13 @@ class LayoutNames:
 
 
 class Lines:
-    """Writes the body of `run_forward` and `run_backward`."""
+    """Writes the body of `run_forward` and `run_backward`.
 
-    def __init__(self, schedule: Schedule, conv: Conv, names: LayoutNames, *, gpu: bool = False) -> None:
-        self.schedule, self.conv, self.names, self.gpu = schedule, conv, names, gpu
+    `virtual`: local convolutions know the layouts of their operands, and pad by themselves.
+    """
+
+    def __init__(self, schedule: Schedule, conv: Conv, names: LayoutNames, *, virtual: bool = False) -> None:
+        self.schedule, self.conv, self.names, self.virtual = schedule, conv, names, virtual
         self.types = schedule.types()
         self.forms = schedule.forms()
         self.sources = {s.result: s for _, s in schedule.steps() if isinstance(s, Convert)}
@@ -105,7 +108,7 @@ class Lines:
                 if step.kind in ("all_to_all", "exchange"):
                     return f'rearrange("{step.result}", "{step.kind}", {tail}'
                 return f'{step.kind}("{step.result}", {tail}'
-            case Convolve() if self.gpu:
+            case Convolve() if self.virtual:
                 rims = [v for v in step.inputs if self.forms.get(v) == "rim"]
                 inputs = [self.sources[v].source if v in rims else v for v in step.inputs]
                 return f"conv_{step.phase}({', '.join([*inputs, *rims])}, here)"

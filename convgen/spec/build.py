@@ -44,6 +44,14 @@ def check_target(target: str) -> None:
         raise InputError(f"target {shown(target)} is unknown", ("target",), hint=hint)
 
 
+def check_options(layer: Layer) -> None:
+    """Refuse options that the layer's target doesn't have."""
+    for key, value in (("core_groups", layer.options.core_groups), ("plan", layer.options.plan)):
+        if layer.target != "sw26010" and value != getattr(Options(), key):
+            fact = f"options.{key} {value} is of target sw26010, the target is {layer.target}"
+            raise InputError(fact, ("options", key), hint=f"target: sw26010, or remove {key}")
+
+
 def _layer(form: LayerForm, source: Source) -> Layer:
     check_name(form.name)
     conv = _conv(form)
@@ -74,7 +82,7 @@ def _layer(form: LayerForm, source: Source) -> Layer:
         roles=build_roles(form.roles, grid, conv) if form.roles else (),
         target=form.target,
         machine=form.machine,
-        options=Options(hold_x=form.options.hold_x, sums=form.options.sums, kernels=_kernels(form)),
+        options=Options(kernels=_kernels(form), **form.options.model_dump(exclude={"kernels"})),
         source=source,
     )
 

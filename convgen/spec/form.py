@@ -46,6 +46,8 @@ class OptionsForm(_Form):
     kernels: KernelsForm | None = Field(
         default=None, description="a mapping with forward, backward_data, backward_filter or some of them"
     )
+    core_groups: int = Field(default=1, ge=1, le=4, description="an integer from 1 to 4; target sw26010 only")
+    plan: Literal["model", "trial"] = Field(default="model", description="model or trial; target sw26010 only")
 
 
 class DistributionForm(_Form):
@@ -89,7 +91,10 @@ class LayerForm(_Form):
     )
     target: str = Field(default="cpu", description="cpu, cuda[:sm_NN], hip[:gfxNNN] or sw26010")
     machine: str | None = Field(default=None, description="text, a machine's name or file")
-    options: OptionsForm = Field(default=OptionsForm(), description="a mapping with hold_x, sums, kernels")
+    options: OptionsForm = Field(
+        default=OptionsForm(),
+        description="a mapping with hold_x, sums, kernels; for sw26010 also core_groups and plan",
+    )
 
 
 _INNER: dict[str, type[_Form]] = {"options": OptionsForm, "distribution": DistributionForm, "roles": RolesForm}

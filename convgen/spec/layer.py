@@ -19,11 +19,15 @@ Axes = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Attributes: kernels: (phase, local kernel as text) of the phases that name one."""
+    """`kernels`: (phase, local kernel as text) of the phases that name one. `core_groups` of a rank and `plan`, how a
+    phase's plan is chosen, are of target sw26010.
+    """
 
     hold_x: Literal["gathered", "stored"] = "gathered"
     sums: Literal["ordered", "native"] = "ordered"
     kernels: tuple[tuple[str, str], ...] = ()
+    core_groups: int = 1
+    plan: Literal["model", "trial"] = "model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +70,11 @@ class Layer:
     @property
     def on_gpu(self) -> bool:
         return self.target.split(":")[0] in ("cuda", "hip")
+
+    @property
+    def virtual_padding(self) -> bool:
+        """Whether local convolutions take any zero padding by themselves: Triton's and the mesh's do, ATen's don't."""
+        return self.on_gpu or self.target == "sw26010"
 
     @property
     def element_bytes(self) -> int:

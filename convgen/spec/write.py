@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from convgen.spec.layer import Axes, Layer
+from convgen.spec.layer import Axes, Layer, Options
 
 
 def layer_to_dict(layer: Layer) -> dict[str, Any]:
@@ -41,6 +41,9 @@ def layer_to_dict(layer: Layer) -> dict[str, Any]:
         data["machine"] = layer.machine
     kernels = {"kernels": dict(options.kernels)} if options.kernels else {}
     data["options"] = {"hold_x": options.hold_x, "sums": options.sums, **kernels}
+    for key in ("core_groups", "plan"):
+        if layer.target == "sw26010" or getattr(options, key) != getattr(Options(), key):
+            data["options"][key] = getattr(options, key)
     return data
 
 

@@ -138,31 +138,50 @@ def _gemm(plan: Any, level: Any, run: bool, as_json: bool, plot: str | None) -> 
     "--emit", type=click.Choice(["forward", "backward_data", "backward_filter"]),
     help="Print the program of the implicit plan of a phase.",
 )  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="All events of both plans as JSON.")
 def conv_command(
-    n: int, c: int, h: int, w: int, f: int, kernel: int, stride: int, padding: int, emit: Any
+    n: int, c: int, h: int, w: int, f: int, kernel: int, stride: int, padding: int, emit: Any, as_json: bool
 ) -> None:  # fmt: skip
-    """Plans of a convolution's phases on one core group, float32: which is possible, which is faster."""
+    """Plans of a convolution's phases on one core group, float32: which is possible, its events, which is faster."""
     from convgen.schedule.nodes import PHASES
     from convgen.sw26010.conv_cost import choose_plan
     from convgen.sw26010.conv_problem import ConvProblem
     from convgen.sw26010.conv_programs import implicit_program
-    from convgen.sw26010.implicit_plan import ImplicitPlan, implicit_plan
+    from convgen.sw26010.implicit_plan import implicit_plan
+    from convgen.sw26010.layer_report import conv_json, conv_text
     from convgen.sw26010.rates import load_rates, taken_rates
-    from convgen.sw26010.report import table
 
-    problem = ConvProblem(n, c, h, w, f, kernel, stride, padding)
+    problem = ConvProblem.square(n, c, h, w, f, kernel, stride, padding)
     if emit is not None:
         click.echo(implicit_program(implicit_plan(problem, emit), messages=True), nl=False)
         return
-    rows: list[list[str]] = []
-    for phase in PHASES:
-        choice = choose_plan(problem, phase, taken_rates(), load_rates().fitted())
-        for place, (plan, seconds) in enumerate(choice.plans):
-            kind = "implicit" if isinstance(plan, ImplicitPlan) else "explicit"
-            why = f"implicit: {choice.refusal}" if choice.refusal and place == 0 else ""
-            rows.append([phase, kind, f"{seconds:.4f}", "chosen" if place == 0 else "", why])
-    click.echo(f"{problem} float32 on one core group")
-    click.echo(table(("phase", "plan", "seconds", "", "not possible"), rows))
+    choices = {phase: choose_plan(problem, phase, taken_rates(), load_rates().fitted()) for phase in PHASES}
+    click.echo(json.dumps(conv_json(problem, choices), indent=1) if as_json else conv_text(problem, choices))
+
+
+@sw26010.command("pool")
+@click.argument("n", type=click.IntRange(1))
+@click.argument("c", type=click.IntRange(1))
+@click.argument("h", type=click.IntRange(1))
+@click.argument("w", type=click.IntRange(1))
+@click.argument("kernel", type=click.IntRange(1))
+@click.option("--kind", type=click.Choice(["max", "average"]), default="max", show_default=True)
+@click.option("--dtype", type=click.Choice(["float64", "float32"]), default="float32", show_default=True)
+@click.option("--emit", type=click.Choice(["forward", "backward"]), help="Print the program of a CPE.")
+def pool_command(n: int, c: int, h: int, w: int, kernel: int, kind: Any, dtype: str, emit: str | None) -> None:
+    """Pooling by K x K windows that don't overlap, forward and backward, emulated on random numbers."""
+    from convgen.sw26010.layer_report import pooling_text
+    from convgen.sw26010.pooling import Pooling, pooling_backward_program, pooling_program
+
+    pooling = Pooling(n, c, h, w, kernel, kind, dtype)
+    if emit is not None:
+        program = pooling_program if emit == "forward" else pooling_backward_program
+        click.echo(program(pooling), nl=False)
+        return
+    text, right = pooling_text(pooling)
+    click.echo(text)
+    if not right:
+        raise SystemExit(1)
 
 
 @sw26010.command("table2")

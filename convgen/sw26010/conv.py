@@ -48,7 +48,7 @@ class ConvRun:
 def operand_shapes(problem: ConvProblem, phase: Phase) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shapes of the two tensors that a phase reads: x, w; dy, w; x, dy."""
     x = (problem.n, problem.c, problem.h, problem.w)
-    w = (problem.f, problem.c, problem.kernel, problem.kernel)
+    w = (problem.f, problem.c, problem.rows.kernel, problem.columns.kernel)
     y = (problem.n, problem.f, problem.h_out, problem.w_out)
     return {"forward": (x, w), "backward_data": (y, w), "backward_filter": (x, y)}[phase]
 
@@ -117,14 +117,16 @@ def _run_explicit(
     plan: ExplicitPlan, first: Array, second: Array, gemm_mesh: MessageMesh | VectorMesh, group: CoreGroup
 ) -> ConvRun:
     problem, dtype = plan.problem, plan.dtype
-    f, columns = problem.f, problem.kernel**2 * problem.c
-    move_mesh = MessageMesh(group)
-    gemm = load_program(gemm_program(plan.gemm, messages=isinstance(gemm_mesh, MessageMesh)))
-    move = load_program(columns_program("col2im" if plan.phase == "backward_data" else "im2col", problem, dtype))
+    f, columns = problem.f, problem.taps * problem.c
+    messages = isinstance(gemm_mesh, MessageMesh)
+    move_mesh = MessageMesh(group) if messages else VectorMesh(group)
+    gemm = load_program(gemm_program(plan.gemm, messages=messages))
+    kind = "col2im" if plan.phase == "backward_data" else "im2col"
+    move = load_program(columns_program(kind, problem, dtype, messages=messages))
     shape = {
         "forward": (problem.n, f, problem.h_out, problem.w_out),
         "backward_data": (problem.n, problem.c, problem.h, problem.w),
-        "backward_filter": (f, problem.c, problem.kernel, problem.kernel),
+        "backward_filter": (f, problem.c, problem.rows.kernel, problem.columns.kernel),
     }[plan.phase]
     result, matrix = np.zeros(shape, dtype), np.zeros(plan.columns_shape, dtype)
     as_gemm = Dram("COLUMNS", matrix.reshape(columns, -1))

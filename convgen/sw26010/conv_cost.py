@@ -24,6 +24,7 @@ from convgen.schedule.nodes import Phase
 from convgen.sw26010.conv_problem import ConvProblem
 from convgen.sw26010.explicit_plan import ExplicitPlan, gemm_of, im2col_operations
 from convgen.sw26010.gemm_cost import gemm_seconds, search_blocks
+from convgen.sw26010.gemm_plan import Dtype
 from convgen.sw26010.implicit_plan import ImplicitPlan, implicit_counts, implicit_plan, implicit_trips, valid_flops
 from convgen.sw26010.machine import CPES
 from convgen.sw26010.rates import Rates
@@ -43,9 +44,9 @@ class Terms:
         return self.fixed_s + sum(count * constants[name] for name, count in self.counts)
 
 
-def explicit_plan(problem: ConvProblem, phase: Phase, rates: Rates) -> ExplicitPlan:
-    """The explicit plan with searched blocks, float32 in memory."""
-    return ExplicitPlan(problem=problem, phase=phase, gemm=search_blocks(gemm_of(problem, phase), rates))
+def explicit_plan(problem: ConvProblem, phase: Phase, rates: Rates, dtype: Dtype = "float32") -> ExplicitPlan:
+    """The explicit plan with searched blocks."""
+    return ExplicitPlan(problem=problem, phase=phase, gemm=search_blocks(gemm_of(problem, phase, dtype), rates))
 
 
 @cache
@@ -68,7 +69,7 @@ def _implicit_terms(plan: ImplicitPlan, rates: Rates) -> Terms:
 
 def _explicit_terms(plan: ExplicitPlan, rates: Rates) -> Terms:
     problem, gemm = plan.problem, plan.gemm
-    pixels, columns = problem.h_out * problem.w_out, problem.kernel**2 * problem.c
+    pixels, columns = problem.h_out * problem.w_out, problem.taps * problem.c
     repacked_bytes = gemm.itemsize * columns * problem.f
     fixed = problem.n * gemm_seconds(gemm, rates) + repacked_bytes / rates.group.copy_bytes_per_s
     counts: list[tuple[str, float]] = []
@@ -104,11 +105,13 @@ class Choice:
         return self.plans[0][1]
 
 
-def choose_plan(problem: ConvProblem, phase: Phase, taken: Rates, fitted: Mapping[str, float]) -> Choice:
+def choose_plan(
+    problem: ConvProblem, phase: Phase, taken: Rates, fitted: Mapping[str, float], dtype: Dtype = "float32"
+) -> Choice:
     """The faster plan of a phase by the cost model; swCaffe runs both in its first two iterations ([SW] 6.1)."""
-    plans: list[Plan] = [explicit_plan(problem, phase, taken)]
+    plans: list[Plan] = [explicit_plan(problem, phase, taken, dtype)]
     refusal = implicit_refusal(problem, phase)
     if refusal is None:
-        plans.append(implicit_plan(problem, phase))
+        plans.append(implicit_plan(problem, phase, dtype))
     timed = sorted(((plan, conv_terms(plan, taken).seconds(fitted)) for plan in plans), key=lambda item: item[1])
     return Choice(tuple(timed), refusal)

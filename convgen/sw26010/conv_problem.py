@@ -1,7 +1,7 @@
 """A convolution of [SW] 4.2, and which coordinates meet in it.
 
-The letters are the project's: N samples, C channels, F filters, H W, kernel K, stride S, padding P ([SW]: B, N_i, N_o,
-R C, K, S).
+The letters are the project's: N samples, C channels, F filters, H W, kernel K, stride S, padding P, dilation d ([SW]:
+B, N_i, N_o, R C, K, S).
 """
 
 from __future__ import annotations
@@ -13,47 +13,110 @@ from convgen.schedule.nodes import Phase
 
 
 @dataclass(frozen=True, slots=True)
+class Axis:
+    """Rows or columns: y's element o reads x's elements S o + d k - P, k < K. What lies outside x is zero.
+
+    `extent` of x, `out` of y; any `out` will do, and P may be negative where y never reads the first elements: a part
+    of a distributed image has such sizes.
+    """
+
+    extent: int
+    out: int
+    kernel: int
+    stride: int = 1
+    padding: int = 0
+    dilation: int = 1
+
+    @property
+    def span(self) -> int:
+        """Elements from the first that y reads to the last, padding included: H + 2P for a whole image, S = 1."""
+        return (self.out - 1) * self.stride + self.dilation * (self.kernel - 1) + 1
+
+    @property
+    def read(self) -> tuple[int, int]:
+        """[first, last) of x inside that span; empty where all of it lies in the padding."""
+        first = max(0, -self.padding)
+        return first, max(first, min(self.extent, self.span - self.padding))
+
+
+@dataclass(frozen=True, slots=True)
 class ConvProblem:
-    """A 2-D convolution, one kernel size, stride and padding for both axes, no dilation, no groups.
+    """A 2-D convolution without groups.
 
     Raises:
-        InputError: an extent below 1, a negative padding, or an output without rows.
+        InputError: an extent below 1.
     """
 
     n: int
     c: int
-    h: int
-    w: int
     f: int
-    kernel: int = 3
-    stride: int = 1
-    padding: int = 1
+    rows: Axis
+    columns: Axis
 
     def __post_init__(self) -> None:
-        if min(self.n, self.c, self.h, self.w, self.f, self.kernel, self.stride) < 1 or self.padding < 0:
+        sizes = [self.n, self.c, self.f]
+        for axis in (self.rows, self.columns):
+            sizes += [axis.extent, axis.out, axis.kernel, axis.stride, axis.dilation]
+        if min(sizes) < 1:
             raise InputError(f"{self} has an extent below 1")
-        if min(self.h_out, self.w_out) < 1:
-            raise InputError(f"{self}: the kernel is larger than the padded image")
+
+    @classmethod
+    def square(
+        cls, n: int, c: int, h: int, w: int, f: int, kernel: int = 3, stride: int = 1, padding: int = 1
+    ) -> ConvProblem:
+        """A whole image, with one kernel size, stride and padding for both axes and no dilation, as [SW] has them.
+
+        H_out = (H + 2P - K) // S + 1; [SW] 4.2.1 leaves 2P out, which VGG needs.
+
+        Raises:
+            InputError: an extent below 1, a negative padding, or an output without rows.
+        """
+        if min(n, c, h, w, f, kernel, stride) < 1 or padding < 0:
+            fact = f"conv2d N={n} C={c} H={h} W={w} F={f} K={kernel} S={stride} P={padding} has an extent below 1"
+            raise InputError(fact)
+        if min(h, w) + 2 * padding < kernel:
+            raise InputError(f"the kernel {kernel} is larger than the padded image of {h} x {w}, padding {padding}")
+        rows, columns = (
+            Axis(extent, (extent + 2 * padding - kernel) // stride + 1, kernel, stride, padding) for extent in (h, w)
+        )
+        return cls(n, c, f, rows, columns)
+
+    @property
+    def h(self) -> int:
+        return self.rows.extent
+
+    @property
+    def w(self) -> int:
+        return self.columns.extent
 
     @property
     def h_out(self) -> int:
-        """(H + 2P - K) // S + 1; [SW] 4.2.1 leaves 2P out, which VGG needs."""
-        return (self.h + 2 * self.padding - self.kernel) // self.stride + 1
+        return self.rows.out
 
     @property
     def w_out(self) -> int:
-        return (self.w + 2 * self.padding - self.kernel) // self.stride + 1
+        return self.columns.out
+
+    @property
+    def taps(self) -> int:
+        """K^2 in the paper."""
+        return self.rows.kernel * self.columns.kernel
 
     @property
     def flops(self) -> int:
         """Of one phase, taps in the padding included, as the paper counts."""
-        return 2 * self.n * self.f * self.h_out * self.w_out * self.c * self.kernel**2
+        return 2 * self.n * self.f * self.h_out * self.w_out * self.c * self.taps
 
     def __str__(self) -> str:
-        return (
-            f"conv2d N={self.n} C={self.c} H={self.h} W={self.w} F={self.f} K={self.kernel} S={self.stride} "
-            f"P={self.padding}"
-        )
+        axes = (self.rows, self.columns)
+        words = [f"conv2d N={self.n} C={self.c} H={self.h} W={self.w} F={self.f}"]
+        letters = (("K", "kernel"), ("S", "stride"), ("P", "padding"), ("d", "dilation"))
+        for letter, name in letters:
+            down, across = (getattr(axis, name) for axis in axes)
+            if letter != "d" or (down, across) != (1, 1):
+                words.append(f"{letter}={down}" if down == across else f"{letter}={down}x{across}")
+        whole = all(a.out == (a.extent + 2 * a.padding - a.dilation * (a.kernel - 1) - 1) // a.stride + 1 for a in axes)
+        return " ".join(words if whole else [*words, f"out={self.h_out}x{self.w_out}"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +157,11 @@ class Meeting:
         return elements
 
 
-def meeting(phase: Phase, extent: int, out_extent: int, problem: ConvProblem) -> Meeting:
-    """How one axis of a phase runs: what is summed over becomes the tap.
-
-    Args:
-        extent, out_extent: of x and y along the axis.
-    """
-    k, s, p = problem.kernel, problem.stride, problem.padding
-    if phase == "forward":  # x = S y + k - P
-        return Meeting(out_extent, k, extent, s, 1, -p)
-    if phase == "backward_data":  # y = (x - k + P) / S
-        return Meeting(extent, k, out_extent, 1, -1, p, s)
-    return Meeting(k, out_extent, extent, 1, s, -p)  # x = S y + k - P, summed over y
+def meeting(phase: Phase, axis: Axis) -> Meeting:
+    """How one axis of a phase runs: what is summed over becomes the tap."""
+    k, s, p, d = axis.kernel, axis.stride, axis.padding, axis.dilation
+    if phase == "forward":  # x = S y + d k - P
+        return Meeting(axis.out, k, axis.extent, s, d, -p)
+    if phase == "backward_data":  # y = (x - d k + P) / S
+        return Meeting(axis.extent, k, axis.out, 1, -d, p, s)
+    return Meeting(k, axis.out, axis.extent, d, s, -p)  # x = S y + d k - P, summed over y

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Literal
 
 from convgen import __version__
 from convgen.sw26010.conv_problem import ConvProblem, Meeting
+from convgen.sw26010.explicit_plan import row_slots
 from convgen.sw26010.gemm_plan import Dtype
 from convgen.sw26010.implicit_plan import ImplicitPlan
 from convgen.sw26010.machine import SW26010
@@ -14,6 +16,7 @@ from convgen.sw26010.printing import print_program, steps
 NAMES = {"forward": ("x", "w", "y"), "backward_data": ("dy", "w", "dx"), "backward_filter": ("x", "dy", "dw")}
 
 
+@cache
 def implicit_program(plan: ImplicitPlan, *, messages: bool) -> str:
     """Text of the program for one CPE, or for the mesh at once."""
     return print_program("implicit", implicit_context(plan, messages=messages))
@@ -39,8 +42,10 @@ def implicit_context(plan: ImplicitPlan, *, messages: bool) -> dict[str, object]
         "block_bb": plan.block_bb, "block_ni": plan.block_ni, "block_no": plan.block_no,
         "ml": ml, "nl": nl, "kl": kl,
         "columns": plan.columns,
-        "affine": _affine(rows),
-        "divisor": rows.divisor,
+        "axes": tuple(
+            (name, _affine(meet), meet.divisor, extent)
+            for name, meet, extent in (("row", rows, "ROWS_IN"), ("column", columns, "COLS_IN"))
+        ),
         "one_more": plan.one_more,
         "floats": plan.dtype == "float32",
     }  # fmt: skip
@@ -54,18 +59,30 @@ def _affine(meet: Meeting) -> str:
     return text + (f" {'-' if meet.shift < 0 else '+'} {abs(meet.shift)}" if meet.shift else "")
 
 
-def columns_program(kind: Literal["im2col", "col2im"], problem: ConvProblem, dtype: Dtype) -> str:
-    """Text of im2col or col2im of one image."""
-    return print_program(kind, columns_context(kind, problem, dtype))
+@cache
+def columns_program(
+    kind: Literal["im2col", "col2im"], problem: ConvProblem, dtype: Dtype, *, messages: bool = True
+) -> str:
+    """Text of im2col or col2im of one image, for one CPE, or for the mesh at once."""
+    return print_program(kind if messages else f"{kind}_mesh", columns_context(kind, problem, dtype))
 
 
 def columns_context(kind: Literal["im2col", "col2im"], problem: ConvProblem, dtype: Dtype) -> dict[str, object]:
     """Everything that the template names."""
+    rows, columns = problem.rows, problem.columns
     context: dict[str, object] = {
         "header": (f"Printed by convgen {__version__} (sw26010 conv).", f"layer     {problem} {dtype}, {kind}"),
         "c": problem.c, "h": problem.h, "w": problem.w,
-        "kernel": problem.kernel, "stride": problem.stride, "padding": problem.padding,
+        "kernel": (rows.kernel, columns.kernel), "stride": (rows.stride, columns.stride),
+        "padding": (rows.padding, columns.padding), "dilation": (rows.dilation, columns.dilation),
         "h_out": problem.h_out, "w_out": problem.w_out,
         "floats": dtype == "float32",
     }  # fmt: skip
-    return context | ({"itemsize": 4 if dtype == "float32" else 8} if kind == "im2col" else {})
+    if kind == "col2im":
+        at, shift = max(columns.padding, 0), max(-columns.padding, 0)
+        return context | {"row_slots": row_slots(columns), "at": at, "shift": shift}
+    first, last = columns.read
+    itemsize = 4 if dtype == "float32" else 8
+    return context | {
+        "h_span": rows.span, "w_span": columns.span, "first": first, "last": last, "itemsize": itemsize
+    }  # fmt: skip

@@ -170,6 +170,12 @@ class Cpe:
         into.doubles()[0, at : at + step * (line.size - 1) + 1 : step] += line
         self.counts.vadd += -(-line.size // LANES)
 
+    def accumulate(self, into: Buffer, source: Buffer) -> None:
+        """into += source, in double; a register a cycle, the loads beside the additions."""
+        into.doubles()[...] += source.doubles()
+        self.counts.vadd += transfers.vectors(into)
+        self.cycles += transfers.vectors(into)
+
     def pool_max(self, into: Buffer, source: Buffer, kernel: int) -> None:
         """into[r, q] = the largest of the kernel x kernel window (r, q) of the source."""
         into.array[...] = self._windows(into, source, kernel).max(axis=(1, 3))
@@ -179,6 +185,24 @@ class Cpe:
         """into[r, q] = the mean of the kernel x kernel window (r, q) of the source, in double."""
         into.array[...] = self._windows(into, source, kernel).sum(axis=(1, 3)) / kernel**2
         self.counts.vadd += kernel**2 * transfers.vectors(into)
+
+    def spread_max(self, into: Buffer, source: Buffer, kernel: int) -> None:
+        """Of every kernel x kernel window of `into` the first largest element becomes source[r, q], the others zero.
+
+        The window's largest is found again, and compared with.
+        """
+        rows, columns = source.rows, source.columns
+        windows = into.doubles().reshape(rows, kernel, columns, kernel).transpose(0, 2, 1, 3)
+        first = windows.reshape(rows, columns, kernel**2).argmax(axis=2)[..., None]
+        spread = np.zeros((rows, columns, kernel**2))
+        np.put_along_axis(spread, first, source.doubles()[..., None], axis=2)
+        into.array[...] = spread.reshape(rows, columns, kernel, kernel).transpose(0, 2, 1, 3).reshape(into.array.shape)
+        self.counts.vmax += 2 * kernel**2 * transfers.vectors(source)
+
+    def spread_average(self, into: Buffer, source: Buffer, kernel: int) -> None:
+        """Every element of the kernel x kernel window (r, q) of `into` becomes source[r, q] / kernel^2, in double."""
+        into.array[...] = (source.doubles() / kernel**2).repeat(kernel, axis=0).repeat(kernel, axis=1)
+        into.written, into.floats = True, False
 
     @staticmethod
     def _windows(into: Buffer, source: Buffer, kernel: int) -> Array:

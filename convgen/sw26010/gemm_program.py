@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
 from convgen import __version__
 from convgen.sw26010.gemm_plan import GemmPlan
@@ -10,6 +11,7 @@ from convgen.sw26010.machine import SW26010
 from convgen.sw26010.printing import print_program, steps
 
 
+@cache
 def gemm_program(plan: GemmPlan, *, messages: bool) -> str:
     """Text of the program.
 

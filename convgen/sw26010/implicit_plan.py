@@ -55,11 +55,11 @@ class ImplicitPlan:
 
     @property
     def rows_meet(self) -> Meeting:
-        return meeting(self.phase, self.problem.h, self.problem.h_out, self.problem)
+        return meeting(self.phase, self.problem.rows)
 
     @property
     def columns_meet(self) -> Meeting:
-        return meeting(self.phase, self.problem.w, self.problem.w_out, self.problem)
+        return meeting(self.phase, self.problem.columns)
 
     @property
     def tile(self) -> tuple[int, int, int]:
@@ -115,7 +115,7 @@ def implicit_plan(
         if blocks[largest] <= 32:
             raise InputError("no tiles fit into LDM", notes=(Note("layer", f"{problem}, {phase}"),))
         blocks[largest] = round_up(blocks[largest] // 2, 32)
-    outs = meeting(phase, problem.w, problem.w_out, problem).outs
+    outs = meeting(phase, problem.columns).outs
     columns = (slots - blocks[0] * blocks[1] - blocks[1] * blocks[2]) // (blocks[0] * blocks[2])
     return ImplicitPlan(
         problem=problem, phase=phase, dtype=dtype, bb=bb, ni=ni, no=no,

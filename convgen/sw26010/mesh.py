@@ -69,6 +69,7 @@ class VectorMesh:
         self.exact = exact
         self.row = np.arange(MESH)[:, None]
         self.column = np.arange(MESH)[None, :]
+        self.id = MESH * self.row + self.column
         self.counts = Counts()
         self.events: list[Event] = []
         self._log = log
@@ -125,15 +126,55 @@ class VectorMesh:
             transfers.put_tile(part, target, contents[i, j], at, start)
         self._note("put", buffer.name, part, part.put)
 
+    def dma_get_lines(
+        self, into: Buffer, source: Dram, row: Array, column: int, at: int, elements: int, *, where: Array
+    ) -> None:
+        """As a CPE's dma_get_line, of a line each, by the CPEs `where` says. Raises DmaFault."""
+        if where.any():
+            transfers.begin_get(into, source)
+            into.array[where, 0, at : at + elements] = self._lines(source, row[where], column, elements)[row[where]]
+            total = int(where.sum())
+            self.counts.add_get(elements * source.itemsize, total * elements * source.itemsize, total)
+
+    def dma_put_lines(
+        self, target: Dram, buffer: Buffer, row: Array, column: int, at: int, elements: int, *, where: Array
+    ) -> None:
+        """As a CPE's dma_put_line, of a line each, by the CPEs `where` says. Raises DmaFault, PrecisionFault."""
+        contents = transfers.check_put(buffer, target)
+        if where.any():
+            line = contents[where, 0, at : at + elements]
+            self._lines(target, row[where], column, elements)[row[where]] = line
+            total = int(where.sum())
+            self.counts.add_put(elements * target.itemsize, total * elements * target.itemsize, total)
+
+    @staticmethod
+    def _lines(matrix: Dram, rows: Array, column: int, elements: int) -> Array:
+        """Columns [column, column + elements) of a matrix, all rows. Raises DmaFault: a line that is not in it."""
+        view = matrix.region(0, column, matrix.shape[0], elements)
+        if view.shape[1] != elements or rows.min() < 0 or rows.max() >= matrix.shape[0]:
+            raise DmaFault(f"{matrix.name}: a line of {elements} in rows {rows.min()} to {rows.max()} is outside")
+        return view
+
+    def pick(self, into: Buffer, source: Buffer, at: int, step: int) -> None:
+        """As a CPE's."""
+        into.array[...] = source.settled()[..., at : at + step * (into.columns - 1) + 1 : step]
+        into.written, into.floats = True, source.floats
+
+    def add_line(self, into: Buffer, source: Buffer, at: int, step: int, *, where: Array) -> None:
+        """As a CPE's, of those that `where` says."""
+        line = source.doubles()[where, 0]
+        into.doubles()[where, 0, at : at + step * (source.columns - 1) + 1 : step] += line
+        self.counts.vadd += int(where.sum()) * -(-source.columns // LANES)
+
     def zero(self, buffer: Buffer, floats: bool = False) -> None:
         buffer.array[...] = 0.0
         buffer.written, buffer.floats = True, floats
 
-    def widen(self, buffer: Buffer) -> None:
-        transfers.widen(self.counts, buffer, CPES)
+    def widen(self, buffer: Buffer, where: Array | None = None) -> None:
+        transfers.widen(self.counts, buffer, CPES if where is None else int(where.sum()))
 
-    def narrow(self, buffer: Buffer) -> None:
-        transfers.narrow(self.counts, buffer, CPES)
+    def narrow(self, buffer: Buffer, where: Array | None = None) -> None:
+        transfers.narrow(self.counts, buffer, CPES if where is None else int(where.sum()))
 
     def transpose(self, into: Buffer, source: Buffer) -> None:
         transfers.transpose(self.counts, into, source, CPES)

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from convgen.explain.canvas import GREY, INK, PALE, Align, Canvas
 from convgen.sw26010.allreduce import simulate_traffic
 from convgen.sw26010.allreduce_cost import NUMBERINGS, Network
-from convgen.sw26010.conv_cost import Plan
-from convgen.sw26010.explicit_plan import ExplicitPlan, col2im_counts, im2col_counts
+from convgen.sw26010.conv_counts import conv_counts
 from convgen.sw26010.gemm_counts import gemm_counts
 from convgen.sw26010.gemm_plan import GemmPlan
-from convgen.sw26010.implicit_plan import implicit_counts
 from convgen.sw26010.machine import MESH, SW26010
 from convgen.sw26010.mesh import step_counts
 from convgen.sw26010.rates import Rates
@@ -156,30 +154,22 @@ def table2_page(taken: Rates, constants: Mapping[str, float], fitted: Sequence[s
         canvas.rect(1.2, 1.1 + 0.2 * place, 0.1, 0.1, fill=colour, edge=INK, line=0.4)
         canvas.text(1.4, 1.15 + 0.2 * place, kind, 7)
     roof = roofline_axes(canvas, 6.9, 0.95, 4.6, 3.8)
-    named: list[tuple[float, float]] = []
+    named: dict[tuple[float, float], tuple[float, float, str, str]] = {}
     for row in read_table2():
         for phase in ORDER:
             for kind in KINDS:
                 published = row.published_s.get((phase, kind))
                 if published is None:
                     continue
-                moved = moved_bytes(plan_of(row.problem, phase, kind, taken))
+                moved = conv_counts(plan_of(row.problem, phase, kind, taken)).dma_bytes
                 flops = row.problem.flops
                 place = roof.at(flops / moved, flops / published / 1e9)
-                name = ""
                 if phase == "forward" and kind == "explicit" and all(math.dist(place, p) > 0.25 for p in named):
-                    named.append(place)
-                    name = row.name.removeprefix("conv")
-                _point_inside(canvas, roof, flops / moved, flops / published / 1e9, COLOURS[kind], name)
+                    named[place] = flops / moved, flops / published / 1e9, COLOURS[kind], row.name.removeprefix("conv")
+                _point_inside(canvas, roof, flops / moved, flops / published / 1e9, COLOURS[kind])
+    for x, y, colour, name in named.values():  # on top of the other points
+        _point_inside(canvas, roof, x, y, colour, name)
     return canvas
-
-
-def moved_bytes(plan: Plan) -> int:
-    """DMA bytes of a phase."""
-    if not isinstance(plan, ExplicitPlan):
-        return implicit_counts(plan).dma_bytes
-    move = col2im_counts if plan.phase == "backward_data" else im2col_counts
-    return plan.problem.n * (gemm_counts(plan.gemm).dma_bytes + move(plan.problem, plan.dtype).dma_bytes)
 
 
 def all_reduce_page(network: Network, elements: int) -> Canvas:
@@ -199,6 +189,8 @@ def all_reduce_page(network: Network, elements: int) -> Canvas:
             for size, colour in ((step.total_bytes, faint(place)), (step.crossing_bytes, (ROW_BUS, COLUMN_BUS)[place])):
                 tall = height * 0.95 * size / most
                 canvas.rect(left + (at + 0.15) * wide, top + height - tall, 0.7 * wide, tall, fill=colour)
+            if at == 0:
+                canvas.text(left + 0.95 * wide, top + 0.08 * height, f"{step.total_bytes:,} B", 6, colour=GREY)
             canvas.text(
                 left + (at + 0.5) * wide, top + height + 0.12, str(step.distance), 6, align="center", colour=GREY
             )

@@ -1,7 +1,8 @@
 """Pooling over tiles that don't overlap: K rows of an image to a CPE, by DMA as long as LDM allows.
 
 Source: [SW] 4.4: K rows at a time, several where they fit; where K rows don't fit, strips of columns by strided DMA.
-Rows and columns beyond the last whole window are left out. Forward only.
+Rows and columns beyond the last whole window are left out; their gradient is zero. Backward, the maximum of a window
+is found again in x, and the first of equal ones gets the gradient, as in PyTorch; the paper doesn't say.
 """
 
 from __future__ import annotations
@@ -80,6 +81,54 @@ def pooling_program(pooling: Pooling) -> str:
             "instruction": f"pool_{pooling.kind}",
         },
     )  # fmt: skip
+
+
+def pooling_backward_program(pooling: Pooling) -> str:
+    """Text of the program that one CPE runs for the gradient."""
+    finds = pooling.kind == "max"
+    cut = pooling.strip < pooling.w // pooling.kernel
+    what = {
+        "max": "A CPE finds the largest of each\nwindow again: it gets the window's gradient, the others zero.",
+        "average": "Every element of\na window gets the K^2th of its gradient.",
+    }[pooling.kind]
+    return print_program(
+        "pooling_backward",
+        {
+            "header": (f"Printed by convgen {__version__} (sw26010 pooling).",),
+            "title": pooling.kind.capitalize(), "finds": finds, "what": what,
+            "strips": "Rows don't fit into LDM: they come in strips, by strided DMA." if cut else "Rows come whole.",
+            "planes": pooling.n * pooling.c, "h": pooling.h, "w": pooling.w, "kernel": pooling.kernel,
+            "together": pooling.together, "strip": pooling.strip,
+            "floats": pooling.dtype == "float32",
+            "instruction": f"spread_{pooling.kind}",
+            "columns_left": pooling.w % pooling.kernel > 0, "rows_left": pooling.h % pooling.kernel > 0,
+        },
+    )  # fmt: skip
+
+
+def run_pooling_backward(pooling: Pooling, dy: Any, x: Any = None, group: CoreGroup = SW26010) -> tuple[Array, Counts]:
+    """dx [N, C, H, W], and what the mesh did.
+
+    Args:
+        dy: [N, C, H // K, W // K].
+        x: what was pooled; the maximum needs it, the average does not.
+    Raises:
+        InputError: a tensor of another shape or dtype, or x missing or superfluous.
+    """
+    if (x is None) == (pooling.kind == "max"):
+        raise InputError(f"{pooling.kind} pooling backward {'needs' if x is None else 'does not need'} x")
+    shape = (pooling.n, pooling.c, pooling.h, pooling.w)
+    given = [("dY", dy, pooling.out_shape)] if x is None else [("X", x, shape), ("dY", dy, pooling.out_shape)]
+    operands: list[Dram] = []
+    for name, value, wanted in given:
+        tensor = np.ascontiguousarray(value)
+        if tensor.shape != wanted or tensor.dtype.name != pooling.dtype:
+            found = f"{list(tensor.shape)} of {tensor.dtype.name}"
+            raise InputError(f"{name} is {found}, not {list(wanted)} of {pooling.dtype}")
+        operands.append(Dram(name, tensor.reshape(-1, wanted[3])))
+    dx = np.full(shape, np.nan, pooling.dtype)  # the program has to write all of it
+    operands.append(Dram("dX", dx.reshape(-1, pooling.w)))
+    return dx, MessageMesh(group).run(load_program(pooling_backward_program(pooling)), *operands)
 
 
 def run_pooling(pooling: Pooling, x: Any, group: CoreGroup = SW26010) -> tuple[Array, Counts]:

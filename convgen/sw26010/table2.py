@@ -54,7 +54,7 @@ def read_table2() -> tuple[Row, ...]:
     return tuple(
         Row(
             row["name"],
-            ConvProblem(BATCH, int(row["C"]), int(row["H"]), int(row["H"]), int(row["F"])),
+            ConvProblem.square(BATCH, int(row["C"]), int(row["H"]), int(row["H"]), int(row["F"])),
             {
                 (phase, kind): float(row[f"{phase}_{kind}"])
                 for phase in ORDER

@@ -18,6 +18,7 @@ from convgen.algebra.space import Space
 from convgen.compiler import Compiled
 from convgen.emit.volume import volume
 from convgen.schedule.nodes import PHASES
+from convgen.verify.mesh import MeshReport, mesh_report
 from convgen.verify.processes import run_processes
 from convgen.verify.program import (
     OF,
@@ -59,10 +60,12 @@ class Report:
     counted_equals_volume: bool
     transport: Transport
     interpreted: bool = False
+    mesh: MeshReport | None = None  # of target sw26010
 
     @property
     def ok(self) -> bool:
-        return self.counted_equals_volume and all(t.ok for t in self.tensors)
+        counted = self.counted_equals_volume and (self.mesh is None or not self.mesh.wrong)
+        return counted and all(t.ok for t in self.tensors)
 
 
 def check(
@@ -107,6 +110,7 @@ def check(
         counted_equals_volume=[list(r.sent) for r in results] == expected,
         transport=transport,
         interpreted=interpret,
+        mesh=mesh_report(compiled, results),
     )
 
 

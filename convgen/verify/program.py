@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -94,10 +94,14 @@ def reference(conv: Conv, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class RankResult:
-    """One rank's blocks of y, dx, dw and dbias, and what it sent: (collective, bytes) in order."""
+    """One rank's blocks of y, dx, dw and dbias, and what it sent: (collective, bytes) in order.
+
+    `report`: what its mesh did, where the module emulates one.
+    """
 
     blocks: dict[str, Tensor]
     sent: tuple[tuple[str, int], ...]
+    report: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 def run_rank(layer: ModuleType, given: Mapping[str, Tensor], mesh: Any, sent: list[Any]) -> RankResult:
@@ -112,5 +116,7 @@ def run_rank(layer: ModuleType, given: Mapping[str, Tensor], mesh: Any, sent: li
     if "bias" in local:
         blocks["dbias"] = local["bias"].grad
     return RankResult(
-        {name: block.cpu() for name, block in blocks.items()}, tuple((one.collective, one.bytes) for one in sent)
+        {name: block.cpu() for name, block in blocks.items()},
+        tuple((one.collective, one.bytes) for one in sent),
+        layer.report(mesh) if hasattr(layer, "report") else {},
     )

@@ -6,6 +6,7 @@ from typing import Any
 
 from convgen.compiler import Compiled
 from convgen.verify.check import Report
+from convgen.verify.mesh import mesh_lines
 
 
 def report_text(compiled: Compiled, report: Report) -> str:
@@ -24,12 +25,13 @@ def report_text(compiled: Compiled, report: Report) -> str:
     sent = "  ".join(f"{name} {n:,}" for name, n in report.bytes_sent.items()) or "none"
     counted = "as counted behind the seam" if report.counted_equals_volume else "BUT COUNTED OTHERWISE behind the seam"
     lines.append(f"  bytes sent, all ranks: {sent}; VOLUME {counted}")
+    lines += mesh_lines(report.mesh) if report.mesh is not None else []
     lines.append(f"  tolerance: {report.tolerance_from}")
     return "\n".join(lines)
 
 
 def report_json(compiled: Compiled, report: Report) -> dict[str, Any]:
-    return {
+    data: dict[str, Any] = {
         "layer": compiled.layer.name,
         "ranks": compiled.layer.grid.ranks,
         "transport": report.transport,
@@ -43,3 +45,6 @@ def report_json(compiled: Compiled, report: Report) -> dict[str, Any]:
         "counted_equals_volume": report.counted_equals_volume,
         "tolerance_from": report.tolerance_from,
     }
+    if report.mesh is not None:
+        data["mesh"] = {"events_equal_closed_forms": not report.mesh.wrong, "ranks": list(report.mesh.reports)}
+    return data

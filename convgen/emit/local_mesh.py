@@ -1,0 +1,112 @@
+"""The part of an SW26010's module that convolves: the plans of every rank, and a function a phase."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+from convgen.algebra.space import Space
+from convgen.emit.literals import literal
+from convgen.emit.steps import LayoutNames, Lines
+from convgen.errors import InputError, Note
+from convgen.kernels.choose import local_problems
+from convgen.kernels.problem import Problem
+from convgen.schedule.nodes import Convolve, Schedule
+from convgen.spec.layer import Layer
+from convgen.sw26010.conv_problem import Axis
+from convgen.sw26010.gemm_plan import Dtype
+from convgen.sw26010.local_plan import LocalPlan, LocalProblem, plan_local, predicted
+from convgen.sw26010.memory import DTYPES
+
+MeshPlans = dict[str, list[tuple[tuple[int, ...], LocalPlan]]]
+
+
+@dataclass(frozen=True, slots=True)
+class MeshConvolution:
+    """A phase's function: operands by name, and the layouts of x, w, y and of its result."""
+
+    phase: str
+    inputs: tuple[str, ...]
+    summary: str
+    layouts: tuple[str, str, str, str]
+    bias: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LocalMesh:
+    """What the module's templates print of the mesh; empty for other targets."""
+
+    convolutions: tuple[MeshConvolution, ...] = ()
+    plans: str = "{}"
+
+
+def local_mesh(layer: Layer, schedule: Schedule, space: Space, names: LayoutNames, lines: Lines) -> LocalMesh:
+    """For an SW26010's module. Raises InputError: what the mesh's plans can't do."""
+    if layer.target != "sw26010":
+        return LocalMesh()
+    plans = mesh_plans(layer, schedule, space)
+    records = {
+        phase: [{"ranks": list(ranks), **predicted(plan)} for ranks, plan in found] for phase, found in plans.items()
+    }
+    steps = [s for _, s in schedule.steps() if isinstance(s, Convolve)]
+    return LocalMesh(tuple(_convolution(s, names, lines) for s in steps), literal(records))
+
+
+def mesh_plans(layer: Layer, schedule: Schedule, space: Space) -> MeshPlans:
+    """By phase: ranks with one local problem, and its plan; ranks with nothing to convolve are left out.
+
+    Raises:
+        InputError: a dtype that the mesh doesn't compute, three spatial dimensions, or rows that LDM can't hold.
+    """
+    _check(layer)
+    found: MeshPlans = {}
+    for _, step in schedule.steps():
+        if isinstance(step, Convolve):
+            ranks: dict[LocalProblem, list[int]] = {}
+            for rank, problem in enumerate(local_problems(layer, schedule, space, step)):
+                if all(problem.elements.values()):
+                    ranks.setdefault(_local(problem), []).append(rank)
+            found[step.phase] = [(tuple(r), _plan(layer, p)) for p, r in ranks.items()]
+    return found
+
+
+def _check(layer: Layer) -> None:
+    about = (Note("layer", f"{layer.name}: {layer.kind} {layer.dtype} for target sw26010"),)
+    if layer.dtype not in DTYPES:
+        fact = f"the mesh computes float32 and float64, not {layer.dtype}"
+        raise InputError(fact, ("dtype",), about, "dtype: float32, or target: cpu")
+    if len(layer.conv.spatial) > 2:
+        fact = f"the mesh's plans are for one or two spatial dimensions, {layer.kind} has {len(layer.conv.spatial)}"
+        raise InputError(fact, ("layer",), about, "target: cpu, or layer: conv2d")
+
+
+def _plan(layer: Layer, problem: LocalProblem) -> LocalPlan:
+    try:
+        return plan_local(problem, layer.options.core_groups)
+    except InputError as error:
+        w = layer.conv.spatial[-1].name
+        hint = f"more ranks along {w}, an image of fewer columns, or target: cpu"
+        raise InputError(error.fact, ("input",), error.notes, hint) from None
+
+
+def _local(problem: Problem) -> LocalProblem:
+    axes = [Axis(d.x, d.y, d.kernel, d.stride, d.below, d.dilation) for d in problem.dims]
+    rows, columns = axes if len(axes) == 2 else (Axis(1, 1, 1), axes[0])
+    p = problem
+    dtype = cast(Dtype, p.dtype)
+    return LocalProblem(p.phase, p.batch, p.channels, p.filters, p.groups, rows, columns, dtype)
+
+
+def _convolution(step: Convolve, names: LayoutNames, lines: Lines) -> MeshConvolution:
+    types: dict[str, Any] = {lines.types[v].tensor: lines.types[v] for v in step.inputs} | {step.type.tensor: step.type}
+    inputs = {"forward": ("x", "w"), "backward_data": ("dy", "w"), "backward_filter": ("dy", "x")}[step.phase]
+    bias = len(step.inputs) > 2
+    result = {"forward": "y", "backward_data": "dx", "backward_filter": "dw"}[step.phase]
+    x, w, y = (names.of(types[t]) for t in ("x", "w", "y"))
+    return MeshConvolution(
+        phase=step.phase,
+        inputs=(*inputs, "bias") if bias else inputs,
+        summary=f"{' and '.join(inputs)} -> {result}{', with its bias' if bias else ''}",
+        layouts=(x, w, y, names.of(step.type)),
+        bias=bias,
+    )

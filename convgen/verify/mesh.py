@@ -1,0 +1,65 @@
+"""A check's view of an SW26010's mesh: what every rank's core groups did, against the closed forms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from convgen.compiler import Compiled
+from convgen.sw26010.local_plan import predicted
+from convgen.verify.program import RankResult
+
+
+@dataclass(frozen=True, slots=True)
+class MeshReport:
+    """Of each rank, by phase, the module's report; and the ranks and phases whose events are not the closed forms'."""
+
+    reports: tuple[dict[str, Any], ...]
+    wrong: tuple[tuple[int, str], ...]
+
+
+def mesh_report(compiled: Compiled, results: Sequence[RankResult]) -> MeshReport | None:
+    """None for other targets."""
+    if compiled.layer.target != "sw26010":
+        return None
+    wrong: list[tuple[int, str]] = []
+    for phase, plans in compiled.mesh_plans().items():
+        of = {rank: plan for ranks, plan in plans for rank in ranks}
+        for rank, result in enumerate(results):
+            found, expected = result.report.get(phase), None
+            if found is not None and rank in of:
+                expected = predicted(of[rank], [part["plan"] for part in found["core_groups"]])
+                found = {key: found[key] for key in expected}
+            if found != expected or (rank in of) == (found is None):
+                wrong.append((rank, phase))
+    return MeshReport(tuple(result.report for result in results), tuple(wrong))
+
+
+def mesh_lines(report: MeshReport) -> list[str]:
+    """A line a phase, of the rank that takes longest."""
+    rows: list[tuple[str, ...]] = [
+        ("mesh", "rank", "plan", "core groups", "LDM B", "DMA B", "messages", "cycles", "model ms")
+    ]
+    for phase in dict.fromkeys(phase for one in report.reports for phase in one):
+        rank = max(
+            (r for r, one in enumerate(report.reports) if phase in one),
+            key=lambda r: report.reports[r][phase]["seconds"],
+        )
+        one = report.reports[rank][phase]
+        parts = one["core_groups"]
+        dma = sum(one["get_bytes_by_block"].values()) + sum(one["put_bytes_by_block"].values())
+        kinds = ", ".join(dict.fromkeys(part["plan"] for part in parts))
+        numbers = (len(parts), one["ldm_bytes"], dma, one["putr"] + one["putc"], one["cycles"])
+        rows.append((phase, str(rank), kinds, *(f"{n:,}" for n in numbers), f"{one['seconds'] * 1e3:.3f}"))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    aligned = (
+        "  ".join(
+            c.rjust(w) if i not in (0, 2) else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    )
+    same = "equal the closed forms on every rank"
+    if report.wrong:
+        same = "DIFFER FROM THE CLOSED FORMS: " + ", ".join(f"{phase} on rank {rank}" for rank, phase in report.wrong)
+    return [*(f"  {line}" for line in aligned), f"  events {same}"]
