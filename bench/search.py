@@ -39,7 +39,7 @@ Times = Mapping[Config, float]
 def problems() -> list[Problem]:
     """Layers of ResNet-50 as one of 3, 5 or 6 ranks has them: channels that are no multiples of anything."""
     found: list[Problem] = []
-    shapes = ((22, 64, 28, 3, 4), (43, 43, 14, 3, 8), (86, 103, 7, 3, 8), (52, 43, 14, 1, 16))
+    shapes = ((22, 64, 28, 3, 4), (43, 43, 14, 3, 8), (52, 43, 14, 1, 16))
     for phase in ("forward", "backward_data", "backward_filter"):
         for channels, filters, rows, kernel, batch in shapes:
             found += [
@@ -79,21 +79,21 @@ def record(file: Path, console: Console) -> None:
             for c in found:
                 bound = bind(work, p, c.text)
                 bound.check()
-                entrant = Entrant(c.label, bound.run)
-                entrant.probe(clock)
-                least = entrant.estimate * 1e6
-                if least <= SLOW * min(times.values(), default=least):  # what is far behind is timed once
+                least = min(clock.lap([bound.run] * 3)) * 1e6
+                if least <= SLOW * min(times.values(), default=least):  # what is far behind is timed no further
+                    entrant = Entrant(c.label, bound.run)
+                    entrant.probe(clock)
                     entrant.prepare(clock)
                     race([entrant], clock, ROUNDS)
                     least = min(entrant.laps)
                 times[c.label] = float(f"{least:.5g}")
         lines.append(json.dumps({"problem": key_of(p), "us": times}))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(file, "\n".join(lines) + "\n")
         best = min(times, key=lambda t: times[t])
         console.print(
             f"{key_of(p)}: {len(times)} configurations, {best} {times[best]:.0f} us, ATen {times['aten']:.0f} us"
         )
-    file.parent.mkdir(parents=True, exist_ok=True)
-    replace_text(file, "\n".join(lines) + "\n")
 
 
 def read(file: Path) -> tuple[dict[str, Any], list[tuple[Problem, Times]]]:

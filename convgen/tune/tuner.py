@@ -163,10 +163,10 @@ class Tuner:
     def _tune(self, one: Wanted, told: dict[str, Trial], deadline: float | None) -> Outcome:
         problem, failures = one.problem, Counter[str]()
         order = ranked(self.legal(problem, self.target), self._ceilings)
-        by_config = {c.config: c for _, c in order}
+        by_config, by_label = {c.config: c for _, c in order}, {c.label: c for _, c in order}
         known: dict[Config, float | None] = {}
         for label, trial in told.items():
-            candidate = by_config.get(parse_config(label))
+            candidate = by_label.get(label)
             if candidate is not None and candidate.source == trial.source:
                 known[candidate.config] = trial.us
                 failures[trial.cause] += trial.us is None
