@@ -18,6 +18,7 @@ import click
 
 from convgen import __version__
 from convgen.errors import InputError
+from convgen.plan.cli import network_command
 from convgen.spec.reader import locate
 from convgen.sw26010.cli import sw26010
 
@@ -270,6 +271,7 @@ def _parse_grid(text: str) -> dict[str, int]:
 
 
 cli.add_command(sw26010)
+cli.add_command(network_command)
 
 
 def main() -> None:
