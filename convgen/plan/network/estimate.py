@@ -1,0 +1,100 @@
+"""What role assignments cost by themselves, in closed form for all of them at once: to prune by, not to plan with.
+
+With n, c, f and the spatial degrees of an assignment, per phase the slowest rank's roofline, and ring forms for what
+the roles bring with them ([CF] 3.2-3.4; docs/plan.md): x is gathered and dx reduce-scattered over f, y
+reduce-scattered and dy gathered over c, halos of x and dy along split rows, dw all-reduced over samples and rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from convgen.algebra.conv import Conv
+from convgen.cost.machine import Machine
+from convgen.spec.layer import DTYPE_BYTES
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """Assignments of a letter to each axis of a grid ("" for none), cheapest first, and their estimated seconds."""
+
+    letters: tuple[tuple[str, ...], ...]
+    seconds: tuple[float, ...]
+
+
+@lru_cache(maxsize=1 << 14)
+def estimates(conv: Conv, sizes: tuple[int, ...], machine: Machine, dtype: str) -> Estimates:
+    """Every assignment that leaves no rank empty.
+
+    A spatial dimension takes an axis only if the one before it has an axis already, or has one row: H before W.
+    """
+    known = ("N", *(("G",) if conv.groups > 1 else ("C", "F")), *conv.letters, "")
+    assigned, degrees = _assignments(known, sizes)
+    degree = dict(zip(known, degrees.T, strict=True))
+    fits = _fits(conv, degree)
+    total = _seconds(conv, {k: v[fits] for k, v in degree.items()}, machine, dtype)
+    order = np.argsort(total, kind="stable")
+    kept = np.flatnonzero(fits)[order]
+    return Estimates(tuple(assigned[i] for i in kept), tuple(float(s) for s in total[order]))
+
+
+@lru_cache(maxsize=1 << 10)
+def _assignments(known: tuple[str, ...], sizes: tuple[int, ...]) -> tuple[tuple[tuple[str, ...], ...], NDArray[np.int64]]:
+    """Letters for axes, and for each assignment the product of sizes that each letter has."""
+    found = tuple(product(known, repeat=len(sizes)))
+    degrees = np.ones((len(found), len(known)), dtype=np.int64)
+    place = np.array([[known.index(letter) for letter in one] for one in found]).reshape(len(found), len(sizes))
+    for i, size in enumerate(sizes):
+        degrees[np.arange(len(found)), place[:, i]] *= size
+    return found, degrees
+
+
+def _fits(conv: Conv, degree: dict[str, NDArray[np.int64]]) -> NDArray[np.bool_]:
+    most = {"N": conv.batch, "C": conv.channels, "F": conv.filters, "G": conv.groups}
+    most |= {s.name: min(s.extent, s.out) for s in conv.spatial}
+    fits = np.ones(len(degree["N"]), dtype=np.bool_)
+    for letter, limit in most.items():
+        if letter in degree:
+            fits &= degree[letter] <= limit
+    for before, after in zip(conv.spatial, conv.spatial[1:], strict=False):
+        if min(before.extent, before.out) > 1:
+            fits &= (degree[after.name] == 1) | (degree[before.name] > 1)
+    return fits
+
+
+def _seconds(conv: Conv, degree: dict[str, NDArray[np.int64]], machine: Machine, dtype: str) -> Floats:
+    size, beta, alpha = DTYPE_BYTES[dtype], 1 / machine.link_bytes_per_s, machine.latency_s
+    one = np.ones(len(degree["N"]))
+    n, c, f, g = (degree.get(letter, one).astype(np.float64) for letter in "NCFG")
+
+    def share(extent: int, parts: Floats) -> Floats:
+        return np.ceil(extent / parts)
+
+    samples, groups = share(conv.batch, n), share(conv.groups, g)
+    channels = share(conv.channels // conv.groups, c)
+    filters = share(conv.filters // conv.groups, f)
+    rows_in, rows_out, halo_rows, split = one.copy(), one.copy(), [], one.copy()
+    for s in conv.spatial:
+        parts = degree[s.name].astype(np.float64)
+        inside, outside = share(s.extent, parts), share(s.out, parts)
+        halo_rows.append(np.where(parts > 1, max(s.reach + 1 - s.stride, 0), 0) / inside)
+        rows_in, rows_out, split = rows_in * inside, rows_out * outside, split * parts
+    x, y = samples * groups * channels * rows_in, samples * groups * filters * rows_out
+    w = groups * channels * filters * conv.taps
+    flops = 2 * samples * groups * channels * filters * rows_out * conv.taps
+    busy = np.maximum(flops / machine.flops_per_s(dtype), (x + y + w) * size / machine.memory_bytes_per_s)
+    total = 3 * (busy + machine.launch_s)
+    total += 2 * np.where(f > 1, (f - 1) * alpha + x * (f - 1) / f * size * beta, 0)
+    total += 2 * np.where(c > 1, (c - 1) * alpha + y * (c - 1) / c * size * beta, 0)
+    for halo in halo_rows:
+        total += np.where(halo > 0, 4 * alpha + halo * (x + y) * size * beta, 0)
+    copies = n * split
+    total += np.where(copies > 1, 2 * (copies - 1) * (alpha + w / copies * size * beta), 0)
+    return total
