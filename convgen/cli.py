@@ -18,7 +18,7 @@ import click
 
 from convgen import __version__
 from convgen.errors import InputError
-from convgen.plan.cli import network_command
+from convgen.plan.cli import network_command, plan_command
 from convgen.spec.reader import locate
 from convgen.sw26010.cli import sw26010
 
@@ -242,7 +242,7 @@ def _refuse_same_names(compiled: Sequence[Compiled]) -> None:
 
 
 def _read_files(files: Sequence[str], grid: str | None, algorithm: str | None, dtype: str | None) -> list[Layer]:
-    from convgen.spec.reader import read_csv, read_layer
+    from convgen.spec.reader import read_csv, read_layers
 
     tables = [f for f in files if f.lower().endswith(".csv")]
     if tables and grid is None:
@@ -256,7 +256,7 @@ def _read_files(files: Sequence[str], grid: str | None, algorithm: str | None, d
         if file in tables and grid is not None:
             layers += read_csv(file, grid=_parse_grid(grid), algorithm=algorithm or "auto", dtype=dtype or "float32")
         else:
-            layers.append(read_layer(file))
+            layers += read_layers(file)
     return layers
 
 
@@ -272,6 +272,7 @@ def _parse_grid(text: str) -> dict[str, int]:
 
 cli.add_command(sw26010)
 cli.add_command(network_command)
+cli.add_command(plan_command)
 
 
 def main() -> None:

@@ -35,7 +35,7 @@ class Bounded:
 
 
 @dataclass(frozen=True)
-class DoesNotFit(Exception):  # noqa: N818 (an answer, caught by the planner, which knows the layers)
+class DoesNotFit(Exception):
     """No assignment is within the budget; `values` takes the least memory of all."""
 
     values: tuple[int, ...]
@@ -133,9 +133,10 @@ def _within(problem: Problem, budget: int, best: Bounded, across: int, down: int
 
 def _milp(problem: Problem, budget: int) -> tuple[int, ...] | None:
     """The best assignment by HiGHS, None if it finds none within the budget."""
-    from scipy.optimize import Bounds, LinearConstraint, milp
-    from scipy.sparse import coo_array
+    from importlib import import_module
 
+    optimize: Any = import_module("scipy.optimize")  # it ships no types
+    sparse: Any = import_module("scipy.sparse")
     start = np.concatenate([[0], np.cumsum(problem.sizes)])
     columns = int(start[-1])
     costs: list[NDArray[Any]] = [np.zeros(columns)]
@@ -153,9 +154,10 @@ def _milp(problem: Problem, budget: int) -> tuple[int, ...] | None:
         memory = factor.memory if factor.memory is not None else np.zeros_like(factor.cost)
         free = [v for v in factor.scope if problem.sizes[v] > 1]
         if len(free) <= 1:
-            at = range(start[free[0]], start[free[0]] + problem.sizes[free[0]]) if free else [int(start[factor.scope[0]])]
-            costs[0][list(at)] += factor.cost.ravel()
-            memories[0][list(at)] += memory.ravel()
+            v = free[0] if free else factor.scope[0]
+            at = slice(start[v], start[v] + problem.sizes[v])
+            costs[0][at] += factor.cost.ravel()
+            memories[0][at] += memory.ravel()
             continue
         cells = np.arange(factor.cost.size).reshape(factor.cost.shape) + columns
         for i, v in enumerate(factor.scope):
@@ -171,15 +173,15 @@ def _milp(problem: Problem, budget: int) -> tuple[int, ...] | None:
     cost, memory = np.concatenate(costs), np.concatenate(memories)
     integral = np.zeros(columns)
     integral[: start[-1]] = 1
-    matrix = coo_array((data, (rows, cols)), shape=(len(equal), columns)).tocsr()
+    matrix = sparse.coo_array((data, (rows, cols)), shape=(len(equal), columns)).tocsr()
     # Scaled to numbers near 1; the budget's row keeps clear of the solver's tolerance.
     scale = max(float(np.abs(cost).max()) / 1e4, 1.0)
-    row = LinearConstraint(memory[None, :] / budget, -np.inf, 1.0)
-    found: Any = milp(
+    row = optimize.LinearConstraint(memory[None, :] / budget, -np.inf, 1.0)
+    found: Any = optimize.milp(
         cost / scale,
         integrality=integral,
-        bounds=Bounds(0, 1),
-        constraints=[LinearConstraint(matrix, equal, equal), row],
+        bounds=optimize.Bounds(0, 1),
+        constraints=[optimize.LinearConstraint(matrix, equal, equal), row],
         options={"mip_rel_gap": 0.0},
     )
     if found.x is None:

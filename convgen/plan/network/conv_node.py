@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from convgen.algebra.conv import PHASES, Conv
 from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes, Layout
-from convgen.algebra.roles import Roles, nest, settle_groups
+from convgen.algebra.roles import OPERANDS, Roles, nest, settle_groups
 from convgen.errors import InputError
 from convgen.plan.network.estimate import estimates
 from convgen.plan.network.node_step import NodeStep, conversions
@@ -207,7 +207,7 @@ class ConvNode:
             if phase == "backward_data" and not self.dx:
                 continue
             grad = phase != "forward"
-            inputs, output = {"forward": ("xw", "y"), "backward_data": ("yw", "x"), "backward_filter": ("yx", "w")}[phase]
+            *inputs, output = OPERANDS[phase]
             for tensor in inputs:
                 _, chain = terms.conversion(phase, tensor, stored[tensor], roles)
                 chain = chain[self._shared(phase, tensor, stored, option) :]
@@ -228,7 +228,8 @@ class ConvNode:
 
     def _shared(self, phase: str, tensor: str, stored: dict[str, Layout], option: Option) -> int:
         """How many conversions of an operand another phase has done already."""
-        if phase != "backward_filter" or (tensor == "x" and not option.hold_gathered) or (tensor == "y" and not self.dx):
+        alone = {"x": not option.hold_gathered, "y": not self.dx}
+        if phase != "backward_filter" or alone[tensor]:
             return 0
         terms = self._terms[option.hold_gathered]
         before = 0 if tensor == "x" else 1

@@ -41,12 +41,15 @@ def estimates(conv: Conv, sizes: tuple[int, ...], machine: Machine, dtype: str) 
     fits = _fits(conv, degree)
     total = _seconds(conv, {k: v[fits] for k, v in degree.items()}, machine, dtype)
     order = np.argsort(total, kind="stable")
-    kept = np.flatnonzero(fits)[order]
-    return Estimates(tuple(assigned[i] for i in kept), tuple(float(s) for s in total[order]))
+    kept: list[int] = np.flatnonzero(fits)[order].tolist()
+    seconds: list[float] = total[order].tolist()
+    return Estimates(tuple(assigned[i] for i in kept), tuple(seconds))
 
 
 @lru_cache(maxsize=1 << 10)
-def _assignments(known: tuple[str, ...], sizes: tuple[int, ...]) -> tuple[tuple[tuple[str, ...], ...], NDArray[np.int64]]:
+def _assignments(
+    known: tuple[str, ...], sizes: tuple[int, ...]
+) -> tuple[tuple[tuple[str, ...], ...], NDArray[np.int64]]:
     """Letters for axes, and for each assignment the product of sizes that each letter has."""
     found = tuple(product(known, repeat=len(sizes)))
     degrees = np.ones((len(found), len(known)), dtype=np.int64)
@@ -80,7 +83,8 @@ def _seconds(conv: Conv, degree: dict[str, NDArray[np.int64]], machine: Machine,
     samples, groups = share(conv.batch, n), share(conv.groups, g)
     channels = share(conv.channels // conv.groups, c)
     filters = share(conv.filters // conv.groups, f)
-    rows_in, rows_out, halo_rows, split = one.copy(), one.copy(), [], one.copy()
+    rows_in, rows_out, split = one.copy(), one.copy(), one.copy()
+    halo_rows: list[Floats] = []
     for s in conv.spatial:
         parts = degree[s.name].astype(np.float64)
         inside, outside = share(s.extent, parts), share(s.out, parts)

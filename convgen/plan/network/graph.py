@@ -2,7 +2,7 @@
 
 | variable | values |
 |---|---|
-| a stored activation | splits (splits.py): one for a node's output and all that normalisation, ReLU and dropout make of it in place |
+| a stored activation | splits (splits.py); normalisation, ReLU and dropout keep the one of what they read |
 | a convolution or linear layer | options (conv_node.py) |
 | with `recompute`, an activation that is made in place from another | kept, or computed again in backward |
 
@@ -12,10 +12,10 @@ output's directly. Redistribution needs no variable: it is in the tables, done b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import zip_longest
-from math import prod
 
 import numpy as np
 
@@ -140,9 +140,11 @@ def _allowed(graph: Graph, node: Node, splits: tuple[Split, ...]) -> tuple[Split
     for m in members:
         if m.kind in CONVOLUTIONS and m.conv is not None and m.conv.groups > 1:
             touching.append((ConvNode(m.conv, graph.grid, network.dtype, graph.setting, (), dx=True), "y"))
-        for reader in network.readers[m.name]:
-            if reader.kind == "conv" and reader.conv is not None and reader.conv.groups > 1:
-                touching.append((ConvNode(reader.conv, graph.grid, network.dtype, graph.setting, (), dx=True), "x"))
+        touching += [
+            (ConvNode(reader.conv, graph.grid, network.dtype, graph.setting, (), dx=True), "x")
+            for reader in network.readers[m.name]
+            if reader.kind == "conv" and reader.conv is not None and reader.conv.groups > 1
+        ]
 
     def allowed(split: Split) -> bool:
         return all(c.allows(split) for c in checks) and all(c.same_blocks(t, split) for c, t in touching)
@@ -178,9 +180,8 @@ class _Filler:
             if self.graph.root.get(node.name) == node.name:
                 self.memory(node)
 
-    def put(self, node: Node, factors: Mapping[int, int] | tuple[int, ...], cost: Table, memory: Table | None) -> None:
+    def put(self, node: Node, scope: tuple[int, ...], cost: Table, memory: Table | None) -> None:
         """A factor over variables in any order."""
-        scope = tuple(factors)
         order = sorted(range(len(scope)), key=lambda i: scope[i])
         cost = cost.transpose(order)
         memory = memory.transpose(order) if memory is not None else None
@@ -234,13 +235,8 @@ class _Filler:
         for root, shape in zip(roots, one.inputs, strict=True):
             xs = graph.splits[root]
             alone = OtherNode(node.kind, (shape,), node.shape, None, graph.grid, graph.network.dtype, graph.setting)
-            table = self.table(
-                (node.kind, shape, node.shape, xs, ys),
-                lambda alone=alone, xs=xs: [[_moved_ps(alone, x, s) for s in ys] for x in xs],
-            )
+            table = self.table((node.kind, shape, node.shape, xs, ys), partial(_moved_table, alone, xs, ys))
             scope = graph.variable["split", root], y
-            if scope[0] == y:
-                raise AssertionError("a join's output is stored on its own")
             self.put(node, scope, table, None)
         reads = [one.read(s, shape, s) for s in ys for shape in one.inputs]
         many = len(one.inputs)
@@ -277,9 +273,9 @@ class _Filler:
         cost = np.stack([np.zeros_like(total), np.array(extra, dtype=np.int64)], axis=1)
         self.put(root, (split, choice), cost, np.stack([total, total - bytes_each * len(again)], axis=1))
 
-    def table(self, key: object, make: object) -> Table:
+    def table(self, key: object, make: Callable[[], object]) -> Table:
         if key not in self._tables:
-            self._tables[key] = np.array(make(), dtype=np.int64)  # type: ignore[operator]
+            self._tables[key] = np.array(make(), dtype=np.int64)
         return self._tables[key]
 
 
@@ -291,11 +287,11 @@ def is_kept(network: Network, node: Node, keep: str) -> bool:
     return node.kind in ("relu", "dropout") or any(r.kind in reads for r in network.readers[node.name])
 
 
-def _moved_ps(node: OtherNode, x: Split, y: Split) -> int:
-    moves = node.moves((x,), y)
-    return sum(cost.time_ps for move in moves for _, cost in move.model.chain(move.src, move.dst))
+def _moved_table(node: OtherNode, xs: Sequence[Split], ys: Sequence[Split]) -> list[list[int]]:
+    """Picoseconds of what one input of a join moves."""
 
+    def moved(x: Split, y: Split) -> int:
+        moves = node.moves((x,), y)
+        return sum(cost.time_ps for move in moves for _, cost in move.model.chain(move.src, move.dst))
 
-def pure(letter: str, grid: Grid) -> dict[str, str]:
-    """Every axis in one role."""
-    return {a: letter if prod([size]) > 1 else "" for a, size in grid.axes}
+    return [[moved(x, y) for y in ys] for x in xs]

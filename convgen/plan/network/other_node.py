@@ -2,7 +2,7 @@
 
 | kind | reads its inputs | moves |
 |---|---|---|
-| batch_norm, relu, dropout | as they are; the output is stored alike | statistics and sums of gradients, C numbers each |
+| batch_norm, relu, dropout | as they are; the output is stored alike | statistics, sums of gradients: C numbers each |
 | max_pool, avg_pool | with the rows of its windows, like a depthwise convolution | halos of x and dy |
 | global_avg_pool | as they are | its addends over split rows are reduced |
 | add | each as the output is stored | what is stored otherwise |
@@ -57,9 +57,23 @@ class OtherNode:
     """One kind of node with given shapes on one grid; nodes alike share it."""
 
     def __init__(
-        self, kind: str, inputs: tuple[Shape, ...], shape: Shape, conv: Conv | None, grid: Grid, dtype: str, setting: Setting
+        self,
+        kind: str,
+        inputs: tuple[Shape, ...],
+        shape: Shape,
+        conv: Conv | None,
+        grid: Grid,
+        dtype: str,
+        setting: Setting,
     ) -> None:
-        self.kind, self.inputs, self.shape, self.grid, self.dtype, self.setting = kind, inputs, shape, grid, dtype, setting
+        self.kind, self.inputs, self.shape, self.grid, self.dtype, self.setting = (
+            kind,
+            inputs,
+            shape,
+            grid,
+            dtype,
+            setting,
+        )
         self.size = DTYPE_BYTES[dtype]
         self.conv = conv
         self._models: dict[Conv, ReducedModel] = {}

@@ -11,7 +11,7 @@ from convgen.algebra.conv import Conv
 from convgen.algebra.grid import Grid
 from convgen.cost.model import PICOSECONDS
 from convgen.errors import InputError, Note
-from convgen.plan.network.bounded import Bounded, DoesNotFit, solve
+from convgen.plan.network.bounded import DoesNotFit, solve
 from convgen.plan.network.conv_node import Option
 from convgen.plan.network.eliminate import Elimination
 from convgen.plan.network.graph import Graph, build
@@ -24,7 +24,8 @@ from convgen.spec.network import CONVOLUTIONS, Network, Node
 from convgen.spec.placement import MAX_RANKS
 
 GIB = 1 << 30
-GRIDS = 2  # how many of the best estimated grids are searched
+SCOUTED = 4  # how many of the best estimated grids are searched with few candidates
+FEW_ROLES, FEW_SPLITS = 5, 6
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +67,8 @@ class Plan:
 
     Attributes:
         values: of the graph's variables.
-        tried: the grids searched and their best seconds; None where nothing fits the budget.
+        tried: the grids searched with few candidates, and their best seconds; None where nothing fits the budget. The
+            best of them is searched with all.
         how: what found the optimum.
     """
 
@@ -134,26 +136,31 @@ def plan_network(
     if not counts:
         raise InputError(f"{network.name} has no convolution and no linear layer", hint="a network with one")
     all_grids = [grid] if grid is not None else grids(ranks, list(counts.items()), setting.machine, network.dtype)
-    best: tuple[Graph, Bounded] | None = None
-    least: tuple[int, Graph, DoesNotFit] | None = None
     tried: list[tuple[Grid, float | None]] = []
-    for one in all_grids[:GRIDS]:
+    if len(all_grids) > 1:
+        for one in all_grids[:SCOUTED]:
+            scout = build(network, one, setting, most_roles=FEW_ROLES, most_splits=FEW_SPLITS)
+            tried.append((one, _solved_s(scout, budget_bytes)))
+        all_grids = sorted(all_grids[:SCOUTED], key=lambda g: dict(tried)[g] or float("inf"))
+    missed: list[tuple[int, Graph, DoesNotFit]] = []
+    for one in all_grids:
         _check_usable(network, counts, one)
         graph = build(network, one, setting)
         try:
             found = solve(graph.problem, budget_bytes)
         except DoesNotFit as miss:
-            least = min(least or (miss.memory, graph, miss), (miss.memory, graph, miss), key=lambda m: m[0])
-            tried.append((one, None))
+            missed.append((miss.memory, graph, miss))
             continue
-        tried.append((one, found.cost / PICOSECONDS))
-        if best is None or found.cost < best[1].cost:
-            best = graph, found
-    if best is None:
-        assert least is not None and budget_bytes is not None
-        raise _refusal(least[1], least[2], budget_bytes, ranks)
-    graph, found = best
-    return Plan(graph, found.values, found.cost, found.memory, budget_bytes, found.how, tuple(tried))
+        return Plan(graph, found.values, found.cost, found.memory, budget_bytes, found.how, tuple(tried))
+    _, graph, miss = min(missed, key=lambda m: m[0])
+    raise _refusal(graph, miss, budget_bytes or 0, ranks)
+
+
+def _solved_s(graph: Graph, budget_bytes: int | None) -> float | None:
+    try:
+        return solve(graph.problem, budget_bytes).cost / PICOSECONDS
+    except DoesNotFit:
+        return None
 
 
 def sample_parallelism(network: Network, setting: Setting, ranks: int) -> SampleParallelism:

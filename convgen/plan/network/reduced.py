@@ -12,6 +12,7 @@ This is the planner's seam to the cost model: what `Terms` asks of a Model, a Re
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
@@ -20,12 +21,15 @@ from convgen.algebra.blocks import groups_left
 from convgen.algebra.conv import Conv, Spatial
 from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes, Layout, Window
-from convgen.algebra.redistribute import Conversion, redistribute
+from convgen.algebra.redistribute import Conversion, Kind, redistribute
 from convgen.algebra.space import Space
+from convgen.cost.collectives import seconds
 from convgen.cost.machine import Machine
-from convgen.cost.model import Chain, Model, StepCost
+from convgen.cost.model import PICOSECONDS, Chain, Model, StepCost
+from convgen.plan.network.exchanges import exchange_traffic
 
 _ONE = (("a0", 1),)
+_ANY = Window(0, 0)
 
 
 class ReducedSpace(Space):
@@ -64,31 +68,83 @@ class ReducedModel(Model):
     def _chain(self, src: Layout, dst: Layout) -> Chain:
         if src == dst:
             return ()
-        space, tensor = self.reduced, src.tensor
-        changed = [
+        grid = self.reduced.grid
+        changed = tuple(
             a != b or v != w for a, b, v, w in zip(src.axes, dst.axes, src.windows, dst.windows, strict=True)
-        ]
+        )
+        involved = set(src.partial)
+        for d, moves in enumerate(changed):
+            if moves:
+                involved.update(src.axes[d], dst.axes[d])
+        axes = grid.ordered(involved)
+        name = {a: f"a{i}" for i, a in enumerate(axes)}
+        steps = _plan_of(
+            tuple(grid.sizes[a] for a in axes),
+            _renamed(src, changed, name),
+            replace(_renamed(dst, changed, name), windows=tuple(_ANY if w else None for w in dst.windows)),
+        )
+        found: list[tuple[Conversion, StepCost]] = []
+        here = src
+        for step in steps:
+            split = tuple(
+                tuple(axes[int(a[1:])] for a in short) if moves else old
+                for short, old, moves in zip(step.dst.axes, src.axes, changed, strict=True)
+            )
+            windows = tuple(w if any_ else None for w, any_ in zip(dst.windows, step.dst.windows, strict=True))
+            to = Layout(src.tensor, split, windows, tuple(axes[int(a[1:])] for a in step.dst.partial))
+            one = Conversion(step.kind, tuple(axes[int(a[1:])] for a in step.over), here, to)
+            found.append((one, self.conversion(one)))
+            here = to
+        return tuple(found)
+
+    def _conversion(self, step: Conversion) -> StepCost:
+        sizes, src, dst = self.reduced.grid.sizes, step.src, step.dst
+        group = prod(sizes[a] for a in step.over)
+        plain = not (src.has_window or dst.has_window) and (self.space.conv.groups == 1 or src.axes == dst.axes)
+        if step.kind == "all_gather" and plain:
+            sent = busiest = (group - 1) * self.reduced.largest_elements(src)
+        elif step.kind == "reduce_scatter" and plain:
+            sent = self.reduced.largest_elements(src) - self._least_inside(src, dst)
+            busiest = max(sent, (group - 1) * self.reduced.largest_elements(dst))
+        elif step.kind == "all_reduce" and plain:
+            whole = self.reduced.largest_elements(src)
+            sent = busiest = whole + (group - 2) * -(-whole // group)
+        else:
+            return self._on_its_axes(step)
+        return priced(step.kind, group - 1, sent, busiest, self.machine, self.element_bytes)
+
+    def _least_inside(self, outer: Layout, inner: Layout) -> int:
+        """The fewest elements that a rank keeps of the largest block of `outer`, split further as `inner` is."""
+        total = self.space.weight(outer.tensor)
+        for d, (before, after) in enumerate(zip(outer.axes, inner.axes, strict=True)):
+            rows = self.reduced.largest_block(outer.tensor, d, before)
+            for axis in after[len(before) :]:
+                rows //= self.reduced.grid.sizes[axis]
+            total *= rows
+        return total
+
+    def _on_its_axes(self, step: Conversion) -> StepCost:
+        """A step on the grid of the axes that it involves, dimensions that it leaves alone as one block."""
+        space, src, dst = self.reduced, step.src, step.dst
+        changed = tuple(
+            a != b or v is not None or w is not None
+            for a, b, v, w in zip(src.axes, dst.axes, src.windows, dst.windows, strict=True)
+        )
         involved = set(src.partial)
         for d, moves in enumerate(changed):
             if moves:
                 involved.update(src.axes[d], dst.axes[d])
         axes = space.grid.ordered(involved)
         name = {a: f"a{i}" for i, a in enumerate(axes)}
+        small = Conversion(
+            step.kind,
+            tuple(name[a] for a in step.over if a in name),
+            _renamed(src, changed, name),
+            _renamed(dst, changed, name),
+        )
         grid = Grid(tuple((name[a], space.grid.sizes[a]) for a in axes) or _ONE)
         conv = _tensor_conv(space, src, changed)
-        small = _renamed(src, changed, name), _renamed(dst, changed, name)
-        steps = _small_chain(conv, grid, small, self.machine, self.dtype, space.virtual_padding)
-        back = {short: axis for axis, short in name.items()}
-
-        def restored(layout: Layout) -> Layout:
-            kept = zip(layout.axes, src.axes, changed, strict=True)
-            split = tuple(tuple(back[a] for a in axes) if moves else old for axes, old, moves in kept)
-            return Layout(tensor, split, layout.windows, tuple(back[a] for a in layout.partial))
-
-        return tuple(
-            (Conversion(s.kind, tuple(back[a] for a in s.over), restored(s.src), restored(s.dst)), cost)
-            for s, cost in steps
-        )
+        return _small_conversion(conv, grid, small, self.machine, self.dtype, space.virtual_padding)
 
     def convolution(self, operands: tuple[Layout, Layout, Layout]) -> StepCost:
         if (found := self._local_found.get(operands)) is None:
@@ -124,9 +180,7 @@ class ReducedModel(Model):
             for o in operands
         )
         conv = replace(conv, bias=False)
-        return _small_convolution(
-            conv, grid, (first, second, third), self.machine, self.dtype, space.virtual_padding
-        )
+        return _small_convolution(conv, grid, (first, second, third), self.machine, self.dtype, space.virtual_padding)
 
     def add_bias(self, y: Layout) -> StepCost:
         return self._on_one_rank(y).add_bias(Layout("y", ((),) * len(y.axes)))
@@ -155,7 +209,14 @@ def largest(extent: int, groups: int, sizes: tuple[int, ...]) -> int:
     return groups * unit
 
 
-def _tensor_conv(space: ReducedSpace, layout: Layout, changed: list[bool]) -> Conv:
+def priced(kind: Kind, peers: int, sent: int, busiest: int, machine: Machine, element_bytes: int) -> StepCost:
+    """What `Model` makes of a conversion's traffic, in elements of the busiest rank."""
+    n, beta = busiest * element_bytes, 1 / machine.link_bytes_per_s
+    time_s = seconds(kind, peers, n, machine.latency_s, beta, machine.add_s_per_byte)
+    return StepCost(sent, sent * element_bytes, 0, round(time_s * PICOSECONDS))
+
+
+def _tensor_conv(space: ReducedSpace, layout: Layout, changed: Sequence[bool]) -> Conv:
     """A convolution whose tensor of this name has its full extent where a conversion changes it, else a block's."""
     conv, tensor = space.conv, layout.tensor
     extent = [
@@ -177,7 +238,7 @@ def _tensor_conv(space: ReducedSpace, layout: Layout, changed: list[bool]) -> Co
     return Conv(extent[0], channels, filters, spatial, groups)
 
 
-def _renamed(layout: Layout, kept: list[bool], name: dict[str, str]) -> Layout:
+def _renamed(layout: Layout, kept: Sequence[bool], name: dict[str, str]) -> Layout:
     axes = tuple(tuple(name[a] for a in axes) if keep else () for axes, keep in zip(layout.axes, kept, strict=True))
     return Layout(layout.tensor, axes, layout.windows, tuple(name[a] for a in layout.partial))
 
@@ -189,12 +250,30 @@ def _window(spatial: Spatial, tensor: str, sizes: tuple[int, ...], virtual: bool
     return space.window(tensor, 2, grid.names if sizes else ())
 
 
+class _AnyExtent(Space):
+    """Stands in for a space where only the order of conversions is asked: every exchange moves something."""
+
+    def moved_axes(self, src: Layout, dst: Layout) -> Axes:
+        moving = zip(src.axes, dst.axes, src.windows, dst.windows, strict=True)
+        return self.grid.ordered(a for b, c, v, w in moving if (b, v) != (c, w) for a in (*b, *c))
+
+
+@lru_cache(maxsize=1 << 16)
+def _plan_of(sizes: tuple[int, ...], src: Layout, dst: Layout) -> tuple[Conversion, ...]:
+    """The conversions between two layouts, whatever the extents; windows stand as _ANY."""
+    grid = Grid(tuple((f"a{i}", size) for i, size in enumerate(sizes)) or _ONE)
+    return redistribute(_AnyExtent(Conv(1, 1, 1, ()), grid), src, dst)
+
+
 @lru_cache(maxsize=1 << 18)
-def _small_chain(
-    conv: Conv, grid: Grid, layouts: tuple[Layout, Layout], machine: Machine, dtype: str, virtual: bool
-) -> Chain:
+def _small_conversion(
+    conv: Conv, grid: Grid, step: Conversion, machine: Machine, dtype: str, virtual: bool
+) -> StepCost:
     model = _small_model(conv, grid, machine, dtype, virtual)
-    return tuple((step, model.conversion(step)) for step in redistribute(model.space, *layouts))
+    if step.kind != "exchange":
+        return model.conversion(step)
+    sent, busiest, peers = exchange_traffic(model.space, step.src, step.dst)
+    return priced("exchange", peers, sent, busiest, machine, model.element_bytes)
 
 
 @lru_cache(maxsize=1 << 18)
