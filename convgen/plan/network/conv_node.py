@@ -243,7 +243,7 @@ class ConvNode:
         return count
 
 
-def wishes(conv: Conv, letters: dict[str, str], tensor: str, dims: tuple[str, ...]) -> Iterator[Split]:
+def wishes(letters: dict[str, str], tensor: str, dims: tuple[str, ...]) -> Iterator[Split]:
     """How a role assignment would have x or y stored: split over all it can, or as copies over axes it lacks."""
     for copies in (False, True):
         yield natural(letters, dims, tensor, copies=copies)

@@ -12,7 +12,7 @@ output's directly. Redistribution needs no variable: it is in the tables, done b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
@@ -111,15 +111,13 @@ def _domains(
     network: Network, grid: Grid, assigned: Mapping[Conv, tuple[dict[str, str], ...]], most: int
 ) -> dict[Shape, tuple[Split, ...]]:
     """For each shape, the splits that convolutions on it wish for, best roles first, in turns."""
-    wished: dict[Shape, dict[tuple[Conv, str], Iterator[Split]]] = {}
+    wished: dict[Shape, dict[tuple[Conv, str], list[Split]]] = {}
     for node in network.nodes:
         if node.kind in CONVOLUTIONS and node.conv is not None:
             for tensor, shape in (("x", network.node[node.inputs[0]].shape), ("y", node.shape)):
-                wished.setdefault(shape, {})[node.conv, tensor] = (
-                    split
-                    for letters in assigned[node.conv]
-                    for split in wishes(node.conv, letters, tensor, _DIMS[len(shape)])
-                )
+                wished.setdefault(shape, {})[node.conv, tensor] = [
+                    split for letters in assigned[node.conv] for split in wishes(letters, tensor, _DIMS[len(shape)])
+                ]
     found: dict[Shape, tuple[Split, ...]] = {}
     for node in network.nodes:
         if node.shape and node.shape not in found:
@@ -238,12 +236,7 @@ class _Filler:
             table = self.table((node.kind, shape, node.shape, xs, ys), partial(_moved_table, alone, xs, ys))
             scope = graph.variable["split", root], y
             self.put(node, scope, table, None)
-        reads = [one.read(s, shape, s) for s in ys for shape in one.inputs]
-        many = len(one.inputs)
-        local = [
-            sum(one.pass_step(t).cost.time_ps for t in one.touches(reads[i * many : (i + 1) * many], s))
-            for i, s in enumerate(ys)
-        ]
+        local = [sum(one.pass_step(t).cost.time_ps for t in one.touches([s] * len(roots), s)) for s in ys]
         self.put(node, (y,), np.array(local, dtype=np.int64), None)
 
     def memory(self, root: Node) -> None:

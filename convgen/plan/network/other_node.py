@@ -159,6 +159,8 @@ class OtherNode:
 
     def touches(self, xs: Sequence[Split], y: Split) -> Iterator[Touch]:
         """Passes over memory of the busiest rank."""
+        if self.kind == "concat":
+            xs = [self.read(x, shape, y) for x, shape in zip(xs, self.inputs, strict=True)]
         x_bytes = sum(self.block_bytes(shape, x) for shape, x in zip(self.inputs, xs, strict=True))
         y_bytes = self.block_bytes(self.shape, y) if self.shape else 0
         match self.kind:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from convgen.algebra.conv import Conv
 from convgen.algebra.grid import Grid
 from convgen.cost.model import PICOSECONDS
 from convgen.errors import InputError, Note
-from convgen.plan.network.bounded import DoesNotFit, solve
+from convgen.plan.network.bounded import DoesNotFit, least_memory, solve
 from convgen.plan.network.conv_node import Option
 from convgen.plan.network.eliminate import Elimination
 from convgen.plan.network.graph import Graph, build
@@ -21,6 +21,7 @@ from convgen.plan.network.node_step import NodeStep
 from convgen.plan.network.setting import Setting
 from convgen.plan.network.splits import Split
 from convgen.spec.network import CONVOLUTIONS, Network, Node
+from convgen.spec.network_reader import with_batch
 from convgen.spec.placement import MAX_RANKS
 
 GIB = 1 << 30
@@ -59,6 +60,11 @@ class NodePlan:
     @property
     def sent_bytes(self) -> int:
         return sum(s.cost.sent_bytes for s in self.steps)
+
+    @property
+    def redistributes(self) -> bool:
+        """Whether activations travel, not statistics alone."""
+        return self.node.kind != "batch_norm" and self.sent_bytes > 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +121,6 @@ class SampleParallelism:
     seconds: float | None
     memory_bytes: int | None
     why_not: str = ""
-    notes: tuple[str, ...] = field(default=())
 
 
 def plan_network(
@@ -199,13 +204,36 @@ def _refusal(graph: Graph, miss: DoesNotFit, budget: int, ranks: int) -> InputEr
     )
     fact = (
         f"{network.name} with {network.batch} samples on {ranks} rank{'s' * (ranks > 1)} needs at least "
-        f"{miss.memory / GIB:.2f} GiB a rank, {budget / GIB:.2f} are given"
+        f"{miss.memory / GIB:.3f} GiB a rank, {budget / GIB:.3f} are given"
     )
-    ways = [f"--memory {miss.memory / GIB + 0.005:.2f}", f"--ranks {2 * ranks}"]
-    ways += ["--recompute"] if not setting.recompute else []
-    ways += ["--keep needed"] if setting.keep == "every" else []
-    ways += ["--batch with fewer samples"] if network.batch > 1 else []
-    return InputError(fact, (), notes, ", ".join(ways[:-1]) + " or " + ways[-1])
+    ways = [f"--memory {miss.memory / GIB + 0.0005:.3f}", *_ways(network, setting, budget, ranks)]
+    return InputError(fact, (), notes, ", ".join(ways[:-1]) + " or " + ways[-1] if len(ways) > 1 else ways[0])
+
+
+def _ways(network: Network, setting: Setting, budget: int, ranks: int) -> Iterator[str]:
+    """What would make it fit, tried out."""
+
+    def fits(network: Network, setting: Setting, ranks: int) -> bool:
+        counts = Counter(n.conv for n in network.nodes if n.kind in CONVOLUTIONS and n.conv is not None)
+        one = grids(ranks, list(counts.items()), setting.machine, network.dtype)[0]
+        few = build(network, one, setting, most_roles=FEW_ROLES, most_splits=FEW_SPLITS)
+        return least_memory(few.problem) <= budget
+
+    for option, other in (
+        ("--recompute", replace(setting, recompute=True)),
+        ("--keep needed", replace(setting, keep="needed")),
+        ("--regather", replace(setting, regather=True)),
+    ):
+        if other != setting and fits(network, other, ranks):
+            yield option
+    for times in (2, 4, 8, 16):
+        if ranks * times <= MAX_RANKS and fits(network, setting, ranks * times):
+            yield f"--ranks {ranks * times}"
+            break
+    for part in (2, 4, 8, 16, 32):
+        if network.batch >= part and fits(with_batch(network, network.batch // part), setting, ranks):
+            yield f"--batch {network.batch // part}"
+            break
 
 
 def _nodes(plan: Plan, *, runners: bool = True) -> Iterator[NodePlan]:

@@ -16,8 +16,8 @@ HEAD = ("layer", "x", "w", "y", "roles", "compute", "comm.", "MB sent", "MiB", "
 
 
 def plan_text(plan: Plan, sample: SampleParallelism) -> str:
-    """What `convgen plan` prints: a row for each layer, and for each other node that communicates."""
-    rows = [HEAD, *(_row(node) for node in plan.nodes if node.option is not None or node.sent_bytes)]
+    """What `convgen plan` prints: a row for each layer, and for each other node that redistributes activations."""
+    rows = [HEAD, *(_row(node) for node in plan.nodes if node.option is not None or node.redistributes)]
     return "\n".join([*_aligned(rows), "", *_summary(plan, sample)])
 
 
@@ -56,11 +56,14 @@ def _summary(plan: Plan, sample: SampleParallelism) -> list[str]:
     compute, moving = sum(n.compute_s for n in nodes), sum(n.communication_s for n in nodes)
     layers = sum(n.option is not None for n in nodes)
     machine = plan.setting.machine.name
+    rest = [n for n in nodes if n.option is None]
     lines = [
         f"{network.name}: {layers} layers, {network.batch} samples, "
         f"{plan.grid.ranks} ranks of {machine} as {plan.grid}",
         f"step    {_milliseconds(plan.seconds)}: compute {_milliseconds(compute)}, communication "
         f"{_milliseconds(moving)}; modelled, steps one after the other",
+        f"others  {len(rest)} other nodes: compute {_milliseconds(sum(n.compute_s for n in rest))}, "
+        f"communication {_milliseconds(sum(n.communication_s for n in rest))}",
         f"sent    {sum(n.sent_bytes for n in nodes) / 1e6:.2f} MB a rank",
         f"memory  {plan.memory_bytes / GIB:.3f} GiB on the fullest rank"
         + (f", of {plan.budget_bytes / GIB:.3f} allowed" if plan.budget_bytes is not None else ""),

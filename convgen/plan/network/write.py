@@ -23,9 +23,10 @@ def plan_yaml(plan: Plan, command: str) -> str:
     Args:
         command: that made the plan, for the header.
     """
+    machine = plan.setting.machine.name
     lines = [
         f"# {command}",
-        f"# a step of {plan.network.batch} samples on {plan.setting.machine.name}: {plan.seconds * 1e3:.3f} ms, modelled",
+        f"# {plan.seconds * 1e3:.3f} ms a step of {plan.network.batch} samples, modelled; machine {machine}",
         f"plan: {plan.network.name}",
         f"memory_bytes: {plan.memory_bytes}",
         "layers:",
@@ -33,11 +34,11 @@ def plan_yaml(plan: Plan, command: str) -> str:
     for node in plan.nodes:
         if node.option is not None:
             lines += _block(layer_data(plan, node, node.option))
-    others = [n for n in plan.nodes if n.option is None and n.sent_bytes]
+    others = [n for n in plan.nodes if n.redistributes and n.option is None]
     lines.append("others:" if others else "others: []")
     for node in others:
-        reads = ", ".join(f"{n}: {_flow(s)}" for n, s in zip(node.node.inputs, node.reads, strict=True))
-        stored = "" if node.stored is None else f", stored: {_flow(node.stored)}"
+        reads = ", ".join(f"{n}: {_flow(_entries(s))}" for n, s in zip(node.node.inputs, node.reads, strict=True))
+        stored = "" if node.stored is None else f", stored: {_flow(_entries(node.stored))}"
         lines.append(f"  - {{name: {node.node.name}, kind: {node.node.kind}, reads: {{{reads}}}{stored}}}")
     return "\n".join(lines) + "\n"
 
