@@ -94,7 +94,7 @@ def layer_tasks(schedule: Schedule, cost: ScheduleCost, *, needs_dx: bool = True
     """
     times = {s.result: s.cost.time_ps for s in cost.steps}
     forward: list[tuple[Phase, Step]] = [("forward", step) for step in schedule.forward]
-    backward = [(phase, step) for phase, step in schedule.steps() if phase != "forward"]
+    backward: list[tuple[Phase, Step]] = [named for named in schedule.steps() if named[0] != "forward"]
     if not needs_dx:
         wanted = _needed([step for _, step in backward], ("dw", "db"))
         backward = [(phase, step) for phase, step in backward if step.result in wanted]
