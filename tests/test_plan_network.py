@@ -104,15 +104,16 @@ def test_exact_on_small_random_networks() -> None:
     rng = random.Random(3)
     gaps: list[float] = []
     # Small layers on slow arithmetic, so that it matters how they are split.
-    slow = replace(CPU.machine, latency_s=1e-7, launch_s=1e-8, peak_flops=(("float32", 2e10),))
+    level = replace(CPU.machine.levels[0], latency_s=1e-7)
+    slow = replace(CPU.machine, levels=(level,), launch_s=1e-8, peak_flops=(("float32", 2e10),))
     setting = replace(CPU, machine=slow)
-    for _ in range(110):
+    for _ in range(80):
         graph = build(branched(rng, rng.randint(1, 5)), Grid((("a", 2),)), setting, most_roles=4, most_splits=2)
         if prod(size for (kind, v), size in zip(graph.variable, graph.sizes, strict=True) if kind == "split") <= 600:
             least = Elimination(graph.problem).minimum
             assert least == brute_force(graph)
             gaps.append(graph.problem.total(longest_paths(graph))[0] / least - 1)
-    assert len(gaps) >= 50
+    assert len(gaps) >= 30
     assert 0 == min(gaps) < max(gaps)
 
 

@@ -11,12 +11,12 @@ from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Layout
 from convgen.algebra.roles import Roles, wanted
 from convgen.algebra.space import Space
-from convgen.cost.machine import load_machine
+from convgen.cost.machine import Machine, load_machine
 from convgen.cost.model import Model
 from convgen.plan.candidates import Candidates
 from convgen.plan.network.reduced import ReducedModel, ReducedSpace
 
-MACHINE = load_machine("cpu")
+ONE_LEVEL, LEVELS = load_machine("cpu"), load_machine("lassen")
 
 
 def some_conv(rng: random.Random) -> Conv:
@@ -36,15 +36,15 @@ def some_layout(rng: random.Random, tensor: str, dims: int, axes: list[str]) -> 
     return Layout(tensor, tuple(map(tuple, nests[:dims])))
 
 
-@pytest.mark.parametrize("virtual", [False, True])
-def test_every_step_costs_the_same(virtual: bool) -> None:
+@pytest.mark.parametrize(("virtual", "machine"), [(False, ONE_LEVEL), (True, LEVELS)], ids=["cpu", "lassen"])
+def test_every_step_costs_the_same(virtual: bool, machine: Machine) -> None:
     rng = random.Random(5)
     compared = 0
-    for _ in range(30):
+    for _ in range(20):
         conv, grid = some_conv(rng), Grid((("p", rng.choice([2, 3])), ("q", 2), ("r", rng.choice([2, 4]))))
         space = Space(conv, grid, virtual_padding=virtual)
-        model = Model(space, MACHINE, "float32")
-        small = ReducedModel(ReducedSpace(conv, grid, virtual_padding=virtual), MACHINE, "float32")
+        model = Model(space, machine, "float32")
+        small = ReducedModel(ReducedSpace(conv, grid, virtual_padding=virtual), machine, "float32")
         candidates = Candidates(space)
         for phase in ("forward", "backward_data", "backward_filter"):
             stored = {t: some_layout(rng, t, len(conv.dims(t)), ["p", "q", "r"]) for t in ("x", "w", "y")}
@@ -60,9 +60,14 @@ def test_every_step_costs_the_same(virtual: bool) -> None:
                     (out, stored[out.tensor]),
                 ):
                     # Where nothing happens to move, an exchange is a slice; both take no time.
-                    found = [(s.kind, s.dst, c) for s, c in small.chain(src, dst) if c.time_ps]
-                    assert found == [(s.kind, s.dst, c) for s, c in model.chain(src, dst) if c.time_ps]
+                    found = [(s, c) for s, c in small.chain(src, dst) if c.time_ps]
+                    exact = [(s, c) for s, c in model.chain(src, dst) if c.time_ps]
+                    assert [(s.kind, s.dst, c.elements) for s, c in found] == [
+                        (s.kind, s.dst, c.elements) for s, c in exact
+                    ]
+                    # A picosecond may be lost where a time is rounded.
+                    assert all(abs(a.time_ps - b.time_ps) <= 1 for (_, a), (_, b) in zip(found, exact, strict=True))
                     compared += bool(found)
             assert small.add_bias(stored["y"]) == model.add_bias(stored["y"])
             assert small.sum_bias(stored["y"]) == model.sum_bias(stored["y"])
-    assert compared > 400
+    assert compared > 250

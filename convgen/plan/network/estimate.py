@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convgen.algebra.conv import Conv
+from convgen.algebra.grid import Grid
+from convgen.cost.links import ring_lines
 from convgen.cost.machine import Machine
 from convgen.spec.layer import DTYPE_BYTES
 
@@ -36,10 +38,16 @@ def estimates(conv: Conv, sizes: tuple[int, ...], machine: Machine, dtype: str) 
     A spatial dimension takes an axis only if the one before it has an axis already, or has one row: H before W.
     """
     known = ("N", *(("G",) if conv.groups > 1 else ("C", "F")), *conv.letters, "")
-    assigned, degrees = _assignments(known, sizes)
+    assigned, place, degrees = _assignments(known, sizes)
     degree = dict(zip(known, degrees.T, strict=True))
     fits = _fits(conv, degree)
-    total = _seconds(conv, {k: v[fits] for k, v in degree.items()}, machine, dtype)
+    lines = [_line(sizes, i, machine) for i in range(len(sizes))]
+    slowest: dict[str, tuple[Floats, Floats]] = {}
+    for letter in known:
+        has = place[fits] == known.index(letter)
+        alpha, beta = (np.where(has, [line[k] for line in lines], 0.0).max(axis=1) for k in (0, 1))
+        slowest[letter] = alpha, beta
+    total = _seconds(conv, {k: v[fits] for k, v in degree.items()}, slowest, machine, dtype)
     order = np.argsort(total, kind="stable")
     kept: list[int] = np.flatnonzero(fits)[order].tolist()
     seconds: list[float] = total[order].tolist()
@@ -49,14 +57,24 @@ def estimates(conv: Conv, sizes: tuple[int, ...], machine: Machine, dtype: str) 
 @lru_cache(maxsize=1 << 10)
 def _assignments(
     known: tuple[str, ...], sizes: tuple[int, ...]
-) -> tuple[tuple[tuple[str, ...], ...], NDArray[np.int64]]:
-    """Letters for axes, and for each assignment the product of sizes that each letter has."""
+) -> tuple[tuple[tuple[str, ...], ...], NDArray[np.int64], NDArray[np.int64]]:
+    """Letters for axes, the same by number, and for each assignment the product of sizes that each letter has."""
     found = tuple(product(known, repeat=len(sizes)))
     degrees = np.ones((len(found), len(known)), dtype=np.int64)
     place = np.array([[known.index(letter) for letter in one] for one in found]).reshape(len(found), len(sizes))
     for i, size in enumerate(sizes):
         degrees[np.arange(len(found)), place[:, i]] *= size
-    return found, degrees
+    return found, place, degrees
+
+
+@lru_cache(maxsize=1 << 10)
+def _line(sizes: tuple[int, ...], axis: int, machine: Machine) -> tuple[float, float]:
+    """alpha and beta of a ring over one axis of a grid of these sizes."""
+    grid = Grid(tuple((f"a{i}", size) for i, size in enumerate(sizes)))
+    if sizes[axis] == 1:
+        return 0.0, 0.0
+    lines = ring_lines(grid, machine.levels, (f"a{axis}",))
+    return max(line.alpha for line in lines), max(line.beta for line in lines)
 
 
 def _fits(conv: Conv, degree: dict[str, NDArray[np.int64]]) -> NDArray[np.bool_]:
@@ -72,8 +90,15 @@ def _fits(conv: Conv, degree: dict[str, NDArray[np.int64]]) -> NDArray[np.bool_]
     return fits
 
 
-def _seconds(conv: Conv, degree: dict[str, NDArray[np.int64]], machine: Machine, dtype: str) -> Floats:
-    size, beta, alpha = DTYPE_BYTES[dtype], 1 / machine.link_bytes_per_s, machine.latency_s
+def _seconds(
+    conv: Conv,
+    degree: dict[str, NDArray[np.int64]],
+    slowest: dict[str, tuple[Floats, Floats]],
+    machine: Machine,
+    dtype: str,
+) -> Floats:
+    """Estimated seconds of each assignment; `slowest` are alpha and beta of the slowest axis of each letter."""
+    size = DTYPE_BYTES[dtype]
     one = np.ones(len(degree["N"]))
     n, c, f, g = (degree.get(letter, one).astype(np.float64) for letter in "NCFG")
 
@@ -84,21 +109,25 @@ def _seconds(conv: Conv, degree: dict[str, NDArray[np.int64]], machine: Machine,
     channels = share(conv.channels // conv.groups, c)
     filters = share(conv.filters // conv.groups, f)
     rows_in, rows_out, split = one.copy(), one.copy(), one.copy()
-    halo_rows: list[Floats] = []
+    halos: list[tuple[Floats, str]] = []
     for s in conv.spatial:
         parts = degree[s.name].astype(np.float64)
         inside, outside = share(s.extent, parts), share(s.out, parts)
-        halo_rows.append(np.where(parts > 1, max(s.reach + 1 - s.stride, 0), 0) / inside)
+        halos.append((np.where(parts > 1, max(s.reach + 1 - s.stride, 0), 0) / inside, s.name))
         rows_in, rows_out, split = rows_in * inside, rows_out * outside, split * parts
     x, y = samples * groups * channels * rows_in, samples * groups * filters * rows_out
     w = groups * channels * filters * conv.taps
     flops = 2 * samples * groups * channels * filters * rows_out * conv.taps
     busy = np.maximum(flops / machine.flops_per_s(dtype), (x + y + w) * size / machine.memory_bytes_per_s)
     total = 3 * (busy + machine.launch_s)
-    total += 2 * np.where(f > 1, (f - 1) * alpha + x * (f - 1) / f * size * beta, 0)
-    total += 2 * np.where(c > 1, (c - 1) * alpha + y * (c - 1) / c * size * beta, 0)
-    for halo in halo_rows:
+    none = np.zeros(len(one)), np.zeros(len(one))
+    for parts, gathered, letter in ((f, x, "F"), (c, y, "C")):
+        alpha, beta = slowest.get(letter, none)
+        total += 2 * np.where(parts > 1, (parts - 1) * alpha + gathered * (parts - 1) / parts * size * beta, 0)
+    for halo, letter in halos:
+        alpha, beta = slowest[letter]
         total += np.where(halo > 0, 4 * alpha + halo * (x + y) * size * beta, 0)
+    alpha, beta = (np.max([slowest[n][k] for n in ("N", *conv.letters)], axis=0) for k in (0, 1))
     copies = n * split
     total += np.where(copies > 1, 2 * (copies - 1) * (alpha + w / copies * size * beta), 0)
     return total

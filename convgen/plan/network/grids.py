@@ -3,12 +3,14 @@
 Axes are products of P's primes. A grid of more axes can do all that one whose axes are products of its can, at the
 cost of a longer search, so only grids of the most axes are tried, MOST_AXES of them where P has as many primes. They
 are ranked by the sum over convolutions of the best role assignment's estimated seconds (estimate.py), redistribution
-left out; the best few are searched.
+left out; the best few are searched. Where a machine's links have levels, the order of the axes counts too: the last
+one's groups are inside nodes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import permutations
 from math import prod
 
 from convgen.algebra.conv import Conv
@@ -65,7 +67,11 @@ def grids(ranks: int, convolutions: Sequence[tuple[Conv, int]], machine: Machine
     axes = min(MOST_AXES, len(primes(ranks)))
     if axes == 0:
         return [Grid((("a", 1),))]
-    found = [Grid(tuple(zip(NAMES, sizes, strict=False))) for sizes in factorisations(ranks, axes)]
+    found = [
+        Grid(tuple(zip(NAMES, sizes, strict=False)))
+        for factors in factorisations(ranks, axes)
+        for sizes in (sorted(set(permutations(factors)), reverse=True) if len(machine.levels) > 1 else [factors])
+    ]
 
     def estimate(grid: Grid) -> float:
         sizes = tuple(size for _, size in grid.axes)

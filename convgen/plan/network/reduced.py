@@ -5,7 +5,9 @@ addends. Every other dimension contributes its largest block, since its axes mov
 the small problem does exactly what the busiest rank of the large one does. Likewise a local convolution depends on
 axes that split samples, or channels that are one group, by their largest block alone. So a step is costed on a grid
 of its own axes, once for all steps like it, by the same `Model` that prices schedules;
-`pytest tests/test_plan_reduced.py` compares the two.
+`pytest tests/test_plan_reduced.py` compares the two. Links are those of the whole grid (cost/links.py). One thing is
+a bound, not exact: an exchange on a machine of several levels where ranks times group are more than MOST_PAIRS counts
+as if all its messages crossed the outermost level that it reaches.
 
 This is the planner's seam to the cost model: what `Terms` asks of a Model, a ReducedModel answers.
 """
@@ -17,19 +19,23 @@ from dataclasses import replace
 from functools import lru_cache
 from math import prod
 
+import numpy as np
+
 from convgen.algebra.blocks import groups_left
 from convgen.algebra.conv import Conv, Spatial
 from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes, Layout, Window
-from convgen.algebra.redistribute import Conversion, Kind, redistribute
+from convgen.algebra.redistribute import Conversion, redistribute
 from convgen.algebra.space import Space
-from convgen.cost.collectives import seconds
-from convgen.cost.machine import Machine
+from convgen.cost.links import Links, collective_seconds
+from convgen.cost.machine import Level, Machine
 from convgen.cost.model import PICOSECONDS, Chain, Model, StepCost
+from convgen.cost.traffic import elements_received, elements_sent
 from convgen.plan.network.exchanges import exchange_traffic
 
 _ONE = (("a0", 1),)
 _ANY = Window(0, 0)
+MOST_PAIRS = 1 << 14
 
 
 class ReducedSpace(Space):
@@ -110,8 +116,37 @@ class ReducedModel(Model):
             whole = self.reduced.largest_elements(src)
             sent = busiest = whole + (group - 2) * -(-whole // group)
         else:
-            return self._on_its_axes(step)
-        return priced(step.kind, group - 1, sent, busiest, self.machine, self.element_bytes)
+            sent, busiest, peers = self._on_its_axes(step)
+            if step.kind == "exchange":
+                time_s = self._exchange_s(step, peers, busiest * self.element_bytes)
+                return StepCost(sent, sent * self.element_bytes, 0, round(time_s * PICOSECONDS))
+        time_s = self._collective_s(step, busiest * self.element_bytes)
+        return StepCost(sent, sent * self.element_bytes, 0, round(time_s * PICOSECONDS))
+
+    def _collective_s(self, step: Conversion, n: int) -> float:
+        grid, levels, algorithm = self.reduced.grid, self.machine.levels, self.collectives.of(step.kind)
+        if step.kind == "all_to_all" and algorithm == "direct":
+            # Linear in the bytes; pairs of thousands of ranks are many.
+            start, full = _direct_all_to_all(grid, levels, step.over)
+            return start + n * full
+        return collective_seconds(grid, levels, step.kind, step.over, n, self.machine.add_s_per_byte, algorithm)[0]
+
+    def _exchange_s(self, step: Conversion, peers: int, n: int) -> float:
+        """Seconds of an exchange: exact on one level and where messages are few, else a bound from above."""
+        levels, grid = self.machine.levels, self.reduced.grid
+        if len(levels) == 1 and levels[0].shared_bytes_per_s is None:
+            return peers * levels[0].latency_s + n / levels[0].bytes_per_s
+        involved = {a for t in (step.src, step.dst) for axes in t.axes for a in axes}
+        if grid.ranks * prod(grid.sizes[a] for a in involved) <= MOST_PAIRS:
+            return self._exchanged(step)
+        # As if every message crossed the outermost level that the axes reach, all ranks of a unit at once.
+        over = grid.ordered(a for b, c in zip(step.src.axes, step.dst.axes, strict=True) for a in (*b, *c) if b != c)
+        over = over or grid.ordered(involved)
+        level, unit = _outermost(grid, levels, over)
+        slowest = 1 / level.bytes_per_s
+        if level.shared_bytes_per_s is not None:
+            slowest = max(slowest, unit / level.shared_bytes_per_s)
+        return peers * max(one.latency_s for one in levels) + n * slowest
 
     def _least_inside(self, outer: Layout, inner: Layout) -> int:
         """The fewest elements that a rank keeps of the largest block of `outer`, split further as `inner` is."""
@@ -123,8 +158,8 @@ class ReducedModel(Model):
             total *= rows
         return total
 
-    def _on_its_axes(self, step: Conversion) -> StepCost:
-        """A step on the grid of the axes that it involves, dimensions that it leaves alone as one block."""
+    def _on_its_axes(self, step: Conversion) -> tuple[int, int, int]:
+        """Traffic of a step, on the grid of the axes that it involves, dimensions that it leaves alone as one block."""
         space, src, dst = self.reduced, step.src, step.dst
         changed = tuple(
             a != b or v is not None or w is not None
@@ -144,7 +179,7 @@ class ReducedModel(Model):
         )
         grid = Grid(tuple((name[a], space.grid.sizes[a]) for a in axes) or _ONE)
         conv = _tensor_conv(space, src, changed)
-        return _small_conversion(conv, grid, small, self.machine, self.dtype, space.virtual_padding)
+        return _small_traffic(conv, grid, small, space.virtual_padding)
 
     def convolution(self, operands: tuple[Layout, Layout, Layout]) -> StepCost:
         if (found := self._local_found.get(operands)) is None:
@@ -209,13 +244,6 @@ def largest(extent: int, groups: int, sizes: tuple[int, ...]) -> int:
     return groups * unit
 
 
-def priced(kind: Kind, peers: int, sent: int, busiest: int, machine: Machine, element_bytes: int) -> StepCost:
-    """What `Model` makes of a conversion's traffic, in elements of the busiest rank."""
-    n, beta = busiest * element_bytes, 1 / machine.link_bytes_per_s
-    time_s = seconds(kind, peers, n, machine.latency_s, beta, machine.add_s_per_byte)
-    return StepCost(sent, sent * element_bytes, 0, round(time_s * PICOSECONDS))
-
-
 def _tensor_conv(space: ReducedSpace, layout: Layout, changed: Sequence[bool]) -> Conv:
     """A convolution whose tensor of this name has its full extent where a conversion changes it, else a block's."""
     conv, tensor = space.conv, layout.tensor
@@ -266,14 +294,39 @@ def _plan_of(sizes: tuple[int, ...], src: Layout, dst: Layout) -> tuple[Conversi
 
 
 @lru_cache(maxsize=1 << 18)
-def _small_conversion(
-    conv: Conv, grid: Grid, step: Conversion, machine: Machine, dtype: str, virtual: bool
-) -> StepCost:
-    model = _small_model(conv, grid, machine, dtype, virtual)
-    if step.kind != "exchange":
-        return model.conversion(step)
-    sent, busiest, peers = exchange_traffic(model.space, step.src, step.dst)
-    return priced("exchange", peers, sent, busiest, machine, model.element_bytes)
+def _small_traffic(conv: Conv, grid: Grid, step: Conversion, virtual: bool) -> tuple[int, int, int]:
+    """(elements that the busiest rank sends, sends or receives, messages of a rank)."""
+    space = _small_space(conv, grid, virtual)
+    if step.kind == "exchange":
+        return exchange_traffic(space, step.src, step.dst)
+    what = (space, step.kind, step.over, step.src, step.dst)
+    sent = elements_sent(*what)
+    return int(sent.max()), int(np.maximum(sent, elements_received(*what)).max()), grid.over(step.over) - 1
+
+
+@lru_cache(maxsize=1 << 12)
+def _direct_all_to_all(grid: Grid, levels: tuple[Level, ...], over: Axes) -> tuple[float, float]:
+    """Seconds that a direct all-to-all takes to start, and for each byte that a rank sends."""
+    if len(levels) == 1 and levels[0].shared_bytes_per_s is None:
+        return (grid.over(over) - 1) * levels[0].latency_s, 1 / levels[0].bytes_per_s
+    links = Links(grid, levels)
+    start = links.all_to_all(over, 0.0)
+    return start, (links.all_to_all(over, 1e9) - start) / 1e9
+
+
+@lru_cache(maxsize=1 << 12)
+def _outermost(grid: Grid, levels: tuple[Level, ...], over: Axes) -> tuple[Level, int]:
+    """The outermost level that groups over these axes reach, and the ranks of a unit below it."""
+    links = Links(grid, levels)
+    members = grid.groups(over)
+    crossed = links.level(np.repeat(members[:, 0], members.shape[1]), members.ravel())
+    top = int(crossed.max())
+    return levels[top], levels[top - 1].ranks or 1 if top else 1
+
+
+@lru_cache(maxsize=1 << 12)
+def _small_space(conv: Conv, grid: Grid, virtual: bool) -> Space:
+    return Space(conv, grid, virtual_padding=virtual)
 
 
 @lru_cache(maxsize=1 << 18)
@@ -285,4 +338,4 @@ def _small_convolution(
 
 @lru_cache(maxsize=1 << 12)
 def _small_model(conv: Conv, grid: Grid, machine: Machine, dtype: str, virtual: bool) -> Model:
-    return Model(Space(conv, grid, virtual_padding=virtual), machine, dtype)
+    return Model(_small_space(conv, grid, virtual), machine, dtype)
