@@ -50,17 +50,16 @@ def one(name: str, machine: str, samples: int, ranks: int) -> None:
 
 
 def main() -> None:
-    print(
-        f"{'network':<14} {'machine':<7} {'samples':>7} {'ranks':>6} {'seconds':>8} {'MiB':>6} {'ms a step':>10}  heuristic"
-    )
+    columns = (f"{'network':<14}", f"{'machine':<7}", f"{'samples':>7}", f"{'ranks':>6}", f"{'seconds':>8}")
+    print(*columns, f"{'MiB':>6}", f"{'ms a step':>10}", " heuristic")
     late: list[str] = []
     for name, machine, samples, ranks, allowed in CASES:
         call = [sys.executable, __file__, name, machine, str(samples), str(ranks)]
         done = subprocess.run(call, capture_output=True, text=True, check=True, cwd=ROOT)
         found = json.loads(done.stdout)
         print(
-            f"{name:<14} {machine:<7} {samples:>7} {ranks:>6} {found['seconds']:>8.2f} {found['mib']:>6.0f} {found['step_ms']:>10.3f}  "
-            f"{100 * found['gap']:.2f} % more",
+            f"{name:<14} {machine:<7} {samples:>7} {ranks:>6} {found['seconds']:>8.2f} {found['mib']:>6.0f} "
+            f"{found['step_ms']:>10.3f}  {100 * found['gap']:.2f} % more",
             flush=True,
         )
         if (allowed is not None and found["seconds"] > allowed) or found["mib"] > 2048:

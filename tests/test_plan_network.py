@@ -121,7 +121,7 @@ def test_tables_are_the_sum_of_steps() -> None:
     """For any choice of storage and options, not only the best."""
     rng = random.Random(4)
     for statistics in ("local", "global"):
-        setting = replace(CPU, statistics=statistics, regather=True)
+        setting = replace(CPU, statistics=statistics, regather=True, hide_dw=statistics == "global")
         for _ in range(4):
             graph = build(branched(rng, 5), Grid((("a", 2), ("b", 2))), setting, most_roles=4, most_splits=5)
             for _ in range(4):
@@ -207,9 +207,9 @@ def test_grids_are_all_factorisations() -> None:
     assert list(factorisations(7, 2)) == []
     conv = read_network(EXAMPLES / "vgg16.yaml").node["conv3_1"].conv
     assert conv is not None
-    found = grids(64, [(conv, 1)], CUDA.machine, "float32")
+    found = grids(64, [(conv, 1)], CUDA, "float32")
     assert {tuple(sorted(g.sizes.values())) for g in found} == {(2, 2, 16), (2, 4, 8), (4, 4, 4)}
-    assert [g.ranks for n in (1, 7, 6) for g in grids(n, [(conv, 1)], CUDA.machine, "float32")] == [1, 7, 6]
+    assert [g.ranks for n in (1, 7, 6) for g in grids(n, [(conv, 1)], CUDA, "float32")] == [1, 7, 6]
 
 
 def run(*arguments: str) -> Any:

@@ -48,6 +48,7 @@ def network_command(file: str, batch: int | None, as_json: bool) -> None:
 @click.option("--optimizer-states", type=click.IntRange(0, 8), default=1, show_default=True, help="Values a weight.")
 @click.option("--regather", is_flag=True, help="x may be gathered again in backward rather than held.")
 @click.option("--recompute", is_flag=True, help="Normalisation, ReLU and dropout may be computed again in backward.")
+@click.option("--hide-dw", is_flag=True, help="Reductions of filter gradients take no time, as if all were overlapped.")
 @click.option("-o", "--output", metavar="FILE", help="Write the plan as YAML, which `convgen compile` takes.")
 @click.option("--explain", metavar="LAYER", help="Print every step of one layer instead of the table.")
 @click.option("--plot", metavar="FILE", help="Draw strong and weak scaling up to these ranks (png, svg, pdf).")
@@ -65,6 +66,7 @@ def plan_command(
     optimizer_states: int,
     regather: bool,
     recompute: bool,
+    hide_dw: bool,
     output: str | None,
     explain: str | None,
     plot: str | None,
@@ -93,6 +95,7 @@ def plan_command(
         optimizer_states=optimizer_states,
         regather=regather,
         recompute=recompute,
+        hide_dw=hide_dw,
     )
     budget = round(memory * GIB) if memory is not None else None
     try:

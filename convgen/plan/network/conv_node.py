@@ -69,7 +69,7 @@ class ConvTables:
 def candidates(conv: Conv, grid: Grid, setting: Setting, dtype: str, most: int) -> tuple[dict[str, str], ...]:
     """The role assignments with the best estimates, each as axis -> letter."""
     sizes = tuple(size for _, size in grid.axes)
-    found = estimates(conv, sizes, setting.machine, dtype).letters[:most]
+    found = estimates(conv, sizes, setting, dtype).letters[:most]
     return tuple(dict(zip(grid.names, letters, strict=True)) for letters in found)
 
 
@@ -156,7 +156,8 @@ class ConvNode:
         terms = self._terms[option.hold_gathered]
         phases = zip(PHASES, option.roles, strict=True)
         local = sum(terms.local(p, roles)[0] for p, roles in phases if self.dx or p != "backward_data")
-        return local + self.term("w", option.w, option)
+        hidden = terms.conversion("backward_filter", "w", option.w, option.roles[2])[0][0]
+        return local + self.term("w", option.w, option) - (hidden if self.setting.hide_dw else 0)
 
     def held(self, x: Layout, option: Option) -> int:
         """Elements that forward holds for backward-filter besides x as it is stored."""
@@ -216,7 +217,11 @@ class ConvNode:
             cost = self.model.convolution(tuple(layouts[t] for t in (*inputs, output)))  # type: ignore[arg-type]
             yield NodeStep(phase, f"conv_{phase}", f"{cost.flops} flops", cost)
             _, chain = terms.conversion(phase, output, stored[output], roles)
-            yield from conversions(phase, ("d" if grad else "") + output, chain)
+            for step in conversions(phase, ("d" if grad else "") + output, chain):
+                if output == "w" and self.setting.hide_dw:
+                    yield replace(step, what=f"{step.what}, hidden", cost=replace(step.cost, time_ps=0))
+                else:
+                    yield step
             if phase == "forward" and self.conv.bias and layouts["y"] != stored["y"]:
                 yield NodeStep(phase, "add_bias", "y", self.model.add_bias(stored["y"]))
         if self.conv.bias:

@@ -18,6 +18,7 @@ from convgen.algebra.conv import Conv
 from convgen.algebra.grid import Grid
 from convgen.cost.links import ring_lines
 from convgen.cost.machine import Machine
+from convgen.plan.network.setting import Setting
 from convgen.spec.layer import DTYPE_BYTES
 
 Floats = NDArray[np.float64]
@@ -32,7 +33,7 @@ class Estimates:
 
 
 @lru_cache(maxsize=1 << 14)
-def estimates(conv: Conv, sizes: tuple[int, ...], machine: Machine, dtype: str) -> Estimates:
+def estimates(conv: Conv, sizes: tuple[int, ...], setting: Setting, dtype: str) -> Estimates:
     """Every assignment that leaves no rank empty.
 
     A spatial dimension takes an axis only if the one before it has an axis already, or has one row: H before W.
@@ -41,13 +42,14 @@ def estimates(conv: Conv, sizes: tuple[int, ...], machine: Machine, dtype: str) 
     assigned, place, degrees = _assignments(known, sizes)
     degree = dict(zip(known, degrees.T, strict=True))
     fits = _fits(conv, degree)
+    machine = setting.machine
     lines = [_line(sizes, i, machine) for i in range(len(sizes))]
     slowest: dict[str, tuple[Floats, Floats]] = {}
     for letter in known:
         has = place[fits] == known.index(letter)
         alpha, beta = (np.where(has, [line[k] for line in lines], 0.0).max(axis=1) for k in (0, 1))
         slowest[letter] = alpha, beta
-    total = _seconds(conv, {k: v[fits] for k, v in degree.items()}, slowest, machine, dtype)
+    total = _seconds(conv, {k: v[fits] for k, v in degree.items()}, slowest, setting, dtype)
     order = np.argsort(total, kind="stable")
     kept: list[int] = np.flatnonzero(fits)[order].tolist()
     seconds: list[float] = total[order].tolist()
@@ -94,11 +96,11 @@ def _seconds(
     conv: Conv,
     degree: dict[str, NDArray[np.int64]],
     slowest: dict[str, tuple[Floats, Floats]],
-    machine: Machine,
+    setting: Setting,
     dtype: str,
 ) -> Floats:
     """Estimated seconds of each assignment; `slowest` are alpha and beta of the slowest axis of each letter."""
-    size = DTYPE_BYTES[dtype]
+    size, machine = DTYPE_BYTES[dtype], setting.machine
     one = np.ones(len(degree["N"]))
     n, c, f, g = (degree.get(letter, one).astype(np.float64) for letter in "NCFG")
 
@@ -128,6 +130,8 @@ def _seconds(
         alpha, beta = slowest[letter]
         total += np.where(halo > 0, 4 * alpha + halo * (x + y) * size * beta, 0)
     alpha, beta = (np.max([slowest[n][k] for n in ("N", *conv.letters)], axis=0) for k in (0, 1))
+    if setting.hide_dw:
+        return total
     copies = n * split
     total += np.where(copies > 1, 2 * (copies - 1) * (alpha + w / copies * size * beta), 0)
     return total

@@ -15,8 +15,8 @@ from math import prod
 
 from convgen.algebra.conv import Conv
 from convgen.algebra.grid import Grid
-from convgen.cost.machine import Machine
 from convgen.plan.network.estimate import estimates
+from convgen.plan.network.setting import Setting
 
 MOST_AXES = 3
 NAMES = ("a", "b", "c", "d", "e", "f")
@@ -58,7 +58,7 @@ def factorisations(ranks: int, axes: int) -> Iterator[tuple[int, ...]]:
     yield from below(ranks, axes, ranks)
 
 
-def grids(ranks: int, convolutions: Sequence[tuple[Conv, int]], machine: Machine, dtype: str) -> list[Grid]:
+def grids(ranks: int, convolutions: Sequence[tuple[Conv, int]], setting: Setting, dtype: str) -> list[Grid]:
     """Every grid of the most axes, best estimate first.
 
     Args:
@@ -70,12 +70,14 @@ def grids(ranks: int, convolutions: Sequence[tuple[Conv, int]], machine: Machine
     found = [
         Grid(tuple(zip(NAMES, sizes, strict=False)))
         for factors in factorisations(ranks, axes)
-        for sizes in (sorted(set(permutations(factors)), reverse=True) if len(machine.levels) > 1 else [factors])
+        for sizes in (
+            sorted(set(permutations(factors)), reverse=True) if len(setting.machine.levels) > 1 else [factors]
+        )
     ]
 
     def estimate(grid: Grid) -> float:
         sizes = tuple(size for _, size in grid.axes)
-        return sum(count * estimates(conv, sizes, machine, dtype).seconds[0] for conv, count in convolutions)
+        return sum(count * estimates(conv, sizes, setting, dtype).seconds[0] for conv, count in convolutions)
 
     scores = {grid: estimate(grid) for grid in found}
     assert all(prod(grid.sizes.values()) == ranks for grid in found)

@@ -155,6 +155,8 @@ class OtherNode:
         addends = replace(vectors, partial=over)
         if self.setting.statistics == "global":
             yield Move("forward", "moments", model, addends, vectors)
+        elif self.setting.hide_dw:
+            return  # gradients of parameters and nothing else: hidden like filters'
         yield Move("backward", "sums of gradients", model, addends, vectors)
 
     def touches(self, xs: Sequence[Split], y: Split) -> Iterator[Touch]:

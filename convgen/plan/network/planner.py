@@ -140,7 +140,7 @@ def plan_network(
     counts = Counter(node.conv for node in network.nodes if node.kind in CONVOLUTIONS and node.conv is not None)
     if not counts:
         raise InputError(f"{network.name} has no convolution and no linear layer", hint="a network with one")
-    all_grids = [grid] if grid is not None else grids(ranks, list(counts.items()), setting.machine, network.dtype)
+    all_grids = [grid] if grid is not None else grids(ranks, list(counts.items()), setting, network.dtype)
     tried: list[tuple[Grid, float | None]] = []
     if len(all_grids) > 1:
         for one in all_grids[:SCOUTED]:
@@ -215,7 +215,7 @@ def _ways(network: Network, setting: Setting, budget: int, ranks: int) -> Iterat
 
     def fits(network: Network, setting: Setting, ranks: int) -> bool:
         counts = Counter(n.conv for n in network.nodes if n.kind in CONVOLUTIONS and n.conv is not None)
-        one = grids(ranks, list(counts.items()), setting.machine, network.dtype)[0]
+        one = grids(ranks, list(counts.items()), setting, network.dtype)[0]
         few = build(network, one, setting, most_roles=FEW_ROLES, most_splits=FEW_SPLITS)
         return least_memory(few.problem) <= budget
 

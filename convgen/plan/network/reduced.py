@@ -6,8 +6,8 @@ the small problem does exactly what the busiest rank of the large one does. Like
 axes that split samples, or channels that are one group, by their largest block alone. So a step is costed on a grid
 of its own axes, once for all steps like it, by the same `Model` that prices schedules;
 `pytest tests/test_plan_reduced.py` compares the two. Links are those of the whole grid (cost/links.py). One thing is
-a bound, not exact: an exchange on a machine of several levels where ranks times group are more than MOST_PAIRS counts
-as if all its messages crossed the outermost level that it reaches.
+a bound, not exact: an exchange on a machine of several levels where ranks times group are more than MOST_PAIRS (16
+times as many for an all-to-all) counts as if all its messages crossed the outermost level that it reaches.
 
 This is the planner's seam to the cost model: what `Terms` asks of a Model, a ReducedModel answers.
 """
@@ -142,11 +142,7 @@ class ReducedModel(Model):
         # As if every message crossed the outermost level that the axes reach, all ranks of a unit at once.
         over = grid.ordered(a for b, c in zip(step.src.axes, step.dst.axes, strict=True) for a in (*b, *c) if b != c)
         over = over or grid.ordered(involved)
-        level, unit = _outermost(grid, levels, over)
-        slowest = 1 / level.bytes_per_s
-        if level.shared_bytes_per_s is not None:
-            slowest = max(slowest, unit / level.shared_bytes_per_s)
-        return peers * max(one.latency_s for one in levels) + n * slowest
+        return peers * max(one.latency_s for one in levels) + n * _slowest(grid, levels, over)
 
     def _least_inside(self, outer: Layout, inner: Layout) -> int:
         """The fewest elements that a rank keeps of the largest block of `outer`, split further as `inner` is."""
@@ -309,19 +305,23 @@ def _direct_all_to_all(grid: Grid, levels: tuple[Level, ...], over: Axes) -> tup
     """Seconds that a direct all-to-all takes to start, and for each byte that a rank sends."""
     if len(levels) == 1 and levels[0].shared_bytes_per_s is None:
         return (grid.over(over) - 1) * levels[0].latency_s, 1 / levels[0].bytes_per_s
+    if grid.ranks * grid.over(over) > 16 * MOST_PAIRS:
+        return (grid.over(over) - 1) * max(one.latency_s for one in levels), _slowest(grid, levels, over)
     links = Links(grid, levels)
     start = links.all_to_all(over, 0.0)
     return start, (links.all_to_all(over, 1e9) - start) / 1e9
 
 
 @lru_cache(maxsize=1 << 12)
-def _outermost(grid: Grid, levels: tuple[Level, ...], over: Axes) -> tuple[Level, int]:
-    """The outermost level that groups over these axes reach, and the ranks of a unit below it."""
+def _slowest(grid: Grid, levels: tuple[Level, ...], over: Axes) -> float:
+    """Seconds a byte over the outermost level that groups over these axes reach, all ranks of a unit at once."""
     links = Links(grid, levels)
     members = grid.groups(over)
     crossed = links.level(np.repeat(members[:, 0], members.shape[1]), members.ravel())
     top = int(crossed.max())
-    return levels[top], levels[top - 1].ranks or 1 if top else 1
+    level, unit = levels[top], (levels[top - 1].ranks or 1) if top else 1
+    shared = unit / level.shared_bytes_per_s if level.shared_bytes_per_s is not None else 0.0
+    return max(1 / level.bytes_per_s, shared)
 
 
 @lru_cache(maxsize=1 << 12)

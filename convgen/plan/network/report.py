@@ -61,7 +61,8 @@ def _summary(plan: Plan, sample: SampleParallelism) -> list[str]:
         f"{network.name}: {layers} layers, {network.batch} samples, "
         f"{plan.grid.ranks} ranks of {machine} as {plan.grid}",
         f"step    {_milliseconds(plan.seconds)}: compute {_milliseconds(compute)}, communication "
-        f"{_milliseconds(moving)}; modelled, steps one after the other",
+        f"{_milliseconds(moving)}; modelled, steps one after the other"
+        + (", reductions of dw hidden" if plan.setting.hide_dw else ""),
         f"others  {len(rest)} other nodes: compute {_milliseconds(sum(n.compute_s for n in rest))}, "
         f"communication {_milliseconds(sum(n.communication_s for n in rest))}",
         f"sent    {sum(n.sent_bytes for n in nodes) / 1e6:.2f} MB a rank",

@@ -22,6 +22,8 @@ class Setting:
         optimizer_states: values a weight besides itself and its gradient; 1 with momentum.
         regather: whether a convolution may gather x again in backward rather than hold it.
         recompute: whether outputs of normalisation, ReLU and dropout may be computed again in backward.
+        hide_dw: whether reductions of gradients of filters, scales and shifts take no time, as if backward hid them all
+            ([CF] 5 and [SP] VI overlap them); else every step comes after the other.
     """
 
     machine: Machine
@@ -31,6 +33,7 @@ class Setting:
     optimizer_states: int = 1
     regather: bool = False
     recompute: bool = False
+    hide_dw: bool = False
 
     @property
     def virtual_padding(self) -> bool:
