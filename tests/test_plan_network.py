@@ -193,6 +193,17 @@ def test_less_memory_costs_more() -> None:
         plan_network(network, replace(setting, recompute=False), 4, grid=grid, budget_bytes=free.memory_bytes // 2)
 
 
+def test_one_rank_and_axes_of_one_rank() -> None:
+    network = branched(random.Random(1), 3)
+    lassen = replace(CUDA, machine=load_machine("lassen"))
+    alone = plan_network(network, lassen, 1)
+    assert alone.seconds == sample_parallelism(network, lassen, 1).seconds
+    assert sum(node.sent_bytes for node in alone.nodes) == 0
+    two = plan_network(network, lassen, 2, grid=Grid((("a", 2),)))
+    same = plan_network(network, lassen, 2, grid=Grid((("one", 1), ("a", 2), ("other", 1))))
+    assert two.cost_ps == same.cost_ps
+
+
 def test_not_worse_than_samples_alone() -> None:
     network = with_batch(read_network(EXAMPLES / "alexnet.yaml"), 16)
     sample = sample_parallelism(network, CUDA, 8)

@@ -61,7 +61,7 @@ def _assignments(
     known: tuple[str, ...], sizes: tuple[int, ...]
 ) -> tuple[tuple[tuple[str, ...], ...], NDArray[np.int64], NDArray[np.int64]]:
     """Letters for axes, the same by number, and for each assignment the product of sizes that each letter has."""
-    found = tuple(product(known, repeat=len(sizes)))
+    found = tuple(product(*(known if size > 1 else ("",) for size in sizes)))
     degrees = np.ones((len(found), len(known)), dtype=np.int64)
     place = np.array([[known.index(letter) for letter in one] for one in found]).reshape(len(found), len(sizes))
     for i, size in enumerate(sizes):

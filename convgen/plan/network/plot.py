@@ -88,10 +88,14 @@ def _draw(panel: Any, series: tuple[Points, Points], counts: Sequence[int], titl
     panel.set_xlabel("ranks")
     panel.set_title(title, fontsize=10)
     panel.grid(True, linewidth=0.4, alpha=0.5)
-    panel.legend(frameon=False, fontsize=9)
+    panel.legend(frameon=False, fontsize=9, loc="best")
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """1, 2 and 5 of each power of ten in reach."""
-    every = [m * 10.0**e for e in range(-6, 9) for m in (1, 2, 5)]
-    return [t for t in every if low / 1.4 <= t <= high * 1.4]
+    """1, 2 and 5 of each power of ten in reach; more where these are few."""
+    found: list[float] = []
+    for mantissas in ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7)):
+        found = [m * 10.0**e for e in range(-6, 9) for m in mantissas if low / 1.4 <= m * 10.0**e <= high * 1.4]
+        if len(found) >= 4:
+            break
+    return found

@@ -29,7 +29,7 @@ from convgen.algebra.redistribute import Conversion, redistribute
 from convgen.algebra.space import Space
 from convgen.cost.links import Links, collective_seconds
 from convgen.cost.machine import Level, Machine
-from convgen.cost.model import PICOSECONDS, Chain, Model, StepCost
+from convgen.cost.model import FREE, PICOSECONDS, Chain, Model, StepCost
 from convgen.cost.traffic import elements_received, elements_sent
 from convgen.plan.network.exchanges import exchange_traffic
 
@@ -106,6 +106,8 @@ class ReducedModel(Model):
     def _conversion(self, step: Conversion) -> StepCost:
         sizes, src, dst = self.reduced.grid.sizes, step.src, step.dst
         group = prod(sizes[a] for a in step.over)
+        if group == 1:
+            return FREE
         plain = not (src.has_window or dst.has_window) and (self.space.conv.groups == 1 or src.axes == dst.axes)
         if step.kind == "all_gather" and plain:
             sent = busiest = (group - 1) * self.reduced.largest_elements(src)

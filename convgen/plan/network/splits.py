@@ -45,8 +45,9 @@ def any_splits(shape: Shape, grid: Grid) -> Iterable[Split]:
     """Every split in grid order that uses as many axes as can be; for tensors that no convolution touches."""
     most: list[Split] = []
     used = -1
-    for places in product((*range(len(shape)), None), repeat=len(grid.names)):
-        placed = list(zip(grid.names, places, strict=True))
+    names = [name for name, size in grid.axes if size > 1]
+    for places in product((*range(len(shape)), None), repeat=len(names)):
+        placed = list(zip(names, places, strict=True))
         split = tuple(tuple(a for a, p in placed if p == d) for d in range(len(shape)))
         count = prod(grid.sizes[a] for axes in split for a in axes)
         if count >= used and fits(split, shape, grid):
