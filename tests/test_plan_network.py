@@ -121,7 +121,7 @@ def test_tables_are_the_sum_of_steps() -> None:
     """For any choice of storage and options, not only the best."""
     rng = random.Random(4)
     for statistics in ("local", "global"):
-        setting = replace(CPU, statistics=statistics, regather=True, hide_dw=statistics == "global")
+        setting = replace(CPU, statistics=statistics, regather=True, recompute=True, hide_dw=statistics == "global")
         for _ in range(4):
             graph = build(branched(rng, 5), Grid((("a", 2), ("b", 2))), setting, most_roles=4, most_splits=5)
             for _ in range(4):
@@ -186,6 +186,7 @@ def test_less_memory_costs_more() -> None:
     for share in (0.95, 0.85):
         tight = plan_network(network, setting, 4, grid=grid, budget_bytes=round(free.memory_bytes * share))
         assert tight.memory_bytes <= free.memory_bytes * share
+        assert tight.cost_ps == sum(s.cost.time_ps for node in tight.nodes for s in node.steps)
         costs.append(tight.cost_ps)
     assert costs == sorted(costs)
     assert costs[0] < costs[-1]

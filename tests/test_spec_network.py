@@ -171,5 +171,5 @@ def test_the_command_prints_a_table() -> None:
 
     lines = run("--batch", "1").output.splitlines()
     assert lines[2].split() == ["conv1", "conv", "7x7/2", "1", "64", "112", "112", "9408", "3.06", "0.236"]
-    assert "forward 7.716 GFLOP for 1 samples" in lines[-1]  # MODELS C4: 7.716
+    assert "forward 7.716 GFLOP for 1 sample " in lines[-1]  # MODELS C4: 7.716
     assert '"weights": 25556032' in run("--json").output

@@ -25,7 +25,7 @@ def network_text(network: Network) -> str:
     lines.append(
         f"{network.name}: {len(network.nodes)} nodes, {total['convolutions']} convolutions and linear layers, "
         f"{total['weights']} weights, outputs {total['output_bytes'] / MIB:.1f} MiB in {network.dtype}, "
-        f"forward {total['flops'] / 1e9:.3f} GFLOP for {network.batch} samples "
+        f"forward {total['flops'] / 1e9:.3f} GFLOP for {network.batch} sample{'s' * (network.batch > 1)} "
         f"({total['flops'] / 1e9 / network.batch:.3f} a sample)"
     )
     return "\n".join(lines)

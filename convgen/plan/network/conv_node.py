@@ -90,7 +90,8 @@ class ConvNode:
         self._terms = {
             gathered: Terms(self.model, "seconds", hold_gathered=gathered, bias=conv.bias) for gathered in (True, False)
         }
-        self.options = tuple(dict.fromkeys(self._options(assigned)))
+        nothing = dict.fromkeys(grid.names, "")
+        self.options = tuple(dict.fromkeys(self._options(assigned))) or tuple(self._options((nothing,)))
 
     def _options(self, assigned: Sequence[dict[str, str]]) -> Iterator[Option]:
         for letters in assigned:

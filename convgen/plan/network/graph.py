@@ -23,7 +23,7 @@ from convgen.algebra.conv import Conv
 from convgen.algebra.grid import Grid
 from convgen.plan.network.conv_node import ConvNode, ConvTables, candidates, wishes
 from convgen.plan.network.eliminate import Factor, Problem, Table
-from convgen.plan.network.node_step import passes
+from convgen.plan.network.node_step import NodeStep, passes
 from convgen.plan.network.other_node import IN_PLACE, OtherNode, block_elements
 from convgen.plan.network.setting import Setting
 from convgen.plan.network.splits import Shape, Split, any_splits, fits
@@ -59,6 +59,12 @@ class Graph:
     @property
     def problem(self) -> Problem:
         return Problem(tuple(self.sizes), tuple(self.factors))
+
+    def recomputed(self, values: tuple[int, ...], node: Node) -> bool:
+        """Whether a node's output is computed again in backward under an assignment."""
+        choice = self.variable.get(("recompute", self.root.get(node.name, "")))
+        again = node.kind in IN_PLACE and is_kept(self.network, node, self.setting.keep)
+        return choice is not None and again and values[choice] == 1
 
     def split(self, values: tuple[int, ...], name: str) -> Split:
         """How a node's output is stored under an assignment."""
@@ -256,12 +262,7 @@ class _Filler:
         if not graph.setting.recompute or not again:
             self.put(root, (split,), np.zeros_like(total), total)
             return
-        machine = graph.setting.machine
-        extra = [
-            sum(passes("backward", m.kind, "again", (3 if m.kind == "batch_norm" else 2) * int(b), machine).cost.time_ps
-                for m in again)
-            for b in bytes_each
-        ]  # fmt: skip
+        extra = [sum(run_again(m, int(b), graph.setting).cost.time_ps for m in again) for b in bytes_each]
         choice = _add_variable(graph, "recompute", root.name, 2)
         cost = np.stack([np.zeros_like(total), np.array(extra, dtype=np.int64)], axis=1)
         self.put(root, (split, choice), cost, np.stack([total, total - bytes_each * len(again)], axis=1))
@@ -270,6 +271,12 @@ class _Filler:
         if key not in self._tables:
             self._tables[key] = np.array(make(), dtype=np.int64)
         return self._tables[key]
+
+
+def run_again(node: Node, block_bytes: int, setting: Setting) -> NodeStep:
+    """Computing a normalisation, ReLU or dropout again in backward, on the busiest rank's block."""
+    moved = (3 if node.kind == "batch_norm" else 2) * block_bytes
+    return passes("backward", node.kind, "computed again", moved, setting.machine)
 
 
 def is_kept(network: Network, node: Node, keep: str) -> bool:

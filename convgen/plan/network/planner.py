@@ -14,7 +14,7 @@ from convgen.errors import InputError, Note
 from convgen.plan.network.bounded import DoesNotFit, least_memory, solve
 from convgen.plan.network.conv_node import Option
 from convgen.plan.network.eliminate import Elimination
-from convgen.plan.network.graph import Graph, build
+from convgen.plan.network.graph import Graph, build, run_again
 from convgen.plan.network.grids import grids
 from convgen.plan.network.longest_path import longest_paths
 from convgen.plan.network.node_step import NodeStep
@@ -203,7 +203,7 @@ def _refusal(graph: Graph, miss: DoesNotFit, budget: int, ranks: int) -> InputEr
         Note("layer", f"{n.node.name} takes {n.memory_bytes / GIB:.2f} GiB a rank", n.node.path) for n in largest
     )
     fact = (
-        f"{network.name} with {network.batch} samples on {ranks} rank{'s' * (ranks > 1)} needs at least "
+        f"{network.name} with {network.batch} sample{'s' * (network.batch > 1)} on {ranks} rank{'s' * (ranks > 1)} needs at least "
         f"{miss.memory / GIB:.3f} GiB a rank, {budget / GIB:.3f} are given"
     )
     ways = [f"--memory {miss.memory / GIB + 0.0005:.3f}", *_ways(network, setting, budget, ranks)]
@@ -261,5 +261,8 @@ def _nodes(plan: Plan, *, runners: bool = True) -> Iterator[NodePlan]:
                     extra = (int(best[variable][i]) - plan.cost_ps) / PICOSECONDS
                     runner = conv.options[i].roles_text(), extra
         else:
-            steps = tuple(graph.others[node.name].steps(reads, stored if stored is not None else ()))
+            other = graph.others[node.name]
+            steps = tuple(other.steps(reads, stored if stored is not None else ()))
+            if stored is not None and graph.recomputed(values, node):
+                steps += (run_again(node, other.block_bytes(node.shape, stored), graph.setting),)
         yield NodePlan(node, reads, stored, option, steps, memory.get(node.name, 0), runner)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from convgen.errors import InputError
-from convgen.plan.network.planner import plan_network, sample_parallelism
+from convgen.plan.network.planner import GIB, plan_network, sample_parallelism
 from convgen.plan.network.setting import Setting
 from convgen.spec.network import Network
 from convgen.spec.network_reader import with_batch
@@ -20,6 +21,8 @@ Points = list[tuple[int, float]]
 def plot_scaling(network: Network, setting: Setting, ranks: int, budget: int | None, file: Path) -> None:
     """Two panels of modelled seconds a step over ranks: the batch fixed, and the batch growing with the ranks.
 
+    Plans that don't fit the budget, and more ranks than samples without a plan, are left out.
+
     Args:
         ranks: the most; its halves are drawn too.
     Raises:
@@ -30,14 +33,15 @@ def plot_scaling(network: Network, setting: Setting, ranks: int, budget: int | N
     except ImportError as error:
         raise InputError("--plot needs matplotlib", hint="pip install 'convgen[plot]'") from error
     counts = _halves(ranks)
-    each = max(1, network.batch // ranks)
     strong = _series(network, setting, budget, [(p, network.batch) for p in counts])
-    weak = _series(network, setting, budget, [(p, each * p) for p in counts])
+    # As many samples a rank as with all ranks, which may be a fraction: several ranks a sample.
+    share = Fraction(network.batch, ranks)
+    weak = _series(network, setting, budget, [(p, int(share * p)) for p in counts if (share * p).denominator == 1])
     figure: Any = Figure(figsize=(9, 3.8), layout="constrained")
     panels: Any = figure.subplots(1, 2)
-    samples = f"{network.batch} sample{'s' * (network.batch > 1)}"
-    _draw(panels[0], strong, counts, f"{network.name}, {samples}")
-    _draw(panels[1], weak, counts, f"{network.name}, {each} sample{'s' * (each > 1)} a rank")
+    _draw(panels[0], strong, counts, f"{network.name}, {_said(network.batch, 'sample')}", budget)
+    each = f"{_said(share, 'sample')} a rank" if share >= 1 else f"{_said(1 / share, 'rank')} a sample"
+    _draw(panels[1], weak, counts, f"{network.name}, {each}", budget)
     figure.supylabel(f"ms a step, modelled on {setting.machine.name}", fontsize=10)
     try:
         figure.savefig(file, dpi=150)
@@ -69,7 +73,11 @@ def _series(
     return planned, sample
 
 
-def _draw(panel: Any, series: tuple[Points, Points], counts: Sequence[int], title: str) -> None:
+def _said(count: int | Fraction, what: str) -> str:
+    return f"{float(count):g} {what}{'s' * (count != 1)}"
+
+
+def _draw(panel: Any, series: tuple[Points, Points], counts: Sequence[int], title: str, budget: int | None) -> None:
     for points, colour, name, mark in (
         (series[1], SAMPLE, "samples split, nothing else", "s"),
         (series[0], PLANNED, "planned", "o"),
@@ -80,15 +88,21 @@ def _draw(panel: Any, series: tuple[Points, Points], counts: Sequence[int], titl
     panel.set_yscale("log")
     panel.set_xticks(counts, [str(p) for p in counts])
     panel.minorticks_off()
+    panel.set_xlim(counts[0] / 1.25, counts[-1] * 1.25)
     lowest = [s * 1e3 for points in series for _, s in points]
     if lowest:
         ticks = _ticks(min(lowest), max(lowest))
         panel.set_yticks(ticks, [f"{t:g}" for t in ticks])
         panel.set_ylim(min(lowest) / 1.4, max(lowest) * 1.4)
+        panel.legend(frameon=False, fontsize=9, loc="best")
+    else:
+        panel.set_yticks([])
+    if budget is not None:
+        missing = "left out: what does not fit" if lowest else "nothing fits"
+        panel.text(0.03, 0.04, f"{missing} {budget / GIB:g} GiB", transform=panel.transAxes, fontsize=9)
     panel.set_xlabel("ranks")
     panel.set_title(title, fontsize=10)
     panel.grid(True, linewidth=0.4, alpha=0.5)
-    panel.legend(frameon=False, fontsize=9, loc="best")
 
 
 def _ticks(low: float, high: float) -> list[float]:

@@ -58,8 +58,8 @@ def _summary(plan: Plan, sample: SampleParallelism) -> list[str]:
     machine = plan.setting.machine.name
     rest = [n for n in nodes if n.option is None]
     lines = [
-        f"{network.name}: {layers} layers, {network.batch} samples, "
-        f"{plan.grid.ranks} ranks of {machine} as {plan.grid}",
+        f"{network.name}: {_count(layers, 'layer')}, {_count(network.batch, 'sample')}, "
+        f"{_count(plan.grid.ranks, 'rank')} of {machine} as {plan.grid}",
         f"step    {_milliseconds(plan.seconds)}: compute {_milliseconds(compute)}, communication "
         f"{_milliseconds(moving)}; modelled, steps one after the other"
         + (", reductions of dw hidden" if plan.setting.hide_dw else ""),
@@ -70,6 +70,8 @@ def _summary(plan: Plan, sample: SampleParallelism) -> list[str]:
         + (f", of {plan.budget_bytes / GIB:.3f} allowed" if plan.budget_bytes is not None else ""),
         f"sample  {_sample(plan, sample)}",
     ]
+    if again := sum(plan.graph.recomputed(plan.values, n.node) for n in nodes):
+        lines.append(f"again   {again} outputs are computed again in backward (--recompute)")
     if plan.budget_bytes is None:
         gap = plan.heuristic_seconds / plan.seconds - 1
         lines.append(f"paths   longest-path heuristic {_milliseconds(plan.heuristic_seconds)}, {100 * gap:.2f} % more")
@@ -202,6 +204,10 @@ def _node_json(node: NodePlan) -> dict[str, Any]:
 
 def _entries(split: Split) -> list[list[str]]:
     return [list(axes) for axes in split]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _sizes(grid: Grid) -> str:
