@@ -5,7 +5,7 @@
 | alpha_L, beta_L | s per message and per byte that one rank sends over level L; by k where k ranks do it for a ring |
 | beta_L_shared | s per byte over the links that a unit of the level below shares; it comes with how many messages do |
 
-Where a ring goes over several levels, its formula is the greatest of theirs.
+A ring's alpha is the mean of its hops', its beta that of its slowest level.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes
-from convgen.cost.links import Line, Links, pairs, ring_lines
+from convgen.cost.links import Line, Links, pairs, ring_hops, ring_line
 from convgen.cost.machine import Level
 from convgen.cost.symbolic import Expr, Link, LinkOf, one_link, symbol, sympy
 from convgen.schedule.nodes import Convert
@@ -30,27 +30,31 @@ def level_links(grid: Grid, levels: tuple[Level, ...]) -> LinkOf:
     depends on the rank, and Model adds them up instead.
     """
 
-    def link(step: Convert) -> tuple[Link, ...]:
+    def link(step: Convert) -> Link | None:
         if step.kind == "slice":
             return one_link(step)
         if step.kind in ("exchange", "all_to_all") and not _on_one_level(grid, levels, step.over):
-            return ()
-        return tuple(line_symbols(line, levels) for line in ring_lines(grid, levels, step.over))
+            return None
+        hops = ring_hops(grid, levels, step.over)
+        alpha = sum(
+            sympy().nsimplify(share, rational=True) * symbol(f"alpha_{levels[i].name}") for i, share in hops.items()
+        )
+        return (alpha, beta_symbol(ring_line(grid, levels, step.over), levels))
 
     return link
 
 
-def line_symbols(line: Line, levels: tuple[Level, ...]) -> Link:
-    """alpha and beta of a line; where links are shared, the messages times beta_L_shared."""
+def beta_symbol(line: Line, levels: tuple[Level, ...]) -> Expr:
+    """beta of a line; where links are shared, the messages times beta_L_shared."""
     (level,) = (one for one in levels if one.name == line.level)
     senders = 1 / (line.beta * level.bytes_per_s)
     if abs(senders - round(senders)) < 1e-9 * senders:
-        return symbol(f"alpha_{level.name}"), symbol(f"beta_{level.name}") / round(senders)
+        return symbol(f"beta_{level.name}") / round(senders)
     for sharing in levels:  # the level itself, or one further in that its messages leave through
         messages = line.beta * (sharing.shared_bytes_per_s or 0)
         if messages and abs(messages - round(messages)) < 1e-9 * messages:
-            return symbol(f"alpha_{level.name}"), round(messages) * symbol(f"beta_{sharing.name}_shared")
-    return symbol(f"alpha_{level.name}"), sympy().Float(line.beta)
+            return round(messages) * symbol(f"beta_{sharing.name}_shared")
+    return sympy().Float(line.beta)
 
 
 def level_values(levels: tuple[Level, ...]) -> Mapping[Expr, float]:

@@ -7,13 +7,16 @@ messages that leave at the same time share alike, in and out apart:
     seconds of a round = max over messages of alpha + n max(beta, messages through its fullest links / their shared
     rate)
 
-A plain ring is taken as libraries lay it: as many rings as a unit has members of the group, each leaving the unit from
-another of them with its part of the vector, so that what one rank can send out does not limit them; what they share
-does.
+A plain ring is taken as libraries lay it. There are as many rings as a unit has members of the group, each leaving the
+unit from another of them with its part of the vector, so that what one rank can send out does not limit them; what they
+share does. Its rounds are not in step: each piece passes one link after the other, so that latencies of the links add
+up, and only the slowest link's beta counts.
 
 A grid's order decides all of it: the last axis varies fastest, so its groups are inside nodes where they fit.
 
-Source: [CF] 6.1 and [SP] VI (four GPUs share two adapters), [SW] 5.1 (links between supernodes carry a quarter).
+Source: [CF] 6.1 and [SP] VI (four GPUs share two adapters), [SW] 5.1 (links between supernodes carry a quarter);
+    latencies of
+rings as in NCCL's own model (src/graph/tuning.cc: steps inside nodes and between them, each times its latency).
 """
 
 from __future__ import annotations
@@ -62,7 +65,7 @@ class Links:
 
     def level(self, src: Ranks, dst: Ranks) -> Ranks:
         """Which level each message crosses."""
-        crossed = np.zeros(len(src), dtype=np.int64)
+        crossed = np.zeros(src.shape, dtype=np.int64)
         for unit in self.units:
             crossed += unit[src] != unit[dst]
         return crossed
@@ -175,10 +178,21 @@ def _round_lines(
         return links.members_beside(members, level).ravel()
 
     senders = beside if algorithm == "ring" else None
-    return tuple(
-        LineRound(r.times, r.share, r.adds, links.lines(members.ravel(), members[:, r.to].ravel(), senders))
-        for r in found
-    )
+    lines = [links.lines(members.ravel(), members[:, r.to].ravel(), senders) for r in found]
+    if algorithm == "ring":
+        alpha = sum(share * levels[level].latency_s for level, share in ring_hops(grid, levels, over).items())
+        lines = [(max(one, key=lambda line: line.beta)._replace(alpha=alpha),) for one in lines]
+    return tuple(LineRound(r.times, r.share, r.adds, one) for r, one in zip(found, lines, strict=True))
+
+
+def ring_hops(grid: Grid, levels: tuple[Level, ...], over: Axes) -> dict[int, float]:
+    """For each level the share of a ring's hops that cross it, in the group where they take longest."""
+    members = grid.groups(over)
+    crossed = Links(grid, levels).level(members, np.roll(members, -1, axis=1))
+    latencies = np.array([level.latency_s for level in levels])
+    slowest = crossed[latencies[crossed].sum(axis=1).argmax()]
+    used, counts = np.unique(slowest, return_counts=True)
+    return {int(level): int(count) / members.shape[1] for level, count in zip(used, counts, strict=True)}
 
 
 def collective_seconds(
@@ -204,8 +218,8 @@ def collective_seconds(
         return Links(grid, levels).all_to_all(over, n), algorithm
     costs = _round_lines(grid, levels, over, kind, algorithm)
     if algorithm == "ring":
-        lines = costs[0].lines
-        return max(seconds(kind, p - 1, n, line.alpha, line.beta, gamma) for line in lines), algorithm
+        line = costs[0].lines[0]
+        return seconds(kind, p - 1, n, line.alpha, line.beta, gamma), algorithm
     vector = whole(kind, p, n)
     time_s = 0.0
     for r in costs:
@@ -214,6 +228,6 @@ def collective_seconds(
     return time_s, algorithm
 
 
-def ring_lines(grid: Grid, levels: tuple[Level, ...], over: Axes) -> tuple[Line, ...]:
-    """The lines of a ring over these axes, one for each level that it goes over, links shared as they are."""
-    return _round_lines(grid, levels, over, "all_gather", "ring")[0].lines
+def ring_line(grid: Grid, levels: tuple[Level, ...], over: Axes) -> Line:
+    """Mean latency of a ring's hops over these axes, and the beta of its slowest level, links shared as they are."""
+    return _round_lines(grid, levels, over, "all_gather", "ring")[0].lines[0]

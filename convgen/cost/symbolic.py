@@ -34,7 +34,7 @@ from convgen.schedule.nodes import AddBias, Convert, Convolve, Schedule, Step, S
 
 Expr = Any  # sympy.Expr
 Link = tuple[Expr, Expr]  # alpha and beta
-LinkOf = Callable[[Convert], tuple[Link, ...]]  # those of a conversion, of which the slowest counts; none: no formula
+LinkOf = Callable[[Convert], "Link | None"]  # of a conversion; None: it has no formula
 
 _SAMPLE = 10**6  # a block of as many rows, as many rows from the edge: far from either edge of the tensor
 
@@ -105,9 +105,9 @@ def formulas(
     }
 
 
-def one_link(step: Convert) -> tuple[Link, ...]:
+def one_link(step: Convert) -> Link | None:
     """Links of one kind: alpha and beta, whatever the step."""
-    return ((symbol("alpha"), symbol("beta")),)
+    return symbol("alpha"), symbol("beta")
 
 
 def formula(
@@ -139,17 +139,17 @@ def _local(flops: Expr, moved_bytes: Expr) -> Formula:
 
 
 def _conversion(
-    step: Convert, src: Layout, sizes: Sizes, element_bytes: Expr, algorithm: str, links: tuple[Link, ...]
+    step: Convert, src: Layout, sizes: Sizes, element_bytes: Expr, algorithm: str, link: Link | None
 ) -> Formula:
     zero = sympy().Integer(0)
     elements = _sent(step, src, sizes)
     if elements is None:
         return Formula(None, zero, zero, None)
     peers = sizes.neighbours(src, step.type) if step.kind == "exchange" else sizes.ranks(step.over) - 1
-    if not links:
+    if link is None:
         return Formula(elements, zero, zero, None)
-    times = [seconds(step.kind, peers, elements * element_bytes, *link, symbol("gamma"), algorithm) for link in links]
-    return Formula(elements, zero, zero, sympy().Max(*times) if len(times) > 1 else times[0])
+    time = seconds(step.kind, peers, elements * element_bytes, *link, symbol("gamma"), algorithm)
+    return Formula(elements, zero, zero, time)
 
 
 def _sent(step: Convert, src: Layout, sizes: Sizes) -> Expr | None:
