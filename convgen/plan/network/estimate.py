@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from convgen.algebra.conv import Conv
 from convgen.algebra.grid import Grid
-from convgen.cost.links import ring_lines
+from convgen.cost.links import collective_seconds
 from convgen.cost.machine import Machine
 from convgen.plan.network.setting import Setting
 from convgen.spec.layer import DTYPE_BYTES
@@ -75,8 +75,9 @@ def _line(sizes: tuple[int, ...], axis: int, machine: Machine) -> tuple[float, f
     grid = Grid(tuple((f"a{i}", size) for i, size in enumerate(sizes)))
     if sizes[axis] == 1:
         return 0.0, 0.0
-    lines = ring_lines(grid, machine.levels, (f"a{axis}",))
-    return max(line.alpha for line in lines), max(line.beta for line in lines)
+    over, levels = (f"a{axis}",), machine.levels
+    start, full = (collective_seconds(grid, levels, "all_gather", over, n, 0.0, "ring")[0] for n in (0.0, 1e9))
+    return start / (sizes[axis] - 1), (full - start) / 1e9
 
 
 def _fits(conv: Conv, degree: dict[str, NDArray[np.int64]]) -> NDArray[np.bool_]:

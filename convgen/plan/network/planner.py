@@ -203,7 +203,8 @@ def _refusal(graph: Graph, miss: DoesNotFit, budget: int, ranks: int) -> InputEr
         Note("layer", f"{n.node.name} takes {n.memory_bytes / GIB:.2f} GiB a rank", n.node.path) for n in largest
     )
     fact = (
-        f"{network.name} with {network.batch} sample{'s' * (network.batch > 1)} on {ranks} rank{'s' * (ranks > 1)} needs at least "
+        f"{network.name} with {network.batch} sample{'s' * (network.batch > 1)} on {ranks} rank{'s' * (ranks > 1)} "
+        f"needs at least "
         f"{miss.memory / GIB:.3f} GiB a rank, {budget / GIB:.3f} are given"
     )
     ways = [f"--memory {miss.memory / GIB + 0.0005:.3f}", *_ways(network, setting, budget, ranks)]
