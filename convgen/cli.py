@@ -18,6 +18,7 @@ import click
 from convgen import __version__
 from convgen.errors import InputError
 from convgen.inputs import compile_files, layer_options, need, untuned_option
+from convgen.plan.cli import network_command, plan_command
 from convgen.sw26010.cli import sw26010
 from convgen.tune.cli import tune
 
@@ -179,6 +180,8 @@ def explain(file: str, plot: str | None, as_json: bool, **options: Any) -> None:
         click.echo(plot, err=True)
 
 
+cli.add_command(network_command)
+cli.add_command(plan_command)
 cli.add_command(sw26010)
 cli.add_command(tune)
 

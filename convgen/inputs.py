@@ -109,7 +109,7 @@ def _refuse_same_names(compiled: Sequence[Compiled]) -> None:
 
 
 def _read_files(files: Sequence[str], grid: str | None, algorithm: str | None, dtype: str | None) -> list[Layer]:
-    from convgen.spec.reader import read_csv, read_layer
+    from convgen.spec.reader import read_csv, read_layers
 
     tables = [f for f in files if f.lower().endswith(".csv")]
     if tables and grid is None:
@@ -121,17 +121,18 @@ def _read_files(files: Sequence[str], grid: str | None, algorithm: str | None, d
     layers: list[Layer] = []
     for file in files:
         if file in tables and grid is not None:
-            layers += read_csv(file, grid=_parse_grid(grid), algorithm=algorithm or "auto", dtype=dtype or "float32")
+            layers += read_csv(file, grid=parse_grid(grid), algorithm=algorithm or "auto", dtype=dtype or "float32")
         else:
-            layers.append(read_layer(file))
+            layers += read_layers(file)
     return layers
 
 
-def _parse_grid(text: str) -> dict[str, int]:
+def parse_grid(text: str, example: str = "N=2,C=2") -> dict[str, int]:
+    """The axes and ranks of --grid; raises InputError where it can't be read."""
     grid: dict[str, int] = {}
     for part in text.split(","):
         axis, _, ranks = part.strip().partition("=")
-        if not ranks.isdecimal() or axis in grid:
-            raise InputError(f"--grid {text}: cannot read {part.strip()!r}", hint="--grid N=2,C=2")
+        if not ranks.isdecimal() or int(ranks) < 1 or axis in grid:
+            raise InputError(f"--grid {text}: cannot read {part.strip()!r}", hint=f"--grid {example}")
         grid[axis] = int(ranks)
     return grid

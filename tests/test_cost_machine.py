@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from convgen.cost.machine import TARGETS, default_machine, load_machine, machine_names
+from convgen.cost.machine import TARGETS, Level, default_machine, load_machine, machine_names
 from convgen.errors import InputError
 from convgen.resources import data_file
 from convgen.spec.build import layer_from_dict
@@ -84,3 +84,39 @@ def test_choosing_needs_neither_torch_nor_sympy() -> None:
     code = "import sys, convgen.plan.choose, convgen.cost.schedule; print({'torch', 'sympy'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_machines_with_levels() -> None:
+    lassen = load_machine("lassen")
+    assert [(level.name, level.ranks) for level in lassen.levels] == [("socket", 2), ("node", 4), ("machine", None)]
+    assert lassen.memory_bytes == 16e9
+    assert load_machine("taihulight").collectives.all_reduce == "hierarchical-halving"
+    assert load_machine("cpu").levels == (Level(name="machine", latency_s=3e-5, bytes_per_s=2e9),)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("    ranks: 4\n", "    ranks: 3\n", "level node has 3 ranks, and socket in it 2"),
+        ("    ranks: 4\n", "", "level node has no ranks"),
+        ("    shared_bytes_per_s: 2.5e+10", "    ranks: 8", "level machine is the last and has 8 ranks"),
+        ("    ranks: 2\n", "    ranks: 2\n    shared_bytes_per_s: 1\n", "level socket shares links out of nothing"),
+        ("ranks_per_node: 4", "ranks_per_node: 3", "ranks_per_node is 3, and levels have 2, 4 ranks"),
+        ("  - name: node", "  - name: socket", "two levels have one name"),
+        ("    bytes_per_s: 3.0e+10", "    bytes_per_s: 0", "levels.1.bytes_per_s can't be 0"),
+        ("    bytes_per_s: 3.0e+10", "    rate: 3.0e+10", "unknown key 'rate' in levels.1"),
+        ("all_reduce: ring", "all_reduce: rings", "all_reduce can't be by 'rings'"),
+        ("all_reduce: ring", "allreduce: ring", "unknown collective 'allreduce'"),
+        ("memory_bytes: 1.6e+10", "memory_bytes: lots", "memory_bytes can't be 'lots'"),
+    ],
+)
+def test_wrong_levels_are_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
+    text = data_file("tuning", "machines", "lassen.yaml").read_text()
+    assert old in text
+    file = tmp_path / "m.yaml"
+    file.write_text(text.replace(old, new, 1))
+    with pytest.raises(InputError) as caught:
+        load_machine(str(file))
+    assert said in caught.value.fact
+    assert caught.value.where.startswith(str(file))
+    assert caught.value.hint

@@ -87,7 +87,9 @@ def test_groups_divide_the_flops() -> None:
 def test_faster_links_and_devices_cost_less() -> None:
     rng = Random(2)
     machine = load_machine("cpu")
-    faster = replace(machine, link_bytes_per_s=2 * machine.link_bytes_per_s, latency_s=machine.latency_s / 2)
+    (level,) = machine.levels
+    twice = replace(level, bytes_per_s=2 * level.bytes_per_s, latency_s=level.latency_s / 2)
+    faster = replace(machine, levels=(twice,))
     stronger = replace(machine, efficiency=1.0)
     for _ in range(20):
         problem = random_problem(rng, 8)

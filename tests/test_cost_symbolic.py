@@ -289,9 +289,10 @@ def test_seconds_are_the_models(name: str, grid: dict[str, int]) -> None:
     layer = conv()
     schedule, space = schedule_of(name, grid, layer)
     machine, types = load_machine("cpu"), schedule.types()
+    (level,) = machine.levels
     model, table = Model(space, machine, "float32"), formulas(schedule, layer, 4)
     values = {
-        symbol("alpha"): machine.latency_s, symbol("beta"): 1 / machine.link_bytes_per_s,
+        symbol("alpha"): level.latency_s, symbol("beta"): 1 / level.bytes_per_s,
         symbol("gamma"): machine.add_s_per_byte, symbol("peak"): machine.flops_per_s("float32"),
         symbol("memory"): machine.memory_bytes_per_s, symbol("launch"): machine.launch_s,
         N: 32, C: 64, F: 128, H: 32, W: 32, Ho: 32, Wo: 32,

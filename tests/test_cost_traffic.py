@@ -15,7 +15,7 @@ from convgen.algebra.layout import Layout
 from convgen.algebra.redistribute import Conversion, redistribute
 from convgen.algebra.roles import wanted
 from convgen.algebra.space import Space
-from convgen.cost.traffic import elements_received, elements_sent, most_peers
+from convgen.cost.traffic import elements_received, elements_sent
 
 
 def conversions(rng: Random) -> tuple[Space, list[Conversion]]:
@@ -43,7 +43,6 @@ def test_what_is_sent_is_received(seed: int) -> None:
             assert sent.sum() == received.sum(), step
             assert sent.min() >= 0, step
             assert received.min() >= 0, step
-            assert most_peers(*what) <= space.grid.over(step.over) - 1
             if step.kind in ("all_gather", "all_to_all", "exchange"):
                 moves = space.moves(step.src, step.dst)
                 assert (sent == moves.sum(axis=1)).all(), step

@@ -82,6 +82,11 @@ class Grid:
                 number = number * size + self.coordinates[name]
         return number
 
+    def groups(self, axes: Iterable[str]) -> NDArray[np.int64]:
+        """All groups over `axes`, each in grid order: [groups, members]."""
+        moving = tuple(axes)
+        return np.argsort(self.group_ids(moving), kind="stable").reshape(-1, self.over(moving))
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)
 

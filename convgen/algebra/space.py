@@ -158,8 +158,7 @@ class Space:
         changed = [d for d in dims if (src.axes[d], src.windows[d]) != (dst.axes[d], dst.windows[d])]
         # Ranks that hold the same window share it already: data comes from the one beside in the block axes.
         moving = {a for d in changed if src.windows[d] is None for a in src.axes[d]}
-        ids = self.grid.group_ids(moving)
-        members = np.argsort(ids, kind="stable").reshape(-1, self.grid.over(moving))
+        members = self.grid.groups(moving)
         own, need = self.held(src), self.held(dst)
         common = own[members[:, 0]]
         elements = np.ones((*members.shape, members.shape[1]), dtype=np.int64)
@@ -173,7 +172,7 @@ class Space:
                 lo = np.maximum(own[members, d, 0][:, :, None], need[members, d, 0][:, None, :])
                 hi = np.minimum(own[members, d, 1][:, :, None], need[members, d, 1][:, None, :])
                 elements *= np.maximum(hi - lo, 0)
-        diagonal = np.arange(members.shape[1])
+        diagonal = list(range(members.shape[1]))
         elements[:, diagonal, diagonal] = 0
         return members, elements
 

@@ -1,15 +1,15 @@
-"""Machines: what the cost model knows of one, and the files that say it (tuning/machines/NAME.yaml)."""
+"""Machines: what the cost model knows of one. Files that say it: machine_file.py and tuning/machines/NAME.yaml."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
 
+from convgen.cost.collectives import RINGS, Collectives
 from convgen.errors import InputError
 from convgen.resources import data_file
-from convgen.spec.layer import DTYPES, Layer
+from convgen.spec.layer import Layer
 from convgen.spec.names import did_you_mean
 from convgen.spec.source import locate
 from convgen.spec.text import shown
@@ -18,27 +18,51 @@ TARGETS = ("cpu", "cuda", "hip", "sw26010")  # each has a machine of its name: o
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """One kind of node, ranks alike, one link level.
+class Level:
+    """Links between ranks of one unit (a socket, a node, a rack, the machine) that no smaller unit has both of.
 
     Attributes:
-        ranks_per_node: for the reader; larger grids are modelled with the same links.
+        name: the unit's.
+        ranks: of one unit; None for the whole machine.
         latency_s: alpha, of one message.
-        link_bytes_per_s: 1/beta: what a rank sends, while it receives as much.
+        bytes_per_s: 1/beta: what one rank sends over these links, while it receives as much.
+        shared_bytes_per_s: what all ranks of one unit of the level below (a node's, through its adapters) send over
+            these links together, while they receive as much; None where only bytes_per_s limits them.
+    """
+
+    name: str
+    ranks: int | None = None
+    latency_s: float
+    bytes_per_s: float
+    shared_bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Ranks alike, numbered node by node, and the links between them by level.
+
+    Attributes:
+        device: what one rank computes on, for the reader.
+        ranks_per_node: of a node; one of the levels where there are several.
+        levels: innermost first; the last holds any number of ranks.
+        memory_bytes: of one rank's device; None where the file doesn't say.
         memory_bytes_per_s: of one rank's device.
         peak_flops: (dtype, flop/s) of one rank's device.
         efficiency: share of that peak that convolutions reach.
         launch_s: overhead of one local operation.
+        collectives: the algorithms that its library uses.
     """
 
     name: str
+    device: str = ""
     ranks_per_node: int
-    latency_s: float
-    link_bytes_per_s: float
+    levels: tuple[Level, ...]
+    memory_bytes: float | None = None
     memory_bytes_per_s: float
     peak_flops: tuple[tuple[str, float], ...]
     efficiency: float
     launch_s: float
+    collectives: Collectives = RINGS
 
     def flops_per_s(self, dtype: str) -> float:
         """What convolutions reach in this dtype."""
@@ -81,8 +105,10 @@ def load_machine(name: str) -> Machine:
     Raises:
         InputError: neither exists (the message says which do), or the file is wrong.
     """
+    from convgen.cost.machine_file import read_machine
+
     if name.endswith((".yaml", ".yml")) or "/" in name:
-        return _read(Path(name))
+        return read_machine(Path(name))
     if name not in (known := machine_names()):
         hint = did_you_mean(name, known, f"one of {', '.join(known)}, or the path of a YAML file")
         raise InputError(f"machine {shown(name)} is unknown", ("machine",), hint=hint)
@@ -96,58 +122,6 @@ def machine_names() -> tuple[str, ...]:
 
 @cache
 def _shipped(name: str) -> Machine:
-    return _read(data_file("tuning", "machines", f"{name}.yaml"))
+    from convgen.cost.machine_file import read_machine
 
-
-_NUMBERS = ("latency_s", "link_bytes_per_s", "memory_bytes_per_s", "efficiency", "launch_s")
-_KEYS = ("name", "ranks_per_node", *_NUMBERS, "peak_flops_per_s")
-
-
-def _read(path: Path) -> Machine:
-    from convgen.spec.yaml import read_yaml
-
-    document = read_yaml(path)
-    try:
-        return _machine(document.data)
-    except InputError as error:
-        raise locate(error, document.source) from None
-
-
-def _machine(data: dict[str, Any]) -> Machine:
-    _check_keys(data, _KEYS, ())
-    if not isinstance(data["name"], str) or not data["name"]:
-        raise InputError(f"name can't be {shown(data['name'])}", ("name",), hint="name: a text")
-    ranks = data["ranks_per_node"]
-    if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
-        raise InputError(
-            f"ranks_per_node can't be {shown(ranks)}", ("ranks_per_node",), hint="a whole number, 1 or more"
-        )
-    numbers = {key: _positive(data[key], (key,), zero=key in ("latency_s", "launch_s")) for key in _NUMBERS}
-    if numbers["efficiency"] > 1:
-        raise InputError(f"efficiency can't be {numbers['efficiency']:g}", ("efficiency",), hint="above 0, at most 1")
-    peaks = data["peak_flops_per_s"]
-    if not isinstance(peaks, dict):
-        raise InputError(
-            "peak_flops_per_s is no mapping", ("peak_flops_per_s",), hint=f"flop/s for {', '.join(DTYPES)}"
-        )
-    peaks = cast("dict[str, object]", peaks)
-    _check_keys(peaks, DTYPES, ("peak_flops_per_s",))
-    peak_flops = tuple((d, _positive(peaks[d], ("peak_flops_per_s", d))) for d in DTYPES)
-    return Machine(name=data["name"], ranks_per_node=ranks, peak_flops=peak_flops, **numbers)
-
-
-def _check_keys(data: dict[str, Any], known: tuple[str, ...], path: tuple[str, ...]) -> None:
-    place = f" in {path[0]}" if path else " of a machine"
-    for key in data:
-        if key not in known:
-            hint = did_you_mean(key, known, f"keys{place} are {', '.join(known)}")
-            raise InputError(f"unknown key {shown(key)}{place}", (*path, key), hint=hint)
-    if missing := [key for key in known if key not in data]:
-        raise InputError(f"{', '.join(missing)}{place} is missing", path, hint=f"keys{place} are {', '.join(known)}")
-
-
-def _positive(value: object, path: tuple[str, ...], zero: bool = False) -> float:
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and (0 < value < 1e30 or (zero and value == 0)):
-        return float(value)
-    hint = "a number, 0 or more" if zero else "a number above 0"
-    raise InputError(f"{'.'.join(path)} can't be {shown(value)}", path, hint=hint)
+    return read_machine(data_file("tuning", "machines", f"{name}.yaml"))

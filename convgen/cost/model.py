@@ -1,11 +1,12 @@
 """Modelled cost of single steps of one layer on one machine; what schedules, plans and explanations add up.
 
-A step takes as long as its slowest rank. Times are whole picoseconds, so that sums do not depend on their
-order and equal costs compare equal.
+A step takes as long as its slowest rank. A collective goes over the links that its group lies on: links.py. Times are
+whole picoseconds, so that sums do not depend on their order and equal costs compare equal.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,10 +14,11 @@ import numpy as np
 from convgen.algebra.layout import Layout
 from convgen.algebra.redistribute import Conversion, redistribute
 from convgen.algebra.space import Space
-from convgen.cost.collectives import seconds
+from convgen.cost.collectives import Collectives
+from convgen.cost.links import Links, collective_seconds
 from convgen.cost.local import convolution_elements, convolution_flops
 from convgen.cost.machine import Machine
-from convgen.cost.traffic import elements_received, elements_sent, most_peers
+from convgen.cost.traffic import elements_received, elements_sent
 from convgen.spec.layer import DTYPE_BYTES
 
 PICOSECONDS = 10**12
@@ -44,14 +46,33 @@ class StepCost:
 
 
 Chain = tuple[tuple[Conversion, StepCost], ...]
+Operands = tuple[Layout, Layout, Layout]  # of a convolution: its two inputs and its output, whose tensor says the phase
+Measured = Callable[[Space, Operands], float | None]
 FREE = StepCost()
 
 
 class Model:
     """Costs of the steps of a convolution on a grid of a machine's ranks, in one dtype. Answers are cached."""
 
-    def __init__(self, space: Space, machine: Machine, dtype: str) -> None:
+    def __init__(
+        self,
+        space: Space,
+        machine: Machine,
+        dtype: str,
+        *,
+        collectives: Collectives | None = None,
+        measured: Measured | None = None,
+    ) -> None:
+        """
+        Args:
+            collectives: the algorithms, instead of the machine's.
+            measured: seconds of a local convolution on the slowest rank, or None where it knows none; then, and
+                without it, the roofline counts.
+        """
         self.space, self.machine, self.dtype = space, machine, dtype
+        self.collectives = collectives or machine.collectives
+        self.measured = measured
+        self.links = Links(space.grid, machine.levels)
         self.element_bytes = DTYPE_BYTES[dtype]
         self._chains: dict[tuple[Layout, Layout], Chain] = {}
         self._conversions: dict[tuple[Layout, Layout], StepCost] = {}
@@ -78,17 +99,37 @@ class Model:
         sent = elements_sent(*what)
         most_sent = int(sent.max())
         busiest = int(np.maximum(sent, elements_received(*what)).max())
-        machine, beta = self.machine, 1 / self.machine.link_bytes_per_s
-        n = busiest * self.element_bytes
-        time_s = seconds(step.kind, most_peers(*what), n, machine.latency_s, beta, machine.add_s_per_byte)
+        if step.kind == "exchange":
+            time_s = self._exchanged(step)
+        else:
+            time_s, _ = collective_seconds(
+                self.space.grid,
+                self.machine.levels,
+                step.kind,
+                step.over,
+                busiest * self.element_bytes,
+                self.machine.add_s_per_byte,
+                self.collectives.of(step.kind),
+            )
         return StepCost(most_sent, most_sent * self.element_bytes, 0, round(time_s * PICOSECONDS))
 
-    def convolution(self, operands: tuple[Layout, Layout, Layout]) -> StepCost:
-        """A local convolution by the roofline of the slowest rank; `operands` are its two inputs and its output."""
+    def _exchanged(self, step: Conversion) -> float:
+        members, flows = self.space.flows(step.src, step.dst)
+        group, sender, receiver = np.nonzero(flows)
+        sizes = flows[group, sender, receiver] * self.element_bytes
+        return self.links.exchange(members[group, sender], members[group, receiver], sizes)
+
+    def convolution(self, operands: Operands) -> StepCost:
+        """A local convolution as measured, or by the roofline of the slowest rank."""
         if (cost := self._convolutions.get(operands)) is None:
             flops = int(convolution_flops(self.space, operands).max())
-            moved = int(convolution_elements(self.space, operands).max()) * self.element_bytes
-            cost = self._convolutions[operands] = self._local(flops, moved)
+            known = self.measured(self.space, operands) if self.measured is not None else None
+            if known is not None:
+                cost = StepCost(0, 0, flops, round(known * PICOSECONDS))
+            else:
+                moved = int(convolution_elements(self.space, operands).max()) * self.element_bytes
+                cost = self._local(flops, moved)
+            self._convolutions[operands] = cost
         return cost
 
     def add_bias(self, y: Layout) -> StepCost:

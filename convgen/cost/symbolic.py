@@ -11,7 +11,7 @@ differ) has none here; the index sets of traffic.py are exact for every rank and
 | D H W, Do Ho Wo | input and output rows |
 | \\|axis\\| | ranks of an axis of the grid |
 | K | kernel rows, where they are kept as a symbol; padding, stride and dilation are numbers |
-| alpha beta gamma | s per message, s per byte sent, s per byte added |
+| alpha beta gamma | s per message, s per byte sent, s per byte added; alpha and beta by level: level_symbols.py |
 | peak memory launch | flop/s that convolutions reach, bytes/s, s per local operation |
 
 Explaining uses this; compiling does not, and does not import sympy.
@@ -19,7 +19,7 @@ Explaining uses this; compiling does not, and does not import sympy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -29,10 +29,12 @@ from typing import Any
 from convgen.algebra.conv import Conv, Spatial
 from convgen.algebra.layout import Layout
 from convgen.algebra.windows import input_window, output_frame, output_window
-from convgen.cost.collectives import seconds
+from convgen.cost.collectives import RINGS, Collectives, seconds
 from convgen.schedule.nodes import AddBias, Convert, Convolve, Schedule, Step, SumBias
 
 Expr = Any  # sympy.Expr
+Link = tuple[Expr, Expr]  # alpha and beta
+LinkOf = Callable[[Convert], "Link | None"]  # of a conversion; None: it has no formula
 
 _SAMPLE = 10**6  # a block of as many rows, as many rows from the edge: far from either edge of the tensor
 
@@ -61,7 +63,8 @@ class Formula:
         elements: sent to others; None where there is no closed form.
         flops: of a local operation.
         moved_bytes: of a local operation, read and written.
-        seconds: in alpha, beta, gamma, peak, memory and launch; None where elements is.
+        seconds: in alpha, beta, gamma, peak, memory and launch; None where elements is, or where the messages go over
+            several kinds of links.
     """
 
     elements: Expr | None
@@ -77,7 +80,14 @@ class Formula:
 
 
 def formulas(
-    schedule: Schedule, conv: Conv, element_bytes: Expr, *, kernel: bool = False, virtual_padding: bool = False
+    schedule: Schedule,
+    conv: Conv,
+    element_bytes: Expr,
+    *,
+    kernel: bool = False,
+    virtual_padding: bool = False,
+    collectives: Collectives = RINGS,
+    link: LinkOf | None = None,
 ) -> dict[str, Formula]:
     """For every step's result, what the step costs.
 
@@ -85,12 +95,29 @@ def formulas(
         element_bytes: of the layer's dtype, a number or a symbol.
         kernel: keep the kernel as a symbol: K, or K_H and so on where its dimensions differ.
         virtual_padding: of the space that the schedule is for.
+        collectives: the algorithms, by name (`best` depends on numbers); a logarithm is rounded up.
+        link: alpha and beta of each conversion (level_symbols.py); by default the same two symbols for all.
     """
     types, sizes = schedule.types(), Sizes(conv, kernel=kernel, virtual_padding=virtual_padding)
-    return {step.result: formula(step, types, sizes, element_bytes) for _, step in schedule.steps()}
+    return {
+        step.result: formula(step, types, sizes, element_bytes, collectives, link or one_link)
+        for _, step in schedule.steps()
+    }
 
 
-def formula(step: Step, types: Mapping[str, Layout], sizes: Sizes, element_bytes: Expr) -> Formula:
+def one_link(step: Convert) -> Link | None:
+    """Links of one kind: alpha and beta, whatever the step."""
+    return symbol("alpha"), symbol("beta")
+
+
+def formula(
+    step: Step,
+    types: Mapping[str, Layout],
+    sizes: Sizes,
+    element_bytes: Expr,
+    collectives: Collectives = RINGS,
+    link: LinkOf = one_link,
+) -> Formula:
     """What one step costs; `types` has the layout of every value it reads."""
     match step:
         case Convolve():
@@ -103,7 +130,7 @@ def formula(step: Step, types: Mapping[str, Layout], sizes: Sizes, element_bytes
             y = sizes.frame(types[step.source])
             return _local(y, y * element_bytes)
         case Convert():
-            return _conversion(step, types[step.source], sizes, element_bytes)
+            return _conversion(step, types[step.source], sizes, element_bytes, collectives.of(step.kind), link(step))
 
 
 def _local(flops: Expr, moved_bytes: Expr) -> Formula:
@@ -111,14 +138,17 @@ def _local(flops: Expr, moved_bytes: Expr) -> Formula:
     return Formula(sympy().Integer(0), flops, moved_bytes, busy + symbol("launch"))
 
 
-def _conversion(step: Convert, src: Layout, sizes: Sizes, element_bytes: Expr) -> Formula:
+def _conversion(
+    step: Convert, src: Layout, sizes: Sizes, element_bytes: Expr, algorithm: str, link: Link | None
+) -> Formula:
     zero = sympy().Integer(0)
     elements = _sent(step, src, sizes)
     if elements is None:
         return Formula(None, zero, zero, None)
     peers = sizes.neighbours(src, step.type) if step.kind == "exchange" else sizes.ranks(step.over) - 1
-    alpha, beta, gamma = symbol("alpha"), symbol("beta"), symbol("gamma")
-    time = seconds(step.kind, peers, elements * element_bytes, alpha, beta, gamma)
+    if link is None:
+        return Formula(elements, zero, zero, None)
+    time = seconds(step.kind, peers, elements * element_bytes, *link, symbol("gamma"), algorithm)
     return Formula(elements, zero, zero, time)
 
 

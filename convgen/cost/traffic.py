@@ -59,17 +59,6 @@ def elements_received(space: Space, kind: Kind, over: Axes, src: Layout, dst: La
             return _by_rank(space, src, dst, axis=1)
 
 
-def most_peers(space: Space, kind: Kind, over: Axes, src: Layout, dst: Layout) -> int:
-    """Messages of the busiest rank: to the others of its group, or, in an exchange, to those it has data for."""
-    if kind == "slice":
-        return 0
-    if kind != "exchange":
-        return space.grid.over(over) - 1
-    _, flows = space.flows(src, dst)
-    messages = flows > 0
-    return int(max(messages.sum(axis=1).max(), messages.sum(axis=2).max()))
-
-
 def _by_rank(space: Space, src: Layout, dst: Layout, axis: int) -> Counts:
     """What each rank sends (axis 2) or receives (axis 1) in an exchange."""
     members, flows = space.flows(src, dst)

@@ -15,7 +15,7 @@ from convgen.schedule.nodes import Convert, Convolve, Schedule, Step, reads
 def groups_of(space: Space, over: Axes) -> NDArray[np.int64]:
     """For every rank the ranks of its group in grid order: [ranks, members]."""
     _, group = np.unique(space.grid.group_ids(over), return_inverse=True)
-    return np.argsort(group, kind="stable").reshape(-1, space.grid.over(over))[group]
+    return space.grid.groups(over)[group]
 
 
 def parts(space: Space, whole: Layout, cut: Layout, over: Axes) -> int:

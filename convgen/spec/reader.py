@@ -1,6 +1,7 @@
 """Layers in and out: what the rest of convgen calls.
 
 read_layer(path)        a YAML layer file -> Layer
+read_layers(path)       the same, or the layers of a plan -> [Layer]
 read_csv(path, ...)     a CSV file of layers -> [Layer]
 layer_from_dict(data)   plain data -> Layer
 layer_to_dict(layer)    Layer -> plain data that says everything
@@ -11,14 +12,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from convgen.errors import InputError
 from convgen.spec.build import layer_from_dict
 from convgen.spec.layer import Layer
-from convgen.spec.source import locate
+from convgen.spec.names import did_you_mean
+from convgen.spec.source import Source, locate
 from convgen.spec.table import read_csv
+from convgen.spec.text import as_list, shown
 from convgen.spec.write import layer_to_dict
 from convgen.spec.yaml import read_yaml
 
-__all__ = ["layer_from_dict", "layer_to_dict", "locate", "read_csv", "read_layer"]
+__all__ = ["layer_from_dict", "layer_to_dict", "locate", "read_csv", "read_layer", "read_layers"]
+
+PLAN_KEYS = ("plan", "memory_bytes", "layers", "others")
 
 
 def read_layer(path: str | Path) -> Layer:
@@ -32,3 +38,28 @@ def read_layer(path: str | Path) -> Layer:
     """
     document = read_yaml(path)
     return layer_from_dict(document.data, document.source)
+
+
+def read_layers(path: str | Path) -> list[Layer]:
+    """The layers of a YAML file: the one of a layer file, or all that a plan lays out (`convgen plan -o`).
+
+    Raises:
+        InputError: as `read_layer`.
+    """
+    document = read_yaml(path)
+    if "layers" not in document.data:
+        return [layer_from_dict(document.data, document.source)]
+    source = document.source
+    for key in document.data:
+        if key not in PLAN_KEYS:
+            hint = did_you_mean(key, PLAN_KEYS, f"keys of a plan are {', '.join(PLAN_KEYS)}")
+            raise locate(InputError(f"unknown key {shown(key)}", (key,), hint=hint), source)
+    entries = as_list(document.data["layers"])
+    if not entries:
+        error = InputError("a plan's layers is no list of layers", ("layers",), hint="a file that convgen plan wrote")
+        raise locate(error, source)
+    layers: list[Layer] = []
+    for i, entry in enumerate(entries):
+        lines = {p[2:]: line for p, line in source.lines.items() if p[:2] == ("layers", i)}
+        layers.append(layer_from_dict(entry, Source(source.file, lines)))
+    return layers

@@ -57,6 +57,11 @@ def shown(value: object, limit: int = 60) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
+def as_list(value: object) -> list[object] | None:
+    """The value if it is a list, as one of anything."""
+    return cast("list[object]", value) if isinstance(value, list) else None
+
+
 def one_line(text: str, limit: int = 160) -> str:
     """Text from elsewhere, made fit for a message: printable, cut to `limit` characters."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[:limit])

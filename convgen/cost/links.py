@@ -1,0 +1,233 @@
+"""Messages on a machine's links: which level each crosses, and how ranks of one unit share the links out of it.
+
+Ranks are numbered node by node, so rank r is in unit r // (ranks of one unit) of each level. A message crosses the
+innermost level in which both its ends are in one unit. It leaves the units below through their links out, which all
+messages that leave at the same time share alike, in and out apart:
+
+    seconds of a round = max over messages of alpha + n max(beta, messages through its fullest links / their shared
+    rate)
+
+A plain ring is taken as libraries lay it. There are as many rings as a unit has members of the group, each leaving the
+unit from another of them with its part of the vector, so that what one rank can send out does not limit them; what they
+share does. Its rounds are not in step: each piece passes one link after the other, so that latencies of the links add
+up, and only the slowest link's beta counts.
+
+A grid's order decides all of it: the last axis varies fastest, so its groups are inside nodes where they fit.
+
+Source: [CF] 6.1 and [SP] VI (four GPUs share two adapters), [SW] 5.1 (links between supernodes carry a quarter);
+    latencies of
+rings as in NCCL's own model (src/graph/tuning.cc: steps inside nodes and between them, each times its latency).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from convgen.algebra.grid import Grid
+from convgen.algebra.layout import Axes
+from convgen.algebra.redistribute import Kind
+from convgen.cost.collectives import seconds, usable, whole
+from convgen.cost.machine import Level
+from convgen.cost.rounds import rounds
+
+Ranks = NDArray[np.int64]
+
+
+class Line(NamedTuple):
+    """Seconds of a message as alpha + beta n over one level, with its links shared as they are in some round."""
+
+    level: str
+    alpha: float
+    beta: float
+
+
+class LineRound(NamedTuple):
+    """What a round of a collective costs: its messages' lines, of which the slowest counts."""
+
+    times: int
+    share: float
+    adds: bool
+    lines: tuple[Line, ...]
+
+
+class Links:
+    """A grid's ranks on the levels of a machine."""
+
+    def __init__(self, grid: Grid, levels: tuple[Level, ...]) -> None:
+        self.grid, self.levels = grid, levels
+        rank = np.arange(grid.ranks)
+        self.units = [rank // level.ranks if level.ranks else np.zeros_like(rank) for level in levels]
+
+    def level(self, src: Ranks, dst: Ranks) -> Ranks:
+        """Which level each message crosses."""
+        crossed = np.zeros(src.shape, dtype=np.int64)
+        for unit in self.units:
+            crossed += unit[src] != unit[dst]
+        return crossed
+
+    def lines(self, src: Ranks, dst: Ranks, senders: Callable[[int], Ranks] | None = None) -> tuple[Line, ...]:
+        """What messages of one size cost that all travel at once, by level; each rank sends and receives one at most.
+
+        Args:
+            senders: for a level, by how many ranks of its unit each message is sent on over that level; one by default.
+        """
+        crossed = self.level(src, dst)
+        beta = np.zeros(len(src))
+        used: list[int] = np.unique(crossed).tolist()
+        for i in used:
+            here = crossed == i
+            beta[here] = (1 / self.levels[i].bytes_per_s) / (1 if senders is None else senders(i)[here])
+        for j, level in enumerate(self.levels):
+            if level.shared_bytes_per_s is not None:
+                out = crossed >= j
+                inner, count = self.units[j - 1], int(self.units[j - 1].max()) + 1
+                leaving = np.bincount(inner[src[out]], minlength=count)[inner[src]]
+                arriving = np.bincount(inner[dst[out]], minlength=count)[inner[dst]]
+                beta = np.where(out, np.maximum(beta, np.maximum(leaving, arriving) / level.shared_bytes_per_s), beta)
+        return tuple(Line(self.levels[i].name, self.levels[i].latency_s, float(beta[crossed == i].max())) for i in used)
+
+    def members_beside(self, members: Ranks, level: int) -> Ranks:
+        """[groups, members]: how many of its group are with each member in a unit of the level below, itself
+        included."""
+        if level == 0:
+            return np.ones_like(members)
+        rows, inner = np.arange(len(members))[:, None], self.units[level - 1][members]
+        _, where, counts = np.unique(rows * self.grid.ranks + inner, return_inverse=True, return_counts=True)
+        return counts[where].reshape(members.shape)
+
+    def factors(self, over: Axes) -> tuple[int, ...]:
+        """How a group over these axes lies on the levels: members in one unit of the first, units of it in one of the
+        second, and so on; levels that groups lie on unevenly, or that add nothing, are left out.
+
+        Example:
+            >>> node = Level(name="node", ranks=4, latency_s=0, bytes_per_s=1)
+            >>> cluster = Level(name="machine", latency_s=0, bytes_per_s=1)
+            >>> Links(Grid((("data", 4), ("chan", 2))), (node, cluster)).factors(("data",))
+            (2, 2)
+        """
+        members = self.grid.groups(over)
+        found: list[int] = []
+        inside = 1
+        for unit in self.units:
+            _, counts = np.unique(
+                np.stack([np.arange(len(members)).repeat(members.shape[1]), unit[members].ravel()]),
+                axis=1,
+                return_counts=True,
+            )
+            if counts.min() == counts.max() and counts[0] > inside and counts[0] % inside == 0:
+                found.append(int(counts[0]) // inside)
+                inside = int(counts[0])
+        return tuple(found)
+
+    def exchange(self, src: Ranks, dst: Ranks, sizes: Ranks) -> float:
+        """Seconds of messages of these bytes that all travel at once: each rank starts its messages one by one, and
+        its bytes, or those of its unit, take their time."""
+        crossed = self.level(src, dst)
+        latency = 0.0
+        busy = np.zeros((2, self.grid.ranks))
+        for i, level in enumerate(self.levels):
+            here = crossed == i
+            peers, sent = self._ends(src[here], dst[here], sizes[here])
+            latency += int(peers.max()) * level.latency_s
+            busy += sent / level.bytes_per_s
+        return latency + max([float(busy.max()), *self._shared(src, dst, sizes, crossed)])
+
+    def _ends(self, src: Ranks, dst: Ranks, sizes: Ranks) -> tuple[Ranks, Ranks]:
+        """[sent or received, rank]: messages and bytes."""
+        ranks = self.grid.ranks
+        count = np.stack([np.bincount(end, minlength=ranks) for end in (src, dst)])
+        total = np.stack([np.bincount(end, weights=sizes, minlength=ranks) for end in (src, dst)])
+        return count, total
+
+    def _shared(self, src: Ranks, dst: Ranks, sizes: Ranks, crossed: Ranks) -> list[float]:
+        """Seconds that the fullest links out of, or into, a unit need, by level."""
+        found: list[float] = []
+        for j, level in enumerate(self.levels):
+            out = crossed >= j
+            if level.shared_bytes_per_s is not None and out.any():
+                unit = self.units[j - 1]
+                fullest = max(float(np.bincount(unit[end[out]], weights=sizes[out]).max()) for end in (src, dst))
+                found.append(fullest / level.shared_bytes_per_s)
+        return found
+
+    def all_to_all(self, over: Axes, n: float) -> float:
+        """Seconds of a direct all-to-all in which a rank sends n bytes, to each other member alike."""
+        src, dst = pairs(self.grid.groups(over))
+        return self.exchange(src, dst, np.full(len(src), n / (self.grid.over(over) - 1)))
+
+
+def pairs(members: Ranks) -> tuple[Ranks, Ranks]:
+    """Every member of every group with every other: (from, to)."""
+    one, other = np.nonzero(~np.eye(members.shape[1], dtype=np.bool_))
+    return members[:, one].ravel(), members[:, other].ravel()
+
+
+@lru_cache(maxsize=4096)
+def _round_lines(
+    grid: Grid, levels: tuple[Level, ...], over: Axes, kind: Kind, algorithm: str
+) -> tuple[LineRound, ...]:
+    links, members = Links(grid, levels), grid.groups(over)
+    found = rounds(kind, algorithm, members.shape[1], links.factors(over))
+
+    def beside(level: int) -> Ranks:
+        return links.members_beside(members, level).ravel()
+
+    senders = beside if algorithm == "ring" else None
+    lines = [links.lines(members.ravel(), members[:, r.to].ravel(), senders) for r in found]
+    if algorithm == "ring":
+        alpha = sum(share * levels[level].latency_s for level, share in ring_hops(grid, levels, over).items())
+        lines = [(max(one, key=lambda line: line.beta)._replace(alpha=alpha),) for one in lines]
+    return tuple(LineRound(r.times, r.share, r.adds, one) for r, one in zip(found, lines, strict=True))
+
+
+def ring_hops(grid: Grid, levels: tuple[Level, ...], over: Axes) -> dict[int, float]:
+    """For each level the share of a ring's hops that cross it, in the group where they take longest."""
+    members = grid.groups(over)
+    crossed = Links(grid, levels).level(members, np.roll(members, -1, axis=1))
+    latencies = np.array([level.latency_s for level in levels])
+    slowest = crossed[latencies[crossed].sum(axis=1).argmax()]
+    used, counts = np.unique(slowest, return_counts=True)
+    return {int(level): int(count) / members.shape[1] for level, count in zip(used, counts, strict=True)}
+
+
+def collective_seconds(
+    grid: Grid, levels: tuple[Level, ...], kind: Kind, over: Axes, n: float, gamma: float, algorithm: str
+) -> tuple[float, str]:
+    """(seconds, algorithm) of a collective of all groups over some axes at once; the slowest rank sends n bytes.
+
+    Args:
+        kind: all_gather, reduce_scatter, all_reduce or all_to_all.
+        n: as direct exchange counts (DESIGN section 6); with uneven blocks that of the slowest rank.
+        algorithm: one of collectives.ALGORITHMS, or best. Where a named one needs a power of two and the group is
+            none, the ring takes its place (Bruck's for an all-gather).
+    """
+    p = grid.over(over)
+    known = usable(kind, p)
+    if algorithm == "best":
+        return min(
+            (collective_seconds(grid, levels, kind, over, n, gamma, name) for name in known), key=lambda found: found[0]
+        )
+    if algorithm not in known:
+        algorithm = "bruck" if kind == "all_gather" else known[0]
+    if (kind, algorithm) == ("all_to_all", "direct"):
+        return Links(grid, levels).all_to_all(over, n), algorithm
+    costs = _round_lines(grid, levels, over, kind, algorithm)
+    if algorithm == "ring":
+        line = costs[0].lines[0]
+        return seconds(kind, p - 1, n, line.alpha, line.beta, gamma), algorithm
+    vector = whole(kind, p, n)
+    time_s = 0.0
+    for r in costs:
+        added = gamma if r.adds else 0.0
+        time_s += r.times * max(line.alpha + r.share * vector * (line.beta + added) for line in r.lines)
+    return time_s, algorithm
+
+
+def ring_line(grid: Grid, levels: tuple[Level, ...], over: Axes) -> Line:
+    """Mean latency of a ring's hops over these axes, and the beta of its slowest level, links shared as they are."""
+    return _round_lines(grid, levels, over, "all_gather", "ring")[0].lines[0]

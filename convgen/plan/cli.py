@@ -1,0 +1,143 @@
+"""`convgen network`: look at a network. `convgen plan`: lay it out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from convgen.errors import InputError
+from convgen.inputs import parse_grid
+
+if TYPE_CHECKING:
+    from convgen.algebra.grid import Grid
+
+
+@click.command("network")
+@click.argument("file", metavar="NETWORK")
+@click.option("--batch", type=click.IntRange(1, 2**31 - 1), help="Samples, instead of the file's.")
+@click.option("--json", "as_json", is_flag=True, help="The table as JSON.")
+def network_command(file: str, batch: int | None, as_json: bool) -> None:
+    """A table of a network's nodes: shapes, weights, size of outputs, flops."""
+    from convgen.explain.network import network_json, network_text
+    from convgen.spec.network_reader import read_network, with_batch
+
+    network = read_network(file)
+    if batch is not None:
+        network = with_batch(network, batch)
+    click.echo(json.dumps(network_json(network), indent=1) if as_json else network_text(network))
+
+
+@click.command("plan")
+@click.argument("file", metavar="NETWORK")
+@click.option("--machine", required=True, help="A name in tuning/machines, or a YAML file.")
+@click.option("--ranks", required=True, type=click.IntRange(1), help="How many.")
+@click.option("--grid", help="Only this grid, e.g. data=4,chan=2; by default grids are searched.")
+@click.option("--batch", type=click.IntRange(1, 2**31 - 1), help="Samples of the whole step, instead of the file's.")
+@click.option("--memory", type=click.FloatRange(0, min_open=True), help="GiB that a rank may take.")
+@click.option("--target", help="Of the layers in plan.yaml.  [default: the machine's name if it is one, else cpu]")
+@click.option(
+    "--keep", type=click.Choice(("every", "needed")), default="every", show_default=True,
+    help="What stays for backward: every output, and an error signal of its size; or what backward reads.",
+)  # fmt: skip
+@click.option(
+    "--batch-norm", type=click.Choice(("local", "global")), default="local", show_default=True,
+    help="Statistics over each rank's own block, or over the whole batch.",
+)  # fmt: skip
+@click.option("--optimizer-states", type=click.IntRange(0, 8), default=1, show_default=True, help="Values a weight.")
+@click.option("--regather", is_flag=True, help="x may be gathered again in backward rather than held.")
+@click.option("--recompute", is_flag=True, help="Normalisation, ReLU and dropout may be computed again in backward.")
+@click.option("--hide-dw", is_flag=True, help="Reductions of filter gradients take no time, as if all were overlapped.")
+@click.option("-o", "--output", metavar="FILE", help="Write the plan as YAML, which `convgen compile` takes.")
+@click.option("--explain", metavar="LAYER", help="Print every step of one layer instead of the table.")
+@click.option("--plot", metavar="FILE", help="Draw strong and weak scaling up to these ranks (png, svg, pdf).")
+@click.option("--json", "as_json", is_flag=True, help="The plan as JSON.")
+def plan_command(
+    file: str,
+    machine: str,
+    ranks: int,
+    grid: str | None,
+    batch: int | None,
+    memory: float | None,
+    target: str | None,
+    keep: str,
+    batch_norm: str,
+    optimizer_states: int,
+    regather: bool,
+    recompute: bool,
+    hide_dw: bool,
+    output: str | None,
+    explain: str | None,
+    plot: str | None,
+    as_json: bool,
+) -> None:
+    """Choose the layout of every layer of a network for the least modelled seconds."""
+    from convgen.cost.machine import TARGETS, load_machine
+    from convgen.plan.network.planner import GIB, plan_network, sample_parallelism
+    from convgen.plan.network.report import explain_text, plan_json, plan_text
+    from convgen.plan.network.setting import Setting
+    from convgen.spec.build import check_target
+    from convgen.spec.network_reader import read_network, with_batch
+    from convgen.spec.source import locate
+
+    network = read_network(file)
+    if batch is not None:
+        network = with_batch(network, batch)
+    chosen = load_machine(machine)
+    target = target or (chosen.name if chosen.name in TARGETS else "cpu")
+    check_target(target)
+    setting = Setting(
+        machine=chosen,
+        target=target,
+        statistics="global" if batch_norm == "global" else "local",
+        keep="needed" if keep == "needed" else "every",
+        optimizer_states=optimizer_states,
+        regather=regather,
+        recompute=recompute,
+        hide_dw=hide_dw,
+    )
+    budget = round(memory * GIB) if memory is not None else None
+    try:
+        found = plan_network(network, setting, ranks, grid=_grid(grid, ranks), budget_bytes=budget)
+    except InputError as error:
+        raise locate(error, network.source) from None
+    if explain is not None:
+        click.echo(explain_text(found, explain))
+    else:
+        sample = sample_parallelism(network, setting, ranks)
+        click.echo(json.dumps(plan_json(found, sample), indent=1) if as_json else plan_text(found, sample))
+    if output is not None:
+        from convgen.plan.network.write import plan_yaml
+
+        said = [f"convgen plan {file} --machine {machine} --ranks {ranks}"]
+        said += [f"--{name} {value}" for name, value in (("grid", grid), ("batch", batch), ("memory", memory)) if value]
+        _write(Path(output), plan_yaml(found, " ".join(said)))
+    if plot is not None:
+        from convgen.plan.network.plot import plot_scaling
+
+        plot_scaling(network, setting, ranks, budget, Path(plot))
+        click.echo(plot, err=True)
+
+
+def _grid(text: str | None, ranks: int) -> Grid | None:
+    """The grid of --grid, checked against --ranks."""
+    if text is None:
+        return None
+    from convgen.spec.placement import build_grid
+
+    grid = build_grid(parse_grid(text, "data=4,chan=2"))
+    if grid.ranks != ranks:
+        raise InputError(f"--grid {text} has {grid.ranks} ranks, --ranks says {ranks}", hint=f"--ranks {grid.ranks}")
+    return grid
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(
+            f"cannot write {path}: {error.strerror}", hint="-o FILE in a folder you may write to"
+        ) from error
+    click.echo(str(path), err=True)

@@ -1,0 +1,1 @@
+"""The layout of every layer of a network: candidates, an exact search over the graph, and what it found."""

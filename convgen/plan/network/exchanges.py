@@ -1,0 +1,78 @@
+"""What an exchange moves, in work and memory that grow with the ranks, not with their pairs.
+
+What rank i sends rank j is the product over dimensions of how many rows i owns and j needs (Space.flows). An axis
+splits one dimension before and one after, so the sum over receivers is a product of sums, one a dimension; likewise
+over senders. What a rank needs of its own is then taken off.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from convgen.algebra.layout import Axes, Layout
+from convgen.algebra.space import Space
+
+Counts = NDArray[np.int64]
+
+
+def exchange_traffic(space: Space, src: Layout, dst: Layout) -> tuple[int, int, int]:
+    """(most elements that a rank sends, most that one sends or receives, most messages of a rank)."""
+    grid, own, need = space.grid, space.held(src), space.held(dst)
+    dims = range(len(src.axes))
+    changed = [d for d in dims if (src.axes[d], src.windows[d]) != (dst.axes[d], dst.windows[d])]
+    moving = {a for d in changed if src.windows[d] is None for a in src.axes[d]}
+    arriving = {a for d in changed for a in dst.axes[d]}
+    copies = prod(grid.sizes[a] for a in moving - arriving)
+    sent = np.full(grid.ranks, copies * space.weight(src.tensor), dtype=np.int64)
+    received = np.full(grid.ranks, space.weight(src.tensor), dtype=np.int64)
+    kept = received.copy()
+    to, from_ = np.full(grid.ranks, copies, dtype=np.int64), np.ones(grid.ranks, dtype=np.int64)
+    for d in dims:
+        if d not in changed:
+            rows = np.maximum(own[:, d, 1] - own[:, d, 0], 0)
+            sent, received, kept = sent * rows, received * rows, kept * rows
+            to, from_ = to * (rows > 0), from_ * (rows > 0)
+            continue
+        # Numbers of the places that a rank takes on this dimension: where it owns, where it needs, and of the latter
+        # what all receivers of its group share.
+        sources = src.axes[d] if src.windows[d] is None else ()
+        shared = tuple(a for a in dst.axes[d] if a not in moving)
+        s, t = _places(space, sources), _places(space, dst.axes[d])
+        f = _places(space, shared)
+        first_s, first_t = _first(space, sources), _first(space, dst.axes[d])
+        overlap = np.minimum(own[first_s, d, 1][:, None], need[first_t, d, 1])
+        overlap = np.maximum(overlap - np.maximum(own[first_s, d, 0][:, None], need[first_t, d, 0]), 0)
+        shape = (len(first_s), *(grid.sizes[a] for a in dst.axes[d]))
+        over = tuple(i + 1 for i, a in enumerate(dst.axes[d]) if a in moving)
+        sums = overlap.reshape(shape).sum(axis=over).reshape(len(first_s), -1)
+        counts = (overlap > 0).reshape(shape).sum(axis=over).reshape(len(first_s), -1)
+        sent, to = sent * sums[s, f], to * counts[s, f]
+        received, from_ = received * overlap.sum(axis=0)[t], from_ * (overlap > 0).sum(axis=0)[t]
+        kept = kept * overlap[s, t]
+    sent, received = sent - kept, received - kept
+    to, from_ = to - (kept > 0), from_ - (kept > 0)
+    most = int(sent.max())
+    return most, max(most, int(received.max())), int(max(to.max(), from_.max()))
+
+
+def _places(space: Space, axes: Axes) -> Counts:
+    """For every rank the number of its coordinates along these axes."""
+    number = np.zeros(space.grid.ranks, dtype=np.int64)
+    for axis in axes:
+        number = number * space.grid.sizes[axis] + space.grid.coordinates[axis]
+    return number
+
+
+def _first(space: Space, axes: Axes) -> Counts:
+    """The first rank of each place, in order of their numbers."""
+    stride, strides = 1, dict[str, int]()
+    for axis, size in reversed(space.grid.axes):
+        strides[axis], stride = stride, stride * size
+    ranks = np.zeros(1, dtype=np.int64)
+    for axis in axes:
+        steps = np.arange(space.grid.sizes[axis], dtype=np.int64) * strides[axis]
+        ranks = (ranks[:, None] + steps).ravel()
+    return ranks

@@ -1,0 +1,297 @@
+"""The planner's graph of a network on one grid: its variables, their domains, and tables of cost and memory.
+
+| variable | values |
+|---|---|
+| a stored activation | splits (splits.py); normalisation, ReLU and dropout keep the one of what they read |
+| a convolution or linear layer | options (conv_node.py) |
+| with `recompute`, an activation that is made in place from another | kept, or computed again in backward |
+
+A convolution joins its input's and its output's variables through its option; other nodes join their inputs' and
+output's directly. Redistribution needs no variable: it is in the tables, done by who reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import zip_longest
+
+import numpy as np
+
+from convgen.algebra.conv import Conv
+from convgen.algebra.grid import Grid
+from convgen.plan.network.conv_node import ConvNode, ConvTables, candidates, wishes
+from convgen.plan.network.eliminate import Factor, Problem, Table
+from convgen.plan.network.node_step import NodeStep, passes
+from convgen.plan.network.other_node import IN_PLACE, OtherNode, block_elements
+from convgen.plan.network.setting import Setting
+from convgen.plan.network.splits import Shape, Split, any_splits, fits
+from convgen.spec.network import CONVOLUTIONS, Network, Node
+
+MOST_ROLES = 12
+MOST_SPLITS = 14
+_DIMS = {2: ("N", "C"), 3: ("N", "C", "W"), 4: ("N", "C", "H", "W"), 5: ("N", "C", "D", "H", "W")}
+
+
+@dataclass(eq=False)
+class Graph:
+    """A problem, and what its variables mean.
+
+    Attributes:
+        root: for each node with an output, the node whose stored activation its output shares.
+        variable: of each root's split, each convolution's option, and each root's recomputation.
+        splits: the domain of each root's split.
+    """
+
+    network: Network
+    grid: Grid
+    setting: Setting
+    root: dict[str, str] = field(default_factory=dict[str, str])
+    variable: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+    splits: dict[str, tuple[Split, ...]] = field(default_factory=dict[str, tuple[Split, ...]])
+    convs: dict[str, ConvNode] = field(default_factory=dict[str, ConvNode])
+    others: dict[str, OtherNode] = field(default_factory=dict[str, OtherNode])
+    sizes: list[int] = field(default_factory=list[int])
+    factors: list[Factor] = field(default_factory=list[Factor])
+    owners: list[str] = field(default_factory=list[str])  # the node of each factor
+
+    @property
+    def problem(self) -> Problem:
+        return Problem(tuple(self.sizes), tuple(self.factors))
+
+    def recomputed(self, values: tuple[int, ...], node: Node) -> bool:
+        """Whether a node's output is computed again in backward under an assignment."""
+        choice = self.variable.get(("recompute", self.root.get(node.name, "")))
+        again = node.kind in IN_PLACE and is_kept(self.network, node, self.setting.keep)
+        return choice is not None and again and values[choice] == 1
+
+    def split(self, values: tuple[int, ...], name: str) -> Split:
+        """How a node's output is stored under an assignment."""
+        root = self.root[name]
+        return self.splits[root][values[self.variable["split", root]]]
+
+
+def build(
+    network: Network,
+    grid: Grid,
+    setting: Setting,
+    *,
+    roles: Mapping[str, str] | None = None,
+    most_roles: int = MOST_ROLES,
+    most_splits: int = MOST_SPLITS,
+) -> Graph:
+    """The graph of a network on a grid.
+
+    Args:
+        roles: only this role for each axis, in every convolution (for pure sample parallelism, say).
+        most_roles, most_splits: how many role assignments of a convolution and splits of a shape stay; those with
+            the best estimates.
+    """
+    graph = Graph(network, grid, setting)
+    for node in network.nodes:
+        if node.shape:
+            in_place = node.kind in IN_PLACE
+            graph.root[node.name] = graph.root[node.inputs[0]] if in_place else node.name
+    assigned: dict[Conv, tuple[dict[str, str], ...]] = {}
+    for node in network.nodes:
+        if node.kind in CONVOLUTIONS and node.conv is not None and node.conv not in assigned:
+            given = (dict(roles),) if roles is not None else ()
+            assigned[node.conv] = given or candidates(node.conv, grid, setting, network.dtype, most_roles)
+    domains = _domains(network, grid, assigned, most_splits)
+    for node in network.nodes:
+        if graph.root.get(node.name) == node.name:
+            graph.splits[node.name] = _allowed(graph, node, domains[node.shape])
+            _add_variable(graph, "split", node.name, len(graph.splits[node.name]))
+    _Filler(graph, assigned).fill()
+    return graph
+
+
+def _add_variable(graph: Graph, kind: str, name: str, size: int) -> int:
+    graph.variable[kind, name] = len(graph.sizes)
+    graph.sizes.append(size)
+    return graph.variable[kind, name]
+
+
+def _domains(
+    network: Network, grid: Grid, assigned: Mapping[Conv, tuple[dict[str, str], ...]], most: int
+) -> dict[Shape, tuple[Split, ...]]:
+    """For each shape, the splits that convolutions on it wish for, best roles first, in turns."""
+    wished: dict[Shape, dict[tuple[Conv, str], list[Split]]] = {}
+    for node in network.nodes:
+        if node.kind in CONVOLUTIONS and node.conv is not None:
+            for tensor, shape in (("x", network.node[node.inputs[0]].shape), ("y", node.shape)):
+                wished.setdefault(shape, {})[node.conv, tensor] = [
+                    split for letters in assigned[node.conv] for split in wishes(letters, tensor, _DIMS[len(shape)])
+                ]
+    found: dict[Shape, tuple[Split, ...]] = {}
+    for node in network.nodes:
+        if node.shape and node.shape not in found:
+            turns = zip_longest(*wished.get(node.shape, {}).values())
+            splits = [s for turn in turns for s in turn if s is not None and fits(s, node.shape, grid)]
+            if not splits:
+                splits = list(any_splits(node.shape, grid))
+            found[node.shape] = tuple(dict.fromkeys(splits))[:most]
+    return found
+
+
+def _allowed(graph: Graph, node: Node, splits: tuple[Split, ...]) -> tuple[Split, ...]:
+    """The splits that all nodes on an activation can have."""
+    network = graph.network
+    members = [n for n in network.nodes if graph.root.get(n.name) == node.name]
+    checks = [_other(graph, m) for m in members if m.kind not in (*CONVOLUTIONS, "input")]
+    touching: list[tuple[ConvNode, str]] = []
+    for m in members:
+        if m.kind in CONVOLUTIONS and m.conv is not None and m.conv.groups > 1:
+            touching.append((ConvNode(m.conv, graph.grid, network.dtype, graph.setting, (), dx=True), "y"))
+        touching += [
+            (ConvNode(reader.conv, graph.grid, network.dtype, graph.setting, (), dx=True), "x")
+            for reader in network.readers[m.name]
+            if reader.kind == "conv" and reader.conv is not None and reader.conv.groups > 1
+        ]
+
+    def allowed(split: Split) -> bool:
+        return all(c.allows(split) for c in checks) and all(c.same_blocks(t, split) for c, t in touching)
+
+    found = tuple(s for s in splits if allowed(s))
+    if not found:
+        found = tuple(s for s in any_splits(node.shape, graph.grid) if allowed(s))[:MOST_SPLITS]
+    return found or (tuple(() for _ in node.shape),)
+
+
+def _other(graph: Graph, node: Node) -> OtherNode:
+    network = graph.network
+    shapes = tuple(network.node[name].shape for name in node.inputs)
+    return OtherNode(node.kind, shapes, node.shape, node.conv, graph.grid, network.dtype, graph.setting)
+
+
+class _Filler:
+    """Makes the tables; those of nodes alike are made once."""
+
+    def __init__(self, graph: Graph, assigned: Mapping[Conv, tuple[dict[str, str], ...]]) -> None:
+        self.graph, self.assigned = graph, assigned
+        self._convs: dict[tuple[Conv, bool], ConvNode] = {}
+        self._conv_tables: dict[object, ConvTables] = {}
+        self._others: dict[object, OtherNode] = {}
+        self._tables: dict[object, Table] = {}
+
+    def fill(self) -> None:
+        for node in self.graph.network.nodes:
+            if node.kind in CONVOLUTIONS:
+                self.convolution(node)
+            elif node.kind != "input":
+                self.other(node)
+            if self.graph.root.get(node.name) == node.name:
+                self.memory(node)
+
+    def put(self, node: Node, scope: tuple[int, ...], cost: Table, memory: Table | None) -> None:
+        """A factor over variables in any order."""
+        order = sorted(range(len(scope)), key=lambda i: scope[i])
+        cost = cost.transpose(order)
+        memory = memory.transpose(order) if memory is not None else None
+        self.graph.factors.append(Factor(tuple(scope[i] for i in order), cost, memory))
+        self.graph.owners.append(node.name)
+
+    def convolution(self, node: Node) -> None:
+        graph, conv = self.graph, node.conv
+        assert conv is not None
+        x_root, y_root = graph.root[node.inputs[0]], node.name
+        dx = graph.network.node[x_root].kind != "input"
+        if (conv, dx) not in self._convs:
+            self._convs[conv, dx] = ConvNode(
+                conv, graph.grid, graph.network.dtype, graph.setting, self.assigned[conv], dx=dx
+            )
+        one = graph.convs[node.name] = self._convs[conv, dx]
+        key = (conv, dx, graph.splits[x_root], graph.splits[y_root])
+        if key not in self._conv_tables:
+            self._conv_tables[key] = one.tables(graph.splits[x_root], graph.splits[y_root])
+        tables = self._conv_tables[key]
+        x, y = graph.variable["split", x_root], graph.variable["split", y_root]
+        option = _add_variable(graph, "option", node.name, len(one.options))
+        self.put(node, (option,), tables.own, tables.own_memory)
+        self.put(node, (x, option), tables.x, tables.x_memory)
+        self.put(node, (y, option), tables.y, None)
+
+    def other(self, node: Node) -> None:
+        graph = self.graph
+        key = (node.kind, tuple(graph.network.node[n].shape for n in node.inputs), node.shape, node.conv)
+        if key not in self._others:
+            self._others[key] = _other(graph, node)
+        one = graph.others[node.name] = self._others[key]
+        roots = [graph.root[name] for name in node.inputs]
+        if node.kind in IN_PLACE or node.kind == "softmax_loss":
+            splits = graph.splits[roots[0]]
+            table = self.table((key, splits), lambda: [one.time_ps((s,), s) for s in splits])
+            self.put(node, (graph.variable["split", roots[0]],), table, None)
+            return
+        ys = graph.splits[node.name]
+        if len(roots) == 1:
+            xs = graph.splits[roots[0]]
+            table = self.table((key, xs, ys), lambda: [[one.time_ps((x,), y) for y in ys] for x in xs])
+            self.put(node, (graph.variable["split", roots[0]], graph.variable["split", node.name]), table, None)
+            return
+        self.join(node, one, roots, ys)
+
+    def join(self, node: Node, one: OtherNode, roots: list[str], ys: tuple[Split, ...]) -> None:
+        """Each input's redistribution by a table of its own; the local work by one over the output alone."""
+        graph = self.graph
+        y = graph.variable["split", node.name]
+        for root, shape in zip(roots, one.inputs, strict=True):
+            xs = graph.splits[root]
+            alone = OtherNode(node.kind, (shape,), node.shape, None, graph.grid, graph.network.dtype, graph.setting)
+            table = self.table((node.kind, shape, node.shape, xs, ys), partial(_moved_table, alone, xs, ys))
+            scope = graph.variable["split", root], y
+            self.put(node, scope, table, None)
+        local = [sum(one.pass_step(t).cost.time_ps for t in one.touches([s] * len(roots), s)) for s in ys]
+        self.put(node, (y,), np.array(local, dtype=np.int64), None)
+
+    def memory(self, root: Node) -> None:
+        """Activations and error signals on one variable; with recomputation, on two."""
+        graph, network = self.graph, self.graph.network
+        splits = graph.splits[root.name]
+        bytes_each = np.array(
+            [block_elements(root.shape, s, graph.grid) * network.element_bytes for s in splits], dtype=np.int64
+        )
+        members = [n for n in network.nodes if graph.root.get(n.name) == root.name]
+        kept = [m for m in members if is_kept(network, m, graph.setting.keep)]
+        errors = len(members) if graph.setting.keep == "every" and root.kind != "input" else 0
+        split = graph.variable["split", root.name]
+        again = [m for m in kept if m.kind in IN_PLACE]
+        scale = sum(3 * 2 * m.shape[1] for m in members if m.kind == "batch_norm") * network.element_bytes
+        total = bytes_each * (len(kept) + errors) + scale
+        if not graph.setting.recompute or not again:
+            self.put(root, (split,), np.zeros_like(total), total)
+            return
+        extra = [sum(run_again(m, int(b), graph.setting).cost.time_ps for m in again) for b in bytes_each]
+        choice = _add_variable(graph, "recompute", root.name, 2)
+        cost = np.stack([np.zeros_like(total), np.array(extra, dtype=np.int64)], axis=1)
+        self.put(root, (split, choice), cost, np.stack([total, total - bytes_each * len(again)], axis=1))
+
+    def table(self, key: object, make: Callable[[], object]) -> Table:
+        if key not in self._tables:
+            self._tables[key] = np.array(make(), dtype=np.int64)
+        return self._tables[key]
+
+
+def run_again(node: Node, block_bytes: int, setting: Setting) -> NodeStep:
+    """Computing a normalisation, ReLU or dropout again in backward, on the busiest rank's block."""
+    moved = (3 if node.kind == "batch_norm" else 2) * block_bytes
+    return passes("backward", node.kind, "computed again", moved, setting.machine)
+
+
+def is_kept(network: Network, node: Node, keep: str) -> bool:
+    """Whether a node's output stays for backward."""
+    if keep == "every" or node.kind == "input":
+        return True
+    reads = ("conv", "linear", "batch_norm", "max_pool", "softmax_loss")
+    return node.kind in ("relu", "dropout") or any(r.kind in reads for r in network.readers[node.name])
+
+
+def _moved_table(node: OtherNode, xs: Sequence[Split], ys: Sequence[Split]) -> list[list[int]]:
+    """Picoseconds of what one input of a join moves."""
+
+    def moved(x: Split, y: Split) -> int:
+        moves = node.moves((x,), y)
+        return sum(cost.time_ps for move in moves for _, cost in move.model.chain(move.src, move.dst))
+
+    return [[moved(x, y) for y in ys] for x in xs]

@@ -1,0 +1,269 @@
+"""From a network, a machine and a number of ranks to a plan: the layout of every layer, and what it costs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from convgen.algebra.conv import Conv
+from convgen.algebra.grid import Grid
+from convgen.cost.model import PICOSECONDS
+from convgen.errors import InputError, Note
+from convgen.plan.network.bounded import DoesNotFit, least_memory, solve
+from convgen.plan.network.conv_node import Option
+from convgen.plan.network.eliminate import Elimination
+from convgen.plan.network.graph import Graph, build, run_again
+from convgen.plan.network.grids import grids
+from convgen.plan.network.longest_path import longest_paths
+from convgen.plan.network.node_step import NodeStep
+from convgen.plan.network.setting import Setting
+from convgen.plan.network.splits import Split
+from convgen.spec.network import CONVOLUTIONS, Network, Node
+from convgen.spec.network_reader import with_batch
+from convgen.spec.placement import MAX_RANKS
+
+GIB = 1 << 30
+SCOUTED = 4  # how many of the best estimated grids are searched with few candidates
+FEW_ROLES, FEW_SPLITS = 5, 6
+
+
+@dataclass(frozen=True, eq=False)
+class NodePlan:
+    """One node under a plan.
+
+    Attributes:
+        reads, stored: splits of its inputs as they are stored, and of its output (None for a loss).
+        option: of a convolution or linear layer.
+        memory_bytes: that its weights, what it holds, and its output take on the fullest rank.
+        runner_up: roles of the next best option for the layer, everything else chosen anew, and the seconds that the
+            whole plan then takes more; without a budget only.
+    """
+
+    node: Node
+    reads: tuple[Split, ...]
+    stored: Split | None
+    option: Option | None
+    steps: tuple[NodeStep, ...]
+    memory_bytes: int
+    runner_up: tuple[str, float] | None = None
+
+    @property
+    def compute_s(self) -> float:
+        return sum(s.cost.time_ps for s in self.steps if not s.communicates) / PICOSECONDS
+
+    @property
+    def communication_s(self) -> float:
+        return sum(s.cost.time_ps for s in self.steps if s.communicates) / PICOSECONDS
+
+    @property
+    def sent_bytes(self) -> int:
+        return sum(s.cost.sent_bytes for s in self.steps)
+
+    @property
+    def redistributes(self) -> bool:
+        """Whether activations travel, not statistics alone."""
+        return self.node.kind != "batch_norm" and self.sent_bytes > 0
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A layout of every layer.
+
+    Attributes:
+        values: of the graph's variables.
+        tried: the grids searched with few candidates, and their best seconds; None where nothing fits the budget. The
+            best of them is searched with all.
+        how: what found the optimum.
+    """
+
+    graph: Graph
+    values: tuple[int, ...]
+    cost_ps: int
+    memory_bytes: int
+    budget_bytes: int | None
+    how: str
+    tried: tuple[tuple[Grid, float | None], ...] = ()
+
+    @property
+    def network(self) -> Network:
+        return self.graph.network
+
+    @property
+    def grid(self) -> Grid:
+        return self.graph.grid
+
+    @property
+    def setting(self) -> Setting:
+        return self.graph.setting
+
+    @property
+    def seconds(self) -> float:
+        """Modelled seconds of a training step: forward and backward, steps one after the other."""
+        return self.cost_ps / PICOSECONDS
+
+    @cached_property
+    def nodes(self) -> tuple[NodePlan, ...]:
+        """Every node but the input."""
+        return tuple(_nodes(self))
+
+    @cached_property
+    def heuristic_seconds(self) -> float:
+        """What [SP] V-C's longest-path heuristic comes to on the same grid and tables, memory left out."""
+        return self.graph.problem.total(longest_paths(self.graph))[0] / PICOSECONDS
+
+
+@dataclass(frozen=True)
+class SampleParallelism:
+    """Pure sample parallelism on as many ranks, or why it can't be."""
+
+    seconds: float | None
+    memory_bytes: int | None
+    why_not: str = ""
+
+
+def plan_network(
+    network: Network, setting: Setting, ranks: int, *, grid: Grid | None = None, budget_bytes: int | None = None
+) -> Plan:
+    """The layout of least modelled seconds among the candidates (graph.py), on the best of the grids searched.
+
+    Args:
+        ranks: how many.
+        grid: this one only; its sizes multiply to `ranks`.
+        budget_bytes: of memory on each rank.
+    Raises:
+        InputError: nothing fits the budget, or the ranks can't be used.
+    """
+    if ranks > MAX_RANKS:
+        raise InputError(f"{ranks} ranks, more than {MAX_RANKS}", hint=f"--ranks up to {MAX_RANKS}")
+    counts = Counter(node.conv for node in network.nodes if node.kind in CONVOLUTIONS and node.conv is not None)
+    if not counts:
+        raise InputError(f"{network.name} has no convolution and no linear layer", hint="a network with one")
+    all_grids = [grid] if grid is not None else grids(ranks, list(counts.items()), setting, network.dtype)
+    tried: list[tuple[Grid, float | None]] = []
+    if len(all_grids) > 1:
+        for one in all_grids[:SCOUTED]:
+            scout = build(network, one, setting, most_roles=FEW_ROLES, most_splits=FEW_SPLITS)
+            tried.append((one, _solved_s(scout, budget_bytes)))
+        all_grids = sorted(all_grids[:SCOUTED], key=lambda g: dict(tried)[g] or float("inf"))
+    missed: list[tuple[int, Graph, DoesNotFit]] = []
+    for one in all_grids:
+        _check_usable(network, counts, one)
+        graph = build(network, one, setting)
+        try:
+            found = solve(graph.problem, budget_bytes)
+        except DoesNotFit as miss:
+            missed.append((miss.memory, graph, miss))
+            continue
+        return Plan(graph, found.values, found.cost, found.memory, budget_bytes, found.how, tuple(tried))
+    _, graph, miss = min(missed, key=lambda m: m[0])
+    raise _refusal(graph, miss, budget_bytes or 0, ranks)
+
+
+def _solved_s(graph: Graph, budget_bytes: int | None) -> float | None:
+    try:
+        return solve(graph.problem, budget_bytes).cost / PICOSECONDS
+    except DoesNotFit:
+        return None
+
+
+def sample_parallelism(network: Network, setting: Setting, ranks: int) -> SampleParallelism:
+    """The same network with samples split over all ranks and nothing else."""
+    if ranks > network.batch:
+        return SampleParallelism(None, None, f"{ranks} ranks, {network.batch} samples")
+    graph = build(network, Grid((("a", ranks),)), setting, roles={"a": "N" if ranks > 1 else ""})
+    found = solve(graph.problem, None)
+    return SampleParallelism(found.cost / PICOSECONDS, found.memory)
+
+
+def _check_usable(network: Network, counts: Counter[Conv], grid: Grid) -> None:
+    """Refuse a grid with an axis that no index of any layer has enough of."""
+    for axis, size in grid.axes:
+        most = 0
+        where: Node | None = None
+        for node in network.nodes:
+            if node.conv is not None and node.conv in counts:
+                conv = node.conv
+                extents = [conv.batch, conv.channels, conv.filters, *(min(s.extent, s.out) for s in conv.spatial)]
+                if max(extents) > most:
+                    most, where = max(extents), node
+        if size > most and where is not None:
+            fact = f"axis {axis} of {size} ranks splits nothing: no index of {network.name} is above {most}"
+            notes = (Note("layer", f"{where.name} has the largest, {most}", where.path),)
+            raise InputError(fact, ("input",), notes, f"fewer ranks, axes of up to {most} (--grid), or more samples")
+
+
+def _refusal(graph: Graph, miss: DoesNotFit, budget: int, ranks: int) -> InputError:
+    """Nothing fits: the least memory there is, what takes most of it, and what would do."""
+    network, setting = graph.network, graph.setting
+    plan = Plan(graph, miss.values, 0, miss.memory, budget, "least memory")
+    largest = sorted(_nodes(plan, runners=False), key=lambda n: -n.memory_bytes)[:3]
+    notes = tuple(
+        Note("layer", f"{n.node.name} takes {n.memory_bytes / GIB:.2f} GiB a rank", n.node.path) for n in largest
+    )
+    fact = (
+        f"{network.name} with {network.batch} sample{'s' * (network.batch > 1)} on {ranks} rank{'s' * (ranks > 1)} "
+        f"needs at least "
+        f"{miss.memory / GIB:.3f} GiB a rank, {budget / GIB:.3f} are given"
+    )
+    ways = [f"--memory {miss.memory / GIB + 0.0005:.3f}", *_ways(network, setting, budget, ranks)]
+    return InputError(fact, (), notes, ", ".join(ways[:-1]) + " or " + ways[-1] if len(ways) > 1 else ways[0])
+
+
+def _ways(network: Network, setting: Setting, budget: int, ranks: int) -> Iterator[str]:
+    """What would make it fit, tried out."""
+
+    def fits(network: Network, setting: Setting, ranks: int) -> bool:
+        counts = Counter(n.conv for n in network.nodes if n.kind in CONVOLUTIONS and n.conv is not None)
+        one = grids(ranks, list(counts.items()), setting, network.dtype)[0]
+        few = build(network, one, setting, most_roles=FEW_ROLES, most_splits=FEW_SPLITS)
+        return least_memory(few.problem) <= budget
+
+    for option, other in (
+        ("--recompute", replace(setting, recompute=True)),
+        ("--keep needed", replace(setting, keep="needed")),
+        ("--regather", replace(setting, regather=True)),
+    ):
+        if other != setting and fits(network, other, ranks):
+            yield option
+    for times in (2, 4, 8, 16):
+        if ranks * times <= MAX_RANKS and fits(network, setting, ranks * times):
+            yield f"--ranks {ranks * times}"
+            break
+    for part in (2, 4, 8, 16, 32):
+        if network.batch >= part and fits(with_batch(network, network.batch // part), setting, ranks):
+            yield f"--batch {network.batch // part}"
+            break
+
+
+def _nodes(plan: Plan, *, runners: bool = True) -> Iterator[NodePlan]:
+    graph, values = plan.graph, plan.values
+    best = Elimination(graph.problem).best_with() if runners and plan.budget_bytes is None else None
+    memory: dict[str, int] = {}
+    for factor, owner in zip(graph.factors, graph.owners, strict=True):
+        if factor.memory is not None:
+            memory[owner] = memory.get(owner, 0) + int(factor.memory[tuple(values[v] for v in factor.scope)])
+    for node in graph.network.nodes:
+        if node.kind == "input":
+            continue
+        reads = tuple(graph.split(values, name) for name in node.inputs)
+        stored = graph.split(values, node.name) if node.shape else None
+        option, runner = None, None
+        if node.name in graph.convs:
+            conv, variable = graph.convs[node.name], graph.variable["option", node.name]
+            option = conv.options[values[variable]]
+            assert stored is not None
+            steps = tuple(conv.steps(reads[0], stored, option))
+            if best is not None:
+                others = [i for i, o in enumerate(conv.options) if o.letters != option.letters]
+                if others:
+                    i = min(others, key=lambda i: int(best[variable][i]))
+                    extra = (int(best[variable][i]) - plan.cost_ps) / PICOSECONDS
+                    runner = conv.options[i].roles_text(), extra
+        else:
+            other = graph.others[node.name]
+            steps = tuple(other.steps(reads, stored if stored is not None else ()))
+            if stored is not None and graph.recomputed(values, node):
+                steps += (run_again(node, other.block_bytes(node.shape, stored), graph.setting),)
+        yield NodePlan(node, reads, stored, option, steps, memory.get(node.name, 0), runner)

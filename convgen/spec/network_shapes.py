@@ -1,0 +1,120 @@
+"""What a node makes of the shapes that it reads, and which can't work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from convgen.algebra.conv import Conv, Spatial
+from convgen.errors import InputError
+from convgen.spec.build import layer_from_dict
+from convgen.spec.network import JOINS, KINDS
+from convgen.spec.text import shown
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A node's output and, where it has one, its index space."""
+
+    shape: Shape
+    conv: Conv | None = None
+
+
+def infer(kind: str, attributes: Mapping[str, Any], inputs: Mapping[str, Shape]) -> Made:
+    """The output of a node.
+
+    Args:
+        kind: one of KINDS.
+        attributes: its keys besides name, kind and from.
+        inputs: shapes of what it reads, by name.
+    Raises:
+        InputError: the shapes don't fit; the path leads to the attribute.
+    """
+    _check_inputs(kind, inputs)
+    (first, shape), *_ = inputs.items()
+    match kind:
+        case "conv":
+            conv = _conv(attributes, first, shape)
+            return Made((shape[0], conv.filters, *(s.out for s in conv.spatial)), conv)
+        case "max_pool" | "avg_pool":
+            whole = {"out_channels": shape[1], "groups": shape[1], "stride": attributes.get("kernel_size")}
+            conv = _conv({**whole, **attributes}, first, shape)
+            return Made((shape[0], shape[1], *(s.out for s in conv.spatial)), conv)
+        case "linear":
+            if prod(shape[2:]) != 1:
+                fact = f"linear reads {first} of shape {list(shape)}, which has spatial dimensions"
+                raise InputError(fact, ("kind",), hint="flatten or global_avg_pool before it")
+            return _linear(attributes, shape)
+        case "global_avg_pool":
+            if len(shape) < 3:
+                fact = f"global_avg_pool reads {first} of shape {list(shape)}, which has no spatial dimension"
+                raise InputError(fact, ("kind",), hint="remove it")
+            return Made((*shape[:2], *(1 for _ in shape[2:])))
+        case "flatten":
+            return Made((shape[0], prod(shape[1:])))
+        case "add":
+            return Made(_same(kind, inputs, range(len(shape))))
+        case "concat":
+            _same(kind, inputs, [d for d in range(len(shape)) if d != 1])
+            return Made((shape[0], sum(s[1] for s in inputs.values()), *shape[2:]))
+        case "softmax_loss":
+            return Made(())
+        case _:
+            return Made(shape)
+
+
+def _check_inputs(kind: str, inputs: Mapping[str, Shape]) -> None:
+    if kind in JOINS:
+        if len(inputs) < 2:
+            fact = f"{kind} reads {', '.join(inputs)}: it takes two or more different nodes"
+            raise InputError(fact, ("from",), hint="from: [one, other]")
+    elif len(inputs) != 1:
+        fact = f"{kind} reads {len(inputs)} nodes, {', '.join(inputs)}; it takes one"
+        raise InputError(fact, ("from",), hint=f"from: one node; {' and '.join(JOINS)} take several")
+    for name, shape in inputs.items():
+        if not shape:
+            raise InputError(f"{kind} reads {name}, a loss", ("from",), hint="nothing reads a loss")
+
+
+def _same(kind: str, inputs: Mapping[str, Shape], dims: Iterable[int]) -> Shape:
+    (first, shape), *others = inputs.items()
+    dims = list(dims)
+    for name, other in others:
+        if len(other) != len(shape) or any(other[d] != shape[d] for d in dims):
+            fact = f"{kind} of {first} {list(shape)} and {name} {list(other)}: the shapes differ"
+            but = " but for the channels" if kind == "concat" else ""
+            raise InputError(fact, ("from",), hint=f"inputs of one shape{but}; see strides and paddings before it")
+    return shape
+
+
+def _conv(attributes: Mapping[str, Any], name: str, shape: Shape) -> Conv:
+    """A convolution's or pooling's index space: what a layer file with these keys describes."""
+    if not 3 <= len(shape) <= 5:
+        fact = f"it reads {name} of shape {list(shape)}: a convolution or pooling takes 1 to 3 spatial dimensions"
+        raise InputError(fact, ("from",), hint="linear for features without space")
+    data = {"name": "node", "layer": f"conv{len(shape) - 2}d", "input": list(shape), "grid": {"N": 1}}
+    return layer_from_dict(data | dict(attributes)).conv
+
+
+def _linear(attributes: Mapping[str, Any], shape: Shape) -> Made:
+    features, bias = attributes["out_features"], attributes.get("bias", False)
+    if not isinstance(features, int) or isinstance(features, bool) or not 1 <= features < 2**31:
+        raise InputError(f"out_features can't be {shown(features)}", ("out_features",), hint="a whole number above 0")
+    if not isinstance(bias, bool):
+        raise InputError(f"bias can't be {shown(bias)}", ("bias",), hint="true or false")
+    conv = Conv(shape[0], shape[1], features, (Spatial("W", 1, kernel=1),), bias=bias)
+    return Made((shape[0], features, *shape[2:]), conv)
+
+
+def keys_of(kind: str) -> tuple[str, ...]:
+    """The attributes that a kind takes."""
+    return tuple(key.rstrip("!") for key in KINDS[kind])
+
+
+def needed_keys(kind: str) -> tuple[str, ...]:
+    """The attributes that a kind can't do without."""
+    return tuple(key[:-1] for key in KINDS[kind] if key.endswith("!"))
