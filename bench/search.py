@@ -2,6 +2,7 @@
 
     python bench/search.py                     # replays the landscapes of bench/landscapes/
     python bench/search.py --record FILE       # measures one on this machine's CPU, one thread (minutes)
+    python bench/search.py --record FILE --held-out   # of other layers, on which nothing of the model was decided
 
 A landscape has the time of every legal configuration of some problems. The search asks for a tenth of them, and is told
 what was recorded; so is chance, and so are parts of the search alone. What counts is the best that each found over the
@@ -36,10 +37,14 @@ ROUNDS, SLOW = 9, 3.0
 Times = Mapping[Config, float]
 
 
-def problems() -> list[Problem]:
-    """Layers of ResNet-50 as one of 3, 5 or 6 ranks has them: channels that are no multiples of anything."""
+# C F H=W K N of layers of ResNet-50 as one of 3 to 12 ranks has them: channels that are no multiples of anything.
+SHAPES = ((22, 64, 28, 3, 4), (43, 43, 14, 3, 8), (52, 43, 14, 1, 16))
+HELD_OUT = ((32, 26, 28, 3, 4), (64, 22, 28, 1, 8), (37, 74, 7, 3, 8))
+
+
+def problems(shapes: tuple[tuple[int, ...], ...]) -> list[Problem]:
+    """All phases of these shapes."""
     found: list[Problem] = []
-    shapes = ((22, 64, 28, 3, 4), (43, 43, 14, 3, 8), (52, 43, 14, 1, 16))
     for phase in ("forward", "backward_data", "backward_filter"):
         for channels, filters, rows, kernel, batch in shapes:
             found += [
@@ -59,7 +64,7 @@ def problems() -> list[Problem]:
 # ---- Recording -----------------------------------------------------------------------------------------------------
 
 
-def record(file: Path, console: Console) -> None:
+def record(file: Path, shapes: tuple[tuple[int, ...], ...], console: Console) -> None:
     """Time every legal configuration of every problem; the least of some laps, which another load does not move."""
     from convgen.tune.baseline import accuracy
     from convgen.tune.bind import bind
@@ -72,7 +77,7 @@ def record(file: Path, console: Console) -> None:
     ceilings = Bench(CPU, clock).ceilings(("float32",))
     head = {"device": this_cpu(1).name, "target": "cpu", "versions": versions(CPU), "ceilings": ceilings}
     lines = [json.dumps(head)]
-    for p in problems():
+    for p in problems(shapes):
         work, found = Operands(p, "cpu"), candidates(p, CPU)
         times: dict[str, float] = {}
         with accuracy(p.dtype):
@@ -178,11 +183,12 @@ def mean(rows: Iterable[Mapping[str, float]], name: str) -> float:
 
 @click.command(help=__doc__.split("\n")[0], context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--record", "recorded", type=click.Path(path_type=Path), metavar="FILE", help="Measure a landscape.")
+@click.option("--held-out", is_flag=True, help="With --record: of the layers that the model was not made on.")
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path, exists=True))
-def main(recorded: Path | None, files: tuple[Path, ...]) -> None:
+def main(recorded: Path | None, held_out: bool, files: tuple[Path, ...]) -> None:
     console = Console(width=200, markup=False, highlight=False)
     if recorded is not None:
-        record(recorded, console)
+        record(recorded, HELD_OUT if held_out else SHAPES, console)
         return
     for file in files or sorted(FOLDER.glob("*.jsonl")):
         replay(file, console)

@@ -33,12 +33,14 @@ class StepCost:
         sent_bytes: the same in bytes.
         flops: the most that a rank computes.
         time_ps: modelled time in picoseconds.
+        measured: whether the time was measured.
     """
 
     elements: int = 0
     sent_bytes: int = 0
     flops: int = 0
     time_ps: int = 0
+    measured: bool = False
 
     @property
     def seconds(self) -> float:
@@ -125,7 +127,7 @@ class Model:
             flops = int(convolution_flops(self.space, operands).max())
             known = self.measured(self.space, operands) if self.measured is not None else None
             if known is not None:
-                cost = StepCost(0, 0, flops, round(known * PICOSECONDS))
+                cost = StepCost(0, 0, flops, round(known * PICOSECONDS), measured=True)
             else:
                 moved = int(convolution_elements(self.space, operands).max()) * self.element_bytes
                 cost = self._local(flops, moved)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
+from types import MappingProxyType
 
 import numpy as np
 
+from convgen.algebra.conv import Conv
 from convgen.algebra.space import Box, Space
 from convgen.algebra.windows import edge_padding
 from convgen.errors import InputError
@@ -15,7 +19,7 @@ from convgen.kernels.problem import LocalDim, Problem
 from convgen.kernels.source import Kernel
 from convgen.kernels.target import Target, parse_target
 from convgen.schedule.forms import boxes, parts
-from convgen.schedule.nodes import Convert, Convolve, Schedule, Step
+from convgen.schedule.nodes import Convert, Convolve, Phase, Schedule, Step
 from convgen.spec.layer import Layer
 
 
@@ -108,8 +112,17 @@ def local_problems(layer: Layer, schedule: Schedule, space: Space, step: Convolv
         elif form == "parts":
             counts[types[value].tensor] = _parts(schedule, space, value, made)
     return tuple(
-        _problem(
-            layer, step, {t: box[rank] for t, box in frames.items()}, counts, None if rims is None else int(rims[rank])
+        replace(
+            plain_problem(
+                layer.conv,
+                step.phase,
+                {t: box[rank] for t, box in frames.items()},
+                layer.dtype,
+                layer.memory_format,
+                counts,
+            ),
+            bias="bias" in step.inputs,
+            rim=None if rims is None else int(rims[rank]),
         )
         for rank in range(space.grid.ranks)
     )
@@ -127,9 +140,20 @@ def _parts(schedule: Schedule, space: Space, value: str, made: dict[str, Step]) 
     return space.grid.over(over)
 
 
-def _problem(layer: Layer, step: Convolve, frames: dict[str, Box], counts: dict[str, int], rim: int | None) -> Problem:
+def plain_problem(
+    conv: Conv,
+    phase: Phase,
+    frames: Mapping[str, Box],
+    dtype: str,
+    memory_format: str,
+    parts: Mapping[str, int] = MappingProxyType({"x": 1, "y": 1}),
+) -> Problem:
+    """What a rank with these frames of x, w and y convolves in a phase, without bias and rim.
+
+    Args:
+        parts: in how many parts the channels of x and the filters of y come.
+    """
     extent = {t: np.maximum(box[:, 1] - box[:, 0], 0) for t, box in frames.items()}
-    conv = layer.conv
     groups = max(1, int(extent["x"][1]) // max(1, int(extent["w"][1]))) if conv.groups > 1 else 1
     if conv.groups > 1 and not extent["x"][1]:  # a rank without a group: w's channels say nothing
         extent["w"] = np.zeros_like(extent["w"])
@@ -140,18 +164,16 @@ def _problem(layer: Layer, step: Convolve, frames: dict[str, Box], counts: dict[
         rows_x, rows_y = int(extent["x"][2 + i]), int(extent["y"][2 + i])
         dims.append(LocalDim(s.name, rows_x, rows_y, s.kernel, s.stride, s.dilation, int(below)))
     return Problem(
-        phase=step.phase,
+        phase=phase,
         batch=int(extent["x"][0]),
-        channels=int(extent["w"][1]) // counts["x"],
-        filters=int(extent["w"][0]) // groups // counts["y"],
+        channels=int(extent["w"][1]) // parts["x"],
+        filters=int(extent["w"][0]) // groups // parts["y"],
         groups=groups,
         dims=tuple(dims),
-        dtype=layer.dtype,
-        memory_format=layer.memory_format,
-        bias="bias" in step.inputs,
-        x_parts=counts["x"],
-        y_parts=counts["y"],
-        rim=rim,
+        dtype=dtype,
+        memory_format=memory_format,
+        x_parts=parts["x"],
+        y_parts=parts["y"],
     )
 
 

@@ -51,6 +51,7 @@ def network_command(file: str, batch: int | None, as_json: bool) -> None:
 @click.option("--recompute", is_flag=True, help="Normalisation, ReLU and dropout may be computed again in backward.")
 @click.option("--hide-dw", is_flag=True, help="Reductions of filter gradients take no time, as if all were overlapped.")
 @click.option("-o", "--output", metavar="FILE", help="Write the plan as YAML, which `convgen compile` takes.")
+@click.option("--measured", is_flag=True, help="Local kernels as convgen tune measured them on this device.")
 @click.option("--explain", metavar="LAYER", help="Print every step of one layer instead of the table.")
 @click.option("--plot", metavar="FILE", help="Draw strong and weak scaling up to these ranks (png, svg, pdf).")
 @click.option("--json", "as_json", is_flag=True, help="The plan as JSON.")
@@ -68,6 +69,7 @@ def plan_command(
     regather: bool,
     recompute: bool,
     hide_dw: bool,
+    measured: bool,
     output: str | None,
     explain: str | None,
     plot: str | None,
@@ -86,8 +88,19 @@ def plan_command(
     if batch is not None:
         network = with_batch(network, batch)
     chosen = load_machine(machine)
+    if measured and target is None and chosen.name not in TARGETS:
+        raise InputError(
+            f"--measured: of which device? Machine {chosen.name} is of {chosen.device or 'some device'}",
+            hint="--target cpu, or --target cuda:sm_90, whose kernels convgen tune has measured",
+        )
     target = target or (chosen.name if chosen.name in TARGETS else "cpu")
     check_target(target)
+    known = None
+    if measured:
+        from convgen.tune.timed import as_measured, timed
+
+        known = timed(target, network.dtype)
+        chosen = as_measured(chosen, known)
     setting = Setting(
         machine=chosen,
         target=target,
@@ -97,6 +110,7 @@ def plan_command(
         regather=regather,
         recompute=recompute,
         hide_dw=hide_dw,
+        measured=known,
     )
     budget = round(memory * GIB) if memory is not None else None
     try:

@@ -15,7 +15,7 @@ from convgen.kernels.families import family
 from convgen.kernels.problem import Problem
 from convgen.kernels.target import Target, parse_target
 from convgen.tune.candidates import source_of
-from convgen.tune.database import Database, Entry, read_database, shipped_folder, user_folder
+from convgen.tune.database import Ceilings, Database, Entry, read_database, shipped_folder, user_folder
 from convgen.tune.device import Device, minor, this_cpu, this_gpu_name, versions, versions_text
 from convgen.tune.key import key_of, problem_of
 from convgen.tune.search import distance
@@ -67,6 +67,24 @@ class Remembered:
                 return Found(config, "measured", self.device.name)
         near = self._nearest(problem, problems)
         return near or Found(None, "default", f"nothing like it was measured on {self.device.name}")
+
+    def measured_s(self, problem: Problem) -> float | None:
+        """Seconds of the fastest kernel of just this problem; None where it was not measured."""
+        found = self._entry(key_of(problem))
+        return None if found is None else found[1].ms / 1e3
+
+    def entries(self, dtype: str) -> list[Entry]:
+        """All that can be used, in one dtype."""
+        found = (self._entry(key) for key, problem in self._problems.items() if problem.dtype == dtype)
+        return [one[1] for one in found if one is not None]
+
+    def ceilings(self) -> Ceilings | None:
+        """The best that was measured of the device."""
+        best: Ceilings | None = None
+        for _, database in self.files:
+            if database.ceilings is not None:
+                best = database.ceilings.best(best)
+        return best
 
     @cached_property
     def _problems(self) -> dict[str, Problem]:

@@ -114,9 +114,11 @@ def _cpu_s(p: Problem, config: Config, ceilings: Ceilings) -> float:
     channels, filters = ceil_div(p.channels, c) * c, ceil_div(p.filters, f) * f
     pieces = ceil_div(p.batch, t.get("samples") or p.batch) * t.get("cut", 1)
     products = p.flops / (p.channels * p.filters) * channels * filters
-    # Vectors run over channels: what is left of the last one is idle.
+    # Vectors run over channels of what is made, and what is left of the last one is idle; contiguous tensors go
+    # through blocks of both kinds of channels.
     cut_filters = ceil_div(filters, t.get("cut", 1)) if p.phase != "backward_data" else filters
-    idle = (ceil_div(channels, lanes) * lanes / channels) * (ceil_div(cut_filters, lanes) * lanes / cut_filters)
+    idle_c, idle_f = (ceil_div(n, lanes) * lanes / n for n in (channels, cut_filters))
+    idle = idle_c * idle_f if not last else idle_c if p.phase == "backward_data" else idle_f
     seconds = products * min(idle, 6.0) / rate
     grown = {"x": channels / p.channels, "y": filters / p.filters, "w": channels * filters / (p.channels * p.filters)}
     copies = sum(2 * n[o] * grown[o] for o in read if last != own or grown[o] > 1)

@@ -86,7 +86,7 @@ class ConvNode:
         """
         self.conv, self.grid, self.dtype, self.setting, self.dx = conv, grid, dtype, setting, dx
         self.space = ReducedSpace(conv, grid, virtual_padding=setting.virtual_padding)
-        self.model = ReducedModel(self.space, setting.machine, dtype)
+        self.model = ReducedModel(self.space, setting.machine, dtype, setting.measured)
         self._terms = {
             gathered: Terms(self.model, "seconds", hold_gathered=gathered, bias=conv.bias) for gathered in (True, False)
         }
@@ -216,7 +216,8 @@ class ConvNode:
                 yield from conversions(phase, ("d" if grad and tensor == "y" else "") + tensor, chain)
             layouts = terms.wanted(phase, roles)
             cost = self.model.convolution(tuple(layouts[t] for t in (*inputs, output)))  # type: ignore[arg-type]
-            yield NodeStep(phase, f"conv_{phase}", f"{cost.flops} flops", cost)
+            how = "measured" if cost.measured else "by the roofline"
+            yield NodeStep(phase, f"conv_{phase}", how, cost)
             _, chain = terms.conversion(phase, output, stored[output], roles)
             for step in conversions(phase, ("d" if grad else "") + output, chain):
                 if output == "w" and self.setting.hide_dw:

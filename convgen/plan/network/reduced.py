@@ -29,7 +29,7 @@ from convgen.algebra.redistribute import Conversion, redistribute
 from convgen.algebra.space import Space
 from convgen.cost.links import Links, collective_seconds
 from convgen.cost.machine import Level, Machine
-from convgen.cost.model import FREE, PICOSECONDS, Chain, Model, StepCost
+from convgen.cost.model import FREE, PICOSECONDS, Chain, Measured, Model, StepCost
 from convgen.cost.traffic import elements_received, elements_sent
 from convgen.plan.network.exchanges import exchange_traffic
 
@@ -59,8 +59,8 @@ class ReducedSpace(Space):
 class ReducedModel(Model):
     """`Model` for a ReducedSpace."""
 
-    def __init__(self, space: ReducedSpace, machine: Machine, dtype: str) -> None:
-        super().__init__(space, machine, dtype)
+    def __init__(self, space: ReducedSpace, machine: Machine, dtype: str, measured: Measured | None = None) -> None:
+        super().__init__(space, machine, dtype, measured=measured)
         self.reduced = space
         self._found: dict[tuple[Layout, Layout], Chain] = {}
         self._local_found: dict[tuple[Layout, Layout, Layout], StepCost] = {}
@@ -213,7 +213,8 @@ class ReducedModel(Model):
             for o in operands
         )
         conv = replace(conv, bias=False)
-        return _small_convolution(conv, grid, (first, second, third), self.machine, self.dtype, space.virtual_padding)
+        model = _small_model(conv, grid, self.machine, self.dtype, space.virtual_padding, self.measured)
+        return model.convolution((first, second, third))
 
     def add_bias(self, y: Layout) -> StepCost:
         return self._on_one_rank(y).add_bias(Layout("y", ((),) * len(y.axes)))
@@ -331,13 +332,8 @@ def _small_space(conv: Conv, grid: Grid, virtual: bool) -> Space:
     return Space(conv, grid, virtual_padding=virtual)
 
 
-@lru_cache(maxsize=1 << 18)
-def _small_convolution(
-    conv: Conv, grid: Grid, operands: tuple[Layout, Layout, Layout], machine: Machine, dtype: str, virtual: bool
-) -> StepCost:
-    return _small_model(conv, grid, machine, dtype, virtual).convolution(operands)
-
-
-@lru_cache(maxsize=1 << 12)
-def _small_model(conv: Conv, grid: Grid, machine: Machine, dtype: str, virtual: bool) -> Model:
-    return Model(_small_space(conv, grid, virtual), machine, dtype)
+@lru_cache(maxsize=1 << 14)
+def _small_model(
+    conv: Conv, grid: Grid, machine: Machine, dtype: str, virtual: bool, measured: Measured | None
+) -> Model:
+    return Model(_small_space(conv, grid, virtual), machine, dtype, measured=measured)

@@ -79,7 +79,18 @@ def _summary(plan: Plan, sample: SampleParallelism) -> list[str]:
         found = (f"{_sizes(grid)} {'does not fit' if s is None else _milliseconds(s)}" for grid, s in plan.tried)
         lines.append(f"grids   {', '.join(found)}; searched with few candidates, the best then with all")
     lines.append(f"found   by {plan.how}: the least modelled seconds of all candidates on this grid")
+    if plan.setting.measured is not None:
+        lines.append(f"local   {_measured(plan)}")
     return lines
+
+
+def _measured(plan: Plan) -> str:
+    local = [s for n in plan.nodes for s in n.steps if s.kind.startswith("conv_")]
+    count, machine = sum(s.cost.measured for s in local), plan.setting.machine
+    return (
+        f"{count} of {_count(len(local), 'local convolution')} measured; the others by the roofline at "
+        f"{machine.efficiency:.0%} of {dict(machine.peak_flops)[plan.network.dtype] / 1e9:.0f} GFLOP/s"
+    )
 
 
 def _sample(plan: Plan, sample: SampleParallelism) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from convgen.cost.machine import Machine
+from convgen.cost.model import Measured
 
 Statistics = Literal["local", "global"]
 Keep = Literal["every", "needed"]
@@ -24,6 +25,7 @@ class Setting:
         recompute: whether outputs of normalisation, ReLU and dropout may be computed again in backward.
         hide_dw: whether reductions of gradients of filters, scales and shifts take no time, as if backward hid them all
             ([CF] 5 and [SP] VI overlap them); else every step comes after the other.
+        measured: seconds of local convolutions where they are known, instead of the roofline.
     """
 
     machine: Machine
@@ -34,6 +36,7 @@ class Setting:
     regather: bool = False
     recompute: bool = False
     hide_dw: bool = False
+    measured: Measured | None = None
 
     @property
     def virtual_padding(self) -> bool:

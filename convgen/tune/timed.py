@@ -1,0 +1,86 @@
+"""What was measured, for the cost model: seconds of local convolutions, and a machine with this device's numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from statistics import median
+
+from convgen.algebra.space import Space
+from convgen.cost.machine import Machine
+from convgen.cost.model import Operands
+from convgen.errors import InputError
+from convgen.kernels.choose import plain_problem
+from convgen.kernels.config import largest
+from convgen.kernels.problem import Problem
+from convgen.schedule.nodes import Phase
+from convgen.tune.database import Entry
+from convgen.tune.lookup import Remembered, remembered
+
+PHASE_OF: dict[str, Phase] = {"y": "forward", "x": "backward_data", "w": "backward_filter"}  # by what is made
+
+
+@dataclass(frozen=True, eq=False)
+class Timed:
+    """Seconds of local convolutions as a device's database has them; `convgen.cost.model.Measured`."""
+
+    memory: Remembered
+    dtype: str
+    memory_format: str
+
+    def __call__(self, space: Space, operands: Operands) -> float | None:
+        """Of the rank with most to do; with the bias added, where only that was measured."""
+        problem = self.problem(space, operands)
+        plain = self.memory.measured_s(problem)
+        if plain is None and problem.phase == "forward":
+            return self.memory.measured_s(replace(problem, bias=True))
+        return plain
+
+    def problem(self, space: Space, operands: Operands) -> Problem:
+        """What that rank convolves."""
+        frames = {layout.tensor: space.frame(layout) for layout in operands}
+        phase = PHASE_OF[operands[2].tensor]
+        return largest(
+            [
+                plain_problem(
+                    space.conv, phase, {t: box[rank] for t, box in frames.items()}, self.dtype, self.memory_format
+                )
+                for rank in range(space.grid.ranks)
+            ]
+        )
+
+
+def timed(target: str, dtype: str, memory_format: str = "contiguous") -> Timed:
+    """What the databases know for a target, on the device that it is compiled for.
+
+    Raises:
+        InputError: nothing was measured, or a database is broken.
+    """
+    memory = remembered(target)
+    if not memory.files or not memory.entries(dtype):
+        said = memory.said or f"nothing in {dtype} was measured on {memory.device.name if memory.device else target}"
+        raise InputError(f"no measured kernels for {target}: {said}", hint="convgen tune FILE... first")
+    return Timed(memory, dtype, memory_format)
+
+
+def as_measured(machine: Machine, known: Timed) -> Machine:
+    """The machine with what its device was measured to reach, for convolutions that weren't.
+
+    Flops, bytes and launches are the database's ceilings; the efficiency is the median share of them that the measured
+    kernels reach which products bound.
+    """
+    ceilings, entries = known.memory.ceilings(), known.memory.entries(known.dtype)
+    if ceilings is None or known.dtype not in ceilings.flops_per_s:
+        return machine
+    return replace(
+        machine,
+        peak_flops=tuple((d, ceilings.flops_per_s.get(d, peak)) for d, peak in machine.peak_flops),
+        efficiency=efficiency(entries) or machine.efficiency,
+        memory_bytes_per_s=ceilings.bytes_per_s,
+        launch_s=ceilings.floor_us / 1e6,
+    )
+
+
+def efficiency(entries: list[Entry]) -> float | None:
+    """The median share of the roofline of kernels bound by products."""
+    shares = [e.share for e in entries if e.bound == "compute"]
+    return min(1.0, median(shares)) if shares else None
