@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from convgen.kernels.choose import describe
 from convgen.kernels.config import Config, parse_config
 from convgen.kernels.problem import LocalDim, Problem
 from convgen.kernels.target import CPU, Target, parse_target
@@ -149,13 +151,14 @@ def strategies(order: Ranked, times: Times, limit: int) -> dict[str, list[float]
     return {n: [f(seed) / best for seed in range(1 if n in once else SEEDS)] for n, f in made.items()}
 
 
-def replay(file: Path, console: Console) -> list[dict[str, float]]:
+def replay(file: Path, console: Console, *, markdown: bool = False) -> list[dict[str, float]]:
     """Print a landscape's table; ratios of the strategies, a problem each."""
     head, landscape = read(file)
     target, ceilings = parse_target(head["target"]), Ceilings(**head["ceilings"])
     table = Table(
-        title=f"{file.name}: {head['device']}, {head['versions']}; best found / best there is", title_justify="left"
-    )
+        title=f"{file.name}: {head['device']}, {head['versions']}; best found / best there is", title_justify="left",
+        box=box.MARKDOWN if markdown else box.SIMPLE_HEAD,
+    )  # fmt: skip
     names = ("ranking + search", "ranking alone", "search alone", "chance")
     for column in ("problem", "configurations", "measured", "ATen", *names):
         table.add_column(column, justify="left" if column == "problem" else "right")
@@ -167,8 +170,9 @@ def replay(file: Path, console: Console) -> list[dict[str, float]]:
         rows.append(row)
         plain = next(us for c, us in times.items() if c.family == "aten") / min(times.values())
         cells = [f"{row[n]:.3f}" for n in names]
-        table.add_row(key_of(p), str(len(times)), str(limit), f"{plain:.2f}", *cells)
-    table.add_section()
+        table.add_row(f"{p.phase}: {describe(p)}", str(len(times)), str(limit), f"{plain:.2f}", *cells)
+    if not markdown:
+        table.add_section()
     table.add_row("geometric mean", "", "", "", *(f"{mean(rows, n):.3f}" for n in names))
     table.add_row("worst", "", "", "", *(f"{max(r[n] for r in rows):.3f}" for n in names))
     within = {n: sum(r[n] <= GOAL for r in rows) for n in names}
@@ -181,17 +185,18 @@ def mean(rows: Iterable[Mapping[str, float]], name: str) -> float:
     return statistics.geometric_mean(r[name] for r in rows)
 
 
-@click.command(help=__doc__.split("\n")[0], context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(help=(__doc__ or "").split("\n")[0], context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--record", "recorded", type=click.Path(path_type=Path), metavar="FILE", help="Measure a landscape.")
 @click.option("--held-out", is_flag=True, help="With --record: of the layers that the model was not made on.")
+@click.option("--markdown", is_flag=True, help="Tables for docs/tuning.md.")
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path, exists=True))
-def main(recorded: Path | None, held_out: bool, files: tuple[Path, ...]) -> None:
+def main(recorded: Path | None, held_out: bool, markdown: bool, files: tuple[Path, ...]) -> None:
     console = Console(width=200, markup=False, highlight=False)
     if recorded is not None:
         record(recorded, HELD_OUT if held_out else SHAPES, console)
         return
     for file in files or sorted(FOLDER.glob("*.jsonl")):
-        replay(file, console)
+        replay(file, console, markdown=markdown)
 
 
 if __name__ == "__main__":

@@ -125,14 +125,24 @@ def plan_command(
     if output is not None:
         from convgen.plan.network.write import plan_yaml
 
-        said = [f"convgen plan {file} --machine {machine} --ranks {ranks}"]
-        said += [f"--{name} {value}" for name, value in (("grid", grid), ("batch", batch), ("memory", memory)) if value]
-        _write(Path(output), plan_yaml(found, " ".join(said)))
+        _write(Path(output), plan_yaml(found, _command(file)))
     if plot is not None:
         from convgen.plan.network.plot import plot_scaling
 
         plot_scaling(network, setting, ranks, budget, Path(plot))
         click.echo(plot, err=True)
+
+
+def _command(file: str) -> str:
+    """What was asked for, without where the results go."""
+    context = click.get_current_context()
+    words = ["convgen plan", file]
+    for option in context.command.params:
+        name = option.name or ""
+        given = context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+        if given and isinstance(option, click.Option) and name not in ("output", "explain", "plot", "as_json"):
+            words += [option.opts[0]] if option.is_flag else [option.opts[0], f"{context.params[name]}"]
+    return " ".join(words)
 
 
 def _grid(text: str | None, ranks: int) -> Grid | None:
