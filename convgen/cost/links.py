@@ -114,11 +114,8 @@ class Links:
         found: list[int] = []
         inside = 1
         for unit in self.units:
-            _, counts = np.unique(
-                np.stack([np.arange(len(members)).repeat(members.shape[1]), unit[members].ravel()]),
-                axis=1,
-                return_counts=True,
-            )
+            rows = np.arange(len(members))[:, None] * self.grid.ranks
+            _, counts = np.unique((rows + unit[members]).ravel(), return_counts=True)
             if counts.min() == counts.max() and counts[0] > inside and counts[0] % inside == 0:
                 found.append(int(counts[0]) // inside)
                 inside = int(counts[0])

@@ -22,7 +22,7 @@ from convgen.algebra.roles import OPERANDS, Roles, nest, settle_groups
 from convgen.errors import InputError
 from convgen.plan.network.estimate import estimates
 from convgen.plan.network.node_step import NodeStep, conversions
-from convgen.plan.network.reduced import ReducedModel, ReducedSpace
+from convgen.plan.network.reduced import ReducedSpace, reduced_model
 from convgen.plan.network.setting import Setting
 from convgen.plan.network.splits import Split, natural
 from convgen.plan.terms import Terms
@@ -85,8 +85,10 @@ class ConvNode:
             dx: whether anything needs the gradient of x; nothing does for the network's input.
         """
         self.conv, self.grid, self.dtype, self.setting, self.dx = conv, grid, dtype, setting, dx
-        self.space = ReducedSpace(conv, grid, virtual_padding=setting.virtual_padding)
-        self.model = ReducedModel(self.space, setting.machine, dtype, setting.measured)
+        self.model = reduced_model(
+            conv, grid, setting.machine, dtype, virtual_padding=setting.virtual_padding, measured=setting.measured
+        )
+        self.space = self.model.reduced
         self._terms = {
             gathered: Terms(self.model, "seconds", hold_gathered=gathered, bias=conv.bias) for gathered in (True, False)
         }

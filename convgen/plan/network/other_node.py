@@ -24,7 +24,7 @@ from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Layout
 from convgen.algebra.roles import Roles, wanted
 from convgen.plan.network.node_step import NodeStep, conversions, passes
-from convgen.plan.network.reduced import ReducedModel, ReducedSpace, largest
+from convgen.plan.network.reduced import ReducedModel, largest, reduced_model
 from convgen.plan.network.setting import Setting
 from convgen.plan.network.splits import Shape, Split
 from convgen.spec.layer import DTYPE_BYTES
@@ -76,7 +76,6 @@ class OtherNode:
         )
         self.size = DTYPE_BYTES[dtype]
         self.conv = conv
-        self._models: dict[Conv, ReducedModel] = {}
 
     def allows(self, y: Split) -> bool:
         """Whether the output may be stored so, without work that the kind doesn't have."""
@@ -189,10 +188,8 @@ class OtherNode:
         return block_elements(shape, split, self.grid) * self.size
 
     def model(self, conv: Conv) -> ReducedModel:
-        if conv not in self._models:
-            space = ReducedSpace(conv, self.grid, virtual_padding=self.setting.virtual_padding)
-            self._models[conv] = ReducedModel(space, self.setting.machine, self.dtype)
-        return self._models[conv]
+        padding = self.setting.virtual_padding
+        return reduced_model(conv, self.grid, self.setting.machine, self.dtype, virtual_padding=padding)
 
 
 def block_elements(shape: Shape, split: Split, grid: Grid) -> int:

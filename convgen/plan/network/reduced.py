@@ -167,15 +167,18 @@ class ReducedModel(Model):
         for d, moves in enumerate(changed):
             if moves:
                 involved.update(src.axes[d], dst.axes[d])
-        axes = space.grid.ordered(involved)
+        # Traffic does not depend on how ranks are numbered: axes in the order in which the layouts name them, so that
+        # steps alike are counted once on all grids.
+        named = [a for layout in (src, dst) for axes in layout.axes for a in axes]
+        axes = tuple(a for a in dict.fromkeys([*named, *src.partial]) if a in involved)
         name = {a: f"a{i}" for i, a in enumerate(axes)}
+        grid = Grid(tuple((name[a], space.grid.sizes[a]) for a in axes) or _ONE)
         small = Conversion(
             step.kind,
-            tuple(name[a] for a in step.over if a in name),
-            _renamed(src, changed, name),
-            _renamed(dst, changed, name),
+            grid.ordered(name[a] for a in step.over if a in name),
+            _renamed(src, changed, name, grid),
+            _renamed(dst, changed, name, grid),
         )
-        grid = Grid(tuple((name[a], space.grid.sizes[a]) for a in axes) or _ONE)
         conv = _tensor_conv(space, src, changed)
         return _small_traffic(conv, grid, small, space.virtual_padding)
 
@@ -227,6 +230,14 @@ class ReducedModel(Model):
         return Model(Space(conv, Grid(_ONE)), self.machine, self.dtype)
 
 
+@lru_cache(maxsize=1 << 10)
+def reduced_model(
+    conv: Conv, grid: Grid, machine: Machine, dtype: str, *, virtual_padding: bool, measured: Measured | None = None
+) -> ReducedModel:
+    """The model of a convolution on a grid: one for all layers alike, and for all searches of a grid."""
+    return ReducedModel(ReducedSpace(conv, grid, virtual_padding=virtual_padding), machine, dtype, measured)
+
+
 def largest(extent: int, groups: int, sizes: tuple[int, ...]) -> int:
     """The largest block of a dimension over axes of these sizes, by the block rule.
 
@@ -265,9 +276,11 @@ def _tensor_conv(space: ReducedSpace, layout: Layout, changed: Sequence[bool]) -
     return Conv(extent[0], channels, filters, spatial, groups)
 
 
-def _renamed(layout: Layout, kept: Sequence[bool], name: dict[str, str]) -> Layout:
-    axes = tuple(tuple(name[a] for a in axes) if keep else () for axes, keep in zip(layout.axes, kept, strict=True))
-    return Layout(layout.tensor, axes, layout.windows, tuple(name[a] for a in layout.partial))
+def _renamed(layout: Layout, kept: Sequence[bool], name: dict[str, str], grid: Grid | None = None) -> Layout:
+    """Layouts with other names for axes, none where a dimension isn't kept; addends in the order of `grid`."""
+    axes = tuple(tuple([name[a] for a in axes]) if keep else () for axes, keep in zip(layout.axes, kept, strict=True))
+    partial = tuple([name[a] for a in layout.partial])
+    return Layout(layout.tensor, axes, layout.windows, grid.ordered(partial) if grid is not None else partial)
 
 
 @lru_cache(maxsize=1 << 16)
@@ -327,12 +340,12 @@ def _slowest(grid: Grid, levels: tuple[Level, ...], over: Axes) -> float:
     return max(1 / level.bytes_per_s, shared)
 
 
-@lru_cache(maxsize=1 << 12)
+@lru_cache(maxsize=1 << 6)
 def _small_space(conv: Conv, grid: Grid, virtual: bool) -> Space:
     return Space(conv, grid, virtual_padding=virtual)
 
 
-@lru_cache(maxsize=1 << 14)
+@lru_cache(maxsize=1 << 10)
 def _small_model(
     conv: Conv, grid: Grid, machine: Machine, dtype: str, virtual: bool, measured: Measured | None
 ) -> Model:
