@@ -77,8 +77,9 @@ def plan_command(
 ) -> None:
     """Choose the layout of every layer of a network for the least modelled seconds."""
     from convgen.cost.machine import TARGETS, load_machine
-    from convgen.plan.network.planner import GIB, plan_network, sample_parallelism
+    from convgen.plan.network.planner import GIB, plan_network
     from convgen.plan.network.report import explain_text, plan_json, plan_text
+    from convgen.plan.network.sample import sample_parallelism
     from convgen.plan.network.setting import Setting
     from convgen.spec.build import check_target
     from convgen.spec.network_reader import read_network, with_batch

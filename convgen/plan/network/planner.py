@@ -114,15 +114,6 @@ class Plan:
         return self.graph.problem.total(longest_paths(self.graph))[0] / PICOSECONDS
 
 
-@dataclass(frozen=True)
-class SampleParallelism:
-    """Pure sample parallelism on as many ranks, or why it can't be."""
-
-    seconds: float | None
-    memory_bytes: int | None
-    why_not: str = ""
-
-
 def plan_network(
     network: Network, setting: Setting, ranks: int, *, grid: Grid | None = None, budget_bytes: int | None = None
 ) -> Plan:
@@ -166,15 +157,6 @@ def _solved_s(graph: Graph, budget_bytes: int | None) -> float | None:
         return solve(graph.problem, budget_bytes).cost / PICOSECONDS
     except DoesNotFit:
         return None
-
-
-def sample_parallelism(network: Network, setting: Setting, ranks: int) -> SampleParallelism:
-    """The same network with samples split over all ranks and nothing else."""
-    if ranks > network.batch:
-        return SampleParallelism(None, None, f"{ranks} ranks, {network.batch} samples")
-    graph = build(network, Grid((("a", ranks),)), setting, roles={"a": "N" if ranks > 1 else ""})
-    found = solve(graph.problem, None)
-    return SampleParallelism(found.cost / PICOSECONDS, found.memory)
 
 
 def _check_usable(network: Network, counts: Counter[Conv], grid: Grid) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from convgen.errors import InputError
-from convgen.plan.network.planner import GIB, plan_network, sample_parallelism
+from convgen.plan.network.planner import GIB, plan_network
+from convgen.plan.network.sample import sample_parallelism
 from convgen.plan.network.setting import Setting
 from convgen.spec.network import Network
 from convgen.spec.network_reader import with_batch

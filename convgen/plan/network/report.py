@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from convgen.algebra.grid import Grid
+from convgen.cost.model import PICOSECONDS
 from convgen.errors import InputError
-from convgen.plan.network.planner import NodePlan, Plan, SampleParallelism
+from convgen.plan.network.overlapped import overlapped
+from convgen.plan.network.planner import NodePlan, Plan
+from convgen.plan.network.sample import SampleParallelism
 from convgen.plan.network.splits import Split, text
 from convgen.spec.names import did_you_mean
 
@@ -63,6 +66,7 @@ def _summary(plan: Plan, sample: SampleParallelism) -> list[str]:
         f"step    {_milliseconds(plan.seconds)}: compute {_milliseconds(compute)}, communication "
         f"{_milliseconds(moving)}; modelled, steps one after the other"
         + (", reductions of dw hidden" if plan.setting.hide_dw else ""),
+        *_behind(plan, sample),
         f"others  {len(rest)} other nodes: compute {_milliseconds(sum(n.compute_s for n in rest))}, "
         f"communication {_milliseconds(sum(n.communication_s for n in rest))}",
         f"sent    {sum(n.sent_bytes for n in nodes) / 1e6:.2f} MB a rank",
@@ -82,6 +86,19 @@ def _summary(plan: Plan, sample: SampleParallelism) -> list[str]:
     if plan.setting.measured is not None:
         lines.append(f"local   {_measured(plan)}")
     return lines
+
+
+def _behind(plan: Plan, sample: SampleParallelism) -> list[str]:
+    """The same plan with reductions of gradients behind computation; nothing where they are taken as hidden."""
+    if plan.setting.hide_dw:
+        return []
+    found = overlapped(plan)
+    hidden = (found.reductions_ps - found.exposed_ps) / PICOSECONDS
+    beside = f"; sample parallelism then {_milliseconds(sample.overlapped_s)}" if sample.overlapped_s else ""
+    return [
+        f"overlap {_milliseconds(found.seconds)} with reductions of gradients behind backward's computation: "
+        f"{_milliseconds(hidden)} of {_milliseconds(found.reductions_ps / PICOSECONDS)} hidden{beside}"
+    ]
 
 
 def _measured(plan: Plan) -> str:
@@ -169,6 +186,7 @@ def plan_json(plan: Plan, sample: SampleParallelism) -> dict[str, Any]:
         "grid": dict(plan.grid.axes),
         "samples": plan.network.batch,
         "seconds": plan.seconds,
+        "overlapped_seconds": None if plan.setting.hide_dw else overlapped(plan).seconds,
         "compute_seconds": sum(n.compute_s for n in plan.nodes),
         "communication_seconds": sum(n.communication_s for n in plan.nodes),
         "sent_bytes": sum(n.sent_bytes for n in plan.nodes),
@@ -177,6 +195,7 @@ def plan_json(plan: Plan, sample: SampleParallelism) -> dict[str, Any]:
         "found_by": plan.how,
         "sample_parallelism": {
             "seconds": sample.seconds,
+            "overlapped_seconds": sample.overlapped_s,
             "memory_bytes": sample.memory_bytes,
             "why_not": sample.why_not or None,
         },
