@@ -173,3 +173,17 @@ def test_the_command_prints_a_table() -> None:
     assert lines[2].split() == ["conv1", "conv", "7x7/2", "1", "64", "112", "112", "9408", "3.06", "0.236"]
     assert "forward 7.716 GFLOP for 1 sample " in lines[-1]  # MODELS C4: 7.716
     assert '"weights": 25556032' in run("--json").output
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("plan", "examples/spatial_2x2.yaml", "--machine", "cpu", "--ranks", "2"), "this is a layer file"),
+        (("compile", "examples/networks/alexnet.yaml"), "is a network, whose layers have no grid yet"),
+        (("tune", "examples/networks/alexnet.yaml"), "convgen plan examples/networks/alexnet.yaml"),
+    ],
+)
+def test_files_of_another_kind_are_named(words: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    done = CliRunner().invoke(cli, list(words))
+    assert isinstance(done.exception, InputError) and said in str(done.exception)

@@ -19,6 +19,7 @@ from convgen.spec.text import as_list, shown
 from convgen.spec.yaml import read_yaml
 
 KEYS = ("name", "input", "dtype", "blocks", "nodes")
+OTHER_FILES = {"layer": "this is a layer file", "layers": "this is a plan"}  # by a key that only they have
 
 
 def read_network(path: str | Path) -> Network:
@@ -49,6 +50,8 @@ def network_from_dict(data: dict[str, Any], source: Source = Source()) -> Networ
 
 
 def _network(data: dict[str, Any], source: Source) -> Network:
+    if other := next((kind for key, kind in OTHER_FILES.items() if key in data and "nodes" not in data), None):
+        raise InputError(f"{other}, not a network", hint="a file with nodes, like those in examples/networks")
     for key in data:
         if key not in KEYS:
             hint = did_you_mean(key, KEYS, f"keys of a network are {', '.join(KEYS)}")

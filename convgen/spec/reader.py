@@ -47,6 +47,10 @@ def read_layers(path: str | Path) -> list[Layer]:
         InputError: as `read_layer`.
     """
     document = read_yaml(path)
+    if "nodes" in document.data:
+        fact = f"{path} is a network, whose layers have no grid yet"
+        hint = f"convgen plan {path} --machine M --ranks P -o plan.yaml, and that file"
+        raise locate(InputError(fact, ("nodes",), hint=hint), document.source)
     if "layers" not in document.data:
         return [layer_from_dict(document.data, document.source)]
     source = document.source

@@ -8,6 +8,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.progress import track
+
 from convgen.errors import InputError
 from convgen.plan.network.planner import GIB, plan_network
 from convgen.plan.network.sample import sample_parallelism
@@ -33,12 +36,16 @@ def plot_scaling(network: Network, setting: Setting, ranks: int, budget: int | N
         from matplotlib.figure import Figure
     except ImportError as error:
         raise InputError("--plot needs matplotlib", hint="pip install 'convgen[plot]'") from error
+    figure: Any = Figure(figsize=(9, 3.8), layout="constrained")
+    if file.suffix[1:].lower() not in figure.canvas.get_supported_filetypes() or not file.parent.is_dir():
+        raise InputError(
+            f"cannot draw {file}", hint="a file that ends with .png, .svg or .pdf, in a folder that exists"
+        )  # before minutes of planning
     counts = _halves(ranks)
     strong = _series(network, setting, budget, [(p, network.batch) for p in counts])
     # As many samples a rank as with all ranks, which may be a fraction: several ranks a sample.
     share = Fraction(network.batch, ranks)
     weak = _series(network, setting, budget, [(p, int(share * p)) for p in counts if (share * p).denominator == 1])
-    figure: Any = Figure(figsize=(9, 3.8), layout="constrained")
     panels: Any = figure.subplots(1, 2)
     _draw(panels[0], strong, counts, f"{network.name}, {_said(network.batch, 'sample')}", budget)
     each = f"{_said(share, 'sample')} a rank" if share >= 1 else f"{_said(1 / share, 'rank')} a sample"
@@ -63,7 +70,7 @@ def _series(
     """Plans and sample parallelism; a point that can't be or doesn't fit is left out."""
     planned: Points = []
     sample: Points = []
-    for ranks, batch in at:
+    for ranks, batch in track(at, "planning", console=Console(stderr=True), transient=True):
         sized = with_batch(network, batch)
         with suppress(InputError):
             planned.append((ranks, plan_network(sized, setting, ranks, budget_bytes=budget).seconds))
