@@ -36,7 +36,11 @@ def network_command(file: str, batch: int | None, as_json: bool) -> None:
 @click.option("--ranks", required=True, type=click.IntRange(1), help="How many.")
 @click.option("--grid", help="Only this grid, e.g. data=4,chan=2; by default grids are searched.")
 @click.option("--batch", type=click.IntRange(1, 2**31 - 1), help="Samples of the whole step, instead of the file's.")
-@click.option("--memory", type=click.FloatRange(0, min_open=True), help="GiB that a rank may take.")
+@click.option(
+    "--memory",
+    type=click.FloatRange(0, min_open=True),
+    help="GiB that a rank may take.  [default: what the machine's have]",
+)
 @click.option("--target", help="Of the layers in plan.yaml.  [default: the machine's name if it is one, else cpu]")
 @click.option(
     "--keep", type=click.Choice(("every", "needed")), default="every", show_default=True,

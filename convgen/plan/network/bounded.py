@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 from convgen.errors import InternalError
 from convgen.plan.network.eliminate import Elimination, Factor, Problem, Table
 
+FREE = "elimination"  # how the optimum is found that no budget keeps from being the best of all
+
 
 @dataclass(frozen=True)
 class Bounded:
@@ -105,7 +107,7 @@ def _at(problem: Problem, cost: int, memory: int) -> Bounded:
         exact = [unit * t + o for t, o in zip(tables, other, strict=True)]
         tables = exact if len(exact) << _shift(exact) < unit else tables
     found = Elimination(problem, _scaled(tables))
-    return Bounded(found.values, *problem.total(found.values), "elimination")
+    return Bounded(found.values, *problem.total(found.values), FREE)
 
 
 def _within(problem: Problem, budget: int, best: Bounded, across: int, down: int) -> Bounded:

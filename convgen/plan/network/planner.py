@@ -11,7 +11,7 @@ from convgen.algebra.conv import Conv
 from convgen.algebra.grid import Grid
 from convgen.cost.model import PICOSECONDS
 from convgen.errors import InputError, Note
-from convgen.plan.network.bounded import DoesNotFit, least_memory, solve
+from convgen.plan.network.bounded import FREE, DoesNotFit, least_memory, solve
 from convgen.plan.network.conv_node import Option
 from convgen.plan.network.eliminate import Elimination
 from convgen.plan.network.graph import Graph, build, run_again
@@ -38,7 +38,7 @@ class NodePlan:
         option: of a convolution or linear layer.
         memory_bytes: that its weights, what it holds, and its output take on the fullest rank.
         runner_up: roles of the next best option for the layer, everything else chosen anew, and the seconds that the
-            whole plan then takes more; without a budget only.
+            whole plan then takes more, whatever memory that takes; None where memory decided on the plan.
     """
 
     node: Node
@@ -73,6 +73,7 @@ class Plan:
 
     Attributes:
         values: of the graph's variables.
+        budget_bytes: of memory on each rank; None where there is no bound.
         tried: the grids searched with few candidates, and their best seconds; None where nothing fits the budget. The
             best of them is searched with all.
         how: what found the optimum.
@@ -99,6 +100,11 @@ class Plan:
         return self.graph.setting
 
     @property
+    def free(self) -> bool:
+        """Whether the plan is the best of all, and not only of those that fit the budget."""
+        return self.how == FREE
+
+    @property
     def seconds(self) -> float:
         """Modelled seconds of a training step: forward and backward, steps one after the other."""
         return self.cost_ps / PICOSECONDS
@@ -122,10 +128,12 @@ def plan_network(
     Args:
         ranks: how many.
         grid: this one only; its sizes multiply to `ranks`.
-        budget_bytes: of memory on each rank.
+        budget_bytes: of memory on each rank; by default what the machine's ranks have, where its file says it.
     Raises:
         InputError: nothing fits the budget, or the ranks can't be used.
     """
+    if budget_bytes is None and setting.machine.memory_bytes is not None:
+        budget_bytes = int(setting.machine.memory_bytes)
     if ranks > MAX_RANKS:
         raise InputError(f"{ranks} ranks, more than {MAX_RANKS}", hint=f"--ranks up to {MAX_RANKS}")
     counts = Counter(node.conv for node in network.nodes if node.kind in CONVOLUTIONS and node.conv is not None)
@@ -180,7 +188,7 @@ def _refusal(graph: Graph, miss: DoesNotFit, budget: int, ranks: int) -> InputEr
     """Nothing fits: the least memory there is, what takes most of it, and what would do."""
     network, setting = graph.network, graph.setting
     plan = Plan(graph, miss.values, 0, miss.memory, budget, "least memory")
-    largest = sorted(_nodes(plan, runners=False), key=lambda n: -n.memory_bytes)[:3]
+    largest = sorted(plan.nodes, key=lambda n: -n.memory_bytes)[:3]
     notes = tuple(
         Note("layer", f"{n.node.name} takes {n.memory_bytes / GIB:.2f} GiB a rank", n.node.path) for n in largest
     )
@@ -219,9 +227,9 @@ def _ways(network: Network, setting: Setting, budget: int, ranks: int) -> Iterat
             break
 
 
-def _nodes(plan: Plan, *, runners: bool = True) -> Iterator[NodePlan]:
+def _nodes(plan: Plan) -> Iterator[NodePlan]:
     graph, values = plan.graph, plan.values
-    best = Elimination(graph.problem).best_with() if runners and plan.budget_bytes is None else None
+    best = Elimination(graph.problem).best_with() if plan.free else None
     memory: dict[str, int] = {}
     for factor, owner in zip(graph.factors, graph.owners, strict=True):
         if factor.memory is not None:

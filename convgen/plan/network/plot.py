@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -42,6 +41,8 @@ def plot_scaling(network: Network, setting: Setting, ranks: int, budget: int | N
             f"cannot draw {file}", hint="a file that ends with .png, .svg or .pdf, in a folder that exists"
         )  # before minutes of planning
     counts = _halves(ranks)
+    if budget is None and setting.machine.memory_bytes is not None:
+        budget = int(setting.machine.memory_bytes)
     strong = _series(network, setting, budget, [(p, network.batch) for p in counts])
     # As many samples a rank as with all ranks, which may be a fraction: several ranks a sample.
     share = Fraction(network.batch, ranks)
@@ -66,26 +67,33 @@ def _halves(ranks: int) -> list[int]:
 
 def _series(
     network: Network, setting: Setting, budget: int | None, at: Sequence[tuple[int, int]]
-) -> tuple[Points, Points]:
-    """Plans and sample parallelism; a point that can't be or doesn't fit is left out."""
+) -> tuple[Points, Points, bool]:
+    """Plans and sample parallelism; a point that can't be or doesn't fit is left out. Whether one doesn't fit."""
+    missing = False
     planned: Points = []
     sample: Points = []
     for ranks, batch in track(at, "planning", console=Console(stderr=True), transient=True):
         sized = with_batch(network, batch)
-        with suppress(InputError):
+        try:
             planned.append((ranks, plan_network(sized, setting, ranks, budget_bytes=budget).seconds))
+        except InputError:
+            missing = True
         alone = sample_parallelism(sized, setting, ranks)
         fits = budget is None or (alone.memory_bytes or 0) <= budget
         if alone.seconds is not None and fits:
             sample.append((ranks, alone.seconds))
-    return planned, sample
+        missing |= not fits
+    return planned, sample, missing
 
 
 def _said(count: int | Fraction, what: str) -> str:
     return f"{float(count):g} {what}{'s' * (count != 1)}"
 
 
-def _draw(panel: Any, series: tuple[Points, Points], counts: Sequence[int], title: str, budget: int | None) -> None:
+def _draw(
+    panel: Any, found: tuple[Points, Points, bool], counts: Sequence[int], title: str, budget: int | None
+) -> None:
+    *series, missing = found
     for points, colour, name, mark in (
         (series[1], SAMPLE, "samples split, nothing else", "s"),
         (series[0], PLANNED, "planned", "o"),
@@ -105,9 +113,9 @@ def _draw(panel: Any, series: tuple[Points, Points], counts: Sequence[int], titl
         panel.legend(frameon=False, fontsize=9, loc="best")
     else:
         panel.set_yticks([])
-    if budget is not None:
-        missing = "left out: what does not fit" if lowest else "nothing fits"
-        panel.text(0.03, 0.04, f"{missing} {budget / GIB:g} GiB", transform=panel.transAxes, fontsize=9)
+    if budget is not None and missing:
+        said = "left out: what does not fit" if lowest else "nothing fits"
+        panel.text(0.03, 0.04, f"{said} {budget / GIB:.4g} GiB", transform=panel.transAxes, fontsize=9)
     panel.set_xlabel("ranks")
     panel.set_title(title, fontsize=10)
     panel.grid(True, linewidth=0.4, alpha=0.5)

@@ -71,12 +71,12 @@ def _summary(plan: Plan, sample: SampleParallelism) -> list[str]:
         f"communication {_milliseconds(sum(n.communication_s for n in rest))}",
         f"sent    {sum(n.sent_bytes for n in nodes) / 1e6:.2f} MB a rank",
         f"memory  {plan.memory_bytes / GIB:.3f} GiB on the fullest rank"
-        + (f", of {plan.budget_bytes / GIB:.3f} allowed" if plan.budget_bytes is not None else ""),
+        + (f", of {plan.budget_bytes / GIB:.3f} that it may take" if plan.budget_bytes is not None else ""),
         f"sample  {_sample(plan, sample)}",
     ]
     if again := sum(plan.graph.recomputed(plan.values, n.node) for n in nodes):
         lines.append(f"again   {again} outputs are computed again in backward (--recompute)")
-    if plan.budget_bytes is None:
+    if plan.free:
         gap = plan.heuristic_seconds / plan.seconds - 1
         lines.append(f"paths   longest-path heuristic {_milliseconds(plan.heuristic_seconds)}, {100 * gap:.2f} % more")
     if plan.tried:
@@ -199,7 +199,7 @@ def plan_json(plan: Plan, sample: SampleParallelism) -> dict[str, Any]:
             "memory_bytes": sample.memory_bytes,
             "why_not": sample.why_not or None,
         },
-        "heuristic_seconds": plan.heuristic_seconds if plan.budget_bytes is None else None,
+        "heuristic_seconds": plan.heuristic_seconds if plan.free else None,
         "nodes": [_node_json(node) for node in plan.nodes],
     }
 

@@ -32,9 +32,11 @@ class SampleParallelism:
 def sample_parallelism(network: Network, setting: Setting, ranks: int) -> SampleParallelism:
     """The same network with samples split over all ranks and nothing else."""
     if ranks > network.batch:
-        return SampleParallelism(None, None, why_not=f"{ranks} ranks, {network.batch} samples")
+        return SampleParallelism(
+            None, None, why_not=f"{ranks} ranks, {network.batch} sample{'s' * (network.batch > 1)}"
+        )
     graph = build(network, Grid((("a", ranks),)), setting, roles={"a": "N" if ranks > 1 else ""})
     found = solve(graph.problem, None)
-    plan = Plan(graph, found.values, found.cost, found.memory, found.memory, found.how)
+    plan = Plan(graph, found.values, found.cost, found.memory, None, "one choice")
     behind = None if setting.hide_dw else overlapped(plan).seconds
     return SampleParallelism(found.cost / PICOSECONDS, found.memory, behind)
