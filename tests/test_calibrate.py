@@ -79,12 +79,16 @@ def calibration(nodes: Nodes, name: str = "mine") -> Calibration:
 @settings(deadline=None, max_examples=60)
 @given(
     latency=st.floats(1e-7, 1e-3),
-    rate=st.floats(1e8, 1e12),
+    transfer=st.floats(1, 1e4),
     noise=st.lists(st.floats(-0.05, 0.05), min_size=len(SIZES), max_size=len(SIZES)),
 )
-def test_a_line_is_found_under_noise(latency: float, rate: float, noise: list[float]) -> None:
-    """The true line has a sum of squared relative errors of at most n e^2, so the best one has no more, and at each
-    size it is within sqrt(n) e of what was measured, which is within e of the truth."""
+def test_a_line_is_found_under_noise(latency: float, transfer: float, noise: list[float]) -> None:
+    """The largest message's transfer takes so many latencies: from a rate hardly seen to a latency hardly seen.
+
+    The true line has a sum of squared relative errors of at most n e^2, so the best one has no more, and at each size
+    it is within sqrt(n) e of what was measured.
+    """
+    rate = SIZES[-1] / (transfer * latency)
     true = [latency + size / rate for size in SIZES]
     measured = [t * (1 + e) for t, e in zip(true, noise, strict=True)]
     fit = fit_line(SIZES, measured, "messages")
@@ -94,6 +98,9 @@ def test_a_line_is_found_under_noise(latency: float, rate: float, noise: list[fl
     assert fit.median_error <= fit.worst_error
     for size, m in zip(SIZES, measured, strict=True):
         assert abs(fit.seconds(size) - m) <= bound * 1.001 * m
+    if 100 <= transfer <= 1000:  # both are seen well
+        assert fit.latency_s == pytest.approx(latency, rel=0.2)
+        assert fit.bytes_per_s == pytest.approx(rate, rel=0.2)
 
 
 def test_a_line_without_noise_is_found_exactly() -> None:

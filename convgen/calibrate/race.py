@@ -80,7 +80,7 @@ def climb(team: Team, rungs: Sequence[Sequence[Case]], seconds: float, at_least:
 
     Args:
         rungs: cases of one size each, by size.
-        seconds: that all laps may take.
+        seconds: that trying them and the fewest laps may take.
         at_least: so many rungs are kept in any case.
     """
     start, kept = time.perf_counter(), list[Case]()
