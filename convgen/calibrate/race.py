@@ -1,6 +1,6 @@
 """Times of calls that all ranks make at once: each size is tried first, then all are timed in turn, lap by lap.
 
-A lap times every call once, over as many repeats as last a few milliseconds, behind a barrier. Each counts as its
+A lap times every call once, over as many repeats as last 10 ms, behind a barrier. Each counts as its
 slowest rank; of the laps the median counts. Rank 0's clock decides when to stop.
 """
 
@@ -16,8 +16,8 @@ import torch
 
 from convgen.calibrate.team import Call, Team
 
-BLOCK_S = 2e-3  # what repeats of one call last, at least
-MOST_REPEATS = 100
+BLOCK_S = 10e-3  # what repeats of one call last, at least: longer than a scheduler's slice
+MOST_REPEATS = 500
 TRIES, LONG_S = 3, 10e-3
 LEAST_LAPS, MOST_LAPS = 3, 50
 
@@ -51,7 +51,7 @@ class Timing:
     """Median seconds of one call on the slowest rank.
 
     Attributes:
-        spread: (p80 - p20) / median of the laps; large where something else runs on the machine.
+        spread: (p80 - p20) / median of the laps; large where something else runs, or cores are few.
     """
 
     label: str

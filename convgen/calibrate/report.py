@@ -24,6 +24,11 @@ def bytes_text(size: int) -> str:
     return f"{size} B"
 
 
+def unsteady_text(noise: float) -> str:
+    """What it means that repeats of a message are so far apart."""
+    return f"repeats of a message differ by {noise:.0%} (p80 - p20): other work here, or too few cores for the ranks"
+
+
 def report_text(found: Calibration) -> str:
     """Messages and their lines, collectives beside the model, and local work."""
     local, machine = found.local, found.machine
@@ -53,9 +58,7 @@ def report_text(found: Calibration) -> str:
     if guessed := [dtype for dtype, why in found.assumed.items() if why.startswith("assumed")]:
         lines.append(f"no time for {', '.join(guessed)}: assumed as fast as float32")
     if found.noise > NOISY:
-        lines.append(
-            f"not a quiet machine: repeats of a message differ by {found.noise:.0%} (p80 - p20 over the median)"
-        )
+        lines.append(f"unsteady: {unsteady_text(found.noise)}")
     return "\n".join(lines)
 
 

@@ -14,7 +14,7 @@ from convgen.cost.machine import Machine
 from convgen.spec.layer import DTYPES
 
 DIGITS = 4  # of a machine file's numbers; times repeat no better
-NOISY = 0.5  # repeats farther apart than this: something else runs on the machine
+NOISY = 0.5  # repeats farther apart than this are said to be
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

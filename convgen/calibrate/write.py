@@ -11,7 +11,7 @@ from pathlib import Path
 from convgen.calibrate.collectives import KINDS
 from convgen.calibrate.links import Messages
 from convgen.calibrate.local import CONVOLUTION, COPIED
-from convgen.calibrate.report import bytes_text
+from convgen.calibrate.report import bytes_text, unsteady_text
 from convgen.calibrate.result import DIGITS, NOISY, Calibration
 from convgen.cost.machine import Level, load_machine
 from convgen.errors import InputError, InternalError
@@ -69,7 +69,7 @@ def _header(found: Calibration) -> list[str]:
     if held:
         lines += ["# Modelled over measured seconds of collectives of all ranks, taken to be rings:", f"# {held}."]
     if (noise := found.noise) > NOISY:
-        lines.append(f"# Not a quiet machine: repeats of a message differ by {noise:.0%} (p80 - p20, over the median).")
+        lines.append(f"# Unsteady: {unsteady_text(noise)}.")
     return lines
 
 
