@@ -301,8 +301,10 @@ def on_two_nodes(folder: Path, rank: int) -> Machine:
     return found.machine
 
 
-def test_two_nodes_of_two_ranks(tmp_path: Path) -> None:
+def test_two_nodes_of_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four processes that take themselves for two nodes: both levels, alike on every rank, and written."""
+    monkeypatch.setattr("convgen.calibrate.race.BLOCK_S", 1e-3)  # the processes are forked
+    monkeypatch.setattr("convgen.calibrate.race.TRIES", 1)
     machines: list[Machine] = spawn(lambda rank: on_two_nodes(tmp_path, rank), 4)
     assert len(set(machines)) == 1
     assert load_machine(str(tmp_path / "m.yaml")) == machines[0]
