@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from convgen import __version__
+from convgen.calibrate.cli import calibrate_command
 from convgen.errors import InputError
 from convgen.inputs import compile_files, layer_options, need, untuned_option
 from convgen.plan.cli import network_command, plan_command
@@ -180,6 +181,7 @@ def explain(file: str, plot: str | None, as_json: bool, **options: Any) -> None:
         click.echo(plot, err=True)
 
 
+cli.add_command(calibrate_command)
 cli.add_command(network_command)
 cli.add_command(plan_command)
 cli.add_command(sw26010)

@@ -1,0 +1,89 @@
+"""What a calibration found, and the machine that it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from statistics import median
+
+from convgen.calibrate.collectives import Collective
+from convgen.calibrate.links import Messages, levels_of
+from convgen.calibrate.local import Local
+from convgen.calibrate.nodes import Nodes
+from convgen.cost.machine import Machine
+from convgen.spec.layer import DTYPES
+
+DIGITS = 4  # of a machine file's numbers; times repeat no better
+NOISY = 0.5  # repeats farther apart than this are said to be
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """Everything measured, and the machine made of it.
+
+    Attributes:
+        date: of the measurement, as ISO 8601 has it.
+        backend: what carried messages: gloo, or nccl (RCCL goes by this name too).
+        torch: its version.
+        messages: by the keys of links.patterns.
+        assumed: of the machine's dtypes those that were not measured, with why their number is what it is.
+    """
+
+    date: str
+    backend: str
+    torch: str
+    nodes: Nodes
+    messages: Mapping[str, Messages]
+    local: Local
+    machine: Machine
+    assumed: Mapping[str, str]
+    collectives: tuple[Collective, ...]
+
+    @property
+    def noise(self) -> float:
+        """How far repeats of one message are apart: (p80 - p20) / median, the median of all sizes and patterns."""
+        return median(t.spread for m in self.messages.values() for t in m.timings)
+
+
+def machine_of(name: str, nodes: Nodes, messages: Mapping[str, Messages], local: Local) -> Machine:
+    """The machine with these links and ranks, its numbers rounded as its file has them.
+
+    The peak in float32 is the convolution's where that is faster than a matrix product, as Winograd's may be.
+    """
+    peak = {**local.flops_per_s, "float32": max(local.flops_per_s["float32"], local.convolution_flops_per_s)}
+    return Machine(
+        name=name,
+        device=local.device,
+        ranks_per_node=nodes.ranks,
+        levels=tuple(
+            replace(
+                level,
+                latency_s=_rounded(level.latency_s),
+                bytes_per_s=_rounded(level.bytes_per_s),
+                shared_bytes_per_s=None if level.shared_bytes_per_s is None else _rounded(level.shared_bytes_per_s),
+            )
+            for level in levels_of(nodes, messages)
+        ),
+        memory_bytes=_rounded(local.memory_bytes),
+        memory_bytes_per_s=_rounded(local.bytes_per_s),
+        peak_flops=tuple((dtype, _rounded(peak[_source(local, dtype)])) for dtype in DTYPES),
+        efficiency=_rounded(local.convolution_flops_per_s / peak["float32"]),
+        launch_s=_rounded(local.launch_s),
+    )
+
+
+def assumed(local: Local) -> dict[str, str]:
+    """The dtypes whose rate is float32's, and why."""
+    return {
+        dtype: "plain float32 on a CPU" if (dtype, local.threads > 0) == ("tfloat32", True) else "assumed: float32's"
+        for dtype in DTYPES
+        if _source(local, dtype) != dtype
+    }
+
+
+def _source(local: Local, dtype: str) -> str:
+    return dtype if dtype in local.flops_per_s else "float32"
+
+
+def _rounded(number: float) -> float:
+    return float(f"{number:.{DIGITS - 1}e}")

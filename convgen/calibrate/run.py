@@ -1,0 +1,69 @@
+"""A calibration from beginning to end, on one screen: where ranks lie, links, local work, collectives."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from convgen.calibrate.collectives import beside_model, measure_collectives
+from convgen.calibrate.links import measure_messages
+from convgen.calibrate.local import measure_local
+from convgen.calibrate.nodes import nodes_of
+from convgen.calibrate.result import Calibration, assumed, machine_of
+from convgen.calibrate.team import Team
+from convgen.calibrate.write import check_output
+from convgen.errors import InputError
+
+SHARES = {"links": 0.4, "local": 0.4, "collectives": 0.2}  # of the seconds
+Say = Callable[[str], None]
+
+
+def calibrate(team: Team, name: str, output: Path, seconds: float, say: Say, host: str | None = None) -> Calibration:
+    """Measure on all ranks; each has the same result.
+
+    Args:
+        name: of the machine.
+        output: where rank 0 will write; refused before measuring if it can't.
+        seconds: of measuring, about; starting and leaving come on top.
+        say: takes a line of progress.
+        host: this rank's node, instead of the host's name.
+    Raises:
+        InputError: on all ranks alike, where ranks lie as no machine file can say, or times make no sense.
+    """
+    nodes = nodes_of(team.gather(host or socket.gethostname()))
+    _refuse_together(team, output)
+    say(f"{nodes.text}: messages")
+    messages = measure_messages(team, nodes, SHARES["links"] * seconds)
+    say("copies, products, a convolution")
+    local = measure_local(team, nodes.ranks, SHARES["local"] * seconds)
+    say("collectives")
+    collectives = measure_collectives(team, SHARES["collectives"] * seconds)
+    machine = machine_of(name, nodes, messages, local)
+    return Calibration(
+        date=datetime.now(UTC).date().isoformat(),
+        backend="gloo" if team.device.type == "cpu" else "nccl",
+        torch=torch.__version__.partition("+")[0],
+        nodes=nodes,
+        messages=messages,
+        local=local,
+        machine=machine,
+        assumed=assumed(local),
+        collectives=tuple(beside_model(machine, team.size, collectives)),
+    )
+
+
+def _refuse_together(team: Team, output: Path) -> None:
+    """Rank 0 writes, so that it says whether it can; all stop where it can't."""
+    problem: InputError | None = None
+    if team.rank == 0:
+        try:
+            check_output(output)
+        except InputError as error:
+            problem = error
+    fact, hint = team.gather((problem.fact, problem.hint) if problem else ("", ""))[0]
+    if fact:
+        raise InputError(fact, hint=hint)

@@ -1,0 +1,144 @@
+"""A calibration as a machine file: the keys of tuning/machines, each with how its number was found."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from convgen.calibrate.collectives import KINDS
+from convgen.calibrate.links import Messages
+from convgen.calibrate.local import CONVOLUTION, COPIED
+from convgen.calibrate.report import bytes_text, unsteady_text
+from convgen.calibrate.result import DIGITS, NOISY, Calibration
+from convgen.cost.machine import Level, load_machine
+from convgen.errors import InputError, InternalError
+
+SUFFIXES = (".yaml", ".yml")
+_COLUMN = 34  # where comments begin, as in the files shipped
+
+
+def machine_text(found: Calibration) -> str:
+    """The file's text."""
+    machine, local, nodes = found.machine, found.local, found.nodes
+    kind = "cpu" if local.threads else "cuda"
+    lines = [*_header(found), f"name: {_quoted(machine.name)}", f"device: {_quoted(machine.device)}"]
+    lines.append(f"ranks_per_node: {machine.ranks_per_node}")
+    if len(machine.levels) == 1:
+        one = found.messages.get("inside") or found.messages["across"]
+        lines += _links(machine.levels[0], one, "", "link_bytes_per_s")
+    else:
+        lines.append("levels:")
+        for level, key in zip(machine.levels, ("inside", "across"), strict=True):
+            ranks = [] if level.ranks is None else [f"    ranks: {level.ranks}"]
+            lines += [f"  - name: {level.name}", *ranks, *_links(level, found.messages[key], "    ", "bytes_per_s")]
+            if level.shared_bytes_per_s is not None:
+                shared = found.messages["shared"]
+                said = f"measured: {nodes.ranks} times one's rate while all send; {_error(shared)}"
+                lines += _entry("    shared_bytes_per_s", level.shared_bytes_per_s, said)
+    share = "the device's" if kind == "cuda" else f"a share of 1/{nodes.ranks} of a node's"
+    lines += _entry("memory_bytes", machine.memory_bytes or 0.0, share)
+    copied = f"measured: a copy of {bytes_text(COPIED[kind])}, read and written, all ranks at once"
+    lines += _entry("memory_bytes_per_s", machine.memory_bytes_per_s, copied)
+    lines += _comment("peak_flops_per_s:", "measured: matrix products, all ranks at once")
+    faster = local.convolution_flops_per_s > local.flops_per_s["float32"]
+    remarks = {**found.assumed, **({"float32": "the convolution's below, which is faster"} if faster else {})}
+    for dtype, flops in machine.peak_flops:
+        lines += _entry(f"  {dtype}", flops, remarks.get(dtype, ""))
+    reached = f"measured: {CONVOLUTION}, float32, forward, over float32's peak"
+    lines += _entry("efficiency", machine.efficiency, reached)
+    lines += _entry("launch_s", machine.launch_s, "measured: a convolution of one element")
+    return "\n".join([*lines, ""])
+
+
+def _header(found: Calibration) -> list[str]:
+    threads = found.local.threads
+    each = f", {threads} thread{'s' if threads > 1 else ''} each" if threads else ", a GPU each"
+    lines = [
+        f"# Measured by `convgen calibrate` on {found.date}: {found.nodes.text}{each}; {found.backend}, "
+        f"torch {found.torch}.",
+    ]
+    if found.nodes.count == 1:
+        lines.append("# One node: links between nodes were not measured, and are taken to be like those inside.")
+    elif found.nodes.ranks == 1:
+        lines.append("# One rank a node: there are no links inside a node.")
+    ratios = [(kind, [c.ratio for c in found.collectives if c.kind == kind]) for kind in KINDS]
+    held = ", ".join(f"{kind} {_range(some)}" for kind, some in ratios if some)
+    if held:
+        lines += ["# Modelled over measured seconds of collectives of all ranks, taken to be rings:", f"# {held}."]
+    if (noise := found.noise) > NOISY:
+        lines.append(f"# Unsteady: {unsteady_text(noise)}.")
+    return lines
+
+
+def _range(ratios: Sequence[float]) -> str:
+    low, high = f"{min(ratios):.2f}", f"{max(ratios):.2f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _links(level: Level, messages: Messages, indent: str, rate: str) -> list[str]:
+    return [
+        *_entry(f"{indent}latency_s", level.latency_s, f"measured: {_said(messages)}"),
+        *_entry(f"{indent}{rate}", level.bytes_per_s, f"the same; {_error(messages)}"),
+    ]
+
+
+def _said(messages: Messages) -> str:
+    sizes = [t.size for t in messages.timings]
+    return f"{messages.pattern.label}, {bytes_text(sizes[0])} to {bytes_text(sizes[-1])}"
+
+
+def _error(messages: Messages) -> str:
+    fit = messages.fit
+    return f"off by {fit.median_error:.0%} (median), {fit.worst_error:.0%} (worst)"
+
+
+def _entry(key: str, number: float, comment: str) -> list[str]:
+    mantissa, _, exponent = f"{number:.{DIGITS - 1}e}".partition("e")
+    text = f"{number:.{DIGITS}g}" if 0.01 <= number <= 1 else f"{mantissa}e{int(exponent):+d}"
+    return _comment(f"{key}: {text}", comment)
+
+
+def _comment(text: str, comment: str) -> list[str]:
+    return [f"{text:<{_COLUMN}}# {comment}" if comment else text]
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def check_output(path: Path) -> None:
+    """Raises InputError where the file could not be written, or `--machine` would not read it."""
+    if path.is_dir():
+        raise InputError(f"{path} is a folder", hint="-o with the name of a file")
+    if path.suffix not in SUFFIXES:
+        raise InputError(f"{path} is no name for a machine file", hint=f"-o {path.with_suffix('.yaml')}")
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def write_machine(found: Calibration, path: Path) -> None:
+    """Write the file, all of it or nothing, once it has been read back as the machine that it stands for.
+
+    Raises:
+        InputError: it can't be written.
+        InternalError: it reads back as another machine.
+    """
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{path.stem}-", dir=path.parent) as folder:
+            draft = Path(folder, path.name)
+            draft.write_text(machine_text(found), encoding="utf-8")
+            if load_machine(str(draft)) != found.machine:
+                raise InternalError(f"{path} reads back as another machine")
+            os.replace(draft, path)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> InputError:
+    return InputError(f"cannot write {path}: {error.strerror}", hint="-o FILE in a folder you may write to")

@@ -1,0 +1,370 @@
+"""Calibration: lines through times, where ranks lie, what is written, and runs of real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from convgen.calibrate.collectives import beside_model, modelled
+from convgen.calibrate.fit import fit_line
+from convgen.calibrate.links import SIZES, Messages, levels_of, patterns
+from convgen.calibrate.local import Local
+from convgen.calibrate.nodes import Nodes, nodes_of
+from convgen.calibrate.race import LEAST_LAPS, Case, Timing, climb, race, settle, tried
+from convgen.calibrate.report import report_text
+from convgen.calibrate.result import Calibration, assumed, machine_of
+from convgen.calibrate.run import calibrate
+from convgen.calibrate.team import Team
+from convgen.calibrate.write import check_output, machine_text, write_machine
+from convgen.cli import cli, main
+from convgen.cost.machine import Machine, load_machine
+from convgen.errors import InputError
+from convgen.verify.processes import ProcessFailed, spawn
+
+ROOT = Path(__file__).resolve().parent.parent
+CPU = torch.device("cpu")
+LOCAL = Local(
+    device="some CPU, 2 threads",
+    threads=2,
+    memory_bytes=8e9,
+    bytes_per_s=2e10,
+    flops_per_s={"float32": 1e11, "float64": 5e10},
+    convolution_flops_per_s=7e10,
+    launch_s=1e-5,
+)
+LINES = {"inside": (2e-5, 3e9), "across": (5e-5, 1e9), "shared": (6e-5, 7e8), "pair 1": (1e-5, 4e9)}
+
+
+def messages_of(nodes: Nodes) -> dict[str, Messages]:
+    """Messages that take exactly what LINES says."""
+    found: dict[str, Messages] = {}
+    for key, pattern in patterns(nodes).items():
+        latency, rate = LINES.get(key, (1e-4, 5e8))
+        times = tuple(Timing(key, size, latency + size / rate, 9, 0.1) for size in SIZES)
+        found[key] = Messages(pattern, times, fit_line(SIZES, [t.seconds for t in times], key))
+    return found
+
+
+def calibration(nodes: Nodes, name: str = "mine") -> Calibration:
+    messages = messages_of(nodes)
+    machine = machine_of(name, nodes, messages, LOCAL)
+    return Calibration(
+        date="2030-01-02",
+        backend="gloo",
+        torch="2.13.0",
+        nodes=nodes,
+        messages=messages,
+        local=LOCAL,
+        machine=machine,
+        assumed=assumed(LOCAL),
+        collectives=tuple(beside_model(machine, nodes.size, [("all_reduce", 1 << 20, 1e-3)])),
+    )
+
+
+# Lines
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    latency=st.floats(1e-7, 1e-3),
+    transfer=st.floats(1, 1e4),
+    noise=st.lists(st.floats(-0.05, 0.05), min_size=len(SIZES), max_size=len(SIZES)),
+)
+def test_a_line_is_found_under_noise(latency: float, transfer: float, noise: list[float]) -> None:
+    """The largest message's transfer takes so many latencies: from a rate hardly seen to a latency hardly seen.
+
+    The true line has a sum of squared relative errors of at most n e^2, so the best one has no more, and at each size
+    it is within sqrt(n) e of what was measured.
+    """
+    rate = SIZES[-1] / (transfer * latency)
+    true = [latency + size / rate for size in SIZES]
+    measured = [t * (1 + e) for t, e in zip(true, noise, strict=True)]
+    fit = fit_line(SIZES, measured, "messages")
+    worst = max(1e-6, *(abs(e / (1 + e)) for e in noise))
+    bound = len(SIZES) ** 0.5 * worst
+    assert fit.worst_error <= bound * 1.001
+    assert fit.median_error <= fit.worst_error
+    for size, m in zip(SIZES, measured, strict=True):
+        assert abs(fit.seconds(size) - m) <= bound * 1.001 * m
+    if 100 <= transfer <= 1000:  # both are seen well
+        assert fit.latency_s == pytest.approx(latency, rel=0.2)
+        assert fit.bytes_per_s == pytest.approx(rate, rel=0.2)
+
+
+def test_a_line_without_noise_is_found_exactly() -> None:
+    fit = fit_line(SIZES, [3e-5 + size / 2e9 for size in SIZES], "messages")
+    assert fit.latency_s == pytest.approx(3e-5, rel=1e-9)
+    assert fit.bytes_per_s == pytest.approx(2e9, rel=1e-9)
+    assert fit.worst_error < 1e-9
+
+
+def test_small_messages_count_as_much_as_large_ones() -> None:
+    """Where large messages are 10 % slow, plain least squares would miss the latency by many times itself."""
+    fit = fit_line(SIZES, [(3e-5 + size / 2e9) * (1.1 if size >= 1 << 20 else 1) for size in SIZES], "messages")
+    assert fit.latency_s == pytest.approx(3e-5, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "seconds", "said"),
+    [
+        ([64, 128], [1e-5, 2e-5], "2 sizes, a line needs 3"),
+        ([64, 64, 64, 128], [1e-5] * 4, "2 sizes, a line needs 3"),
+        ([64, 128, 256], [1e-5, -2e-5, 3e-5], "128 bytes took -2e-05 s"),
+        ([64, 128, 256], [1e-5, 2e-5, float("nan")], "256 bytes took nan s"),
+        ([64, 128, 256], [1e-5, 2e-5], "3 sizes and 2 times"),
+        ([64, 1 << 10, 1 << 20], [3e-5, 2e-5, 1e-5], "times don't grow with the size"),
+    ],
+)
+def test_times_on_no_line_are_refused(sizes: list[int], seconds: list[float], said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        fit_line(sizes, seconds, "messages")
+    assert said in caught.value.fact
+    assert caught.value.hint
+
+
+# Nodes
+
+
+def test_ranks_lie_node_by_node() -> None:
+    assert nodes_of(["a"] * 3 + ["b"] * 3) == Nodes(count=2, ranks=3)
+    assert nodes_of(["a", "b"]) == Nodes(count=2, ranks=1)
+    assert nodes_of(["a", "a"]).text == "2 ranks on 1 node"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "said", "note"),
+    [
+        (["a", "a", "a", "b"], "nodes have 3, 1 ranks", "3 on a, 1 on b"),
+        (["a", "b", "a", "b"], "ranks 0, 2 share a node", "1 on a, 1 on b, 1 on a, 1 on b"),
+        (["b", "a", "a", "b"], "ranks 0, 3 share a node", "1 on b, 2 on a, 1 on b"),
+    ],
+)
+def test_ranks_that_no_file_can_describe_are_refused(hosts: list[str], said: str, note: str) -> None:
+    with pytest.raises(InputError) as caught:
+        nodes_of(hosts)
+    assert said in caught.value.fact
+    assert [n.text for n in caught.value.notes] == [note]
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("nodes", [Nodes(1, 2), Nodes(1, 5), Nodes(2, 1), Nodes(2, 2), Nodes(3, 4)], ids=str)
+def test_every_sender_is_sent_to_at_the_right_level(nodes: Nodes) -> None:
+    found = patterns(nodes)
+    for key, pattern in found.items():
+        assert sorted(a for a, _ in pattern.to) == sorted(b for _, b in pattern.to)
+        crosses = {a // nodes.ranks != b // nodes.ranks for a, b in pattern.to}
+        assert crosses == {key in ("pair across", "across", "shared")}
+    assert ("inside" in found) == (nodes.ranks > 1)
+    assert ("across" in found) == (nodes.count > 1)
+    assert ("shared" in found) == (nodes.count > 1 and nodes.ranks > 1)
+
+
+def test_levels_are_the_lines_of_their_messages() -> None:
+    two = Nodes(count=2, ranks=2)
+    node, machine = levels_of(two, messages_of(two))
+    assert (node.name, node.ranks, machine.ranks) == ("node", 2, None)
+    assert (node.latency_s, node.bytes_per_s) == pytest.approx(LINES["inside"])
+    assert (machine.latency_s, machine.bytes_per_s) == pytest.approx(LINES["across"])
+    assert machine.shared_bytes_per_s == pytest.approx(2 * LINES["shared"][1])
+    for nodes, key in ((Nodes(1, 2), "inside"), (Nodes(2, 1), "across")):
+        (only,) = levels_of(nodes, messages_of(nodes))
+        assert (only.latency_s, only.bytes_per_s) == pytest.approx(LINES[key])
+
+
+# Files
+
+
+@pytest.mark.parametrize("nodes", [Nodes(1, 2), Nodes(2, 1), Nodes(2, 2)], ids=str)
+def test_what_is_written_reads_back(tmp_path: Path, nodes: Nodes) -> None:
+    found, path = calibration(nodes, 'of "mine": \N{GREEK SMALL LETTER ALPHA}'), tmp_path / "m.yaml"
+    write_machine(found, path)
+    assert load_machine(str(path)) == found.machine
+    assert [p.name for p in tmp_path.iterdir()] == ["m.yaml"]
+    text = path.read_text(encoding="utf-8")
+    assert "on 2030-01-02" in text and "torch 2.13.0" in text
+    assert text.count("assumed: float32's") == 2  # bfloat16 and float16 of LOCAL
+    assert max(map(len, text.splitlines())) <= 120
+    assert nodes.text in report_text(found)
+
+
+def test_the_model_of_a_collective_is_the_ring_of_the_lines() -> None:
+    machine = calibration(Nodes(1, 4)).machine
+    alpha, rate = LINES["inside"]
+    expected = 6 * alpha + 2 * 3 / 4 * (1 << 20) / rate + 3 / 4 * (1 << 20) * machine.add_s_per_byte
+    assert modelled(machine, 4, "all_reduce", 1 << 20) == pytest.approx(expected)
+
+
+def test_other_commands_take_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "m.yaml"
+    write_machine(calibration(Nodes(2, 2)), path)
+    layer = "name: a\nlayer: conv1d\ninput: [4, 4, 64]\nout_channels: 4\nkernel_size: 3\ngrid: {a: 4}\n"
+    (tmp_path / "a.yaml").write_text(layer)
+    network = "name: n\ninput: [4, 4, 16, 16]\nnodes:\n  - {kind: conv, out_channels: 8, kernel_size: 3, padding: 1}\n"
+    (tmp_path / "n.yaml").write_text(network)
+    for command in (
+        ["compile", tmp_path / "a.yaml", "--emit", "cost", "--machine", path],
+        ["plan", tmp_path / "n.yaml", "--machine", path, "--ranks", "4", "--json"],
+    ):
+        done = CliRunner().invoke(cli, [str(word) for word in command])
+        assert done.exit_code == 0, done.output
+
+
+def test_a_file_that_reads_back_otherwise_is_not_written(tmp_path: Path) -> None:
+    found = calibration(Nodes(1, 2))
+    other = replace(found, machine=replace(found.machine, launch_s=1.23456e-5))  # more digits than the file has
+    with pytest.raises(Exception, match="reads back as another machine"):
+        write_machine(other, tmp_path / "m.yaml")
+    assert not list(tmp_path.iterdir())
+
+
+def test_noise_and_a_convolution_above_the_peak_are_said() -> None:
+    nodes = Nodes(1, 2)
+    fast = replace(LOCAL, convolution_flops_per_s=2e11)
+    machine = machine_of("m", nodes, messages_of(nodes), fast)
+    assert (dict(machine.peak_flops)["float32"], machine.efficiency) == (2e11, 1.0)
+    found = replace(calibration(nodes), local=fast, machine=machine)
+    assert "the convolution's below" in machine_text(found)
+    assert "Unsteady" not in machine_text(found)
+    noisy = {
+        key: replace(m, timings=tuple(replace(t, spread=0.8) for t in m.timings)) for key, m in found.messages.items()
+    }
+    assert "Unsteady: repeats of a message differ by 80%" in machine_text(replace(found, messages=noisy))
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [("no/such/m.yaml", "cannot write"), ("m.json", "no name for a machine file"), (".", "is a folder")],
+)
+def test_outputs_that_cannot_be_are_refused(tmp_path: Path, output: str, said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        check_output(tmp_path / output)
+    assert said in caught.value.fact
+    assert caught.value.hint
+
+
+# Races
+
+
+class Alone(Team):
+    """A team of one, without a process group."""
+
+    def __init__(self) -> None:
+        self.rank, self.size, self.device = 0, 1, CPU
+
+    def barrier(self) -> None: ...
+
+    def agree(self, answer: bool) -> bool:
+        return answer
+
+    def most(self, values: torch.Tensor) -> torch.Tensor:
+        return values
+
+
+def naps(*milliseconds: float) -> list[list[Case]]:
+    """Calls that sleep; sizes are microseconds."""
+    return [[Case("nap", round(1e3 * ms), lambda ms=ms: time.sleep(ms / 1e3))] for ms in milliseconds]
+
+
+def test_a_race_finds_how_long_calls_take() -> None:
+    team = Alone()
+    for timing in race(team, [tried(team, case) for (case,) in naps(5, 20)], 0.1):
+        assert timing.size / 1e6 <= timing.seconds <= 3 * timing.size / 1e6
+        assert timing.laps >= LEAST_LAPS
+
+
+def test_sizes_stop_growing_when_time_runs_short() -> None:
+    assert len(climb(Alone(), naps(1, 4, 16, 64, 10_000), 0.5, at_least=1)) in (2, 3, 4)
+    assert len(climb(Alone(), naps(1, 2), 0.0, at_least=2)) == 2
+    assert settle(Alone(), [case for (case,) in naps(1, 4, 16, 10_000)], 10e-3).size == 16_000
+
+
+# Processes
+
+
+def on_two_nodes(folder: Path, rank: int) -> Machine:
+    team = Team(CPU)
+    found = calibrate(team, "m", folder / "m.yaml", 0.5, lambda _: None, host="ab"[rank // 2])
+    if rank == 0:
+        write_machine(found, folder / "m.yaml")
+    return found.machine
+
+
+def test_two_nodes_of_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four processes that take themselves for two nodes: both levels, alike on every rank, and written."""
+    monkeypatch.setattr("convgen.calibrate.race.BLOCK_S", 1e-3)  # the processes are forked
+    monkeypatch.setattr("convgen.calibrate.race.TRIES", 1)
+    machines: list[Machine] = spawn(lambda rank: on_two_nodes(tmp_path, rank), 4)
+    assert len(set(machines)) == 1
+    assert load_machine(str(tmp_path / "m.yaml")) == machines[0]
+    assert [(level.name, level.ranks) for level in machines[0].levels] == [("node", 2), ("machine", None)]
+    assert machines[0].levels[1].shared_bytes_per_s
+
+
+def test_all_ranks_stop_before_measuring_where_nothing_can_be_written(tmp_path: Path) -> None:
+    def program(_: int) -> tuple[str, list[str]]:
+        said: list[str] = []
+        with pytest.raises(InputError) as caught:
+            calibrate(Team(CPU), "m", tmp_path / "no" / "m.yaml", 60.0, said.append)
+        return caught.value.fact, said
+
+    first, second = spawn(program, 2)
+    assert first == second
+    assert "no/m.yaml: No such file" in first[0] and not first[1]
+
+
+def test_a_lost_rank_is_named() -> None:
+    def program(rank: int) -> None:
+        if rank == 1:
+            os._exit(0)
+        Team(CPU).barrier()
+
+    with pytest.raises(ProcessFailed, match="rank 0 lost the others"):
+        spawn(program, 2, timeout_s=20)
+
+
+def launched(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command on two ranks, as docs/machines.md says."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "convgen.cli"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [*command, "calibrate", *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False,
+        timeout=120,
+    )  # fmt: skip
+
+
+def test_the_command_measures_and_writes(tmp_path: Path) -> None:
+    done = launched(tmp_path, "-o", "here.yaml", "--seconds", "1", "--json", "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    machine = load_machine(str(tmp_path / "here.yaml"))
+    assert (found["file"], machine.name, machine.ranks_per_node, found["nodes"]) == ("here.yaml", "here", 2, 1)
+    inside = found["messages"]["inside"]
+    assert machine.levels[0].bytes_per_s == pytest.approx(inside["bytes_per_s"], rel=1e-3)
+    assert 1e6 < machine.levels[0].bytes_per_s < 1e12
+    assert len(inside["times"]) >= 4
+    assert {c["kind"] for c in found["collectives"]} == {"all_gather", "reduce_scatter", "all_reduce"}
+    assert 1e7 < machine.memory_bytes_per_s < 1e13 and 1e7 < dict(machine.peak_flops)["float32"] < 1e14
+    assert [p.name for p in tmp_path.iterdir()] == ["here.yaml"]
+
+
+def test_one_process_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setattr(sys, "argv", ["convgen", "calibrate", "-o", "m.yaml"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert "this is one process alone" in said
+    assert "torchrun --nproc-per-node=2 -m convgen.cli calibrate" in said
