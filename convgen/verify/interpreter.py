@@ -64,6 +64,7 @@ def _mend() -> None:
     module: Any = upstream
     multiply, convert, patch = builder.create_dot, module._convert_float, module._patch_lang_tensor
     run: Any = upstream.GridExecutor.__call__
+    rewrite: Any = upstream.InterpretedFunction.rewrite
 
     def create_dot(self: Any, a: Any, b: Any, d: Any, *rest: Any) -> Any:
         if tl.bfloat16 in (a.dtype.scalar, b.dtype.scalar):
@@ -80,6 +81,11 @@ def _mend() -> None:
         patch(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(np.asarray(self.handle.data).squeeze()))
 
+    def rewrite_locked(self: Any) -> Any:
+        # Before 3.11.8, threads that parse at once mix up their depths: a SystemError (cpython gh-106905).
+        with _lock:
+            return rewrite(self)
+
     def launch_locked(self: Any, *args: Any, **kwargs: Any) -> Any:
         # Functions called inside a kernel would each patch triton.language and leave it so: it is done here, once.
         with _lock:
@@ -95,5 +101,6 @@ def _mend() -> None:
         module._patch_lang_tensor = patch_tensor
     nested: Any = JITFunction
     nested.__call__ = lambda self, *args, **kwargs: interpreted(self)(*args, **kwargs)
+    upstream.InterpretedFunction.rewrite = rewrite_locked
     upstream.InterpretedFunction.__call__ = lambda self, *args, **kwargs: self.rewrite()(*args, **kwargs)
     upstream.GridExecutor.__call__ = launch_locked
