@@ -116,7 +116,7 @@ def yaml_of(data: dict[str, Any], flow: bool) -> str:
     return stream.getvalue()
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @given(layer_dicts(), st.booleans())
 def test_round_trip(data: dict[str, Any], flow: bool) -> None:
     layer = layer_from_dict(data)
