@@ -27,7 +27,7 @@ from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.roles import Roles
 from convgen.algebra.space import Space
-from convgen.cost.machine import load_machine
+from convgen.cost.machines import load_machine
 from convgen.cost.model import Model
 from convgen.plan.candidates import Candidates
 from convgen.plan.roles_only import search_roles

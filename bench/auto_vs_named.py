@@ -18,7 +18,8 @@ from pathlib import Path
 from convgen.algebra.conv import PHASES, Conv
 from convgen.algebra.grid import Grid
 from convgen.algebra.space import Space
-from convgen.cost.machine import Machine, load_machine
+from convgen.cost.machine import Machine
+from convgen.cost.machines import load_machine
 from convgen.cost.model import PICOSECONDS, Model
 from convgen.plan.auto import named_plan, search
 from convgen.plan.candidates import Candidates, named_problems

@@ -20,7 +20,7 @@ from functools import cache
 from typing import Literal
 
 from convgen.compiler import compile_layer
-from convgen.cost.machine import load_machine
+from convgen.cost.machines import load_machine
 from convgen.cost.symbolic import Expr, axis_size, formulas, symbol, sympy
 from convgen.resources import data_file
 from convgen.schedule.nodes import Convert

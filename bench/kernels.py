@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from convgen.algebra.conv import Conv
-from convgen.cost.machine import load_machine
+from convgen.cost.machines import load_machine
 from convgen.errors import ConvgenError, InputError, Note
 from convgen.kernels.families import FAMILIES
 from convgen.kernels.partition import SPLITS, local_problem

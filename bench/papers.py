@@ -25,7 +25,8 @@ from pathlib import Path
 from convgen.algebra.conv import Conv
 from convgen.algebra.grid import Grid
 from convgen.compiler import compile_layer
-from convgen.cost.machine import Machine, load_machine
+from convgen.cost.machine import Machine
+from convgen.cost.machines import load_machine
 from convgen.cost.model import PICOSECONDS, Model
 from convgen.cost.overlap import LayerTasks, NetworkTime, Overlap, Task, beside, layer_tasks, network_time
 from convgen.cost.schedule import ScheduleCost, schedule_cost

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from convgen.cost.machine import load_machine
+from convgen.cost.machines import load_machine
 from convgen.plan.network.planner import plan_network
 from convgen.plan.network.setting import Setting
 from convgen.spec.network_reader import read_network

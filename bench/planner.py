@@ -30,7 +30,7 @@ CASES = (
 
 def one(name: str, machine: str, samples: int, ranks: int) -> None:
     """Plan, and print what it took as JSON."""
-    from convgen.cost.machine import load_machine
+    from convgen.cost.machines import load_machine
     from convgen.plan.network.planner import plan_network
     from convgen.plan.network.setting import Setting
     from convgen.spec.network_reader import network_from_dict, read_network, with_batch

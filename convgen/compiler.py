@@ -16,7 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from convgen.algebra.space import Space
-from convgen.cost.machine import Machine, default_machine
+from convgen.cost.machine import Machine
+from convgen.cost.machines import default_machine
 from convgen.emit.local_mesh import MeshPlans, mesh_plans
 from convgen.emit.module import emit_module
 from convgen.errors import InputError

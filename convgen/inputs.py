@@ -62,7 +62,7 @@ def compile_files(
         measured: with local kernels from the tuner's databases; remarks on those that it lacks go to stderr.
     """
     from convgen.compiler import compile_layer
-    from convgen.cost.machine import load_machine
+    from convgen.cost.machines import load_machine
     from convgen.spec.build import check_target
 
     if target is not None:

@@ -15,7 +15,7 @@ from convgen.algebra.layout import Layout
 from convgen.algebra.roles import Roles, nest
 from convgen.algebra.space import Space
 from convgen.compiler import Compiled, compile_layer
-from convgen.cost.machine import load_machine
+from convgen.cost.machines import load_machine
 from convgen.cost.model import Model
 from convgen.cost.schedule import schedule_cost
 from convgen.errors import InputError

@@ -18,7 +18,7 @@ from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.roles import Roles, nest
 from convgen.algebra.space import Space
 from convgen.compiler import compile_layer
-from convgen.cost.machine import load_machine
+from convgen.cost.machines import load_machine
 from convgen.cost.model import Model
 from convgen.cost.schedule import schedule_cost
 from convgen.plan.auto import named_plan, search

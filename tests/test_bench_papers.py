@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from convgen.cost.machine import load_machine
+from convgen.cost.machines import load_machine
 from convgen.cost.overlap import Overlap
 
 BENCH = Path(__file__).resolve().parent.parent / "bench"

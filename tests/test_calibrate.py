@@ -29,7 +29,8 @@ from convgen.calibrate.run import calibrate
 from convgen.calibrate.team import Team
 from convgen.calibrate.write import check_output, machine_text, write_machine
 from convgen.cli import cli, main
-from convgen.cost.machine import Machine, load_machine
+from convgen.cost.machine import Machine
+from convgen.cost.machines import load_machine
 from convgen.errors import InputError
 from convgen.verify.processes import ProcessFailed, spawn
 

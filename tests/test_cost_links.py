@@ -14,7 +14,8 @@ from convgen.algebra.grid import Grid
 from convgen.cost.collectives import ALGORITHMS, BEST, seconds, usable, whole
 from convgen.cost.level_symbols import level_links, level_values
 from convgen.cost.links import Links, collective_seconds
-from convgen.cost.machine import Level, load_machine
+from convgen.cost.machine import Level
+from convgen.cost.machines import load_machine
 from convgen.cost.model import PICOSECONDS, Model
 from convgen.cost.rounds import rounds
 from convgen.cost.schedule import step_cost

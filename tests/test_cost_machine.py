@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from convgen.cost.machine import TARGETS, Level, default_machine, load_machine, machine_names
+from convgen.cost.machine import Level
+from convgen.cost.machines import TARGETS, default_machine, load_machine, machine_names
 from convgen.errors import InputError
 from convgen.resources import data_file
 from convgen.spec.build import layer_from_dict

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from test_cost_symbolic import conv, schedule_of
 
-from convgen.cost.machine import load_machine
+from convgen.cost.machines import load_machine
 from convgen.cost.model import Model
 from convgen.cost.overlap import Behind, LayerTasks, Overlap, Task, TaskKind, beside, layer_tasks, network_time
 from convgen.cost.schedule import schedule_cost

@@ -13,7 +13,7 @@ from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Layout
 from convgen.algebra.roles import Roles
 from convgen.algebra.space import Space
-from convgen.cost.machine import load_machine
+from convgen.cost.machines import load_machine
 from convgen.cost.model import Model
 from convgen.cost.schedule import ScheduleCost, schedule_cost
 from convgen.passes.drop_single_rank import drop_single_rank, without

@@ -16,7 +16,7 @@ from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.roles import Roles, nest, settle_groups
 from convgen.algebra.space import Space
 from convgen.cost.local import convolution_elements, convolution_flops
-from convgen.cost.machine import load_machine
+from convgen.cost.machines import load_machine
 from convgen.cost.model import PICOSECONDS, Model
 from convgen.cost.schedule import schedule_cost, step_cost
 from convgen.cost.symbolic import axis_size, formulas, interior_window, symbol

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from convgen.algebra.grid import Grid
 from convgen.cli import cli, main
 from convgen.compiler import compile_layer
-from convgen.cost.machine import load_machine
+from convgen.cost.machines import load_machine
 from convgen.cost.model import Model
 from convgen.cost.schedule import schedule_cost
 from convgen.errors import InputError

@@ -11,7 +11,8 @@ from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Layout
 from convgen.algebra.roles import Roles, wanted
 from convgen.algebra.space import Space
-from convgen.cost.machine import Machine, load_machine
+from convgen.cost.machine import Machine
+from convgen.cost.machines import load_machine
 from convgen.cost.model import Model
 from convgen.plan.candidates import Candidates
 from convgen.plan.network.reduced import ReducedModel, ReducedSpace

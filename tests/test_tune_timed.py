@@ -13,7 +13,7 @@ from test_tune_cli import CEILINGS, convgen, remember
 
 from convgen.algebra.space import Space
 from convgen.compiler import compile_layer
-from convgen.cost.machine import load_machine
+from convgen.cost.machines import load_machine
 from convgen.cost.model import Model
 from convgen.cost.schedule import schedule_cost
 from convgen.errors import InputError

@@ -13,7 +13,8 @@ from convgen.calibrate.links import Messages
 from convgen.calibrate.local import CONVOLUTION, COPIED
 from convgen.calibrate.report import bytes_text, unsteady_text
 from convgen.calibrate.result import DIGITS, NOISY, Calibration
-from convgen.cost.machine import Level, load_machine
+from convgen.cost.machine import Level
+from convgen.cost.machines import load_machine
 from convgen.errors import InputError, InternalError
 
 SUFFIXES = (".yaml", ".yml")

@@ -80,7 +80,7 @@ def plan_command(
     as_json: bool,
 ) -> None:
     """Choose the layout of every layer of a network for the least modelled seconds."""
-    from convgen.cost.machine import TARGETS, load_machine
+    from convgen.cost.machines import TARGETS, load_machine
     from convgen.plan.network.planner import GIB, plan_network
     from convgen.plan.network.report import explain_text, plan_json, plan_text
     from convgen.plan.network.sample import sample_parallelism

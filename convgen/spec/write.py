@@ -4,7 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
+from convgen.algebra.conv import Conv
 from convgen.spec.layer import Axes, Layer, Options
+
+
+def convolution_data(name: str, conv: Conv) -> dict[str, Any]:
+    """The keys of a layer file that say what is convolved."""
+    return {
+        "name": name,
+        "layer": f"conv{len(conv.spatial)}d",
+        "input": [conv.batch, conv.channels, *(s.extent for s in conv.spatial)],
+        "out_channels": conv.filters,
+        "kernel_size": [s.kernel for s in conv.spatial],
+        "stride": [s.stride for s in conv.spatial],
+        "padding": [[s.pad_lo, s.pad_hi] for s in conv.spatial],
+        "dilation": [s.dilation for s in conv.spatial],
+        "groups": conv.groups,
+        "bias": conv.bias,
+    }
 
 
 def layer_to_dict(layer: Layer) -> dict[str, Any]:
@@ -14,17 +31,7 @@ def layer_to_dict(layer: Layer) -> dict[str, Any]:
     Optional keys that were not given (machine; algorithm or distribution; roles) stay away.
     """
     conv, options = layer.conv, layer.options
-    data: dict[str, Any] = {
-        "name": layer.name,
-        "layer": layer.kind,
-        "input": [conv.batch, conv.channels, *(s.extent for s in conv.spatial)],
-        "out_channels": conv.filters,
-        "kernel_size": [s.kernel for s in conv.spatial],
-        "stride": [s.stride for s in conv.spatial],
-        "padding": [[s.pad_lo, s.pad_hi] for s in conv.spatial],
-        "dilation": [s.dilation for s in conv.spatial],
-        "groups": conv.groups,
-        "bias": conv.bias,
+    data = convolution_data(layer.name, conv) | {
         "dtype": layer.dtype,
         "memory_format": layer.memory_format,
         "grid": dict(layer.grid.axes),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import prod
 
-from convgen.cost.machine import load_machine
+from convgen.cost.machines import load_machine
 from convgen.kernels.config import Config, ceil_div
 from convgen.kernels.problem import Problem
 from convgen.kernels.target import Target

@@ -15,6 +15,7 @@ from convgen.plan.network.planner import NodePlan, Plan
 from convgen.plan.network.splits import Split
 from convgen.spec.build import layer_from_dict
 from convgen.spec.layer import Layer
+from convgen.spec.write import convolution_data
 
 
 def plan_yaml(plan: Plan, command: str) -> str:
@@ -53,17 +54,7 @@ def layer_data(plan: Plan, node: NodePlan, option: Option) -> dict[str, Any]:
     conv = node.node.conv
     assert conv is not None and node.stored is not None
     one = plan.graph.convs[node.node.name]
-    data: dict[str, Any] = {
-        "name": node.node.name,
-        "layer": f"conv{len(conv.spatial)}d",
-        "input": [conv.batch, conv.channels, *(s.extent for s in conv.spatial)],
-        "out_channels": conv.filters,
-        "kernel_size": [s.kernel for s in conv.spatial],
-        "stride": [s.stride for s in conv.spatial],
-        "padding": [[s.pad_lo, s.pad_hi] for s in conv.spatial],
-        "dilation": [s.dilation for s in conv.spatial],
-        "groups": conv.groups,
-        "bias": conv.bias,
+    data = convolution_data(node.node.name, conv) | {
         "dtype": plan.network.dtype,
         "target": plan.setting.target,
         "grid": dict(plan.grid.axes),
