@@ -31,6 +31,10 @@ def layer_options(command: Any) -> Any:
         click.option("--grid", help="For a CSV of layers: axes and ranks, e.g. N=2,C=2."),
         click.option("--algorithm", help="For a CSV of layers: a named algorithm, or auto (default)."),
         click.option("--dtype", help="For a CSV of layers; float32 by default."),
+        click.option(
+            "--memory-format", type=click.Choice(("contiguous", "channels_last")),
+            help="For a CSV of layers; contiguous by default.",
+        ),
     ):  # fmt: skip
         command = option(command)
     return command
@@ -54,6 +58,7 @@ def compile_files(
     grid: str | None,
     algorithm: str | None,
     dtype: str | None,
+    memory_format: str | None,
     measured: bool | Literal["quietly"] = False,
 ) -> list[Compiled]:
     """Every layer of the files, compiled; errors say the file and the line.
@@ -74,7 +79,7 @@ def compile_files(
     )
     chosen = load_machine(machine) if machine is not None else None
     compiled: list[Compiled] = []
-    for layer in _read_files(files, grid, algorithm, dtype):
+    for layer in _read_files(files, grid, algorithm, dtype, memory_format):
         try:
             one = compile_layer(
                 layer, target=target, machine=chosen, objective="bytes" if objective == "bytes" else "seconds"
@@ -108,20 +113,28 @@ def _refuse_same_names(compiled: Sequence[Compiled]) -> None:
         seen[one.layer.name] = where
 
 
-def _read_files(files: Sequence[str], grid: str | None, algorithm: str | None, dtype: str | None) -> list[Layer]:
+def _read_files(
+    files: Sequence[str], grid: str | None, algorithm: str | None, dtype: str | None, memory_format: str | None
+) -> list[Layer]:
     from convgen.spec.reader import read_csv, read_layers
 
     tables = [f for f in files if f.lower().endswith(".csv")]
     if tables and grid is None:
         raise InputError(f"{tables[0]} has no grid of its own", hint="--grid N=2,C=2")
-    given = {"--grid": grid, "--algorithm": algorithm, "--dtype": dtype}
+    given = {"--grid": grid, "--algorithm": algorithm, "--dtype": dtype, "--memory-format": memory_format}
     if len(tables) < len(files) and any(given.values()):
         option = next(name for name, value in given.items() if value)
         raise InputError(f"{option} is for a CSV of layers; a layer file says it itself", hint="edit the layer file")
     layers: list[Layer] = []
     for file in files:
         if file in tables and grid is not None:
-            layers += read_csv(file, grid=parse_grid(grid), algorithm=algorithm or "auto", dtype=dtype or "float32")
+            layers += read_csv(
+                file,
+                grid=parse_grid(grid),
+                algorithm=algorithm or "auto",
+                dtype=dtype or "float32",
+                memory_format=memory_format or "contiguous",
+            )
         else:
             layers += read_layers(file)
     return layers

@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 from convgen.cli import cli
 from convgen.compiler import compile_layer
 from convgen.errors import InputError
+from convgen.inputs import compile_files
 from convgen.kernels.config import parse_config
 from convgen.kernels.target import parse_target
 from convgen.spec.reader import read_layer
@@ -20,7 +21,7 @@ from convgen.tune.device import Device, this_cpu, versions
 from convgen.tune.key import key_of
 from convgen.tune.lookup import remembered
 from convgen.tune.trials import read_trials, trials_path
-from convgen.tune.wanted import of_layers
+from convgen.tune.wanted import of_layers, of_partitions
 from convgen.verify.check import check
 
 LAYER = """name: layer
@@ -202,6 +203,22 @@ def test_partitions_are_drawn(file: Path, cache: Path, tmp_path: Path) -> None:
     assert len(uses) == 6 and "layer.forward 2-way by channel" in uses
     for wrong in ("0,1", "a", "99"):
         assert isinstance(convgen(*words[:-3], wrong, *words[-2:]).exception, InputError)
+
+
+def test_every_partition_of_every_layer_of_a_table(tmp_path: Path) -> None:
+    table = tmp_path / "two.csv"
+    table.write_text("name,N,C,H,W,F,K,S,P\na,2,16,8,8,32,3,1,1\nb,2,32,8,8,16,1,1,0\n")
+    given = dict.fromkeys(("machine", "algorithm"))
+    layers = compile_files(
+        [str(table)], target="cuda:sm_90", grid="N=1", dtype="bfloat16", memory_format="channels_last",
+        objective="seconds", **given,
+    )  # fmt: skip
+    wanted = of_partitions([one.layer for one in layers], (1, 2, 16), ("channel", "filter"))
+    assert {use.layer for one in wanted for use in one.uses} == {"a", "b"}
+    assert sum(len(one.uses) for one in wanted) == 2 * 3 * 2 * 3
+    assert all(one.key.startswith("bfloat16 channels_last ") for one in wanted)
+    done = convgen("tune", table, "--grid", "N=1", "--partitions", "1,2", "--plot", tmp_path / "x.png")
+    assert isinstance(done.exception, InputError) and "--plot draws one layer, here are 2" in str(done.exception)
 
 
 def test_without_the_device_nothing_is_measured(file: Path, cache: Path) -> None:

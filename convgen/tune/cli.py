@@ -39,7 +39,7 @@ INTERRUPTED = 130
 @click.option("--into", metavar="DIR", help="Folder of the database, e.g. tuning/devices; by default the user's cache.")
 @click.option("--jobs", type=click.IntRange(1), help="Processes that compile for a GPU; one a core by default.")
 @click.option("--threads", type=click.IntRange(1), help="Of a CPU; all that this process may use by default.")
-@click.option("--partitions", metavar="1,2,4,8", help="One layer as one of so many ranks has it, whatever its grid.")
+@click.option("--partitions", metavar="1,2,4,8", help="Layers as one of so many ranks has them, whatever their grids.")
 @click.option("--splits", default="channel,filter,spatial", show_default=True, help="Of --partitions.")
 @click.option("--plot", metavar="FILE", help="With --partitions: draw time against ways (png, svg, pdf).")
 @click.option("--explain", metavar="PHASE", help="Measure nothing: why a phase (LAYER.PHASE) has its kernel.")
@@ -79,8 +79,8 @@ def _wanted(compiled: Sequence[Compiled], options: dict[str, Any]) -> list[Wante
 
     if not options["partitions"]:
         return of_layers(compiled)
-    if len(compiled) != 1:
-        raise InputError(f"--partitions is for one layer, here are {len(compiled)}", hint="a YAML file of one layer")
+    if len(compiled) != 1 and options["plot"]:
+        raise InputError(f"--plot draws one layer, here are {len(compiled)}", hint="a YAML file of one layer")
     words: list[str] = [w.strip() for w in options["partitions"].split(",")]
     if not all(w.isdecimal() and int(w) for w in words):
         raise InputError(
@@ -91,7 +91,7 @@ def _wanted(compiled: Sequence[Compiled], options: dict[str, Any]) -> list[Wante
         if split not in SPLITS:
             raise InputError(f"--splits {options['splits']}: {split!r} is none", hint=", ".join(SPLITS))
     ways = sorted({int(w) for w in words})
-    return of_partitions(compiled[0].layer, ways, cast("list[Split]", splits))
+    return of_partitions([c.layer for c in compiled], ways, cast("list[Split]", splits))
 
 
 def _one_target(compiled: Sequence[Compiled]) -> Target:

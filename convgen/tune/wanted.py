@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import TYPE_CHECKING
 
 from convgen.errors import InputError
@@ -60,23 +61,22 @@ def of_layers(compiled: Iterable[Compiled]) -> list[Wanted]:
     return list(found.values())
 
 
-def of_partitions(layer: Layer, ways: Sequence[int], splits: Sequence[Split] = SPLITS) -> list[Wanted]:
-    """What a rank has when so many share the layer, for each way to split it ([CF] Fig. 3), in the order of the plot.
+def of_partitions(layers: Sequence[Layer], ways: Sequence[int], splits: Sequence[Split] = SPLITS) -> list[Wanted]:
+    """What a rank has when so many share a layer, for each way to split it ([CF] Fig. 3), in the order of the plot.
 
     Raises:
-        InputError: no split leaves every rank something.
+        InputError: no split of any layer leaves every rank something.
     """
     found: dict[str, Wanted] = {}
-    for split in splits:
-        for phase in PHASES:
-            for count in ways:
-                problem = local_problem(layer.conv, split, count, phase, layer.dtype, layer.memory_format)
-                if problem is not None and problem.flops:
-                    made = problem if layer.on_gpu else with_zero_rows(problem)
-                    _add(found, made, Use(layer.name, phase, split, count))
+    for layer, split, phase in product(layers, splits, PHASES):
+        for count in ways:
+            problem = local_problem(layer.conv, split, count, phase, layer.dtype, layer.memory_format)
+            if problem is not None and problem.flops:
+                made = problem if layer.on_gpu else with_zero_rows(problem)
+                _add(found, made, Use(layer.name, phase, split, count))
     if not found:
         raise InputError(
-            f"--partitions {','.join(map(str, ways))}: {layer.name} has fewer channels, filters, samples and rows"
+            f"--partitions {','.join(map(str, ways))}: {layers[0].name} has fewer channels, filters, samples and rows"
         )
     return list(found.values())
 
