@@ -16,3 +16,9 @@ def cache_folder() -> Path:
     if given := os.environ.get("CONVGEN_CACHE"):
         return Path(given)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "convgen"
+
+
+def cpu_threads() -> int:
+    """OMP_NUM_THREADS=N: of a CPU, as torch takes it and torchrun sets it; by default all that this process may use."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    return int(given) if given.isdecimal() and int(given) else len(os.sched_getaffinity(0))

@@ -116,6 +116,7 @@ def plan_command(
         recompute=recompute,
         hide_dw=hide_dw,
         measured=known,
+        measured_on=known.memory.device.name if known is not None and known.memory.device is not None else "",
     )
     budget = round(memory * GIB) if memory is not None else None
     try:

@@ -38,7 +38,7 @@ INTERRUPTED = 130
 @click.option("--again", is_flag=True, help="Measure anew what was tuned or tried before.")
 @click.option("--into", metavar="DIR", help="Folder of the database, e.g. tuning/devices; by default the user's cache.")
 @click.option("--jobs", type=click.IntRange(1), help="Processes that compile for a GPU; one a core by default.")
-@click.option("--threads", type=click.IntRange(1), help="Of a CPU; all that this process may use by default.")
+@click.option("--threads", type=click.IntRange(1), help="Of a CPU; by default OMP_NUM_THREADS, or all there are.")
 @click.option("--partitions", metavar="1,2,4,8", help="Layers as one of so many ranks has them, whatever their grids.")
 @click.option("--splits", default="channel,filter,spatial", show_default=True, help="Of --partitions.")
 @click.option("--plot", metavar="FILE", help="With --partitions: draw time against ways (png, svg, pdf).")

@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 from convgen.kernels.target import Target
+from convgen.knobs import cpu_threads
 
 PACKAGES = {"cpu": ("torch",), "cuda": ("torch", "triton"), "hip": ("torch", "triton")}
 
@@ -33,8 +34,8 @@ class Device:
 
 @cache
 def this_cpu(threads: int | None = None) -> Device:
-    """The CPU that this process runs on, with as many threads as it may use unless told otherwise."""
-    threads = threads or len(os.sched_getaffinity(0))
+    """The CPU that this process runs on, with as many threads as torch takes unless told otherwise."""
+    threads = threads or cpu_threads()
     facts: dict[str, str] = {}
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():

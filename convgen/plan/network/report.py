@@ -105,8 +105,8 @@ def _measured(plan: Plan) -> str:
     local = [s for n in plan.nodes for s in n.steps if s.kind.startswith("conv_")]
     count, machine = sum(s.cost.measured for s in local), plan.setting.machine
     return (
-        f"{count} of {_count(len(local), 'local convolution')} measured; the others by the roofline at "
-        f"{machine.efficiency:.0%} of {dict(machine.peak_flops)[plan.network.dtype] / 1e9:.0f} GFLOP/s"
+        f"{count} of {_count(len(local), 'local convolution')} measured on {plan.setting.measured_on}; the others by "
+        f"the roofline at {machine.efficiency:.0%} of {dict(machine.peak_flops)[plan.network.dtype] / 1e9:.0f} GFLOP/s"
     )
 
 

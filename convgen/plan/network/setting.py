@@ -25,7 +25,7 @@ class Setting:
         recompute: whether outputs of normalisation, ReLU and dropout may be computed again in backward.
         hide_dw: whether reductions of gradients of filters, scales and shifts take no time, as if backward hid them all
             ([CF] 5 and [SP] VI overlap them); else every step comes after the other.
-        measured: seconds of local convolutions where they are known, instead of the roofline.
+        measured: seconds of local convolutions where they are known, instead of the roofline; measured_on: the device.
     """
 
     machine: Machine
@@ -37,6 +37,7 @@ class Setting:
     recompute: bool = False
     hide_dw: bool = False
     measured: Measured | None = None
+    measured_on: str = ""
 
     @property
     def virtual_padding(self) -> bool:
