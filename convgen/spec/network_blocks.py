@@ -108,7 +108,7 @@ class _Expander:
             fact = f"node {given or len(self.found) + 1} has neither kind nor block"
             raise InputError(fact, path, notes=scope.notes, hint=f"kind: {', '.join(KINDS)}")
         kind = data.pop("kind")
-        if kind not in KINDS:
+        if not isinstance(kind, str) or kind not in KINDS:
             hint = did_you_mean(str(kind), KINDS, f"kinds are {', '.join(KINDS)}")
             raise InputError(f"unknown kind {shown(kind)}", (*path, "kind"), notes=scope.notes, hint=hint)
         name = scope.prefix + given if given else f"{base}_{kind}" if base else kind
