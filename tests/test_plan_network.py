@@ -133,6 +133,17 @@ def test_tables_are_the_sum_of_steps() -> None:
                 assert steps == graph.problem.total(values)[0] == plan.cost_ps
 
 
+def test_hidden_reductions_take_no_time() -> None:
+    """Those of filters and biases, and of scales and shifts where normalisation is local."""
+    network = branched(random.Random(2), 5)
+    graph = build(network, Grid((("a", 2),)), replace(CPU, hide_dw=True), roles={"a": "N"})
+    plan = planned(graph, Elimination(graph.problem).values)
+    moved = [s for node in plan.nodes for s in node.steps if s.what.startswith(("dw over", "db over"))]
+    assert {s.what[:2] for s in moved} == {"dw", "db"}
+    assert sum(s.cost.time_ps for s in moved) == 0 < sum(s.cost.sent_bytes for s in moved)
+    assert sum(s.cost.time_ps for node in plan.nodes for s in node.steps) == plan.cost_ps
+
+
 def test_layers_cost_what_their_schedules_cost() -> None:
     """A row of the table is the compiled layer's schedule, priced by the model of all ranks."""
     compared = 0

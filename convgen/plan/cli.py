@@ -53,7 +53,7 @@ def network_command(file: str, batch: int | None, as_json: bool) -> None:
 @click.option("--optimizer-states", type=click.IntRange(0, 8), default=1, show_default=True, help="Values a weight.")
 @click.option("--regather", is_flag=True, help="x may be gathered again in backward rather than held.")
 @click.option("--recompute", is_flag=True, help="Normalisation, ReLU and dropout may be computed again in backward.")
-@click.option("--hide-dw", is_flag=True, help="Reductions of filter gradients take no time, as if all were overlapped.")
+@click.option("--hide-dw", is_flag=True, help="Reductions of parameters' gradients take no time, as if all overlapped.")
 @click.option("-o", "--output", metavar="FILE", help="Write the plan as YAML, which `convgen compile` takes.")
 @click.option("--measured", is_flag=True, help="Local kernels as convgen tune measured them on this device.")
 @click.option("--explain", metavar="LAYER", help="Print every step of one layer instead of the table.")
