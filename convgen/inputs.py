@@ -132,7 +132,9 @@ def parse_grid(text: str, example: str = "N=2,C=2") -> dict[str, int]:
     grid: dict[str, int] = {}
     for part in text.split(","):
         axis, _, ranks = part.strip().partition("=")
-        if not ranks.isdecimal() or int(ranks) < 1 or axis in grid:
+        if axis in grid:
+            raise InputError(f"--grid {text} names axis {axis} twice", hint=f"an axis once: --grid {example}")
+        if not (ranks.isascii() and ranks.isdecimal() and 1 <= int(ranks[:20]) < 2**31):
             raise InputError(f"--grid {text}: cannot read {part.strip()!r}", hint=f"--grid {example}")
         grid[axis] = int(ranks)
     return grid

@@ -178,6 +178,29 @@ def test_the_modules_of_a_plan_are_right(tmp_path: Path) -> None:
         assert report.ok, report
 
 
+def test_names_that_yaml_reads_as_something_else(tmp_path: Path) -> None:
+    nodes = [
+        {"name": "null", "kind": "conv", "out_channels": 4, "kernel_size": 1},
+        {"name": "TRUE", "kind": "max_pool", "kernel_size": 3},
+    ]
+    network = network_from_dict({"name": "false", "input": [1, 2, 8, 8], "nodes": nodes})
+    plan = plan_network(network, CPU, 4, grid=Grid((("true", 2), ("Null", 2))))
+    (tmp_path / "plan.yaml").write_text(plan_yaml(plan, "a test"))
+    (layer,) = read_layers(tmp_path / "plan.yaml")
+    assert (layer.name, layer.grid) == ("null", plan.grid)
+
+
+def test_more_than_64_bits_hold() -> None:
+    """Sums of tables would wrap: refused, and far below that still right."""
+    network = read_network(EXAMPLES / "mesh2k.yaml")
+    for batch, said in ((2_000_000, "a step of mesh2k on cpu may take 53 days"), (2**31 - 1, "2\\*\\*62 bytes")):
+        with pytest.raises(InputError, match=said):
+            build(with_batch(network, batch), Grid((("a", 2),)), CPU, most_roles=2, most_splits=2)
+    slow = replace(CPU.machine, launch_s=1e29)
+    with pytest.raises(InputError, match="days or more"):
+        build(network, Grid((("a", 2),)), replace(CPU, machine=slow), most_roles=2, most_splits=2)
+
+
 def test_memory_is_a_constraint() -> None:
     """[SP] VI: one sample of the 2K mesh model does not fit a GPU of 16 GB, and fits two. MODELS D has 20 GiB."""
     network = read_network(EXAMPLES / "mesh2k.yaml")
@@ -278,7 +301,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (tmp_path / "p.png").stat().st_size > 10_000
     data = json.loads(run("--ranks", "4", "--json").output)
     assert data["seconds"] == pytest.approx(sum(s["seconds"] for n in data["nodes"] for s in n["steps"]))
-    assert data["memory_bytes"] >= sum(n["memory_bytes"] for n in data["nodes"])
+    assert data["memory_bytes"] == data["input_memory_bytes"] + sum(n["memory_bytes"] for n in data["nodes"])
     assert data["heuristic_seconds"] >= data["seconds"]
     explained = run("--ranks", "4", "--explain", "conv2").output
     assert "conv_backward_filter" in explained
@@ -292,7 +315,13 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("arguments", "said"),
     [
         (["--ranks", "4", "--explain", "conv9"], "no node conv9"),
+        (["--ranks", "4", "--explain", "input"], "alexnet's input has no steps"),
+        (["--ranks", "4", "--explain", "fc6", "--json"], "don't go together"),
+        (["--ranks", "4", "--memory", "nan"], "--memory can't be nan"),
+        (["--ranks", "4", "--memory", "inf"], "--memory can't be inf"),
+        (["--ranks", "4", "--memory", "1e-5"], "GiB a rank, 1e-05 are given"),
         (["--ranks", "4", "--grid", "a=3"], "has 3 ranks, --ranks says 4"),
+        (["--ranks", "4", "--grid", "a=2,a=2"], "names axis a twice"),
         (["--ranks", "20011"], "splits nothing: no index of alexnet is above 9216"),
         (["--ranks", "100000"], "more than 65536"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,16 +83,23 @@ def plan_command(
     """Choose the layout of every layer of a network for the least modelled seconds."""
     from convgen.cost.machines import TARGETS, load_machine
     from convgen.plan.network.planner import GIB, plan_network
-    from convgen.plan.network.report import explain_text, plan_json, plan_text
+    from convgen.plan.network.report import check_node, explain_text, plan_json, plan_text
     from convgen.plan.network.sample import sample_parallelism
     from convgen.plan.network.setting import Setting
     from convgen.spec.build import check_target
     from convgen.spec.network_reader import read_network, with_batch
     from convgen.spec.source import locate
 
+    if explain is not None and as_json:
+        raise InputError("--explain and --json don't go together", hint="--json alone: it has every step of every node")
+    if memory is not None and not isfinite(memory):
+        raise InputError(f"--memory can't be {memory:g}", hint="GiB that a rank may take, e.g. --memory 16")
     network = read_network(file)
     if batch is not None:
         network = with_batch(network, batch)
+    if explain is not None:
+        check_node(network, explain)
+    asked = _grid(grid, ranks)
     chosen = load_machine(machine)
     if measured and target is None and chosen.name not in TARGETS:
         raise InputError(
@@ -119,7 +127,7 @@ def plan_command(
     )
     budget = round(memory * GIB) if memory is not None else None
     try:
-        found = plan_network(network, setting, ranks, grid=_grid(grid, ranks), budget_bytes=budget)
+        found = plan_network(network, setting, ranks, grid=asked, budget_bytes=budget)
     except InputError as error:
         raise locate(error, network.source) from None
     if explain is not None:

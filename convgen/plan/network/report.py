@@ -13,6 +13,8 @@ from convgen.plan.network.planner import NodePlan, Plan
 from convgen.plan.network.sample import SampleParallelism
 from convgen.plan.network.splits import Split, text
 from convgen.spec.names import did_you_mean
+from convgen.spec.network import Network
+from convgen.spec.network_blocks import INPUT
 
 MIB, GIB = 1 << 20, 1 << 30
 HEAD = ("layer", "x", "w", "y", "roles", "compute", "comm.", "MB sent", "MiB", "runner-up")
@@ -120,17 +122,29 @@ def _sample(plan: Plan, sample: SampleParallelism) -> str:
     )
 
 
+def check_node(network: Network, name: str) -> None:
+    """Whether there is such a node to explain.
+
+    Raises:
+        InputError: there is none.
+    """
+    names = [node.name for node in network.nodes if node.kind != "input"]
+    if name == INPUT:
+        fact = f"{network.name}'s input has no steps"
+        raise InputError(fact, hint=f"{network.readers[INPUT][0].name}, which reads it")
+    if name not in names:
+        hint = did_you_mean(name, names, "a name of the table's first column, or any node of `convgen network`")
+        raise InputError(f"{network.name} has no node {name}", hint=hint)
+
+
 def explain_text(plan: Plan, name: str) -> str:
     """Every step of one node, down to collectives and local operations, and how they sum up to its row.
 
     Raises:
         InputError: the network has no such node.
     """
-    node = next((n for n in plan.nodes if n.node.name == name), None)
-    if node is None:
-        names = [n.node.name for n in plan.nodes]
-        hint = did_you_mean(name, names, "a name of the table's first column, or any node of `convgen network`")
-        raise InputError(f"{plan.network.name} has no node {name}", hint=hint)
+    check_node(plan.network, name)
+    (node,) = (n for n in plan.nodes if n.node.name == name)
     lines = [f"{name}: {node.node.kind} on {plan.grid}"]
     for said, split in zip(node.node.inputs, node.reads, strict=True):
         lines.append(f"  reads   {said} [{text(split)}]")
@@ -191,6 +205,7 @@ def plan_json(plan: Plan, sample: SampleParallelism) -> dict[str, Any]:
         "communication_seconds": sum(n.communication_s for n in plan.nodes),
         "sent_bytes": sum(n.sent_bytes for n in plan.nodes),
         "memory_bytes": plan.memory_bytes,
+        "input_memory_bytes": plan.input_memory_bytes,
         "memory_budget_bytes": plan.budget_bytes,
         "found_by": plan.how,
         "sample_parallelism": {
