@@ -164,6 +164,9 @@ def test_a_mistake_in_a_block_says_where_it_is_used() -> None:
         )
     assert caught.value.where == "net.yaml:5"
     assert re.search(r"block +b, used as a +\(net.yaml:7\)", str(caught.value))
+    deep = "".join(f"  b{i}:\n    - {{name: c, block: b{i + 1}}}\n" for i in range(600))
+    with pytest.raises(InputError, match="100 deep at b100"):
+        network("  - {name: a, block: b0}\n", f"blocks:\n{deep}")
     with pytest.raises(InputError, match="contains itself"):
         network("  - {name: a, block: b}\n", "blocks:\n  b:\n    - {name: c, block: b}\n")
 

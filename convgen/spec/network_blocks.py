@@ -23,6 +23,7 @@ from convgen.spec.text import as_list, shown
 from convgen.spec.text import kind as kind_of
 
 MAX_NODES = 20_000
+MAX_DEPTH = 100
 INPUT = "input"
 
 
@@ -127,6 +128,9 @@ class _Expander:
         if name in scope.stack:
             fact = f"block {name} contains itself"
             raise InputError(fact, (*path, "block"), notes=scope.notes, hint="a block may contain other blocks")
+        if len(scope.stack) >= MAX_DEPTH:
+            fact = f"blocks stand in one another {MAX_DEPTH} deep at {name}"
+            raise InputError(fact, (*path, "block"), notes=scope.notes, hint="fewer blocks within blocks")
         if given is None:
             raise InputError(
                 f"block {name} is used without a name", path, hint="name: what its nodes' names begin with"
