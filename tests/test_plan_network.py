@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from dataclasses import replace
 from itertools import product
 from math import prod
@@ -27,6 +28,7 @@ from convgen.plan.network.grids import factorisations, grids
 from convgen.plan.network.longest_path import longest_paths
 from convgen.plan.network.overlapped import overlapped
 from convgen.plan.network.planner import GIB, Plan, plan_network
+from convgen.plan.network.report import plan_text
 from convgen.plan.network.sample import sample_parallelism
 from convgen.plan.network.setting import Setting
 from convgen.plan.network.write import plan_yaml, planned_layer
@@ -188,6 +190,15 @@ def test_names_that_yaml_reads_as_something_else(tmp_path: Path) -> None:
     (tmp_path / "plan.yaml").write_text(plan_yaml(plan, "a test"))
     (layer,) = read_layers(tmp_path / "plan.yaml")
     assert (layer.name, layer.grid) == ("null", plan.grid)
+
+
+def test_memory_of_small_networks_has_digits() -> None:
+    network = branched(random.Random(1), 1)
+    plan = plan_network(network, CPU, 1, budget_bytes=100_000)
+    assert re.search(
+        r"memory  [1-9.]+e-05 GiB on the fullest rank, of 9.31e-05 ",
+        plan_text(plan, sample_parallelism(network, CPU, 1)),
+    )
 
 
 def test_more_than_64_bits_hold() -> None:

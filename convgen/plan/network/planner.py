@@ -206,19 +206,24 @@ def _refusal(graph: Graph, miss: DoesNotFit, budget: int, ranks: int) -> InputEr
     plan = Plan(graph, miss.values, 0, miss.memory, budget, "least memory")
     largest = sorted(plan.nodes, key=lambda n: -n.memory_bytes)[:3]
     notes = tuple(
-        Note("layer", f"{n.node.name} takes {_gib(n.memory_bytes, 2)} GiB a rank", n.node.path) for n in largest
+        Note("layer", f"{n.node.name} takes {gib(n.memory_bytes, 2)} GiB a rank", n.node.path) for n in largest
     )
     fact = (
         f"{network.name} with {network.batch} sample{'s' * (network.batch > 1)} on {ranks} rank{'s' * (ranks > 1)} "
         f"needs at least "
-        f"{_gib(miss.memory)} GiB a rank, {_gib(budget)} are given"
+        f"{gib(miss.memory)} GiB a rank, {gib(budget)} are given"
     )
     ways = [f"--memory {miss.memory / GIB + 0.0005:.3f}", *_ways(network, setting, budget, ranks)]
     return InputError(fact, (), notes, ", ".join(ways[:-1]) + " or " + ways[-1] if len(ways) > 1 else ways[0])
 
 
-def _gib(count: int, digits: int = 3) -> str:
-    """GiB with so many digits behind the point, and of less than one as many that count."""
+def gib(count: int, digits: int = 3) -> str:
+    """Bytes in GiB with so many digits behind the point, and of less than one as many that count.
+
+    Example:
+        >>> gib(5 << 29), gib(5 << 9)
+        ('2.500', '2.38e-06')
+    """
     return f"{count / GIB:.{digits}f}" if count >= GIB else f"{count / GIB:.{digits}g}"
 
 

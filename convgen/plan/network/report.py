@@ -9,14 +9,14 @@ from convgen.algebra.grid import Grid
 from convgen.cost.model import PICOSECONDS
 from convgen.errors import InputError
 from convgen.plan.network.overlapped import overlapped
-from convgen.plan.network.planner import NodePlan, Plan
+from convgen.plan.network.planner import NodePlan, Plan, gib
 from convgen.plan.network.sample import SampleParallelism
 from convgen.plan.network.splits import Split, text
 from convgen.spec.names import did_you_mean
 from convgen.spec.network import Network
 from convgen.spec.network_blocks import INPUT
 
-MIB, GIB = 1 << 20, 1 << 30
+MIB = 1 << 20
 HEAD = ("layer", "x", "w", "y", "roles", "compute", "comm.", "MB sent", "MiB", "runner-up")
 
 
@@ -72,8 +72,8 @@ def _summary(plan: Plan, sample: SampleParallelism) -> list[str]:
         f"others  {len(rest)} other nodes: compute {_milliseconds(sum(n.compute_s for n in rest))}, "
         f"communication {_milliseconds(sum(n.communication_s for n in rest))}",
         f"sent    {sum(n.sent_bytes for n in nodes) / 1e6:.2f} MB a rank",
-        f"memory  {plan.memory_bytes / GIB:.3f} GiB on the fullest rank"
-        + (f", of {plan.budget_bytes / GIB:.3f} that it may take" if plan.budget_bytes is not None else ""),
+        f"memory  {gib(plan.memory_bytes)} GiB on the fullest rank"
+        + (f", of {gib(plan.budget_bytes)} that it may take" if plan.budget_bytes is not None else ""),
         f"sample  {_sample(plan, sample)}",
     ]
     if again := sum(plan.graph.recomputed(plan.values, n.node) for n in nodes):
@@ -118,7 +118,7 @@ def _sample(plan: Plan, sample: SampleParallelism) -> str:
     fits = plan.budget_bytes is None or sample.memory_bytes <= plan.budget_bytes
     return (
         f"parallelism alone {_milliseconds(sample.seconds)}, {sample.seconds / plan.seconds:.2f} times as long; "
-        f"{sample.memory_bytes / GIB:.3f} GiB" + ("" if fits else ", which does not fit")
+        f"{gib(sample.memory_bytes)} GiB" + ("" if fits else ", which does not fit")
     )
 
 
