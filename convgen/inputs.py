@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -17,6 +18,14 @@ if TYPE_CHECKING:
     from convgen.spec.layer import Layer
 
 OBJECTIVES = ("seconds", "bytes")
+
+
+class Finite(click.FloatRange):
+    """A range of numbers: click's lets `nan` pass any bound, and `inf` any but an upper one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = super().convert(value, param, ctx)
+        return number if isfinite(number) else self.fail(f"{value} is no finite number.", param, ctx)
 
 
 def layer_options(command: Any) -> Any:

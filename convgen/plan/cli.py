@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from convgen.errors import InputError
-from convgen.inputs import parse_grid
+from convgen.inputs import Finite, parse_grid
 
 if TYPE_CHECKING:
     from convgen.algebra.grid import Grid
@@ -39,7 +38,7 @@ def network_command(file: str, batch: int | None, as_json: bool) -> None:
 @click.option("--batch", type=click.IntRange(1, 2**31 - 1), help="Samples of the whole step, instead of the file's.")
 @click.option(
     "--memory",
-    type=click.FloatRange(0, min_open=True),
+    type=Finite(0, min_open=True),
     help="GiB that a rank may take.  [default: what the machine's have]",
 )
 @click.option("--target", help="Of the layers in plan.yaml.  [default: the machine's name if it is one, else cpu]")
@@ -92,8 +91,6 @@ def plan_command(
 
     if explain is not None and as_json:
         raise InputError("--explain and --json don't go together", hint="--json alone: it has every step of every node")
-    if memory is not None and not isfinite(memory):
-        raise InputError(f"--memory can't be {memory:g}", hint="GiB that a rank may take, e.g. --memory 16")
     network = read_network(file)
     if batch is not None:
         network = with_batch(network, batch)
