@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -17,6 +18,14 @@ if TYPE_CHECKING:
     from convgen.spec.layer import Layer
 
 OBJECTIVES = ("seconds", "bytes")
+
+
+class Finite(click.FloatRange):
+    """A range of numbers: click's lets `nan` pass any bound, and `inf` any but an upper one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = super().convert(value, param, ctx)
+        return number if isfinite(number) else self.fail(f"{value} is no finite number.", param, ctx)
 
 
 def layer_options(command: Any) -> Any:
@@ -145,7 +154,9 @@ def parse_grid(text: str, example: str = "N=2,C=2") -> dict[str, int]:
     grid: dict[str, int] = {}
     for part in text.split(","):
         axis, _, ranks = part.strip().partition("=")
-        if not ranks.isdecimal() or int(ranks) < 1 or axis in grid:
+        if axis in grid:
+            raise InputError(f"--grid {text} names axis {axis} twice", hint=f"an axis once: --grid {example}")
+        if not (ranks.isascii() and ranks.isdecimal() and 1 <= int(ranks[:20]) < 2**31):
             raise InputError(f"--grid {text}: cannot read {part.strip()!r}", hint=f"--grid {example}")
         grid[axis] = int(ranks)
     return grid

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from convgen import cli
 from convgen.schedule.text import parse
@@ -174,3 +175,10 @@ def test_compile_imports_neither_torch_nor_sympy(layer: Path) -> None:
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", code], cwd=layer.parent, check=True, capture_output=True, env=env)
+
+
+@pytest.mark.parametrize("words", [("calibrate", "-o", "m.yaml", "--seconds"), ("tune", "layer.yaml", "--budget")])
+@pytest.mark.parametrize("number", ["nan", "inf"])
+def test_seconds_are_finite(words: tuple[str, ...], number: str) -> None:
+    done = CliRunner().invoke(cli.cli, [*words, number])
+    assert (done.exit_code, f"{number} is no finite number" in done.output) == (2, True)

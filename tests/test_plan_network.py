@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from dataclasses import replace
 from itertools import product
 from math import prod
@@ -27,6 +28,7 @@ from convgen.plan.network.grids import factorisations, grids
 from convgen.plan.network.longest_path import longest_paths
 from convgen.plan.network.overlapped import overlapped
 from convgen.plan.network.planner import GIB, Plan, plan_network
+from convgen.plan.network.report import plan_text
 from convgen.plan.network.sample import sample_parallelism
 from convgen.plan.network.setting import Setting
 from convgen.plan.network.write import plan_yaml, planned_layer
@@ -133,6 +135,17 @@ def test_tables_are_the_sum_of_steps() -> None:
                 assert steps == graph.problem.total(values)[0] == plan.cost_ps
 
 
+def test_hidden_reductions_take_no_time() -> None:
+    """Those of filters and biases, and of scales and shifts where normalisation is local."""
+    network = branched(random.Random(2), 5)
+    graph = build(network, Grid((("a", 2),)), replace(CPU, hide_dw=True), roles={"a": "N"})
+    plan = planned(graph, Elimination(graph.problem).values)
+    moved = [s for node in plan.nodes for s in node.steps if s.what.startswith(("dw over", "db over"))]
+    assert {s.what[:2] for s in moved} == {"dw", "db"}
+    assert sum(s.cost.time_ps for s in moved) == 0 < sum(s.cost.sent_bytes for s in moved)
+    assert sum(s.cost.time_ps for node in plan.nodes for s in node.steps) == plan.cost_ps
+
+
 def test_layers_cost_what_their_schedules_cost() -> None:
     """A row of the table is the compiled layer's schedule, priced by the model of all ranks."""
     compared = 0
@@ -165,6 +178,38 @@ def test_the_modules_of_a_plan_are_right(tmp_path: Path) -> None:
     for layer in layers:
         report = check(compile_layer(layer), transport="virtual", timeout_s=60)
         assert report.ok, report
+
+
+def test_names_that_yaml_reads_as_something_else(tmp_path: Path) -> None:
+    nodes = [
+        {"name": "null", "kind": "conv", "out_channels": 4, "kernel_size": 1},
+        {"name": "TRUE", "kind": "max_pool", "kernel_size": 3},
+    ]
+    network = network_from_dict({"name": "false", "input": [1, 2, 8, 8], "nodes": nodes})
+    plan = plan_network(network, CPU, 4, grid=Grid((("true", 2), ("Null", 2))))
+    (tmp_path / "plan.yaml").write_text(plan_yaml(plan, "a test"))
+    (layer,) = read_layers(tmp_path / "plan.yaml")
+    assert (layer.name, layer.grid) == ("null", plan.grid)
+
+
+def test_memory_of_small_networks_has_digits() -> None:
+    network = branched(random.Random(1), 1)
+    plan = plan_network(network, CPU, 1, budget_bytes=100_000)
+    assert re.search(
+        r"memory  [1-9.]+e-05 GiB on the fullest rank, of 9.31e-05 ",
+        plan_text(plan, sample_parallelism(network, CPU, 1)),
+    )
+
+
+def test_more_than_64_bits_hold() -> None:
+    """Sums of tables would wrap: refused, and far below that still right."""
+    network = read_network(EXAMPLES / "mesh2k.yaml")
+    for batch, said in ((2_000_000, "a step of mesh2k on cpu may take 53 days"), (2**31 - 1, "2\\*\\*62 bytes")):
+        with pytest.raises(InputError, match=said):
+            build(with_batch(network, batch), Grid((("a", 2),)), CPU, most_roles=2, most_splits=2)
+    slow = replace(CPU.machine, launch_s=1e29)
+    with pytest.raises(InputError, match="days or more"):
+        build(network, Grid((("a", 2),)), replace(CPU, machine=slow), most_roles=2, most_splits=2)
 
 
 def test_memory_is_a_constraint() -> None:
@@ -267,7 +312,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (tmp_path / "p.png").stat().st_size > 10_000
     data = json.loads(run("--ranks", "4", "--json").output)
     assert data["seconds"] == pytest.approx(sum(s["seconds"] for n in data["nodes"] for s in n["steps"]))
-    assert data["memory_bytes"] >= sum(n["memory_bytes"] for n in data["nodes"])
+    assert data["memory_bytes"] == data["input_memory_bytes"] + sum(n["memory_bytes"] for n in data["nodes"])
     assert data["heuristic_seconds"] >= data["seconds"]
     explained = run("--ranks", "4", "--explain", "conv2").output
     assert "conv_backward_filter" in explained
@@ -281,7 +326,13 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("arguments", "said"),
     [
         (["--ranks", "4", "--explain", "conv9"], "no node conv9"),
+        (["--ranks", "4", "--explain", "input"], "alexnet's input has no steps"),
+        (["--ranks", "4", "--explain", "fc6", "--json"], "don't go together"),
+        (["--ranks", "4", "--memory", "nan"], "'--memory': nan is no finite number"),
+        (["--ranks", "4", "--memory", "inf"], "'--memory': inf is no finite number"),
+        (["--ranks", "4", "--memory", "1e-5"], "GiB a rank, 1e-05 are given"),
         (["--ranks", "4", "--grid", "a=3"], "has 3 ranks, --ranks says 4"),
+        (["--ranks", "4", "--grid", "a=2,a=2"], "names axis a twice"),
         (["--ranks", "20011"], "splits nothing: no index of alexnet is above 9216"),
         (["--ranks", "100000"], "more than 65536"),
     ],

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -105,3 +108,34 @@ def test_what_torch_cannot_trace() -> None:
         network_from_module(Branch(), (torch.zeros(1, 4, 8, 8),))
     with pytest.raises(InputError, match="one input"):
         network_from_module(Branch(), (torch.zeros(1), torch.zeros(1)))
+
+
+class Calls(nn.Module):
+    """A convolution from 3 channels to 3, a linear layer on its last dimension, and what a function does with them."""
+
+    def __init__(self, call: Callable[[Any, Tensor], Any]) -> None:
+        super().__init__()
+        self.call, self.conv, self.linear = call, nn.Conv2d(3, 3, 3, padding=1), nn.Linear(1, 7)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.call(self, x)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda m, x: m.conv(m.conv(x)), "with the weights of conv, which a network would count twice; at conv_2"),
+        (lambda m, x: functional.conv2d(x, m.conv.weight * 2), "with weights that are computed"),
+        (lambda m, x: functional.conv2d(m.conv.weight, x, padding=4), "with weights that are computed"),
+        (lambda m, x: m.linear(x.mean((2, 3), keepdim=True)), "of [2, 3, 1, 1], not of samples and features"),
+        (lambda m, x: m.conv(x).mean(dim=None), "over dimensions [0, 1, 2, 3], not over space"),
+        (lambda m, x: functional.batch_norm(m.conv(x), None, None, training=True), "without scale and shift"),
+        (lambda m, x: (y := m.conv(x)) + y, "of a tensor and itself"),
+        (lambda m, x: (y := m.conv(x), torch.relu(y)), "2 of them, conv, relu; a network has one"),
+    ],
+)
+def test_what_would_be_counted_wrongly(call: Callable[[Any, Tensor], Any], said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        network_from_module(Calls(call), (torch.zeros(2, 3, 9, 9),))
+    assert said in str(caught.value)
+    assert "Calls has 1 operator that" in str(caught.value)

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from convgen.cli import cli
 from convgen.errors import InputError
+from convgen.explain.network import said_kind
 from convgen.spec.network import Network
 from convgen.spec.network_reader import network_from_dict, read_network, with_batch
 from convgen.spec.reader import read_csv
@@ -93,6 +94,7 @@ def test_shapes_of_every_kind() -> None:
     }
     assert found.node["l"].weights == 264 * 5 + 5
     assert found.node["a"].flops == 2 * (2 * 6 * 4 * 8) * 2 * 6
+    assert said_kind(found.node["a"]) == "conv 3x2/2x1 g2"
     assert with_batch(found, 7).node["all"].shape == (7, 264)
     assert with_batch(found, 7).node["a"].flops == found.node["a"].flops // 2 * 7
 
@@ -129,6 +131,7 @@ CONV = "{name: a, kind: conv, out_channels: 4, kernel_size: 3}"
     ("nodes", "fact", "line", "hint"),
     [
         ("- {name: a, kind: conv2d}", "unknown kind 'conv2d'", 4, "conv; kinds are conv, max_pool"),
+        ("- {name: a, kind: [conv]}", "unknown kind ['conv']", 4, "kinds are conv, max_pool"),
         ("- {name: a, kind: relu, from: b}", "a reads b, which no node is", 4, "input"),
         (f"- {CONV}\n  - {{name: b, kind: add, from: [a, input]}}", "add of a [2, 4, 7, 6] and input [2", 5, "shape"),
         (f"- {CONV}\n  - {{name: b, kind: relu, from: input}}", "2 nodes are read by none: a, b", 4, "one output"),
@@ -161,6 +164,9 @@ def test_a_mistake_in_a_block_says_where_it_is_used() -> None:
         )
     assert caught.value.where == "net.yaml:5"
     assert re.search(r"block +b, used as a +\(net.yaml:7\)", str(caught.value))
+    deep = "".join(f"  b{i}:\n    - {{name: c, block: b{i + 1}}}\n" for i in range(600))
+    with pytest.raises(InputError, match="100 deep at b100"):
+        network("  - {name: a, block: b0}\n", f"blocks:\n{deep}")
     with pytest.raises(InputError, match="contains itself"):
         network("  - {name: a, block: b}\n", "blocks:\n  b:\n    - {name: c, block: b}\n")
 

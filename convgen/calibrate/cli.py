@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from convgen.errors import InputError
-from convgen.inputs import need
+from convgen.inputs import Finite, need
 
 LAUNCH = "torchrun --nproc-per-node=2 -m convgen.cli calibrate -o machine.yaml"
 
@@ -18,7 +18,7 @@ LAUNCH = "torchrun --nproc-per-node=2 -m convgen.cli calibrate -o machine.yaml"
 @click.option("-o", "--output", required=True, metavar="FILE", help="The machine file that is written (.yaml).")
 @click.option("--name", help="The machine's name in the file.  [default: the file's]")
 @click.option(
-    "--seconds", type=click.FloatRange(min=1), default=30.0, show_default=True,
+    "--seconds", type=Finite(min=1), default=30.0, show_default=True,
     help="Of measuring, about; sizes stop growing when time runs short.",
 )  # fmt: skip
 @click.option(

@@ -36,9 +36,10 @@ def said_kind(node: Node) -> str:
     if node.conv is None or node.kind == "linear":
         return node.kind
     kernel = "x".join(str(s.kernel) for s in node.conv.spatial)
-    stride = node.conv.spatial[0].stride
+    strides = [s.stride for s in node.conv.spatial]
+    stride = "x".join(map(str, strides if len(set(strides)) > 1 else strides[:1]))
     groups = f" g{node.conv.groups}" if node.kind == "conv" and node.conv.groups > 1 else ""
-    return f"{node.kind} {kernel}" + (f"/{stride}" if stride > 1 else "") + groups
+    return f"{node.kind} {kernel}" + (f"/{stride}" if stride != "1" else "") + groups
 
 
 def network_json(network: Network) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from convgen.errors import InputError
-from convgen.inputs import parse_grid
+from convgen.inputs import Finite, parse_grid
 
 if TYPE_CHECKING:
     from convgen.algebra.grid import Grid
@@ -38,7 +38,7 @@ def network_command(file: str, batch: int | None, as_json: bool) -> None:
 @click.option("--batch", type=click.IntRange(1, 2**31 - 1), help="Samples of the whole step, instead of the file's.")
 @click.option(
     "--memory",
-    type=click.FloatRange(0, min_open=True),
+    type=Finite(0, min_open=True),
     help="GiB that a rank may take.  [default: what the machine's have]",
 )
 @click.option("--target", help="Of the layers in plan.yaml.  [default: the machine's name if it is one, else cpu]")
@@ -53,7 +53,7 @@ def network_command(file: str, batch: int | None, as_json: bool) -> None:
 @click.option("--optimizer-states", type=click.IntRange(0, 8), default=1, show_default=True, help="Values a weight.")
 @click.option("--regather", is_flag=True, help="x may be gathered again in backward rather than held.")
 @click.option("--recompute", is_flag=True, help="Normalisation, ReLU and dropout may be computed again in backward.")
-@click.option("--hide-dw", is_flag=True, help="Reductions of filter gradients take no time, as if all were overlapped.")
+@click.option("--hide-dw", is_flag=True, help="Reductions of parameters' gradients take no time, as if all overlapped.")
 @click.option("-o", "--output", metavar="FILE", help="Write the plan as YAML, which `convgen compile` takes.")
 @click.option("--measured", is_flag=True, help="Local kernels as convgen tune measured them on this device.")
 @click.option("--explain", metavar="LAYER", help="Print every step of one layer instead of the table.")
@@ -82,16 +82,21 @@ def plan_command(
     """Choose the layout of every layer of a network for the least modelled seconds."""
     from convgen.cost.machines import TARGETS, load_machine
     from convgen.plan.network.planner import GIB, plan_network
-    from convgen.plan.network.report import explain_text, plan_json, plan_text
+    from convgen.plan.network.report import check_node, explain_text, plan_json, plan_text
     from convgen.plan.network.sample import sample_parallelism
     from convgen.plan.network.setting import Setting
     from convgen.spec.build import check_target
     from convgen.spec.network_reader import read_network, with_batch
     from convgen.spec.source import locate
 
+    if explain is not None and as_json:
+        raise InputError("--explain and --json don't go together", hint="--json alone: it has every step of every node")
     network = read_network(file)
     if batch is not None:
         network = with_batch(network, batch)
+    if explain is not None:
+        check_node(network, explain)
+    asked = _grid(grid, ranks)
     chosen = load_machine(machine)
     if measured and target is None and chosen.name not in TARGETS:
         raise InputError(
@@ -120,7 +125,7 @@ def plan_command(
     )
     budget = round(memory * GIB) if memory is not None else None
     try:
-        found = plan_network(network, setting, ranks, grid=_grid(grid, ranks), budget_bytes=budget)
+        found = plan_network(network, setting, ranks, grid=asked, budget_bytes=budget)
     except InputError as error:
         raise locate(error, network.source) from None
     if explain is not None:

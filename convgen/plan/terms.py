@@ -111,11 +111,14 @@ class Terms:
         if not self.bias:
             return ZERO
         if (found := self._bias.get(y)) is None:
-            bias = bias_layout({"y": y})
-            summed = self.space.grid.ordered(a for d, axes in enumerate(y.axes) if d != 1 for a in axes)
-            reduce, _ = self.chain(Layout("bias", bias.axes, partial=summed), bias)
-            found = self._bias[y] = add(self.cost(self.model.sum_bias(y)), reduce)
+            found = self._bias[y] = add(self.cost(self.model.sum_bias(y)), self.bias_reduction(y)[0])
         return found
+
+    def bias_reduction(self, y: Layout) -> tuple[Cost, Chain]:
+        """What reducing the gradient of the bias costs, and its steps."""
+        bias = bias_layout({"y": y})
+        summed = self.space.grid.ordered(a for d, axes in enumerate(y.axes) if d != 1 for a in axes)
+        return self.chain(Layout("bias", bias.axes, partial=summed), bias)
 
     def total(self, stored: Mapping[str, Layout], roles: Mapping[str, Roles]) -> Cost:
         """The whole layer: what `schedule_cost` gives for the schedule lowered from the same and shared."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from convgen.errors import InputError, InternalError, Note
 from convgen.spec.names import identifier
-from convgen.spec.network import JOINS, Network
+from convgen.spec.network import CONVOLUTIONS, JOINS, Network
 from convgen.spec.network_blocks import INPUT
 from convgen.spec.network_reader import network_from_dict
 
@@ -76,11 +76,17 @@ class _Reader:
     known: dict[str, str] = field(default_factory=dict[str, str])
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
     failed: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    weights: dict[str, str] = field(default_factory=dict[str, str])  # by parameter, the node that has it
 
     def read(self, node: Any, exported: Any) -> None:
         if node.op == "placeholder":
             if node.name in exported.graph_signature.user_inputs:
                 self.known[node.name] = INPUT
+            return
+        if node.op == "output":
+            made = {self.known[a.name] for a in node.all_input_nodes if a.name in self.known}
+            if len(made) > 1 and not self.failed:
+                self.fail("output", node, f"{len(made)} of them, {', '.join(sorted(made))}; a network has one")
             return
         if node.op != "call_function" or not node.users:
             return
@@ -96,6 +102,8 @@ class _Reader:
             found = read(node)
             if found is not None and found["kind"] in JOINS and len(inputs) < len(node.all_input_nodes):
                 raise _NotUnderstoodError("with a parameter")
+            if found is not None and found["kind"] in (*CONVOLUTIONS, "batch_norm"):
+                self.own(node, self.name(node))
         except _NotUnderstoodError as error:
             self.fail(operator, node, str(error))
             return
@@ -106,6 +114,16 @@ class _Reader:
         self.known[node.name] = name
         self.shapes[name] = _shape(node)
         self.nodes.append({"name": name, "from": [self.known[a.name] for a in inputs]} | found)
+
+    def own(self, node: Any, name: str) -> None:
+        """Weights are parameters as they are, and one node's: what a network counts, stores and reduces."""
+        w = node.args[1]
+        if w is None:
+            raise _NotUnderstoodError("without scale and shift")
+        if w.op != "placeholder" or w.name in self.known:
+            raise _NotUnderstoodError("with weights that are computed")
+        if (other := self.weights.setdefault(w.name, name)) != name:
+            raise _NotUnderstoodError(f"with the weights of {other}, which a network would count twice")
 
     def name(self, node: Any) -> str:
         """The module's name, or the value's; made different where it stands already."""
@@ -129,7 +147,8 @@ class _Reader:
             Note("unknown", f"{what}; at {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}")
             for what, names in self.failed.items()
         )
-        fact = f"{module} has {sum(map(len, self.failed.values()))} operators that a network can't say"
+        count = sum(map(len, self.failed.values()))
+        fact = f"{module} has {count} operator{'s' * (count > 1)} that a network can't say"
         known = "Conv1d-3d, Linear, MaxPool, AvgPool, AdaptiveAvgPool to one pixel, BatchNorm, ReLU, Dropout, "
         raise InputError(fact, notes=notes, hint=f"{known}+, torch.cat on channels, Flatten, CrossEntropyLoss")
 
@@ -186,6 +205,8 @@ def _conv(node: Any) -> Attributes:
 
 
 def _linear(node: Any) -> Attributes:
+    if len(_shape(node)) != 2:
+        raise _NotUnderstoodError(f"of {list(_shape(node.args[0]))}, not of samples and features; Flatten before it")
     return {
         "kind": "linear",
         "out_features": int(node.args[1].meta["val"].shape[0]),
@@ -218,7 +239,7 @@ def _to_one_pixel(node: Any) -> Attributes:
 
 def _mean(node: Any) -> Attributes:
     shape = _shape(node.args[0])
-    given = _each(node.args[1])
+    given = list(range(len(shape))) if node.args[1] is None else _each(node.args[1])
     dims = sorted(d % len(shape) for d in given)
     if dims != list(range(2, len(shape))) or not dims:
         raise _NotUnderstoodError(f"over dimensions {given}, not over space")
@@ -228,6 +249,8 @@ def _mean(node: Any) -> Attributes:
 
 
 def _add(node: Any) -> Attributes:
+    if node.args[0] is node.args[1]:
+        raise _NotUnderstoodError("of a tensor and itself")
     if len(node.all_input_nodes) != 2 or _argument(node, 2, "alpha", 1) != 1:
         raise _NotUnderstoodError("of one tensor and a number, or scaled")
     if any(_shape(a) != _shape(node) for a in node.all_input_nodes):

@@ -23,6 +23,7 @@ from convgen.spec.text import as_list, shown
 from convgen.spec.text import kind as kind_of
 
 MAX_NODES = 20_000
+MAX_DEPTH = 100
 INPUT = "input"
 
 
@@ -108,7 +109,7 @@ class _Expander:
             fact = f"node {given or len(self.found) + 1} has neither kind nor block"
             raise InputError(fact, path, notes=scope.notes, hint=f"kind: {', '.join(KINDS)}")
         kind = data.pop("kind")
-        if kind not in KINDS:
+        if not isinstance(kind, str) or kind not in KINDS:
             hint = did_you_mean(str(kind), KINDS, f"kinds are {', '.join(KINDS)}")
             raise InputError(f"unknown kind {shown(kind)}", (*path, "kind"), notes=scope.notes, hint=hint)
         name = scope.prefix + given if given else f"{base}_{kind}" if base else kind
@@ -127,6 +128,9 @@ class _Expander:
         if name in scope.stack:
             fact = f"block {name} contains itself"
             raise InputError(fact, (*path, "block"), notes=scope.notes, hint="a block may contain other blocks")
+        if len(scope.stack) >= MAX_DEPTH:
+            fact = f"blocks stand in one another {MAX_DEPTH} deep at {name}"
+            raise InputError(fact, (*path, "block"), notes=scope.notes, hint="fewer blocks within blocks")
         if given is None:
             raise InputError(
                 f"block {name} is used without a name", path, hint="name: what its nodes' names begin with"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from convgen.errors import InputError
-from convgen.inputs import compile_files, layer_options, need
+from convgen.inputs import Finite, compile_files, layer_options, need
 from convgen.kernels.partition import SPLITS, Split
 from convgen.kernels.target import Target
 
@@ -32,7 +32,7 @@ INTERRUPTED = 130
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@click.option("--budget", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="For all problems.")
+@click.option("--budget", type=Finite(min=0, min_open=True), metavar="SECONDS", help="For all problems.")
 @click.option("--effort", type=click.Choice(("quick", "full")), default="full", show_default=True,
               help="A thirtieth, or a tenth, of the legal configurations is measured.")  # fmt: skip
 @click.option("--again", is_flag=True, help="Measure anew what was tuned or tried before.")

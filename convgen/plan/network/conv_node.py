@@ -26,7 +26,6 @@ from convgen.plan.network.reduced import ReducedSpace, reduced_model
 from convgen.plan.network.setting import Setting
 from convgen.plan.network.splits import Split, natural
 from convgen.plan.terms import Terms
-from convgen.schedule.build import bias_layout
 from convgen.spec.layer import DTYPE_BYTES
 
 Table = NDArray[np.int64]
@@ -143,8 +142,11 @@ class ConvNode:
         """Picoseconds of all conversions of one tensor and its gradient, the bias's with y."""
         terms = self._terms[option.hold_gathered]
         forward, data, filter_ = option.roles
+        hidden = 0
+        if tensor == "y" and terms.bias and self.setting.hide_dw:
+            hidden = terms.bias_reduction(stored)[0][0]
         if self.dx:
-            return terms.term(tensor, stored, forward, data, filter_)[0]
+            return terms.term(tensor, stored, forward, data, filter_)[0] - hidden
         one, first = terms.conversion("forward", tensor, stored, forward)
         two, second = terms.conversion("backward_filter", tensor, stored, filter_)
         cost = one[0] + two[0]
@@ -152,7 +154,7 @@ class ConvNode:
             cost -= terms.saved(first, second)[0]
         if tensor == "y" and terms.bias:
             cost += terms.bias_addition(forward, stored)[0] + terms.bias_gradient(stored)[0]
-        return cost
+        return cost - hidden
 
     def own(self, option: Option) -> int:
         """Picoseconds of the local convolutions and of w's conversions."""
@@ -221,19 +223,20 @@ class ConvNode:
             how = "measured" if cost.measured else "by the roofline"
             yield NodeStep(phase, f"conv_{phase}", how, cost)
             _, chain = terms.conversion(phase, output, stored[output], roles)
-            for step in conversions(phase, ("d" if grad else "") + output, chain):
-                if output == "w" and self.setting.hide_dw:
-                    yield replace(step, what=f"{step.what}, hidden", cost=replace(step.cost, time_ps=0))
-                else:
-                    yield step
+            moved = conversions(phase, ("d" if grad else "") + output, chain)
+            yield from self._reductions(moved) if output == "w" else moved
             if phase == "forward" and self.conv.bias and layouts["y"] != stored["y"]:
                 yield NodeStep(phase, "add_bias", "y", self.model.add_bias(stored["y"]))
         if self.conv.bias:
             yield NodeStep("backward_filter", "sum_bias", "dy", self.model.sum_bias(stored["y"]))
-            bias = bias_layout({"y": stored["y"]})
-            summed = self.grid.ordered(a for d, axes in enumerate(stored["y"].axes) if d != 1 for a in axes)
-            partial = Layout("bias", bias.axes, partial=summed)
-            yield from conversions("backward_filter", "db", self.model.chain(partial, bias))
+            yield from self._reductions(conversions("backward_filter", "db", terms.bias_reduction(stored["y"])[1]))
+
+    def _reductions(self, steps: Iterator[NodeStep]) -> Iterator[NodeStep]:
+        """Reductions of gradients of parameters, which take no time where they are taken as hidden."""
+        for step in steps:
+            if self.setting.hide_dw:
+                step = replace(step, what=f"{step.what}, hidden", cost=replace(step.cost, time_ps=0))
+            yield step
 
     def _shared(self, phase: str, tensor: str, stored: dict[str, Layout], option: Option) -> int:
         """How many conversions of an operand another phase has done already."""

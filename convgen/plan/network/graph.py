@@ -21,6 +21,8 @@ import numpy as np
 
 from convgen.algebra.conv import Conv
 from convgen.algebra.grid import Grid
+from convgen.cost.model import PICOSECONDS
+from convgen.errors import InputError
 from convgen.plan.network.conv_node import ConvNode, ConvTables, candidates, wishes
 from convgen.plan.network.eliminate import Factor, Problem, Table
 from convgen.plan.network.node_step import NodeStep, passes
@@ -29,6 +31,7 @@ from convgen.plan.network.setting import Setting
 from convgen.plan.network.splits import Shape, Split, any_splits, fits
 from convgen.spec.network import CONVOLUTIONS, Network, Node
 
+MOST = 1 << 62  # of bytes and of picoseconds, added up in 64 bits
 MOST_ROLES = 12
 MOST_SPLITS = 14
 _DIMS = {2: ("N", "C"), 3: ("N", "C", "W"), 4: ("N", "C", "H", "W"), 5: ("N", "C", "D", "H", "W")}
@@ -87,7 +90,14 @@ def build(
         roles: only this role for each axis, in every convolution (for pure sample parallelism, say).
         most_roles, most_splits: how many role assignments of a convolution and splits of a shape stay; those with
             the best estimates.
+    Raises:
+        InputError: bytes or picoseconds that sums in 64 bits would not hold.
     """
+    if 2 * sum(n.elements for n in network.nodes if n.shape) * network.element_bytes >= MOST:
+        fact = (
+            f"outputs of {network.name} with {network.batch} samples and their error signals take 2**62 bytes or more"
+        )
+        raise InputError(fact, ("input",), hint="smaller extents, or fewer samples (--batch)")
     graph = Graph(network, grid, setting)
     for node in network.nodes:
         if node.shape:
@@ -103,7 +113,19 @@ def build(
         if graph.root.get(node.name) == node.name:
             graph.splits[node.name] = _allowed(graph, node, domains[node.shape])
             _add_variable(graph, "split", node.name, len(graph.splits[node.name]))
-    _Filler(graph, assigned).fill()
+    try:
+        _Filler(graph, assigned).fill()
+        most = max(
+            sum(int(t.max()) for f in graph.factors if (t := f.memory if m else f.cost) is not None) for m in (0, 1)
+        )
+    except OverflowError:
+        most = MOST
+    if most >= MOST:
+        fact = (
+            f"a step of {network.name} on {setting.machine.name} may take {MOST / 86400 / PICOSECONDS:.0f} days or more"
+        )
+        hint = "fewer samples (--batch), or a machine file with other numbers: see its latencies and rates"
+        raise InputError(fact, ("input",), hint=hint)
     return graph
 
 

@@ -23,6 +23,7 @@ from convgen.plan.network.node_step import NodeStep
 from convgen.plan.network.setting import Setting
 from convgen.plan.network.splits import Split
 from convgen.spec.network import CONVOLUTIONS, Network, Node
+from convgen.spec.network_blocks import INPUT
 from convgen.spec.network_reader import with_batch
 from convgen.spec.placement import MAX_RANKS
 
@@ -116,6 +117,21 @@ class Plan:
         """Every node but the input."""
         return tuple(_nodes(self))
 
+    @property
+    def input_memory_bytes(self) -> int:
+        """What the network's input takes on the fullest rank: all of the plan's memory that is no node's in `nodes`."""
+        return self.memory_of.get(INPUT, 0)
+
+    @cached_property
+    def memory_of(self) -> dict[str, int]:
+        """Bytes on the fullest rank by the name of the node."""
+        found: dict[str, int] = {}
+        for factor, owner in zip(self.graph.factors, self.graph.owners, strict=True):
+            if factor.memory is not None:
+                taken = int(factor.memory[tuple(self.values[v] for v in factor.scope)])
+                found[owner] = found.get(owner, 0) + taken
+        return found
+
     @cached_property
     def heuristic_seconds(self) -> float:
         """What [SP] V-C's longest-path heuristic comes to on the same grid and tables, memory left out."""
@@ -205,15 +221,25 @@ def _refusal(graph: Graph, miss: DoesNotFit, budget: int, ranks: int) -> InputEr
     plan = Plan(graph, miss.values, 0, miss.memory, budget, "least memory")
     largest = sorted(plan.nodes, key=lambda n: -n.memory_bytes)[:3]
     notes = tuple(
-        Note("layer", f"{n.node.name} takes {n.memory_bytes / GIB:.2f} GiB a rank", n.node.path) for n in largest
+        Note("layer", f"{n.node.name} takes {gib(n.memory_bytes, 2)} GiB a rank", n.node.path) for n in largest
     )
     fact = (
         f"{network.name} with {network.batch} sample{'s' * (network.batch > 1)} on {ranks} rank{'s' * (ranks > 1)} "
         f"needs at least "
-        f"{miss.memory / GIB:.3f} GiB a rank, {budget / GIB:.3f} are given"
+        f"{gib(miss.memory)} GiB a rank, {gib(budget)} are given"
     )
     ways = [f"--memory {miss.memory / GIB + 0.0005:.3f}", *_ways(network, setting, budget, ranks)]
     return InputError(fact, (), notes, ", ".join(ways[:-1]) + " or " + ways[-1] if len(ways) > 1 else ways[0])
+
+
+def gib(count: int, digits: int = 3) -> str:
+    """Bytes in GiB with so many digits behind the point, and of less than one as many that count.
+
+    Example:
+        >>> gib(5 << 29), gib(5 << 9)
+        ('2.500', '2.38e-06')
+    """
+    return f"{count / GIB:.{digits}f}" if count >= GIB else f"{count / GIB:.{digits}g}"
 
 
 def _ways(network: Network, setting: Setting, budget: int, ranks: int) -> Iterator[str]:
@@ -245,10 +271,6 @@ def _ways(network: Network, setting: Setting, budget: int, ranks: int) -> Iterat
 def _nodes(plan: Plan) -> Iterator[NodePlan]:
     graph, values = plan.graph, plan.values
     best = Elimination(graph.problem).best_with() if plan.free else None
-    memory: dict[str, int] = {}
-    for factor, owner in zip(graph.factors, graph.owners, strict=True):
-        if factor.memory is not None:
-            memory[owner] = memory.get(owner, 0) + int(factor.memory[tuple(values[v] for v in factor.scope)])
     for node in graph.network.nodes:
         if node.kind == "input":
             continue
@@ -271,4 +293,4 @@ def _nodes(plan: Plan) -> Iterator[NodePlan]:
             steps = tuple(other.steps(reads, stored if stored is not None else ()))
             if stored is not None and graph.recomputed(values, node):
                 steps += (run_again(node, other.block_bytes(node.shape, stored), graph.setting),)
-        yield NodePlan(node, reads, stored, option, steps, memory.get(node.name, 0), runner)
+        yield NodePlan(node, reads, stored, option, steps, plan.memory_of.get(node.name, 0), runner)

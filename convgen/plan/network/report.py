@@ -9,12 +9,14 @@ from convgen.algebra.grid import Grid
 from convgen.cost.model import PICOSECONDS
 from convgen.errors import InputError
 from convgen.plan.network.overlapped import overlapped
-from convgen.plan.network.planner import NodePlan, Plan
+from convgen.plan.network.planner import NodePlan, Plan, gib
 from convgen.plan.network.sample import SampleParallelism
 from convgen.plan.network.splits import Split, text
 from convgen.spec.names import did_you_mean
+from convgen.spec.network import Network
+from convgen.spec.network_blocks import INPUT
 
-MIB, GIB = 1 << 20, 1 << 30
+MIB = 1 << 20
 HEAD = ("layer", "x", "w", "y", "roles", "compute", "comm.", "MB sent", "MiB", "runner-up")
 
 
@@ -70,8 +72,8 @@ def _summary(plan: Plan, sample: SampleParallelism) -> list[str]:
         f"others  {len(rest)} other nodes: compute {_milliseconds(sum(n.compute_s for n in rest))}, "
         f"communication {_milliseconds(sum(n.communication_s for n in rest))}",
         f"sent    {sum(n.sent_bytes for n in nodes) / 1e6:.2f} MB a rank",
-        f"memory  {plan.memory_bytes / GIB:.3f} GiB on the fullest rank"
-        + (f", of {plan.budget_bytes / GIB:.3f} that it may take" if plan.budget_bytes is not None else ""),
+        f"memory  {gib(plan.memory_bytes)} GiB on the fullest rank"
+        + (f", of {gib(plan.budget_bytes)} that it may take" if plan.budget_bytes is not None else ""),
         f"sample  {_sample(plan, sample)}",
     ]
     if again := sum(plan.graph.recomputed(plan.values, n.node) for n in nodes):
@@ -116,8 +118,23 @@ def _sample(plan: Plan, sample: SampleParallelism) -> str:
     fits = plan.budget_bytes is None or sample.memory_bytes <= plan.budget_bytes
     return (
         f"parallelism alone {_milliseconds(sample.seconds)}, {sample.seconds / plan.seconds:.2f} times as long; "
-        f"{sample.memory_bytes / GIB:.3f} GiB" + ("" if fits else ", which does not fit")
+        f"{gib(sample.memory_bytes)} GiB" + ("" if fits else ", which does not fit")
     )
+
+
+def check_node(network: Network, name: str) -> None:
+    """Whether there is such a node to explain.
+
+    Raises:
+        InputError: there is none.
+    """
+    names = [node.name for node in network.nodes if node.kind != "input"]
+    if name == INPUT:
+        fact = f"{network.name}'s input has no steps"
+        raise InputError(fact, hint=f"{network.readers[INPUT][0].name}, which reads it")
+    if name not in names:
+        hint = did_you_mean(name, names, "a name of the table's first column, or any node of `convgen network`")
+        raise InputError(f"{network.name} has no node {name}", hint=hint)
 
 
 def explain_text(plan: Plan, name: str) -> str:
@@ -126,11 +143,8 @@ def explain_text(plan: Plan, name: str) -> str:
     Raises:
         InputError: the network has no such node.
     """
-    node = next((n for n in plan.nodes if n.node.name == name), None)
-    if node is None:
-        names = [n.node.name for n in plan.nodes]
-        hint = did_you_mean(name, names, "a name of the table's first column, or any node of `convgen network`")
-        raise InputError(f"{plan.network.name} has no node {name}", hint=hint)
+    check_node(plan.network, name)
+    (node,) = (n for n in plan.nodes if n.node.name == name)
     lines = [f"{name}: {node.node.kind} on {plan.grid}"]
     for said, split in zip(node.node.inputs, node.reads, strict=True):
         lines.append(f"  reads   {said} [{text(split)}]")
@@ -191,6 +205,7 @@ def plan_json(plan: Plan, sample: SampleParallelism) -> dict[str, Any]:
         "communication_seconds": sum(n.communication_s for n in plan.nodes),
         "sent_bytes": sum(n.sent_bytes for n in plan.nodes),
         "memory_bytes": plan.memory_bytes,
+        "input_memory_bytes": plan.input_memory_bytes,
         "memory_budget_bytes": plan.budget_bytes,
         "found_by": plan.how,
         "sample_parallelism": {

@@ -23,8 +23,8 @@ class Setting:
         optimizer_states: values a weight besides itself and its gradient; 1 with momentum.
         regather: whether a convolution may gather x again in backward rather than hold it.
         recompute: whether outputs of normalisation, ReLU and dropout may be computed again in backward.
-        hide_dw: whether reductions of gradients of filters, scales and shifts take no time, as if backward hid them all
-            ([CF] 5 and [SP] VI overlap them); else every step comes after the other.
+        hide_dw: whether reductions of gradients of filters, biases, scales and shifts take no time, as if backward hid
+            them all ([CF] 5 and [SP] VI overlap them); else every step comes after the other.
         measured: seconds of local convolutions where they are known, instead of the roofline; measured_on: the device.
     """
 

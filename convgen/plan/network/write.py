@@ -28,7 +28,7 @@ def plan_yaml(plan: Plan, command: str) -> str:
     lines = [
         f"# {command}",
         f"# {plan.seconds * 1e3:.3f} ms a step of {plan.network.batch} samples, modelled; machine {machine}",
-        f"plan: {plan.network.name}",
+        f"plan: {_flow(plan.network.name)}",
         f"memory_bytes: {plan.memory_bytes}",
         "layers:",
     ]
@@ -38,9 +38,11 @@ def plan_yaml(plan: Plan, command: str) -> str:
     others = [n for n in plan.nodes if n.redistributes and n.option is None]
     lines.append("others:" if others else "others: []")
     for node in others:
-        reads = ", ".join(f"{n}: {_flow(_entries(s))}" for n, s in zip(node.node.inputs, node.reads, strict=True))
+        reads = ", ".join(
+            f"{_flow(n)}: {_flow(_entries(s))}" for n, s in zip(node.node.inputs, node.reads, strict=True)
+        )
         stored = "" if node.stored is None else f", stored: {_flow(_entries(node.stored))}"
-        lines.append(f"  - {{name: {node.node.name}, kind: {node.node.kind}, reads: {{{reads}}}{stored}}}")
+        lines.append(f"  - {{name: {_flow(node.node.name)}, kind: {node.node.kind}, reads: {{{reads}}}{stored}}}")
     return "\n".join(lines) + "\n"
 
 
@@ -103,10 +105,10 @@ def _flow(value: Any) -> str:
             return "true" if value else "false"
         case dict():
             items: dict[str, Any] = dict(value)  # type: ignore[arg-type]
-            return "{" + ", ".join(f"{k}: {_flow(v)}" for k, v in items.items()) + "}"
+            return "{" + ", ".join(f"{_flow(k)}: {_flow(v)}" for k, v in items.items()) + "}"
         case list() | tuple():
             return "[" + ", ".join(_flow(v) for v in list(value)) + "]"  # type: ignore[arg-type]
-        case "*":
-            return '"*"'
+        case str() if value == "*" or value.lower() in ("true", "false", "null"):  # no text in YAML without quotes
+            return f'"{value}"'
         case _:
             return str(value)
