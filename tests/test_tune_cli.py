@@ -11,10 +11,12 @@ from click.testing import CliRunner, Result
 from convgen.cli import cli
 from convgen.compiler import compile_layer
 from convgen.errors import InputError
+from convgen.kernels.choose import misfit
 from convgen.kernels.config import parse_config
+from convgen.kernels.families import family
 from convgen.kernels.target import parse_target
 from convgen.spec.reader import read_layer
-from convgen.tune.candidates import source_of
+from convgen.tune.candidates import candidates, source_of
 from convgen.tune.database import Ceilings, Entry, update
 from convgen.tune.device import Device, this_cpu, versions
 from convgen.tune.key import key_of
@@ -123,6 +125,47 @@ def test_a_layer_without_measurements_has_its_neighbours(tmp_path: Path, file: P
     assert "0 of 3 measured, 3 like their nearest neighbour" in done.stderr
     assert "unfolded samples=2" in done.stdout and "arranged last=1 C=8 F=1" in done.stdout
     assert "3 by default (nothing like it was measured" in convgen("compile", far, "--emit", "module").stderr
+
+
+def test_whatever_tuning_finds_can_be_compiled(tmp_path: Path, cache: Path) -> None:
+    """A zero is a number like others where it means something: `product whole=0` won, and was refused."""
+    file = layer_file(tmp_path / "layer.yaml", 6)
+    file.write_text(file.read_text().replace("kernel_size: 3\npadding: 1", "kernel_size: 1"))
+    remember(file, cache, this_cpu(), dict.fromkeys(WAYS, "product whole=0"))
+    done = convgen("check", file)
+    assert done.exit_code == 0 and convgen("compile", file, "--emit", "module").stdout.count("product whole=0") >= 3
+    target = parse_target("cpu")
+    for one in of_layers([compile_layer(read_layer(file))]):
+        for c in candidates(one.problem, target):
+            made = family(c.config.family, target)
+            assert made is not None
+            assert misfit(c.config, made.default(one.problem, target), (one.problem,), target) is None, c.label
+
+
+@pytest.mark.parametrize(
+    ("changed", "phase", "kernel", "said"),
+    [
+        ("groups: 4", "forward", "arranged last=1 C=8 F=1 samples=0 cut=1", "C=8, where groups"),
+        ("groups: 4", "backward_data", "arranged last=0 C=1 F=1 samples=0 cut=2", "cut=2, where groups"),
+        ("dtype: bfloat16", "backward_filter", "arranged last=0 C=1 F=1 samples=1 cut=1", "would round twice"),
+        ("", "forward", "arranged last=2 C=1 F=1 samples=0 cut=1", "last=2"),
+        ("", "forward", "unfolded samples=0", "samples=0"),
+        ("", "forward", "unfolded samples=1 split=3", "it wants samples"),
+    ],
+)
+def test_numbers_that_mean_nothing_are_refused(file: Path, changed: str, phase: str, kernel: str, said: str) -> None:
+    file.write_text(file.read_text() + f'{changed}\noptions: {{kernels: {{{phase}: "{kernel}"}}}}\n')
+    done = convgen("compile", file, "--emit", "module")
+    assert isinstance(done.exception, InputError) and said in str(done.exception)
+    assert f"{file}:" in str(done.exception)
+
+
+def test_an_entry_without_its_numbers_is_stale(file: Path, cache: Path) -> None:
+    remember(file, cache, this_cpu(), WAYS)
+    path = cache / "devices" / this_cpu().file_name
+    path.write_text(path.read_text().replace(WAYS["forward"], "arranged last=1"))
+    done = convgen("compile", file, "--emit", "module")
+    assert done.exit_code == 0 and "is no configuration of arranged any more: it wants last, C" in done.stderr
 
 
 def test_a_gpus_entries_are_for_its_target(file: Path, cache: Path) -> None:
