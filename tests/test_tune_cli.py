@@ -21,7 +21,7 @@ from convgen.tune.database import Ceilings, Entry, update
 from convgen.tune.device import Device, this_cpu, versions
 from convgen.tune.key import key_of
 from convgen.tune.lookup import remembered
-from convgen.tune.trials import read_trials, trials_path
+from convgen.tune.trials import Trial, append, read_trials, trials_path
 from convgen.tune.wanted import of_layers
 from convgen.verify.check import check
 
@@ -265,3 +265,31 @@ def test_what_cannot_be_tuned_is_refused(file: Path) -> None:
     ):
         done = convgen("tune", file, *words)
         assert isinstance(done.exception, InputError) and said in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--explain", "forward", "--json"), "takes no --json"),
+        (("--explain", "forward", "--again"), "takes no --again"),
+        (("--partitions", "1", "--plot", "no/such/folder.png"), "is no folder"),
+        (("--partitions", "1", "--plot", "a.xyz"), "can't be drawn: .xyz"),
+        (("--partitions", "9" * 5000), "no list of numbers"),
+    ],
+)
+def test_what_can_not_be_done_is_refused_before_measuring(
+    file: Path, cache: Path, words: tuple[str, ...], said: str
+) -> None:
+    done = convgen("tune", file, *words)
+    assert isinstance(done.exception, InputError) and said in str(done.exception)
+    assert not done.stdout and not cache.exists()
+
+
+def test_trials_that_can_not_be_kept_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").mkdir()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="can't be read"):
+        list(read_trials(tmp_path / "t.jsonl"))
+    for path in (tmp_path / "t.jsonl", tmp_path / "file" / "t.jsonl"):
+        with pytest.raises(InputError, match="can't be written"):
+            append(path, Trial("", "aten", 1.0, "", "", {}, "0" * 12))
