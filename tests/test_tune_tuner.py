@@ -20,8 +20,8 @@ from convgen.kernels.problem import LocalDim, Problem
 from convgen.kernels.target import CPU, Target
 from convgen.tune.candidates import Candidate, candidates
 from convgen.tune.clock import CpuClock, ceilings
-from convgen.tune.database import Ceilings, read_database, update
-from convgen.tune.device import Device, this_cpu
+from convgen.tune.database import Ceilings, Entry, read_database, update
+from convgen.tune.device import Device, this_cpu, versions
 from convgen.tune.key import key_of
 from convgen.tune.trials import Trial, append, read_trials
 from convgen.tune.tuner import Outcome, Tuner, _winner
@@ -120,8 +120,8 @@ def test_what_was_measured_before_is_not_measured_again(tmp_path: Path) -> None:
 
 def test_measurements_of_other_versions_and_templates_are_not_used(tmp_path: Path) -> None:
     plain = candidates(PROBLEM, CPU)[0]
-    for versions, source in (({"torch": "1.0.0"}, plain.source), ({"torch": "2.13.0"}, "0" * 12)):
-        append(tmp_path / "t.jsonl", Trial(key_of(PROBLEM), plain.label, 1e-3, "", "", versions, source))
+    for given, source in (({"torch": "1.0.0"}, plain.source), ({"torch": "2.13.0"}, "0" * 12)):
+        append(tmp_path / "t.jsonl", Trial(key_of(PROBLEM), plain.label, 1e-3, "", "", given, source))
     (outcome,) = tuner(tmp_path, Recorder(), legal=lambda p, t: [plain]).run([ONE])
     assert outcome.resumed == 0
 
@@ -129,6 +129,20 @@ def test_measurements_of_other_versions_and_templates_are_not_used(tmp_path: Pat
 def test_without_time_nothing_is_claimed(tmp_path: Path) -> None:
     (outcome,) = tuner(tmp_path, Recorder(), seconds=1e-9).run([ONE])
     assert outcome.status == "not reached" and outcome.entry is None
+
+
+def test_a_short_search_measures_what_won_before(tmp_path: Path) -> None:
+    """Without its trials, an entry of few measurements would give way to ATen's plain call, raced alone."""
+    won = candidates(PROBLEM, CPU)[-1]
+    entry = Entry(
+        kernel=won.label, ms=0.5, p20=0.4, p80=0.6, aten_ms=0.7, ratio=1.4, share=0.5, bound="compute", error=1e-7,
+        tried=1, of=30, effort="quick", versions=versions(CPU), source=won.source,
+    )  # fmt: skip
+    view = Recorder()
+    made = tuner(tmp_path, view, seconds=0.5)
+    update(made.database, DEVICE, {key_of(PROBLEM): entry})
+    (outcome,) = made.run([ONE])
+    assert outcome.status == "tuned" and view.labels[0] == won.label
 
 
 def record(us: float, beats: float, against: float) -> dict[str, float]:
