@@ -293,3 +293,12 @@ def test_trials_that_can_not_be_kept_are_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "t.jsonl", tmp_path / "file" / "t.jsonl"):
         with pytest.raises(InputError, match="can't be written"):
             append(path, Trial("", "aten", 1.0, "", "", {}, "0" * 12))
+
+
+def test_an_interrupt_fails_no_check(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*given: object, **named: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("convgen.tune.cli.compile_files", interrupt)
+    done = convgen("tune", file)
+    assert done.exit_code == 130 and "interrupted" in done.stderr and not done.stdout
