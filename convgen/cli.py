@@ -21,7 +21,7 @@ from convgen.errors import InputError
 from convgen.inputs import compile_files, layer_options, need, untuned_option
 from convgen.plan.cli import network_command, plan_command
 from convgen.sw26010.cli import sw26010
-from convgen.tune.cli import tune
+from convgen.tune.cli import INTERRUPTED, tune
 
 if TYPE_CHECKING:
     from convgen.compiler import Compiled
@@ -29,7 +29,18 @@ if TYPE_CHECKING:
 STAGES = ("module", "schedule", "cost", "kernels")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class Commands(click.Group):
+    """An interrupted command failed no check: exit code 130, where click has 1."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            ctx.exit(INTERRUPTED)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="convgen")
 def cli() -> None:
     """A compiler for distributed convolutions."""

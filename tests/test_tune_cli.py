@@ -12,15 +12,17 @@ from convgen.cli import cli
 from convgen.compiler import compile_layer
 from convgen.errors import InputError
 from convgen.inputs import compile_files
+from convgen.kernels.choose import misfit
 from convgen.kernels.config import parse_config
+from convgen.kernels.families import family
 from convgen.kernels.target import parse_target
 from convgen.spec.reader import read_layer
-from convgen.tune.candidates import source_of
+from convgen.tune.candidates import candidates, source_of
 from convgen.tune.database import Ceilings, Entry, update
 from convgen.tune.device import Device, this_cpu, versions
 from convgen.tune.key import key_of
 from convgen.tune.lookup import remembered
-from convgen.tune.trials import read_trials, trials_path
+from convgen.tune.trials import Trial, append, read_trials, trials_path
 from convgen.tune.wanted import of_layers, of_partitions
 from convgen.verify.check import check
 
@@ -124,6 +126,47 @@ def test_a_layer_without_measurements_has_its_neighbours(tmp_path: Path, file: P
     assert "0 of 3 measured, 3 like their nearest neighbour" in done.stderr
     assert "unfolded samples=2" in done.stdout and "arranged last=1 C=8 F=1" in done.stdout
     assert "3 by default (nothing like it was measured" in convgen("compile", far, "--emit", "module").stderr
+
+
+def test_whatever_tuning_finds_can_be_compiled(tmp_path: Path, cache: Path) -> None:
+    """A zero is a number like others where it means something: `product whole=0` won, and was refused."""
+    file = layer_file(tmp_path / "layer.yaml", 6)
+    file.write_text(file.read_text().replace("kernel_size: 3\npadding: 1", "kernel_size: 1"))
+    remember(file, cache, this_cpu(), dict.fromkeys(WAYS, "product whole=0"))
+    done = convgen("check", file)
+    assert done.exit_code == 0 and convgen("compile", file, "--emit", "module").stdout.count("product whole=0") >= 3
+    target = parse_target("cpu")
+    for one in of_layers([compile_layer(read_layer(file))]):
+        for c in candidates(one.problem, target):
+            made = family(c.config.family, target)
+            assert made is not None
+            assert misfit(c.config, made.default(one.problem, target), (one.problem,), target) is None, c.label
+
+
+@pytest.mark.parametrize(
+    ("changed", "phase", "kernel", "said"),
+    [
+        ("groups: 4", "forward", "arranged last=1 C=8 F=1 samples=0 cut=1", "C=8, where groups"),
+        ("groups: 4", "backward_data", "arranged last=0 C=1 F=1 samples=0 cut=2", "cut=2, where groups"),
+        ("dtype: bfloat16", "backward_filter", "arranged last=0 C=1 F=1 samples=1 cut=1", "would round twice"),
+        ("", "forward", "arranged last=2 C=1 F=1 samples=0 cut=1", "last=2"),
+        ("", "forward", "unfolded samples=0", "samples=0"),
+        ("", "forward", "unfolded samples=1 split=3", "it wants samples"),
+    ],
+)
+def test_numbers_that_mean_nothing_are_refused(file: Path, changed: str, phase: str, kernel: str, said: str) -> None:
+    file.write_text(file.read_text() + f'{changed}\noptions: {{kernels: {{{phase}: "{kernel}"}}}}\n')
+    done = convgen("compile", file, "--emit", "module")
+    assert isinstance(done.exception, InputError) and said in str(done.exception)
+    assert f"{file}:" in str(done.exception)
+
+
+def test_an_entry_without_its_numbers_is_stale(file: Path, cache: Path) -> None:
+    remember(file, cache, this_cpu(), WAYS)
+    path = cache / "devices" / this_cpu().file_name
+    path.write_text(path.read_text().replace(WAYS["forward"], "arranged last=1"))
+    done = convgen("compile", file, "--emit", "module")
+    assert done.exit_code == 0 and "is no configuration of arranged any more: it wants last, C" in done.stderr
 
 
 def test_a_gpus_entries_are_for_its_target(file: Path, cache: Path) -> None:
@@ -239,3 +282,40 @@ def test_what_cannot_be_tuned_is_refused(file: Path) -> None:
     ):
         done = convgen("tune", file, *words)
         assert isinstance(done.exception, InputError) and said in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--explain", "forward", "--json"), "takes no --json"),
+        (("--explain", "forward", "--again"), "takes no --again"),
+        (("--partitions", "1", "--plot", "no/such/folder.png"), "is no folder"),
+        (("--partitions", "1", "--plot", "a.xyz"), "can't be drawn: .xyz"),
+        (("--partitions", "9" * 5000), "no list of numbers"),
+    ],
+)
+def test_what_can_not_be_done_is_refused_before_measuring(
+    file: Path, cache: Path, words: tuple[str, ...], said: str
+) -> None:
+    done = convgen("tune", file, *words)
+    assert isinstance(done.exception, InputError) and said in str(done.exception)
+    assert not done.stdout and not cache.exists()
+
+
+def test_trials_that_can_not_be_kept_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").mkdir()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="can't be read"):
+        list(read_trials(tmp_path / "t.jsonl"))
+    for path in (tmp_path / "t.jsonl", tmp_path / "file" / "t.jsonl"):
+        with pytest.raises(InputError, match="can't be written"):
+            append(path, Trial("", "aten", 1.0, "", "", {}, "0" * 12))
+
+
+def test_an_interrupt_fails_no_check(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*given: object, **named: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("convgen.tune.cli.compile_files", interrupt)
+    done = convgen("tune", file)
+    assert done.exit_code == 130 and "interrupted" in done.stderr and not done.stdout

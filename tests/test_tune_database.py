@@ -19,6 +19,7 @@ from convgen.tune.key import key_of, problem_of
 from convgen.tune.trials import Trial, append, read_trials
 
 DEVICE = Device("Some CPU, 2 threads", "cpu", 2)
+CEILING = '{"flops_per_s": {"float32": 1.0}, "bytes_per_s": 1.0, "floor_us": 1.0}'
 
 
 def entry(**given: Any) -> Entry:
@@ -114,6 +115,15 @@ def spoiled() -> list[tuple[str, str, str]]:
         ("another key", good.replace(key(2), "gemm 1"), "no local problem"),
         ("a key twice", good.replace(key(2), key(1)), "twice"),
         ("an unknown field", good.replace('"tried": 3', '"tried": 3, "luck": 1', 1), "luck"),
+        ("a ceiling of nothing", good.replace("null", CEILING.replace("1.0", "0")), ":5"),
+        ("a ceiling without end", good.replace("null", CEILING.replace("1.0", "Infinity")), "is no table"),
+        ("a median outside of its percentiles", good.replace('"p20": 0.4', '"p20": 0.55', 1), "p20 0.55"),
+        ("a number of many digits", good.replace('"tried": 3', '"tried": ' + "9" * 5000, 1), "is no table"),
+        ("brackets in brackets", "[" * 100_000, "is no table"),
+        ("a kernel without a name", good.replace("arranged last=1 C=1 F=16 samples=0 cut=1", " ", 1), ":7"),
+        ("a key of nothing", good.replace("k1 s1", "k1 s0"), "no local problem"),
+        ("a key with zeros before", good.replace("N2 C3", "N02 C3"), "no local problem"),
+        ("a key of many digits", good.replace("N2 C3", f"N{'2' * 5000} C3"), "no local problem"),
         ("another device", good.replace(DEVICE.name, "Other CPU, 2 threads"), "not of"),
         ("another target", good.replace('"target": "cpu"', '"target": "cuda:sm_90"'), "not of"),
     ]

@@ -13,17 +13,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from convgen.kernels.config import parse_config
 from convgen.kernels.problem import LocalDim, Problem
 from convgen.kernels.target import CPU, Target
 from convgen.tune.candidates import Candidate, candidates
-from convgen.tune.database import Ceilings, read_database, update
-from convgen.tune.device import Device, this_cpu
+from convgen.tune.clock import CpuClock, ceilings
+from convgen.tune.database import Ceilings, Entry, read_database, update
+from convgen.tune.device import Device, this_cpu, versions
 from convgen.tune.key import key_of
 from convgen.tune.trials import Trial, append, read_trials
 from convgen.tune.tuner import Outcome, Tuner, _winner
 from convgen.tune.wanted import Use, Wanted
+from convgen.tune.worker import Bench
 
 DIM = LocalDim("H", 8, 8, 3, 1, 1, 1)
 PROBLEM = Problem(
@@ -117,8 +120,8 @@ def test_what_was_measured_before_is_not_measured_again(tmp_path: Path) -> None:
 
 def test_measurements_of_other_versions_and_templates_are_not_used(tmp_path: Path) -> None:
     plain = candidates(PROBLEM, CPU)[0]
-    for versions, source in (({"torch": "1.0.0"}, plain.source), ({"torch": "2.13.0"}, "0" * 12)):
-        append(tmp_path / "t.jsonl", Trial(key_of(PROBLEM), plain.label, 1e-3, "", "", versions, source))
+    for given, source in (({"torch": "1.0.0"}, plain.source), ({"torch": "2.13.0"}, "0" * 12)):
+        append(tmp_path / "t.jsonl", Trial(key_of(PROBLEM), plain.label, 1e-3, "", "", given, source))
     (outcome,) = tuner(tmp_path, Recorder(), legal=lambda p, t: [plain]).run([ONE])
     assert outcome.resumed == 0
 
@@ -126,6 +129,20 @@ def test_measurements_of_other_versions_and_templates_are_not_used(tmp_path: Pat
 def test_without_time_nothing_is_claimed(tmp_path: Path) -> None:
     (outcome,) = tuner(tmp_path, Recorder(), seconds=1e-9).run([ONE])
     assert outcome.status == "not reached" and outcome.entry is None
+
+
+def test_a_short_search_measures_what_won_before(tmp_path: Path) -> None:
+    """Without its trials, an entry of few measurements would give way to ATen's plain call, raced alone."""
+    won = candidates(PROBLEM, CPU)[-1]
+    entry = Entry(
+        kernel=won.label, ms=0.5, p20=0.4, p80=0.6, aten_ms=0.7, ratio=1.4, share=0.5, bound="compute", error=1e-7,
+        tried=1, of=30, effort="quick", versions=versions(CPU), source=won.source,
+    )  # fmt: skip
+    view = Recorder()
+    made = tuner(tmp_path, view, seconds=0.5)
+    update(made.database, DEVICE, {key_of(PROBLEM): entry})
+    (outcome,) = made.run([ONE])
+    assert outcome.status == "tuned" and view.labels[0] == won.label
 
 
 def record(us: float, beats: float, against: float) -> dict[str, float]:
@@ -181,3 +198,25 @@ def test_ended_in_between_it_goes_on(tmp_path: Path, number: signal.Signals) -> 
     assert made is not None and len(made.entries) == 3
     again = subprocess.run(command, capture_output=True, env=environment, text=True, timeout=300, check=True)
     assert [r["status"] for r in json.loads(again.stdout)] == ["kept"] * 3
+
+
+def test_one_round_alone_is_enough_to_see_who_breaks_a_race() -> None:
+    """The survivors of a race that broke are raced alone, one round each: two laps give percentiles, one none."""
+    bench = Bench(CPU, CpuClock(torch.get_num_threads()))
+    bench.open(PROBLEM, 0)
+    one = candidates(PROBLEM, CPU)[1]
+    found = bench.race(((one.label, one.text),), 1, 1, 0.0)
+    assert found[one.label]["p20"] <= found[one.label]["us"] <= found[one.label]["p80"]
+
+
+def test_a_small_product_of_one_type_leaves_the_others_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[int, ...]] = []
+    multiply = torch.mm
+
+    def mm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        made.append(tuple(a.shape))
+        return multiply(a, b, out=out)
+
+    monkeypatch.setattr(torch, "mm", mm)
+    ceilings(CpuClock(torch.get_num_threads()), ("float16", "float32"), size=300, elements=64)
+    assert set(made) == {(256, 256), (300, 300)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from types import MappingProxyType
@@ -71,18 +71,19 @@ def _pinned(text: str, phase: str, problems: tuple[Problem, ...], target: Target
             fact = f"{config.family} can't {phase} here: {why}"
             raise InputError(fact, path, hint="another family, or no word on this phase")
     example = made.default(problem, target)
-    if (why := _misfit(config, example, target)) is not None:
+    if (why := misfit(config, example, busy, target)) is not None:
         raise InputError(f"{text!r} is no kernel of {config.family}: {why}", path, hint=f"e.g. {example}")
     return Kernel(problems, config, target)
 
 
-def _misfit(config: Config, example: Config, target: Target) -> str | None:
-    """What is wrong with a configuration's numbers; None if nothing is."""
+def misfit(config: Config, example: Config, problems: Sequence[Problem], target: Target) -> str | None:
+    """What is wrong with a configuration's numbers; None if nothing is.
+
+    Args:
+        example: the family's default for these problems, one a rank.
+    """
     if target.kind == "cpu":
-        if set(config.tile) != set(example.tile) or config.warps or config.stages:
-            return f"it wants {', '.join(example.tile) or 'no numbers'}"
-        zero = [n for n, v in config.tile.items() if not v and example.tile[n]]
-        return f"{zero[0]}=0" if zero else None
+        return _cpu_misfit(config, example, problems)
     if config.family == "aten":
         return None if set(config.tile) <= {"last"} else "it wants nothing, or last=0 or last=1"
     if set(config.tile) != set(example.tile):
@@ -92,6 +93,26 @@ def _misfit(config: Config, example: Config, target: Target) -> str | None:
         return f"{bad[0]}={numbers[bad[0]]} is no power of two"
     if config.warps > 32 or not 1 <= config.stages <= 8 or config.split < 1:
         return "at most 32 warps, 1 to 8 stages, a split of 1 or more"
+    return None
+
+
+def _cpu_misfit(config: Config, example: Config, problems: Sequence[Problem]) -> str | None:
+    """Of what ATen's calls are arranged by."""
+    usual = example.tile
+    if config.tile.keys() != usual.keys() or config.warps or config.stages or config.split != 1:
+        return f"it wants {', '.join(usual) or 'no numbers'}"
+    fixed: dict[str, str] = {}  # what has to be as usual, and why
+    if any(p.groups > 1 for p in problems):
+        fixed |= dict.fromkeys(("C", "F", "cut"), "groups' channels lie side by side")
+    if problems[0].phase == "backward_filter" and problems[0].element_bytes == 2:
+        fixed |= dict.fromkeys(("samples", "whole"), "sums of pieces would round twice")
+    if len(problems[0].dims) == 1:
+        fixed["last"] = "one dimension has one memory format"
+    for name, value in config.tile.items():
+        if value > 1 if name in ("last", "whole") else not value and usual[name]:
+            return f"{name}={value}"
+        if name in fixed and value != usual[name]:
+            return f"{name}={value}, where {fixed[name]}"
     return None
 
 

@@ -46,7 +46,9 @@ def parse_config(text: str) -> Config:
     Raises:
         InputError: it is none.
     """
-    family, *words = text.split()
+    family, *words = text.split() or [""]
+    if not family:
+        raise InputError(f"{text!r} is no kernel", hint="a family and NAME=NUMBER words, as tune prints them")
     values: dict[str, int] = {}
     for word in words:
         name, _, number = word.partition("=")

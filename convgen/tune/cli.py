@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 WIDE = 200  # columns of a table that no terminal holds
 INTERRUPTED = 130
+LONGEST = 10  # digits of a number of ranks
 
 
 @click.command()
@@ -57,7 +58,14 @@ def tune(files: Sequence[str], **given: Any) -> None:
     need("filelock", "databases are written under a lock", extra="tune")
     if options["plot"] and not options["partitions"]:
         raise InputError("--plot draws partitions", hint="--partitions 1,2,4,8 --plot FILE")
+    for other in ("as_json", "plot", "again", "budget"):
+        if options["explain"] and options[other]:
+            name = "json" if other == "as_json" else other
+            raise InputError(f"--explain is text and measures nothing: it takes no --{name}", hint=f"without --{name}")
     if options["plot"]:
+        from convgen.tune.scaling import check_file
+
+        check_file(Path(options["plot"]))
         need("matplotlib", "--plot draws with matplotlib", extra="plot")
     compiled = compile_files(files, **given)
     wanted = _wanted(compiled, options)
@@ -82,7 +90,7 @@ def _wanted(compiled: Sequence[Compiled], options: dict[str, Any]) -> list[Wante
     if len(compiled) != 1 and options["plot"]:
         raise InputError(f"--plot draws one layer, here are {len(compiled)}", hint="a YAML file of one layer")
     words: list[str] = [w.strip() for w in options["partitions"].split(",")]
-    if not all(w.isdecimal() and int(w) for w in words):
+    if not all(w.isdecimal() and len(w) < LONGEST and int(w) for w in words):
         raise InputError(
             f"--partitions {options['partitions']}: no list of numbers of ranks", hint="--partitions 1,2,4,8"
         )

@@ -153,7 +153,11 @@ class Entrant:
 
 
 def race(entrants: Sequence[Entrant], clock: Clock, rounds: int = ROUNDS) -> None:
-    """Replay all in turn, round by round, beginning with another each time; median, p20 and p80 of a launch."""
+    """Replay all in turn, round by round, beginning with another each time; median, p20 and p80 of a launch.
+
+    Two rounds at least: percentiles want them.
+    """
+    rounds = max(rounds, 2)
     for _ in range(2):
         clock.lap([e.replay for e in entrants if e.replay])
     for e in entrants:
@@ -189,12 +193,12 @@ def ceilings(
         return min(entrant.laps) / 1e6  # at most: whatever else the machine does is not the device's
 
     for dtype in dtypes:
-        if clock.device == "cpu" and dtype == "float16":  # some CPUs have no products of it: a small one is slow enough
-            size = min(size, 256)
-        a, b = (torch.randn((size, size), device=clock.device).to(TORCH_DTYPES[dtype]) for _ in range(2))
+        # Some CPUs have no products of float16: a small one is slow enough.
+        rows = min(size, 256) if clock.device == "cpu" and dtype == "float16" else size
+        a, b = (torch.randn((rows, rows), device=clock.device).to(TORCH_DTYPES[dtype]) for _ in range(2))
         out = torch.empty_like(a)
         with accuracy(dtype):
-            found[dtype] = 2 * size**3 / seconds(lambda a=a, b=b, out=out: torch.mm(a, b, out=out))
+            found[dtype] = 2 * rows**3 / seconds(lambda a=a, b=b, out=out: torch.mm(a, b, out=out))
     source = torch.zeros(elements, device=clock.device)
     target = torch.empty_like(source)
     copied = 2 * source.numel() * source.element_size() / seconds(lambda: target.copy_(source))

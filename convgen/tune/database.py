@@ -85,15 +85,17 @@ class Entry(_Form):
         wanted = None if self.aten_ms is None else self.aten_ms / self.ms
         if (wanted is None) != (self.ratio is None) or (wanted and self.ratio and abs(self.ratio / wanted - 1) > 0.01):
             raise ValueError(f"ratio {self.ratio} is not aten_ms / ms")
+        if not self.p20 <= self.ms <= self.p80:
+            raise ValueError(f"ms {self.ms} is not between p20 {self.p20} and p80 {self.p80}")
         return self
 
 
 class Ceilings(_Form):
     """What a device reaches: products in each type, bytes read and written, the least time of a launch."""
 
-    flops_per_s: dict[str, float]
-    bytes_per_s: Annotated[float, Field(gt=0)]
-    floor_us: Annotated[float, Field(ge=0)]
+    flops_per_s: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]]
+    bytes_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    floor_us: Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
     def best(self, other: Ceilings | None) -> Ceilings:
         """Of two measurements: what a busy machine reached is no ceiling."""
@@ -157,6 +159,8 @@ def read_database(path: Path) -> Database | None:
         raise _refused(path, error.lineno, f"is no JSON: {error.msg} at column {error.colno}") from None
     except _TwiceError as error:
         raise _refused(path, _line(text, str(error), last=True), f"has {error} twice") from None
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, brackets in brackets
+        raise _refused(path, 0, f"is no table of measured kernels: {error}") from None
     try:
         made = Database.model_validate(data)
     except ValidationError as error:

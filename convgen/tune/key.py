@@ -23,6 +23,8 @@ _KEY = re.compile(
     + r"(?P<bias> bias)?(?: parts (?P<xp>\d+):(?P<yp>\d+))?(?: rim (?P<rim>\d+))?(?: G(?P<g>\d+))?"
 )
 
+LONGEST = 1000  # characters: numbers that Python reads
+
 
 def key_of(p: Problem) -> str:
     """The problem as one line."""
@@ -41,7 +43,7 @@ def problem_of(key: str) -> Problem:
     Raises:
         InputError: the text is no problem's.
     """
-    match = _KEY.fullmatch(key)
+    match = _KEY.fullmatch(key) if len(key) < LONGEST else None
     dims = [
         LocalDim(name, *(int(match[f"{name}{field}"]) for field in "xyksdb"))
         for name in ("D", "H", "W")
@@ -49,7 +51,7 @@ def problem_of(key: str) -> Problem:
     ]
     if match is None or not dims:
         raise InputError(f"{key!r} is no local problem", hint="convgen tune writes the keys of its files itself")
-    return Problem(
+    made = Problem(
         phase=cast("Phase", match["phase"]),
         batch=int(match["n"]),
         channels=int(match["c"]),
@@ -63,3 +65,6 @@ def problem_of(key: str) -> Problem:
         y_parts=int(match["yp"] or 1),
         rim=None if match["rim"] is None else int(match["rim"]),
     )
+    if key_of(made) != key or not made.groups or any(not (d.kernel and d.stride and d.dilation) for d in made.dims):
+        raise InputError(f"{key!r} is no local problem's own key", hint=f"{key_of(made)!r}, with nothing that is 0")
+    return made

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from convgen.errors import InputError
+from convgen.kernels.choose import misfit
 from convgen.kernels.config import Config, largest, parse_config
 from convgen.kernels.families import family
 from convgen.kernels.problem import Problem
@@ -139,10 +140,9 @@ def stale(entry: Entry, problem: Problem, target: Target) -> str:
     made = family(config.family, target)
     if made is None or made.refusal(problem, target) is not None:
         return f"{config.family} can't this problem any more"
-    try:
-        source = source_of(problem, config, target)
-    except (KeyError, ValueError, ArithmeticError):
-        return f"{entry.kernel} is no configuration of {config.family} any more"
+    if why := misfit(config, made.default(problem, target), (problem,), target):
+        return f"{entry.kernel} is no configuration of {config.family} any more: {why}"
+    source = source_of(problem, config, target)
     return "" if source == entry.source else f"its kernel was printed as {entry.source}, now as {source}"
 
 

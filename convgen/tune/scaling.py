@@ -14,6 +14,7 @@ from convgen.tune.database import Entry
 from convgen.tune.tuner import Outcome
 
 Points = dict[tuple[str, str], dict[int, Entry]]
+FORMATS = (".png", ".svg", ".pdf")
 INK, TUNED, ATEN, IDEAL = "#222222", "#1b6ca8", "#c8553d", "#999999"
 
 
@@ -25,6 +26,19 @@ def points(outcomes: Sequence[Outcome]) -> Points:
             if use.split is not None and outcome.entry is not None:
                 found[use.phase, use.split][use.ways] = outcome.entry
     return found
+
+
+def check_file(file: Path) -> None:
+    """Before anything is measured for it.
+
+    Raises:
+        InputError: nothing can be drawn there.
+    """
+    if file.suffix not in FORMATS:
+        raise InputError(f"--plot {file}: can't be drawn: {file.suffix or 'no suffix'}", hint="FILE.png, .svg or .pdf")
+    if not file.parent.is_dir() or file.is_dir():
+        what = f"{file.parent} is no folder" if not file.is_dir() else "it is a folder"
+        raise InputError(f"--plot {file}: can't be drawn: {what}", hint="a file in a folder that there is")
 
 
 def plot(outcomes: Sequence[Outcome], device: str, file: Path) -> None:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from convgen.errors import InputError
 from convgen.knobs import cache_folder
 from convgen.tune.device import Device
 
@@ -42,26 +43,44 @@ def trials_path(device: Device) -> Path:
 
 
 def append(path: Path, trial: Trial) -> None:
-    """Add a line."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Add a line.
+
+    Raises:
+        InputError: the file can't be written.
+    """
     line = json.dumps(asdict(trial)) + "\n"
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     try:
-        size = os.fstat(handle).st_size
-        cut = size and os.pread(handle, 1, size - 1) != b"\n"  # a line that a killed process left
-        os.write(handle, (("\n" if cut else "") + line).encode())
-    finally:
-        os.close(handle)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            size = os.fstat(handle).st_size
+            cut = size and os.pread(handle, 1, size - 1) != b"\n"  # a line that a killed process left
+            os.write(handle, (("\n" if cut else "") + line).encode())
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise InputError(
+            f"{path} can't be written: {error.strerror}", hint="CONVGEN_CACHE=FOLDER keeps every measurement"
+        ) from error
 
 
 def read_trials(path: Path) -> Iterator[Trial]:
-    """All lines that are whole, in the order they were written."""
-    if not path.exists():
+    """All lines that are whole, in the order they were written.
+
+    Raises:
+        InputError: the file is there, and can't be read.
+    """
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
         return
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for line in file:
-            try:
-                data: dict[str, Any] = json.loads(line)
-                yield Trial(**data)
-            except (ValueError, TypeError):
-                continue
+    except OSError as error:
+        raise InputError(
+            f"{path} can't be read: {error.strerror}", hint="move it away, or CONVGEN_CACHE=FOLDER"
+        ) from error
+    for line in text.splitlines():
+        try:
+            data: dict[str, Any] = json.loads(line)
+            yield Trial(**data)
+        except (ValueError, TypeError, RecursionError):
+            continue

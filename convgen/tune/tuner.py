@@ -114,7 +114,7 @@ class Tuner:
                     ceilings = ceilings or self._measured_ceilings(known.ceilings, wanted)
                     self._ceilings = ceilings
                     share = None if end is None else now + (end - now) / (len(wanted) - i)
-                    outcome = self._tune(one, told.get(one.key, {}), share)
+                    outcome = self._tune(one, told.get(one.key, {}), share, entry)
                     if outcome.entry is not None and outcome.status == "tuned":
                         update(self.database, self.device, {one.key: outcome.entry})
                 self.view.done(outcome)
@@ -160,7 +160,8 @@ class Tuner:
         enough = entry.tried >= limit_of(entry.of, self.effort)  # fewer were in time, or of a quick search
         return fresh and enough and not self.again and current.source == entry.source
 
-    def _tune(self, one: Wanted, told: dict[str, Trial], deadline: float | None) -> Outcome:
+    def _tune(self, one: Wanted, told: dict[str, Trial], deadline: float | None, entry: Entry | None = None) -> Outcome:
+        """Search, and race; what won before is measured first, so that a short search loses nothing that was found."""
         problem, failures = one.problem, Counter[str]()
         order = ranked(self.legal(problem, self.target), self._ceilings)
         by_config, by_label = {c.config: c for _, c in order}, {c.label: c for _, c in order}
@@ -180,6 +181,9 @@ class Tuner:
             return self._failed(one, failures, error.fact)
         aten_us = min(aten.values(), default=None)
         self.view.problem(one, len(order), search.limit, aten_us)
+        before = None if entry is None else by_label.get(entry.kernel)
+        if before is not None and before.config not in known and self._races(before.config):
+            self._measure([before], search, failures, aten_us, None)
         start = time.monotonic()
         stop = None if deadline is None else start + (1 - FINALS) * (deadline - start)
         while batch := search.ask(self.jobs if self._ahead is not None else 1):
