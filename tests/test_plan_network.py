@@ -21,6 +21,7 @@ from convgen.compiler import compile_layer
 from convgen.cost.machines import load_machine
 from convgen.cost.model import Model
 from convgen.cost.schedule import schedule_cost
+from convgen.cost.training_memory import STATES, layer_memory
 from convgen.errors import InputError
 from convgen.plan.network.eliminate import Elimination
 from convgen.plan.network.graph import Graph, build
@@ -28,7 +29,7 @@ from convgen.plan.network.grids import factorisations, grids
 from convgen.plan.network.longest_path import longest_paths
 from convgen.plan.network.overlapped import overlapped
 from convgen.plan.network.planner import GIB, Plan, plan_network
-from convgen.plan.network.report import plan_text
+from convgen.plan.network.report import memory_parts, plan_text
 from convgen.plan.network.sample import sample_parallelism
 from convgen.plan.network.setting import Setting
 from convgen.plan.network.write import plan_yaml, planned_layer
@@ -285,6 +286,27 @@ def test_reductions_behind_computation(statistics: str) -> None:
         assert found.exposed_ps <= found.reductions_ps
         backward = [s for n in plan.nodes for s in n.steps if s.phase != "forward" and not s.communicates]
         assert found.reductions_ps - found.exposed_ps <= sum(s.cost.time_ps for s in backward)
+
+
+@pytest.mark.parametrize(("dtype", "optimizer"), [("float32", "momentum"), ("bfloat16", "adam")])
+def test_parameters_take_what_training_takes_of_the_compiled_layer(dtype: str, optimizer: Any) -> None:
+    """Biases, and a float32 copy of 16-bit weights, included."""
+    rng = random.Random(12)
+    setting = replace(CPU, optimizer_states=STATES[optimizer])
+    biased = 0
+    for _ in range(4):
+        graph = build(replace(branched(rng, 4), dtype=dtype), Grid((("a", 2), ("b", 2))), setting, most_roles=4)
+        plan = planned(graph, tuple(rng.randrange(size) for size in graph.sizes))
+        for node in plan.nodes:
+            if node.option is None:
+                continue
+            layer = planned_layer(plan, node, node.option)
+            one = compile_layer(layer)
+            truth = layer_memory(one.schedule, one.space, dtype, optimizer=optimizer)
+            said = [count for what, count in memory_parts(plan, node) if "its gradient and" in what]
+            assert sum(said) == truth.weights + truth.gradients + truth.optimizer
+            biased += layer.conv.bias
+    assert biased
 
 
 def test_grids_are_all_factorisations() -> None:

@@ -55,6 +55,21 @@ class LayerMemory:
         return self.input + self.output
 
 
+def parameter_bytes(elements: int, dtype: str, states: int) -> tuple[int, int, int]:
+    """Bytes of so many parameters, of their gradients, and of the optimizer's states; first, a float32 copy included.
+
+    Args:
+        states: values a parameter that the optimizer keeps.
+
+    Example:
+        >>> parameter_bytes(10, "float32", 1), parameter_bytes(10, "bfloat16", 2)
+        ((40, 40, 40), (60, 20, 80))
+    """
+    element, state = DTYPE_BYTES[dtype], max(4, DTYPE_BYTES[dtype])
+    copy = state if element < state else 0
+    return elements * (element + copy), elements * element, elements * states * state
+
+
 def layer_memory(
     schedule: Schedule,
     space: Space,
@@ -69,7 +84,7 @@ def layer_memory(
     Args:
         needs_dx: False for a network's first layer.
     """
-    element, state = DTYPE_BYTES[dtype], max(4, DTYPE_BYTES[dtype])
+    element = DTYPE_BYTES[dtype]
     stored = dict(schedule.stored)
     elements = {tensor: space.elements(layout) for tensor, layout in stored.items()}
     parameters = elements["w"]
@@ -81,11 +96,11 @@ def layer_memory(
     besides = np.maximum(used.peak["forward"] - used.held - elements["y"], 0)
     for phase in ("backward_data", "backward_filter"):
         besides = np.maximum(besides, used.peak[phase] - results)
-    most = int(parameters.max())
+    weights, gradient, states = parameter_bytes(int(parameters.max()), dtype, STATES[optimizer])
     return LayerMemory(
-        weights=most * element + (most * state if element < state else 0),
-        gradients=most * element,
-        optimizer=STATES[optimizer] * most * state,
+        weights=weights,
+        gradients=gradient,
+        optimizer=states,
         input=_most(elements["x"], element),
         output=_most(elements["y"], element),
         held=_most(used.held, element),

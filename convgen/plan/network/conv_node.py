@@ -19,6 +19,7 @@ from convgen.algebra.conv import PHASES, Conv
 from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.roles import OPERANDS, Roles, nest, settle_groups
+from convgen.cost.training_memory import parameter_bytes
 from convgen.errors import InputError
 from convgen.plan.network.estimate import estimates
 from convgen.plan.network.node_step import NodeStep, conversions
@@ -26,6 +27,7 @@ from convgen.plan.network.reduced import ReducedSpace, reduced_model
 from convgen.plan.network.setting import Setting
 from convgen.plan.network.splits import Split, natural
 from convgen.plan.terms import Terms
+from convgen.schedule.build import bias_layout
 from convgen.spec.layer import DTYPE_BYTES
 
 Table = NDArray[np.int64]
@@ -63,6 +65,7 @@ class ConvTables:
     own: Table
     x_memory: Table
     own_memory: Table
+    y_memory: Table
 
 
 def candidates(conv: Conv, grid: Grid, setting: Setting, dtype: str, most: int) -> tuple[dict[str, str], ...]:
@@ -190,8 +193,13 @@ class ConvNode:
 
     def weight_bytes(self, option: Option) -> int:
         """Weights, gradients and the optimizer's states of the largest block."""
-        copies = 2 + self.setting.optimizer_states
-        return self.space.largest_elements(option.w) * copies * DTYPE_BYTES[self.dtype]
+        elements = self.space.largest_elements(option.w)
+        return sum(parameter_bytes(elements, self.dtype, self.setting.optimizer_states))
+
+    def bias_bytes(self, y: Layout) -> int:
+        """The same of the bias, which is stored as y's filters are."""
+        elements = self.space.largest_elements(bias_layout({"y": y})) if self.conv.bias else 0
+        return sum(parameter_bytes(elements, self.dtype, self.setting.optimizer_states))
 
     def tables(self, x_splits: Sequence[Split], y_splits: Sequence[Split]) -> ConvTables:
         """Costs of every option with every split of x and of y."""
@@ -203,6 +211,7 @@ class ConvNode:
             _table([self.own(o) for o in self.options]),
             _table([[self.held(x, o) * size for o in self.options] for x in xs]),
             _table([self.weight_bytes(o) for o in self.options]),
+            _table([[self.bias_bytes(y)] * len(self.options) for y in ys]),
         )
 
     def steps(self, x_split: Split, y_split: Split, option: Option) -> Iterator[NodeStep]:

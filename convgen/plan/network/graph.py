@@ -22,11 +22,13 @@ import numpy as np
 from convgen.algebra.conv import Conv
 from convgen.algebra.grid import Grid
 from convgen.cost.model import PICOSECONDS
+from convgen.cost.training_memory import parameter_bytes
 from convgen.errors import InputError
 from convgen.plan.network.conv_node import ConvNode, ConvTables, candidates, wishes
 from convgen.plan.network.eliminate import Factor, Problem, Table
 from convgen.plan.network.node_step import NodeStep, passes
 from convgen.plan.network.other_node import IN_PLACE, OtherNode, block_elements
+from convgen.plan.network.reduced import largest
 from convgen.plan.network.setting import Setting
 from convgen.plan.network.splits import Shape, Split, any_splits, fits
 from convgen.spec.network import CONVOLUTIONS, Network, Node
@@ -232,7 +234,7 @@ class _Filler:
         option = _add_variable(graph, "option", node.name, len(one.options))
         self.put(node, (option,), tables.own, tables.own_memory)
         self.put(node, (x, option), tables.x, tables.x_memory)
-        self.put(node, (y, option), tables.y, None)
+        self.put(node, (y, option), tables.y, tables.y_memory)
 
     def other(self, node: Node) -> None:
         graph = self.graph
@@ -279,8 +281,7 @@ class _Filler:
         errors = len(members) if graph.setting.keep == "every" and root.kind != "input" else 0
         split = graph.variable["split", root.name]
         again = [m for m in kept if m.kind in IN_PLACE]
-        scale = sum(3 * 2 * m.shape[1] for m in members if m.kind == "batch_norm") * network.element_bytes
-        total = bytes_each * (len(kept) + errors) + scale
+        total = bytes_each * (len(kept) + errors) + self.scales(members, splits)
         if not graph.setting.recompute or not again:
             self.put(root, (split,), np.zeros_like(total), total)
             return
@@ -288,6 +289,21 @@ class _Filler:
         choice = _add_variable(graph, "recompute", root.name, 2)
         cost = np.stack([np.zeros_like(total), np.array(extra, dtype=np.int64)], axis=1)
         self.put(root, (split, choice), cost, np.stack([total, total - bytes_each * len(again)], axis=1))
+
+    def scales(self, members: Sequence[Node], splits: Sequence[Split]) -> Table:
+        """Bytes of normalisations' scales and shifts, their gradients and the optimizer's states, for each split."""
+        graph = self.graph
+        each = [
+            sum(
+                2 * largest(m.shape[1], 1, tuple(graph.grid.sizes[a] for a in split[1]))
+                for m in members
+                if m.kind == "batch_norm"
+            )
+            for split in splits
+        ]
+        states = graph.setting.optimizer_states
+        found = [sum(parameter_bytes(n, graph.network.dtype, states)) for n in each]
+        return np.array(found, dtype=np.int64)
 
     def table(self, key: object, make: Callable[[], object]) -> Table:
         if key not in self._tables:

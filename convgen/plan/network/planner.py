@@ -188,7 +188,7 @@ def plan_network(
             continue
         return Plan(graph, found.values, found.cost, found.memory, budget_bytes, found.how, tuple(tried))
     _, graph, miss = min(missed, key=lambda m: m[0])
-    raise _refusal(graph, miss, budget_bytes or 0, ranks)
+    raise _refusal(graph, miss, budget_bytes or 0, grid)
 
 
 def _solved_s(graph: Graph, budget_bytes: int | None) -> float | None:
@@ -215,9 +215,9 @@ def _check_usable(network: Network, counts: Counter[Conv], grid: Grid) -> None:
             raise InputError(fact, ("input",), notes, f"fewer ranks, axes of up to {most} (--grid), or more samples")
 
 
-def _refusal(graph: Graph, miss: DoesNotFit, budget: int, ranks: int) -> InputError:
+def _refusal(graph: Graph, miss: DoesNotFit, budget: int, given: Grid | None) -> InputError:
     """Nothing fits: the least memory there is, what takes most of it, and what would do."""
-    network, setting = graph.network, graph.setting
+    network, setting, ranks = graph.network, graph.setting, graph.grid.ranks
     plan = Plan(graph, miss.values, 0, miss.memory, budget, "least memory")
     largest = sorted(plan.nodes, key=lambda n: -n.memory_bytes)[:3]
     notes = tuple(
@@ -228,7 +228,7 @@ def _refusal(graph: Graph, miss: DoesNotFit, budget: int, ranks: int) -> InputEr
         f"needs at least "
         f"{gib(miss.memory)} GiB a rank, {gib(budget)} are given"
     )
-    ways = [f"--memory {miss.memory / GIB + 0.0005:.3f}", *_ways(network, setting, budget, ranks)]
+    ways = [f"--memory {miss.memory / GIB + 0.0005:.3f}", *_ways(network, setting, budget, ranks, given)]
     return InputError(fact, (), notes, ", ".join(ways[:-1]) + " or " + ways[-1] if len(ways) > 1 else ways[0])
 
 
@@ -242,12 +242,14 @@ def gib(count: int, digits: int = 3) -> str:
     return f"{count / GIB:.{digits}f}" if count >= GIB else f"{count / GIB:.{digits}g}"
 
 
-def _ways(network: Network, setting: Setting, budget: int, ranks: int) -> Iterator[str]:
-    """What would make it fit, tried out."""
+def _ways(network: Network, setting: Setting, budget: int, ranks: int, given: Grid | None) -> Iterator[str]:
+    """What would make it fit, tried out; on the grid that was asked for, if one was."""
 
     def fits(network: Network, setting: Setting, ranks: int) -> bool:
         counts = Counter(n.conv for n in network.nodes if n.kind in CONVOLUTIONS and n.conv is not None)
-        one = grids(ranks, list(counts.items()), setting, network.dtype)[0]
+        one = given
+        if one is None or one.ranks != ranks:
+            one = grids(ranks, list(counts.items()), setting, network.dtype)[0]
         few = build(network, one, setting, most_roles=FEW_ROLES, most_splits=FEW_SPLITS)
         return least_memory(few.problem) <= budget
 
@@ -260,7 +262,7 @@ def _ways(network: Network, setting: Setting, budget: int, ranks: int) -> Iterat
             yield option
     for times in (2, 4, 8, 16):
         if ranks * times <= MAX_RANKS and fits(network, setting, ranks * times):
-            yield f"--ranks {ranks * times}"
+            yield f"--ranks {ranks * times}" + (" without --grid" if given is not None else "")
             break
     for part in (2, 4, 8, 16, 32):
         if network.batch >= part and fits(with_batch(network, network.batch // part), setting, ranks):

@@ -181,6 +181,8 @@ def memory_parts(plan: Plan, node: NodePlan) -> list[tuple[str, int]]:
         conv = graph.convs[node.node.name]
         states = plan.setting.optimizer_states
         parts.append((f"w, its gradient and {states} optimizer states", conv.weight_bytes(node.option)))
+        if node.stored is not None and conv.conv.bias:
+            parts.append(("bias, its gradient and states", conv.bias_bytes(conv.layout("y", node.stored))))
         held = conv.held(conv.layout("x", node.reads[0]), node.option) * plan.network.element_bytes
         if held:
             parts.append(("x as gathered, held for backward", held))
