@@ -10,6 +10,7 @@ import click
 
 from convgen.errors import InputError
 from convgen.inputs import Finite, parse_grid
+from convgen.plan.network.collection import without_collection
 
 if TYPE_CHECKING:
     from convgen.algebra.grid import Grid
@@ -59,6 +60,7 @@ def network_command(file: str, batch: int | None, as_json: bool) -> None:
 @click.option("--explain", metavar="LAYER", help="Print every step of one layer instead of the table.")
 @click.option("--plot", metavar="FILE", help="Draw strong and weak scaling up to these ranks (png, svg, pdf).")
 @click.option("--json", "as_json", is_flag=True, help="The plan as JSON.")
+@without_collection()
 def plan_command(
     file: str,
     machine: str,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -14,6 +12,7 @@ from convgen.algebra.grid import Grid
 from convgen.cost.model import PICOSECONDS
 from convgen.errors import InputError, Note
 from convgen.plan.network.bounded import FREE, DoesNotFit, least_memory, solve
+from convgen.plan.network.collection import without_collection
 from convgen.plan.network.conv_node import Option
 from convgen.plan.network.eliminate import Elimination
 from convgen.plan.network.graph import Graph, build, run_again
@@ -138,19 +137,7 @@ class Plan:
         return self.graph.problem.total(longest_paths(self.graph))[0] / PICOSECONDS
 
 
-@contextmanager
-def _without_collection() -> Generator[None]:
-    """Millions of small tuples are made and few thrown away: looking for circles in them takes a fifth of the time."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
-
-
-@_without_collection()
+@without_collection()
 def plan_network(
     network: Network, setting: Setting, ranks: int, *, grid: Grid | None = None, budget_bytes: int | None = None
 ) -> Plan:

@@ -1,0 +1,19 @@
+"""Planning without the collector of circular garbage."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Generator
+from contextlib import contextmanager
+
+
+@contextmanager
+def without_collection() -> Generator[None]:
+    """Millions of small tuples are made and few thrown away: looking for circles in them takes a fifth of the time."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
