@@ -1,76 +1,25 @@
-"""A page to draw on, in inches from its top left corner: the only module that knows matplotlib.
+"""A page to draw on, in inches from its top left corner: drawn by matplotlib.
 
 Drawing is deterministic: no clock, no random identifiers, and no state outside the page.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Generator
-from contextlib import contextmanager
 from functools import lru_cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-from convgen.errors import InputError
+from convgen.pictures import matplotlib, save_figure, settings
 
-FORMATS = ("png", "svg", "pdf")
 INK, GREY, PALE = "#1a1a1a", "#666666", "#c8c8c8"
 _FONT = "DejaVu Sans"  # comes with matplotlib
-_SETTINGS: dict[str, Any] = {
-    "svg.hashsalt": "convgen",
-    "svg.fonttype": "none",  # text stays text: it can be searched, and tests read it
-    "pdf.fonttype": 42,
-    "hatch.linewidth": 0.7,
-}
-# No dates and no version of the tool in the file.
-_METADATA: dict[str, dict[str, Any]] = {
-    "png": {"Software": None},
-    "svg": {"Date": None, "Creator": None},
-    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
-}
-
 Align = Literal["left", "center", "right"]
-
-
-def plot_format(path: Path) -> str:
-    """The format that a file's suffix asks for.
-
-    Raises:
-        InputError: a suffix that can't be drawn.
-    """
-    suffix = path.suffix.lower().removeprefix(".")
-    if suffix not in FORMATS:
-        said = f"'.{suffix}'" if suffix else "no suffix"
-        raise InputError(
-            f"cannot draw {path.name}: {said} names no format of a plot", hint="a file that ends in .png, .svg or .pdf"
-        )
-    return suffix
-
-
-def _matplotlib() -> Any:
-    try:
-        for module in ("backends.backend_agg", "figure", "font_manager", "lines", "patches", "textpath"):
-            import_module(f"matplotlib.{module}")
-        return import_module("matplotlib")
-    except ImportError:
-        raise InputError("a plot needs matplotlib", hint="pip install 'convgen[plot]'") from None
-
-
-@contextmanager
-def _settings(mpl: Any) -> Generator[None]:
-    """Ours and matplotlib's defaults, whatever the user's own configuration says."""
-    with mpl.rc_context():
-        mpl.rcdefaults()
-        mpl.rcParams.update(_SETTINGS)
-        yield
 
 
 @lru_cache(maxsize=4096)
 def text_width(text: str, size: float) -> float:
     """Inches that a line of text takes at a font size in points."""
-    mpl = _matplotlib()
+    mpl = matplotlib()
     font = mpl.font_manager.FontProperties(family=_FONT, size=size)
     return float(mpl.textpath.text_to_path.get_text_width_height_descent(text, font, False)[0]) / 72
 
@@ -104,8 +53,8 @@ class Canvas:
     """One page, `width` by `height` inches; y grows downwards."""
 
     def __init__(self, width: float, height: float) -> None:
-        self._mpl = _matplotlib()
-        with _settings(self._mpl):
+        self._mpl = matplotlib()
+        with settings(self._mpl):
             figure = self._mpl.figure.Figure(figsize=(width, height), facecolor="white")
             self._mpl.backends.backend_agg.FigureCanvasAgg(figure)
             axes = figure.add_axes((0, 0, 1, 1))
@@ -183,12 +132,4 @@ class Canvas:
         Raises:
             InputError: the file can't be written.
         """
-        kind = plot_format(path)
-        try:
-            with _settings(self._mpl), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # a font without some character is no reason to fail
-                self._figure.savefig(path, format=kind, dpi=dpi, metadata=_METADATA[kind])
-        except OSError as error:
-            raise InputError(
-                f"cannot write {path}: {error.strerror}", hint="a file in a folder you may write to"
-            ) from None
+        save_figure(self._figure, path, dpi)

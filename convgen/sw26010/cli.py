@@ -271,6 +271,6 @@ def _three(text: str) -> tuple[int, int, int]:
 
 def _plot_path(plot: str) -> None:
     """Refuse a file that can't be drawn before the work is done."""
-    from convgen.explain.canvas import plot_format
+    from convgen.pictures import plot_format
 
     plot_format(Path(plot))

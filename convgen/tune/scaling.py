@@ -9,12 +9,12 @@ from typing import Any
 
 from convgen.errors import InputError
 from convgen.kernels.partition import SPLITS
+from convgen.pictures import FORMATS, save_figure
 from convgen.schedule.nodes import PHASES
 from convgen.tune.database import Entry
 from convgen.tune.tuner import Outcome
 
 Points = dict[tuple[str, str], dict[int, Entry]]
-FORMATS = (".png", ".svg", ".pdf")
 INK, TUNED, ATEN, IDEAL = "#222222", "#1b6ca8", "#c8553d", "#999999"
 
 
@@ -34,7 +34,7 @@ def check_file(file: Path) -> None:
     Raises:
         InputError: nothing can be drawn there.
     """
-    if file.suffix not in FORMATS:
+    if file.suffix.removeprefix(".") not in FORMATS:
         raise InputError(f"--plot {file}: can't be drawn: {file.suffix or 'no suffix'}", hint="FILE.png, .svg or .pdf")
     if not file.parent.is_dir() or file.is_dir():
         what = f"{file.parent} is no folder" if not file.is_dir() else "it is a folder"
@@ -96,8 +96,6 @@ def plot(outcomes: Sequence[Outcome], device: str, file: Path) -> None:
     figure.legend(handles, labels, loc="lower center", ncols=3, frameon=False, fontsize=9)
     figure.tight_layout(rect=(0, 0.05, 1, 1))
     try:
-        figure.savefig(file, dpi=140)
-    except (OSError, ValueError) as error:
-        raise InputError(f"--plot {file}: can't be drawn: {error}", hint="FILE.png, .svg or .pdf") from None
+        save_figure(figure, file, 140)
     finally:
         drawing.close(figure)

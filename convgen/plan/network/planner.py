@@ -137,6 +137,17 @@ class Plan:
         return self.graph.problem.total(longest_paths(self.graph))[0] / PICOSECONDS
 
 
+def budget_of(setting: Setting, given: int | None) -> int | None:
+    """Bytes that a rank may take: as given, else what the machine's ranks have, where its file says it."""
+    memory = setting.machine.memory_bytes
+    return given if given is not None or memory is None else int(memory)
+
+
+def convolutions(network: Network) -> Counter[Conv]:
+    """Convolutions and linear layers, and how often each comes."""
+    return Counter(n.conv for n in network.nodes if n.kind in CONVOLUTIONS and n.conv is not None)
+
+
 @without_collection()
 def plan_network(
     network: Network, setting: Setting, ranks: int, *, grid: Grid | None = None, budget_bytes: int | None = None
@@ -150,11 +161,10 @@ def plan_network(
     Raises:
         InputError: nothing fits the budget, or the ranks can't be used.
     """
-    if budget_bytes is None and setting.machine.memory_bytes is not None:
-        budget_bytes = int(setting.machine.memory_bytes)
+    budget_bytes = budget_of(setting, budget_bytes)
     if ranks > MAX_RANKS:
         raise InputError(f"{ranks} ranks, more than {MAX_RANKS}", hint=f"--ranks up to {MAX_RANKS}")
-    counts = Counter(node.conv for node in network.nodes if node.kind in CONVOLUTIONS and node.conv is not None)
+    counts = convolutions(network)
     if not counts:
         raise InputError(f"{network.name} has no convolution and no linear layer", hint="a network with one")
     all_grids = [grid] if grid is not None else grids(ranks, list(counts.items()), setting, network.dtype)
@@ -233,10 +243,9 @@ def _ways(network: Network, setting: Setting, budget: int, ranks: int, given: Gr
     """What would make it fit, tried out; on the grid that was asked for, if one was."""
 
     def fits(network: Network, setting: Setting, ranks: int) -> bool:
-        counts = Counter(n.conv for n in network.nodes if n.kind in CONVOLUTIONS and n.conv is not None)
         one = given
         if one is None or one.ranks != ranks:
-            one = grids(ranks, list(counts.items()), setting, network.dtype)[0]
+            one = grids(ranks, list(convolutions(network).items()), setting, network.dtype)[0]
         few = build(network, one, setting, most_roles=FEW_ROLES, most_splits=FEW_SPLITS)
         return least_memory(few.problem) <= budget
 

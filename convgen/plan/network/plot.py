@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.progress import track
 
 from convgen.errors import InputError
-from convgen.plan.network.planner import GIB, plan_network
+from convgen.pictures import matplotlib, plot_format, save_figure
+from convgen.plan.network.planner import GIB, budget_of, plan_network
 from convgen.plan.network.sample import sample_parallelism
 from convgen.plan.network.setting import Setting
 from convgen.spec.network import Network
@@ -31,18 +32,12 @@ def plot_scaling(network: Network, setting: Setting, ranks: int, budget: int | N
     Raises:
         InputError: matplotlib is missing, or the file can't be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise InputError("--plot needs matplotlib", hint="pip install 'convgen[plot]'") from error
-    figure: Any = Figure(figsize=(9, 3.8), layout="constrained")
-    if file.suffix[1:].lower() not in figure.canvas.get_supported_filetypes() or not file.parent.is_dir():
-        raise InputError(
-            f"cannot draw {file}", hint="a file that ends with .png, .svg or .pdf, in a folder that exists"
-        )  # before minutes of planning
+    plot_format(file)  # before minutes of planning
+    if not file.parent.is_dir():
+        raise InputError(f"cannot draw {file}: {file.parent} is no folder", hint="a file in a folder that exists")
+    figure = matplotlib().figure.Figure(figsize=(9, 3.8), layout="constrained")
     counts = _halves(ranks)
-    if budget is None and setting.machine.memory_bytes is not None:
-        budget = int(setting.machine.memory_bytes)
+    budget = budget_of(setting, budget)
     strong = _series(network, setting, budget, [(p, network.batch) for p in counts])
     # As many samples a rank as with all ranks, which may be a fraction: several ranks a sample.
     share = Fraction(network.batch, ranks)
@@ -52,10 +47,7 @@ def plot_scaling(network: Network, setting: Setting, ranks: int, budget: int | N
     each = f"{_said(share, 'sample')} a rank" if share >= 1 else f"{_said(1 / share, 'rank')} a sample"
     _draw(panels[1], weak, counts, f"{network.name}, {each}", budget)
     figure.supylabel(f"ms a step, modelled on {setting.machine.name}", fontsize=10)
-    try:
-        figure.savefig(file, dpi=150)
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot draw {file}: {error}", hint="a file that ends with .png, .svg or .pdf") from error
+    save_figure(figure, file, 150)
 
 
 def _halves(ranks: int) -> list[int]:
