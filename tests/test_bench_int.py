@@ -3,25 +3,16 @@ grids."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from math import ceil, log2
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-BENCH = Path(__file__).resolve().parent.parent / "bench"
+from scripts import bench_script
 
 
 @pytest.fixture(scope="module")
 def study() -> Any:
-    spec = importlib.util.spec_from_file_location("int_alexnet", BENCH / "int_alexnet.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return bench_script("int_alexnet")
 
 
 # Milliseconds by hand: the equations evaluated with 2 us and 4 bytes / 6e9 a word.

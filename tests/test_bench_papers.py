@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from scripts import bench_script
 
 from convgen.cost.machines import load_machine
 from convgen.cost.overlap import Overlap
 
-BENCH = Path(__file__).resolve().parent.parent / "bench"
-
 
 @pytest.fixture(scope="module")
 def study() -> Any:
-    spec = importlib.util.spec_from_file_location("papers", BENCH / "papers.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return bench_script("papers")
 
 
 def test_stationary_x_or_y(study: Any, capsys: pytest.CaptureFixture[str]) -> None:
