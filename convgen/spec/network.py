@@ -27,7 +27,6 @@ KINDS: dict[str, tuple[str, ...]] = {
     "softmax_loss": (),
 }
 JOINS = ("add", "concat")
-POOLS = ("max_pool", "avg_pool")
 CONVOLUTIONS = ("conv", "linear")
 
 

@@ -72,14 +72,6 @@ class ImplicitPlan:
         return SLOT_BYTES * (ml * kl + kl * nl + self.columns * ml * nl)
 
     @property
-    def data_shape(self) -> tuple[int, int, int, int]:
-        return self.rows_meet.extent, self.columns_meet.extent, self.ni, self.bb
-
-    @property
-    def filter_shape(self) -> tuple[int, int, int, int]:
-        return self.rows_meet.taps, self.columns_meet.taps, self.no, self.ni
-
-    @property
     def out_shape(self) -> tuple[int, int, int, int]:
         return self.rows_meet.outs, self.columns_meet.outs, self.no, self.bb
 

@@ -94,10 +94,7 @@ def modelled_table(made: Sequence[Modelled], target: Target) -> Table:
                 str(m.wanted) if i == 0 else "",
                 c.label,
                 f"{us:.1f} us",
-                *(
-                    str(facts[n])
-                    for n in ("registers", "shared_bytes", "matrix_instructions", "widest_global_load_bytes")
-                ),
+                *(str(facts[n]) for n in FACTS),
                 f"{causes_text(m.failures)} (of {m.compiled} compiled, {m.of} legal)" if i == 0 else "",
                 end_section=i == min(SHOWN, len(m.found)) - 1,
             )
