@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from convgen.spec.network import Network, Node
+from convgen.spec.text import number_of
 
 MIB = 1 << 20
 
@@ -25,7 +26,7 @@ def network_text(network: Network) -> str:
     lines.append(
         f"{network.name}: {len(network.nodes)} nodes, {total['convolutions']} convolutions and linear layers, "
         f"{total['weights']} weights, outputs {total['output_bytes'] / MIB:.1f} MiB in {network.dtype}, "
-        f"forward {total['flops'] / 1e9:.3f} GFLOP for {network.batch} sample{'s' * (network.batch > 1)} "
+        f"forward {total['flops'] / 1e9:.3f} GFLOP for {number_of(network.batch, 'sample')} "
         f"({total['flops'] / 1e9 / network.batch:.3f} a sample)"
     )
     return "\n".join(lines)

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from convgen.errors import InputError, Note
 from convgen.spec.names import did_you_mean
 from convgen.spec.source import KeyPath
-from convgen.spec.text import kind, one_line, shown
+from convgen.spec.text import kind, number_of, one_line, shown
 
 MAX_SIZE = 2**31 - 1
 
@@ -124,7 +124,7 @@ def fill_form(data: object) -> LayerForm:
     first, *others = (mistake for _, mistake in mistakes.values())
     if others:
         keys = ", ".join(label(other.path) for other in others[:6]) + (", ..." if len(others) > 6 else "")
-        first.notes = (Note("also", f"{len(others)} more mistake{'s' * (len(others) > 1)}: {keys}"),)
+        first.notes = (Note("also", f"{number_of(len(others), 'more mistake')}: {keys}"),)
     raise first
 
 

@@ -16,6 +16,7 @@ from convgen.spec.names import identifier
 from convgen.spec.network import CONVOLUTIONS, JOINS, Network
 from convgen.spec.network_blocks import INPUT
 from convgen.spec.network_reader import network_from_dict
+from convgen.spec.text import number_of
 
 if TYPE_CHECKING:
     import torch
@@ -148,7 +149,7 @@ class _Reader:
             for what, names in self.failed.items()
         )
         count = sum(map(len, self.failed.values()))
-        fact = f"{module} has {count} operator{'s' * (count > 1)} that a network can't say"
+        fact = f"{module} has {number_of(count, 'operator')} that a network can't say"
         known = "Conv1d-3d, Linear, MaxPool, AvgPool, AdaptiveAvgPool to one pixel, BatchNorm, ReLU, Dropout, "
         raise InputError(fact, notes=notes, hint=f"{known}+, torch.cat on channels, Flatten, CrossEntropyLoss")
 

@@ -114,3 +114,13 @@ def kind(value: object) -> str:
             return "a mapping"
         case _:
             return f"a {type(value).__name__}"
+
+
+def number_of(count: int, word: str) -> str:
+    """A number of things.
+
+    Example:
+        >>> number_of(1, "rank"), number_of(2, "rank")
+        ('1 rank', '2 ranks')
+    """
+    return f"{count} {word}{'s' * (count != 1)}"

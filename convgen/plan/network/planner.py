@@ -25,6 +25,7 @@ from convgen.spec.network import CONVOLUTIONS, Network, Node
 from convgen.spec.network_blocks import INPUT
 from convgen.spec.network_reader import with_batch
 from convgen.spec.placement import MAX_RANKS
+from convgen.spec.text import number_of
 
 GIB = 1 << 30
 SCOUTED = 4  # how many of the best estimated grids are searched with few candidates
@@ -221,8 +222,7 @@ def _refusal(graph: Graph, miss: DoesNotFit, budget: int, given: Grid | None) ->
         Note("layer", f"{n.node.name} takes {gib(n.memory_bytes, 2)} GiB a rank", n.node.path) for n in largest
     )
     fact = (
-        f"{network.name} with {network.batch} sample{'s' * (network.batch > 1)} on {ranks} rank{'s' * (ranks > 1)} "
-        f"needs at least "
+        f"{network.name} with {number_of(network.batch, 'sample')} on {number_of(ranks, 'rank')} needs at least "
         f"{gib(miss.memory)} GiB a rank, {gib(budget)} are given"
     )
     ways = [f"--memory {miss.memory / GIB + 0.0005:.3f}", *_ways(network, setting, budget, ranks, given)]

@@ -15,6 +15,7 @@ from convgen.plan.network.splits import Split, text
 from convgen.spec.names import did_you_mean
 from convgen.spec.network import Network
 from convgen.spec.network_blocks import INPUT
+from convgen.spec.text import number_of
 
 MIB = 1 << 20
 HEAD = ("layer", "x", "w", "y", "roles", "compute", "comm.", "MB sent", "MiB", "runner-up")
@@ -63,8 +64,8 @@ def _summary(plan: Plan, sample: SampleParallelism) -> list[str]:
     machine = plan.setting.machine.name
     rest = [n for n in nodes if n.option is None]
     lines = [
-        f"{network.name}: {_count(layers, 'layer')}, {_count(network.batch, 'sample')}, "
-        f"{_count(plan.grid.ranks, 'rank')} of {machine} as {plan.grid}",
+        f"{network.name}: {number_of(layers, 'layer')}, {number_of(network.batch, 'sample')}, "
+        f"{number_of(plan.grid.ranks, 'rank')} of {machine} as {plan.grid}",
         f"step    {_milliseconds(plan.seconds)}: compute {_milliseconds(compute)}, communication "
         f"{_milliseconds(moving)}; modelled, steps one after the other"
         + (", reductions of dw hidden" if plan.setting.hide_dw else ""),
@@ -106,9 +107,10 @@ def _behind(plan: Plan, sample: SampleParallelism) -> list[str]:
 def _measured(plan: Plan) -> str:
     local = [s for n in plan.nodes for s in n.steps if s.kind.startswith("conv_")]
     count, machine = sum(s.cost.measured for s in local), plan.setting.machine
+    peak = dict(machine.peak_flops)[plan.network.dtype]
     return (
-        f"{count} of {_count(len(local), 'local convolution')} measured on {plan.setting.measured_on}; the others by "
-        f"the roofline at {machine.efficiency:.0%} of {dict(machine.peak_flops)[plan.network.dtype] / 1e9:.0f} GFLOP/s"
+        f"{count} of {number_of(len(local), 'local convolution')} measured on {plan.setting.measured_on}; the others "
+        f"by the roofline at {machine.efficiency:.0%} of {peak / 1e9:.0f} GFLOP/s"
     )
 
 
@@ -251,10 +253,6 @@ def _node_json(node: NodePlan) -> dict[str, Any]:
 
 def _entries(split: Split) -> list[list[str]]:
     return [list(axes) for axes in split]
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _sizes(grid: Grid) -> str:

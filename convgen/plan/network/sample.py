@@ -12,6 +12,7 @@ from convgen.plan.network.overlapped import overlapped
 from convgen.plan.network.planner import Plan
 from convgen.plan.network.setting import Setting
 from convgen.spec.network import Network
+from convgen.spec.text import number_of
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,7 @@ class SampleParallelism:
 def sample_parallelism(network: Network, setting: Setting, ranks: int) -> SampleParallelism:
     """The same network with samples split over all ranks and nothing else."""
     if ranks > network.batch:
-        return SampleParallelism(
-            None, None, why_not=f"{ranks} ranks, {network.batch} sample{'s' * (network.batch > 1)}"
-        )
+        return SampleParallelism(None, None, why_not=f"{ranks} ranks, {number_of(network.batch, 'sample')}")
     graph = build(network, Grid((("a", ranks),)), setting, roles={"a": "N" if ranks > 1 else ""})
     found = solve(graph.problem, None)
     plan = Plan(graph, found.values, found.cost, found.memory, None, "one choice")
