@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -16,6 +17,11 @@ class Sent:
     collective: str
     group: tuple[int, ...]
     bytes: int
+
+
+def is_identity(tensor: Tensor) -> bool:
+    """Whether bytes travel, not elements: a module's question whether all ranks have it, which VOLUME leaves out."""
+    return tensor.dtype == torch.uint8
 
 
 def count(kind: str, tensor: Tensor, splits: Sequence[Any], ranks: tuple[int, ...], rank: int) -> Sent:

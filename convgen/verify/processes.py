@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from convgen.verify.counting import Sent, count
+from convgen.verify.counting import Sent, count, is_identity
 from convgen.verify.program import RankResult, load_module, run_rank
 
 
@@ -110,7 +110,7 @@ def _count_calls(module: ModuleType, sent: list[Sent]) -> None:
 
         def _counted(self, kind: str, tensor: Tensor, splits: Any, group: Any) -> Tensor:
             run = getattr(super(), kind)
-            if self.inside:
+            if self.inside or is_identity(tensor):
                 return run(tensor, splits, group)
             sent.append(count(kind, tensor, splits, group.ranks, self.rank))
             self.inside = True

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from convgen.verify.counting import Sent, count
+from convgen.verify.counting import Sent, count, is_identity
 
 Splits = Sequence[int]
 Result = TypeVar("Result")
@@ -179,7 +179,8 @@ class VirtualTransport:
         return self._world.meet(self.rank, number, group.ranks, kind, tensor, splits)
 
     def _count(self, kind: str, tensor: Tensor, splits: Sequence[Any], group: Group) -> None:
-        self.sent.append(count(kind, tensor, splits, group.ranks, self.rank))
+        if not is_identity(tensor):
+            self.sent.append(count(kind, tensor, splits, group.ranks, self.rank))
 
     def all_gather(self, tensor: Tensor, splits: Splits, group: Group) -> Tensor:
         self._count("all_gather", tensor, splits, group)
