@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from modules import Case
 from torch import Tensor
@@ -23,8 +24,6 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch_cases import EVEN, GROUPED, RAGGED, backward_ours, backward_whole, layer, on_processes, single
-
-from convgen.algebra.conv import Conv
 
 KINDS = {
     "dtensors": (("stationary-w", "F2 C2", EVEN), "dtensors"),
@@ -96,7 +95,8 @@ def test_parameters_and_gradients_know_their_place(kind: str) -> None:
                 assert p.grad.placements == p.placements
                 assert torch.equal(p.full_tensor(), getattr(whole, name))
             else:
-                assert p.shape == p.size() == own.shape
+                assert p.shape == own.shape
+                assert p.size() == own.shape
                 assert p.detach().size() == getattr(whole, name).shape  # what DCP compares
                 assert p.held.whole == tuple(getattr(whole, name).shape)
 
@@ -205,7 +205,7 @@ def test_a_full_state_dict_is_whole_or_refused(kind: str) -> None:
                     assert torch.equal(state["0.weight"], whole.weight)
                     assert torch.equal(state["0.bias"], whole.bias)
             else:
-                with pytest.raises(TypeError, match="full_state_dict=True would give this rank's block"):
+                with pytest.raises(RuntimeError, match="full_state_dict=True would give this rank's block"):
                     get_model_state_dict(ours, options=options)
         assert set(get_model_state_dict(ours)) == {"0.weight", "0.bias"}
 
@@ -276,65 +276,65 @@ def test_clipping_any_mix_of_parameters(norm_type: float) -> None:
     on_processes(program, 4)
 
 
-def test_torchs_own_clipping_and_norms_are_right_or_refused() -> None:
-    for kind in KINDS:
-        case, parameters = case_of(kind)
-        m, whole = case.module, single(case)
-        backward_whole(whole, case)
-        norms = [torch.linalg.vector_norm(t) for p in whole.parameters() for t in (p.detach(), p.grad)]
-        total = torch.nn.utils.clip_grad_norm_(whole.parameters(), 1.0)
+# Of a Block: what would take a part for the whole, or draw what copies don't.
+REFUSED: dict[str, Callable[[Tensor], Any]] = {
+    "norm": lambda b: b.norm(),
+    "penalty": lambda b: b.square().sum(),
+    "largest": lambda b: b.detach().abs().max(),
+    "mean": lambda b: b.mean(),
+    "variance": lambda b: b.var(),
+    "uniform_": torch.nn.init.uniform_,
+    "normal_": lambda b: b.data.normal_(),
+    "dropout": torch.nn.functional.dropout,
+    "randn_like": torch.randn_like,
+    "product": lambda b: b.flatten() @ b.flatten(),
+    "part": lambda b: b[:1].sum(),
+    "equal": lambda b: torch.equal(b, b.clone()),
+    "softmax": lambda b: torch.softmax(b, 0),
+    "cumsum": lambda b: b.cumsum(0),
+    "vector": lambda b: torch.nn.utils.parameters_to_vector([b, b]).norm(),
+    "foreach": lambda b: torch._foreach_norm([b.detach()]),
+    "finite": lambda b: torch._amp_foreach_non_finite_check_and_unscale_([b.detach()], torch.zeros(1), torch.ones(1)),
+}
 
-        def program(
-            rank: int,
-            m: Any = m,
-            case: Case = case,
-            parameters: str = parameters,
-            norms: Any = norms,
-            total: Tensor = total,
-        ) -> None:
-            mesh = m.init_mesh("cpu")
-            ours = m.Conv(mesh, parameters=parameters)
-            backward_ours(ours, case, mesh)
-            if is_whole(ours):
-                for t, e in zip([t for p in ours.parameters() for t in (p, p.grad)], norms, strict=True):
-                    torch.testing.assert_close(
-                        torch.linalg.vector_norm(t).full_tensor().detach(), e, rtol=1e-12, atol=0
-                    )
-                got = torch.nn.utils.clip_grad_norm_(ours.parameters(), 1.0)
-                torch.testing.assert_close(got.full_tensor(), total, rtol=1e-12, atol=0)
-                return
-            block = ours.bias if kind == "mixed" else ours.weight
-            calls = [
-                lambda: block.norm(),
-                lambda: block.square().sum(),
-                lambda: block.grad.abs().max(),
-                lambda: block.mean(),
-                lambda: block.var(),
-                lambda: torch.nn.init.uniform_(block),
-                lambda: torch.randn_like(block),
-                lambda: block.flatten() @ block.flatten(),
-                lambda: block[:1].sum(),
-                lambda: torch.equal(block, block),
-                lambda: torch.softmax(block, 0),
-                lambda: block.cumsum(0),
-            ]
-            if kind != "mixed":
-                calls += [
-                    lambda: torch.nn.utils.clip_grad_norm_(ours.parameters(), 1.0),
-                    lambda: torch.nn.utils.clip_grad_norm_(ours.parameters(), 1.0, foreach=True),
-                    lambda: torch.nn.init.kaiming_uniform_(block),
-                    lambda: torch.nn.utils.parameters_to_vector(ours.parameters()).norm(),
-                    lambda: block + ours.bias.view(-1, 1, 1, 1),
-                    lambda: torch.nn.functional.conv2d(torch.ones(1, block.shape[1], 5, 5, dtype=torch.float64), block),
-                ]
-            else:
-                with pytest.raises((TypeError, RuntimeError), match="mixed torch.Tensor and DTensor|would take blocks"):
-                    torch.nn.utils.clip_grad_norm_(ours.parameters(), 1.0)
-            for call in calls:
-                with pytest.raises(TypeError, match=r"tools_.* (weight|bias): .* this rank holds .* of \("):
-                    call()
 
-        on_processes(program, 4)
+@pytest.mark.parametrize("kind", KINDS)
+def test_torchs_own_clipping_and_norms_are_right_or_refused(kind: str) -> None:
+    case, parameters = case_of(kind)
+    m, whole = case.module, single(case)
+    backward_whole(whole, case)
+    norms = [torch.linalg.vector_norm(t) for p in whole.parameters() for t in (p.detach(), p.grad)]
+    total = torch.nn.utils.clip_grad_norm_(whole.parameters(), 1.0)
+
+    def program(rank: int) -> list[str]:
+        mesh = m.init_mesh("cpu")
+        ours = m.Conv(mesh, parameters=parameters)
+        backward_ours(ours, case, mesh)
+        if is_whole(ours):
+            for t, e in zip([t for p in ours.parameters() for t in (p, p.grad)], norms, strict=True):
+                torch.testing.assert_close(torch.linalg.vector_norm(t).full_tensor().detach(), e, rtol=1e-12, atol=0)
+            got = torch.nn.utils.clip_grad_norm_(ours.parameters(), 1.0)
+            torch.testing.assert_close(got.full_tensor(), total, rtol=1e-12, atol=0)
+            return []
+        accepted: list[str] = []
+        for foreach in (None, True):
+            with pytest.raises(RuntimeError, match=r"mixed torch\.Tensor and DTensor|would take blocks"):
+                torch.nn.utils.clip_grad_norm_(ours.parameters(), 1.0, foreach=foreach)
+        for block in (ours.bias, ours.bias.grad) if ours.bias.numel() else ():
+            for what, call in REFUSED.items():
+                try:
+                    call(block)
+                    accepted.append(what)
+                except RuntimeError as error:
+                    assert re.match(r"tools_.* (weight|bias): .* this rank holds .* of \(", str(error)), what
+        if kind != "mixed":
+            with pytest.raises(RuntimeError, match="would mix blocks of different places"):
+                ours.weight + ours.bias.view(-1, 1, 1, 1)
+            with pytest.raises(RuntimeError, match="would take blocks for whole tensors"):
+                torch.nn.functional.conv2d(torch.ones(1, ours.weight.shape[1], 5, 5, dtype=torch.float64), ours.weight)
+        return accepted
+
+    assert on_processes(program, 4) == [[]] * 4
 
 
 OPTIMIZERS: dict[str, Any] = {

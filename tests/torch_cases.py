@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Callable
 from functools import cache
@@ -23,11 +24,15 @@ RAGGED = Conv(4, 5, 7, ROWS, bias=True)
 GROUPED = Conv(4, 6, 9, ROWS, groups=3, bias=True)
 
 
+def hash_of(*what: Any) -> str:
+    return hashlib.sha256(repr(what).encode()).hexdigest()[:6]
+
+
 @cache
 def layer(algorithm: str, grid: str, conv: Conv = EVEN, **changes: Any) -> Case:
     """A float64 layer of a named algorithm on a grid such as "N2 C2"."""
     axes = tuple((one[0], int(one[1:])) for one in grid.split())
-    name = f"tools_{algorithm}_{grid}_{conv.channels}_{conv.groups}_{len(changes)}".replace("-", "_").replace(" ", "_")
+    name = f"tools_{algorithm}_{grid}_{hash_of(conv, changes)}".replace("-", "_").replace(" ", "_")
     case = make(
         algorithm_problem(algorithm, conv, Grid(axes)), name, random.Random(name),
         **{"memory_format": "contiguous", "dtype": "float64", **changes},
