@@ -1,0 +1,111 @@
+"""torch.compile and torch.export around a module: parameters of both kinds, DTensors, gather, another batch."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from modules import Case
+from torch import Tensor
+from torch_cases import EVEN, RAGGED, layer, on_processes, x_and_dy
+
+CASES = {
+    "dtensors": (layer("stationary-x", "N2 C2", EVEN), "dtensors"),
+    "blocks": (layer("stationary-w", "F2 C2", RAGGED), "dtensors"),
+}
+
+
+class Net(torch.nn.Module):
+    def __init__(self, case: Case, mesh: Any, parameters: str) -> None:
+        super().__init__()
+        self.layer, self.conv, self.mesh = case.module, case.module.Conv(mesh, parameters=parameters), mesh
+
+    def forward(self, x: Tensor, batch: int = EVEN.batch) -> Tensor:
+        y = self.conv(x.sin(), batch).relu()
+        return self.layer.gather("y", y, self.mesh, batch=batch).square().mean()
+
+
+def gradients(net: Any, module: Net, x: Tensor, batch: int) -> list[Tensor]:
+    module.zero_grad()
+    own = x.clone().requires_grad_()
+    loss = net(own, batch)
+    loss.backward()
+    grads = [own.grad, *(p.grad.to_local() for p in module.parameters())]
+    return [loss.detach(), *(g.clone() for g in grads)]
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo's, of any Function
+@pytest.mark.parametrize("kind", CASES)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_in_one_graph_with_gathers_and_another_batch(backend: str, kind: str) -> None:
+    case, parameters = CASES[kind]
+    m = case.module
+    x, _ = x_and_dy(case)
+
+    def program(rank: int) -> None:
+        mesh = m.init_mesh("cpu")
+        net = Net(case, mesh, parameters)
+        compiled = torch.compile(net, backend=backend, fullgraph=True)
+        for batch in (4, 8, 4, 12):
+            block = m.scatter("x", torch.cat([x] * 3)[:batch], mesh, batch=batch)
+            pairs = zip(gradients(compiled, net, block, batch), gradients(net, net, block, batch), strict=True)
+            for got, expected in pairs:
+                torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+
+    on_processes(program, 4)
+
+
+def test_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    case, parameters = CASES["dtensors"]
+    m = case.module
+    x, _ = x_and_dy(case)
+
+    def program(rank: int) -> None:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{os.environ.get('TMPDIR', '/tmp')}/convgen-inductor-{os.getpid()}"
+        mesh = m.init_mesh("cpu")
+        net = Net(case, mesh, parameters)
+        compiled = torch.compile(net, fullgraph=True)
+        block = m.scatter("x", x, mesh)
+        for got, expected in zip(gradients(compiled, net, block, 4), gradients(net, net, block, 4), strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
+
+    on_processes(program, 4)
+
+
+def test_dtensors_through_compile() -> None:
+    case, _ = CASES["dtensors"]
+    m = case.module
+    x, _ = x_and_dy(case)
+
+    def program(rank: int) -> None:
+        mesh = m.init_mesh("cpu")
+        net = m.Conv(mesh)
+        given = torch.distributed.tensor.distribute_tensor(x, mesh, m.placements("x", mesh))
+        compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
+        got, expected = compiled(given), net(given)
+        assert got.placements == expected.placements
+        assert torch.equal(got.to_local(), expected.to_local())
+        wrong = torch.distributed.tensor.distribute_tensor(x, mesh, [torch.distributed.tensor.Replicate()] * 2)
+        with pytest.raises(Exception, match=r"pass x\.redistribute\(mesh"):
+            compiled(wrong)
+
+    on_processes(program, 4)
+
+
+def test_export_is_refused() -> None:
+    """An exported program would have the rank and the batch baked in."""
+    case, _ = CASES["dtensors"]
+    m = case.module
+    x, _ = x_and_dy(case)
+
+    def program(rank: int) -> None:
+        mesh = m.init_mesh("cpu")
+        net, block = m.Conv(mesh, parameters="blocks"), m.scatter("x", x, mesh)
+        for strict in (False, True):
+            with pytest.raises(Exception, match="an exported program would hold this rank's place"):
+                torch.export.export(net, (block,), strict=strict)
+
+    on_processes(program, 4)
