@@ -57,6 +57,7 @@ def test_in_one_graph_with_gathers_and_another_batch(backend: str, kind: str) ->
     on_processes(program, 4)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what inductor imports
 def test_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
     case, parameters = CASES["dtensors"]
