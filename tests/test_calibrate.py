@@ -23,7 +23,7 @@ from convgen.calibrate.fit import fit_line
 from convgen.calibrate.links import SIZES, Messages, levels_of, patterns
 from convgen.calibrate.local import Local
 from convgen.calibrate.nodes import Nodes, nodes_of
-from convgen.calibrate.race import LEAST_LAPS, Case, Timing, climb, race, settle, tried
+from convgen.calibrate.race import Case, Timing, climb, race, settle, tried
 from convgen.calibrate.report import report_text
 from convgen.calibrate.result import Calibration, assumed, machine_of
 from convgen.calibrate.run import calibrate

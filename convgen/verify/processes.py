@@ -20,7 +20,6 @@ from torch import Tensor
 from convgen.verify.counting import Sent, count
 from convgen.verify.program import RankResult, load_module, run_rank
 
-
 START_S = 600.0  # for all ranks to be there: on a busy machine that takes what it takes, and is not the program's time
 
 
