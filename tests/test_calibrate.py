@@ -78,7 +78,7 @@ def calibration(nodes: Nodes, name: str = "mine") -> Calibration:
 # Lines
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     latency=st.floats(1e-7, 1e-3),
     transfer=st.floats(1, 1e4),

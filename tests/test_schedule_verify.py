@@ -506,7 +506,7 @@ def test_damaged_text_is_verified_or_refused() -> None:
 
 @pytest.mark.parametrize("ranks", [{"N": 2, "H": 2, "W": 2, "C": 2}, {"N": 2, "H": 2, "C": 2, "F": 2}], ids=str)
 def test_it_is_quick(ranks: dict[str, int]) -> None:
-    """Run between passes of every compile: for 16 ranks some 6000 calls, which take about 3 ms."""
+    """Run between passes of every compile: x"""
     conv = Conv(32, 64, 64, tuple(Spatial(name, 56, 3, 1, 1, 1) for name in "HW"), bias=True)
     problem = algorithm_problem("stationary-w", conv, Grid(tuple(ranks.items())))
     space = Space(conv, problem.grid)
