@@ -6,15 +6,16 @@ DRAWS  ?= 1
 
 BIN    := $(VENV)/bin
 PYTEST := $(BIN)/pytest -W error -n $(JOBS) --maxprocesses 8 --dist worksteal -q
-LAYER := examples/res5a_branch2b.yaml
+LAYER  := examples/res5a_branch2b.yaml
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help demo test quick check bench format wheel clean
 
 help:
 	@echo "make demo    compile an example, check it on virtual ranks and on real processes, print its schedule"
-	@echo "make test    ruff, pyright and the tests;  JOBS=n test processes (default: one a core), DRAWS=10 for ten times the random cases"
-	@echo "make quick   the tests that take no minute: not those of kernels, whole modules, processes and measuring"
+	@echo "make test    ruff, pyright and the tests;  JOBS=n test processes (default: one a core)"
+	@echo "             DRAWS=10 tries random properties on ten times the cases"
+	@echo "make quick   the tests that take no minute: without kernels, whole modules, processes and measuring"
 	@echo "make check   what CI runs"
 	@echo "make bench   the benchmarks of bench/, but bench/kernels.py, which wants a GPU"
 	@echo "make format  ruff's formatter and fixes"

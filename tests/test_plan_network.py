@@ -105,6 +105,7 @@ def brute_force(graph: Graph) -> int:
     return best
 
 
+@pytest.mark.slow
 def test_exact_on_small_random_networks() -> None:
     """Elimination is brute force; the heuristic is never better, and sometimes worse."""
     rng = random.Random(3)

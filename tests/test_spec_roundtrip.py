@@ -7,6 +7,7 @@ import random
 from io import StringIO
 from typing import Any
 
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
@@ -196,6 +197,7 @@ def layer_or_refusal(text: str) -> Layer | InputError:
     return layer
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(layer_dicts(), st.booleans(), st.integers(0, 2**32))
 def test_damaged_files_are_read_or_refused(data: dict[str, Any], flow: bool, seed: int) -> None:

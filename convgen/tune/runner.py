@@ -33,8 +33,8 @@ class Runner:
 
     Args:
         threads: of a CPU.
-        limit_s: seconds that a candidate may run while it is checked and timed, beyond a thousand times ATen; how busy
-            the machine is does not matter, see patience.py.
+        limit_s: seconds that a candidate may run while it is checked and timed, beyond a thousand times ATen; what else
+            the machine does is not counted, see patience.py.
     """
 
     def __init__(self, target: Target, threads: int, limit_s: float = 30.0) -> None:
