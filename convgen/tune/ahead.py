@@ -20,9 +20,10 @@ from typing import Any
 from convgen.kernels.source import Kernel
 from convgen.kernels.target import Target
 from convgen.tune.candidates import Candidate
-from convgen.tune.patience import LONGEST, waited
+from convgen.tune.patience import waited
 
 COMPILE_S = 60.0  # a candidate whose compiler runs for longer is left out; see patience.py
+BEGIN_S = 1200.0  # for a compiler to start and to have done what comes before
 LOOK_S = 0.2
 
 
@@ -86,7 +87,7 @@ class Ahead:
 
     def _compiler(self, number: int, pending: Any) -> int:
         """The process that has begun to compile what was submitted under this number; 0 where none ever does."""
-        end = time.monotonic() + LONGEST * COMPILE_S
+        end = time.monotonic() + BEGIN_S
         while not pending.ready() and number not in self._pids and time.monotonic() < end:
             pending.wait(LOOK_S)
             while not self._begun.empty():
