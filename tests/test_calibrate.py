@@ -382,6 +382,7 @@ def launched(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [*command, "calibrate", *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False,
+        timeout=1800,
     )  # fmt: skip
 
 

@@ -212,18 +212,18 @@ def test_ended_in_between_it_goes_on(tmp_path: Path, number: signal.Signals) -> 
         assert running.poll() is None, running.communicate()
         time.sleep(0.05)
     running.send_signal(number)
-    out, error = running.communicate()
+    out, error = running.communicate(timeout=1800)
     assert running.returncode == (130 if number == signal.SIGINT else -number), error
     if number == signal.SIGINT:
         assert "goes on" in error and isinstance(json.loads(out), list)
     assert len(list(read_trials(trials))) == count == 3
-    done = subprocess.run(command, capture_output=True, env=environment, text=True, check=True)
+    done = subprocess.run(command, capture_output=True, env=environment, text=True, timeout=1800, check=True)
     results = json.loads(done.stdout)
     assert [r["status"] for r in results].count("tuned") + [r["status"] for r in results].count("kept") == 3
     assert sum(r["resumed"] for r in results) + sum(r["tried"] for r in results if r["status"] == "kept") >= count
     made = read_database(tmp_path / "devices" / device.file_name)
     assert made is not None and len(made.entries) == 3
-    again = subprocess.run(command, capture_output=True, env=environment, text=True, check=True)
+    again = subprocess.run(command, capture_output=True, env=environment, text=True, timeout=1800, check=True)
     assert [r["status"] for r in json.loads(again.stdout)] == ["kept"] * 3
 
 
