@@ -70,7 +70,7 @@ DRAWS: dict[str, tuple[Any, Draw, int]] = {
     "packed": (packed, few_channels, 18),
     "depthwise": (depthwise, a_channel_a_group, 18),
     "gemm": (gemm, pointwise, 20),
-    "box": (box, aligned, 14),
+    "box": (box, aligned, 17),
     "aten": (aten, any_problem, 26),
 }
 ROUNDING = {"float64": 1e-12, "float32": 1e-6, "tfloat32": 1e-6, "bfloat16": 2.0**-8, "float16": 2.0**-11}
