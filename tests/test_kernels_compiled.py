@@ -68,7 +68,7 @@ def reads_aligned(kernel: Kernel, p: Problem) -> bool:
     [
         ("channels", "bfloat16", "channels_last", "all"),
         ("channels", "float32", "channels_last", "chosen" if DRAWS > 1 else "few"),
-        ("channels", "bfloat16", "contiguous", "chosen"),
+        ("channels", "bfloat16", "contiguous", "chosen" if DRAWS > 1 else "few"),
         ("channels", "float32", "contiguous", "chosen" if DRAWS > 1 else "few"),
         ("channels", "tfloat32", "channels_last", "few"),
         ("filters", "bfloat16", "channels_last", "few"),
