@@ -1,17 +1,21 @@
-# Targets: demo, test, check (what CI runs), bench, format, wheel, clean. Needs Python >= 3.11 and nothing else.
+# Targets: demo, test, quick, check (what CI runs), bench, format, wheel, clean. Needs Python >= 3.11 and nothing else.
 PYTHON ?= python3
 VENV   ?= .venv
 JOBS   ?= auto
+DRAWS  ?= 1
 
-BIN   := $(VENV)/bin
-LAYER := examples/res5a_branch2b.yaml
+BIN    := $(VENV)/bin
+PYTEST := $(BIN)/pytest -W error -n $(JOBS) --maxprocesses 8 --dist worksteal -q
+LAYER  := examples/res5a_branch2b.yaml
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test check bench format wheel clean
+.PHONY: help demo test quick check bench format wheel clean
 
 help:
 	@echo "make demo    compile an example, check it on virtual ranks and on real processes, print its schedule"
 	@echo "make test    ruff, pyright and the tests;  JOBS=n test processes (default: one a core)"
+	@echo "             DRAWS=10 tries random properties on ten times the cases"
+	@echo "make quick   the tests that take no minute: without kernels, whole modules, processes and measuring"
 	@echo "make check   what CI runs"
 	@echo "make bench   the benchmarks of bench/, but bench/kernels.py, which wants a GPU"
 	@echo "make format  ruff's formatter and fixes"
@@ -36,7 +40,10 @@ test: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
-	$(BIN)/pytest -W error -n $(JOBS) --maxprocesses 8 -q
+	DRAWS=$(DRAWS) $(PYTEST)
+
+quick: $(VENV)/.installed
+	$(PYTEST) -m "not slow"
 
 check: test
 

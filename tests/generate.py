@@ -5,10 +5,13 @@
 
 Extents are small and rarely divide evenly: kernels larger than a block, blocks smaller than a halo and ranks
 without an element come up by themselves. Everything is drawn from `rng`, in a fixed order.
+
+How many cases a property is tried on: `draws`. `make test DRAWS=10` tries ten times as many.
 """
 
 from __future__ import annotations
 
+import os
 from math import prod
 from random import Random
 from typing import NamedTuple
@@ -20,6 +23,13 @@ from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.roles import Roles, default_nesting, nest, settle_groups
 from convgen.algebra.space import Space
 from convgen.errors import InputError
+
+DRAWS = float(os.environ.get("DRAWS", "1"))
+
+
+def draws(count: int) -> int:
+    """So many cases; DRAWS times as many where more are asked for."""
+    return max(1, round(count * DRAWS))
 
 
 class Problem(NamedTuple):

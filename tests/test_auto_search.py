@@ -231,6 +231,7 @@ for layer in read_csv(data_file("tuning", "layers", "resnet50.csv"), grid={"a": 
 """
 
 
+@pytest.mark.slow
 def test_the_same_whatever_the_hash_seed() -> None:
     texts = {
         subprocess.run(

@@ -23,7 +23,7 @@ BENCH = Path(__file__).resolve().parent.parent / "bench"
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(BENCH / "kernels.py"), *words], capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, str(BENCH / "kernels.py"), *words], capture_output=True, text=True, check=False, timeout=1800
     )
 
 

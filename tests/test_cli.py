@@ -148,6 +148,7 @@ def test_a_bug_of_ours_is_exit_3(
     assert "broken on purpose" in err
 
 
+@pytest.mark.slow
 def test_same_bytes_whatever_the_hash_seed_and_the_directory(tmp_path: Path) -> None:
     made: list[bytes] = []
     for seed in ("1", "2"):

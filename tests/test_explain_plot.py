@@ -71,6 +71,7 @@ def test_partial_sums_and_copies_are_said(tmp_path: Path) -> None:
         assert said in text, said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
 def test_same_picture_same_bytes(tmp_path: Path, suffix: str) -> None:
     first, second = tmp_path / f"a.{suffix}", tmp_path / f"b.{suffix}"

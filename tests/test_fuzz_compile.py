@@ -6,13 +6,14 @@ import random
 from typing import Any
 
 import pytest
+from generate import draws
 
 from convgen.compiler import compile_layer
 from convgen.errors import InputError
 from convgen.spec.reader import layer_from_dict
 from convgen.verify.check import check
 
-BATCHES, CASES = 12, 12
+BATCHES, CASES = draws(7), 12
 LETTERS = ("N", "D", "H", "W", "C", "F", "G")
 ALGORITHMS = {
     "auto": LETTERS,

@@ -8,6 +8,7 @@ from functools import cache
 from itertools import islice
 
 import pytest
+from generate import DRAWS
 from kernel_cases import LETTERS, PHASES
 
 from convgen.compiler import compile_layer
@@ -66,9 +67,9 @@ def reads_aligned(kernel: Kernel, p: Problem) -> bool:
     ("grid", "dtype", "memory_format", "families"),
     [
         ("channels", "bfloat16", "channels_last", "all"),
-        ("channels", "float32", "channels_last", "chosen"),
-        ("channels", "bfloat16", "contiguous", "chosen"),
-        ("channels", "float32", "contiguous", "chosen"),
+        ("channels", "float32", "channels_last", "chosen" if DRAWS > 1 else "few"),
+        ("channels", "bfloat16", "contiguous", "chosen" if DRAWS > 1 else "few"),
+        ("channels", "float32", "contiguous", "chosen" if DRAWS > 1 else "few"),
         ("channels", "tfloat32", "channels_last", "few"),
         ("filters", "bfloat16", "channels_last", "few"),
         ("space", "float16", "channels_last", "few"),
@@ -167,17 +168,16 @@ def test_float64_compiles() -> None:
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_extents_of_one(dims: int) -> None:
     """Arguments that are 1 are constants to the compiler: everything still compiles."""
+    turn = 0
     for phase in PHASES:
         for kernel_size, stride in ((1, 1), (3, 1), (3, 2), (1, 2)):
+            turn += 1
             for memory_format in ("channels_last" if dims == 2 else "contiguous",):
                 rows = tuple(LocalDim(name, 1, 1, kernel_size, stride, 1, kernel_size // 2) for name in LETTERS[dims])
-                for groups, channels, filters, parts in (
-                    (1, 32, 64, 1),
-                    (1, 32, 64, 2),
-                    (1, 3, 64, 1),
-                    (2, 16, 16, 1),
-                    (3, 1, 2, 1),
-                ):
+                channelled = ((1, 32, 64, 1), (1, 32, 64, 2), (1, 3, 64, 1), (2, 16, 16, 1), (3, 1, 2, 1))
+                # Each phase has all of these, and each with several kernels and strides.
+                some = channelled if DRAWS > 1 else (channelled[turn % 5], channelled[(turn + 2) % 5])
+                for groups, channels, filters, parts in some:
                     p = Problem(
                         phase=phase, batch=1, channels=channels, filters=filters, groups=groups, dims=rows,
                         dtype="bfloat16", memory_format=memory_format, x_parts=parts, y_parts=parts,

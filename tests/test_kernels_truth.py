@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from generate import draws
 from kernel_cases import LETTERS, PHASES, SM_90, interpret, operands, random_dim, random_problem, reference
 
 from convgen.kernels.config import Config
@@ -65,19 +66,19 @@ def aligned(rng: random.Random, phase: str) -> Problem:
 
 
 DRAWS: dict[str, tuple[Any, Draw, int]] = {
-    "pointer": (pointer, any_problem, 40),
-    "packed": (packed, few_channels, 24),
-    "depthwise": (depthwise, a_channel_a_group, 24),
-    "gemm": (gemm, pointwise, 30),
-    "box": (box, aligned, 20),
-    "aten": (aten, any_problem, 40),
+    "pointer": (pointer, any_problem, 26),
+    "packed": (packed, few_channels, 18),
+    "depthwise": (depthwise, a_channel_a_group, 18),
+    "gemm": (gemm, pointwise, 20),
+    "box": (box, aligned, 17),
+    "aten": (aten, any_problem, 26),
 }
 ROUNDING = {"float64": 1e-12, "float32": 1e-6, "tfloat32": 1e-6, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 
 def cases(name: str, phase: str) -> list[Problem]:
     family, draw, count = DRAWS[name]
-    drawn = (draw(random.Random(f"{name} {phase} {seed}"), phase) for seed in range(count))
+    drawn = (draw(random.Random(f"{name} {phase} {seed}"), phase) for seed in range(draws(count)))
     return [p for p in drawn if family.refusal(p, SM_90) is None]
 
 

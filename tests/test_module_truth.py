@@ -11,7 +11,7 @@ from collections import Counter
 
 import pytest
 import torch
-from generate import Problem
+from generate import Problem, draws
 from modules import GRADIENT_OF, Case, assert_adjoint, assert_counted, assert_true, draw, make, run, with_dtype
 
 from convgen.algebra.algorithms import ALGORITHMS
@@ -40,7 +40,7 @@ def check(case: Case) -> None:
     assert_adjoint(case, given, ran)
 
 
-LAYERS = 300
+LAYERS = draws(240)
 
 
 @pytest.mark.parametrize("batch", seeds(LAYERS), ids=str)
@@ -51,11 +51,11 @@ def test_any_layer(batch: range) -> None:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_named_algorithms_and_their_hybrids(algorithm: str) -> None:
-    for seed in range(20):
+    for seed in range(draws(12)):
         check(draw(seed, algorithm=algorithm, most=12))
 
 
-@pytest.mark.parametrize("batch", seeds(20), ids=str)
+@pytest.mark.parametrize("batch", seeds(draws(16)), ids=str)
 def test_large_grids(batch: range) -> None:
     """16 to 64 ranks, most with little or nothing to do."""
     for seed in batch:
@@ -63,7 +63,7 @@ def test_large_grids(batch: range) -> None:
         check(draw(seed, algorithm=algorithm, least=16, most=64))
 
 
-@pytest.mark.parametrize("batch", seeds(60), ids=str)
+@pytest.mark.parametrize("batch", seeds(draws(30)), ids=str)
 def test_other_batch(batch: range) -> None:
     """A module serves any number of samples, whatever it was compiled for."""
     for seed in batch:
@@ -71,7 +71,7 @@ def test_other_batch(batch: range) -> None:
         check(case.with_batch(random.Random(seed).randint(1, 9)))
 
 
-@pytest.mark.parametrize("batch", seeds(40), ids=str)
+@pytest.mark.parametrize("batch", seeds(draws(20)), ids=str)
 def test_gradients_that_nobody_wants(batch: range) -> None:
     """Their steps are skipped, communication included; y.sum().backward() hands in a dy without memory of its own."""
     for seed in batch:
@@ -88,7 +88,7 @@ def test_gradients_that_nobody_wants(batch: range) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "tfloat32", "bfloat16", "float16"])
-@pytest.mark.parametrize("batch", seeds(30), ids=str)
+@pytest.mark.parametrize("batch", seeds(draws(20)), ids=str)
 def test_dtypes(batch: range, dtype: str) -> None:
     """Within what rounding explains; what is sent is counted in the type's bytes."""
     for seed in batch:

@@ -8,6 +8,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from generate import draws
 
 from convgen.plan.network.bounded import DoesNotFit, solve
 from convgen.plan.network.eliminate import Elimination, Factor, Problem
@@ -34,7 +35,7 @@ def every(problem: Problem) -> list[tuple[int, int, tuple[int, ...]]]:
 
 def test_elimination_is_brute_force() -> None:
     rng = random.Random(1)
-    for _ in range(300):
+    for _ in range(draws(150)):
         problem = some_problem(rng)
         totals = every(problem)
         found = Elimination(problem)
@@ -49,7 +50,7 @@ def test_within_a_budget_is_brute_force(scale: int) -> None:
     """Also with numbers so large that weighted sums need more than 62 bits."""
     rng = random.Random(2)
     how: Counter[str] = Counter()
-    for _ in range(250):
+    for _ in range(draws(130)):
         small = some_problem(rng)
         memories = sorted(memory for _, memory, _ in every(small))
         budget = rng.randint(memories[0] - 3, memories[len(memories) // 3] + 1)
@@ -69,4 +70,4 @@ def test_within_a_budget_is_brute_force(scale: int) -> None:
         assert (found.cost, found.memory) == problem.total(found.values)
         assert found.memory <= budget * scale
         how[found.how] += 1
-    assert min(how[way] for way in ("elimination", "Lagrange", "HiGHS", "nothing")) >= 15
+    assert min(how[way] for way in ("elimination", "Lagrange", "HiGHS", "nothing")) >= 7

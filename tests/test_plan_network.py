@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from generate import draws
 
 from convgen.algebra.grid import Grid
 from convgen.cli import cli, main
@@ -104,6 +105,7 @@ def brute_force(graph: Graph) -> int:
     return best
 
 
+@pytest.mark.slow
 def test_exact_on_small_random_networks() -> None:
     """Elimination is brute force; the heuristic is never better, and sometimes worse."""
     rng = random.Random(3)
@@ -112,13 +114,14 @@ def test_exact_on_small_random_networks() -> None:
     level = replace(CPU.machine.levels[0], latency_s=1e-7)
     slow = replace(CPU.machine, levels=(level,), launch_s=1e-8, peak_flops=(("float32", 2e10),))
     setting = replace(CPU, machine=slow)
-    for _ in range(300):
+    cases = draws(120)
+    for _ in range(cases):
         graph = build(branched(rng, rng.randint(1, 5)), Grid((("a", 2),)), setting, most_roles=4, most_splits=2)
         if prod(size for (kind, v), size in zip(graph.variable, graph.sizes, strict=True) if kind == "split") <= 600:
             least = Elimination(graph.problem).minimum
             assert least == brute_force(graph)
             gaps.append(graph.problem.total(longest_paths(graph))[0] / least - 1)
-    assert len(gaps) >= 200
+    assert len(gaps) >= 2 * cases // 3
     assert 0 == min(gaps) < max(gaps)
 
 

@@ -136,6 +136,7 @@ for seed in range(60):
 """
 
 
+@pytest.mark.slow
 def test_the_same_text_for_every_hash_seed() -> None:
     here = Path(__file__).parent
     paths = os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -506,17 +506,19 @@ def test_damaged_text_is_verified_or_refused() -> None:
 
 @pytest.mark.parametrize("ranks", [{"N": 2, "H": 2, "W": 2, "C": 2}, {"N": 2, "H": 2, "C": 2, "F": 2}], ids=str)
 def test_it_is_quick(ranks: dict[str, int]) -> None:
-    """Run between passes of every compile: under 50 ms for 16 ranks (about 3 ms), the best of three."""
+    """Run between passes of every compile: x"""
     conv = Conv(32, 64, 64, tuple(Spatial(name, 56, 3, 1, 1, 1) for name in "HW"), bias=True)
     problem = algorithm_problem("stationary-w", conv, Grid(tuple(ranks.items())))
     space = Space(conv, problem.grid)
     schedule = lower("s", space, problem.stored, problem.roles, bias=True)
-    times: list[float] = []
-    for _ in range(3):
-        start = time.process_time()
+    verify(schedule, space)  # what is made once
+    calls = Counter[str]()
+    sys.setprofile(lambda frame, event, arg: calls.update([event]))
+    try:
         verify(schedule, space)
-        times.append(time.process_time() - start)
-    assert min(times) < 0.05
+    finally:
+        sys.setprofile(None)
+    assert calls["call"] + calls["c_call"] < 15_000
 
 
 def test_a_bias_added_on_a_partial_is_refused() -> None:

@@ -7,6 +7,7 @@ import random
 from io import StringIO
 from typing import Any
 
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
@@ -116,7 +117,7 @@ def yaml_of(data: dict[str, Any], flow: bool) -> str:
     return stream.getvalue()
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(layer_dicts(), st.booleans())
 def test_round_trip(data: dict[str, Any], flow: bool) -> None:
     layer = layer_from_dict(data)
@@ -137,7 +138,7 @@ def test_round_trip(data: dict[str, Any], flow: bool) -> None:
             assert full.get(key) == value or key == "padding"
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(layer_dicts())
 def test_lines_are_those_of_the_text(data: dict[str, Any]) -> None:
     text = yaml_of(data, flow=False)
@@ -196,7 +197,8 @@ def layer_or_refusal(text: str) -> Layer | InputError:
     return layer
 
 
-@settings(deadline=None, max_examples=300)
+@pytest.mark.slow
+@settings(max_examples=300)
 @given(layer_dicts(), st.booleans(), st.integers(0, 2**32))
 def test_damaged_files_are_read_or_refused(data: dict[str, Any], flow: bool, seed: int) -> None:
     rng = random.Random(seed)
@@ -209,7 +211,7 @@ anything = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(layer_dicts(), st.data())
 def test_odd_values_are_read_or_refused(data: dict[str, Any], choice: st.DataObject) -> None:
     """As above, past YAML: one value at any depth replaced by anything."""

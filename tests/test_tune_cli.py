@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner, Result
@@ -264,11 +265,13 @@ def test_every_partition_of_every_layer_of_a_table(tmp_path: Path) -> None:
     assert isinstance(done.exception, InputError) and "--plot draws one layer, here are 2" in str(done.exception)
 
 
-def test_without_the_device_nothing_is_measured(file: Path, cache: Path) -> None:
+def test_without_the_device_nothing_is_measured(file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = convgen("tune", file, "--target", "sm_90", "--effort", "quick", "--jobs", 2, "--budget", 1e-9, "--json")
     assert json.loads(done.stdout) == [] and "nothing is measured or stored" in done.stderr
+    times = iter((0.0, 1.0))  # time is up after the first problem
+    monkeypatch.setattr("convgen.tune.modelled.time", SimpleNamespace(monotonic=lambda: next(times, 3.0)))
     done = convgen("tune", file, "--target", "sm_90", "--effort", "quick", "--jobs", 2, "--budget", 2, "--json")
-    first = json.loads(done.stdout)[0]
+    (first,) = json.loads(done.stdout)
     assert first["measured"] is False and "ms" not in first and first["candidates"]
     assert all(c["facts"]["spill_bytes"] == 0 for c in first["candidates"])
     assert not (cache / "devices").exists()

@@ -95,7 +95,7 @@ def test_writers_side_by_side_lose_nothing(tmp_path: Path) -> None:
     for w in writers:
         w.start()
     for w in writers:
-        w.join(60)
+        w.join(1800)
         assert w.exitcode == 0
     made = read_database(path)
     assert made is not None and set(made.entries) == {key(100 * i + n) for i in range(3) for n in range(15)}

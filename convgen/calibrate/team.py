@@ -19,7 +19,7 @@ from torch import Tensor
 
 from convgen.errors import InputError
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 300.0  # a rank that dies is noticed at once; this is for one that hangs, or has not started yet
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 Call = Callable[[], object]
 
@@ -98,7 +98,10 @@ def joined(kind: str) -> Generator[Team]:
         dist.init_process_group(BACKENDS[kind], timeout=timedelta(seconds=TIMEOUT_S))
     except (ValueError, RuntimeError) as error:
         first = str(error).splitlines()[0]
-        raise LostRank(f"no process group: {first}", hint="start the ranks with torchrun") from error
+        raise LostRank(
+            f"no process group: {first}",
+            hint="start the ranks with torchrun; if they are, see what another rank said before it stopped",
+        ) from error
     try:
         team = Team(device)
         if kind == "cuda":  # NCCL's first call must be one of all ranks

@@ -7,16 +7,24 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from itertools import count
+from multiprocessing.queues import SimpleQueue
 from typing import Any
 
 from convgen.kernels.source import Kernel
 from convgen.kernels.target import Target
 from convgen.tune.candidates import Candidate
+from convgen.tune.patience import waited
 
-COMPILE_S = 60.0  # a candidate that compiles for longer is left out
+COMPILE_S = 60.0  # a candidate whose compiler runs for longer is left out; see patience.py
+BEGIN_S = 1200.0  # for a compiler to start and to have done what comes before
+LOOK_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,29 +51,61 @@ class Ahead:
 
     def __init__(self, jobs: int, *, fill: bool) -> None:
         self.fill = fill
-        self.pool = multiprocessing.get_context("spawn").Pool(jobs, _quiet)
-        self.waiting: dict[tuple[str, str], Any] = {}
+        context = multiprocessing.get_context("spawn")
+        self._begun: SimpleQueue[tuple[int, int]] = context.SimpleQueue()
+        self.pool = context.Pool(jobs, _quiet, (self._begun,))
+        self.waiting: dict[tuple[str, str], tuple[int, Any]] = {}
+        self._numbers, self._pids = count(), dict[int, int]()  # of what was submitted, and who compiles it
 
     def submit(self, found: Sequence[Candidate]) -> None:
         """Begin to compile these."""
         for c in found:
             key = (c.source, c.label)
             if c.config.family != "aten" and key not in self.waiting:
-                self.waiting[key] = self.pool.apply_async(prepare, (c.kernel, self.fill))
+                number = next(self._numbers)
+                self.waiting[key] = number, self.pool.apply_async(_prepare, (number, c.kernel, self.fill))
 
     def result(self, c: Candidate) -> Prepared:
         """Wait for a candidate that was submitted."""
-        pending = self.waiting.get((c.source, c.label))
+        number, pending = self.waiting.get((c.source, c.label), (0, None))
         if pending is None:
             return Prepared()
-        try:
-            return pending.get(COMPILE_S)
-        except multiprocessing.TimeoutError:
-            return Prepared("compile", f"took more than {COMPILE_S:.0f} s, or killed the compiler")
+        pid = self._compiler(number, pending)
+
+        def over(seconds: float) -> bool:
+            end = time.monotonic() + seconds
+            while not pending.ready() and _alive(pid) and time.monotonic() < end:
+                pending.wait(LOOK_S)
+            return pending.ready() or not _alive(pid)
+
+        if pid and not waited(over, pid, COMPILE_S):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)  # the pool makes another
+            return Prepared("compile", f"took more than {COMPILE_S:.0f} s")
+        pending.wait(1.0)  # it may have answered and ended
+        return pending.get() if pending.ready() else Prepared("compile", "killed the compiler")
+
+    def _compiler(self, number: int, pending: Any) -> int:
+        """The process that has begun to compile what was submitted under this number; 0 where none ever does."""
+        end = time.monotonic() + BEGIN_S
+        while not pending.ready() and number not in self._pids and time.monotonic() < end:
+            pending.wait(LOOK_S)
+            while not self._begun.empty():
+                self._pids.update([self._begun.get()])
+        return self._pids.get(number, 0)
 
     def close(self) -> None:
         self.pool.terminate()
         self.pool.join()
+
+
+def _alive(pid: int) -> bool:
+    return os.path.exists(f"/proc/{pid}")
+
+
+def _prepare(number: int, kernel: Kernel, fill: bool) -> Prepared:
+    _begun[0].put((number, os.getpid()))
+    return prepare(kernel, fill)
 
 
 def prepare(kernel: Kernel, fill: bool) -> Prepared:
@@ -123,10 +163,12 @@ def _driven(target: Target) -> None:
     runtime.driver.set_active(_NoDevice(target))
 
 
-def _quiet() -> None:
-    """A compiling process says nothing (its failures are returned) and leaves an interrupt to its parent."""
-    import signal
+_begun: list[SimpleQueue[tuple[int, int]]] = []  # of a compiling process: where it says what it begins
 
+
+def _quiet(begun: SimpleQueue[tuple[int, int]]) -> None:
+    """A compiling process says nothing (its failures are returned) and leaves an interrupt to its parent."""
+    _begun.append(begun)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)

@@ -13,9 +13,11 @@ from convgen.errors import InternalError
 from convgen.kernels.problem import Problem
 from convgen.kernels.target import Target
 from convgen.tune.candidates import Candidate
+from convgen.tune.patience import waited
 from convgen.tune.worker import serve
 
-START_S = 180.0  # importing torch on a busy machine, and making operands
+START_S = 180.0  # importing torch, and making operands
+END_S = 60.0  # for a process that aborted to be gone: the system may write down its memory first
 
 
 class Lost(Exception):
@@ -31,7 +33,8 @@ class Runner:
 
     Args:
         threads: of a CPU.
-        limit_s: seconds that a candidate may take to be checked and timed, beyond a thousand times ATen.
+        limit_s: seconds that a candidate may run while it is checked and timed, beyond a thousand times ATen; what else
+            the machine does is not counted, see patience.py.
     """
 
     def __init__(self, target: Target, threads: int, limit_s: float = 30.0) -> None:
@@ -89,11 +92,13 @@ class Runner:
         process, connection = self._process or self._start()
         try:
             connection.send(request)
-            if connection.poll(limit_s):
+            if waited(connection.poll, process.pid, limit_s):
                 return connection.recv()
         except (EOFError, OSError):
-            process.join(5.0)
-            raise Lost("crashed", self._last_words(process)) from None
+            process.join(END_S)
+            said = self._last_words(process)
+            self._drop()
+            raise Lost("crashed", said) from None
         finally:
             if not process.is_alive():
                 self._drop()
@@ -124,7 +129,7 @@ class Runner:
             self._process = None
             connection.close()
             process.kill()
-            process.join(10.0)
+            process.join(END_S)
             with suppress(OSError):
                 self._log.unlink()
 

@@ -20,6 +20,8 @@ from torch import Tensor
 from convgen.verify.counting import Sent, count, is_identity
 from convgen.verify.program import RankResult, load_module, run_rank
 
+START_S = 600.0  # for all ranks to be there: on a busy machine that takes what it takes, and is not the program's time
+
 
 class ProcessFailed(RuntimeError):
     """A rank raised, died or did not finish in time; the text has each rank's end."""
@@ -40,12 +42,14 @@ def run_processes(
     return spawn(program, ranks, timeout_s)
 
 
-def spawn(program: Callable[[int], Any], ranks: int, timeout_s: float = 60.0) -> list[Any]:
+def spawn(program: Callable[[int], Any], ranks: int, timeout_s: float = 300.0) -> list[Any]:
     """Fork `ranks` processes with a gloo process group and run `program(rank)` in each.
 
     Forked, because a fresh interpreter with torch takes seconds a rank; a child runs on one thread, since
     the thread pool of the parent does not survive a fork.
 
+    Args:
+        timeout_s: of the program, once all ranks have joined; ranks that are not done 10 s later are given up.
     Raises:
         ProcessFailed: with each failed rank's traceback.
     """
@@ -58,6 +62,11 @@ def spawn(program: Callable[[int], Any], ranks: int, timeout_s: float = 60.0) ->
         ]
         for child in children:
             child.start()
+        deadline = time.monotonic() + START_S
+        while not all((where / f"{r}.joined").exists() for r in range(ranks)) and time.monotonic() < deadline:
+            if any(child.exitcode for child in children):
+                break  # the others wait in vain
+            time.sleep(0.005)
         deadline = time.monotonic() + timeout_s + 10
         for child in children:
             child.join(max(0.0, deadline - time.monotonic()))
@@ -82,15 +91,17 @@ def spawn(program: Callable[[int], Any], ranks: int, timeout_s: float = 60.0) ->
 def _child(program: Callable[[int], Any], rank: int, ranks: int, where: Path, timeout_s: float) -> None:
     torch.set_num_threads(1)
     stack = (where / f"{rank}.stack").open("w")
-    faulthandler.dump_traceback_later(timeout_s + 5, file=stack)
+    faulthandler.dump_traceback_later(START_S, file=stack)
     try:
         dist.init_process_group(
             "gloo",
             init_method=f"file://{where / 'store'}",
             rank=rank,
             world_size=ranks,
-            timeout=timedelta(seconds=timeout_s),
+            timeout=timedelta(seconds=START_S),
         )
+        (where / f"{rank}.joined").touch()
+        faulthandler.dump_traceback_later(timeout_s + 5, file=stack)
         torch.save(program(rank), where / f"{rank}.part")
         (where / f"{rank}.part").rename(where / f"{rank}.pt")
         dist.barrier()  # pyright: ignore[reportUnknownMemberType]  torch leaves device_ids untyped
