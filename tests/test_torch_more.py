@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -293,5 +294,18 @@ def test_a_clipped_norm_as_a_number() -> None:
             norm = clip(ours.parameters(), 1.0)
             whole_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
             assert whole_norm.item() == pytest.approx(expected, rel=1e-12)
+
+    on_processes(program, 4)
+
+
+def test_ranks_with_other_modules_all_say_so() -> None:
+    other = layer("stationary-x", "N2 C2", replace(EVEN, bias=False))
+
+    def program(rank: int) -> None:
+        m = (other if rank == 3 else CASE).module
+        mesh = m.init_mesh("cpu")
+        x = torch.zeros(2, 3, 7, 6, dtype=torch.float64)
+        with pytest.raises(RuntimeError, match=r"don't run the same module, nothing was computed: ranks \[0, 1, 2\]: .*"):
+            m.gather("x", x, mesh)
 
     on_processes(program, 4)
