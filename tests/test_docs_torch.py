@@ -60,9 +60,10 @@ def refusals(names: dict[str, Any]) -> str:
     lines: list[str] = []
     for line in REFUSALS.splitlines():
         if line.startswith(">>> "):
-            with pytest.raises(Exception, match="") as raised:
+            try:
                 eval(line[4:], names)
-            lines += [line, f"{raised.type.__name__}: {raised.value}".splitlines()[0]]
+            except Exception as error:
+                lines += [line, f"{type(error).__name__}: {error}".splitlines()[0]]
     return "\n".join(lines) + "\n"
 
 

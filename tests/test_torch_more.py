@@ -1,4 +1,4 @@
-"""More of torch's tools, on real processes: loss scaling, other optimizers, whole state dicts taken, what changes weights."""
+"""More of torch's tools, on real processes: loss scaling, other optimizers, whole state dicts, what changes weights."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
+    get_state_dict,
     set_model_state_dict,
 )
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -24,7 +25,7 @@ KINDS = ("dtensors", "blocks")
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_gradient_scaler_sees_all_ranks_or_is_refused(kind: str) -> None:
-    """Of DTensors an infinity in one block skips the step on all; of Blocks, which would part there, unscaling raises."""
+    """Of DTensors an infinity in one block skips the step on all; Blocks, which would part there, refuse unscaling."""
     m, whole = CASE.module, single(CASE)
     backward_whole(whole, CASE)
     x, dy = x_and_dy(CASE)
@@ -33,7 +34,7 @@ def test_a_gradient_scaler_sees_all_ranks_or_is_refused(kind: str) -> None:
         mesh = m.init_mesh("cpu")
         ours = m.Conv(mesh, parameters=kind)
         optimizer = torch.optim.SGD(ours.parameters(), lr=0.1)
-        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)  # pyright: ignore
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)  # pyright: ignore[reportPrivateImportUsage]
         loss = (m.gather("y", ours(m.scatter("x", x, mesh)), mesh) * dy).sum()
         scaler.scale(loss).backward()
         if kind == "blocks":
@@ -59,8 +60,8 @@ def test_a_gradient_scaler_sees_all_ranks_or_is_refused(kind: str) -> None:
 
 
 def test_a_gradient_scaler_trusts_the_first_parameters_splits() -> None:
-    """torch's own, of any DTensors: infinities are looked for along the axes that the first gradient is split over, so a
-    parameter that all ranks hold, before one that is split, lets ranks part."""
+    """torch's own, of any DTensors: infinities are looked for along the axes that the first gradient is split over, so
+    a parameter that all ranks hold, before one that is split, lets ranks part."""
 
     def program(rank: int) -> list[float]:
         mesh = CASE.module.init_mesh("cpu")
@@ -74,7 +75,7 @@ def test_a_gradient_scaler_trusts_the_first_parameters_splits() -> None:
                 p.grad = torch.zeros_like(p)
             if rank % 2:
                 CASE.module.local(ps[0].grad).fill_(float("inf"))
-            scaler = torch.amp.GradScaler("cpu", init_scale=4.0)  # pyright: ignore
+            scaler = torch.amp.GradScaler("cpu", init_scale=4.0)  # pyright: ignore[reportPrivateImportUsage]
             scaler.scale(torch.ones(()))
             scaler.step(torch.optim.SGD(ps[::order], lr=0.1))
             scaler.update()
@@ -91,8 +92,8 @@ OPTIMIZERS: dict[str, Any] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_optimizers(kind: str) -> None:
-    """Steps of pointwise optimizers are one device's. LBFGS and Adafactor, whose steps have norms, and Rprop, which takes
-    parts of tensors, are refused of Blocks."""
+    """Steps of pointwise optimizers are one device's. LBFGS and Adafactor, whose steps have norms, and Rprop, which
+    takes parts of tensors, are refused of Blocks."""
     m = CASE.module
     x, dy = x_and_dy(CASE)
 
@@ -181,6 +182,10 @@ def test_whole_state_dicts_are_taken_or_refused(kind: str) -> None:
         if kind == "dtensors":
             state = get_optimizer_state_dict(ours, optimizer, options=options)
             assert state["state"]["weight"]["exp_avg"].shape == whole["weight"].shape
+        else:
+            for get in (get_optimizer_state_dict, get_state_dict):
+                with pytest.raises(RuntimeError, match="full_state_dict=True would give this rank's block"):
+                    get(torch.nn.Sequential(ours), optimizer, options=options)
 
     on_processes(program, 4)
 
@@ -230,7 +235,7 @@ def test_what_changes_a_weight_on_its_way_is_refused(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_torchs_own_initialisation_draws_a_rank_at_a_time(kind: str) -> None:
-    """Blocks refuse it; of DTensors on a CPU every rank draws for itself, so copies part, and reset_parameters mends it."""
+    """Blocks refuse it; of DTensors on a CPU every rank draws for itself, so copies part; reset_parameters mends it."""
     m = CASE.module
     whole = single(CASE, 3)
 
@@ -305,7 +310,9 @@ def test_ranks_with_other_modules_all_say_so() -> None:
         m = (other if rank == 3 else CASE).module
         mesh = m.init_mesh("cpu")
         x = torch.zeros(2, 3, 7, 6, dtype=torch.float64)
-        with pytest.raises(RuntimeError, match=r"don't run the same module, nothing was computed: ranks \[0, 1, 2\]: .*"):
+        with pytest.raises(
+            RuntimeError, match=r"don't run the same module, nothing was computed: ranks \[0, 1, 2\]: .*"
+        ):
             m.gather("x", x, mesh)
 
     on_processes(program, 4)
