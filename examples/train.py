@@ -1,10 +1,11 @@
 """Train through a generated module: 20 steps of SGD towards a teacher of the same shape.
 
     convgen compile examples/res5a_branch2b.yaml -o build
-    torchrun --nproc-per-node 4 examples/train.py [build/res5a_branch2b.py]
+    torchrun --nproc-per-node 4 examples/train.py [build/res5a_branch2b.py [checkpoint]]
 
 Any layer file for the cpu works, on as many processes as its grid has ranks. No gradient needs averaging: where
-ranks hold copies of the weights, the module hands every copy the same, whole gradient.
+ranks hold copies of the weights, the module hands every copy the same, whole gradient. The checkpoint, a folder, can be
+read on any number of ranks, and by one device's torch.nn layer.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 
 STEPS = 20
 
@@ -44,10 +46,13 @@ def main() -> None:
         error = student(x) - target
         loss = error.square().sum() / elements  # this rank's part of the mean over the whole y
         loss.backward()
+        layer.clip_grad_norm_(student.parameters(), 1.0)  # of the whole gradient
         optimizer.step()
         whole = layer.gather("y", error, mesh)  # a collective: every rank calls it
         if dist.get_rank() == 0:
             print(f"step {step + 1:2d}  loss {whole.square().mean().item():.6f}", flush=True)
+    if len(sys.argv) > 2:
+        dcp.save({"model": student.state_dict()}, checkpoint_id=sys.argv[2])
 
     dist.destroy_process_group()
 
