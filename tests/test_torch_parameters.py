@@ -288,7 +288,7 @@ REFUSED: dict[str, Callable[[Tensor], Any]] = {
     "randn_like": torch.randn_like,
     "product": lambda b: b.flatten() @ b.flatten(),
     "part": lambda b: b[:1].sum(),
-    "equal": lambda b: torch.equal(b, b.clone()),
+    "all": lambda b: (b == b).all(),
     "softmax": lambda b: torch.softmax(b, 0),
     "cumsum": lambda b: b.cumsum(0),
     "vector": lambda b: torch.nn.utils.parameters_to_vector([b, b]).norm(),
