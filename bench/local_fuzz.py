@@ -83,10 +83,12 @@ class Case:
         sides = list(zip(self.x, self.y, self.kernel, self.stride, self.padding, self.dilation, strict=True))
         if any(all(not 0 <= i * s - p + j * d < x for i in range(y) for j in range(k)) for x, y, k, s, p, d in sides):
             return "windows that all miss x"
+        if self.y[-1] == 1 and self.stride[-1] > 1 and self.channels == 1:
+            return "one last pixel and a stride"
         if any(d * (k - 1) + 1 > x for x, _, k, _, _, d in sides):
             return "a window longer than x"
-        if self.groups * self.channels == 1 and self.y[-1] == 1:
-            return "one channel, one last pixel"
+        if any(p and d * (k - 1) + 1 + s > x for x, _, k, s, p, d in sides):
+            return "a window nearly as long as x"
         return "another"
 
 

@@ -12,7 +12,6 @@ from convgen.kernels.pack import copy_name, copy_source
 from convgen.kernels.source import Kernel, launch_source
 from convgen.schedule.nodes import Convert, Convolve, Schedule
 
-
 OPERANDS = {"forward": ("x", "w", "out"), "backward_data": ("out", "w", "dy"), "backward_filter": ("x", "out", "dy")}
 
 
@@ -112,9 +111,8 @@ def _convolution(step: Convolve, names: LayoutNames, lines: Lines, kernel: Kerne
 def aligned_tensors(kernel: Kernel, inputs: Sequence[str]) -> tuple[str, ...]:
     """Tensors that a kernel takes to begin at a multiple of 16 bytes, `rim` for the buffer of one.
 
-    Boxes of memory are described to the copy engine by their start. Where rows lie in a block and a rim, the kernel says of
-    pointers, not of offsets, what they are multiples of. All else about alignment is said of offsets, which are convgen's
-    own; what a tensor begins at Triton sees at each launch.
+    Boxes of memory are described to the copy engine by their start. Where rows lie in a block and a rim, the kernel says
+    of pointers what they are multiples of. All else is said of offsets; where a tensor begins Triton sees at each launch.
     """
     if kernel.config.family == "box":
         return tuple(name for name in inputs if name != "bias")
