@@ -34,6 +34,7 @@ DTYPES = ("float32", "float32", "bfloat16", "bfloat16", "float16", "float64")
 HEAD = """from __future__ import annotations
 import itertools, math, os
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 import torch
 from torch import Tensor
@@ -138,7 +139,8 @@ def laid(value: Tensor, case: Case, rng: random.Random) -> Tensor:
 @cache
 def local_module(dtype: str, memory_format: torch.memory_format) -> ModuleType:
     """The part of a generated module that convolves, without a layer around it."""
-    text = environment().get_template("parts/local_aten.py.jinja").render(ways={}, channels=1, groups=1, helpers="")
+    template = environment().get_template("parts/local_aten.py.jinja")
+    text = template.render(ways={}, channels=1, groups=1, helpers="", torch_dtype=dtype)
     return load_text(f"{HEAD}DTYPE, MEMORY_FORMAT = torch.{dtype}, {memory_format}\n{text}")
 
 
@@ -163,6 +165,7 @@ def module_of(case: Case) -> ModuleType:
     module = local_module(case.dtype, case.memory_format)
     module.KERNEL, module.STRIDE, module.DILATION = case.kernel, list(case.stride), list(case.dilation)
     module.SPATIAL, module.local_groups = case.x, lambda channels: case.groups
+    module.are_small.cache_clear()
     return module
 
 

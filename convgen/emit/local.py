@@ -111,8 +111,8 @@ def _convolution(step: Convolve, names: LayoutNames, lines: Lines, kernel: Kerne
 def aligned_tensors(kernel: Kernel, inputs: Sequence[str]) -> tuple[str, ...]:
     """Tensors that a kernel takes to begin at a multiple of 16 bytes, `rim` for the buffer of one.
 
-    Boxes of memory are described to the copy engine by their start. Where rows lie in a block and a rim, the kernel says
-    of pointers what they are multiples of. All else is said of offsets; where a tensor begins Triton sees at each launch.
+    Boxes of memory are described to the copy engine by their start. Where rows lie in a block and a rim, the kernel
+    says of pointers what they are multiples of. All else is said of offsets; where a tensor begins, Triton sees.
     """
     if kernel.config.family == "box":
         return tuple(name for name in inputs if name != "bias")
