@@ -297,6 +297,12 @@ REFUSED: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
+def other_place(held: Any) -> Any:
+    """The same extents, one filter further on."""
+    (lo, hi), *rest = held.box
+    return held._replace(box=((lo + 1, hi + 1), *rest))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_torchs_own_clipping_and_norms_are_right_or_refused(kind: str) -> None:
     case, parameters = case_of(kind)
@@ -326,6 +332,18 @@ def test_torchs_own_clipping_and_norms_are_right_or_refused(kind: str) -> None:
                     accepted.append(what)
                 except RuntimeError as error:
                     assert re.match(r"tools_.* (weight|bias): .* this rank holds .* of \(", str(error)), what
+        if kind == "blocks":
+            elsewhere = m.rebuild_block(
+                ours.weight.to_local().detach(), other_place(ours.weight.held), frozenset(), False, False
+            )
+            for call in (
+                lambda: ours.weight.data.copy_(elsewhere),
+                lambda: ours.weight + elsewhere,
+                lambda: torch._foreach_add_([ours.weight.data], [elsewhere]),
+                lambda: ours.load_state_dict({"weight": elsewhere, "bias": ours.bias}),
+            ):
+                with pytest.raises(RuntimeError, match="would mix blocks of different places"):
+                    call()
         if kind != "mixed":
             with pytest.raises(RuntimeError, match="would mix blocks of different places"):
                 ours.weight + ours.bias.view(-1, 1, 1, 1)
