@@ -36,8 +36,8 @@ _STANDARD = """
     typing unicodedata unittest urllib uu uuid venv warnings wave weakref webbrowser winreg winsound wsgiref xdrlib
     xml xmlrpc zipapp zipfile zipimport zlib zoneinfo
 """
-# What is imported where a module is used: torch and triton, what they need, what they look for and can do without (with a
-# dill.py beside it, `import torch` fails; a finder that records names saw them), what convgen needs, what stands beside.
+# What is imported where a module is used: torch and triton, what they need, what they look for and can do without (as a
+# finder that records names saw; with a dill.py, `import torch` fails), what convgen needs, what stands beside them.
 _PACKAGES = """
     convgen torch triton numpy
     _distutils_hack _remote_module_non_scriptable functorch torchgen filelock fsspec jinja2 markupsafe mpmath
