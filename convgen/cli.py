@@ -18,14 +18,16 @@ import click
 from convgen import __version__
 from convgen.calibrate.cli import calibrate_command
 from convgen.errors import InputError
-from convgen.inputs import compile_files, layer_options, need, untuned_option
+from convgen.inputs import Finite, compile_files, layer_options, need, untuned_option
 from convgen.plan.cli import network_command, plan_command
+from convgen.spec.source import locate
 from convgen.sw26010.cli import sw26010
 from convgen.tune.cli import INTERRUPTED, tune
 
 if TYPE_CHECKING:
     from convgen.compiler import Compiled
 
+LONGEST_S = 10**6  # of --timeout: the clocks behind it overflow somewhere above
 STAGES = ("module", "schedule", "cost", "kernels")
 
 
@@ -123,7 +125,10 @@ def _write_modules(all_compiled: Sequence[Compiled], folder: Path) -> None:
 @click.option("--processes", is_flag=True, help="One process a rank, torch.distributed with gloo between them.")
 @click.option("--interpret", is_flag=True, help="A GPU target's Triton kernels in Triton's interpreter.")
 @click.option("--json", "as_json", is_flag=True, help="The report as JSON.")
-@click.option("--timeout", default=120.0, show_default=True, help="Seconds after which processes are given up.")
+@click.option(
+    "--timeout", type=Finite(0, LONGEST_S, min_open=True), default=120.0, show_default=True,
+    help="Seconds after which processes are given up.",
+)  # fmt: skip
 @untuned_option
 @layer_options
 def check(
@@ -145,10 +150,17 @@ def check(
         need("triton", f"a module for {layer.target} imports triton")
         if not interpret:
             _need_gpu(layer.target, processes)
+    from convgen.verify.fits import check_fits
+
+    transport = "processes" if processes else "virtual"
+    for one in all_compiled:
+        try:
+            check_fits(one, transport)
+        except InputError as error:
+            raise locate(error, one.layer.source) from None
     from convgen.verify.check import check as run_check
     from convgen.verify.report import report_json, report_text
 
-    transport = "processes" if processes else "virtual"
     reports = [run_check(c, transport=transport, timeout_s=timeout, interpret=interpret) for c in all_compiled]
     if as_json:
         click.echo(json.dumps([report_json(c, r) for c, r in zip(all_compiled, reports, strict=True)], indent=1))
