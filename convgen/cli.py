@@ -6,6 +6,7 @@ wrong, 3 a bug of ours.
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 import traceback
@@ -182,9 +183,17 @@ def check(
         except InputError as error:
             raise locate(error, one.layer.source) from None
     from convgen.verify.check import check as run_check
+    from convgen.verify.processes import TooLate
     from convgen.verify.report import report_json, report_text
 
-    reports = [run_check(c, transport=transport, timeout_s=timeout, interpret=interpret) for c in all_compiled]
+    try:
+        reports = [run_check(c, transport=transport, timeout_s=timeout, interpret=interpret) for c in all_compiled]
+    except TooLate as error:
+        click.echo(f"{error}\nerror: the processes did not finish in {timeout:g} s", err=True)
+        click.echo(
+            "  try     --timeout with more seconds; where that does not help, one rank waits for another", err=True
+        )
+        raise SystemExit(1) from None
     if as_json:
         click.echo(json.dumps([report_json(c, r) for c, r in zip(all_compiled, reports, strict=True)], indent=1))
     else:
@@ -251,7 +260,15 @@ def main() -> None:
     except InputError as error:
         click.echo(str(error), err=True)
         sys.exit(2)
-    except Exception:
+    except MemoryError as error:
+        click.echo(str(InputError(f"there is too little memory: {error}", hint="smaller extents")), err=True)
+        sys.exit(2)
+    except Exception as error:
+        if (
+            isinstance(error, OSError) and error.errno == errno.ENOSPC
+        ):  # of stdout; files are said where they are written
+            click.echo(str(InputError("cannot write the output: no space is left on its device")), err=True)
+            sys.exit(2)
         click.echo(traceback.format_exc(), err=True)
         click.echo(
             f"convgen {__version__}: this is a bug of convgen. Please report the text above with the layer file and "

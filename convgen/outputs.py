@@ -59,6 +59,8 @@ class OutputFolder(click.ParamType[Path]):
     name = "folder"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        if not value:
+            raise InputError(f"{_option(param)} is empty", hint=f"{_option(param)} DIR; . is the working folder")
         check_folder(Path(value), _option(param))
         return Path(value)
 

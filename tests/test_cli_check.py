@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from convgen import free_memory
 from convgen.cli import cli
 from convgen.compiler import compile_layer
 from convgen.errors import InputError
+from convgen.free_memory import GIB, available_bytes
 from convgen.spec.build import MAX_STRIDE, layer_from_dict
 from convgen.verify import fits
-from convgen.verify.fits import GIB, MOST_PROCESSES, MOST_VIRTUAL, available_bytes, check_fits, needed_bytes
+from convgen.verify.fits import MOST_PROCESSES, MOST_VIRTUAL, check_fits, needed_bytes
 
 BASE: dict[str, Any] = {
     "name": "one", "layer": "conv2d", "input": [8, 4, 16, 16], "out_channels": 4, "kernel_size": 3, "padding": 1,
@@ -102,9 +104,9 @@ def test_memory_that_is_free_is_found(tmp_path: Path) -> None:
     for name, said in (("limit", f"{3 * GIB}\n"), ("used", f"{2 * GIB}\n"), ("stat", f"anon 5\ninactive_file {GIB}\n")):
         (tmp_path / name).write_text(said)
     files = [str(tmp_path / name) for name in ("limit", "used", "stat")]
-    assert fits._group_bytes(*files) == 2 * GIB
+    assert free_memory._group_bytes(*files) == 2 * GIB
     (tmp_path / "limit").write_text("max\n")
-    assert fits._group_bytes(*files) is None
+    assert free_memory._group_bytes(*files) is None
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "tfloat32"])
@@ -144,3 +146,15 @@ def test_numbers_as_large_as_a_file_may_say_are_right(changed: dict[str, Any], t
 def test_timeouts_are_seconds(seconds: str, tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["check", "one.yaml", f"--timeout={seconds}"])
     assert done.exit_code == 2 and "--timeout" in done.output
+
+
+def test_processes_that_are_too_late_fail_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from convgen.verify.processes import TooLate
+
+    def late(*_: object, **__: object) -> None:
+        raise TooLate("rank 1: did not finish in 3.0 s")
+
+    monkeypatch.setattr("convgen.verify.check.check", late)
+    (tmp_path / "one.yaml").write_text(text())
+    done = CliRunner().invoke(cli, ["check", str(tmp_path / "one.yaml"), "--processes", "--timeout", "3"])
+    assert done.exit_code == 1 and "did not finish in 3 s" in done.stderr and not done.stdout

@@ -49,7 +49,7 @@ def network_command(file: str, batch: int | None, as_json: bool) -> None:
 @click.option("--batch", type=click.IntRange(1, 2**31 - 1), help="Samples of the whole step, instead of the file's.")
 @click.option(
     "--memory",
-    type=Finite(0, min_open=True),
+    type=Finite(0, 2**32, min_open=True),
     help="GiB that a rank may take.  [default: what the machine's have]",
 )
 @click.option("--target", help="Of the layers in plan.yaml.  [default: the machine's name if it is one, else cpu]")

@@ -9,8 +9,12 @@ from typing import Any
 import click
 
 from convgen.errors import InputError
+from convgen.free_memory import check_memory
+from convgen.inputs import Finite
 from convgen.outputs import OutputFile, Picture, write_file
 
+MOST = 2**31 - 1  # of an extent, and of bytes
+MOST_NODES = 2**16  # 30 s of messages
 MOST_FLOPS = 2**34  # that a command emulates without being asked to
 
 
@@ -20,9 +24,9 @@ def sw26010() -> None:
 
 
 @sw26010.command("gemm")
-@click.argument("m", type=click.IntRange(1))
-@click.argument("n", type=click.IntRange(1))
-@click.argument("k", type=click.IntRange(1))
+@click.argument("m", type=click.IntRange(1, MOST))
+@click.argument("n", type=click.IntRange(1, MOST))
+@click.argument("k", type=click.IntRange(1, MOST))
 @click.option("--dtype", type=click.Choice(["float64", "float32"]), default="float64", show_default=True)
 @click.option("--blocks", metavar="BM,BN,BK", help="Instead of the fastest by the model.")
 @click.option(
@@ -99,6 +103,8 @@ def _gemm(plan: Any, level: Any, run: bool, as_json: bool, plot: Path | None) ->
     rates = taken_rates()
     counts, by_cycles, verdict, wrong = gemm_counts(plan), None, "not run: events by closed form", False
     if run:
+        elements = plan.m * plan.k + plan.k * plan.n + plan.m * plan.n
+        check_memory(6 * 8 * elements, "emulating it", "--no-run, which counts; or smaller matrices")
         rng = np.random.default_rng(0)
         shapes = ((plan.m, plan.k), (plan.k, plan.n), (plan.m, plan.n))
         a, b, c = (rng.standard_normal(shape).astype(plan.dtype).astype(np.float64) for shape in shapes)
@@ -127,14 +133,14 @@ def _gemm(plan: Any, level: Any, run: bool, as_json: bool, plot: Path | None) ->
 
 
 @sw26010.command("conv")
-@click.argument("n", type=click.IntRange(1))
-@click.argument("c", type=click.IntRange(1))
-@click.argument("h", type=click.IntRange(1))
-@click.argument("w", type=click.IntRange(1))
-@click.argument("f", type=click.IntRange(1))
-@click.option("--kernel", default=3, show_default=True)
-@click.option("--stride", default=1, show_default=True)
-@click.option("--padding", default=1, show_default=True)
+@click.argument("n", type=click.IntRange(1, MOST))
+@click.argument("c", type=click.IntRange(1, MOST))
+@click.argument("h", type=click.IntRange(1, MOST))
+@click.argument("w", type=click.IntRange(1, MOST))
+@click.argument("f", type=click.IntRange(1, MOST))
+@click.option("--kernel", type=click.IntRange(max=2**15), default=3, show_default=True)
+@click.option("--stride", type=click.IntRange(max=2**15), default=1, show_default=True)
+@click.option("--padding", type=click.IntRange(max=2**15), default=1, show_default=True)
 @click.option(
     "--emit", type=click.Choice(["forward", "backward_data", "backward_filter"]),
     help="Print the program of the implicit plan of a phase.",
@@ -161,11 +167,11 @@ def conv_command(
 
 
 @sw26010.command("pool")
-@click.argument("n", type=click.IntRange(1))
-@click.argument("c", type=click.IntRange(1))
-@click.argument("h", type=click.IntRange(1))
-@click.argument("w", type=click.IntRange(1))
-@click.argument("kernel", type=click.IntRange(1))
+@click.argument("n", type=click.IntRange(1, MOST))
+@click.argument("c", type=click.IntRange(1, MOST))
+@click.argument("h", type=click.IntRange(1, MOST))
+@click.argument("w", type=click.IntRange(1, MOST))
+@click.argument("kernel", type=click.IntRange(1, MOST))
 @click.option("--kind", type=click.Choice(["max", "average"]), default="max", show_default=True)
 @click.option("--dtype", type=click.Choice(["float64", "float32"]), default="float32", show_default=True)
 @click.option("--emit", type=click.Choice(["forward", "backward"]), help="Print the program of a CPE.")
@@ -179,6 +185,7 @@ def pool_command(n: int, c: int, h: int, w: int, kernel: int, kind: Any, dtype: 
         program = pooling_program if emit == "forward" else pooling_backward_program
         click.echo(program(pooling), nl=False)
         return
+    check_memory(10 * 8 * n * c * h * w, "emulating it", "a smaller image, or fewer of them")
     text, right = pooling_text(pooling)
     click.echo(text)
     if not right:
@@ -227,13 +234,34 @@ def table2_command(layers: str, as_json: bool, plot: Path | None, write: Path | 
 
 
 @sw26010.command("allreduce")
-@click.option("--nodes", default=1024, show_default=True, help="p, a power of two.")
+@click.option(
+    "--nodes", type=click.IntRange(max=MOST_NODES), default=1024, show_default=True, help="p, a power of two."
+)
 @click.option("--supernode", default=256, show_default=True, help="q, nodes in a supernode.")
-@click.option("--bytes", "total_bytes", default=100_000_000, show_default=True, help="n, of float32 elements.")
-@click.option("--latency", default=1e-6, show_default=True, help="alpha, seconds a message.")
-@click.option("--bandwidth", default=12e9, show_default=True, help="1 / beta1, bytes a second inside a supernode.")
-@click.option("--oversubscription", default=4.0, show_default=True, help="beta2 / beta1; the paper's text has 1/4.")
-@click.option("--gamma", default=0.0, show_default=True, help="Seconds to add a byte.")
+@click.option(
+    "--bytes",
+    "total_bytes",
+    type=click.IntRange(max=MOST),
+    default=100_000_000,
+    show_default=True,
+    help="n, of float32 elements.",
+)
+@click.option("--latency", type=Finite(0), default=1e-6, show_default=True, help="alpha, seconds a message.")
+@click.option(
+    "--bandwidth",
+    type=Finite(1e-300, 1e300),
+    default=12e9,
+    show_default=True,
+    help="1 / beta1, bytes a second inside a supernode.",
+)
+@click.option(
+    "--oversubscription",
+    type=Finite(1e-300, 1e300),
+    default=4.0,
+    show_default=True,
+    help="beta2 / beta1; the paper's text has 1/4.",
+)
+@click.option("--gamma", type=Finite(0), default=0.0, show_default=True, help="Seconds to add a byte.")
 @click.option("--json", "as_json", is_flag=True, help="The numbers as JSON.")
 @click.option("--plot", type=Picture(), metavar="FILE", help="Draw the bytes that cross supernodes in each step.")
 def allreduce_command(

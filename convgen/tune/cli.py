@@ -65,7 +65,7 @@ def tune(files: Sequence[str], **given: Any) -> None:
     if options["plot"] and not options["partitions"]:
         raise InputError("--plot draws partitions", hint="--partitions 1,2,4,8 --plot FILE")
     for other in ("as_json", "plot", "again", "budget"):
-        if options["explain"] and options[other]:
+        if options["explain"] is not None and options[other]:
             name = "json" if other == "as_json" else other
             raise InputError(f"--explain is text and measures nothing: it takes no --{name}", hint=f"without --{name}")
     compiled = compile_files(files, **given)
@@ -73,7 +73,7 @@ def tune(files: Sequence[str], **given: Any) -> None:
     target_of = _one_target(compiled)
     if target_of.kind != "cpu":
         need("triton", f"kernels for {target_of} are compiled by triton")
-    if options["explain"]:
+    if options["explain"] is not None:
         _explain(wanted, target_of, options)
         return
     device = _device(target_of, options["threads"])
@@ -86,7 +86,7 @@ def tune(files: Sequence[str], **given: Any) -> None:
 def _wanted(compiled: Sequence[Compiled], options: dict[str, Any]) -> list[Wanted]:
     from convgen.tune.wanted import of_layers, of_partitions
 
-    if not options["partitions"]:
+    if options["partitions"] is None:
         return of_layers(compiled)
     if len(compiled) != 1 and options["plot"]:
         raise InputError(f"--plot draws one layer, here are {len(compiled)}", hint="a YAML file of one layer")

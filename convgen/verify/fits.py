@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import os
 from math import prod
-from pathlib import Path
 from typing import Literal
 
 from convgen.algebra.conv import Conv
 from convgen.compiler import Compiled
 from convgen.cost.memory import memory
 from convgen.errors import InputError, Note
+from convgen.free_memory import available_bytes, gib
 
 # Virtual ranks are threads of one process. 1024 took 38 s on two cores and 4096 three minutes, most of it in starting
 # and switching threads; containers often allow a process no more than a few thousand.
 MOST_VIRTUAL = 1024
 # A process each, with a connection of gloo's to every other: 64 took 80 s on two cores, 128 did not come together.
 MOST_PROCESSES = 64
-GIB = 2**30
 WIDE = 8  # bytes of the reference's float64
 BASE = 512 * 2**20  # torch itself: 230 MiB once it has convolved, and room
 PER_PROCESS = 64 * 2**20  # what a forked rank has for itself, its connections included
-_CGROUPS = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-     "/sys/fs/cgroup/memory/memory.stat"),
-)  # fmt: skip
 
 
 def check_fits(compiled: Compiled, transport: Literal["virtual", "processes"]) -> None:
@@ -40,8 +33,8 @@ def check_fits(compiled: Compiled, transport: Literal["virtual", "processes"]) -
     if there is None or needed <= there:
         return
     conv = compiled.layer.conv
-    notes = [Note(name, f"{_gib(size)} GiB") for name, size in parts.items()]
-    fact = f"{compiled.layer.name}: a check takes about {_gib(needed)} GiB, {_gib(there)} GiB of memory are free"
+    notes = [Note(name, f"{gib(size)} GiB") for name, size in parts.items()]
+    fact = f"{compiled.layer.name}: a check takes about {gib(needed)} GiB, {gib(there)} GiB of memory are free"
     fixed = BASE + (compiled.layer.grid.ranks * PER_PROCESS if transport == "processes" else 0)
     batch = int(conv.batch * max(0, there - fixed) / needed)
     hint = f"input with N up to about {batch}" if batch else "smaller extents"
@@ -99,38 +92,3 @@ def _copies(compiled: Compiled) -> int:
         split = {axis for role, axes in roles.nests if role not in ("F", "none") for axis in axes}
         most = max(most, compiled.layer.grid.ranks // compiled.layer.grid.over(split))
     return most
-
-
-def available_bytes() -> int | None:
-    """What a new process may take: the system's, or what its control group leaves; None where neither is said."""
-    found = [size for size in (_system_bytes(), *(_group_bytes(*files) for files in _CGROUPS)) if size is not None]
-    return min(found, default=None)
-
-
-def _system_bytes() -> int | None:
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError):
-        pass
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
-        return None
-
-
-def _group_bytes(limit: str, used: str, stat: str) -> int | None:
-    """What a control group leaves; pages of files that were read go when memory is asked for."""
-    try:
-        files = 0
-        for line in Path(stat).read_text(encoding="ascii").splitlines():
-            if line.startswith(("inactive_file ", "total_inactive_file ")):
-                files = int(line.split()[1])
-        return int(Path(limit).read_text(encoding="ascii")) - int(Path(used).read_text(encoding="ascii")) + files
-    except (OSError, ValueError):  # no such group, or "max"
-        return None
-
-
-def _gib(size: int) -> str:
-    return f"{size / GIB:.1f}"
