@@ -12,7 +12,8 @@ from convgen.errors import InputError, Note
 from convgen.free_memory import available_bytes, gib
 
 # Virtual ranks are threads of one process. 1024 took 38 s on two cores and 4096 three minutes, most of it in starting
-# and switching threads; containers often allow a process no more than a few thousand.
+# and switching threads (and longer where hundreds of ranks exchange with each other); containers often allow a process
+# no more than a few thousand.
 MOST_VIRTUAL = 1024
 # A process each, with a connection of gloo's to every other: 64 took 80 s on two cores, 128 did not come together.
 MOST_PROCESSES = 64
