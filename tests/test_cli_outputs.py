@@ -68,7 +68,7 @@ def test_folders(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for words in (("compile", LAYER, "-o"), ("tune", LAYER, "--into")):
         error = refused(*words, tmp_path / "file" / "below")
-        assert f"{str(tmp_path / 'file')!r} is no folder" in error.fact and error.hint
+        assert f"{tmp_path / 'file'} is no folder" in error.fact and error.hint
     assert "cannot write" in refused("compile", LAYER, "-o", "/proc/nowhere").fact
 
 
