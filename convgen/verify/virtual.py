@@ -137,7 +137,9 @@ class World:
 
     def _look_for_deadlock(self) -> None:
         """Every live rank waits, and no meeting of theirs is complete: nobody will ever come."""
-        if self._error is None and self._live and self._live <= set(self._waiting):
+        if self._error is not None or len(self._waiting) < len(self._live):  # every waiter asks, after every meeting
+            return
+        if self._live and self._live <= set(self._waiting):
             gone = sorted(set(range(self.ranks)) - self._live)
             text = "; ".join(
                 f"rank {rank} waits in {kind} of ranks {group} for {[r for r in group if r not in meeting.calls]}"
