@@ -19,9 +19,6 @@ from convgen.pictures import matplotlib, plot_format
 from convgen.spec.text import one_line
 
 
-LONGEST = 300  # characters of a path in a message
-
-
 class OutputFile(click.ParamType[Path]):
     """The name of a file that can be written.
 
@@ -43,7 +40,7 @@ class OutputFile(click.ParamType[Path]):
     def check_name(self, path: Path, option: str) -> None:
         if self.suffixes and path.suffix not in self.suffixes:
             raise InputError(
-                f"{option}: cannot write {one_line(str(path), LONGEST)}: its name does not end in {' or '.join(self.suffixes)}",
+                f"{option}: cannot write {_said(path)}: its name does not end in {' or '.join(self.suffixes)}",
                 hint=f"{option} {path.with_suffix(self.suffixes[0])}" if path.name else f"{option} FILE",
             )
 
@@ -81,21 +78,21 @@ def check_file(path: Path, option: str) -> None:
     hint = f"{option} FILE in a folder that you may write to"
     try:
         if path.is_dir():
-            raise InputError(f"{option}: cannot write {one_line(str(path), LONGEST)}: it is a folder", hint=hint)
+            raise InputError(f"{option}: cannot write {_said(path)}: it is a folder", hint=hint)
         if path.exists():
             if not os.access(path, os.W_OK):
-                raise InputError(f"{option}: cannot write {one_line(str(path), LONGEST)}: you may not", hint=hint)
+                raise InputError(f"{option}: cannot write {_said(path)}: you may not", hint=hint)
             return
         if not path.parent.is_dir():
             raise InputError(
-                f"{option}: cannot write {one_line(str(path), LONGEST)}: {one_line(str(path.parent), LONGEST)} is no folder",
+                f"{option}: cannot write {_said(path)}: {_said(path.parent)} is no folder",
                 hint=hint,
             )
         path.lstat()  # a name that is too long; a link to nowhere stays
     except FileNotFoundError:
         _check_writable(path.parent, path, option, hint)
     except (OSError, ValueError) as error:
-        raise InputError(f"{option}: cannot write {one_line(str(path), LONGEST)}: {_why(error)}", hint=hint) from None
+        raise InputError(f"{option}: cannot write {_said(path)}: {_why(error)}", hint=hint) from None
 
 
 def check_folder(path: Path, option: str) -> None:
@@ -108,12 +105,10 @@ def check_folder(path: Path, option: str) -> None:
     try:
         there = next(parent for parent in (path, *path.parents) if os.path.lexists(parent))
         if not there.is_dir():
-            fact = f"{option}: cannot write to {one_line(str(path), LONGEST)}: {one_line(str(there), LONGEST)} is no folder"
+            fact = f"{option}: cannot write to {_said(path)}: {_said(there)} is no folder"
             raise InputError(fact, hint=hint)
     except (OSError, ValueError) as error:
-        raise InputError(
-            f"{option}: cannot write to {one_line(str(path), LONGEST)}: {_why(error)}", hint=hint
-        ) from None
+        raise InputError(f"{option}: cannot write to {_said(path)}: {_why(error)}", hint=hint) from None
     _check_writable(there, path, option, hint)
 
 
@@ -122,7 +117,7 @@ def _check_writable(folder: Path, path: Path, option: str, hint: str) -> None:
         with tempfile.TemporaryFile(dir=folder):  # asks the system, which permissions alone do not tell
             pass
     except OSError as error:
-        raise InputError(f"{option}: cannot write {one_line(str(path), LONGEST)}: {_why(error)}", hint=hint) from None
+        raise InputError(f"{option}: cannot write {_said(path)}: {_why(error)}", hint=hint) from None
 
 
 def write_file(path: Path, text: str, option: str) -> None:
@@ -134,7 +129,7 @@ def write_file(path: Path, text: str, option: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        fact = f"{option}: cannot write {one_line(str(path), LONGEST)}: {_why(error)}"
+        fact = f"{option}: cannot write {_said(path)}: {_why(error)}"
         raise InputError(fact, hint=f"{option} FILE in a folder that you may write to") from None
 
 
@@ -145,9 +140,13 @@ def keep_input(output: Path, source: str, option: str) -> None:
         InputError: both are one file.
     """
     if output.exists() and Path(source).exists() and output.samefile(source):
-        fact = f"{option}: {one_line(str(output), LONGEST)} is the file that is read, and would be lost"
+        fact = f"{option}: {_said(output)} is the file that is read, and would be lost"
         raise InputError(fact, hint="another name")
 
 
 def _why(error: OSError | ValueError) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _said(path: Path) -> str:
+    return one_line(str(path), 300)

@@ -39,6 +39,8 @@ def test_networks_and_plans_are_refused_too(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="hide Python's module random") as caught:
         read_network(file)
     assert caught.value.where == f"{file}:4"
+    file.write_text(file.read_text().replace("name: random", "name: fine").replace("name: net", "name: random"))
+    assert read_network(file).name == "random"  # which names no file
     file.write_text(f"plan: a\nlayers:\n- {{name: fine, {LAYER}}}\n- {{name: random, {LAYER}}}\n")
     with pytest.raises(InputError, match="hide Python's module random") as caught:
         read_layers(file)

@@ -49,14 +49,16 @@ def identifier(text: str) -> str:
     return name + "_" if keyword.iskeyword(name) else name
 
 
-def check_name(name: str, path: KeyPath = ("name",)) -> str:
+def check_name(name: str, path: KeyPath = ("name",), *, of_file: bool = True) -> str:
     """A layer's name: it names the generated file, its functions and its torch op.
 
+    Args:
+        of_file: a network's names no file.
     Raises:
         InputError: not an ASCII identifier, a keyword, longer than MAX_NAME, or the name of a module of Python's, or of
             a package that generated modules or their users import.
     """
-    if identifier(name) == name:
+    if identifier(name) == name or (name in TAKEN and not of_file):
         return name
     if name in TAKEN:
         whose = "Python's module" if name in STANDARD else "the package"
