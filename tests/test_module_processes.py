@@ -62,7 +62,7 @@ def test_processes_and_virtual_ranks_agree_bit_by_bit(seed: int, dtype: str) -> 
         return results(case.module, given, case.module.init_mesh(transport=end))
 
     virtual = World(case.layer.grid.ranks).run(program)
-    real = run_processes(Path(case.module.__file__ or ""), case.layer.grid.ranks, given, 60.0)
+    real = run_processes(Path(case.module.__file__ or ""), case.layer.grid.ranks, given, 1800.0)
     for a, b in zip(virtual, real, strict=True):
         assert a.keys() == b.blocks.keys()
         assert all(torch.equal(a[name], b.blocks[name]) for name in a), str(case)
@@ -77,7 +77,7 @@ def test_native_sums_and_uneven_blocks(algorithm: str) -> None:
     name = f"native_{algorithm}".replace("-", "_")
     case = named(name, algorithm, dict.fromkeys(letters, 2), dtype="float64", options=Options(sums="native"))
     given = global_tensors(case.layer)
-    ran = run_processes(Path(case.module.__file__ or ""), 4, given, 60.0)
+    ran = run_processes(Path(case.module.__file__ or ""), 4, given, 1800.0)
     assert_true(case, [Ran(one.blocks, ()) for one in ran], reference(CONV, given))
 
 
@@ -211,7 +211,7 @@ def test_a_failed_process_is_reported_with_its_traceback() -> None:
             raise ArithmeticError("on purpose")
 
     with pytest.raises(ProcessFailed, match=r"(?s)rank 1: Traceback.*ArithmeticError: on purpose"):
-        spawn(program, 2, 5.0)
+        spawn(program, 2, 1800.0)
 
 
 def test_counted_on_processes_as_on_virtual_ranks() -> None:
@@ -224,7 +224,7 @@ def test_counted_on_processes_as_on_virtual_ranks() -> None:
 
     virtual = World(4).run(program)
     assert_counted(case, virtual)
-    real = run_processes(Path(case.module.__file__ or ""), 4, given, 60.0)
+    real = run_processes(Path(case.module.__file__ or ""), 4, given, 1800.0)
     assert [[(s.collective, s.bytes) for s in one.sent] for one in virtual] == [list(one.sent) for one in real]
 
 
@@ -237,5 +237,5 @@ def test_a_column_is_handed_over_without_gaps() -> None:
     case = make(problem, "column", random.Random(0))
     assert [s.kind for s in case.schedule.forward if isinstance(s, Convert)][:2] == ["slice", "all_gather"]
     given = global_tensors(case.layer)
-    ran = run_processes(Path(case.module.__file__ or ""), 4, given, 60.0)
+    ran = run_processes(Path(case.module.__file__ or ""), 4, given, 1800.0)
     assert_true(case, [Ran(one.blocks, ()) for one in ran], reference(conv, given))
