@@ -5,9 +5,7 @@ Forked, so the ranks start in a tenth of a second. Numbers must be those of virt
 
 from __future__ import annotations
 
-import os
 import random
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -171,38 +169,6 @@ def test_users_own_device_mesh() -> None:
     ran = spawn(program, 4)
     for pair in (ran[:2], ran[2:]):
         assert_true(case, [Ran(one[0], ()) for one in pair], truth, dict.fromkeys(truth, 1e-12))
-
-
-def test_a_rank_that_fails_leaves_the_others_with_the_name_of_the_step() -> None:
-    """They time out; with CONVGEN_AGREE=1 they are told."""
-    case = named("late", "stationary-x", {"C": 2})
-    case.module  # noqa: B018
-    given = global_tensors(case.layer)
-
-    def program(rank: int) -> str:
-        mesh = case.module.init_mesh("cpu", timeout=2.0)
-        local = {name: case.module.scatter(name, value, mesh) for name, value in given.items()}
-        x = local["x"].float() if rank == 1 else local["x"]
-        try:
-            case.module.conv(x, local["w"], local["bias"], mesh=mesh)
-        except Exception as error:
-            if rank == 1:
-                time.sleep(4)
-            return f"{type(error).__name__}: {error}"
-        return "went on"
-
-    told = spawn(program, 2)
-    assert told[1].startswith("ValueError: late: on rank {'C': 1}: x, ")
-    assert told[0].startswith("TimeoutError: late: step %identity = all_gather over C: "), told[0]
-    assert told[0].endswith("(ranks [1] did not come to it)")
-
-    def agreeing(rank: int) -> str:
-        os.environ["CONVGEN_AGREE"] = "1"
-        return program(rank)
-
-    told = spawn(agreeing, 2)
-    assert told[1].startswith("ValueError: late: on rank {'C': 1}: x, ")
-    assert "ranks [1] refused their arguments" in told[0]
 
 
 def test_a_failed_process_is_reported_with_its_traceback() -> None:
