@@ -90,9 +90,9 @@ def _keep(made: list[Any], begin: Callable[[float], Any], timeout: float) -> Non
     made.append(begin(timeout))
 
 
-def ready(begin: Callable[[float], Any]) -> Any:
+def ready(begin: Callable[[float], Any], rank: int, folder: Path) -> Any:
     """begin(timeout) with the shortest time-out, from 2 s, that all ranks manage on a machine as busy as this one."""
-    timeout = 2.0
+    timeout, ranks = 2.0, dist.get_world_size()
     while True:
         made: list[Any] = []
         error = told(partial(_keep, made, begin, timeout))
@@ -102,6 +102,28 @@ def ready(begin: Callable[[float], Any]) -> Any:
             return made[0]
         assert timeout < 300, error
         timeout *= 4
+        # Groups that one rank has and another failed to make would part their names: begin again with none.
+        dist.destroy_process_group()
+        store, limit = f"file://{folder / f'within {timeout}'}", timedelta(seconds=GUARD_S)
+        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks, timeout=limit)
+
+
+def test_ranks_get_ready_on_a_busy_machine(tmp_path: Path) -> None:
+    """The helper: rank 0 fails twice, after rank 1 has gone on; then the mesh and its groups are of the last world."""
+    case = layer("busy", "stationary-x", {"C": 2})
+    case.module  # noqa: B018
+
+    def program(rank: int) -> tuple[float, dict[str, Tensor]]:
+        def begin(timeout: float) -> Any:
+            if rank == 0 and timeout < 30:
+                raise TimeoutError
+            return case.module.init_mesh("cpu", timeout=timeout)
+
+        mesh = ready(begin, rank, tmp_path)
+        return limit_of(mesh.get_group("C")), run_rank(case.module, global_tensors(case.layer), mesh, []).blocks
+
+    for limit, _ in spawn(program, 2, GUARD_S):
+        assert limit >= 32.0
 
 
 # ---- Other modules on other ranks ----------------------------------------------------------------------------------
@@ -222,7 +244,7 @@ def test_a_late_rank(tmp_path: Path, case: Case, when: str) -> None:
             y = None if when == "first" else module.conv(local["x"], local["w"], local["bias"], mesh=mesh)
             return mesh, local, y
 
-        mesh, local, y = ready(begin)
+        mesh, local, y = ready(begin, rank, tmp_path)
         if rank == 1:
             hold(over)
             return ""
@@ -280,13 +302,16 @@ def survivors(program: Callable[[int, Callable[[str], None]], None], folder: Pat
 @pytest.mark.parametrize("how", ["killed", "raises"])
 def test_a_rank_that_is_gone(tmp_path: Path, case: Case, when: str, how: str) -> None:
     """Its connections are, too: the others are told at once."""
-    module, given = case.module, global_tensors(case.layer)
+    module, given, begun = case.module, global_tensors(case.layer), tmp_path / "begun"
 
     def program(rank: int, say: Callable[[str], None]) -> None:
         mesh = module.init_mesh("cpu", timeout=NEVER_S)
         local = blocks(module, given, mesh)
         if when == "second":
             module.conv(local["x"], local["w"], local["bias"], mesh=mesh)
+        if rank == 1:
+            hold(begun)  # a rank that is killed earlier is another fault
+        begun.touch()
         if rank == 1 and how == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         if rank == 1:
@@ -317,7 +342,7 @@ def test_a_wrong_argument_on_one_rank(tmp_path: Path, when: str, agree: bool) ->
                 module.conv(local["x"], local["w"], local["bias"], mesh=mesh)
             return mesh, local
 
-        mesh, local = ready(begin)
+        mesh, local = ready(begin, rank, tmp_path)
         x = local["x"].float() if rank == 1 else local["x"]
         error = told(lambda: module.conv(x, local["w"], local["bias"], mesh=mesh))
         if rank == 0:
