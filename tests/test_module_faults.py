@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import random
 import signal
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,94 +20,20 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from generate import algorithm_problem
-from modules import Case, make
+from fault_cases import CONV, GUARD_S, NEVER_S, ROWS, blocks, fault_layer, hold, limit_of, ready, told, watch
+from modules import Case
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from convgen.algebra.conv import Conv, Spatial
-from convgen.algebra.grid import Grid
 from convgen.spec.layer import Options
 from convgen.verify.processes import ProcessFailed, spawn
 from convgen.verify.program import global_tensors, load_module, reference, run_rank
 from convgen.verify.virtual import VirtualTransport, World
 
-GUARD_S = 1800.0  # of a whole test
-NEVER_S = 3000.0  # a time-out that nobody may wait for
-ROWS = (Spatial("H", 9, kernel=3, pad_lo=2, pad_hi=2, dilation=2), Spatial("W", 6, kernel=3, pad_lo=1, pad_hi=1))
-CONV = Conv(2, 4, 6, ROWS, bias=True)
-CALLS = (
-    "all_gather_single", "all_gather_into_tensor", "all_gather", "all_reduce", "all_to_all_single", "reduce_scatter",
-    "batch_isend_irecv", "isend", "irecv", "send", "recv", "broadcast", "barrier",
-)  # fmt: skip
-
-
-def layer(name: str, algorithm: str, grid: dict[str, int], conv: Conv = CONV, **changes: Any) -> Case:
-    problem = algorithm_problem(algorithm, conv, Grid(tuple(grid.items())))
-    options = {"dtype": "float64", "memory_format": "contiguous", "options": Options(), **changes}
-    return make(problem, name, random.Random(name), **options)
-
-
-def blocks(module: ModuleType, given: dict[str, Tensor], mesh: Any) -> dict[str, Tensor]:
-    return {name: module.scatter(name, value, mesh) for name, value in given.items()}
-
-
-def told(run: Callable[[], Any]) -> str:
-    try:
-        run()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "went on"
-
-
-def hold(until: Path) -> None:
-    """Stay away until another rank has said that it is over."""
-    while not until.exists():
-        time.sleep(0.01)
-
-
-def watch() -> list[tuple[str, str]]:
-    """What this process hands to torch.distributed from now on: the calls, and the types of their tensors."""
-    seen: list[tuple[str, str]] = []
-
-    def watched(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, **options: Any) -> Any:
-            seen.append((name, str(args[0].dtype) if args and isinstance(args[0], Tensor) else ""))
-            return call(*args, **options)
-
-        return run
-
-    for name in CALLS:
-        if hasattr(dist, name):
-            setattr(dist, name, watched(name, getattr(dist, name)))
-    return seen
-
-
-def _keep(made: list[Any], begin: Callable[[float], Any], timeout: float) -> None:
-    made.append(begin(timeout))
-
-
-def ready(begin: Callable[[float], Any], rank: int, folder: Path) -> Any:
-    """begin(timeout) with the shortest time-out, from 2 s, that all ranks manage on a machine as busy as this one."""
-    timeout, ranks = 2.0, dist.get_world_size()
-    while True:
-        made: list[Any] = []
-        error = told(partial(_keep, made, begin, timeout))
-        fine = torch.tensor(int(error == "went on"))
-        dist.all_reduce(fine, op=dist.ReduceOp.MIN)
-        if fine.item():
-            return made[0]
-        assert timeout < 300, error
-        timeout *= 4
-        # Groups that one rank has and another failed to make would part their names: begin again with none.
-        dist.destroy_process_group()
-        store, limit = f"file://{folder / f'within {timeout}'}", timedelta(seconds=GUARD_S)
-        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks, timeout=limit)
-
 
 def test_ranks_get_ready_on_a_busy_machine(tmp_path: Path) -> None:
     """The helper: rank 0 fails twice, after rank 1 has gone on; then the mesh and its groups are of the last world."""
-    case = layer("busy", "stationary-x", {"C": 2})
+    case = fault_layer("busy", "stationary-x", {"C": 2})
     case.module  # noqa: B018
 
     def program(rank: int) -> tuple[float, dict[str, Tensor]]:
@@ -149,7 +72,10 @@ def two_files(folder: Path, change: str) -> tuple[list[Path], list[Case]]:
     rest = {k: v for k, v in changes.items() if k not in of_conv}
     algorithm = "stationary-y" if change == "hold_x" else "stationary-x"
     grid = {"N": 2, "F": 2} if change == "hold_x" else {"N": 2, "C": 2}
-    cases = [layer("twins", algorithm, grid), layer("twins", algorithm, grid, replace(CONV, **of_conv), **rest)]
+    cases = [
+        fault_layer("twins", algorithm, grid),
+        fault_layer("twins", algorithm, grid, replace(CONV, **of_conv), **rest),
+    ]
     paths = [folder / which / "twins.py" for which in ("one", "other")]
     for path, case in zip(paths, cases, strict=True):
         path.parent.mkdir()
@@ -203,7 +129,7 @@ def test_other_modules(tmp_path: Path, change: str, how: str, agree: bool) -> No
 
 def test_the_same_module_from_other_folders(tmp_path: Path) -> None:
     """Where a file lies is no difference; the hash is sent once, and the layer's data after it."""
-    case = layer("moved", "stationary-x", {"C": 2})
+    case = fault_layer("moved", "stationary-x", {"C": 2})
     for rank in range(2):
         (tmp_path / str(rank)).mkdir()
         (tmp_path / str(rank) / "moved.py").write_text(case.source, encoding="utf-8")
@@ -224,8 +150,8 @@ def test_the_same_module_from_other_folders(tmp_path: Path) -> None:
 
 # ---- Ranks that are late, gone or wrong ----------------------------------------------------------------------------
 
-HALO = layer("halo_fault", "spatial", {"H": 2})
-SUMS = layer("sums_fault", "stationary-x", {"C": 2})
+HALO = fault_layer("halo_fault", "spatial", {"H": 2})
+SUMS = fault_layer("sums_fault", "stationary-x", {"C": 2})
 STEPS = {case.layer.name: [s["step"] for s in case.volume()["forward"]] for case in (HALO, SUMS)}
 
 
@@ -363,11 +289,7 @@ def test_a_wrong_argument_on_one_rank(tmp_path: Path, when: str, agree: bool) ->
 
 # ---- Time-outs -----------------------------------------------------------------------------------------------------
 
-GRID4 = layer("limits", "stationary-w", {"C": 2, "F": 2})
-
-
-def limit_of(group: Any) -> float:
-    return group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+GRID4 = fault_layer("limits", "stationary-w", {"C": 2, "F": 2})
 
 
 @pytest.mark.parametrize("ranks", [None, (3, 1, 0, 2), (0, 1, 2, 3)])
@@ -427,7 +349,7 @@ def test_the_default_groups_time_out_ends_a_lone_rank(tmp_path: Path) -> None:
 
 def test_init_process_groups_time_out_is_taken(tmp_path: Path) -> None:
     """As it was given there, in a world of one, which waits for nobody."""
-    alone = layer("alone", "stationary-x", {"C": 1})
+    alone = fault_layer("alone", "stationary-x", {"C": 1})
     alone.module  # noqa: B018
 
     def program(_: int) -> list[float]:
@@ -469,7 +391,7 @@ def test_what_is_taken_for_a_time_out(text: str, kind: str) -> None:
 
 def test_loaded_without_sys_modules(tmp_path: Path) -> None:
     """As by spec_from_file_location, module_from_spec and exec_module, and nothing else."""
-    case = layer("by_hand", "stationary-x", {"C": 2})
+    case = fault_layer("by_hand", "stationary-x", {"C": 2})
     path = tmp_path / "by_hand.py"
     path.write_text(case.source, encoding="utf-8")
     given = global_tensors(case.layer)
