@@ -209,7 +209,7 @@ def test_nobody_comes_to_make_the_mesh(tmp_path: Path) -> None:
         return error
 
     error = spawn(program, 2, GUARD_S)[0]
-    assert error.startswith("TimeoutError: sums_fault: rank 0 met not all of ranks [0, 1]: "), error
+    assert error.startswith("TimeoutError: sums_fault: rank 0 did not meet all of ranks [0, 1]: "), error
 
 
 def survivors(program: Callable[[int, Callable[[str], None]], None], folder: Path, lost: int, ranks: int) -> list[str]:
@@ -344,7 +344,7 @@ def test_the_default_groups_time_out_ends_a_lone_rank(tmp_path: Path) -> None:
 
     error, taken = spawn(program, 2, GUARD_S)[0]
     assert taken == 3.0
-    assert error.startswith("TimeoutError: sums_fault: rank 0 met not all of ranks [0, 1]: "), error
+    assert error.startswith("TimeoutError: sums_fault: rank 0 did not meet all of ranks [0, 1]: "), error
 
 
 def test_init_process_groups_time_out_is_taken(tmp_path: Path) -> None:
