@@ -1,8 +1,11 @@
-"""What a generated module on one rank costs over torch.nn.functional: the same layer, forward and backward.
+"""What a generated module on one rank costs over torch: the same layer, forward and backward.
 
-    python bench/overhead.py [--runs 40] [--repeats 5]
+    python bench/overhead.py [--runs 40] [--repeats 5] [--threads 1]
 
-Interleaved call by call in one process; the ratio of each pair, its median a repeat, and the median of those.
+conv is compared with torch.nn.functional.conv2d, Conv with torch.nn.Conv2d. Interleaved call by call in one process;
+the ratio of each pair, its median a repeat, and the median of those: of the clock, and of the processor's time, which
+other programs on the machine disturb less (and which counts what threads spin; so take one thread for it). A tiny layer
+shows the microseconds of a call that no arithmetic hides.
 """
 
 from __future__ import annotations
@@ -11,7 +14,10 @@ import argparse
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -20,55 +26,85 @@ from convgen.spec.reader import layer_from_dict
 from convgen.verify.program import load_module
 from convgen.verify.virtual import VirtualTransport, World
 
-LAYER = {
-    "name": "overhead_layer", "layer": "conv2d", "input": [8, 64, 56, 56], "out_channels": 64, "kernel_size": 3,
-    "padding": 1, "grid": {"N": 1, "C": 1}, "algorithm": "stationary-x",
-}  # fmt: skip
+SIZES = {"large": ([8, 64, 56, 56], 64), "tiny": ([1, 4, 4, 4], 4)}
 
 
-def seconds(run: object) -> float:
-    start = time.perf_counter()
-    run()  # type: ignore[operator]
-    return time.perf_counter() - start
+def layer(size: str) -> dict[str, Any]:
+    extents, filters = SIZES[size]
+    return {
+        "name": f"overhead_{size}", "layer": "conv2d", "input": extents, "out_channels": filters, "kernel_size": 3,
+        "padding": 1, "grid": {"N": 1, "C": 1}, "algorithm": "stationary-x",
+    }  # fmt: skip
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=40)
-    parser.add_argument("--repeats", type=int, default=5)
-    options = parser.parse_args()
-    threads = torch.get_num_threads()
+def seconds(run: Callable[[], None]) -> tuple[float, float]:
+    """By the clock, and of the processor."""
+    start, cpu = time.perf_counter(), time.process_time()
+    run()
+    return time.perf_counter() - start, time.process_time() - cpu
+
+
+def calls(module: ModuleType, size: str, mesh: Any) -> dict[str, tuple[Callable[[], None], Callable[[], None]]]:
+    """Of each way to call the layer: our forward and backward, and torch's."""
+    extents, filters = SIZES[size]
+    x = torch.randn(extents, requires_grad=True)
+    w = torch.randn(filters, extents[1], 3, 3, requires_grad=True)
+    dy = torch.randn(extents[0], filters, *extents[2:])
+
+    def step(forward: Callable[[], torch.Tensor], weight: torch.Tensor) -> Callable[[], None]:
+        def run() -> None:
+            x.grad = weight.grad = None
+            forward().backward(dy)
+
+        return run
+
+    theirs = torch.nn.Conv2d(extents[1], filters, 3, padding=1, bias=False)
+    functional = step(lambda: torch.nn.functional.conv2d(x, w, padding=1), w)
+    made = {"conv, plain blocks": (step(lambda: module.conv(x, w, mesh=mesh), w), functional)}
+    for kind in ("dtensors", "blocks"):
+        ours = module.Conv(mesh, parameters=kind)
+        made[f"Conv, {kind}"] = step(lambda ours=ours: ours(x), ours.weight), step(lambda: theirs(x), theirs.weight)
+    return made
+
+
+def measure(size: str, runs: int, repeats: int, threads: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"{LAYER['name']}.py"
-        path.write_text(compile_layer(layer_from_dict(LAYER)).module())
-        layer = load_module(path)
+        path = Path(folder) / f"overhead_{size}.py"
+        path.write_text(compile_layer(layer_from_dict(layer(size))).module())
+        module = load_module(path)
 
         def program(end: VirtualTransport) -> None:
             torch.set_num_threads(threads)
-            mesh = layer.init_mesh(transport=end)
-            x = torch.randn(8, 64, 56, 56, requires_grad=True)
-            w = torch.randn(64, 64, 3, 3, requires_grad=True)
-            dy = torch.randn(8, 64, 56, 56)
-
-            def ours() -> None:
-                x.grad = w.grad = None
-                layer.conv(x, w, mesh=mesh).backward(dy)
-
-            def torchs() -> None:
-                x.grad = w.grad = None
-                torch.nn.functional.conv2d(x, w, padding=1).backward(dy)
-
-            for _ in range(5):
-                ours(), torchs()
-            medians: list[float] = []
-            for repeat in range(options.repeats):
-                pairs = [(seconds(ours), seconds(torchs)) for _ in range(options.runs)]
-                medians.append(statistics.median(a / b for a, b in pairs))
-                a, b = (statistics.median(side) * 1e3 for side in zip(*pairs, strict=True))
-                print(f"repeat {repeat}: module {a:.2f} ms, torch.nn.functional {b:.2f} ms, ratio {medians[-1]:.4f}")
-            print(f"median ratio {statistics.median(medians):.4f} on {threads} threads, torch {torch.__version__}")
+            for name, (ours, theirs) in calls(module, size, module.init_mesh(transport=end)).items():
+                for _ in range(5):
+                    ours(), theirs()
+                ratios: dict[int, list[float]] = {0: [], 1: []}
+                extra: list[float] = []
+                for _ in range(repeats):
+                    pairs = [(seconds(ours), seconds(theirs)) for _ in range(runs)]
+                    for which, of in ratios.items():
+                        of.append(statistics.median(a[which] / b[which] for a, b in pairs))
+                    extra.append(statistics.median(a[1] - b[1] for a, b in pairs))
+                clock, cpu = (statistics.median(ratios[which]) for which in (0, 1))
+                spread = f"{min(ratios[1]):.3f} to {max(ratios[1]):.3f}"
+                print(
+                    f"{size}  {name:19s} {clock:.4f} by the clock, {cpu:.4f} of the processor ({spread}), "
+                    f"{1e6 * statistics.median(extra):.0f} us more",
+                    flush=True,
+                )
 
         World(1).run(program)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=40)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    options = parser.parse_args()
+    print(f"median ratios to torch {torch.__version__} on {options.threads} threads")
+    measure("large", options.runs, options.repeats, options.threads)
+    measure("tiny", 10 * options.runs, options.repeats, options.threads)
 
 
 if __name__ == "__main__":

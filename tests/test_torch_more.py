@@ -1,0 +1,297 @@
+"""More of torch's tools, on real processes: loss scaling, other optimizers, whole state dicts taken, what changes weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+)
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.nn.utils import clip_grad_value_, parametrizations, prune
+from torch.utils.checkpoint import checkpoint
+from torch_cases import EVEN, backward_ours, backward_whole, layer, on_processes, single, x_and_dy
+
+CASE = layer("stationary-x", "N2 C2", EVEN)
+KINDS = ("dtensors", "blocks")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gradient_scaler_sees_all_ranks_or_is_refused(kind: str) -> None:
+    """Of DTensors an infinity in one block skips the step on all; of Blocks, which would part there, unscaling raises."""
+    m, whole = CASE.module, single(CASE)
+    backward_whole(whole, CASE)
+    x, dy = x_and_dy(CASE)
+
+    def program(rank: int) -> None:
+        mesh = m.init_mesh("cpu")
+        ours = m.Conv(mesh, parameters=kind)
+        optimizer = torch.optim.SGD(ours.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)  # pyright: ignore
+        loss = (m.gather("y", ours(m.scatter("x", x, mesh)), mesh) * dy).sum()
+        scaler.scale(loss).backward()
+        if kind == "blocks":
+            with pytest.raises(RuntimeError, match="_amp_foreach_non_finite_check_and_unscale_ would take blocks"):
+                scaler.step(optimizer)
+            return
+        scaler.unscale_(optimizer)
+        torch.testing.assert_close(m.gather("dw", ours.weight.grad, mesh), whole.weight.grad, rtol=1e-12, atol=1e-12)
+        scaler.step(optimizer)
+        scaler.update()
+        before = ours.weight.to_local().detach().clone()
+        ours.zero_grad()
+        scaler.scale(loss.new_ones(()))
+        backward_ours(ours, CASE, mesh)
+        if rank % 2:  # and so its copy: gradients of copies are alike
+            m.local(ours.weight.grad).view(-1)[0] = float("inf")
+        scaler.step(optimizer)
+        scaler.update()
+        assert torch.equal(before, ours.weight.to_local())
+        assert scaler.get_scale() == 2.0
+
+    on_processes(program, 4)
+
+
+def test_a_gradient_scaler_trusts_the_first_parameters_splits() -> None:
+    """torch's own, of any DTensors: infinities are looked for along the axes that the first gradient is split over, so a
+    parameter that all ranks hold, before one that is split, lets ranks part."""
+
+    def program(rank: int) -> list[float]:
+        mesh = CASE.module.init_mesh("cpu")
+        scales: list[float] = []
+        for order in (1, -1):
+            ps = [
+                torch.nn.Parameter(distribute_tensor(torch.ones(4), mesh, [Replicate(), placed]))
+                for placed in (Shard(0), Replicate())
+            ]
+            for p in ps:
+                p.grad = torch.zeros_like(p)
+            if rank % 2:
+                CASE.module.local(ps[0].grad).fill_(float("inf"))
+            scaler = torch.amp.GradScaler("cpu", init_scale=4.0)  # pyright: ignore
+            scaler.scale(torch.ones(()))
+            scaler.step(torch.optim.SGD(ps[::order], lr=0.1))
+            scaler.update()
+            scales.append(scaler.get_scale())
+        return scales
+
+    assert on_processes(program, 4) == [[2.0, 4.0], [2.0, 2.0]] * 2
+
+
+OPTIMIZERS: dict[str, Any] = {
+    name: getattr(torch.optim, name) for name in ("Adam", "NAdam", "RAdam", "Adamax", "Adadelta", "ASGD", "LBFGS")
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_optimizers(kind: str) -> None:
+    """Steps of pointwise optimizers are one device's. LBFGS and Adafactor, whose steps have norms, and Rprop, which takes
+    parts of tensors, are refused of Blocks."""
+    m = CASE.module
+    x, dy = x_and_dy(CASE)
+
+    def steps(make: Any, parameters: Any, forward: Any) -> None:
+        optimizer = make(parameters, lr=0.05)
+
+        def loss() -> torch.Tensor:
+            optimizer.zero_grad()
+            value = (forward() * dy).sum()
+            value.backward()
+            return value
+
+        for _ in range(2):
+            optimizer.step(loss)
+
+    truths = {}
+    for name, make in OPTIMIZERS.items():
+        whole = single(CASE)
+        steps(make, whole.parameters(), lambda whole=whole: whole(x))
+        truths[name] = whole.weight.detach()
+
+    def program(rank: int) -> None:
+        mesh = m.init_mesh("cpu")
+        own = m.scatter("x", x, mesh)
+
+        def tried(make: Any) -> Any:
+            ours = m.Conv(mesh, parameters=kind)
+            steps(make, ours.parameters(), lambda: m.gather("y", ours(own), mesh))
+            return m.gather("w", ours.weight, mesh)
+
+        for name, make in OPTIMIZERS.items():
+            if kind == "blocks" and name == "LBFGS":
+                continue
+            torch.testing.assert_close(tried(make), truths[name], rtol=1e-9, atol=1e-9)
+        if kind == "blocks":
+            for make in (torch.optim.LBFGS, torch.optim.Adafactor, torch.optim.Rprop):
+                with pytest.raises(RuntimeError, match="would take blocks for whole tensors"):
+                    tried(make)
+        else:
+            with pytest.raises(IndexError, match="shape of the mask"):  # torch's own
+                tried(torch.optim.Rprop)
+
+    on_processes(program, 4)
+
+
+def test_the_number_of_a_dtensors_norm_is_a_ranks_own() -> None:
+    """torch's own, of any DTensor: item() of a norm is this rank's part of it, and Adafactor, which takes it, errs."""
+    whole = single(CASE)
+    backward_whole(whole, CASE)
+
+    def program(rank: int) -> None:
+        mesh = CASE.module.init_mesh("cpu")
+        placed = CASE.module.placements("w", mesh)
+        p = torch.nn.Parameter(distribute_tensor(whole.weight.detach(), mesh, placed))
+        norm = torch.linalg.vector_norm(p)
+        torch.testing.assert_close(norm.full_tensor(), torch.linalg.vector_norm(whole.weight))
+        assert norm.item() < 0.9 * torch.linalg.vector_norm(whole.weight).item()
+
+    on_processes(program, 4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whole_state_dicts_are_taken_or_refused(kind: str) -> None:
+    m, other = CASE.module, single(CASE, 3)
+    whole = {n: p.detach().clone() for n, p in other.named_parameters()}
+
+    def program(rank: int) -> None:
+        mesh = m.init_mesh("cpu")
+        for broadcast in (False, True):
+            ours = m.Conv(mesh, parameters=kind)
+            options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=broadcast)
+            given = {} if broadcast and rank else {n: t.clone() for n, t in whole.items()}
+            if kind == "blocks":
+                with pytest.raises(RuntimeError, match="size mismatch for weight"):
+                    set_model_state_dict(ours, given, options=options)
+                ours.load_full(whole["weight"], whole["bias"])
+            else:
+                set_model_state_dict(ours, given, options=options)
+            assert torch.equal(m.gather("w", ours.weight, mesh), whole["weight"])
+            with pytest.raises(RuntimeError, match=r"size mismatch|mixed torch\.Tensor and DTensor"):
+                ours.load_state_dict(whole)
+        backward_ours(ours, CASE, mesh)
+        optimizer = torch.optim.AdamW(ours.parameters())
+        optimizer.step()
+        options = StateDictOptions(full_state_dict=True)
+        if kind == "dtensors":
+            state = get_optimizer_state_dict(ours, optimizer, options=options)
+            assert state["state"]["weight"]["exp_avg"].shape == whole["weight"].shape
+
+    on_processes(program, 4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_add_up_and_are_clipped_by_value(kind: str) -> None:
+    m, whole = CASE.module, single(CASE)
+    for _ in range(2):
+        backward_whole(whole, CASE)
+    total = whole.weight.grad.clone()
+    clip_grad_value_(whole.parameters(), 0.1)
+
+    def program(rank: int) -> None:
+        mesh = m.init_mesh("cpu")
+        ours = m.Conv(mesh, parameters=kind)
+        for _ in range(2):
+            backward_ours(ours, CASE, mesh)
+        torch.testing.assert_close(m.gather("dw", ours.weight.grad, mesh), total, rtol=1e-12, atol=1e-12)
+        clip_grad_value_(ours.parameters(), 0.1)
+        torch.testing.assert_close(m.gather("dw", ours.weight.grad, mesh), whole.weight.grad, rtol=1e-12, atol=1e-12)
+
+    on_processes(program, 4)
+
+
+@pytest.mark.filterwarnings("ignore:DTensor random operators:UserWarning")  # spectral_norm's
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_changes_a_weight_on_its_way_is_refused(kind: str) -> None:
+    """Weight and spectral norms, pruning, another type: by the module, by Blocks, or in torch's own words."""
+    m = CASE.module
+    x, _ = x_and_dy(CASE)
+
+    def program(rank: int) -> None:
+        mesh = m.init_mesh("cpu")
+        own = m.scatter("x", x, mesh)
+        for change in (
+            parametrizations.weight_norm,
+            parametrizations.spectral_norm,
+            lambda c: prune.l1_unstructured(c, "weight", 0.5),
+        ):
+            with pytest.raises((RuntimeError, ValueError), match=r"would take blocks|redistribute|in-place operations"):
+                change(m.Conv(mesh, parameters=kind))(own)
+        with pytest.raises(ValueError, match=r"w, this rank's block of .*, is torch\.float64, got torch\.float32"):
+            m.Conv(mesh, parameters=kind).float()(own)
+
+    on_processes(program, 4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_torchs_own_initialisation_draws_a_rank_at_a_time(kind: str) -> None:
+    """Blocks refuse it; of DTensors on a CPU every rank draws for itself, so copies part, and reset_parameters mends it."""
+    m = CASE.module
+    whole = single(CASE, 3)
+
+    def program(rank: int) -> None:
+        mesh = m.init_mesh("cpu")
+        ours = m.Conv(mesh, parameters=kind)
+        torch.manual_seed(rank)
+        if kind == "blocks":
+            with pytest.raises(RuntimeError, match="normal_ would take blocks for whole tensors"):
+                torch.nn.init.kaiming_normal_(ours.weight)
+        else:
+            with pytest.warns(UserWarning, match="DTensor random operators may not have complete support on cpu"):
+                torch.nn.init.kaiming_normal_(ours.weight)
+            mine = ours.weight.to_local().detach()
+            copies = [torch.empty_like(mine) for _ in range(2)]
+            dist.all_gather(copies, mine, group=mesh.get_group("N"))
+            assert not torch.equal(*copies)
+        ours.reset_parameters(seed=3)
+        assert torch.equal(m.gather("w", ours.weight, mesh), whole.weight)
+
+    on_processes(program, 4)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_and_hooks_of_blocks(reentrant: bool) -> None:
+    m, whole = CASE.module, single(CASE)
+    x, dy = x_and_dy(CASE)
+    truth = x.clone().requires_grad_()
+    whole(truth).relu().backward(dy)
+
+    def program(rank: int) -> None:
+        mesh = m.init_mesh("cpu")
+        ours, seen = m.Conv(mesh, parameters="blocks"), []
+        ours.register_forward_hook(lambda *_: seen.append("forward"))
+        ours.register_full_backward_hook(lambda *_: seen.append("backward"))
+        ours.weight.register_hook(lambda g: seen.append(type(g).__name__) or g * 2)
+        ours.weight.register_post_accumulate_grad_hook(lambda p: seen.append("accumulated"))
+        own = m.scatter("x", x, mesh).requires_grad_()
+        y = checkpoint(lambda x: ours(x).relu(), own, use_reentrant=reentrant)
+        y.backward(m.scatter("dy", dy, mesh))
+        torch.testing.assert_close(m.gather("dx", own.grad, mesh), truth.grad, rtol=1e-12, atol=1e-12)
+        got = m.gather("dw", ours.weight.grad, mesh)
+        torch.testing.assert_close(got, 2 * whole.weight.grad, rtol=1e-12, atol=1e-12)
+        assert seen[:2] == ["forward", "forward"]
+        assert sorted(seen[2:]) == ["Block", "accumulated", "backward"]
+
+    on_processes(program, 4)
+
+
+def test_a_clipped_norm_as_a_number() -> None:
+    """torch's norm of DTensors is one of them: full_tensor() before item(). The module's is a plain number."""
+    m, whole = CASE.module, single(CASE)
+    backward_whole(whole, CASE)
+    expected = torch.nn.utils.clip_grad_norm_(whole.parameters(), 1.0).item()
+
+    def program(rank: int) -> None:
+        mesh = m.init_mesh("cpu")
+        for clip in (torch.nn.utils.clip_grad_norm_, m.clip_grad_norm_):
+            ours = m.Conv(mesh)
+            backward_ours(ours, CASE, mesh)
+            norm = clip(ours.parameters(), 1.0)
+            whole_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+            assert whole_norm.item() == pytest.approx(expected, rel=1e-12)
+
+    on_processes(program, 4)
