@@ -320,6 +320,8 @@ def test_torchs_own_clipping_and_norms_are_right_or_refused(kind: str) -> None:
                 torch.testing.assert_close(torch.linalg.vector_norm(t).full_tensor().detach(), e, rtol=1e-12, atol=0)
             got = torch.nn.utils.clip_grad_norm_(ours.parameters(), 1.0)
             torch.testing.assert_close(got.full_tensor(), total, rtol=1e-12, atol=0)
+            assert abs(got.item() / total.item() - 1) <= 1e-12  # torch alone gives each rank's part
+            assert abs(float(ours.weight.detach().norm()) / norms[0].item() - 1) <= 1e-12
             return []
         accepted: list[str] = []
         for foreach in (None, True):
