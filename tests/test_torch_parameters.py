@@ -23,7 +23,11 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch_cases import EVEN, GROUPED, RAGGED, backward_ours, backward_whole, layer, on_processes, single
+
+from convgen.algebra.conv import Conv
+from convgen.verify.virtual import VirtualTransport, World
 
 KINDS = {
     "dtensors": (("stationary-w", "F2 C2", EVEN), "dtensors"),
@@ -475,3 +479,35 @@ def test_meta_device_and_initialisation() -> None:
             train(ours, torch.optim.AdamW(ours.parameters()), lambda o: backward_ours(o, case, mesh), 1)
 
         on_processes(program, 4)
+
+
+class Largest(TorchDispatchMode):
+    """The most elements of a tensor that is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.empty.memory_format and made.device.type != "meta":
+            self.elements = max(self.elements, made.numel())
+        return made
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_a_large_layer_is_drawn_without_holding_it(dtype: str) -> None:
+    """Two million weights, a million at a time: the numbers that torch draws at once."""
+    conv = Conv(1, 300, 700, (EVEN.spatial[0], EVEN.spatial[1]), bias=True)
+    case = layer("stationary-x", "C4", conv, dtype=dtype)
+    whole = single(case, 3)
+
+    def program(end: VirtualTransport) -> None:
+        mesh = case.module.init_mesh(transport=end)
+        with Largest() as largest:
+            ours = case.module.Conv(mesh, seed=3)
+        assert largest.elements <= 2**20 < whole.weight.numel()
+        assert torch.equal(ours.weight.to_local(), case.module.scatter("w", whole.weight.detach(), mesh))
+        assert torch.equal(ours.bias.to_local(), case.module.scatter("bias", whole.bias.detach(), mesh))
+
+    World(4).run(program)
