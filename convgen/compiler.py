@@ -33,7 +33,7 @@ from convgen.plan.choose import Choice, Objective, choose
 from convgen.schedule.build import lower
 from convgen.schedule.nodes import Schedule
 from convgen.schedule.verify import verify
-from convgen.spec.build import check_options
+from convgen.spec.build import check_options, check_stride
 from convgen.spec.layer import Layer
 from convgen.spec.source import locate
 
@@ -99,6 +99,7 @@ def compile_layer(
     if target is not None:
         layer = replace(layer, target=target)
     check_options(layer)
+    check_stride(layer)
     machine = machine or default_machine(layer)
     space = Space(layer.conv, layer.grid, virtual_padding=layer.virtual_padding)
     try:

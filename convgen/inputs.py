@@ -24,8 +24,9 @@ class Finite(click.FloatRange):
     """A range of numbers: click's lets `nan` pass any bound, and `inf` any but an upper one."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        number = super().convert(value, param, ctx)
-        return number if isfinite(number) else self.fail(f"{value} is no finite number.", param, ctx)
+        if not isfinite(click.FLOAT.convert(value, param, ctx)):
+            self.fail(f"{value} is no finite number.", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 def layer_options(command: Any) -> Any:

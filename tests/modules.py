@@ -163,17 +163,21 @@ def run(
     *,
     need: Sequence[str] = ("x", "w", "bias"),
     dy_of_sum: bool = False,
+    world: Any = None,
+    ranks: Sequence[int] | None = None,
 ) -> list[Ran]:
     """Forward and backward on virtual ranks, through the module's public interface.
 
     Args:
         need: tensors that require a gradient.
         dy_of_sum: backward of y.sum(), whose dy is an expanded scalar, instead of the given dy.
+        world: what to run on instead of a World; its `run` gives each rank its transport.
+        ranks: of the world in grid order, where it is another.
     """
     layer, batch = case.module, case.layer.conv.batch
 
     def program(end: VirtualTransport) -> Ran:
-        mesh = layer.init_mesh(layer.DEVICE, transport=end)
+        mesh = layer.init_mesh(layer.DEVICE, transport=end, ranks=ranks)
         local = {name: layer.scatter(name, value, mesh, batch=batch) for name, value in given.items()}
         for name in need:
             if name in local:
@@ -185,9 +189,10 @@ def run(
         for name, gradient in GRADIENT_OF.items():
             if name in local and local[name].grad is not None:
                 blocks[gradient] = local[name].grad
-        return Ran(blocks, tuple(end.sent))
+        return Ran(blocks, tuple(getattr(end, "sent", ())))
 
-    return World(case.layer.grid.ranks).run(program)
+    ran = (world or World(case.layer.grid.ranks)).run(program)
+    return ran if ranks is None else [ran[r] for r in ranks]
 
 
 # ---- Comparing -----------------------------------------------------------------------------------------------------

@@ -308,7 +308,7 @@ dist.destroy_process_group()
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert done.stdout == "(4, 8, 7, 6) (4, 6, 7, 6) stranger\n", done.stderr
@@ -722,7 +722,7 @@ def test_the_same_bytes_whatever_the_hash_seed_and_directory(tmp_path: Path) -> 
             env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
             check=False,
         )
         assert done.stdout.strip() == expected, done.stderr

@@ -216,7 +216,7 @@ VALUES: list[tuple[dict[str, str], str, int, str]] = [
     ({"name": "class"}, "name 'class' is a Python keyword", 1, "name: class_"),
     ({"name": "3x3"}, "name '3x3' is not a Python identifier", 1, "name: _3x3"),
     ({"name": "res/5"}, "name 'res/5' is not a Python identifier", 1, "name: res_5"),
-    ({"name": "torch"}, "a layer named torch would hide the module torch", 1, "torch_"),
+    ({"name": "torch"}, "a layer named torch would hide the package torch", 1, "torch_layer"),
     ({"name": "a" * 101}, "has 101 characters, more than 100", 1, "name: a"),
     ({"grid": "{}"}, "grid has no axes", 6, "grid: {N: 2}"),
     ({"grid": "{none: 2}"}, "'none' can't name an axis: layouts use the word", 6, "data"),

@@ -60,7 +60,7 @@ def test_columns_in_any_order_and_no_groups(tmp_path: Path) -> None:
 def test_names_become_identifiers(tmp_path: Path) -> None:
     row = ",1,1,4,4,1,1,1,0,1\n"
     layers = read(tmp_path, HEADER + "".join(name + row for name in ("res2a/x", "3x3", "class", '"a,b"', "torch")))
-    assert [layer.name for layer in layers] == ["res2a_x", "_3x3", "class_", "a_b", "torch_"]
+    assert [layer.name for layer in layers] == ["res2a_x", "_3x3", "class_", "a_b", "torch_layer"]
     fact, where, _ = refuse(tmp_path, HEADER + "a-b" + row + "a/b" + row)
     assert (fact, where) == ("the name 'a_b' stands twice, first on line 2", ":3")
 

@@ -142,7 +142,7 @@ def test_func_grad_and_vmap() -> None:
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # torch's own, of forward mode
 def test_jvp_is_refused() -> None:
-    case = named("alone", "sample", {"N": 1}, dtype="float64", memory_format="contiguous")
+    case = named("forward_mode", "sample", {"N": 1}, dtype="float64", memory_format="contiguous")
     layer, given = case.module, global_tensors(case.layer)
     mesh = World(1).run(lambda end: layer.init_mesh(transport=end))[0]  # forward mode's levels are one for all threads
     x, w, b = (layer.scatter(n, given[n], mesh) for n in ("x", "w", "bias"))
@@ -151,7 +151,7 @@ def test_jvp_is_refused() -> None:
         lambda x: layer.conv(x, w, b, mesh=mesh),
         lambda x: layer.gather("x", x, mesh),
         lambda x: layer.scatter("x", x, mesh),
-        lambda x: torch.ops.convgen.alone_forward(x, w, b, key, 4),
+        lambda x: torch.ops.convgen.forward_mode_forward(x, w, b, key, 4),
     ):
         with pytest.raises(RuntimeError, match=r"jvp|forward.mode"):
             jvp(call, (x,), (torch.ones_like(x),))

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict import (
     get_state_dict,
     set_model_state_dict,
 )
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.utils import clip_grad_value_, parametrizations, prune
 from torch.utils.checkpoint import checkpoint
 from torch_cases import EVEN, backward_ours, backward_whole, layer, on_processes, single, x_and_dy
@@ -25,7 +25,7 @@ KINDS = ("dtensors", "blocks")
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_gradient_scaler_sees_all_ranks_or_is_refused(kind: str) -> None:
-    """Of DTensors an infinity in one block skips the step on all; Blocks, which would part there, refuse unscaling."""
+    """Of DTensors an infinity in one block skips the step on all; of Blocks, which would part, unscaling raises."""
     m, whole = CASE.module, single(CASE)
     backward_whole(whole, CASE)
     x, dy = x_and_dy(CASE)
@@ -86,14 +86,15 @@ def test_a_gradient_scaler_trusts_the_first_parameters_splits() -> None:
 
 
 OPTIMIZERS: dict[str, Any] = {
-    name: getattr(torch.optim, name) for name in ("Adam", "NAdam", "RAdam", "Adamax", "Adadelta", "ASGD", "LBFGS")
+    name: getattr(torch.optim, name)
+    for name in ("Adam", "NAdam", "RAdam", "Adamax", "Adadelta", "ASGD", "LBFGS", "Adafactor")
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_optimizers(kind: str) -> None:
-    """Steps of pointwise optimizers are one device's. LBFGS and Adafactor, whose steps have norms, and Rprop, which
-    takes parts of tensors, are refused of Blocks."""
+    """Steps are one device's. LBFGS and Adafactor, whose steps have norms, and Rprop, which takes parts of tensors, are
+    refused of Blocks."""
     m = CASE.module
     x, dy = x_and_dy(CASE)
 
@@ -125,7 +126,7 @@ def test_other_optimizers(kind: str) -> None:
             return m.gather("w", ours.weight, mesh)
 
         for name, make in OPTIMIZERS.items():
-            if kind == "blocks" and name == "LBFGS":
+            if kind == "blocks" and name in ("LBFGS", "Adafactor"):
                 continue
             torch.testing.assert_close(tried(make), truths[name], rtol=1e-9, atol=1e-9)
         if kind == "blocks":
@@ -139,18 +140,21 @@ def test_other_optimizers(kind: str) -> None:
     on_processes(program, 4)
 
 
-def test_the_number_of_a_dtensors_norm_is_a_ranks_own() -> None:
-    """torch's own, of any DTensor: item() of a norm is this rank's part of it, and Adafactor, which takes it, errs."""
+def test_the_number_of_a_dtensor_is_that_of_all_ranks() -> None:
+    """torch alone takes this rank's part of a partial sum for its number; a module's import mends that."""
     whole = single(CASE)
-    backward_whole(whole, CASE)
+    expected = torch.linalg.vector_norm(whole.weight.detach())
 
     def program(rank: int) -> None:
         mesh = CASE.module.init_mesh("cpu")
         placed = CASE.module.placements("w", mesh)
-        p = torch.nn.Parameter(distribute_tensor(whole.weight.detach(), mesh, placed))
+        p = distribute_tensor(whole.weight.detach(), mesh, placed)
         norm = torch.linalg.vector_norm(p)
-        torch.testing.assert_close(norm.full_tensor(), torch.linalg.vector_norm(whole.weight))
-        assert norm.item() < 0.9 * torch.linalg.vector_norm(whole.weight).item()
+        torch.testing.assert_close(norm.full_tensor(), expected)
+        assert norm.item() == float(norm) == pytest.approx(expected.item(), rel=1e-12)
+        assert p.sum().item() == pytest.approx(whole.weight.sum().item(), rel=1e-9)
+        assert p.max().item() == whole.weight.max().item()
+        assert bool((p.detach().abs().amax() < 100).full_tensor())
 
     on_processes(program, 4)
 
@@ -235,7 +239,7 @@ def test_what_changes_a_weight_on_its_way_is_refused(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_torchs_own_initialisation_draws_a_rank_at_a_time(kind: str) -> None:
-    """Blocks refuse it; of DTensors on a CPU every rank draws for itself, so copies part; reset_parameters mends it."""
+    """Blocks refuse it; of DTensors on a CPU every rank draws for itself, so copies part: reset_parameters mends it."""
     m = CASE.module
     whole = single(CASE, 3)
 
@@ -286,7 +290,6 @@ def test_checkpointing_and_hooks_of_blocks(reentrant: bool) -> None:
 
 
 def test_a_clipped_norm_as_a_number() -> None:
-    """torch's norm of DTensors is one of them: full_tensor() before item(). The module's is a plain number."""
     m, whole = CASE.module, single(CASE)
     backward_whole(whole, CASE)
     expected = torch.nn.utils.clip_grad_norm_(whole.parameters(), 1.0).item()
@@ -296,9 +299,22 @@ def test_a_clipped_norm_as_a_number() -> None:
         for clip in (torch.nn.utils.clip_grad_norm_, m.clip_grad_norm_):
             ours = m.Conv(mesh)
             backward_ours(ours, CASE, mesh)
-            norm = clip(ours.parameters(), 1.0)
-            whole_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-            assert whole_norm.item() == pytest.approx(expected, rel=1e-12)
+            assert clip(ours.parameters(), 1.0).item() == pytest.approx(expected, rel=1e-12)
+
+    on_processes(program, 4)
+
+
+def test_ranks_with_other_modules_all_say_so() -> None:
+    other = layer("stationary-x", "N2 C2", replace(EVEN, bias=False))
+
+    def program(rank: int) -> None:
+        m = (other if rank == 3 else CASE).module
+        mesh = m.init_mesh("cpu")
+        x = torch.zeros(2, 3, 7, 6, dtype=torch.float64)
+        with pytest.raises(
+            RuntimeError, match=r"don't run the same module, nothing was computed: ranks \[0, 1, 2\]: .*"
+        ):
+            m.gather("x", x, mesh)
 
     on_processes(program, 4)
 

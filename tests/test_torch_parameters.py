@@ -23,7 +23,11 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch_cases import EVEN, GROUPED, RAGGED, backward_ours, backward_whole, layer, on_processes, single
+
+from convgen.algebra.conv import Conv
+from convgen.verify.virtual import VirtualTransport, World
 
 KINDS = {
     "dtensors": (("stationary-w", "F2 C2", EVEN), "dtensors"),
@@ -288,13 +292,19 @@ REFUSED: dict[str, Callable[[Tensor], Any]] = {
     "randn_like": torch.randn_like,
     "product": lambda b: b.flatten() @ b.flatten(),
     "part": lambda b: b[:1].sum(),
-    "equal": lambda b: torch.equal(b, b.clone()),
+    "all": lambda b: (b == b).all(),
     "softmax": lambda b: torch.softmax(b, 0),
     "cumsum": lambda b: b.cumsum(0),
     "vector": lambda b: torch.nn.utils.parameters_to_vector([b, b]).norm(),
     "foreach": lambda b: torch._foreach_norm([b.detach()]),
     "finite": lambda b: torch._amp_foreach_non_finite_check_and_unscale_([b.detach()], torch.zeros(1), torch.ones(1)),
 }
+
+
+def other_place(held: Any) -> Any:
+    """The same extents, one filter further on."""
+    (lo, hi), *rest = held.box
+    return held._replace(box=((lo + 1, hi + 1), *rest))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -314,6 +324,8 @@ def test_torchs_own_clipping_and_norms_are_right_or_refused(kind: str) -> None:
                 torch.testing.assert_close(torch.linalg.vector_norm(t).full_tensor().detach(), e, rtol=1e-12, atol=0)
             got = torch.nn.utils.clip_grad_norm_(ours.parameters(), 1.0)
             torch.testing.assert_close(got.full_tensor(), total, rtol=1e-12, atol=0)
+            assert abs(got.item() / total.item() - 1) <= 1e-12  # torch alone gives each rank's part
+            assert abs(float(ours.weight.detach().norm()) / norms[0].item() - 1) <= 1e-12
             return []
         accepted: list[str] = []
         for foreach in (None, True):
@@ -326,6 +338,18 @@ def test_torchs_own_clipping_and_norms_are_right_or_refused(kind: str) -> None:
                     accepted.append(what)
                 except RuntimeError as error:
                     assert re.match(r"tools_.* (weight|bias): .* this rank holds .* of \(", str(error)), what
+        if kind == "blocks":
+            elsewhere = m.rebuild_block(
+                ours.weight.to_local().detach(), other_place(ours.weight.held), frozenset(), False, False
+            )
+            for call in (
+                lambda: ours.weight.data.copy_(elsewhere),
+                lambda: ours.weight + elsewhere,
+                lambda: torch._foreach_add_([ours.weight.data], [elsewhere]),
+                lambda: ours.load_state_dict({"weight": elsewhere, "bias": ours.bias}),
+            ):
+                with pytest.raises(RuntimeError, match="would mix blocks of different places"):
+                    call()
         if kind != "mixed":
             with pytest.raises(RuntimeError, match="would mix blocks of different places"):
                 ours.weight + ours.bias.view(-1, 1, 1, 1)
@@ -455,3 +479,35 @@ def test_meta_device_and_initialisation() -> None:
             train(ours, torch.optim.AdamW(ours.parameters()), lambda o: backward_ours(o, case, mesh), 1)
 
         on_processes(program, 4)
+
+
+class Largest(TorchDispatchMode):
+    """The most elements of a tensor that is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.empty.memory_format and made.device.type != "meta":
+            self.elements = max(self.elements, made.numel())
+        return made
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_a_large_layer_is_drawn_without_holding_it(dtype: str) -> None:
+    """Two million weights, a million at a time: the numbers that torch draws at once."""
+    conv = Conv(1, 300, 700, (EVEN.spatial[0], EVEN.spatial[1]), bias=True)
+    case = layer("stationary-x", "C4", conv, dtype=dtype)
+    whole = single(case, 3)
+
+    def program(end: VirtualTransport) -> None:
+        mesh = case.module.init_mesh(transport=end)
+        with Largest() as largest:
+            ours = case.module.Conv(mesh, seed=3)
+        assert largest.elements <= 2**20 < whole.weight.numel()
+        assert torch.equal(ours.weight.to_local(), case.module.scatter("w", whole.weight.detach(), mesh))
+        assert torch.equal(ours.bias.to_local(), case.module.scatter("bias", whole.bias.detach(), mesh))
+
+    World(4).run(program)

@@ -23,13 +23,15 @@ def adamw(module: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(module.parameters(), lr=0.05)
 
 
-def trained(case: Case, steps: int = 2) -> torch.nn.Module:
+def trained(case: Case, steps: int = 2, clip: float | None = None) -> torch.nn.Module:
     """One device's layer after some steps."""
     whole = single(case)
     optimizer = adamw(whole)
     for _ in range(steps):
         optimizer.zero_grad()
         backward_whole(whole, case)
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(whole.parameters(), clip)
         optimizer.step()
     return whole
 
@@ -46,6 +48,13 @@ def test_ddp_over_copies_is_right_and_refused_otherwise() -> None:
             with pytest.raises(RuntimeError, match=r"ranks \[.*\] hold other blocks of it than this one"):
                 DistributedDataParallel(ours, process_group=group)
         assert all(torch.equal(a, b.to_local()) for a, b in zip(before, ours.parameters(), strict=True))
+        unseen = DistributedDataParallel(ours, process_group=mesh.get_group("F"), init_sync=False)
+        with pytest.raises(RuntimeError, match="hold other blocks of it than this one"):
+            backward_ours(unseen, COPIED, mesh)
+        views = DistributedDataParallel(ours, process_group=mesh.get_group("N"), gradient_as_bucket_view=True)
+        with pytest.raises(RuntimeError, match="would leave plain gradients"):
+            backward_ours(views, COPIED, mesh)
+        ours = m.Conv(mesh, parameters="blocks")
         wrapped = DistributedDataParallel(ours, process_group=mesh.get_group("N"))
         optimizer = adamw(wrapped)
         for _ in range(2):
@@ -87,9 +96,13 @@ def test_ddp_over_whole_models_position_by_position() -> None:
 
 
 def test_fsdp2_over_copies_is_right_and_refused_otherwise() -> None:
-    m, whole = COPIED.module, trained(COPIED)
+    m, whole = COPIED.module, trained(COPIED, clip=0.3)
+    untrained = single(COPIED)
+    backward_whole(untrained, COPIED)
+    first_norm = torch.nn.utils.get_total_norm([p.grad for p in untrained.parameters() if p.grad is not None])
 
     def program(rank: int) -> None:
+        norms: list[Tensor] = []
         mesh = m.init_mesh("cpu")
         x, dy = x_and_dy(COPIED)
         x, dy = m.scatter("x", x, mesh), m.scatter("dy", dy, mesh)
@@ -104,7 +117,11 @@ def test_fsdp2_over_copies_is_right_and_refused_otherwise() -> None:
         for _ in range(2):
             optimizer.zero_grad()
             ours(x).backward(dy)
+            with pytest.raises(RuntimeError, match="would take blocks for whole tensors"):
+                torch.nn.utils.clip_grad_norm_(ours.parameters(), 0.3)
+            norms.append(m.clip_grad_norm_(ours.parameters(), 0.3))
             optimizer.step()
+        torch.testing.assert_close(norms[0], first_norm, rtol=1e-12, atol=0)
         ours.unshard()
         for name, tensor in (("w", "weight"), ("bias", "bias")):
             got = m.gather(name, getattr(ours, tensor), mesh)

@@ -293,7 +293,7 @@ def test_what_cannot_be_tuned_is_refused(file: Path) -> None:
         (("--explain", "forward", "--json"), "takes no --json"),
         (("--explain", "forward", "--again"), "takes no --again"),
         (("--partitions", "1", "--plot", "no/such/folder.png"), "is no folder"),
-        (("--partitions", "1", "--plot", "a.xyz"), "can't be drawn: .xyz"),
+        (("--partitions", "1", "--plot", "a.xyz"), "'.xyz' names no format"),
         (("--partitions", "9" * 5000), "no list of numbers"),
     ],
 )

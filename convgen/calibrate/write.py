@@ -16,6 +16,7 @@ from convgen.calibrate.result import DIGITS, NOISY, Calibration
 from convgen.cost.machine import Level
 from convgen.cost.machines import load_machine
 from convgen.errors import InputError, InternalError
+from convgen.outputs import check_file
 
 SUFFIXES = (".yaml", ".yml")
 _COLUMN = 34  # where comments begin, as in the files shipped
@@ -112,15 +113,9 @@ def _quoted(text: str) -> str:
 
 def check_output(path: Path) -> None:
     """Raises InputError where the file could not be written, or `--machine` would not read it."""
-    if path.is_dir():
-        raise InputError(f"{path} is a folder", hint="-o with the name of a file")
+    check_file(path, "-o")
     if path.suffix not in SUFFIXES:
         raise InputError(f"{path} is no name for a machine file", hint=f"-o {path.with_suffix('.yaml')}")
-    try:
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise _unwritable(path, error) from error
 
 
 def write_machine(found: Calibration, path: Path) -> None:
@@ -138,8 +133,5 @@ def write_machine(found: Calibration, path: Path) -> None:
                 raise InternalError(f"{path} reads back as another machine")
             os.replace(draft, path)
     except OSError as error:
-        raise _unwritable(path, error) from error
-
-
-def _unwritable(path: Path, error: OSError) -> InputError:
-    return InputError(f"cannot write {path}: {error.strerror}", hint="-o FILE in a folder you may write to")
+        fact = f"cannot write {path}: {error.strerror}"
+        raise InputError(fact, hint="-o FILE in a folder you may write to") from error

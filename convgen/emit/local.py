@@ -7,9 +7,12 @@ from dataclasses import dataclass
 
 from convgen.emit.steps import LayoutNames, Lines
 from convgen.kernels.choose import describe
+from convgen.kernels.config import alignment
 from convgen.kernels.pack import copy_name, copy_source
 from convgen.kernels.source import Kernel, launch_source
 from convgen.schedule.nodes import Convert, Convolve, Schedule
+
+OPERANDS = {"forward": ("x", "w", "out"), "backward_data": ("out", "w", "dy"), "backward_filter": ("x", "out", "dy")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +21,7 @@ class Convolution:
 
     phase: str
     inputs: tuple[str, ...]
+    operands: tuple[str, str, str]  # what is x, w and y in it
     summary: str
     allocate: str
     layouts: tuple[str, str, str]
@@ -25,6 +29,7 @@ class Convolution:
     y_parts: int
     rim: str
     sliced: tuple[str, ...]  # operands that are views of a larger tensor
+    aligned: tuple[str, ...]  # tensors that the kernel takes to begin at 16 bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +92,7 @@ def _convolution(step: Convolve, names: LayoutNames, lines: Lines, kernel: Kerne
     return Convolution(
         phase=step.phase,
         inputs=inputs,
+        operands=OPERANDS[step.phase],
         summary=describe(kernel.problem),
         allocate=flat if step.form == "parts" else f"here.empty({result}, {inputs[0]})",
         layouts=(names.of(types["x"]), names.of(types["w"]), names.of(types["y"])),
@@ -98,4 +104,19 @@ def _convolution(step: Convolve, names: LayoutNames, lines: Lines, kernel: Kerne
             for name, v in zip(inputs, step.inputs, strict=False)
             if v in lines.sources and lines.sources[v].kind == "slice"
         ),
+        aligned=aligned_tensors(kernel, inputs),
     )
+
+
+def aligned_tensors(kernel: Kernel, inputs: Sequence[str]) -> tuple[str, ...]:
+    """Tensors that a kernel takes to begin at a multiple of 16 bytes, `rim` for the buffer of one.
+
+    Boxes of memory are described to the copy engine by their start. Where rows lie in a block and a rim, the kernel
+    says of pointers what they are multiples of. All else is said of offsets; where a tensor begins, Triton sees.
+    """
+    if kernel.config.family == "box":
+        return tuple(name for name in inputs if name != "bias")
+    read = inputs[0] if kernel.problem.phase != "backward_filter" else "x"
+    if kernel.problem.rim is not None and alignment(kernel.problems, "y" if read == "dy" else "x") > 1:
+        return (read, "rim")
+    return ()

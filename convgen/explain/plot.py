@@ -37,6 +37,16 @@ def plot(compiled: Compiled, path: Path | str) -> None:
     """
     path = Path(path)
     plot_format(path)
+    check_plot(compiled)
+    draw(compiled).save(path)
+
+
+def check_plot(compiled: Compiled) -> None:
+    """Refuse more ranks than can be drawn.
+
+    Raises:
+        InputError: with their number, and the most.
+    """
     ranks = compiled.layer.grid.ranks
     if ranks > MOST_RANKS:
         raise InputError(
@@ -44,7 +54,6 @@ def plot(compiled: Compiled, path: Path | str) -> None:
             path=("grid",),
             hint="a smaller grid of the same axes, or explain without --plot",
         )
-    draw(compiled).save(path)
 
 
 def draw(compiled: Compiled) -> Canvas:

@@ -10,10 +10,20 @@ import click
 
 from convgen.errors import InputError
 from convgen.inputs import Finite, parse_grid
+from convgen.outputs import OutputFile, Picture, keep_input, write_file
 from convgen.plan.network.collection import without_collection
 
 if TYPE_CHECKING:
     from convgen.algebra.grid import Grid
+
+
+class PlanFile(OutputFile):
+    """A name that `convgen compile` reads as a plan, not as a table."""
+
+    def check_name(self, path: Path, option: str) -> None:
+        if path.suffix.lower() == ".csv":
+            fact = f"{option}: {path} would be read as a table of layers, and a plan is YAML"
+            raise InputError(fact, hint=f"{option} {path.with_suffix('.yaml')}")
 
 
 @click.command("network")
@@ -39,7 +49,7 @@ def network_command(file: str, batch: int | None, as_json: bool) -> None:
 @click.option("--batch", type=click.IntRange(1, 2**31 - 1), help="Samples of the whole step, instead of the file's.")
 @click.option(
     "--memory",
-    type=Finite(0, min_open=True),
+    type=Finite(0, 2**32, min_open=True),
     help="GiB that a rank may take.  [default: what the machine's have]",
 )
 @click.option("--target", help="Of the layers in plan.yaml.  [default: the machine's name if it is one, else cpu]")
@@ -55,10 +65,14 @@ def network_command(file: str, batch: int | None, as_json: bool) -> None:
 @click.option("--regather", is_flag=True, help="x may be gathered again in backward rather than held.")
 @click.option("--recompute", is_flag=True, help="Normalisation, ReLU and dropout may be computed again in backward.")
 @click.option("--hide-dw", is_flag=True, help="Reductions of parameters' gradients take no time, as if all overlapped.")
-@click.option("-o", "--output", metavar="FILE", help="Write the plan as YAML, which `convgen compile` takes.")
+@click.option(
+    "-o", "--output", type=PlanFile(), metavar="FILE", help="Write the plan as YAML, which `convgen compile` takes."
+)
 @click.option("--measured", is_flag=True, help="Local kernels as convgen tune measured them on this device.")
 @click.option("--explain", metavar="LAYER", help="Print every step of one layer instead of the table.")
-@click.option("--plot", metavar="FILE", help="Draw strong and weak scaling up to these ranks (png, svg, pdf).")
+@click.option(
+    "--plot", type=Picture(), metavar="FILE", help="Draw strong and weak scaling up to these ranks (png, svg, pdf)."
+)
 @click.option("--json", "as_json", is_flag=True, help="The plan as JSON.")
 @without_collection()
 def plan_command(
@@ -76,9 +90,9 @@ def plan_command(
     recompute: bool,
     hide_dw: bool,
     measured: bool,
-    output: str | None,
+    output: Path | None,
     explain: str | None,
-    plot: str | None,
+    plot: Path | None,
     as_json: bool,
 ) -> None:
     """Choose the layout of every layer of a network for the least modelled seconds."""
@@ -93,6 +107,8 @@ def plan_command(
 
     if explain is not None and as_json:
         raise InputError("--explain and --json don't go together", hint="--json alone: it has every step of every node")
+    if output is not None:
+        keep_input(output, file, "-o")
     network = read_network(file)
     if batch is not None:
         network = with_batch(network, batch)
@@ -138,12 +154,13 @@ def plan_command(
     if output is not None:
         from convgen.plan.network.write import plan_yaml
 
-        _write(Path(output), plan_yaml(found, _command(file)))
+        write_file(output, plan_yaml(found, _command(file)), "-o")
+        click.echo(str(output), err=True)
     if plot is not None:
         from convgen.plan.network.plot import plot_scaling
 
-        plot_scaling(network, setting, ranks, budget, Path(plot))
-        click.echo(plot, err=True)
+        plot_scaling(network, setting, ranks, budget, plot)
+        click.echo(str(plot), err=True)
 
 
 def _command(file: str) -> str:
@@ -168,13 +185,3 @@ def _grid(text: str | None, ranks: int) -> Grid | None:
     if grid.ranks != ranks:
         raise InputError(f"--grid {text} has {grid.ranks} ranks, --ranks says {ranks}", hint=f"--ranks {grid.ranks}")
     return grid
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(
-            f"cannot write {path}: {error.strerror}", hint="-o FILE in a folder you may write to"
-        ) from error
-    click.echo(str(path), err=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from math import gcd, isqrt, prod
 
 from convgen.algebra.conv import PHASES, SPATIAL_NAMES, TENSORS, Conv, Spatial
@@ -15,6 +16,9 @@ from convgen.spec.source import Source, locate
 from convgen.spec.text import shown
 
 MAX_ELEMENTS = 2**62
+# Along W, on a cpu and but for float64: oneDNN's gradient of x is code that it makes, in time and memory that grow with
+# the square of the stride. With torch 2.13, 16384 takes it 5 to 25 s, once; 32767 a minute or more; 65536 is a crash.
+MAX_STRIDE = 2**14
 _TARGET = re.compile(r"cpu|cuda(:sm_[1-9][0-9]{1,2})?|hip(:gfx[1-9][0-9a-f]{2,3})?|sw26010", re.ASCII)
 
 
@@ -50,6 +54,17 @@ def check_options(layer: Layer) -> None:
         if layer.target != "sw26010" and value != getattr(Options(), key):
             fact = f"options.{key} {value} is of target sw26010, the target is {layer.target}"
             raise InputError(fact, ("options", key), hint=f"target: sw26010, or remove {key}")
+
+
+def check_stride(layer: Layer) -> None:
+    """Refuse a stride that the target's library hangs or crashes on."""
+    s = layer.conv.spatial[-1]
+    if layer.target != "cpu" or layer.dtype == "float64" or s.stride <= MAX_STRIDE:
+        return
+    fact = f"stride {s.stride} along {s.name}: ATen on a cpu takes up to {MAX_STRIDE} in {layer.dtype}"
+    same = replace(s, stride=MAX_STRIDE).out == 1  # row of output, wherever the next would be
+    hint = f"{MAX_STRIDE}, with the same output" if same else f"up to {MAX_STRIDE}"
+    raise InputError(fact, ("stride",), hint=f"stride: {hint}; or dtype: float64, or a GPU's target")
 
 
 def _layer(form: LayerForm, source: Source) -> Layer:

@@ -9,11 +9,10 @@ from collections.abc import Iterable
 
 from convgen.errors import InputError
 from convgen.spec.source import KeyPath
+from convgen.spec.taken import STANDARD, TAKEN
 from convgen.spec.text import shown
 
 MAX_NAME = 100
-# A generated file of such a name would hide the module that it imports.
-_TAKEN = frozenset(("convgen", "numpy", "torch", "triton"))
 _NO_AXIS = frozenset(("none", "partial"))
 
 
@@ -39,26 +38,31 @@ def identifier(text: str) -> str:
     """A valid layer name that reads like `text`.
 
     Example:
-        >>> identifier("res2a/branch1"), identifier("3x3"), identifier("class")
-        ('res2a_branch1', '_3x3', 'class_')
+        >>> identifier("res2a/branch1"), identifier("3x3"), identifier("class"), identifier("json")
+        ('res2a_branch1', '_3x3', 'class_', 'json_layer')
     """
     name = re.sub(r"[^A-Za-z0-9_]", "_", text)[:MAX_NAME]
     if not name or name[0].isdigit():
         name = "_" + name[: MAX_NAME - 1]
-    return name + "_" if keyword.iskeyword(name) or name in _TAKEN else name
+    if name in TAKEN:
+        return f"{name}_layer"
+    return name + "_" if keyword.iskeyword(name) else name
 
 
-def check_name(name: str, path: KeyPath = ("name",)) -> str:
+def check_name(name: str, path: KeyPath = ("name",), *, of_file: bool = True) -> str:
     """A layer's name: it names the generated file, its functions and its torch op.
 
+    Args:
+        of_file: a network's names no file.
     Raises:
-        InputError: not an ASCII identifier, a keyword, longer than MAX_NAME, or the name of a module that
-            generated modules import.
+        InputError: not an ASCII identifier, a keyword, longer than MAX_NAME, or the name of a module of Python's, or of
+            a package that generated modules or their users import.
     """
-    if identifier(name) == name:
+    if identifier(name) == name or (name in TAKEN and not of_file):
         return name
-    if name in _TAKEN:
-        fact = f"a layer named {name} would hide the module {name}"
+    if name in TAKEN:
+        whose = "Python's module" if name in STANDARD else "the package"
+        fact = f"a layer named {name} would hide {whose} {name}: both are imported as {name}"
     elif keyword.iskeyword(name):
         fact = f"name {shown(name)} is a Python keyword"
     elif len(name) > MAX_NAME:

@@ -74,7 +74,7 @@ def _network(data: dict[str, Any], source: Source) -> Network:
         shapes[one.name] = made.shape
         nodes.append(made)
     _check_one_output(nodes)
-    return Network(name=check_name(data["name"]), dtype=str(dtype), nodes=tuple(nodes), source=source)
+    return Network(name=check_name(data["name"], of_file=False), dtype=str(dtype), nodes=tuple(nodes), source=source)
 
 
 def _input_shape(value: object) -> tuple[int, ...]:

@@ -9,7 +9,12 @@ from typing import Any
 import click
 
 from convgen.errors import InputError
+from convgen.free_memory import check_memory
+from convgen.inputs import Finite
+from convgen.outputs import OutputFile, Picture, write_file
 
+MOST = 2**31 - 1  # of an extent, and of bytes
+MOST_NODES = 2**16  # 30 s of messages
 MOST_FLOPS = 2**34  # that a command emulates without being asked to
 
 
@@ -19,9 +24,9 @@ def sw26010() -> None:
 
 
 @sw26010.command("gemm")
-@click.argument("m", type=click.IntRange(1))
-@click.argument("n", type=click.IntRange(1))
-@click.argument("k", type=click.IntRange(1))
+@click.argument("m", type=click.IntRange(1, MOST))
+@click.argument("n", type=click.IntRange(1, MOST))
+@click.argument("k", type=click.IntRange(1, MOST))
 @click.option("--dtype", type=click.Choice(["float64", "float32"]), default="float64", show_default=True)
 @click.option("--blocks", metavar="BM,BN,BK", help="Instead of the fastest by the model.")
 @click.option(
@@ -35,10 +40,12 @@ def sw26010() -> None:
 )  # fmt: skip
 @click.option("--run/--no-run", default=None, help="Emulate it, or only count.  [default: up to 2^34 flops]")
 @click.option("--json", "as_json", is_flag=True, help="The numbers as JSON.")
-@click.option("--plot", metavar="FILE", help="Draw the traffic of each step and the roofline (png, svg, pdf).")
+@click.option(
+    "--plot", type=Picture(), metavar="FILE", help="Draw the traffic of each step and the roofline (png, svg, pdf)."
+)
 def gemm_command(
     m: int, n: int, k: int, dtype: Any, blocks: str | None, level: Any, swap_buses: bool, emit: str | None,
-    run: bool | None, as_json: bool, plot: str | None,
+    run: bool | None, as_json: bool, plot: Path | None,
 ) -> None:  # fmt: skip
     """C += A B of M x N x K on one core group: plan, program, events, time."""
     from convgen.sw26010.gemm_cost import search_blocks
@@ -84,7 +91,7 @@ def _gemm_with_swapped_buses(plan: Any) -> None:
         raise SystemExit(1) from None
 
 
-def _gemm(plan: Any, level: Any, run: bool, as_json: bool, plot: str | None) -> None:
+def _gemm(plan: Any, level: Any, run: bool, as_json: bool, plot: Path | None) -> None:
     import numpy as np
 
     from convgen.sw26010.gemm import run_gemm
@@ -93,11 +100,11 @@ def _gemm(plan: Any, level: Any, run: bool, as_json: bool, plot: str | None) -> 
     from convgen.sw26010.rates import taken_rates
     from convgen.sw26010.report import gemm_json, gemm_text
 
-    if plot is not None:
-        _plot_path(plot)
     rates = taken_rates()
     counts, by_cycles, verdict, wrong = gemm_counts(plan), None, "not run: events by closed form", False
     if run:
+        elements = plan.m * plan.k + plan.k * plan.n + plan.m * plan.n
+        check_memory(6 * 8 * elements, "emulating it", "--no-run, which counts; or smaller matrices")
         rng = np.random.default_rng(0)
         shapes = ((plan.m, plan.k), (plan.k, plan.n), (plan.m, plan.n))
         a, b, c = (rng.standard_normal(shape).astype(plan.dtype).astype(np.float64) for shape in shapes)
@@ -119,21 +126,21 @@ def _gemm(plan: Any, level: Any, run: bool, as_json: bool, plot: str | None) -> 
     if plot is not None:
         from convgen.sw26010.plots import gemm_page
 
-        gemm_page(plan, seconds).save(Path(plot))
-        click.echo(plot, err=True)
+        gemm_page(plan, seconds).save(plot)
+        click.echo(str(plot), err=True)
     if wrong:
         raise SystemExit(1)
 
 
 @sw26010.command("conv")
-@click.argument("n", type=click.IntRange(1))
-@click.argument("c", type=click.IntRange(1))
-@click.argument("h", type=click.IntRange(1))
-@click.argument("w", type=click.IntRange(1))
-@click.argument("f", type=click.IntRange(1))
-@click.option("--kernel", default=3, show_default=True)
-@click.option("--stride", default=1, show_default=True)
-@click.option("--padding", default=1, show_default=True)
+@click.argument("n", type=click.IntRange(1, MOST))
+@click.argument("c", type=click.IntRange(1, MOST))
+@click.argument("h", type=click.IntRange(1, MOST))
+@click.argument("w", type=click.IntRange(1, MOST))
+@click.argument("f", type=click.IntRange(1, MOST))
+@click.option("--kernel", type=click.IntRange(max=2**15), default=3, show_default=True)
+@click.option("--stride", type=click.IntRange(max=2**15), default=1, show_default=True)
+@click.option("--padding", type=click.IntRange(max=2**15), default=1, show_default=True)
 @click.option(
     "--emit", type=click.Choice(["forward", "backward_data", "backward_filter"]),
     help="Print the program of the implicit plan of a phase.",
@@ -160,11 +167,11 @@ def conv_command(
 
 
 @sw26010.command("pool")
-@click.argument("n", type=click.IntRange(1))
-@click.argument("c", type=click.IntRange(1))
-@click.argument("h", type=click.IntRange(1))
-@click.argument("w", type=click.IntRange(1))
-@click.argument("kernel", type=click.IntRange(1))
+@click.argument("n", type=click.IntRange(1, MOST))
+@click.argument("c", type=click.IntRange(1, MOST))
+@click.argument("h", type=click.IntRange(1, MOST))
+@click.argument("w", type=click.IntRange(1, MOST))
+@click.argument("kernel", type=click.IntRange(1, MOST))
 @click.option("--kind", type=click.Choice(["max", "average"]), default="max", show_default=True)
 @click.option("--dtype", type=click.Choice(["float64", "float32"]), default="float32", show_default=True)
 @click.option("--emit", type=click.Choice(["forward", "backward"]), help="Print the program of a CPE.")
@@ -178,6 +185,7 @@ def pool_command(n: int, c: int, h: int, w: int, kernel: int, kind: Any, dtype: 
         program = pooling_program if emit == "forward" else pooling_backward_program
         click.echo(program(pooling), nl=False)
         return
+    check_memory(10 * 8 * n * c * h * w, "emulating it", "a smaller image, or fewer of them")
     text, right = pooling_text(pooling)
     click.echo(text)
     if not right:
@@ -187,17 +195,22 @@ def pool_command(n: int, c: int, h: int, w: int, kernel: int, kind: Any, dtype: 
 @sw26010.command("table2")
 @click.option("--fit", "layers", default="conv1_2,conv4_1", show_default=True, help="Layers to fit the constants to.")
 @click.option("--json", "as_json", is_flag=True, help="The numbers as JSON.")
-@click.option("--plot", metavar="FILE", help="Draw predicted against published times, and the roofline.")
-@click.option("--write", metavar="FILE", help="Write a rates file with these constants (tuning/sw26010/rates.json).")
-def table2_command(layers: str, as_json: bool, plot: str | None, write: str | None) -> None:
+@click.option(
+    "--plot", type=Picture(), metavar="FILE", help="Draw predicted against published times, and the roofline."
+)
+@click.option(
+    "--write",
+    type=OutputFile((".json",)),
+    metavar="FILE",
+    help="Write a rates file with these constants (tuning/sw26010/rates.json).",
+)
+def table2_command(layers: str, as_json: bool, plot: Path | None, write: Path | None) -> None:
     """Table 2 of swCaffe: constants fitted on two layers, the others predicted."""
     from convgen.sw26010.fit import fit, leave_one_layer_out
     from convgen.sw26010.rates import rates_json, taken_rates
     from convgen.sw26010.report import table2_json, table2_text
     from convgen.sw26010.table2 import cells, read_table2, score_of
 
-    if plot is not None:
-        _plot_path(plot)
     taken = taken_rates()
     chosen = [name.strip() for name in layers.split(",")]
     known = [row.name for row in read_table2()]
@@ -213,36 +226,52 @@ def table2_command(layers: str, as_json: bool, plot: str | None, write: str | No
     if plot is not None:
         from convgen.sw26010.plots import table2_page
 
-        table2_page(taken, constants, chosen).save(Path(plot))
-        click.echo(plot, err=True)
+        table2_page(taken, constants, chosen).save(plot)
+        click.echo(str(plot), err=True)
     if write is not None:
-        try:
-            Path(write).write_text(rates_json(constants, chosen), encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"cannot write {write}: {error.strerror}") from None
-        click.echo(write, err=True)
+        write_file(write, rates_json(constants, chosen), "--write")
+        click.echo(str(write), err=True)
 
 
 @sw26010.command("allreduce")
-@click.option("--nodes", default=1024, show_default=True, help="p, a power of two.")
+@click.option(
+    "--nodes", type=click.IntRange(max=MOST_NODES), default=1024, show_default=True, help="p, a power of two."
+)
 @click.option("--supernode", default=256, show_default=True, help="q, nodes in a supernode.")
-@click.option("--bytes", "total_bytes", default=100_000_000, show_default=True, help="n, of float32 elements.")
-@click.option("--latency", default=1e-6, show_default=True, help="alpha, seconds a message.")
-@click.option("--bandwidth", default=12e9, show_default=True, help="1 / beta1, bytes a second inside a supernode.")
-@click.option("--oversubscription", default=4.0, show_default=True, help="beta2 / beta1; the paper's text has 1/4.")
-@click.option("--gamma", default=0.0, show_default=True, help="Seconds to add a byte.")
+@click.option(
+    "--bytes",
+    "total_bytes",
+    type=click.IntRange(max=MOST),
+    default=100_000_000,
+    show_default=True,
+    help="n, of float32 elements.",
+)
+@click.option("--latency", type=Finite(0), default=1e-6, show_default=True, help="alpha, seconds a message.")
+@click.option(
+    "--bandwidth",
+    type=Finite(1e-300, 1e300),
+    default=12e9,
+    show_default=True,
+    help="1 / beta1, bytes a second inside a supernode.",
+)
+@click.option(
+    "--oversubscription",
+    type=Finite(1e-300, 1e300),
+    default=4.0,
+    show_default=True,
+    help="beta2 / beta1; the paper's text has 1/4.",
+)
+@click.option("--gamma", type=Finite(0), default=0.0, show_default=True, help="Seconds to add a byte.")
 @click.option("--json", "as_json", is_flag=True, help="The numbers as JSON.")
-@click.option("--plot", metavar="FILE", help="Draw the bytes that cross supernodes in each step.")
+@click.option("--plot", type=Picture(), metavar="FILE", help="Draw the bytes that cross supernodes in each step.")
 def allreduce_command(
     nodes: int, supernode: int, total_bytes: int, latency: float, bandwidth: float, oversubscription: float,
-    gamma: float, as_json: bool, plot: str | None,
+    gamma: float, as_json: bool, plot: Path | None,
 ) -> None:  # fmt: skip
     """Recursive halving and doubling on supernodes: adjacent against round-robin numbers, Equations 2-6."""
     from convgen.sw26010.allreduce_cost import Network
     from convgen.sw26010.report import all_reduce_json, all_reduce_text
 
-    if plot is not None:
-        _plot_path(plot)
     if bandwidth <= 0:
         raise InputError(f"--bandwidth {bandwidth}: nothing would arrive")
     network = Network(nodes, supernode, latency, 1 / bandwidth, oversubscription / bandwidth, gamma)
@@ -257,8 +286,8 @@ def allreduce_command(
     if plot is not None:
         from convgen.sw26010.plots import all_reduce_page
 
-        all_reduce_page(network, elements).save(Path(plot))
-        click.echo(plot, err=True)
+        all_reduce_page(network, elements).save(plot)
+        click.echo(str(plot), err=True)
 
 
 def _three(text: str) -> tuple[int, int, int]:
@@ -267,10 +296,3 @@ def _three(text: str) -> tuple[int, int, int]:
         raise InputError(f"--blocks {text}: cannot read three numbers", hint="--blocks 512,512,128")
     first, second, third = (int(part) for part in parts)
     return first, second, third
-
-
-def _plot_path(plot: str) -> None:
-    """Refuse a file that can't be drawn before the work is done."""
-    from convgen.pictures import plot_format
-
-    plot_format(Path(plot))

@@ -16,6 +16,7 @@ from convgen.errors import InputError
 from convgen.inputs import Finite, compile_files, layer_options, need
 from convgen.kernels.partition import SPLITS, Split
 from convgen.kernels.target import Target
+from convgen.outputs import OutputFolder, Picture
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,12 +38,17 @@ LONGEST = 10  # digits of a number of ranks
 @click.option("--effort", type=click.Choice(("quick", "full")), default="full", show_default=True,
               help="A thirtieth, or a tenth, of the legal configurations is measured.")  # fmt: skip
 @click.option("--again", is_flag=True, help="Measure anew what was tuned or tried before.")
-@click.option("--into", metavar="DIR", help="Folder of the database, e.g. tuning/devices; by default the user's cache.")
+@click.option(
+    "--into", type=OutputFolder(), metavar="DIR",
+    help="Folder of the database, e.g. tuning/devices; by default the user's cache.",
+)  # fmt: skip
 @click.option("--jobs", type=click.IntRange(1), help="Processes that compile for a GPU; one a core by default.")
 @click.option("--threads", type=click.IntRange(1), help="Of a CPU; by default OMP_NUM_THREADS, or all there are.")
 @click.option("--partitions", metavar="1,2,4,8", help="Layers as one of so many ranks has them, whatever their grids.")
 @click.option("--splits", default="channel,filter,spatial", show_default=True, help="Of --partitions.")
-@click.option("--plot", metavar="FILE", help="With --partitions: draw time against ways (png, svg, pdf).")
+@click.option(
+    "--plot", type=Picture(), metavar="FILE", help="With --partitions: draw time against ways (png, svg, pdf)."
+)
 @click.option("--explain", metavar="PHASE", help="Measure nothing: why a phase (LAYER.PHASE) has its kernel.")
 @click.option("--json", "as_json", is_flag=True, help="The results as JSON.")
 @layer_options
@@ -59,20 +65,15 @@ def tune(files: Sequence[str], **given: Any) -> None:
     if options["plot"] and not options["partitions"]:
         raise InputError("--plot draws partitions", hint="--partitions 1,2,4,8 --plot FILE")
     for other in ("as_json", "plot", "again", "budget"):
-        if options["explain"] and options[other]:
+        if options["explain"] is not None and options[other]:
             name = "json" if other == "as_json" else other
             raise InputError(f"--explain is text and measures nothing: it takes no --{name}", hint=f"without --{name}")
-    if options["plot"]:
-        from convgen.tune.scaling import check_file
-
-        check_file(Path(options["plot"]))
-        need("matplotlib", "--plot draws with matplotlib", extra="plot")
     compiled = compile_files(files, **given)
     wanted = _wanted(compiled, options)
     target_of = _one_target(compiled)
     if target_of.kind != "cpu":
         need("triton", f"kernels for {target_of} are compiled by triton")
-    if options["explain"]:
+    if options["explain"] is not None:
         _explain(wanted, target_of, options)
         return
     device = _device(target_of, options["threads"])
@@ -85,7 +86,7 @@ def tune(files: Sequence[str], **given: Any) -> None:
 def _wanted(compiled: Sequence[Compiled], options: dict[str, Any]) -> list[Wanted]:
     from convgen.tune.wanted import of_layers, of_partitions
 
-    if not options["partitions"]:
+    if options["partitions"] is None:
         return of_layers(compiled)
     if len(compiled) != 1 and options["plot"]:
         raise InputError(f"--plot draws one layer, here are {len(compiled)}", hint="a YAML file of one layer")
@@ -137,7 +138,7 @@ def _measure(wanted: Sequence[Wanted], device: Device, target: Target, options: 
     from convgen.tune.tuner import Tuner
     from convgen.tune.view import Screen
 
-    folder = Path(options["into"]) if options["into"] else user_folder()
+    folder: Path = options["into"] or user_folder()
     database = folder / device.file_name
     done: list[Outcome] = []
     interrupted = False
@@ -159,8 +160,8 @@ def _measure(wanted: Sequence[Wanted], device: Device, target: Target, options: 
     if options["plot"]:
         from convgen.tune.scaling import plot
 
-        plot(done, device.name, Path(options["plot"]))
-        click.echo(options["plot"], err=True)
+        plot(done, device.name, options["plot"])
+        click.echo(str(options["plot"]), err=True)
     if interrupted:
         click.echo(f"interrupted after {len(done)} of {len(wanted)} problems; the same command goes on", err=True)
         sys.exit(INTERRUPTED)
@@ -203,5 +204,4 @@ def _explain(wanted: Sequence[Wanted], target: Target, options: dict[str, Any]) 
         from convgen.tune.lookup import device_for
 
         device = device_for(target)
-    folder = Path(options["into"]) if options["into"] else None
-    click.echo(explain_text(one, target, device, folder))
+    click.echo(explain_text(one, target, device, options["into"]))

@@ -9,7 +9,7 @@ from typing import Any
 
 from convgen.errors import InputError
 from convgen.kernels.partition import SPLITS
-from convgen.pictures import FORMATS, save_figure
+from convgen.pictures import save_figure
 from convgen.schedule.nodes import PHASES
 from convgen.tune.database import Entry
 from convgen.tune.tuner import Outcome
@@ -26,19 +26,6 @@ def points(outcomes: Sequence[Outcome]) -> Points:
             if use.split is not None and outcome.entry is not None:
                 found[use.phase, use.split][use.ways] = outcome.entry
     return found
-
-
-def check_file(file: Path) -> None:
-    """Before anything is measured for it.
-
-    Raises:
-        InputError: nothing can be drawn there.
-    """
-    if file.suffix.removeprefix(".") not in FORMATS:
-        raise InputError(f"--plot {file}: can't be drawn: {file.suffix or 'no suffix'}", hint="FILE.png, .svg or .pdf")
-    if not file.parent.is_dir() or file.is_dir():
-        what = f"{file.parent} is no folder" if not file.is_dir() else "it is a folder"
-        raise InputError(f"--plot {file}: can't be drawn: {what}", hint="a file in a folder that there is")
 
 
 def plot(outcomes: Sequence[Outcome], device: str, file: Path) -> None:

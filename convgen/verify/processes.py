@@ -24,7 +24,11 @@ START_S = 600.0  # for all ranks to be there: on a busy machine that takes what 
 
 
 class ProcessFailed(RuntimeError):
-    """A rank raised, died or did not finish in time; the text has each rank's end."""
+    """A rank raised or died; the text has each rank's end."""
+
+
+class TooLate(ProcessFailed):
+    """Ranks did not finish in time: they wait for each other, or are slow."""
 
 
 def run_processes(
@@ -67,7 +71,8 @@ def spawn(program: Callable[[int], Any], ranks: int, timeout_s: float = 300.0) -
             if any(child.exitcode for child in children):
                 break  # the others wait in vain
             time.sleep(0.005)
-        deadline = time.monotonic() + timeout_s + 10
+        start = time.monotonic()
+        deadline = start + timeout_s + 10
         for child in children:
             child.join(max(0.0, deadline - time.monotonic()))
         late = [rank for rank, child in enumerate(children) if child.is_alive()]
@@ -83,6 +88,8 @@ def spawn(program: Callable[[int], Any], ranks: int, timeout_s: float = 300.0) -
             for r in late
         ]
         missing = [r for r in range(ranks) if not (where / f"{r}.pt").exists()]
+        if (errors or missing) and time.monotonic() - start >= timeout_s:
+            raise TooLate("\n".join(errors) or f"ranks {missing} died without a result")
         if errors or missing:
             raise ProcessFailed("\n".join(errors) or f"ranks {missing} died without a result")
         return [torch.load(where / f"{r}.pt", weights_only=False) for r in range(ranks)]

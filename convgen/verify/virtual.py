@@ -96,7 +96,7 @@ class World:
             thread.start()
         for thread in threads:
             thread.join()
-            _wait_for_end(thread)
+            wait_for_end(thread)
         torch.set_num_threads(threads_before)
         if self._error is not None:
             raise self._error
@@ -137,7 +137,9 @@ class World:
 
     def _look_for_deadlock(self) -> None:
         """Every live rank waits, and no meeting of theirs is complete: nobody will ever come."""
-        if self._error is None and self._live and self._live <= set(self._waiting):
+        if self._error is not None or len(self._waiting) < len(self._live):  # every waiter asks, after every meeting
+            return
+        if self._live and self._live <= set(self._waiting):
             gone = sorted(set(range(self.ranks)) - self._live)
             text = "; ".join(
                 f"rank {rank} waits in {kind} of ranks {group} for {[r for r in group if r not in meeting.calls]}"
@@ -148,14 +150,14 @@ class World:
             self._lock.notify_all()
 
 
-def _wait_for_end(thread: threading.Thread) -> None:
+def wait_for_end(thread: threading.Thread) -> None:
     """Wait until the system has forgotten a thread that Python has joined.
 
     It may still be giving back what its kernels' libraries lent it; a process forked meanwhile would inherit their
     locks and hang in its first convolution.
     """
     task = Path(f"/proc/self/task/{thread.native_id}")
-    deadline = time.monotonic() + 1.0
+    deadline = time.monotonic() + 600.0  # a starved machine takes its time over it
     while task.exists() and time.monotonic() < deadline:
         time.sleep(0.0005)
 

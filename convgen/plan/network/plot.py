@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import track
 
 from convgen.errors import InputError
-from convgen.pictures import matplotlib, plot_format, save_figure
+from convgen.pictures import matplotlib, save_figure
 from convgen.plan.network.planner import GIB, budget_of, plan_network
 from convgen.plan.network.sample import sample_parallelism
 from convgen.plan.network.setting import Setting
@@ -32,9 +32,6 @@ def plot_scaling(network: Network, setting: Setting, ranks: int, budget: int | N
     Raises:
         InputError: matplotlib is missing, or the file can't be written.
     """
-    plot_format(file)  # before minutes of planning
-    if not file.parent.is_dir():
-        raise InputError(f"cannot draw {file}: {file.parent} is no folder", hint="a file in a folder that exists")
     figure = matplotlib().figure.Figure(figsize=(9, 3.8), layout="constrained")
     counts = _halves(ranks)
     budget = budget_of(setting, budget)

@@ -1,0 +1,152 @@
+"""Files that commands write: refused before any work where they can't be written, and written in one way.
+
+The types of click's options here check while the command line is read, so that a command does not print an answer and
+then fail at its last step.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from convgen.errors import InputError
+from convgen.pictures import matplotlib, plot_format
+from convgen.spec.text import one_line
+
+
+class OutputFile(click.ParamType[Path]):
+    """The name of a file that can be written.
+
+    Args:
+        suffixes: that its name must have one of; any by default.
+    """
+
+    name = "file"
+
+    def __init__(self, suffixes: Sequence[str] = ()) -> None:
+        self.suffixes = suffixes
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = Path(value)
+        self.check_name(path, _option(param))
+        check_file(path, _option(param))
+        return path
+
+    def check_name(self, path: Path, option: str) -> None:
+        if self.suffixes and path.suffix not in self.suffixes:
+            raise InputError(
+                f"{option}: cannot write {_said(path)}: its name does not end in {' or '.join(self.suffixes)}",
+                hint=f"{option} {path.with_suffix(self.suffixes[0])}" if path.name else f"{option} FILE",
+            )
+
+
+class Picture(OutputFile):
+    """The name of a picture that can be drawn."""
+
+    def check_name(self, path: Path, option: str) -> None:
+        plot_format(path)
+        matplotlib()
+
+
+class OutputFolder(click.ParamType[Path]):
+    """A folder that can be written to, or made."""
+
+    name = "folder"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        if not value:
+            raise InputError(f"{_option(param)} is empty", hint=f"{_option(param)} DIR; . is the working folder")
+        check_folder(Path(value), _option(param))
+        return Path(value)
+
+
+def _option(param: click.Parameter | None) -> str:
+    return param.opts[0] if param is not None else "output"
+
+
+def check_file(path: Path, option: str) -> None:
+    """Refuse what can't become a file, without making it.
+
+    Raises:
+        InputError: says why, and what would work.
+    """
+    hint = f"{option} FILE in a folder that you may write to"
+    try:
+        if path.is_dir():
+            raise InputError(f"{option}: cannot write {_said(path)}: it is a folder", hint=hint)
+        if path.exists():
+            if not os.access(path, os.W_OK):
+                raise InputError(f"{option}: cannot write {_said(path)}: you may not", hint=hint)
+            return
+        if not path.parent.is_dir():
+            raise InputError(
+                f"{option}: cannot write {_said(path)}: {_said(path.parent)} is no folder",
+                hint=hint,
+            )
+        path.lstat()  # a name that is too long; a link to nowhere stays
+    except FileNotFoundError:
+        _check_writable(path.parent, path, option, hint)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{option}: cannot write {_said(path)}: {_why(error)}", hint=hint) from None
+
+
+def check_folder(path: Path, option: str) -> None:
+    """Refuse what is no folder to write to and can't be made one, without making it.
+
+    Raises:
+        InputError: says why, and what would work.
+    """
+    hint = f"{option} DIR with a folder that you may write to"
+    try:
+        there = next(parent for parent in (path, *path.parents) if os.path.lexists(parent))
+        if not there.is_dir():
+            fact = f"{option}: cannot write to {_said(path)}: {_said(there)} is no folder"
+            raise InputError(fact, hint=hint)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{option}: cannot write to {_said(path)}: {_why(error)}", hint=hint) from None
+    _check_writable(there, path, option, hint)
+
+
+def _check_writable(folder: Path, path: Path, option: str, hint: str) -> None:
+    try:
+        with tempfile.TemporaryFile(dir=folder):  # asks the system, which permissions alone do not tell
+            pass
+    except OSError as error:
+        raise InputError(f"{option}: cannot write {_said(path)}: {_why(error)}", hint=hint) from None
+
+
+def write_file(path: Path, text: str, option: str) -> None:
+    """Write a text.
+
+    Raises:
+        InputError: the disk is full, or the file can no longer be written.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        fact = f"{option}: cannot write {_said(path)}: {_why(error)}"
+        raise InputError(fact, hint=f"{option} FILE in a folder that you may write to") from None
+
+
+def keep_input(output: Path, source: str, option: str) -> None:
+    """Refuse to write over the file that was read.
+
+    Raises:
+        InputError: both are one file.
+    """
+    if output.exists() and Path(source).exists() and output.samefile(source):
+        fact = f"{option}: {_said(output)} is the file that is read, and would be lost"
+        raise InputError(fact, hint="another name")
+
+
+def _why(error: OSError | ValueError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _said(path: Path) -> str:
+    return one_line(str(path), 300)

@@ -1,0 +1,95 @@
+"""Whether a check fits this machine: its ranks, and its memory, estimated before anything is run."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Literal
+
+from convgen.algebra.conv import Conv
+from convgen.compiler import Compiled
+from convgen.cost.memory import memory
+from convgen.errors import InputError, Note
+from convgen.free_memory import available_bytes, gib
+
+# Virtual ranks are threads of one process. 1024 took 38 s on two cores and 4096 three minutes, most of it in starting
+# and switching threads (and longer where hundreds of ranks exchange with each other); containers often allow a process
+# no more than a few thousand.
+MOST_VIRTUAL = 1024
+# A process each, with a connection of gloo's to every other: 64 took 80 s on two cores, 128 did not come together.
+MOST_PROCESSES = 64
+WIDE = 8  # bytes of the reference's float64
+BASE = 512 * 2**20  # torch itself: 230 MiB once it has convolved, and room
+PER_PROCESS = 64 * 2**20  # what a forked rank has for itself, its connections included
+
+
+def check_fits(compiled: Compiled, transport: Literal["virtual", "processes"]) -> None:
+    """Refuse a check that has more ranks, or takes more memory, than can be had.
+
+    Raises:
+        InputError: with the numbers, and what would work.
+    """
+    _check_ranks(compiled.layer.grid.ranks, transport)
+    needed, parts = needed_bytes(compiled, transport)
+    there = available_bytes()
+    if there is None or needed <= there:
+        return
+    conv = compiled.layer.conv
+    notes = [Note(name, f"{gib(size)} GiB") for name, size in parts.items()]
+    fact = f"{compiled.layer.name}: a check takes about {gib(needed)} GiB, {gib(there)} GiB of memory are free"
+    fixed = BASE + (compiled.layer.grid.ranks * PER_PROCESS if transport == "processes" else 0)
+    batch = int(conv.batch * max(0, there - fixed) / needed)
+    hint = f"input with N up to about {batch}" if batch else "smaller extents"
+    raise InputError(fact, ("input",), tuple(notes), f"{hint}; or a machine with more memory")
+
+
+def _check_ranks(ranks: int, transport: Literal["virtual", "processes"]) -> None:
+    most = MOST_VIRTUAL if transport == "virtual" else MOST_PROCESSES
+    if ranks <= most:
+        return
+    what = "virtual ranks, which are threads" if transport == "virtual" else "processes, each connected to all others"
+    hint = f"a grid of up to {most} ranks with the same axes"
+    if transport == "processes" and ranks <= MOST_VIRTUAL:
+        hint += ", or check without --processes"
+    raise InputError(f"the grid has {ranks} ranks; a check runs up to {most} {what}", ("grid",), hint=hint)
+
+
+def needed_bytes(compiled: Compiled, transport: Literal["virtual", "processes"]) -> tuple[int, dict[str, int]]:
+    """About the most bytes that a check has at once, and its parts: at the end of the run, or in the reference."""
+    layer, space, conv = compiled.layer, compiled.space, compiled.layer.conv
+    given = WIDE * sum(map(conv.elements, ("x", "w", "y")))
+    stored = dict(compiled.schedule.stored)
+    blocks = sum(int(space.elements(stored[t]).sum()) for t in ("x", "w", "y")) * layer.element_bytes
+    used = memory(compiled.schedule, space, channels_last=layer.memory_format == "channels_last")
+    most = max(int(peak.sum()) for peak in used.peak.values()) + int(used.held.sum())
+    made = most * layer.element_bytes
+    columns = _columns(conv) * _copies(compiled) if layer.dtype == "float64" and not layer.on_gpu else 0
+    processes = layer.grid.ranks * PER_PROCESS if transport == "processes" else 0
+    run = blocks + made + columns + processes
+    # Results, the squares of all that is given, and a second reference beside the first's results.
+    reference = blocks + 2 * given + _reference(conv)
+    return BASE + given + max(run, reference), {"given": given, "run": run, "compare": reference}
+
+
+def _reference(conv: Conv) -> int:
+    """Of one convolution in float64 with its gradients, beside its operands.
+
+    Within 2 % of what was measured in one to three dimensions; up to twice of it with groups, or in one dimension.
+    """
+    padded = conv.batch * conv.channels * prod(s.extent + s.pad_lo + s.pad_hi for s in conv.spatial)
+    return WIDE * (2 * padded + conv.elements("x") + 2 * conv.elements("w") + 2 * conv.elements("y")) + _columns(conv)
+
+
+def _columns(conv: Conv) -> int:
+    """ATen's float64 on a cpu unfolds x for a matrix product: the whole batch, or a sample where taps are apart."""
+    rows = prod(s.out for s in conv.spatial)
+    samples = 1 if any(s.dilation > 1 for s in conv.spatial) else conv.batch
+    return WIDE * samples * conv.channels * conv.taps * rows if conv.taps > 1 else 0
+
+
+def _copies(compiled: Compiled) -> int:
+    """How often ranks unfold the same rows: once for each part of the filters."""
+    most = 1
+    for roles in compiled.choice.roles.values():
+        split = {axis for role, axes in roles.nests if role not in ("F", "none") for axis in axes}
+        most = max(most, compiled.layer.grid.ranks // compiled.layer.grid.over(split))
+    return most
