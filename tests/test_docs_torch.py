@@ -90,3 +90,14 @@ def test_python_runs(number: int, tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of forward mode
 def test_errors_read_so() -> None:
     assert on_ranks(refusals)[0] == REFUSALS
+
+
+def test_the_readmes_python_runs() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+    def program(names: dict[str, Any]) -> None:
+        names["w_global"] = torch.randn(96, 64, 3, 3)
+        exec(compile(code, "README.md", "exec"), names)
+
+    on_ranks(program)

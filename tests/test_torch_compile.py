@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from modules import Case
 from torch import Tensor
 from torch_cases import EVEN, RAGGED, layer, on_processes, x_and_dy
 
+from convgen.verify.program import global_tensors
 from convgen.verify.virtual import World
 
 CASES = {
@@ -106,3 +108,15 @@ def test_export_is_refused() -> None:
                 torch.export.export(net, (block,), strict=strict)
 
     on_processes(program, 4)
+
+
+def test_a_mesh_that_is_gone_takes_no_other_along() -> None:
+    """Two meshes that say the same of themselves: the first one's end leaves the second's place known to a compiler."""
+    case = layer("sample", "N1", EVEN)
+    m, given = case.module, global_tensors(case.layer)
+    first, mesh = (World(1).run(lambda end: m.init_mesh(transport=end))[0] for _ in range(2))
+    del first
+    gc.collect()
+    x, w, bias = (m.scatter(n, given[n], mesh) for n in ("x", "w", "bias"))
+    compiled = torch.compile(lambda x: m.conv(x, w, bias, mesh=mesh), backend="eager", fullgraph=True)
+    assert torch.equal(compiled(x), m.conv(x, w, bias, mesh=mesh))

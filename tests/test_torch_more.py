@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
+    get_state_dict,
     set_model_state_dict,
 )
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -185,6 +186,10 @@ def test_whole_state_dicts_are_taken_or_refused(kind: str) -> None:
         if kind == "dtensors":
             state = get_optimizer_state_dict(ours, optimizer, options=options)
             assert state["state"]["weight"]["exp_avg"].shape == whole["weight"].shape
+        else:
+            for get in (get_optimizer_state_dict, get_state_dict):
+                with pytest.raises(RuntimeError, match="full_state_dict=True would give this rank's block"):
+                    get(torch.nn.Sequential(ours), optimizer, options=options)
 
     on_processes(program, 4)
 
