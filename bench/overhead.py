@@ -5,7 +5,7 @@
 conv is compared with torch.nn.functional.conv2d, Conv with torch.nn.Conv2d. Interleaved call by call in one process;
 the ratio of each pair, its median a repeat, and the median of those: of the clock, and of the processor's time, which
 other programs on the machine disturb less (and which counts what threads spin; so take one thread for it). A tiny layer
-shows the microseconds of a call that no arithmetic hides.
+shows the microseconds of a call that no arithmetic hides. docs/torch.md has the command that keeps page faults out.
 """
 
 from __future__ import annotations
