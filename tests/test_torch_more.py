@@ -16,7 +16,6 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.utils import clip_grad_value_, parametrizations, prune
-from torch.utils.checkpoint import checkpoint
 from torch_cases import EVEN, backward_ours, backward_whole, layer, on_processes, single, x_and_dy
 
 CASE = layer("stationary-x", "N2 C2", EVEN)
@@ -259,32 +258,6 @@ def test_torchs_own_initialisation_draws_a_rank_at_a_time(kind: str) -> None:
             assert not torch.equal(*copies)
         ours.reset_parameters(seed=3)
         assert torch.equal(m.gather("w", ours.weight, mesh), whole.weight)
-
-    on_processes(program, 4)
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointing_and_hooks_of_blocks(reentrant: bool) -> None:
-    m, whole = CASE.module, single(CASE)
-    x, dy = x_and_dy(CASE)
-    truth = x.clone().requires_grad_()
-    whole(truth).relu().backward(dy)
-
-    def program(rank: int) -> None:
-        mesh = m.init_mesh("cpu")
-        ours, seen = m.Conv(mesh, parameters="blocks"), []
-        ours.register_forward_hook(lambda *_: seen.append("forward"))
-        ours.register_full_backward_hook(lambda *_: seen.append("backward"))
-        ours.weight.register_hook(lambda g: seen.append(type(g).__name__) or g * 2)
-        ours.weight.register_post_accumulate_grad_hook(lambda p: seen.append("accumulated"))
-        own = m.scatter("x", x, mesh).requires_grad_()
-        y = checkpoint(lambda x: ours(x).relu(), own, use_reentrant=reentrant)
-        y.backward(m.scatter("dy", dy, mesh))
-        torch.testing.assert_close(m.gather("dx", own.grad, mesh), truth.grad, rtol=1e-12, atol=1e-12)
-        got = m.gather("dw", ours.weight.grad, mesh)
-        torch.testing.assert_close(got, 2 * whole.weight.grad, rtol=1e-12, atol=1e-12)
-        assert seen[:2] == ["forward", "forward"]
-        assert sorted(seen[2:]) == ["Block", "accumulated", "backward"]
 
     on_processes(program, 4)
 

@@ -278,8 +278,9 @@ def test_ragged_dtensors_are_refused_with_what_would_do() -> None:
     on_processes(program, 4)
 
 
+@pytest.mark.parametrize(("parameters", "kind"), [("dtensors", "DTensor"), ("blocks", "Block")])
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointing_and_hooks(reentrant: bool) -> None:
+def test_checkpointing_and_hooks(reentrant: bool, parameters: str, kind: str) -> None:
     case, whole = NARROW, single(NARROW)
     m = case.module
     x, dy = x_and_dy(case)
@@ -288,7 +289,7 @@ def test_checkpointing_and_hooks(reentrant: bool) -> None:
 
     def program(rank: int) -> None:
         mesh = m.init_mesh("cpu")
-        ours, seen = m.Conv(mesh), []
+        ours, seen = m.Conv(mesh, parameters=parameters), []
         ours.register_forward_pre_hook(lambda *_: seen.append("before"))
         ours.register_forward_hook(lambda *_: seen.append("forward"))
         ours.register_full_backward_hook(lambda *_: seen.append("backward"))
@@ -302,6 +303,6 @@ def test_checkpointing_and_hooks(reentrant: bool) -> None:
             m.gather("dw", ours.weight.grad, mesh), 2 * whole.weight.grad, rtol=1e-12, atol=1e-12
         )
         assert seen == ["before", "forward", "before", "forward", *seen[4:]]
-        assert sorted(seen[4:]) == ["DTensor", "accumulated", "backward"]
+        assert sorted(seen[4:]) == [kind, "accumulated", "backward"]
 
     on_processes(program, 4)
