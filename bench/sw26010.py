@@ -13,8 +13,8 @@ import time
 
 import numpy as np
 
-from convgen.sw26010.gemm import Level, run_gemm
-from convgen.sw26010.gemm_plan import GemmPlan
+from convgen.sw26010.gemm.plan import GemmPlan
+from convgen.sw26010.gemm.run import Level, run_gemm
 
 CASES: tuple[tuple[int, tuple[int, int, int], Level], ...] = (
     (512, (512, 512, 128), "fast"),

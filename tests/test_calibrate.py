@@ -29,7 +29,7 @@ from convgen.calibrate.result import Calibration, assumed, machine_of
 from convgen.calibrate.run import calibrate
 from convgen.calibrate.team import Team
 from convgen.calibrate.write import check_output, machine_text, write_machine
-from convgen.cli import cli, main
+from convgen.commands.main import cli, main
 from convgen.cost.machine import Machine
 from convgen.cost.machines import load_machine
 from convgen.errors import InputError
@@ -324,7 +324,7 @@ def on_a_line(team: Team, cases: Sequence[Case], seconds: float) -> list[Timing]
 LAUNCHED = """
 from test_calibrate import on_a_line
 from convgen.calibrate import links
-from convgen.cli import main
+from convgen.commands.main import main
 
 links.race = on_a_line
 main()

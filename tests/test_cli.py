@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from convgen import cli
+from convgen.commands import main as cli
 from convgen.schedule.text import parse
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from convgen import free_memory
-from convgen.cli import cli
+from convgen.commands.main import cli
 from convgen.compiler import compile_layer
 from convgen.errors import InputError
 from convgen.free_memory import GIB, available_bytes

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from convgen import cli
+from convgen.commands import main as cli
 
 ROOT = Path(__file__).resolve().parent.parent
 LAYER = "name: one\nlayer: conv2d\ninput: [2, 4, 8, 8]\nout_channels: 4\nkernel_size: 3\ngrid: {N: 2}\n"
@@ -74,7 +74,7 @@ def test_what_the_machine_lacks_is_no_bug(
         raise error
 
     (tmp_path / "one.yaml").write_text(LAYER)
-    monkeypatch.setattr("convgen.cli.compile_files", fails)
+    monkeypatch.setattr("convgen.commands.compile.compile_files", fails)
     monkeypatch.setattr(sys, "argv", ["convgen", "compile", str(tmp_path / "one.yaml"), "--emit", "module"])
     with pytest.raises(SystemExit) as end:
         cli.main()

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from convgen.cli import cli
+from convgen.commands.main import cli
 from convgen.errors import InputError
-from convgen.outputs import check_file, check_folder, write_file
+from convgen.files import check_file, check_folder, write_file
 
 ROOT = Path(__file__).resolve().parent.parent
 LAYER = str(ROOT / "examples/auto.yaml")
@@ -60,7 +60,7 @@ def test_a_picture_that_cannot_be_drawn_is_refused(
     def without() -> None:
         raise InputError("a plot needs matplotlib", hint="pip install 'convgen[plot]'")
 
-    monkeypatch.setattr("convgen.outputs.matplotlib", without)
+    monkeypatch.setattr("convgen.commands.outputs.matplotlib", without)
     assert "needs matplotlib" in refused(*words, "--plot", tmp_path / "x.png").fact
 
 
@@ -78,7 +78,7 @@ def test_what_permissions_forbid_is_refused(tmp_path: Path, monkeypatch: pytest.
     def forbidden(**_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("convgen.outputs.tempfile.TemporaryFile", forbidden)
+    monkeypatch.setattr("convgen.files.tempfile.TemporaryFile", forbidden)
     for check in (check_file, check_folder):
         with pytest.raises(InputError, match="Permission denied"):
             check(tmp_path / "a.yaml", "-o")

@@ -16,12 +16,12 @@ from convgen.algebra.grid import Grid
 from convgen.algebra.space import Space
 from convgen.compiler import Compiled, compile_layer
 from convgen.errors import InputError
-from convgen.explain.colours import rank_colour
 from convgen.explain.needs import interior_rank, owner, panels, parts_of, segments
 from convgen.explain.ownership import holders
 from convgen.explain.plot import plot
-from convgen.explain.tracks import Block, place, stretch
 from convgen.explain.words import ranks_text
+from convgen.pictures.colours import rank_colour
+from convgen.pictures.tracks import Block, place, stretch
 from convgen.spec.layer import Layer
 
 

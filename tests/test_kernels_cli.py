@@ -10,7 +10,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from convgen.cli import cli
+from convgen.commands.main import cli
 from convgen.compiler import compile_layer
 from convgen.errors import InputError
 from convgen.spec.reader import read_layer

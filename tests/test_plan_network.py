@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from generate import draws
 
 from convgen.algebra.grid import Grid
-from convgen.cli import cli, main
+from convgen.commands.main import cli, main
 from convgen.compiler import compile_layer
 from convgen.cost.machines import load_machine
 from convgen.cost.model import Model

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from convgen.cli import cli
+from convgen.commands.main import cli
 from convgen.errors import InputError
 from convgen.explain.network import said_kind
 from convgen.spec.network import Network

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from convgen.errors import InputError
-from convgen.sw26010.allreduce import doubling_steps, halving_steps, run_all_reduce, simulate_traffic
-from convgen.sw26010.allreduce_cost import NUMBERINGS, Network, Numbering, all_reduce_time, coefficients, ring_time
+from convgen.sw26010.allreduce.cost import NUMBERINGS, Network, Numbering, all_reduce_time, coefficients, ring_time
+from convgen.sw26010.allreduce.run import doubling_steps, halving_steps, run_all_reduce, simulate_traffic
 
 BETA1 = 1 / 12e9
 MB100 = 100e6

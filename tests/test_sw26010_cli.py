@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from convgen.cli import cli
+from convgen.commands.main import cli
 from convgen.errors import InputError
-from convgen.sw26010.printing import load_program
-from convgen.sw26010.rates import load_rates
+from convgen.sw26010.machine.printing import load_program
+from convgen.sw26010.machine.rates import load_rates
 
 
 def call(*arguments: object) -> str:

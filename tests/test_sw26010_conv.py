@@ -14,29 +14,29 @@ import torch
 from convgen.errors import InputError
 from convgen.resources import data_file
 from convgen.schedule.nodes import PHASES, Phase
-from convgen.sw26010.conv import operand_shapes, run_conv
-from convgen.sw26010.conv_cost import choose_plan
-from convgen.sw26010.conv_counts import conv_counts
-from convgen.sw26010.conv_problem import Axis, ConvProblem
-from convgen.sw26010.conv_programs import columns_context, columns_program, implicit_context, implicit_program
-from convgen.sw26010.conv_trial import choose_by_running
-from convgen.sw26010.emulator import MessageMesh
-from convgen.sw26010.explicit_plan import ExplicitPlan, col2im_counts, gemm_of, im2col_counts
-from convgen.sw26010.gemm_cost import search_blocks
-from convgen.sw26010.implicit_plan import ImplicitPlan, implicit_counts, implicit_plan
-from convgen.sw26010.layouts import Transform, run_transform, transform_counts, transform_program
-from convgen.sw26010.memory import Dram
-from convgen.sw26010.mesh import VectorMesh
-from convgen.sw26010.pooling import (
+from convgen.sw26010.conv.cost import choose_plan
+from convgen.sw26010.conv.counts import conv_counts
+from convgen.sw26010.conv.explicit_plan import ExplicitPlan, col2im_counts, gemm_of, im2col_counts
+from convgen.sw26010.conv.implicit_plan import ImplicitPlan, implicit_counts, implicit_plan
+from convgen.sw26010.conv.layouts import Transform, run_transform, transform_counts, transform_program
+from convgen.sw26010.conv.problem import Axis, ConvProblem
+from convgen.sw26010.conv.programs import columns_context, columns_program, implicit_context, implicit_program
+from convgen.sw26010.conv.run import operand_shapes, run_conv
+from convgen.sw26010.conv.trial import choose_by_running
+from convgen.sw26010.gemm.cost import search_blocks
+from convgen.sw26010.machine.emulator import MessageMesh
+from convgen.sw26010.machine.memory import Dram
+from convgen.sw26010.machine.mesh import VectorMesh
+from convgen.sw26010.machine.printing import load_program
+from convgen.sw26010.machine.rates import load_rates, taken_rates
+from convgen.sw26010.pooling.run import (
     Pooling,
     pooling_backward_program,
     pooling_program,
     run_pooling,
     run_pooling_backward,
 )
-from convgen.sw26010.printing import load_program
-from convgen.sw26010.rates import load_rates, taken_rates
-from convgen.sw26010.table2 import read_table2
+from convgen.sw26010.table2.cells import read_table2
 
 TAKEN = taken_rates()
 REDUCED = {224: 7, 112: 6, 56: 5, 28: 4, 14: 3}

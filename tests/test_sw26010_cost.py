@@ -7,16 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from convgen.sw26010.conv_problem import ConvProblem
-from convgen.sw26010.fit import fit, leave_one_layer_out, non_negative_least_squares
-from convgen.sw26010.gemm import run_gemm
-from convgen.sw26010.gemm_cost import clock_seconds, gemm_seconds, search_blocks
-from convgen.sw26010.gemm_plan import GemmPlan
-from convgen.sw26010.implicit_plan import implicit_counts, implicit_plan, implicit_trips
-from convgen.sw26010.machine import SW26010
-from convgen.sw26010.rates import FITTED, load_rates, taken_rates
-from convgen.sw26010.support import implicit_refusal, implicit_supported
-from convgen.sw26010.table2 import (
+from convgen.sw26010.conv.implicit_plan import implicit_counts, implicit_plan, implicit_trips
+from convgen.sw26010.conv.problem import ConvProblem
+from convgen.sw26010.conv.support import implicit_refusal, implicit_supported
+from convgen.sw26010.gemm.cost import clock_seconds, gemm_seconds, search_blocks
+from convgen.sw26010.gemm.plan import GemmPlan
+from convgen.sw26010.gemm.run import run_gemm
+from convgen.sw26010.machine.core_group import SW26010
+from convgen.sw26010.machine.rates import FITTED, load_rates, taken_rates
+from convgen.sw26010.table2.cells import (
     FIT_LAYERS,
     cells,
     held_out,
@@ -25,6 +24,7 @@ from convgen.sw26010.table2 import (
     support_right,
     winners,
 )
+from convgen.sw26010.table2.fit import fit, leave_one_layer_out, non_negative_least_squares
 
 TAKEN = taken_rates()
 

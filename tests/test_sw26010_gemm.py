@@ -12,11 +12,11 @@ import pytest
 
 from convgen.errors import InputError
 from convgen.resources import data_file
-from convgen.sw26010.faults import LdmOverflow
-from convgen.sw26010.gemm import run_gemm
-from convgen.sw26010.gemm_counts import gemm_counts
-from convgen.sw26010.gemm_plan import GemmPlan, resident
-from convgen.sw26010.gemm_program import gemm_context, gemm_program
+from convgen.sw26010.gemm.counts import gemm_counts
+from convgen.sw26010.gemm.plan import GemmPlan, resident
+from convgen.sw26010.gemm.program import gemm_context, gemm_program
+from convgen.sw26010.gemm.run import run_gemm
+from convgen.sw26010.machine.faults import LdmOverflow
 
 
 def problem(m: int, n: int, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

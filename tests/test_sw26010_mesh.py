@@ -7,8 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from convgen.sw26010.emulator import MessageMesh
-from convgen.sw26010.faults import (
+from convgen.sw26010.gemm.plan import resident
+from convgen.sw26010.gemm.program import gemm_program, swap_buses
+from convgen.sw26010.machine.core_group import CoreGroup
+from convgen.sw26010.machine.emulator import MessageMesh
+from convgen.sw26010.machine.faults import (
     Deadlock,
     DmaFault,
     LdmOverflow,
@@ -16,11 +19,8 @@ from convgen.sw26010.faults import (
     PrecisionFault,
     UndrainedFifo,
 )
-from convgen.sw26010.gemm_plan import resident
-from convgen.sw26010.gemm_program import gemm_program, swap_buses
-from convgen.sw26010.machine import CoreGroup
-from convgen.sw26010.memory import Dram
-from convgen.sw26010.printing import load_program
+from convgen.sw26010.machine.memory import Dram
+from convgen.sw26010.machine.printing import load_program
 
 
 def gemm_operands(size: int, dtype: str = "float64") -> list[Dram]:

@@ -18,16 +18,16 @@ from click.testing import CliRunner
 from generate import draws
 from modules import assert_counted, assert_true, draw, on_mesh, run
 
-from convgen.cli import cli
+from convgen.commands.main import cli
 from convgen.compiler import Compiled, compile_layer
 from convgen.errors import InputError
 from convgen.schedule.nodes import PHASES
 from convgen.schedule.verify import verify
 from convgen.spec.build import layer_from_dict
 from convgen.spec.reader import layer_to_dict, read_csv, read_layer
-from convgen.sw26010.local_plan import plan_name, predicted
-from convgen.sw26010.sums import Sum, run_sum, sum_counts
-from convgen.sw26010.table2 import read_table2
+from convgen.sw26010.table2.cells import read_table2
+from convgen.sw26010.target.plan import plan_name, predicted
+from convgen.sw26010.target.sums import Sum, run_sum, sum_counts
 from convgen.verify.check import check
 from convgen.verify.mesh import mesh_report
 from convgen.verify.program import RankResult, forget_module, global_tensors, load_module, reference
@@ -204,7 +204,7 @@ def test_the_module_imports_the_emulator_and_nothing_else_of_convgen() -> None:
         for node in ast.walk(ast.parse(compiled().module()))
         if isinstance(node, (ast.Import, ast.ImportFrom))
     ]
-    assert [name for name in imported if str(name).startswith("convgen")] == ["convgen.sw26010.local"]
+    assert [name for name in imported if str(name).startswith("convgen")] == ["convgen.sw26010.target.local"]
 
 
 def test_the_same_bytes_whatever_the_hash_seed(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from convgen.resources import data_file
-from convgen.sw26010.gemm import run_gemm
-from convgen.sw26010.gemm_plan import GemmPlan
-from convgen.sw26010.gemm_triton import power_of_two, triton_context, triton_gemm
+from convgen.sw26010.gemm.plan import GemmPlan
+from convgen.sw26010.gemm.run import run_gemm
+from convgen.sw26010.gemm.triton import power_of_two, triton_context, triton_gemm
 
 CASES = (
     GemmPlan(m=64, n=64, k=64, bm=64, bn=64, bk=64),

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner, Result
 
-from convgen.cli import cli
+from convgen.commands.inputs import compile_files
+from convgen.commands.main import cli
 from convgen.compiler import compile_layer
 from convgen.errors import InputError
-from convgen.inputs import compile_files
 from convgen.kernels.choose import misfit
 from convgen.kernels.config import parse_config
 from convgen.kernels.families import family
@@ -319,6 +319,6 @@ def test_an_interrupt_fails_no_check(file: Path, monkeypatch: pytest.MonkeyPatch
     def interrupt(*given: object, **named: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("convgen.tune.cli.compile_files", interrupt)
+    monkeypatch.setattr("convgen.commands.tune.compile_files", interrupt)
     done = convgen("tune", file)
     assert done.exit_code == 130 and "interrupted" in done.stderr and not done.stdout

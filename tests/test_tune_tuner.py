@@ -180,7 +180,7 @@ algorithm: sample
 # The command, which measures three candidates, and then waits for its end.
 UNTIL = """
 import time
-from convgen import cli
+from convgen.commands import main as cli
 from convgen.tune import tuner
 
 append, left = tuner.append, iter((2, 1, 0))

@@ -16,7 +16,7 @@ from convgen.calibrate.result import DIGITS, NOISY, Calibration
 from convgen.cost.machine import Level
 from convgen.cost.machines import load_machine
 from convgen.errors import InputError, InternalError
-from convgen.outputs import check_file
+from convgen.files import check_file
 
 SUFFIXES = (".yaml", ".yml")
 _COLUMN = 34  # where comments begin, as in the files shipped

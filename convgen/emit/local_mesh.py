@@ -13,10 +13,10 @@ from convgen.kernels.choose import local_problems
 from convgen.kernels.problem import Problem
 from convgen.schedule.nodes import Convolve, Schedule
 from convgen.spec.layer import Layer
-from convgen.sw26010.conv_problem import Axis
-from convgen.sw26010.gemm_plan import Dtype
-from convgen.sw26010.local_plan import LocalPlan, LocalProblem, plan_local, predicted
-from convgen.sw26010.memory import DTYPES
+from convgen.sw26010.conv.problem import Axis
+from convgen.sw26010.gemm.plan import Dtype
+from convgen.sw26010.machine.memory import DTYPES
+from convgen.sw26010.target.plan import LocalPlan, LocalProblem, plan_local, predicted
 
 MeshPlans = dict[str, list[tuple[tuple[int, ...], LocalPlan]]]
 

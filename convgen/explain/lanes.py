@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from convgen.cost.schedule import kind_of
-from convgen.explain.canvas import GREY, INK, PALE, Canvas, shortened, text_width
 from convgen.explain.words import bytes_text, seconds_text
+from convgen.pictures.canvas import GREY, INK, PALE, Canvas, shortened, text_width
 from convgen.schedule.nodes import Convert, Phase, Schedule, Step, reads
 from convgen.schedule.text import changed_dims
 

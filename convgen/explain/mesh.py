@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from convgen.compiler import Compiled
-from convgen.sw26010.counts import Counts
-from convgen.sw26010.local_programs import CpeProgram, local_programs
+from convgen.sw26010.machine.counts import Counts
+from convgen.sw26010.target.programs import CpeProgram, local_programs
 
 EVENTS = ("putr", "putc", "getr", "getc", "vmad", "vadd", "convert", "shuffle")
 

@@ -12,8 +12,8 @@ import numpy as np
 from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.space import Space
 from convgen.algebra.windows import input_window, output_window
-from convgen.explain.tracks import Block
 from convgen.explain.words import PHASE_TENSORS
+from convgen.pictures.tracks import Block
 from convgen.schedule.nodes import PHASES, TENSOR_OF, Convolve, Phase, Schedule
 
 Spans = tuple[tuple[int, int], ...]

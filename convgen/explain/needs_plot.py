@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from convgen.algebra.space import Space
-from convgen.explain.canvas import GREY, INK, PALE, Canvas, shortened, text_width, wrapped
-from convgen.explain.colours import faded, rank_colour
 from convgen.explain.needs import Part, owner, panels, reference, segments
-from convgen.explain.tracks import Block, Placed, stretch
 from convgen.explain.words import INDEX_WORDS, plural, ranks_text
+from convgen.pictures.canvas import GREY, INK, PALE, Canvas, shortened, text_width, wrapped
+from convgen.pictures.colours import faded, rank_colour
+from convgen.pictures.tracks import Block, Placed, stretch
 
 TICK, FOREIGN, PADDING = 6.5, "////", "...."
 LEFT, BELOW, HEAD, CAPTION = 0.5, 0.36, 0.28, 0.36

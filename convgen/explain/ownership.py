@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from convgen.algebra.layout import Layout
 from convgen.algebra.space import Space
-from convgen.explain.canvas import GREY, INK, Canvas, shortened, text_width
-from convgen.explain.colours import rank_colour
-from convgen.explain.rulers import Side, draw_ruler, ruler_depth
-from convgen.explain.tracks import Block, Placed, blocks_of, place
 from convgen.explain.words import axes_text, counted, ranks_text
+from convgen.pictures.canvas import GREY, INK, Canvas, shortened, text_width
+from convgen.pictures.colours import rank_colour
+from convgen.pictures.rulers import Side, draw_ruler, ruler_depth
+from convgen.pictures.tracks import Block, Placed, blocks_of, place
 
 Key = tuple[tuple[int, int], ...]
 Box = tuple[float, float, float, float]

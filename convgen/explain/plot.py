@@ -9,14 +9,14 @@ from convgen.algebra.space import Space
 from convgen.cost.model import Model
 from convgen.cost.schedule import schedule_cost
 from convgen.errors import InputError
-from convgen.explain.canvas import GREY, INK, Canvas, shortened, text_width
-from convgen.explain.colours import faded, rank_colour
 from convgen.explain.lanes import HEIGHT, StepNumbers, draw_lanes
 from convgen.explain.needs import interior_rank, panels, parts_of
 from convgen.explain.needs_plot import FOREIGN, PADDING, draw_part
 from convgen.explain.ownership import draw_ownership
 from convgen.explain.words import PHASE_TITLE, copy_axes, layer_line, output_line, roles_words, splits_text
-from convgen.pictures import plot_format
+from convgen.pictures.canvas import GREY, INK, Canvas, shortened, text_width
+from convgen.pictures.colours import faded, rank_colour
+from convgen.pictures.figures import plot_format
 from convgen.schedule.nodes import PHASES, Phase, Schedule, reads
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from convgen.compiler import Compiled
-from convgen.sw26010.local_plan import predicted
+from convgen.sw26010.target.plan import predicted
 from convgen.verify.program import RankResult
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import track
 
 from convgen.errors import InputError
-from convgen.pictures import matplotlib, save_figure
+from convgen.pictures.figures import matplotlib, save_figure
 from convgen.plan.network.planner import GIB, budget_of, plan_network
 from convgen.plan.network.sample import sample_parallelism
 from convgen.plan.network.setting import Setting

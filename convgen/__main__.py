@@ -1,0 +1,5 @@
+"""`python -m convgen`."""
+
+from convgen.commands.main import main
+
+main()

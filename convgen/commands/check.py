@@ -1,0 +1,83 @@
+"""`convgen check`: run a module and compare it with a reference."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from convgen.commands.inputs import Finite, compile_files, layer_options, need, untuned_option
+from convgen.errors import InputError
+from convgen.spec.source import locate
+
+LONGEST_S = 10**6  # of --timeout: the clocks behind it overflow somewhere above
+
+
+@click.command("check")
+@click.argument("file")
+@click.option("--processes", is_flag=True, help="One process a rank, torch.distributed with gloo between them.")
+@click.option("--interpret", is_flag=True, help="A GPU target's Triton kernels in Triton's interpreter.")
+@click.option("--json", "as_json", is_flag=True, help="The report as JSON.")
+@click.option(
+    "--timeout", type=Finite(0, LONGEST_S, min_open=True), default=120.0, show_default=True,
+    help="Seconds after which processes are given up.",
+)  # fmt: skip
+@untuned_option
+@layer_options
+def check_command(
+    file: str, processes: bool, interpret: bool, as_json: bool, timeout: float, untuned: bool, **options: Any
+) -> None:
+    """Compile, run every rank on this machine, and compare with a single-device float64 reference."""
+    all_compiled = compile_files([file], **options, measured="quietly" if as_json and not untuned else not untuned)
+    for one in all_compiled:
+        one.module()  # refuses a target without an emitter before torch is needed
+    layer = all_compiled[0].layer
+    if interpret and not layer.on_gpu:
+        raise InputError(
+            f"target {layer.target} has no Triton kernels to interpret",
+            path=("target",),
+            hint="check without --interpret",
+        )
+    need("torch", "convgen check runs the module, which needs torch")
+    if layer.on_gpu:
+        need("triton", f"a module for {layer.target} imports triton")
+        if not interpret:
+            _need_gpu(layer.target, processes)
+    from convgen.verify.fits import check_fits
+
+    transport = "processes" if processes else "virtual"
+    for one in all_compiled:
+        try:
+            check_fits(one, transport)
+        except InputError as error:
+            raise locate(error, one.layer.source) from None
+    from convgen.verify.check import check as run_check
+    from convgen.verify.processes import TooLate
+    from convgen.verify.report import report_json, report_text
+
+    try:
+        reports = [run_check(c, transport=transport, timeout_s=timeout, interpret=interpret) for c in all_compiled]
+    except TooLate as error:
+        click.echo(f"{error}\nerror: the processes did not finish in {timeout:g} s", err=True)
+        click.echo(
+            "  try     --timeout with more seconds; where that does not help, one rank waits for another", err=True
+        )
+        raise SystemExit(1) from None
+    if as_json:
+        click.echo(json.dumps([report_json(c, r) for c, r in zip(all_compiled, reports, strict=True)], indent=1))
+    else:
+        click.echo("\n".join(report_text(c, r) for c, r in zip(all_compiled, reports, strict=True)))
+    if not all(r.ok for r in reports):
+        raise SystemExit(1)
+
+
+def _need_gpu(target: str, processes: bool) -> None:
+    """Virtual ranks of a GPU target share one GPU; processes would need one each."""
+    import torch
+
+    hint = "--interpret runs its kernels on the CPU, in Triton's interpreter"
+    if processes:
+        raise InputError(f"--processes with target {target}: ranks as processes would need a GPU each", hint=hint)
+    if not torch.cuda.is_available():
+        raise InputError(f"target {target}: torch sees no GPU here", path=("target",), hint=hint)

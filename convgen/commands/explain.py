@@ -1,0 +1,46 @@
+"""`convgen explain`: a layer's algorithm in words, numbers and a picture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from convgen.commands.inputs import compile_files, layer_options
+from convgen.commands.outputs import Picture
+from convgen.errors import InputError
+
+
+@click.command("explain")
+@click.argument("file")
+@click.option(
+    "--plot",
+    type=Picture(),
+    metavar="FILE",
+    help="Draw who owns and needs what, and the steps as lanes (png, svg, pdf).",
+)
+@click.option("--json", "as_json", is_flag=True, help="The numbers as JSON.")
+@layer_options
+def explain_command(file: str, plot: Path | None, as_json: bool, **options: Any) -> None:
+    """Roles, schedule, and per step its elements, bytes, seconds and formula."""
+    from convgen.explain.text import cost_json, explain_text
+
+    all_compiled = compile_files([file], **options)
+    if plot is not None:
+        from convgen.explain.plot import check_plot
+
+        if len(all_compiled) != 1:
+            fact = f"--plot draws one layer, {file} has {len(all_compiled)}"
+            raise InputError(fact, hint="a YAML file of one layer")
+        check_plot(all_compiled[0])
+    if as_json:
+        click.echo(json.dumps([cost_json(c) for c in all_compiled], indent=1))
+    else:
+        click.echo("\n".join(explain_text(c) for c in all_compiled))
+    if plot is not None:
+        from convgen.explain.plot import plot as draw
+
+        draw(all_compiled[0], plot)
+        click.echo(str(plot), err=True)

@@ -1,0 +1,73 @@
+"""The command line (DESIGN section 5).
+
+Results go to stdout, progress and remarks to stderr. Exit codes: 0 done, 1 a check failed, 2 the input is
+wrong, 3 a bug of ours.
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+import traceback
+from typing import Any
+
+import click
+
+from convgen import __version__
+from convgen.commands.calibrate import calibrate_command
+from convgen.commands.check import check_command
+from convgen.commands.compile import compile_command
+from convgen.commands.explain import explain_command
+from convgen.commands.network import network_command
+from convgen.commands.plan import plan_command
+from convgen.commands.sw26010 import sw26010
+from convgen.commands.tune import INTERRUPTED, tune
+from convgen.errors import InputError
+
+
+class Commands(click.Group):
+    """An interrupted command failed no check: exit code 130, where click has 1."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            ctx.exit(INTERRUPTED)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="convgen")
+def cli() -> None:
+    """A compiler for distributed convolutions."""
+
+
+for command in (
+    calibrate_command, check_command, compile_command, explain_command, network_command, plan_command, sw26010, tune,
+):  # fmt: skip
+    cli.add_command(command)
+
+
+def main() -> None:
+    """Entry point: errors of the input in one message, ours with how to report them."""
+    try:
+        cli(standalone_mode=True)
+    except InputError as error:
+        click.echo(str(error), err=True)
+        sys.exit(2)
+    except MemoryError as error:
+        click.echo(str(InputError(f"there is too little memory: {error}", hint="smaller extents")), err=True)
+        sys.exit(2)
+    except Exception as error:
+        if (
+            isinstance(error, OSError) and error.errno == errno.ENOSPC
+        ):  # of stdout; files are said where they are written
+            click.echo(str(InputError("cannot write the output: no space is left on its device")), err=True)
+            sys.exit(2)
+        click.echo(traceback.format_exc(), err=True)
+        click.echo(
+            f"convgen {__version__}: this is a bug of convgen. Please report the text above with the layer file and "
+            f"this command: convgen {' '.join(sys.argv[1:])}",
+            err=True,
+        )
+        sys.exit(3)

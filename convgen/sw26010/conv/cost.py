@@ -1,0 +1,117 @@
+"""Seconds of a convolution's phase on one core group: a sum of things counted times constants.
+
+    seconds = fixed + sum over constants (count * constant)
+
+`fixed` holds what the taken rates give; the counts go with the fitted constants, so that fitting is linear.
+
+Implicit: flops at peak * slowdown, DMA by block size, and a round for every tile read, product and tile written; the
+published nest overlaps nothing. Explicit, per image: im2col (DMA, and an operation's overhead) or col2im (a constant
+an element: DMA does not explain what was published), and the GEMM, double buffered; per call the weights are repacked
+by the MPE.
+
+Planes of which two don't fit into an LDM (8 H_out W_out > 64 KB: VGG's 112 and 224) take longer than that, and the
+paper does not say why: per output element in the forward phase, and per element of the three matrices in proportion
+to the part of the plane that does not fit. What they are fitted to is all that is known about these two terms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from convgen.schedule.nodes import Phase
+from convgen.sw26010.conv.explicit_plan import ExplicitPlan, gemm_of, im2col_operations
+from convgen.sw26010.conv.implicit_plan import ImplicitPlan, implicit_counts, implicit_plan, implicit_trips, valid_flops
+from convgen.sw26010.conv.problem import ConvProblem
+from convgen.sw26010.conv.support import implicit_refusal
+from convgen.sw26010.gemm.cost import gemm_seconds, search_blocks
+from convgen.sw26010.gemm.plan import Dtype
+from convgen.sw26010.machine.core_group import CPES
+from convgen.sw26010.machine.rates import Rates
+
+Plan = ImplicitPlan | ExplicitPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """fixed_s, and how many of each fitted constant."""
+
+    fixed_s: float
+    counts: tuple[tuple[str, float], ...]
+
+    def seconds(self, constants: Mapping[str, float]) -> float:
+        return self.fixed_s + sum(count * constants[name] for name, count in self.counts)
+
+
+def explicit_plan(problem: ConvProblem, phase: Phase, rates: Rates, dtype: Dtype = "float32") -> ExplicitPlan:
+    """The explicit plan with searched blocks."""
+    return ExplicitPlan(problem=problem, phase=phase, gemm=search_blocks(gemm_of(problem, phase, dtype), rates))
+
+
+@cache
+def conv_terms(plan: Plan, rates: Rates) -> Terms:
+    """The terms of a phase; `rates` are the taken ones."""
+    return _implicit_terms(plan, rates) if isinstance(plan, ImplicitPlan) else _explicit_terms(plan, rates)
+
+
+def _implicit_terms(plan: ImplicitPlan, rates: Rates) -> Terms:
+    counts, trips = implicit_counts(plan), implicit_trips(plan)
+    rounds = trips.gemms + trips.data_tiles + trips.out_tiles
+    return Terms(
+        rates.transfer_s(counts.get) + rates.transfer_s(counts.put),
+        (
+            ("implicit_kernel_slowdown", valid_flops(plan) / rates.group.peak_flops_per_s),
+            ("implicit_round_s", rounds),
+        ),
+    )
+
+
+def _explicit_terms(plan: ExplicitPlan, rates: Rates) -> Terms:
+    problem, gemm = plan.problem, plan.gemm
+    pixels, columns = problem.h_out * problem.w_out, problem.taps * problem.c
+    repacked_bytes = gemm.itemsize * columns * problem.f
+    fixed = problem.n * gemm_seconds(gemm, rates) + repacked_bytes / rates.group.copy_bytes_per_s
+    counts: list[tuple[str, float]] = []
+    if plan.phase == "backward_data":
+        counts.append(("col2im_element_s", problem.n * columns * pixels))
+    else:
+        operations = problem.n * im2col_operations(problem)
+        line_bytes = gemm.itemsize * problem.w_out
+        fixed += operations * CPES * line_bytes / rates.bytes_per_s(line_bytes)
+        counts.append(("im2col_operation_s", operations))
+    outside = max(0.0, 1 - rates.group.ldm_bytes / (2 * gemm.itemsize * pixels))
+    if outside:
+        operands = gemm.m * gemm.n + gemm.n * gemm.k + gemm.k * gemm.m
+        counts.append(("big_plane_operand_s", outside * problem.n * operands))
+        if plan.phase == "forward":
+            counts.append(("big_plane_output_s", problem.n * problem.f * pixels))
+    return Terms(fixed, tuple(counts))
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The plans that a phase can have, with seconds; the first is the fastest."""
+
+    plans: tuple[tuple[Plan, float], ...]
+    refusal: str | None  # why implicit is not among them
+
+    @property
+    def plan(self) -> Plan:
+        return self.plans[0][0]
+
+    @property
+    def seconds(self) -> float:
+        return self.plans[0][1]
+
+
+def choose_plan(
+    problem: ConvProblem, phase: Phase, taken: Rates, fitted: Mapping[str, float], dtype: Dtype = "float32"
+) -> Choice:
+    """The faster plan of a phase by the cost model; swCaffe runs both in its first two iterations ([SW] 6.1)."""
+    plans: list[Plan] = [explicit_plan(problem, phase, taken, dtype)]
+    refusal = implicit_refusal(problem, phase)
+    if refusal is None:
+        plans.append(implicit_plan(problem, phase, dtype))
+    timed = sorted(((plan, conv_terms(plan, taken).seconds(fitted)) for plan in plans), key=lambda item: item[1])
+    return Choice(tuple(timed), refusal)

@@ -1,0 +1,115 @@
+"""Explicit GEMM convolution: per image im2col or col2im, and one GEMM.
+
+| phase | GEMM: m, n, k | A | B | C |
+|---|---|---|---|---|
+| forward | HW_out, F, K K C | columns of x | w | y |
+| backward_filter | K K C, F, HW_out | columns of x, turned round in LDM | dy | dw, added to |
+| backward_data | HW_out, K K C, F | dy | w, turned round in LDM | columns of dx |
+
+Source: [SW] 4.2.1, Figure 4: a CPE gets a row, pads it, and puts K x K lines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from convgen.errors import InputError, Note
+from convgen.schedule.nodes import Phase
+from convgen.sw26010.conv.problem import Axis, ConvProblem, meeting
+from convgen.sw26010.gemm.plan import Dtype, GemmPlan
+from convgen.sw26010.machine.core_group import CPES, LANES, MESH, SLOT_BYTES, SW26010
+from convgen.sw26010.machine.counts import Counts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplicitPlan:
+    """A phase of a convolution by explicit GEMM, image by image.
+
+    In float32 the explicit dw is rounded after every image, which adds to it in memory.
+
+    Raises:
+        InputError: a row of the padded image and a line of the columns don't fit into LDM together.
+    """
+
+    problem: ConvProblem
+    phase: Phase
+    gemm: GemmPlan
+
+    def __post_init__(self) -> None:
+        problem = self.problem
+        needed = SLOT_BYTES * (row_slots(problem.columns) + problem.w_out)  # col2im's, the most of the phases
+        if needed > SW26010.ldm_bytes:
+            raise InputError(
+                f"explicit GEMM has a row of {problem.w} columns and its line in LDM: {needed} of "
+                f"{SW26010.ldm_bytes} B",
+                notes=(Note("layer", f"{problem}, {self.phase}"),),
+                hint="an image of fewer columns, or the implicit plan",
+            )
+
+    @property
+    def dtype(self) -> Dtype:
+        return self.gemm.dtype
+
+    @property
+    def move_ldm_bytes(self) -> int:
+        """LDM of im2col (in slots of memory's size) or col2im in a CPE."""
+        columns = self.problem.columns
+        if self.phase == "backward_data":
+            return SLOT_BYTES * (row_slots(columns) + columns.out)
+        return self.gemm.itemsize * (columns.span + (columns.out if columns.stride > 1 else 0))
+
+    @property
+    def columns_shape(self) -> tuple[int, int]:
+        """Of the matrix of columns: [C K K H_out, W_out], which is also [C K K, H_out W_out]."""
+        p = self.problem
+        return p.c * p.taps * p.h_out, p.w_out
+
+
+def row_slots(columns: Axis) -> int:
+    """Of a row of dx in LDM, with what falls beside the image on either side."""
+    return max(max(columns.padding, 0) + columns.extent, max(-columns.padding, 0) + columns.span)
+
+
+def gemm_of(problem: ConvProblem, phase: Phase, dtype: Dtype = "float32") -> GemmPlan:
+    """The GEMM of a phase, in the smallest blocks; `search_blocks` finds better ones."""
+    pixels, columns, f = problem.h_out * problem.w_out, problem.taps * problem.c, problem.f
+    m, n, k = {
+        "forward": (pixels, f, columns),
+        "backward_filter": (columns, f, pixels),
+        "backward_data": (pixels, columns, f),
+    }[phase]
+    return GemmPlan(
+        m=m, n=n, k=k, bm=MESH * LANES, bn=MESH, bk=MESH, dtype=dtype, accumulate=phase == "backward_filter",
+        a_transposed=phase == "backward_filter", b_transposed=phase == "backward_data",
+    )  # fmt: skip
+
+
+def im2col_counts(problem: ConvProblem, dtype: Dtype) -> Counts:
+    """One image, by closed form: a get for every row of x in y's span, a put for every line of the columns."""
+    counts = Counts()
+    size = 4 if dtype == "float32" else 8
+    (top, bottom), (left, right) = problem.rows.read, problem.columns.read
+    rows = problem.c * (bottom - top) if right > left else 0
+    counts.add_get((right - left) * size, rows * (right - left) * size, rows)
+    lines = problem.c * problem.taps * problem.h_out
+    counts.add_put(problem.w_out * size, lines * problem.w_out * size, lines)
+    return counts
+
+
+def col2im_counts(problem: ConvProblem, dtype: Dtype) -> Counts:
+    """One image, by closed form: a get for every line of the columns that is not padding, a put for every row of dx."""
+    counts = Counts()
+    size = 4 if dtype == "float32" else 8
+    lines = problem.c * problem.columns.kernel * meeting("backward_data", problem.rows).pairs()
+    counts.add_get(problem.w_out * size, lines * problem.w_out * size, lines)
+    counts.add_put(problem.w * size, problem.c * problem.h * problem.w * size, problem.c * problem.h)
+    counts.vadd = lines * -(-problem.w_out // LANES)
+    if dtype == "float32":
+        counts.convert = lines * -(-problem.w_out // LANES)
+        counts.convert += problem.c * problem.h * -(-row_slots(problem.columns) // LANES)
+    return counts
+
+
+def im2col_operations(problem: ConvProblem) -> int:
+    """DMA operations of the busiest CPE for one image: a get and K K puts for each of its padded rows."""
+    return -(-problem.c * problem.rows.span // CPES) * (1 + problem.taps)

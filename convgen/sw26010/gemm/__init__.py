@@ -1,0 +1,1 @@
+"""GEMM on the mesh ([SW] 4.1): plan, program, counts, seconds."""

@@ -1,0 +1,80 @@
+"""The 64 KB scratchpad of a CPE: buffers, and what their contents are fit for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from convgen.sw26010.machine.core_group import SLOT_BYTES
+from convgen.sw26010.machine.faults import DmaFault, LdmOverflow, PrecisionFault
+
+Array = NDArray[Any]
+
+
+class Buffer:
+    """A matrix in LDM, in slots of 8 bytes (of 4, where floats only pass through).
+
+    DMA brings elements as memory has them: floats lie in the slots as floats until `widen`, and doubles must be
+    narrowed before they are put into a memory of floats. Contents that are still under way can't be used.
+    """
+
+    __slots__ = ("array", "arriving", "floats", "name", "written")
+
+    def __init__(self, name: str, array: Array) -> None:
+        self.name = name
+        self.array = array  # [..., rows, columns]
+        self.floats = False
+        self.arriving = False
+        self.written = False
+
+    @property
+    def rows(self) -> int:
+        return self.array.shape[-2]
+
+    @property
+    def columns(self) -> int:
+        return self.array.shape[-1]
+
+    def settled(self) -> Array:
+        """The contents, whatever their precision. Raises DmaFault: under way, or never written."""
+        if self.arriving:
+            raise DmaFault(f"{self.name} is used before its dma_get was waited for")
+        if not self.written:
+            raise DmaFault(f"{self.name} is used before anything was written to it")
+        return self.array
+
+    def doubles(self) -> Array:
+        """The contents as doubles. Raises PrecisionFault: they are floats."""
+        contents = self.settled()
+        if self.floats:
+            raise PrecisionFault(f"{self.name} holds floats, used as doubles: widen it first")
+        return contents
+
+
+class Ldm:
+    """What is left of one CPE's scratchpad."""
+
+    __slots__ = ("capacity_bytes", "used_bytes")
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.used_bytes = 0
+
+    def allocate(
+        self, name: str, rows: int, columns: int, slot_bytes: int = SLOT_BYTES, lead: tuple[int, ...] = ()
+    ) -> Buffer:
+        """A buffer of rows x columns slots a CPE; `lead` is the shape of the CPEs that are emulated at once.
+
+        Raises:
+            LdmOverflow: it does not fit.
+        """
+        wanted = rows * columns * slot_bytes
+        if self.used_bytes + wanted > self.capacity_bytes:
+            raise LdmOverflow(
+                f"{name}[{rows}, {columns}] needs {wanted} B of LDM; {self.used_bytes} of {self.capacity_bytes} B are "
+                "in use"
+            )
+        self.used_bytes += wanted
+        return Buffer(name, np.zeros((*lead, rows, columns)))

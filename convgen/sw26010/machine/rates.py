@@ -1,0 +1,93 @@
+"""The constants that turn counts into seconds: tuning/sw26010/rates.json.
+
+`taken` ones are published or measured by others, each with its source; `fitted` ones come out of [SW] Table 2
+(fit.py), with the cells that they come from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from convgen.resources import data_file
+from convgen.sw26010.machine.core_group import SW26010, CoreGroup
+
+FITTED: tuple[str, ...] = (
+    "implicit_kernel_slowdown",
+    "implicit_round_s",
+    "im2col_operation_s",
+    "col2im_element_s",
+    "big_plane_output_s",
+    "big_plane_operand_s",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Seconds of things.
+
+    `implicit_kernel_slowdown`: flops at peak take this many times longer in the implicit kernel (1 / efficiency).
+    `implicit_round_s`: of every tile that is read, multiplied or written and waited for. `im2col_operation_s`: of a
+    DMA operation of im2col, beside its bytes. `col2im_element_s`: of an element of the matrix. `big_plane_*_s`: of
+    an output element, and of an element of the three matrices, where planes are large (conv/cost.py).
+    """
+
+    dma_half_block_bytes: float
+    gemm_kernel_efficiency: float
+    dma_round_s: float
+    implicit_kernel_slowdown: float = 1.0
+    implicit_round_s: float = 0.0
+    im2col_operation_s: float = 0.0
+    col2im_element_s: float = 0.0
+    big_plane_output_s: float = 0.0
+    big_plane_operand_s: float = 0.0
+    group: CoreGroup = SW26010
+
+    def bytes_per_s(self, block_bytes: float) -> float:
+        """DMA of blocks of this size, 64 CPEs together: 28 GB/s * b / (b + b_half), [SW] Figure 2."""
+        return self.group.dma_bytes_per_s * block_bytes / (block_bytes + self.dma_half_block_bytes)
+
+    def transfer_s(self, sizes: Mapping[int, int]) -> float:
+        """Bytes by block size, in seconds."""
+        return sum(size / self.bytes_per_s(block) for block, size in sizes.items())
+
+    def fitted(self) -> dict[str, float]:
+        return {name: getattr(self, name) for name in FITTED}
+
+
+@cache
+def read_rates_file() -> dict[str, Any]:
+    """The file as it stands."""
+    return json.loads(data_file("tuning", "sw26010", "rates.json").read_text(encoding="utf-8"))
+
+
+def taken_rates() -> Rates:
+    """What is not fitted; the fitted constants have no effect."""
+    taken = read_rates_file()["taken"]
+    return Rates(
+        dma_half_block_bytes=float(taken["dma_half_block_bytes"][0]),
+        gemm_kernel_efficiency=float(taken["gemm_kernel_efficiency"][0]),
+        dma_round_s=float(taken["dma_round_s"][0]),
+    )
+
+
+def load_rates() -> Rates:
+    """All constants of the file."""
+    fitted = read_rates_file()["fitted"]
+    constants: dict[str, Any] = {name: float(fitted[name]) for name in FITTED}
+    return replace(taken_rates(), **constants)
+
+
+def rates_json(constants: Mapping[str, float], layers: Sequence[str]) -> str:
+    """Text of the file with other fitted constants.
+
+    Args:
+        layers: of [SW] Table 2, that they were fitted to.
+    """
+    contents = read_rates_file()
+    fitted: dict[str, Any] = {"from": f"[SW] Table 2, {' and '.join(layers)}; convgen sw26010 table2 --write FILE"}
+    fitted.update({name: float(f"{constants[name]:.6g}") for name in FITTED})
+    return json.dumps({**contents, "fitted": fitted}, indent=1) + "\n"

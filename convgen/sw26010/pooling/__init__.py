@@ -1,0 +1,1 @@
+"""Pooling on the mesh ([SW] 4.4)."""

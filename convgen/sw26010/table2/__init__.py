@@ -1,0 +1,1 @@
+"""[SW] Table 2: published seconds, the constants fitted to them, and predictions."""

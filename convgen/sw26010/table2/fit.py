@@ -1,0 +1,72 @@
+"""Fitting the constants to cells of Table 2: least squares of relative errors, no constant negative."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from convgen.errors import InputError
+from convgen.sw26010.machine.rates import FITTED
+from convgen.sw26010.table2.cells import Cell
+
+Reals = NDArray[np.float64]
+
+
+def fit(selected: Iterable[Cell]) -> dict[str, float]:
+    """Constants that fit the cells best; those that no cell has are 0.
+
+    Implicit and explicit cells share no constant, so they are fitted apart.
+
+    Raises:
+        InputError: no cells.
+    """
+    chosen = list(selected)
+    if not chosen:
+        raise InputError("nothing to fit the constants to", hint="layers of [SW] Table 2, such as conv1_2 and conv4_1")
+    constants: dict[str, float] = dict.fromkeys(FITTED, 0.0)
+    for kind in ("implicit", "explicit"):
+        mine = [cell for cell in chosen if cell.kind == kind]
+        names = [name for name in FITTED if any(name in dict(cell.terms.counts) for cell in mine)]
+        if names:
+            constants.update(zip(names, _fit_kind(mine, names), strict=True))
+    return constants
+
+
+def _fit_kind(selected: Sequence[Cell], names: Sequence[str]) -> list[float]:
+    matrix = np.array([[dict(c.terms.counts).get(name, 0.0) / c.published_s for name in names] for c in selected])
+    wanted = np.array([1 - c.terms.fixed_s / c.published_s for c in selected])
+    return non_negative_least_squares(matrix, wanted).tolist()
+
+
+def non_negative_least_squares(matrix: Reals, wanted: Reals) -> Reals:
+    """x >= 0 that minimises |matrix x - wanted|, by trying every set of columns: there are at most four.
+
+    Args:
+        matrix: [rows, columns]; wanted: [rows].
+    """
+    columns = matrix.shape[1]
+    scale = np.abs(matrix).max(axis=0)
+    scaled = matrix / scale
+    best, best_error = np.zeros(columns), float(wanted @ wanted)
+    for size in range(1, columns + 1):
+        for used in combinations(range(columns), size):
+            part = scaled[:, list(used)]
+            found = np.asarray(cast(Any, np.linalg.lstsq)(part, wanted, rcond=None)[0], dtype=np.float64)
+            if found.min() < 0:
+                continue
+            error = float(np.square(part @ found - wanted).sum())
+            if error < best_error * (1 - 1e-12):
+                best, best_error = np.zeros(columns), error
+                best[list(used)] = found
+    return best / scale
+
+
+def leave_one_layer_out(all_cells: Sequence[Cell]) -> list[tuple[Cell, dict[str, float]]]:
+    """Every cell with constants fitted to the cells of all layers of another shape."""
+    shapes = dict.fromkeys(cell.layers for cell in all_cells)
+    fits = {layers: fit(cell for cell in all_cells if cell.layers != layers) for layers in shapes}
+    return [(cell, fits[cell.layers]) for cell in all_cells]

@@ -1,0 +1,1 @@
+"""A rank whose processor is an SW26010: what generated modules import."""

@@ -1,0 +1,136 @@
+"""The processor of one rank of a generated module: its core groups, emulated, and what they did.
+
+A module for target sw26010 imports this file and nothing else of convgen.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from convgen.errors import InputError
+from convgen.sw26010.conv.cost import Plan
+from convgen.sw26010.conv.problem import Axis
+from convgen.sw26010.conv.run import ConvRun, run_conv
+from convgen.sw26010.conv.trial import trial_seconds
+from convgen.sw26010.gemm.run import Level
+from convgen.sw26010.machine.counts import Counts
+from convgen.sw26010.machine.rates import taken_rates
+from convgen.sw26010.target.plan import Done, LocalPlan, LocalProblem, Share, account, plan_local, sorted_plans
+from convgen.sw26010.target.sums import run_sum
+
+__all__ = ["Axis", "LocalProblem", "Processor"]
+Array = NDArray[Any]
+Choosing = Literal["model", "trial"]
+# Ranks that are threads of one process would take the interpreter from each other at every array operation.
+_one_at_a_time = threading.Lock()
+
+
+class Processor:
+    """The core groups of a rank. `report` has for each phase what its last run did."""
+
+    def __init__(self, core_groups: int = 1, choosing: Choosing = "model") -> None:
+        """
+        Args:
+            choosing: plans by the cost model; or `trial`: the first run of a problem takes the explicit plan, the
+                second the implicit one, and those after it the faster by the emulator's clock ([SW] 6.1).
+        """
+        self.core_groups, self.choosing = core_groups, choosing
+        self.report: dict[str, dict[str, Any]] = {}
+        self._calls: dict[str, int] = {}
+        self._tried: dict[tuple[LocalProblem, int], dict[Plan, float]] = {}
+
+    def convolve(self, problem: LocalProblem, first: Array, second: Array, level: Level = "fast") -> Array:
+        """One phase of a rank, on the mesh.
+
+        Args:
+            first, second: x and w; dy and w; or dy and x, contiguous: x [N, groups C, H, W], w [groups F, C, K, K], dy
+                as y [N, groups F, H_out, W_out]. Nothing is empty.
+            level: as `run_conv` has it; trials are timed on events, which message by message are not kept, and then
+                run with the mesh at once, in the order of the messages.
+        Returns:
+            y, dx or dw, of the problem's dtype.
+        """
+        if level not in get_args(Level):
+            raise InputError(f"no level of emulation is named {level}", hint=", ".join(get_args(Level)))
+        plan = plan_local(problem, self.core_groups)
+        if problem.phase == "backward_filter":
+            first, second = second, first  # as the plans have them
+        with _one_at_a_time:
+            result, done, summed, chosen = self._run(plan, first, second, level)
+        calls = self._calls[problem.phase] = self._calls.get(problem.phase, 0) + 1
+        self.report[problem.phase] = {"call": calls, "chosen": chosen, "level": level, **account(plan, done, summed)}
+        return result
+
+    def _run(
+        self, plan: LocalPlan, first: Array, second: Array, level: Level
+    ) -> tuple[Array, list[Done], Counts | None, list[str]]:
+        problem, parts = plan.problem, len(plan.shares)
+        rows, columns = problem.rows, problem.columns
+        channels, filters = problem.groups * problem.c, problem.groups * problem.f
+        shape: tuple[int, ...] = {
+            "forward": (problem.n, filters, rows.out, columns.out),
+            "backward_data": (problem.n, channels, rows.extent, columns.extent),
+            "backward_filter": (parts, filters, problem.c, rows.kernel, columns.kernel),
+        }[problem.phase]
+        out = np.empty(shape, problem.dtype)
+        done: list[Done] = []
+        reasons: list[str] = []
+        for at, share in enumerate(plan.shares):
+            chosen, reason = self._plan(problem, share)
+            trying = reason.endswith("trial")
+            counts, ldm, seconds = Counts(), 0, 0.0
+            for group in range(problem.groups):
+                run = _run_group(problem, share, chosen, group, first, second, level, trying)
+                _store(out, problem, share, at, group, run.result)
+                counts.add(run.counts)
+                ldm = max(ldm, run.ldm_bytes)
+                seconds += trial_seconds(run, taken_rates()) if trying else 0.0
+            if trying:
+                self._tried.setdefault((problem, share.first), {})[chosen] = seconds
+            done.append(Done(chosen, counts, ldm))
+            reasons.append(reason)
+        if problem.phase != "backward_filter":
+            return out, done, None, reasons
+        if plan.sum is None:
+            return out[0], done, None, reasons
+        total, summed = run_sum(plan.sum, out.reshape(parts, -1))
+        return total.reshape(out.shape[1:]), done, summed, reasons
+
+    def _plan(self, problem: LocalProblem, share: Share) -> tuple[Plan, str]:
+        """The plan of a core group's next run, and why it."""
+        choice = share.choice
+        if self.choosing == "model" or len(choice.plans) == 1:
+            return choice.plan, "the only one" if len(choice.plans) == 1 else "by the cost model"
+        tried = self._tried.get((problem, share.first), {})
+        for (plan, _), which in zip(sorted_plans(choice), ("first", "second"), strict=True):
+            if plan not in tried:
+                return plan, f"{which} trial"
+        return min(tried, key=lambda plan: tried[plan]), "the faster of two trials"
+
+
+def _run_group(
+    problem: LocalProblem, share: Share, plan: Plan, group: int, first: Array, second: Array, level: Level, log: bool
+) -> ConvRun:
+    """A group of the convolution on a core group's samples."""
+    samples = slice(share.first, share.last)
+    c, f = (slice(group * n, (group + 1) * n) for n in (problem.c, problem.f))
+    if problem.phase == "backward_filter":
+        one, other = first[samples, c], second[samples, f]
+    else:
+        one, other = first[samples, c if problem.phase == "forward" else f], second[f]
+    return run_conv(plan, one, other, level="exact" if log and level == "messages" else level, log=log)
+
+
+def _store(out: Array, problem: LocalProblem, share: Share, at: int, group: int, result: Array) -> None:
+    samples = slice(share.first, share.last)
+    c, f = (slice(group * n, (group + 1) * n) for n in (problem.c, problem.f))
+    if problem.phase == "forward":
+        out[samples, f] = result
+    elif problem.phase == "backward_data":
+        out[samples, c] = result
+    else:
+        out[at, f] = result

@@ -1,0 +1,63 @@
+"""The programs that a rank's CPEs run for a phase, one after the other, and what each counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from convgen.sw26010.conv.cost import Plan
+from convgen.sw26010.conv.explicit_plan import col2im_counts, im2col_counts
+from convgen.sw26010.conv.implicit_plan import ImplicitPlan, implicit_counts
+from convgen.sw26010.conv.programs import columns_program, implicit_program
+from convgen.sw26010.gemm.counts import gemm_counts
+from convgen.sw26010.gemm.program import gemm_program
+from convgen.sw26010.machine.core_group import LANES, REGISTER_COLUMNS, REGISTER_ROWS
+from convgen.sw26010.machine.counts import Counts
+from convgen.sw26010.target.plan import LocalPlan, plan_blocks
+from convgen.sw26010.target.sums import sum_counts, sum_program
+
+# Of a CPE's 32: a block of C, a column of A's vectors, a row of B's elements.
+KERNEL_REGISTERS = REGISTER_ROWS // LANES * REGISTER_COLUMNS + REGISTER_ROWS // LANES + REGISTER_COLUMNS
+
+
+@dataclass(slots=True)
+class CpeProgram:
+    """A program, and its events in one call of the module: over its `runs` on all core groups that have it."""
+
+    name: str
+    text: str
+    config: dict[str, int]
+    ldm_bytes: int
+    registers: int | None = None
+    runs: int = 0
+    counts: Counts = field(default_factory=Counts)
+
+
+def local_programs(plan: LocalPlan) -> tuple[CpeProgram, ...]:
+    """The programs for one CPE, message by message, with the plans that the cost model chose; equal ones once."""
+    found: dict[str, CpeProgram] = {}
+    for share in plan.shares:
+        for program, counts, runs in _programs(share.choice.plan):
+            kept = found.setdefault(program.text, program)
+            kept.counts.add(counts, runs * plan.problem.groups)
+            kept.runs += runs * plan.problem.groups
+    if plan.sum is not None:
+        config = {"groups": plan.sum.groups, "piece": plan.sum.piece}
+        summing = CpeProgram("backward_filter_sum", sum_program(plan.sum), config, plan.sum.ldm_bytes, runs=1)
+        summing.counts = sum_counts(plan.sum)
+        found[summing.text] = summing
+    return tuple(found.values())
+
+
+def _programs(plan: Plan) -> list[tuple[CpeProgram, Counts, int]]:
+    """In the order of running, with the events of a run and how often it runs."""
+    if isinstance(plan, ImplicitPlan):
+        text, name = implicit_program(plan, messages=True), f"{plan.phase}_implicit"
+        program = CpeProgram(name, text, plan_blocks(plan), plan.ldm_bytes, KERNEL_REGISTERS)
+        return [(program, implicit_counts(plan), 1)]
+    kind = "col2im" if plan.phase == "backward_data" else "im2col"
+    move = CpeProgram(f"{plan.phase}_{kind}", columns_program(kind, plan.problem, plan.dtype), {}, plan.move_ldm_bytes)
+    moved = (col2im_counts if kind == "col2im" else im2col_counts)(plan.problem, plan.dtype)
+    text = gemm_program(plan.gemm, messages=True)
+    gemm = CpeProgram(f"{plan.phase}_gemm", text, plan_blocks(plan), plan.gemm.ldm_bytes, KERNEL_REGISTERS)
+    both = [(move, moved, plan.problem.n), (gemm, gemm_counts(plan.gemm), plan.problem.n)]
+    return both[::-1] if kind == "col2im" else both
