@@ -1,0 +1,189 @@
+"""Relations: which rows of an operand the rows of an index read, along one dimension.
+
+A block `[lo, hi)` of the index wishes for a *window* of rows: an interval in the relation's own numbering. The window
+may leave the tensor; `fold` says where its rows lie in it, and what lies nowhere is padding (or, where an operation
+says so, nothing). Rows are anything that is numbered: pixels, channels of groups, flat numbers of a view. Half-open
+intervals; integers and arrays (an entry a rank) alike.
+
+| relation | row o reads |
+|---|---|
+| Taps | o*S - P + d*k for k in [0, K): convolution, pooling; with K = 1 an offset (pad, slice, concatenation) |
+| ReadBy | the rows that read row o by `Taps`: transposed convolution, the gradient of a convolution |
+| Ratio | [o*a // b * u, ceil((o + 1)*a / b) * u): groups of channels, adaptive pooling, views |
+| Reverse | n - 1 - o: flip |
+| Cyclic | (o - by) mod n: circular padding, roll |
+| Table | what a table says: interpolation, reflection; anything that ATen's own operator says of unit vectors |
+
+Source: Dumoulin & Visin, arXiv:1603.07285, section 4 (Taps, ReadBy); DESIGN section 10.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from convgen.algebra.blocks import Number, plain
+
+Part = tuple[Any, Any, Any]  # of a window: where it begins and ends in the tensor, and in the window
+
+
+class Relation(ABC):
+    """Rows that an index reads."""
+
+    @abstractmethod
+    def row(self, o: int) -> Sequence[int]:
+        """The definition: the rows that one row of the index reads, in the window's numbering."""
+
+    @abstractmethod
+    def window(self, lo: Number, hi: Number) -> tuple[Number, Number]:
+        """The rows that `[lo, hi)` wishes for: the smallest interval of closed form; empty for no rows."""
+
+    def fold(self, lo: Number, hi: Number, extent: int) -> tuple[Part, ...]:
+        """Where a window's rows lie in a tensor of `extent` rows: one interval, unless rows come round again."""
+        first: Any = np.clip(lo, 0, extent)
+        last: Any = np.maximum(np.clip(hi, 0, extent), first)
+        return ((plain(first), plain(last), plain(first - lo)),)
+
+
+def _where(hi: Any, lo: Any, start: Any, end: Any) -> tuple[Any, Any]:
+    """An interval, empty where `[lo, hi)` is."""
+    return plain(start), plain(np.where(hi > lo, end, start))
+
+
+@dataclass(frozen=True, slots=True)
+class Taps(Relation):
+    """Row o reads o*S - P + d*k for k in [0, K).
+
+    Example:
+        >>> Taps(kernel=3, pad=1).window(28, 56)
+        (27, 57)
+    """
+
+    kernel: int = 1
+    stride: int = 1
+    pad: int = 0
+    dilation: int = 1
+
+    @property
+    def reach(self) -> int:
+        """Rows from a window's first tap to its last: d(K-1)."""
+        return self.dilation * (self.kernel - 1)
+
+    def row(self, o: int) -> Sequence[int]:
+        return [o * self.stride - self.pad + self.dilation * k for k in range(self.kernel)]
+
+    def window(self, lo: Number, hi: Number) -> tuple[Number, Number]:
+        start = lo * self.stride - self.pad
+        return _where(hi, lo, start, (hi - 1) * self.stride - self.pad + self.reach + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBy(Relation):
+    """Row o reads the rows that read it: all i with i*S - P + d*k = o for some tap k.
+
+    Where stride or dilation leave gaps the window has rows that nobody reads.
+
+    Example:
+        >>> ReadBy(Taps(kernel=3, stride=2, pad=1)).window(28, 56)
+        (14, 29)
+    """
+
+    taps: Taps
+
+    def row(self, o: int) -> Sequence[int]:
+        t = self.taps
+        places = (o + t.pad - t.dilation * k for k in range(t.kernel))
+        return [p // t.stride for p in places if p % t.stride == 0]
+
+    def window(self, lo: Number, hi: Number) -> tuple[Number, Number]:
+        t = self.taps
+        start = -((t.reach - lo - t.pad) // t.stride)
+        return _where(hi, lo, start, (hi - 1 + t.pad) // t.stride + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio(Relation):
+    """Row o reads [o*a // b * u, ceil((o + 1)*a / b) * u).
+
+    `Ratio(1, f, c)`: filter o of groups of f reads the c channels of its group. `Ratio(n, m)`: adaptive pooling of n
+    rows to m. `Ratio(ib, ia)`: rows of ib elements out of rows of ia.
+
+    Example:
+        >>> Ratio(1, 4, 3).window(2, 6)  # filters 2 to 5 of groups of 4: all of groups 0 and 1, 3 channels each
+        (0, 6)
+    """
+
+    a: int
+    b: int
+    unit: int = 1
+
+    def row(self, o: int) -> Sequence[int]:
+        return range(*self.window(o, o + 1))
+
+    def window(self, lo: Number, hi: Number) -> tuple[Number, Number]:
+        start = lo * self.a // self.b * self.unit
+        return _where(hi, lo, start, -(-hi * self.a // self.b) * self.unit)
+
+
+@dataclass(frozen=True, slots=True)
+class Reverse(Relation):
+    """Row o reads row n - 1 - o."""
+
+    extent: int
+
+    def row(self, o: int) -> Sequence[int]:
+        return [self.extent - 1 - o]
+
+    def window(self, lo: Number, hi: Number) -> tuple[Number, Number]:
+        return _where(hi, lo, self.extent - hi, self.extent - lo)
+
+
+@dataclass(frozen=True, slots=True)
+class Cyclic(Relation):
+    """Row o reads row o - by, where rows come round again after `extent`.
+
+    Example:
+        >>> Cyclic(2, 10).fold(*Cyclic(2, 10).window(0, 5), 10)  # rows 8, 9, then 0, 1, 2
+        ((8, 10, 0), (0, 3, 2))
+    """
+
+    by: int
+    extent: int
+
+    def row(self, o: int) -> Sequence[int]:
+        return [o - self.by]
+
+    def window(self, lo: Number, hi: Number) -> tuple[Number, Number]:
+        return plain(lo - self.by), plain(hi - self.by)
+
+    def fold(self, lo: Number, hi: Number, extent: int) -> tuple[Part, ...]:
+        rounds = range(int(np.min(np.floor_divide(lo, extent))), int(np.max(-np.floor_divide(-hi, extent))))
+        parts: list[Part] = []
+        for turn in rounds:
+            first: Any = np.maximum(lo, turn * extent)
+            last: Any = np.maximum(np.minimum(hi, (turn + 1) * extent), first)
+            parts.append((plain(first - turn * extent), plain(last - turn * extent), plain(first - lo)))
+        return tuple(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Table(Relation):
+    """Row o reads the interval `rows[o]`; an empty one reads nothing."""
+
+    rows: tuple[tuple[int, int], ...]
+
+    def row(self, o: int) -> Sequence[int]:
+        return range(*self.rows[o])
+
+    def window(self, lo: Number, hi: Number) -> tuple[Number, Number]:
+        ends = [self._hull(int(a), int(b)) for a, b in zip(np.ravel(lo), np.ravel(hi), strict=True)]
+        first, last = (np.array(side, dtype=np.int64).reshape(np.shape(lo)) for side in zip(*ends, strict=True))
+        return plain(first), plain(last)
+
+    def _hull(self, lo: int, hi: int) -> tuple[int, int]:
+        some = [r for r in self.rows[lo:hi] if r[1] > r[0]]
+        return (min(r[0] for r in some), max(r[1] for r in some)) if some else (0, 0)

@@ -1,0 +1,155 @@
+"""Signatures: what each dimension of an operation's operands and results is made of; layouts and gradients follow.
+
+A signature names indices. A dimension is an index (or a nest of them, outermost first), what a block of an index reads
+through a relation, or whole. Give each grid axis one role, an index; then an operand that has the index is split on it,
+one that lacks it holds copies, and a result that lacks an index which operands have is *partial* over the index's axes.
+Every operation of a network is a row of this kind; nothing else here knows what it computes.
+
+The gradient of an operand as a row read it has a type as well (`Signature.gradient`): partial over the axes that have
+a role in the row and don't split the operand, overlapping where it is windowed, equal over axes without a role.
+
+Source: DESIGN sections 1 and 10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Literal
+
+from convgen.algebra.blocks import groups_left
+from convgen.algebra.layout import Axes
+from convgen.algebra.relations import Relation
+
+# How ranks' addends become one: sums; maxima; moments (count, mean, sum of squared deviations) of disjoint parts.
+Reduction = Literal["sum", "max", "merge"]
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What one dimension is made of.
+
+    Attributes:
+        indices: outermost first, e.g. ("G", "C") of grouped channels; none: whole, a rank needs all of it.
+        relation: which of the dimension's rows a block of the (one) index reads; None: the block itself.
+    """
+
+    indices: tuple[str, ...] = ()
+    relation: Relation | None = None
+
+
+WHOLE = Made()
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """An operand or a result: extents in elements, and what each dimension is made of."""
+
+    name: str
+    shape: tuple[int, ...]
+    dims: tuple[Made, ...]
+    gradient: bool = True
+
+    @property
+    def indices(self) -> frozenset[str]:
+        return frozenset(i for d in self.dims for i in d.indices)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """How one dimension of a value lies on a grid: blocks over `axes` of what `made` says, or rows read for them."""
+
+    axes: Axes
+    relation: Relation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a rank holds of an operand in a row: a piece a dimension; one addend of the sum over `partial`."""
+
+    pieces: tuple[Piece, ...]
+    partial: Axes = ()
+
+    @property
+    def split_by(self) -> frozenset[str]:
+        """Axes over which ranks hold different parts, overlapping ones included."""
+        return frozenset(a for p in self.pieces for a in p.axes)
+
+
+@dataclass(frozen=True)
+class Signature:
+    """One way to compute an operation on blocks.
+
+    Attributes:
+        extents: of each index, in elements.
+        reduction: how addends over axes of summed indices become one.
+        runs_empty: local code takes empty operands and gives what the result is without them (concatenation,
+            padding by a constant); else a result of empty windows is zeros (minus infinity for maxima).
+    """
+
+    extents: tuple[tuple[str, int], ...]
+    inputs: tuple[Operand, ...]
+    results: tuple[Operand, ...]
+    reduction: Reduction = "sum"
+    runs_empty: bool = False
+
+    def __post_init__(self) -> None:
+        for operand in (*self.inputs, *self.results):
+            if len(operand.dims) != len(operand.shape):
+                raise ValueError(f"{operand.name}: {len(operand.dims)} entries for {len(operand.shape)} dimensions")
+            for made, extent in zip(operand.dims, operand.shape, strict=True):
+                if made.relation is not None and len(made.indices) != 1:
+                    raise ValueError(f"{operand.name}: a relation is of one index, not of {made.indices}")
+                if made.relation is None and made.indices and prod(self.extent[i] for i in made.indices) != extent:
+                    raise ValueError(f"{operand.name}: {extent} elements are not {made.indices} of {self.extents}")
+        for result in self.results:
+            if any(d.relation for d in result.dims):
+                raise ValueError(f"{result.name}: blocks of a result are its own")
+
+    @cached_property
+    def extent(self) -> dict[str, int]:
+        return dict(self.extents)
+
+    @cached_property
+    def summed(self) -> frozenset[str]:
+        """Indices that some result lacks: a role of theirs leaves addends."""
+        read = {i for o in self.inputs for i in o.indices}
+        return frozenset(i for i in read if any(i not in r.indices for r in self.results))
+
+    def roles(self, roles: Mapping[str, Axes]) -> Axes:
+        """Axes that have a role in the row."""
+        return tuple(a for i, _ in self.extents for a in roles.get(i, ()))
+
+    def wants(self, operand: Operand, roles: Mapping[str, Axes]) -> Wanted:
+        """What a rank reads of an operand, or makes of a result, under these roles (index -> axes, outermost first)."""
+        pieces = tuple(Piece(tuple(a for i in d.indices for a in roles.get(i, ())), d.relation) for d in operand.dims)
+        if operand not in self.results:
+            return Wanted(pieces)
+        read = {i for o in self.inputs for i in o.indices}
+        return Wanted(
+            pieces, tuple(a for i, _ in self.extents if i in read - operand.indices for a in roles.get(i, ()))
+        )
+
+    def gradient(self, operand: Operand, roles: Mapping[str, Axes]) -> Wanted:
+        """The type of what a rank finds as gradient of an operand from the gradient of its part of the result.
+
+        Axes without a role: every rank has computed alike and its gradient is whole, one copy each. Axes with a role
+        that don't split the operand: each rank has found what its part of the result says, an addend.
+        """
+        pieces = self.wants(operand, roles).pieces
+        split = {a for p in pieces for a in p.axes}
+        return Wanted(pieces, tuple(a for a in self.roles(roles) if a not in split))
+
+    def fits(self, roles: Mapping[str, Axes], sizes: Mapping[str, int]) -> bool:
+        """Whether blocks of nests are what local code can take: an inner index is split where a rank has at most one
+        of the outer ones."""
+        for operand in (*self.inputs, *self.results):
+            for made in operand.dims:
+                for i, outer in enumerate(made.indices[:-1]):
+                    left = groups_left(self.extent[outer], tuple(sizes[a] for a in roles.get(outer, ())))
+                    inner = [a for index in made.indices[i + 1 :] for a in roles.get(index, ()) if sizes[a] > 1]
+                    if left > 1 and inner:
+                        return False
+        return True
