@@ -100,12 +100,12 @@ def fetch(v: Value, windows: Sequence[Window]) -> list[torch.Tensor]:
             ((own, _),) = places(v.windows[s])
             for there, here in places(window):
                 lo = [max(a.start, b.start) for a, b in zip(there, own, strict=True)]
-                hi = [max(l, min(a.stop, b.stop)) for l, a, b in zip(lo, there, own, strict=True)]
+                hi = [max(f, min(a.stop, b.stop)) for f, a, b in zip(lo, there, own, strict=True)]
                 to = tuple(
-                    slice(l - a.start + b.start, h - a.start + b.start)
-                    for l, h, a, b in zip(lo, hi, there, here, strict=True)
+                    slice(f - a.start + b.start, h - a.start + b.start)
+                    for f, h, a, b in zip(lo, hi, there, here, strict=True)
                 )
-                of = tuple(slice(l - o.start, h - o.start) for first, h, o in zip(lo, hi, own, strict=True))
+                of = tuple(slice(f - o.start, h - o.start) for f, h, o in zip(lo, hi, own, strict=True))
                 t[to] = v.parts[s][of]
                 count[to] += 1
         assert bool((count == 1).all()), "an element has no owner, or two"

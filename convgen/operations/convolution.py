@@ -1,4 +1,4 @@
-"""Convolution in its three phases, and transposed convolution, which is another phase's sum read from the other side.
+"""Convolution in its three phases: one sum over the same products, of which one tensor is made and two are read.
 
     y[n, f, o] += x[n, c, o*S - P + d*k] * w[f, c, k]
 
@@ -9,20 +9,26 @@ exact for blocks that cut groups. Source: [CF] Eqs. 1 to 3; DESIGN sections 1 an
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 from typing import Any, Literal
 
 from convgen.algebra.conv import Conv
 from convgen.algebra.relations import Ratio, ReadBy, Taps
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
-from convgen.operations.row import At, Work, touched
+from convgen.operations.late import torch
+from convgen.operations.row import At, Derived, Interval, Operation, Work, fit, touched
 
 Phase = Literal["forward", "backward_data", "backward_filter"]
+READS: Mapping[Phase, str] = {"forward": "xw", "backward_data": "yw", "backward_filter": "yx"}
+MAKES: Mapping[Phase, str] = {"forward": "y", "backward_data": "x", "backward_filter": "w"}
+CHANNELS = {"x": 1, "w": 0, "y": 1}  # the dimension that groups are of
 
 
 @dataclass(frozen=True)
-class Convolution:
+class Convolution(Operation):
     """One phase of a convolution of x[N, C, ...] with w[F, C/g, ...] to y[N, F, ...]."""
 
     phase: Phase
@@ -32,183 +38,175 @@ class Convolution:
     def name(self) -> str:
         return f"conv_{self.phase}"
 
-    @property
-    def kernel(self) -> tuple[int, ...]:
-        return tuple(s.kernel for s in self.conv.spatial)
-
-    @property
+    @cached_property
     def taps(self) -> tuple[Taps, ...]:
         return tuple(Taps(s.kernel, s.stride, s.pad_lo, s.dilation) for s in self.conv.spatial)
 
-    @property
-    def signatures(self) -> tuple[Signature, ...]:
-        sides = ("y", "x") if self.phase == "backward_filter" else ("x",) if self.phase == "backward_data" else ("y",)
-        nested = [self._signature(side, nested=True) for side in sides]
-        if self.conv.groups == 1 or self.phase == "backward_filter":
-            return tuple(nested)
-        return (*nested, self._signature(sides[0], nested=False))
-
-    def _signature(self, blocks: str, *, nested: bool) -> Signature:
-        """`blocks`: the activation whose rows are blocks; the other's are windows."""
-        g, c, f = self.conv.groups, self.conv.channels // self.conv.groups, self.conv.filters // self.conv.groups
-        letters = self.conv.letters
-        grouped = g > 1 and nested
-        channels, filters, reads, of_w = (Made(("C",)), Made(("F",)), Made(("C",)), Made(("F",)))
-        extents = {"N": self.conv.batch, "C": c, "F": f}
-        if grouped:
-            channels, filters, of_w = Made(("G", "C")), Made(("G", "F")), Made(("G", "F"))
-            extents |= {"G": g}
-        elif g > 1 and self.phase == "forward":
-            extents = {"N": self.conv.batch, "F": self.conv.filters}
-            channels, reads, of_w = Made(("F",), Ratio(1, f, c)), WHOLE, Made(("F",), Ratio(1, f, f))
-        elif g > 1:
-            extents = {"N": self.conv.batch, "C": self.conv.channels}
-            filters, reads, of_w = Made(("C",), Ratio(1, c, f)), WHOLE, Made(("C",), Ratio(1, c, f))
-        extents |= {s.name: s.out if blocks == "y" else s.extent for s in self.conv.spatial}
-
-        def rows(side: str) -> tuple[Made, ...]:
-            if side == blocks:
-                return tuple(Made((s,)) for s in letters)
-            return tuple(Made((s,), t if side == "x" else ReadBy(t)) for s, t in zip(letters, self.taps, strict=True))
-
-        x = Operand(
-            "x",
-            (self.conv.batch, self.conv.channels, *(s.extent for s in self.conv.spatial)),
-            (Made(("N",)), channels, *rows("x")),
-        )
-        y = Operand(
-            "y",
-            (self.conv.batch, self.conv.filters, *(s.out for s in self.conv.spatial)),
-            (Made(("N",)), filters, *rows("y")),
-        )
-        w = Operand("w", (self.conv.filters, c, *self.kernel), (of_w, reads, *(WHOLE,) * len(self.taps)))
-        ins, out = {"forward": ((x, w), y), "backward_data": ((y, w), x), "backward_filter": ((y, x), w)}[self.phase]
-        return Signature(tuple(extents.items()), ins, (out,))
-
-    def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
-        import torch
-
-        signature, dims = self.signatures[way], tuple(range(2, 2 + len(self.taps)))
-        cut = self.conv.groups > 1 and "G" not in signature.extent
-        stride, dilation = ([getattr(t, side) for t in self.taps] for side in ("stride", "dilation"))
-        zeros = [0] * len(dims)
-        grow = torch.nn.functional.pad
-
-        def whole_groups(lo: int, hi: int, size: int) -> tuple[int, int]:
-            """First group of a block of whole or cut groups, and how many it touches."""
-            return lo // size, -(-hi // size) - lo // size
-
-        def convolved(x: Any, w: Any, groups: int) -> Any:
-            return torch.convolution(x, w, None, stride, zeros, dilation, False, zeros, groups)
-
-        if self.phase == "forward":
-            x, w = grow(operands[0], at.padding(0, dims)), operands[1]
-            if not cut:
-                return (convolved(x, w, self._groups_of(at)),)
-            lo, hi = at.blocks["F"]
-            first, count = whole_groups(lo, hi, self.conv.filters // self.conv.groups)
-            start = lo - first * (self.conv.filters // self.conv.groups)
-            return (convolved(x, w, count)[:, start : start + hi - lo],)
-        if self.phase == "backward_data":
-            dy, w = grow(operands[0], at.padding(0, dims)), operands[1]
-            groups = self._groups_of(at)
-            if cut:
-                lo, hi = at.blocks["C"]
-                first, groups = whole_groups(lo, hi, self.conv.channels // self.conv.groups)
-            full = torch.convolution(dy, w, None, stride, zeros, dilation, True, zeros, groups)
-            sides: list[int] = []
-            for d, letter, taps in reversed(list(zip(dims, self.conv.letters, self.taps, strict=True))):
-                below = at.blocks[letter][0] - (at.windows[0][d][0] * taps.stride - taps.pad)
-                sides += [-below, below + at.extent(letter) - full.shape[d]]
-            dx = grow(full, sides)
-            if not cut:
-                return (dx,)
-            start = lo - first * (self.conv.channels // self.conv.groups)
-            return (dx[:, start : start + hi - lo],)
-        dy, x = operands
-        if way == 0:
-            x = grow(x, at.padding(1, dims))
-        else:  # rows of x are the block: what dy's rows read besides is another rank's, here zeros
-            dy = grow(dy, at.padding(0, dims))
-            sides = []
-            for d, letter, taps in reversed(list(zip(dims, self.conv.letters, self.taps, strict=True))):
-                lo, hi = taps.window(*at.windows[0][d])
-                sides += [at.blocks[letter][0] - lo, hi - at.blocks[letter][1]]
-            x = grow(x, sides)
-        w_shape = [
-            dy.shape[1],
-            self.conv.channels // self.conv.groups if self._groups_of(at) > 1 else x.shape[1],
-            *self.kernel,
-        ]
-        mask, groups = [False, True, False], self._groups_of(at)
-        empty = dy.new_empty(w_shape)
-        found = torch.ops.aten.convolution_backward(
-            dy, x, empty, None, stride, zeros, dilation, False, zeros, groups, mask
-        )
-        return (found[1],)
-
-    def _groups_of(self, at: At) -> int:
-        return at.extent("G") if "G" in at.blocks else 1
-
-    def reference(self, *operands: Any) -> tuple[Any, ...]:
-        """The sum as it stands, tap by tap, in float64."""
-        import torch
-
-        x_rows, y_rows = [s.extent for s in self.conv.spatial], [s.out for s in self.conv.spatial]
-        g, letters = self.conv.groups, self.conv.letters
-        of = dict(
-            zip({"forward": "xw", "backward_data": "yw", "backward_filter": "yx"}[self.phase], operands, strict=True)
-        )
-        out = {"forward": "y", "backward_data": "x", "backward_filter": "w"}[self.phase]
-        shape = {
-            "x": [self.conv.batch, self.conv.channels, *x_rows],
-            "w": [self.conv.filters, self.conv.channels // g, *self.kernel],
-            "y": [self.conv.batch, self.conv.filters, *y_rows],
+    @cached_property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        c, channels = self.conv, self.conv.channels // self.conv.groups
+        return {
+            "x": (c.batch, c.channels, *(s.extent for s in c.spatial)),
+            "w": (c.filters, channels, *(s.kernel for s in c.spatial)),
+            "y": (c.batch, c.filters, *(s.out for s in c.spatial)),
         }
-        whole = {t: of[t] if t in of else torch.zeros(shape[t], dtype=operands[0].dtype) for t in "xwy"}
-        lo = [max(t.pad, 0) for t in self.taps]
-        spans = [(o - 1) * t.stride + t.reach + 1 for o, t in zip(y_rows, self.taps, strict=True)]
-        begin = [p - t.pad for p, t in zip(lo, self.taps, strict=True)]
-        sides = [
-            n
-            for b, p, s, h in reversed(list(zip(begin, lo, spans, x_rows, strict=True)))
-            for n in (p, max(0, b + s - p - h))
-        ]
-        framed = torch.nn.functional.pad(whole["x"], sides).unflatten(1, (g, -1))
-        w, y = whole["w"].unflatten(0, (g, -1)), whole["y"].unflatten(1, (g, -1))
-        framed, w, y = framed.clone(), w.clone(), y.clone()
-        low = "".join(letters).lower()
-        x_of, y_of = f"ngc{low}", f"ngf{low}"
-        for tap in torch.cartesian_prod(*(torch.arange(k) for k in self.kernel)).reshape(-1, len(self.taps)).tolist():
-            rows = tuple(
-                slice(b + t.dilation * k, b + t.dilation * k + (o - 1) * t.stride + 1, t.stride)
-                for b, t, k, o in zip(begin, self.taps, tap, y_rows, strict=True)
-            )
-            here = (slice(None), slice(None), slice(None), *rows)
-            at_tap = (slice(None), slice(None), slice(None), *tap)
-            if out == "y":
-                y += torch.einsum(f"{x_of},gfc->{y_of}", framed[here], w[at_tap])
-            elif out == "x":
-                framed[here] += torch.einsum(f"{y_of},gfc->{x_of}", y, w[at_tap])
-            else:
-                w[at_tap] += torch.einsum(f"{y_of},{x_of}->gfc", y, framed[here])
-        if out == "y":
-            return (y.flatten(1, 2),)
-        if out == "w":
-            return (w.flatten(0, 1),)
-        inside = tuple(slice(p, p + h) for p, h in zip(lo, x_rows, strict=True))
-        return (framed.flatten(1, 2)[(slice(None), slice(None), *inside)],)
+
+    # ---------------------------------------------------------------- signatures
+    @cached_property
+    def signatures(self) -> tuple[Signature, ...]:
+        """Groups as nests, then cut; dw with the rows of y as blocks, then with those of x, as backward-data has."""
+        if self.phase == "backward_filter":
+            return self._signature("y", self._nests), self._signature("x", self._nests)
+        blocks = MAKES[self.phase]
+        nested = self._signature(blocks, self._nests)
+        return (nested,) if self.conv.groups == 1 else (nested, self._signature(blocks, self._cut))
+
+    def _signature(self, blocks: str, channels: tuple[dict[str, int], dict[str, tuple[Made, ...]]]) -> Signature:
+        """`blocks`: the activation whose rows are blocks; the other's are windows."""
+        extents, made = channels
+        letters = self.conv.letters
+        rows = {
+            blocks: tuple(Made((i,)) for i in letters),
+            "w": (WHOLE,) * len(letters),
+            **{
+                side: tuple(
+                    Made((i,), t if side == "x" else ReadBy(t)) for i, t in zip(letters, self.taps, strict=True)
+                )
+                for side in "xy"
+                if side != blocks
+            },
+        }
+        tensors = {t: Operand(t, self.shapes[t], (*made[t], *rows[t])) for t in "xwy"}
+        return Signature(
+            (*extents.items(), *zip(letters, self.shapes[blocks][2:], strict=True)),
+            tuple(tensors[t] for t in READS[self.phase]),
+            (tensors[MAKES[self.phase]],),
+        )
+
+    @property
+    def _nests(self) -> tuple[dict[str, int], dict[str, tuple[Made, ...]]]:
+        g, n = self.conv.groups, Made(("N",))
+        extents = {"N": self.conv.batch, "C": self.conv.channels // g, "F": self.conv.filters // g}
+        outer = ("G",) if g > 1 else ()
+        c, f = Made((*outer, "C")), Made((*outer, "F"))
+        return extents | ({"G": g} if g > 1 else {}), {"x": (n, c), "y": (n, f), "w": (f, Made(("C",)))}
+
+    @property
+    def _cut(self) -> tuple[dict[str, int], dict[str, tuple[Made, ...]]]:
+        """The channels made are the index; of the others, and of w, a block of them reads whole groups."""
+        makes, reads = MAKES[self.phase], READS[self.phase][0]
+        index, size = ("F", self._filters) if makes == "y" else ("C", self._channels)
+        others = self._channels if makes == "y" else self._filters
+        n, block = Made(("N",)), Made((index,))
+        return {"N": self.conv.batch, index: size * self.conv.groups}, {
+            makes: (n, block),
+            reads: (n, Made((index,), Ratio(1, size, others))),
+            "w": (Made((index,), Ratio(1, size, self._filters)), WHOLE),
+        }
+
+    @property
+    def _channels(self) -> int:
+        """Of a group."""
+        return self.conv.channels // self.conv.groups
+
+    @property
+    def _filters(self) -> int:
+        """Of a group."""
+        return self.conv.filters // self.conv.groups
+
+    # ---------------------------------------------------------------- local code
+    def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
+        match self.phase:
+            case "forward":
+                made = self._forward(at, *operands)
+            case "backward_data":
+                made = self._backward_data(at, *operands)
+            case "backward_filter":
+                made = self._backward_filter(way, at, *operands)
+        return (made,)
+
+    def _forward(self, at: At, x: Any, w: Any) -> Any:
+        groups, filters = self._groups(at, "F", self._filters)
+        return self._convolution(at.wished(0, x), w, groups)[:, filters]
+
+    def _backward_data(self, at: At, dy: Any, w: Any) -> Any:
+        groups, channels = self._groups(at, "C", self._channels)
+        dx = self._convolution(at.wished(0, dy), w, groups, transposed=True)[:, channels]
+        return self._fit_rows(dx, [t.window(*rows) for t, rows in zip(self.taps, at.windows[0][2:], strict=True)], at)
+
+    def _backward_filter(self, way: int, at: At, dy: Any, x: Any) -> Any:
+        if way == 0:
+            x = at.wished(1, x)
+        else:  # rows of x are the block: the others that dy's rows read are another rank's, here zeros
+            dy = at.wished(0, dy)
+            reads = [t.window(*rows) for t, rows in zip(self.taps, at.windows[0][2:], strict=True)]
+            blocks = [at.blocks[i] for i in self.conv.letters]
+            x = fit(x, [(0, 0), (0, 0), *blocks], [(0, 0), (0, 0), *reads])
+        groups, _ = self._groups(at, "F", self._filters)
+        shape = [dy.shape[1], x.shape[1] // groups, *self.shapes["w"][2:]]
+        return torch.ops.aten.convolution_backward(
+            dy, x, dy.new_empty(shape), None, *self._settings(groups, transposed=False), [False, True, False]
+        )[1]
+
+    def _convolution(self, x: Any, w: Any, groups: int, *, transposed: bool = False) -> Any:
+        return torch.convolution(x, w, None, *self._settings(groups, transposed))
+
+    def _settings(self, groups: int, transposed: bool) -> tuple[Any, ...]:
+        """ATen's, without padding: operands have got theirs."""
+        zeros = [0] * len(self.taps)
+        return [t.stride for t in self.taps], zeros, [t.dilation for t in self.taps], transposed, zeros, groups
+
+    def _fit_rows(self, made: Any, have: list[Interval], at: At) -> Any:
+        """Rows that a local sum has made, as the block of them."""
+        some = [(0, n) for n in made.shape[:2]]
+        return fit(made, [*some, *have], [*some, *(at.blocks[i] for i in self.conv.letters)])
+
+    def _groups(self, at: At, index: str, size: int) -> tuple[int, slice]:
+        """How many groups a rank's operands hold, and which of the channels so made are its block."""
+        if self.conv.groups == 1 or "G" in at.blocks:
+            return at.extent("G") if "G" in at.blocks else 1, slice(None)
+        lo, hi = at.blocks[index]
+        first = lo // size
+        return -(-hi // size) - first, slice(lo - first * size, hi - first * size)
+
+    # ---------------------------------------------------------------- what it is, what it takes
+    def reference(self, *operands: Any) -> tuple[Any, ...]:
+        """The sum as it stands, over a tensor a dimension that is 1 where output row o reads row h by tap k."""
+        names = {"x": "ngchij", "w": "gfcklm", "y": "ngfopq"}
+        (one, first), (other, second) = (
+            (names[t][: 3 + len(self.taps)], operand.unflatten(CHANNELS[t], (self.conv.groups, -1)))
+            for t, operand in zip(READS[self.phase], operands, strict=True)
+        )
+        reads = [self._reads(d, first.dtype) for d in range(len(self.taps))]
+        of_rows = ["".join(names[t][3 + d] for t in "yxw") for d in range(len(self.taps))]
+        made = MAKES[self.phase]
+        subscripts = f"{','.join([one, *of_rows, other])}->{names[made][: 3 + len(self.taps)]}"
+        result = torch.einsum(subscripts, first, *reads, second)
+        return (result.flatten(CHANNELS[made], CHANNELS[made] + 1),)
+
+    def _reads(self, d: int, dtype: Any) -> Any:
+        """1 where output row o reads row h by tap k: [o, h, k]."""
+        t, s = self.taps[d], self.conv.spatial[d]
+        hits = [(o, h, k) for o in range(s.out) for k, h in enumerate(t.row(o)) if 0 <= h < s.extent]
+        found = torch.zeros(s.out, s.extent, s.kernel, dtype=dtype)
+        found[tuple(torch.tensor(hits, dtype=torch.int64).reshape(-1, 3).T)] = 1
+        return found
+
+    @cached_property
+    def gradients(self) -> Mapping[str, Derived]:
+        """The other two phases: each operand's is the phase that makes it."""
+        result = MAKES[self.phase]
+        found: dict[str, Derived] = {}
+        for phase, makes in MAKES.items():
+            if phase != self.phase:
+                reads = tuple(f"d{t}" if t == result else t for t in READS[phase])
+                found[makes] = Derived(replace(self, phase=phase), reads)
+        return found
 
     def work(self, way: int, at: At) -> Work:
         """Two flops a product; padding and rows that nobody reads count as read."""
         signature = self.signatures[way]
-        rows = prod(at.extent(s) for s in self.conv.letters)
-        if "G" in signature.extent or self.conv.groups == 1:
-            pairs = self._groups_of(at) * at.extent("C") * at.extent("F")
-        else:
-            pairs = (
-                at.extent("F") * (self.conv.channels // self.conv.groups)
-                if "F" in at.blocks
-                else at.extent("C") * (self.conv.filters // self.conv.groups)
-            )
-        return Work(2 * at.extent("N") * pairs * rows * prod(self.kernel), touched(at, signature))
+        products = prod(at.extent(i) for i, _ in signature.extents) * self.conv.taps
+        if self.conv.groups > 1 and "G" not in signature.extent:
+            products *= self._channels if "F" in signature.extent else self._filters
+        return Work(2 * products, touched(at, signature))

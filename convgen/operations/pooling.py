@@ -6,43 +6,36 @@ An average divides by the global count of what a window covers, never by what a 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf, prod
 from typing import Any
 
 from convgen.algebra.relations import Ratio, Taps
 from convgen.algebra.signature import Made, Operand, Signature
-from convgen.operations.row import At, Work, touched
+from convgen.operations.late import torch
+from convgen.operations.row import At, Operation, Work, touched
 
 
 @dataclass(frozen=True)
-class MaxPool:
+class MaxPool(Operation):
     """The largest of each window: x[N, C, ...] to y[N, C, ...]. Padding is never the largest."""
 
     shape: tuple[int, ...]
     taps: tuple[Taps, ...]
     out: tuple[int, ...]
 
-    @property
-    def name(self) -> str:
-        return "max_pool"
-
-    @property
+    @cached_property
     def signatures(self) -> tuple[Signature, ...]:
         return (_windows(self.shape, self.taps, self.out),)
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
-        import torch
-
-        dims = range(2, len(self.shape))
-        x = torch.nn.functional.pad(operands[0], at.padding(0, dims), value=-inf)
+        x = at.wished(0, operands[0], -inf)
         pool = (torch.max_pool1d, torch.max_pool2d, torch.max_pool3d)[len(self.taps) - 1]
         kernel, stride, dilation = ([getattr(t, k) for t in self.taps] for k in ("kernel", "stride", "dilation"))
         return (pool(x, kernel, stride, 0, dilation),)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """Windows row by row, one dimension after the other; a window in the padding alone is minus infinity."""
-        import torch
-
         y = operands[0]
         for d, (t, out) in enumerate(zip(self.taps, self.out, strict=True), 2):
             n = y.shape[d]

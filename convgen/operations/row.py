@@ -1,17 +1,24 @@
 """What an operation is: the row of a table that algebra, program and price read. It knows nothing of ranks.
 
 Local code is a few lines of ATen, told where it stands (`At`): the block of each index, the window wished for of each
-operand, and how much of it there is. The difference is padding. Operands come without it.
+operand, and how much of it there is. The difference is padding. Operands come without it. Global extents are fields
+of the row: divisors, positions and masks are of the whole, never of what a rank holds.
+
+Source: DESIGN section 10.
 """
 
 from __future__ import annotations
 
+import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
-from convgen.algebra.signature import Signature
+from convgen.algebra.signature import WHOLE, Made, Operand, Signature
+from convgen.operations.late import torch
 
 Interval = tuple[int, int]
 
@@ -30,18 +37,22 @@ class At:
     windows: tuple[tuple[Interval, ...], ...]
     inside: tuple[tuple[Interval, ...], ...]
 
-    def padding(self, operand: int, dims: Sequence[int]) -> list[int]:
-        """Rows wished for and not there, below and above, in the order of torch's pad: last dimension first."""
-        sides: list[int] = []
-        for d in sorted(dims, reverse=True):
-            (lo, hi), (first, last) = self.windows[operand][d], self.inside[operand][d]
-            sides += [first - lo, hi - last] if last > first else [hi - lo, 0]
-        return sides
-
     def extent(self, index: str) -> int:
         """Elements of an index's block."""
         lo, hi = self.blocks[index]
         return hi - lo
+
+    def wished(self, operand: int, tensor: Any, value: float = 0.0) -> Any:
+        """An operand with `value` in the rows that are wished for and not there."""
+        return fit(tensor, self.inside[operand], self.windows[operand], value)
+
+
+def fit(tensor: Any, have: Sequence[Interval], want: Sequence[Interval], value: float = 0.0) -> Any:
+    """Rows `have` of something as its rows `want`: cut where there are more, `value` where there are none."""
+    sides: list[int] = []
+    for (first, last), (lo, hi) in zip(reversed(have), reversed(want), strict=True):
+        sides += [first - lo, hi - last] if last > first else [hi - lo, 0]
+    return torch.nn.functional.pad(tensor, sides, value=value) if any(sides) else tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,34 +63,73 @@ class Work:
     elements: int
 
 
-class Operation(Protocol):
+@dataclass(frozen=True)
+class Derived:
+    """The gradient of an operand as a row of its own, with roles of its own.
+
+    Attributes:
+        operation: its result is the gradient.
+        reads: its operands: operands and results of the row by their names, a result's gradient with a d before it.
+    """
+
+    operation: Operation
+    reads: tuple[str, ...]
+
+
+class Operation(ABC):
     """A row. Frozen, with the extents of what it is applied to."""
 
     @property
     def name(self) -> str:
         """One word, in the text of a program."""
-        ...
+        return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(self).__name__).lower()
 
-    @property
+    @cached_property
+    @abstractmethod
     def signatures(self) -> tuple[Signature, ...]:
         """The ways to compute it; the price chooses."""
-        ...
 
+    @abstractmethod
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         """A rank's part of the results, by signature number `way`."""
-        ...
 
+    @abstractmethod
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """The whole operation on one device, by another way than `local` where there is one."""
-        ...
+
+    @cached_property
+    def gradients(self) -> Mapping[str, Derived]:
+        """Of operands, by name, that have a row of their own beside torch's vjp of local code.
+
+        Where results are merged or the largest of many the vjp is no gradient, and these rows are the only ones.
+        """
+        return {}
 
     def work(self, way: int, at: At) -> Work:
-        """What `local` takes there."""
-        ...
+        """What `local` takes there: one flop for each element that an index says, unless a row knows better."""
+        signature = self.signatures[way]
+        return Work(prod(at.extent(i) for i, _ in signature.extents), touched(at, signature))
 
 
 def touched(at: At, signature: Signature) -> int:
     """Elements that a rank reads and makes."""
     read = sum(prod(hi - lo for lo, hi in operand) for operand in at.inside)
-    made = sum(prod(at.extent(i) for d in r.dims for i in d.indices) for r in signature.results)
-    return read + made
+    return read + sum(prod(made_here(at, result)) for result in signature.results)
+
+
+def made_here(at: At, result: Operand) -> list[int]:
+    """Extents of a rank's part of a result."""
+    return [
+        prod(at.extent(i) for i in d.indices) if d.indices else n
+        for d, n in zip(result.dims, result.shape, strict=True)
+    ]
+
+
+def numbered(count: int) -> tuple[str, ...]:
+    """Names of indices, one a dimension: d0, d1, ..."""
+    return tuple(f"d{i}" for i in range(count))
+
+
+def own(*indices: str | None) -> tuple[Made, ...]:
+    """Dimensions that are the blocks of an index each; None: whole."""
+    return tuple(WHOLE if i is None else Made((i,)) for i in indices)
