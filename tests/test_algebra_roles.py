@@ -10,9 +10,10 @@ from generate import named_problem, random_conv, random_grid, random_problem, ra
 from convgen.algebra.conv import PHASES, Conv, Spatial
 from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Layout
-from convgen.algebra.roles import Roles, default_nesting, nest, settle_groups, wanted
+from convgen.algebra.roles import Roles, default_nesting, nest, settle_groups
 from convgen.algebra.space import Space
 from convgen.errors import InputError
+from convgen.operations.layer import wanted
 
 SAME = (Spatial("H", 8, 3, 1, 1, 1), Spatial("W", 8, 3, 1, 1, 1))
 

@@ -12,8 +12,9 @@ from oracle import Oracle
 
 from convgen.algebra.conv import Conv, Spatial
 from convgen.algebra.grid import Grid
+from convgen.algebra.index_sets import volume
 from convgen.algebra.layout import Layout, Window
-from convgen.algebra.space import Space, volume
+from convgen.algebra.space import Space
 
 
 def windowed(rng: Random, space: Space, layout: Layout) -> Layout:

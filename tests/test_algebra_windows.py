@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
 from random import Random
 
@@ -13,8 +14,9 @@ from oracle import frame_rows, one_padding, rows_reaching, rows_read
 from convgen.algebra.conv import Conv, Spatial
 from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Window
+from convgen.algebra.relations import ReadBy
 from convgen.algebra.space import Space
-from convgen.algebra.windows import edge_padding, fits_one_padding, input_window, output_frame, output_window
+from convgen.algebra.windows import edge_padding, fits_one_padding, output_frame
 
 SOME = [random_spatial(Random(seed), "W", 14) for seed in range(70)]
 HARD = [  # kernels wider than the tensor, strides wider than the kernel, padding wider than either
@@ -32,7 +34,7 @@ def test_input_window_is_from_the_first_row_read_to_the_last(s: Spatial) -> None
     for lo in range(s.out + 1):
         for hi in range(lo, s.out + 1):
             read = rows_read(s, range(lo, hi))
-            got = input_window(s, lo, hi)
+            got = s.taps.window(lo, hi)
             assert got == ((min(read), max(read) + 1) if read else (got[0], got[0]))
 
 
@@ -41,7 +43,7 @@ def test_output_window_has_the_rows_whose_taps_reach_the_block(s: Spatial) -> No
     for lo in range(s.extent + 1):
         for hi in range(lo, s.extent + 1):
             reaching = rows_reaching(s, range(lo, hi))
-            got = range(*output_window(s, lo, hi))
+            got = range(*ReadBy(s.taps).window(lo, hi))
             assert list(got) == reaching
             readers = [o for o in range(-30, 40) if rows_read(s, [o]) & set(range(lo, hi))]
             assert set(readers) <= set(got)
@@ -53,12 +55,12 @@ def test_output_window_has_the_rows_whose_taps_reach_the_block(s: Spatial) -> No
 def test_output_frame_is_the_least_that_one_padding_serves(s: Spatial) -> None:
     for lo in range(s.extent):
         for hi in range(lo + 1, s.extent + 1):
-            got = output_frame(s, lo, hi)
+            got = output_frame(s.taps, lo, hi)
             assert got == frame_rows(s, range(lo, hi))
-            below, above = edge_padding(s, lo, hi, *got)
-            assert fits_one_padding(s, below, above)
+            below, above = edge_padding(s.taps, lo, hi, *got)
+            assert fits_one_padding(s.taps, below, above)
             assert below == one_padding(s, (lo, hi), got)
-    start, end = output_frame(s, 2, 2)
+    start, end = output_frame(s.taps, 2, 2)
     assert start == end
 
 
@@ -66,9 +68,9 @@ def test_output_frame_is_the_least_that_one_padding_serves(s: Spatial) -> None:
 def test_arrays_are_treated_as_integers(s: Spatial) -> None:
     pairs = [(lo, hi) for lo, hi in product(range(s.extent + 1), repeat=2) if lo <= hi]
     lo, hi = np.array(pairs).T
-    for rule in (input_window, output_window, output_frame):
-        got = np.stack(rule(s, lo, hi), -1)
-        assert [tuple(p) for p in got.tolist()] == [rule(s, *p) for p in pairs]
+    for rule in (s.taps.window, ReadBy(s.taps).window, partial(output_frame, s.taps)):
+        got = np.stack(rule(lo, hi), -1)
+        assert [tuple(p) for p in got.tolist()] == [rule(*p) for p in pairs]
 
 
 @pytest.mark.parametrize("s", SOME + HARD, ids=str)
@@ -83,8 +85,8 @@ def test_one_padding_fits_where_aten_would_have_these_rows(s: Spatial) -> None:
     rng = Random(str(s))
     for _ in range(40):
         x, y = sorted(rng.sample(range(-4, 20), 2)), sorted(rng.sample(range(-4, 12), 2))
-        below, above = edge_padding(s, *x, *y)
-        assert bool(fits_one_padding(s, below, above)) == (one_padding(s, (x[0], x[1]), (y[0], y[1])) is not None)
+        below, above = edge_padding(s.taps, *x, *y)
+        assert bool(fits_one_padding(s.taps, below, above)) == (one_padding(s, (x[0], x[1]), (y[0], y[1])) is not None)
 
 
 def window(s: Spatial, ranks: int, tensor: str) -> Window | None:

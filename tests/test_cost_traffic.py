@@ -13,9 +13,9 @@ from convgen.algebra.conv import PHASES, Conv, Spatial
 from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Layout
 from convgen.algebra.redistribute import Conversion, redistribute
-from convgen.algebra.roles import wanted
 from convgen.algebra.space import Space
 from convgen.cost.traffic import elements_received, elements_sent
+from convgen.operations.layer import wanted
 
 
 def conversions(rng: Random) -> tuple[Space, list[Conversion]]:

@@ -9,11 +9,12 @@ import pytest
 from convgen.algebra.conv import Conv, Spatial
 from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Layout
-from convgen.algebra.roles import Roles, wanted
+from convgen.algebra.roles import Roles
 from convgen.algebra.space import Space
 from convgen.cost.machine import Machine
 from convgen.cost.machines import load_machine
 from convgen.cost.model import Model
+from convgen.operations.layer import wanted
 from convgen.plan.candidates import Candidates
 from convgen.plan.network.reduced import ReducedModel, ReducedSpace
 

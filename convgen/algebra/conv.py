@@ -11,9 +11,13 @@ from functools import cached_property
 from math import prod
 from typing import Literal
 
-Tensor = Literal["x", "w", "y"]
-TENSORS: tuple[Tensor, ...] = ("x", "w", "y")
-PHASES: tuple[str, ...] = ("forward", "backward_data", "backward_filter")
+from convgen.algebra.relations import ReadBy, Taps
+from convgen.algebra.tensors import Dim, Rows, Tensor
+
+Operand = Literal["x", "w", "y"]
+TENSORS: tuple[Operand, ...] = ("x", "w", "y")
+Phase = Literal["forward", "backward_data", "backward_filter"]
+PHASES: tuple[Phase, ...] = ("forward", "backward_data", "backward_filter")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,11 @@ class Spatial:
     dilation: int = 1
 
     @property
+    def taps(self) -> Taps:
+        """The input rows that an output row reads."""
+        return Taps(self.kernel, self.stride, self.pad_lo, self.dilation)
+
+    @property
     def reach(self) -> int:
         """Rows from a window's first tap to its last: d(K-1)."""
         return self.dilation * (self.kernel - 1)
@@ -41,16 +50,6 @@ class Spatial:
     def out(self) -> int:
         """Output rows: floor((H + P_lo + P_hi - d(K-1) - 1) / S) + 1, which may be below 1 for a bad layer."""
         return (self.extent + self.pad_lo + self.pad_hi - self.reach - 1) // self.stride + 1
-
-
-@dataclass(frozen=True, slots=True)
-class Dim:
-    """One dimension of a tensor: its name, extent in elements, and how many groups it is made of."""
-
-    name: str
-    extent: int
-    groups: int = 1
-    spatial: int | None = None  # index into Conv.spatial
 
 
 @dataclass(frozen=True)
@@ -65,18 +64,31 @@ class Conv:
     bias: bool = False
 
     @cached_property
-    def dims_of(self) -> dict[str, tuple[Dim, ...]]:
-        x_rows = tuple(Dim(s.name, s.extent, spatial=i) for i, s in enumerate(self.spatial))
-        y_rows = tuple(Dim(s.name, s.out, spatial=i) for i, s in enumerate(self.spatial))
+    def tensors(self) -> dict[str, Tensor]:
+        rows = {"x": [Dim(s.name, s.extent) for s in self.spatial], "y": [Dim(s.name, s.out) for s in self.spatial]}
+        n, f = Dim("N", self.batch), Dim("F", self.filters, self.groups)
         return {
-            "x": (Dim("N", self.batch), Dim("C", self.channels, self.groups), *x_rows),
-            "w": (Dim("F", self.filters, self.groups), Dim("C", self.channels // self.groups)),
-            "y": (Dim("N", self.batch), Dim("F", self.filters, self.groups), *y_rows),
-            "bias": (Dim("F", self.filters, self.groups),),
+            "x": Tensor("x", (n, Dim("C", self.channels, self.groups), *rows["x"])),
+            "w": Tensor("w", (f, Dim("C", self.channels // self.groups)), self.taps),
+            "y": Tensor("y", (n, f, *rows["y"])),
+            "bias": Tensor("bias", (f,)),
         }
 
+    @cached_property
+    def rows(self) -> dict[tuple[str, int], Rows]:
+        """By activation and dimension the rows that are read of it for blocks of the other activation's rows."""
+        x, y = self.tensors["x"].dims, self.tensors["y"].dims
+        found: dict[tuple[str, int], Rows] = {}
+        for d, s in enumerate(self.spatial, 2):
+            found["x", d], found["y", d] = Rows(s.taps, y[d]), Rows(ReadBy(s.taps), x[d])
+        return found
+
+    def has_rows(self, tensor: str, dim: int) -> bool:
+        """Whether a dimension is a spatial one."""
+        return (tensor, dim) in self.rows
+
     def dims(self, tensor: str) -> tuple[Dim, ...]:
-        return self.dims_of[tensor]
+        return self.tensors[tensor].dims
 
     @cached_property
     def taps(self) -> int:
@@ -90,9 +102,9 @@ class Conv:
 
     def elements(self, tensor: str) -> int:
         """Elements of the whole tensor, kernel included."""
-        return prod(d.extent for d in self.dims(tensor)) * (self.taps if tensor == "w" else 1)
+        return self.tensors[tensor].elements
 
-    def largest_first(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def largest_first(self, *tensors: Operand) -> tuple[Operand, ...]:
         return tuple(sorted(tensors, key=lambda t: (-self.elements(t), TENSORS.index(t))))
 
 

@@ -1,16 +1,8 @@
-"""Roles: what each grid axis does in each phase, and the layouts that this asks of the operands.
+"""Roles: what each grid axis does in each phase of a convolution.
 
-An axis with role r splits index r of the contraction: an operand that has the index is sharded on it, one
-that lacks it is replicated, and where r is in both inputs but not in the output, the output is partial.
-
-| phase | inputs -> output | summed indices |
-|---|---|---|
-| forward | x, w -> y | C |
-| backward_data | dy, w -> dx | F |
-| backward_filter | dy, x -> dw | N and the spatial ones |
-
-Along a spatial index one activation is a block and the other the window of rows that this block needs. In
-backward_filter either may be the block: `rows="output"` keeps dy as blocks, `rows="input"` x.
+An axis with role r splits index r; what that asks of the operands, signatures say (signature.py). Along a spatial index
+one activation is a block and the other the window of rows that this block needs. In backward_filter either may be the
+block: `rows="output"` keeps dy as blocks, `rows="input"` x.
 """
 
 from __future__ import annotations
@@ -27,7 +19,6 @@ from convgen.algebra.space import Space
 from convgen.errors import InputError, Note
 
 ORDER = ("N", "G", "C", "F", "D", "H", "W")
-OPERANDS = {"forward": ("x", "w", "y"), "backward_data": ("y", "w", "x"), "backward_filter": ("y", "x", "w")}
 Rows = Literal["output", "input"]
 
 
@@ -100,36 +91,6 @@ def settle_groups(conv: Conv, grid: Grid, phase: str, roles: Roles) -> Roles:
     nests = [(r, tuple(a for a in roles.axes(r) if a not in moved)) for r in ORDER]
     nests[1] = ("G", (*splitting, *moved))
     return Roles(tuple((r, a) for r, a in nests if a), roles.rows)
-
-
-def wanted(space: Space, phase: str, roles: Roles) -> tuple[Layout, Layout, Layout]:
-    """Layouts that a phase's convolution reads and makes: (first input, second input, output).
-
-    The order is that of `OPERANDS`: forward x, w, y; backward_data dy, w, dx; backward_filter dy, x, dw.
-    """
-    conv = space.conv
-    n, groups, c, f = (roles.axes(r) for r in ("N", "G", "C", "F"))
-    rows = tuple(roles.axes(letter) for letter in conv.letters)
-    summed = {"forward": c, "backward_data": f, "backward_filter": n + tuple(a for r in rows for a in r)}[phase]
-    windowed = {
-        "forward": "x",
-        "backward_data": "y",
-        "backward_filter": "x" if roles.rows == "output" else "y",
-    }[phase]
-
-    def activation(tensor: str, channels: Axes) -> Layout:
-        windows = tuple(space.window(tensor, 2 + i, r) if tensor == windowed else None for i, r in enumerate(rows))
-        return Layout(tensor, (n, channels, *rows), (None, None, *windows))
-
-    layouts = {
-        "x": activation("x", groups + c),
-        "y": activation("y", groups + f),
-        "w": Layout("w", (groups + f, c)),
-    }
-    first, second, out = OPERANDS[phase]
-    result = layouts[out]
-    partial = space.grid.ordered(summed)
-    return layouts[first], layouts[second], Layout(out, result.axes, partial=partial)
 
 
 def default_nesting(

@@ -1,10 +1,8 @@
-"""Which rows of the other tensor a block of rows needs, along one spatial dimension.
+"""What a local convolution that pads both sides alike, as ATen's do, takes of a window's rows.
 
-Stride S, dilation d, kernel K, padding P_lo, P_hi. Output row o reads the input rows o*S - P_lo + d*k for
-k in [0, K). Everything follows from that line: never derive a halo from K//2. Half-open intervals, in rows;
-they may leave the tensor, and the excess is zero padding. Works on integers and on arrays alike.
-
-Source: Dumoulin & Visin, arXiv:1603.07285, section 4 (the relation); [SP] III-A is the case S=1, d=1, odd K, P=K//2.
+Kernels that pad virtually take any window. Others take one padding a dimension and ignore up to S-1 rows that no
+output row reads; where that can't express a window, the rank holds it in a *frame* with rows of zeros. x is what taps
+read, y what reads it; half-open intervals in rows, integers and arrays alike.
 """
 
 from __future__ import annotations
@@ -14,58 +12,52 @@ from typing import Any
 import numpy as np
 
 from convgen.algebra.blocks import Number, plain
-from convgen.algebra.conv import Spatial
+from convgen.algebra.relations import ReadBy, Relation, Taps
 
 
-def input_window(s: Spatial, lo: Number, hi: Number) -> tuple[Number, Number]:
-    """Input rows that output rows `[lo, hi)` read, padding included; empty for no rows.
-
-    Example:
-        >>> input_window(Spatial("H", 56, kernel=3, pad_lo=1, pad_hi=1), 28, 56)
-        (27, 57)
-    """
-    start = lo * s.stride - s.pad_lo
-    end = (hi - 1) * s.stride - s.pad_lo + s.reach + 1
-    return plain(start), plain(np.where(hi > lo, end, start))
-
-
-def output_window(s: Spatial, lo: Number, hi: Number) -> tuple[Number, Number]:
-    """Output rows that read some input row of `[lo, hi)`, tensor edges not considered; possibly none.
-
-    Example:
-        >>> output_window(Spatial("H", 56, kernel=3, stride=2, pad_lo=1, pad_hi=1), 28, 56)
-        (14, 29)
-    """
-    start = -((s.reach - lo - s.pad_lo) // s.stride)
-    end = (hi - 1 + s.pad_lo) // s.stride + 1
-    return plain(start), plain(np.where(hi > lo, end, start))
-
-
-def edge_padding(s: Spatial, x_lo: Number, x_hi: Number, y_lo: Number, y_hi: Number) -> tuple[Number, Number]:
+def edge_padding(t: Taps, x_lo: Number, x_hi: Number, y_lo: Number, y_hi: Number) -> tuple[Number, Number]:
     """Zero rows below and above input rows `[x_lo, x_hi)` for a convolution onto output rows `[y_lo, y_hi)`.
 
     Negative where the input has rows that this output never reads.
     """
-    return x_lo - (y_lo * s.stride - s.pad_lo), (y_hi - 1) * s.stride - s.pad_lo + s.reach + 1 - x_hi
+    return x_lo - (y_lo * t.stride - t.pad), (y_hi - 1) * t.stride - t.pad + t.reach + 1 - x_hi
 
 
-def fits_one_padding(s: Spatial, below: Number, above: Number) -> Any:
-    """Whether a convolution with padding `below` on both sides has exactly these output rows.
-
-    ATen pads both sides alike and ignores up to S-1 rows that no output row reaches.
-    """
-    return (below >= 0) & (below - above >= 0) & (below - above < s.stride)
+def fits_one_padding(t: Taps, below: Number, above: Number) -> Any:
+    """Whether a convolution with padding `below` on both sides has exactly these output rows."""
+    return (below >= 0) & (below - above >= 0) & (below - above < t.stride)
 
 
-def output_frame(s: Spatial, lo: Number, hi: Number) -> tuple[Number, Number]:
-    """`output_window`, widened by the fewest rows that let one padding serve both sides.
+def output_frame(t: Taps, lo: Number, hi: Number) -> tuple[Number, Number]:
+    """The window of `ReadBy`, widened by the fewest rows that let one padding serve both sides.
 
     The rows added hold zeros; what they contribute falls outside `[lo, hi)`.
     """
-    start, end = output_window(s, lo, hi)
-    below, above = edge_padding(s, lo, hi, start, end)
+    start, end = ReadBy(t).window(lo, hi)
+    below, above = edge_padding(t, lo, hi, start, end)
     wanted: Any = np.maximum(above, 0)
-    rows: Any = np.maximum(-((below - wanted) // s.stride), 0)
-    start, below = start - rows, below + rows * s.stride
-    end = end + np.maximum((below - above) // s.stride, 0)
+    rows: Any = np.maximum(-((below - wanted) // t.stride), 0)
+    start, below = start - rows, below + rows * t.stride
+    end = end + np.maximum((below - above) // t.stride, 0)
     return plain(start), plain(np.where(hi > lo, end, start))
+
+
+def frame(relation: Relation, lo: Number, hi: Number) -> tuple[Number, Number]:
+    """Rows that a rank holds of a window, zeros included."""
+    return output_frame(relation.taps, lo, hi) if isinstance(relation, ReadBy) else relation.window(lo, hi)
+
+
+def padding_of(
+    relation: Relation, own: tuple[Number, Number], index: tuple[Number, Number]
+) -> tuple[Taps, Number, Number] | None:
+    """Taps, and zero rows below and above, of a convolution between rows `own` and the block `index` that reads them.
+
+    None for relations that no convolution has.
+    """
+    match relation:
+        case Taps():
+            return relation, *edge_padding(relation, *own, *index)
+        case ReadBy():
+            return relation.taps, *edge_padding(relation.taps, *index, *own)
+        case _:
+            return None

@@ -31,8 +31,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from convgen.algebra.index_sets import Box, volume
 from convgen.algebra.layout import Layout
-from convgen.algebra.space import Box, Space, volume
+from convgen.algebra.space import Space
 from convgen.schedule.forms import groups_of
 from convgen.schedule.liveness import GRADIENTS, Stretch, backward_stretches, forward_stretch
 from convgen.schedule.nodes import GIVEN, PHASES, AddBias, Convert, Convolve, Phase, Schedule, Step, SumBias

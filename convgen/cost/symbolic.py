@@ -28,7 +28,8 @@ from typing import Any
 
 from convgen.algebra.conv import Conv, Spatial
 from convgen.algebra.layout import Layout
-from convgen.algebra.windows import input_window, output_frame, output_window
+from convgen.algebra.relations import ReadBy
+from convgen.algebra.windows import output_frame
 from convgen.cost.collectives import RINGS, Collectives, seconds
 from convgen.schedule.nodes import AddBias, Convert, Convolve, Schedule, Step, SumBias
 
@@ -199,7 +200,7 @@ class Sizes:
     def extent(self, tensor: str, dim: int) -> Expr:
         """The whole dimension."""
         d = self.conv.dims(tensor)[dim]
-        if d.spatial is not None:
+        if self.conv.has_rows(tensor, dim):
             return symbol(d.name + ("o" if tensor == "y" else ""))
         if tensor == "w" and d.name == "C" and self.conv.groups > 1:
             return symbol("C") / symbol("G")
@@ -235,7 +236,7 @@ class Sizes:
     def _whole(self, s: Spatial, tensor: str, frame: bool) -> tuple[Expr, Expr]:
         """The window of an unsplit dimension: the rows that are read, in the frame padding on both sides too."""
         if tensor == "y":
-            lo, hi = (output_frame if frame else output_window)(s, 0, s.extent)
+            lo, hi = output_frame(s.taps, 0, s.extent) if frame else ReadBy(s.taps).window(0, s.extent)
             return (-lo, hi - s.out) if frame else (min(-lo, 0), min(hi - s.out, 0))
         above = (s.out - 1) * s.stride - s.pad_lo + s.reach + 1 - s.extent
         if not frame and above >= 0:
@@ -282,7 +283,7 @@ def interior_window(s: Spatial, tensor: str, *, frame: bool = False) -> tuple[in
     """
     x_lo, x_hi, y_lo, y_hi = _SAMPLE * s.stride, 2 * _SAMPLE * s.stride, _SAMPLE, 2 * _SAMPLE
     if tensor == "x":
-        lo, hi = input_window(s, y_lo, y_hi)
+        lo, hi = s.taps.window(y_lo, y_hi)
         return x_lo - lo, hi - x_hi
-    lo, hi = (output_frame if frame else output_window)(s, x_lo, x_hi)
+    lo, hi = output_frame(s.taps, x_lo, x_hi) if frame else ReadBy(s.taps).window(x_lo, x_hi)
     return y_lo - lo, hi - y_hi

@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convgen.algebra.blocks import block
+from convgen.algebra.index_sets import volume
 from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.redistribute import Kind
-from convgen.algebra.space import Space, volume
+from convgen.algebra.space import Space
 
 Counts = NDArray[np.int64]
 

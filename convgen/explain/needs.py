@@ -11,7 +11,6 @@ import numpy as np
 
 from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.space import Space
-from convgen.algebra.windows import input_window, output_window
 from convgen.explain.words import PHASE_TENSORS
 from convgen.pictures.tracks import Block
 from convgen.schedule.nodes import PHASES, TENSOR_OF, Convolve, Phase, Schedule
@@ -71,10 +70,10 @@ def parts_of(schedule: Schedule, space: Space, phase: Phase, rank: int) -> tuple
         own = space.held(stored[tensor])
         frame = np.array(space.held(layout)[rank])
         if tensor == _windowed(phase, conv):
-            rule, other = (input_window, "y") if tensor == "x" else (output_window, "x")
-            for d, s in enumerate(space.conv.spatial, 2):
-                lo, hi = space.block(other, d, by_tensor[other].axes[d])
-                frame[d] = rule(s, int(lo[rank]), int(hi[rank]))
+            other = by_tensor["y" if tensor == "x" else "x"]
+            for d in range(2, len(other.axes)):
+                lo, hi = space.needed(tensor, d, other.axes[d])
+                frame[d] = int(lo[rank]), int(hi[rank])
         used = np.array(frame)
         for d, dim in enumerate(space.conv.dims(tensor)):
             used[d] = np.clip(frame[d], 0, dim.extent)

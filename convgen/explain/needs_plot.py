@@ -37,7 +37,7 @@ def draw_part(
 
 def name_of(space: Space, part: Part, dim: int) -> str:
     d = space.conv.dims(part.stored.tensor)[dim]
-    return d.name + ("o" if part.stored.tensor == "y" and d.spatial is not None else "")
+    return d.name + ("o" if part.stored.tensor == "y" and dim >= 2 else "")
 
 
 def _spans_text(space: Space, part: Part) -> str:

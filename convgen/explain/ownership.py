@@ -78,7 +78,7 @@ class _Sides:
 
     def title(self, dim: int) -> str:
         d, axes = self.dims[dim], self.layout.axes[dim]
-        name = d.name + ("o" if self.layout.tensor == "y" and d.spatial is not None else "")
+        name = d.name + ("o" if self.layout.tensor == "y" and dim >= 2 else "")
         groups = f" in {d.groups} groups" if d.groups > 1 else ""
         how = f"over {axes_text(axes)}" if axes else "not split"
         return f"{name}: {counted(d.extent, d.name)}{groups}, {how}"

@@ -10,7 +10,8 @@ from types import MappingProxyType
 import numpy as np
 
 from convgen.algebra.conv import Conv
-from convgen.algebra.space import Box, Space
+from convgen.algebra.index_sets import Box
+from convgen.algebra.space import Space
 from convgen.algebra.windows import edge_padding
 from convgen.errors import InputError
 from convgen.kernels.config import Config, largest, parse_config
@@ -181,7 +182,7 @@ def plain_problem(
     dims: list[LocalDim] = []
     for i, s in enumerate(conv.spatial):
         x, y = frames["x"][2 + i], frames["y"][2 + i]
-        below, _ = edge_padding(s, int(x[0]), int(x[1]), int(y[0]), int(y[1]))
+        below, _ = edge_padding(s.taps, int(x[0]), int(x[1]), int(y[0]), int(y[1]))
         rows_x, rows_y = int(extent["x"][2 + i]), int(extent["y"][2 + i])
         dims.append(LocalDim(s.name, rows_x, rows_y, s.kernel, s.stride, s.dilation, int(below)))
     return Problem(

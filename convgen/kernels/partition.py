@@ -9,7 +9,8 @@ from typing import Literal
 
 from convgen.algebra.blocks import block
 from convgen.algebra.conv import Conv
-from convgen.algebra.windows import edge_padding, input_window, output_window
+from convgen.algebra.relations import ReadBy
+from convgen.algebra.windows import edge_padding
 from convgen.kernels.config import ceil_div
 from convgen.kernels.problem import LocalDim, Problem
 from convgen.schedule.nodes import Phase
@@ -59,10 +60,10 @@ def _local_dims(conv: Conv, ways: int, phase: Phase) -> Iterator[tuple[LocalDim,
             parts, part = (ways, rank) if i == 0 else (1, 0)
             x, y = block(0, s.extent, parts, part), block(0, s.out, parts, part)
             if phase == "backward_data":
-                y = _hull(y, output_window(s, *x), s.out)
+                y = _hull(y, ReadBy(s.taps).window(*x), s.out)
             else:
-                x = _hull(x, input_window(s, *y), s.extent)
-            below, _ = edge_padding(s, *x, *y)
+                x = _hull(x, s.taps.window(*y), s.extent)
+            below, _ = edge_padding(s.taps, *x, *y)
             dims.append(LocalDim(s.name, x[1] - x[0], y[1] - y[0], s.kernel, s.stride, s.dilation, int(below)))
         yield tuple(dims)
 

@@ -13,15 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
-from typing import Any, Literal
+from typing import Any
 
-from convgen.algebra.conv import Conv
+from convgen.algebra.conv import Conv, Phase
 from convgen.algebra.relations import Ratio, ReadBy, Taps
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
 from convgen.operations.late import torch
 from convgen.operations.row import At, Derived, Interval, Operation, Work, fit, touched
 
-Phase = Literal["forward", "backward_data", "backward_filter"]
 READS: Mapping[Phase, str] = {"forward": "xw", "backward_data": "yw", "backward_filter": "yx"}
 MAKES: Mapping[Phase, str] = {"forward": "y", "backward_data": "x", "backward_filter": "w"}
 CHANNELS = {"x": 1, "w": 0, "y": 1}  # the dimension that groups are of
@@ -87,9 +86,8 @@ class Convolution(Operation):
     def _nests(self) -> tuple[dict[str, int], dict[str, tuple[Made, ...]]]:
         g, n = self.conv.groups, Made(("N",))
         extents = {"N": self.conv.batch, "C": self.conv.channels // g, "F": self.conv.filters // g}
-        outer = ("G",) if g > 1 else ()
-        c, f = Made((*outer, "C")), Made((*outer, "F"))
-        return extents | ({"G": g} if g > 1 else {}), {"x": (n, c), "y": (n, f), "w": (f, Made(("C",)))}
+        c, f = Made(("G", "C")), Made(("G", "F"))
+        return extents | {"G": g}, {"x": (n, c), "y": (n, f), "w": (f, Made(("C",)))}
 
     @property
     def _cut(self) -> tuple[dict[str, int], dict[str, tuple[Made, ...]]]:
@@ -163,8 +161,8 @@ class Convolution(Operation):
 
     def _groups(self, at: At, index: str, size: int) -> tuple[int, slice]:
         """How many groups a rank's operands hold, and which of the channels so made are its block."""
-        if self.conv.groups == 1 or "G" in at.blocks:
-            return at.extent("G") if "G" in at.blocks else 1, slice(None)
+        if "G" in at.blocks:
+            return at.extent("G"), slice(None)
         lo, hi = at.blocks[index]
         first = lo // size
         return -(-hi // size) - first, slice(lo - first * size, hi - first * size)

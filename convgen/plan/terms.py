@@ -18,8 +18,9 @@ from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from convgen.algebra.layout import Layout
-from convgen.algebra.roles import OPERANDS, Roles, wanted
+from convgen.algebra.roles import Roles
 from convgen.cost.model import Chain, Model, StepCost
+from convgen.operations.layer import operands, wanted
 from convgen.schedule.build import bias_layout
 
 Objective = Literal["seconds", "bytes"]
@@ -45,7 +46,7 @@ class Terms:
         key = (phase, roles)
         if (found := self._wanted.get(key)) is None:
             layouts = (self._same.setdefault(layout, layout) for layout in wanted(self.space, phase, roles))
-            found = self._wanted[key] = dict(zip(OPERANDS[phase], layouts, strict=True))
+            found = self._wanted[key] = dict(zip(operands(self.space.conv, phase), layouts, strict=True))
         return found
 
     def cost(self, step: StepCost) -> Cost:
@@ -58,7 +59,7 @@ class Terms:
         key = (phase, roles)
         if (found := self._local.get(key)) is None:
             layouts = self.wanted(phase, roles)
-            first, second, out = OPERANDS[phase]
+            first, second, out = operands(self.space.conv, phase)
             found = self.cost(self.model.convolution((layouts[first], layouts[second], layouts[out])))
             self._local[key] = found
         return found
@@ -83,7 +84,7 @@ class Terms:
     def conversion(self, phase: str, tensor: str, stored: Layout, roles: Roles) -> tuple[Cost, Chain]:
         """What a phase needs to read a tensor from how it is stored, or to store what it made."""
         here = self.wanted(phase, roles)[tensor]
-        return self.chain(here, stored) if OPERANDS[phase][2] == tensor else self.chain(stored, here)
+        return self.chain(here, stored) if operands(self.space.conv, phase)[2] == tensor else self.chain(stored, here)
 
     def term(self, tensor: str, stored: Layout, forward: Roles, data: Roles, filter_: Roles) -> Cost:
         """All conversions of one tensor and its gradient, shared; the bias and its gradient go with y."""

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 
 from convgen.algebra.layout import Layout
 from convgen.algebra.redistribute import Kind, redistribute
-from convgen.algebra.roles import OPERANDS, Roles, wanted
+from convgen.algebra.roles import Roles
 from convgen.algebra.space import Space
+from convgen.operations.layer import operands, values, wanted
 from convgen.schedule.nodes import PHASES, AddBias, Convert, Convolve, Phase, Schedule, Step, SumBias
 
 SUFFIX: dict[Kind, str] = {
@@ -86,20 +87,19 @@ def convert(space: Space, value: str, src: Layout, dst: Layout, names: _Names, f
 def _lower_phase(
     space: Space, phase: Phase, roles: Roles, stored: Mapping[str, Layout], names: _Names
 ) -> tuple[Step, ...]:
-    first, second, out = OPERANDS[phase]
-    given = {"forward": ("x", "w"), "backward_data": ("dy", "w"), "backward_filter": ("dy", "x")}[phase]
-    result = {"forward": "y", "backward_data": "dx", "backward_filter": "dw"}[phase]
+    first, second, out = operands(space.conv, phase)
+    *given, result = values(space.conv, phase)
     *wants, makes = wanted(space, phase, roles)
     steps: list[Step] = []
-    operands: list[str] = []
+    inputs: list[str] = []
     for value, tensor, want in zip(given, (first, second), wants, strict=True):
         chain = convert(space, value, stored[tensor], want, names)
         steps += chain
-        operands.append(chain[-1].result if chain else value)
+        inputs.append(chain[-1].result if chain else value)
     bias = phase == "forward" and "bias" in stored
     final = names.fresh("y_summed") if bias else result
     name = final if makes == stored[out] else names.fresh(result + ("_partial" if makes.partial else "_local"))
-    steps.append(Convolve(result=name, type=makes, phase=phase, inputs=tuple(operands), rows=roles.rows))
+    steps.append(Convolve(result=name, type=makes, phase=phase, inputs=tuple(inputs), rows=roles.rows))
     steps += convert(space, name, makes, stored[out], names, final=final)
     if bias:
         steps.append(AddBias(result=result, type=stored[out], source=final))

@@ -17,17 +17,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from convgen.algebra.conv import PHASES, Phase
 from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.redistribute import Kind
 from convgen.algebra.roles import Roles
 
-Phase = Literal["forward", "backward_data", "backward_filter"]
 # whole: a tensor. parts: its channels in equal parts, one behind the other, as an all_gather delivers and a
 # reduce_scatter takes them. rim: of a window the boxes around the rank's own block, as an exchange delivers them.
 Form = Literal["whole", "parts", "rim"]
 FORMS: tuple[Form, ...] = ("whole", "parts", "rim")
-PHASES: tuple[Phase, ...] = ("forward", "backward_data", "backward_filter")
 GIVEN = ("x", "w", "bias", "dy")
 TENSOR_OF = {"x": "x", "dx": "x", "w": "w", "dw": "w", "y": "y", "dy": "y", "bias": "bias", "db": "bias"}
 

@@ -16,10 +16,13 @@ from numpy.typing import NDArray
 
 from convgen.algebra.conv import Conv
 from convgen.algebra.grid import Grid
+from convgen.algebra.index_sets import Box, volume
 from convgen.algebra.layout import Axes, Layout, Window
-from convgen.algebra.space import Box, Space, volume
-from convgen.algebra.windows import edge_padding, fits_one_padding, input_window, output_window
+from convgen.algebra.relations import ReadBy
+from convgen.algebra.space import Space
+from convgen.algebra.windows import edge_padding, fits_one_padding
 from convgen.errors import InternalError
+from convgen.operations.layer import values
 from convgen.schedule.forms import check_forms
 from convgen.schedule.nodes import (
     GIVEN,
@@ -41,11 +44,6 @@ RESULTS: dict[Phase, tuple[str, ...]] = {
     "forward": ("y",),
     "backward_data": ("dx",),
     "backward_filter": ("dw", "db"),
-}
-OPERANDS: dict[Phase, tuple[str, str]] = {
-    "forward": ("x", "w"),
-    "backward_data": ("dy", "w"),
-    "backward_filter": ("dy", "x"),
 }
 
 
@@ -181,8 +179,8 @@ def check_types_are_layouts(f: Facts) -> Iterator[Fault]:
                 yield None, f"{layout}: {a} is no axis of {f.schedule.grid}"
             if named.count(a) > 1:
                 yield None, f"{layout}: {a} stands {named.count(a)} times"
-        for dim, window in zip(dims, layout.windows, strict=True):
-            if window is not None and dim.spatial is None:
+        for d, (dim, window) in enumerate(zip(dims, layout.windows, strict=True)):
+            if window is not None and (layout.tensor, d) not in f.space.rows:
                 yield step, f"{layout}: a window on {dim.name}, which has no rows"
         if step is None and (layout.partial or layout.has_window):
             yield step, f"{layout} can't be stored"
@@ -211,9 +209,9 @@ def check_steps_take_their_operands(f: Facts) -> Iterator[Fault]:
         got = tuple(f.origins[v] for v in (step.inputs if isinstance(step, Convolve) else reads(step)))
         match step:
             case Convolve():
-                inputs = OPERANDS[step.phase]
+                *inputs, _ = values(f.space.conv, step.phase)
                 fits = step.phase == phase and step.type.tensor == TENSOR_OF[RESULTS[phase][0]]
-                fits = fits and (got == inputs or (phase == "forward" and got == (*inputs, "bias")))
+                fits = fits and (got == tuple(inputs) or (phase == "forward" and got == (*inputs, "bias")))
                 fits = fits and (step.rows == "output" or phase == "backward_filter")
             case Convert():
                 fits = step.type.tensor == f.types[step.source].tensor
@@ -328,8 +326,8 @@ def check_rows_are_at_hand(f: Facts) -> Iterator[Fault]:
         busy = volume(_terms(f, step, t)) > 0
         blocks, other = _sides(step)
         for i, s in enumerate(f.space.conv.spatial):
-            rule = input_window if blocks == "y" else output_window
-            lo, hi = rule(s, *f.rows(t[blocks], i))
+            rule = s.taps if blocks == "y" else ReadBy(s.taps)
+            lo, hi = rule.window(*f.rows(t[blocks], i))
             extent = f.space.conv.dims(other)[2 + i].extent
             lo, hi = np.clip(lo, 0, extent), np.clip(hi, 0, extent)
             own_lo, own_hi = f.rows(t[other], i)
@@ -349,8 +347,8 @@ def check_one_padding_fits(f: Facts) -> Iterator[Fault]:
         x, y = f.space.frame(t["x"]), f.space.frame(t["y"])
         busy = (volume(x) > 0) & (volume(y) > 0)
         for i, s in enumerate(f.space.conv.spatial):
-            below, above = edge_padding(s, x[:, 2 + i, 0], x[:, 2 + i, 1], y[:, 2 + i, 0], y[:, 2 + i, 1])
-            for rank in np.flatnonzero(busy & ~np.asarray(fits_one_padding(s, below, above)))[:1]:
+            below, above = edge_padding(s.taps, x[:, 2 + i, 0], x[:, 2 + i, 1], y[:, 2 + i, 0], y[:, 2 + i, 1])
+            for rank in np.flatnonzero(busy & ~np.asarray(fits_one_padding(s.taps, below, above)))[:1]:
                 yield step, f"rank {rank} wants padding ({below[rank]}, {above[rank]}) on {s.name}"
 
 
@@ -463,9 +461,9 @@ def _window(space: Space, layout: Layout, d: int) -> Window:
     s, axes = space.conv.spatial[d - 2], layout.axes[d]
     own_lo, own_hi = space.block(layout.tensor, d, axes)
     if layout.tensor == "x":
-        lo, hi = input_window(s, *space.block("y", d, axes))
+        lo, hi = s.taps.window(*space.block("y", d, axes))
     else:
-        lo, hi = output_window(s, *space.block("x", d, axes))
+        lo, hi = ReadBy(s.taps).window(*space.block("x", d, axes))
     some = hi > lo
     if not some.any():
         return Window(0, 0)

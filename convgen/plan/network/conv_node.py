@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from convgen.algebra.conv import PHASES, Conv
 from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes, Layout
-from convgen.algebra.roles import OPERANDS, Roles, nest, settle_groups
+from convgen.algebra.roles import Roles, nest, settle_groups
 from convgen.cost.training_memory import parameter_bytes
 from convgen.errors import InputError
+from convgen.operations.layer import operands
 from convgen.plan.network.estimate import estimates
 from convgen.plan.network.node_step import NodeStep, conversions
 from convgen.plan.network.reduced import ReducedSpace, reduced_model
@@ -222,7 +223,7 @@ class ConvNode:
             if phase == "backward_data" and not self.dx:
                 continue
             grad = phase != "forward"
-            *inputs, output = OPERANDS[phase]
+            *inputs, output = operands(self.conv, phase)
             for tensor in inputs:
                 _, chain = terms.conversion(phase, tensor, stored[tensor], roles)
                 chain = chain[self._shared(phase, tensor, stored, option) :]

@@ -22,7 +22,8 @@ from math import prod
 from convgen.algebra.conv import Conv
 from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Layout
-from convgen.algebra.roles import Roles, wanted
+from convgen.algebra.roles import Roles
+from convgen.operations.layer import wanted
 from convgen.plan.network.node_step import NodeStep, conversions, passes
 from convgen.plan.network.reduced import ReducedModel, largest, reduced_model
 from convgen.plan.network.setting import Setting

@@ -1,0 +1,225 @@
+"""Index sets, exact for every rank: the box of elements that a rank holds of a value, as arrays over ranks.
+
+A box has an interval per dimension. A value with windows has two boxes: what is needed of the tensor
+(clipped to it), and the frame it sits in, whose other rows are zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import takewhile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from convgen.algebra.blocks import span
+from convgen.algebra.grid import Grid
+from convgen.algebra.layout import Axes, Layout, Window
+from convgen.algebra.tensors import Dim, Rows, Tensor
+from convgen.algebra.windows import fits_one_padding, frame, padding_of
+
+Box = NDArray[np.int64]  # [ranks, dimensions, 2]
+Spans = tuple[NDArray[np.int64], NDArray[np.int64]]
+
+
+class IndexSets:
+    """Tensors and the rows that are read of them, on one grid: what every rank holds, needs and sends. Cached."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        tensors: Mapping[str, Tensor],
+        rows: Mapping[tuple[str, int], Rows],
+        *,
+        virtual_padding: bool = False,
+    ) -> None:
+        """
+        Args:
+            tensors: by name.
+            rows: by tensor and dimension, what its windows are read for.
+            virtual_padding: local convolutions take any zero padding by themselves: no rank holds rows of zeros, and
+                rows that are not split need no window. Otherwise they pad both sides alike, as ATen's do.
+        """
+        self.grid, self.tensors, self.rows, self.virtual_padding = grid, tensors, rows, virtual_padding
+        self._spans: dict[tuple[Dim, Axes], Spans] = {}
+        self._owned: dict[Layout, Box] = {}
+        self._frames: dict[Layout, Box] = {}
+        self._flows: dict[tuple[Layout, Layout], tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
+        self._windows: dict[tuple[str, int, Axes], Window | None] = {}
+
+    def dims(self, tensor: str) -> tuple[Dim, ...]:
+        return self.tensors[tensor].dims
+
+    def split(self, dim: Dim, axes: Axes) -> Spans:
+        """Interval of a dimension that each rank's block over `axes` covers."""
+        if (dim, axes) not in self._spans:
+            zero = np.zeros(self.grid.ranks, dtype=np.int64)
+            coordinates = tuple(self.grid.coordinates[a] for a in axes)
+            sizes = tuple(self.grid.sizes[a] for a in axes)
+            self._spans[dim, axes] = span(dim.extent, dim.groups, sizes, coordinates, zero)
+        return self._spans[dim, axes]
+
+    def block(self, tensor: str, dim: int, axes: Axes) -> Spans:
+        """Interval of one dimension of a tensor that each rank's block covers."""
+        return self.split(self.tensors[tensor].dims[dim], axes)
+
+    def needed(self, tensor: str, dim: int, axes: Axes) -> Spans:
+        """Rows of the tensor that a block over `axes` of its reader's index needs, padding included."""
+        rows = self.rows[tensor, dim]
+        return rows.relation.window(*self.split(rows.index, axes))
+
+    def frame(self, layout: Layout) -> Box:
+        """Where each rank's piece sits, padding rows included."""
+        if self.virtual_padding:
+            return self.held(layout)
+        return self._frame(layout)
+
+    def _frame(self, layout: Layout) -> Box:
+        if layout not in self._frames:
+            spans: list[Spans] = []
+            for i, axes in enumerate(layout.axes):
+                if layout.windows[i] is None:
+                    spans.append(self.block(layout.tensor, i, axes))
+                else:
+                    rows = self.rows[layout.tensor, i]
+                    spans.append(frame(rows.relation, *self.split(rows.index, axes)))
+            self._frames[layout] = np.stack([np.stack(s, -1) for s in spans], axis=1)
+        return self._frames[layout]
+
+    def held(self, layout: Layout) -> Box:
+        """Which elements of the tensor each rank holds (or needs): the frame without its zero rows."""
+        if layout not in self._owned:
+            box = self._frame(layout).copy()
+            for i, axes in enumerate(layout.axes):
+                if layout.windows[i] is not None:
+                    lo, hi = self.needed(layout.tensor, i, axes)
+                    extent = self.dims(layout.tensor)[i].extent
+                    box[:, i, 0], box[:, i, 1] = np.clip(lo, 0, extent), np.clip(hi, 0, extent)
+            self._owned[layout] = box
+        return self._owned[layout]
+
+    def elements(self, layout: Layout) -> NDArray[np.int64]:
+        """Elements of each rank's frame, kernel taps included."""
+        return volume(self.frame(layout)) * self.weight(layout.tensor)
+
+    def weight(self, tensor: str) -> int:
+        """Elements per index: the kernel's taps for w, else 1."""
+        return self.tensors[tensor].inner
+
+    def window(self, tensor: str, dim: int, axes: Axes) -> Window | None:
+        """The window that role axes `axes` want on a spatial dimension; None where the block serves as it is.
+
+        An unsplit dimension needs one only where equal padding on both sides can't express it.
+        """
+        key = (tensor, dim, axes)
+        if key not in self._windows:
+            self._windows[key] = self._find_window(tensor, dim, axes)
+        return self._windows[key]
+
+    def _find_window(self, tensor: str, dim: int, axes: Axes) -> Window | None:
+        own, index = self.block(tensor, dim, axes), self.split(self.rows[tensor, dim].index, axes)
+        lo, hi = self.needed(tensor, dim, axes)
+        if self._serves(tensor, dim, axes, own, index, (lo, hi)):
+            return None
+        some = hi > lo
+        if not some.any():
+            return Window(0, 0)
+        return Window(int((own[0] - lo)[some].max()), int((hi - own[1])[some].max()))
+
+    def _serves(self, tensor: str, dim: int, axes: Axes, own: Spans, index: Spans, needed: Spans) -> bool:
+        """Whether every rank's block holds what it needs and convolves without rows of padding, just as it is.
+
+        A whole dimension may be padded, as long as both sides are alike.
+        """
+        extent = self.dims(tensor)[dim].extent
+        lo, hi = np.clip(needed, 0, extent)
+        inside = (hi <= lo) | ((own[0] <= lo) & (hi <= own[1]))
+        if not np.all(inside):
+            return False
+        padding = padding_of(self.rows[tensor, dim].relation, own, index)
+        if self.virtual_padding or padding is None:
+            return True
+        taps, below, above = padding
+        fits = fits_one_padding(taps, below, above)
+        if not axes:
+            return bool(np.all(fits))
+        some = (own[1] > own[0]) & (index[1] > index[0])
+        return bool(np.all(~some | ((below == 0) & fits)))
+
+    def moves(self, src: Layout, dst: Layout) -> NDArray[np.int64]:
+        """Elements that rank i has to send rank j for a conversion: needed minus owned, [ranks, ranks]."""
+        members, flows = self.flows(src, dst)
+        dense = np.zeros((self.grid.ranks, self.grid.ranks), dtype=np.int64)
+        dense[members[:, :, None], members[:, None, :]] = flows
+        return dense
+
+    def flows(self, src: Layout, dst: Layout) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The same by groups: ranks that may exchange, [groups, members], and what member i sends member j of each.
+
+        Each element has one fixed owner: of the ranks that hold copies of it, the one that has the
+        receiver's own coordinates on the axes of the copies.
+        """
+        key = (src, dst)
+        if key not in self._flows:
+            members, elements = self._overlaps(src, dst, any_batch=False)
+            elements *= self.weight(src.tensor)
+            self._flows[key] = members, elements
+        return self._flows[key]
+
+    def _overlaps(self, src: Layout, dst: Layout, any_batch: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Groups of ranks that own different blocks where the layouts differ, and what is owned here, needed there.
+
+        With `any_batch` the dimension N counts as 1 where it can overlap for some number of samples.
+        """
+        dims = range(len(src.axes))
+        changed = [d for d in dims if (src.axes[d], src.windows[d]) != (dst.axes[d], dst.windows[d])]
+        # Ranks that hold the same window share it already: data comes from the one beside in the block axes.
+        moving = {a for d in changed if src.windows[d] is None for a in src.axes[d]}
+        members = self.grid.groups(moving)
+        own, need = self.held(src), self.held(dst)
+        common = own[members[:, 0]]
+        elements = np.ones((*members.shape, members.shape[1]), dtype=np.int64)
+        for d in dims:
+            if d not in changed:
+                elements *= np.maximum(common[:, d, 1] - common[:, d, 0], 0)[:, None, None]
+            elif d == 0 and any_batch:
+                outer = self.grid.group_ids(a for a in self.grid.names if a not in _shared_axes(self.grid, src, dst))
+                elements *= outer[members][:, :, None] == outer[members][:, None, :]
+            else:
+                lo = np.maximum(own[members, d, 0][:, :, None], need[members, d, 0][:, None, :])
+                hi = np.minimum(own[members, d, 1][:, :, None], need[members, d, 1][:, None, :])
+                elements *= np.maximum(hi - lo, 0)
+        diagonal = list(range(members.shape[1]))
+        elements[:, diagonal, diagonal] = 0
+        return members, elements
+
+    def moved_axes(self, src: Layout, dst: Layout) -> Axes:
+        """The fewest axes that cover every move from `src` to `dst`; none when each rank has all it needs.
+
+        That is for any number of samples, which may differ at run time: what a few samples on many ranks happen
+        to leave empty still counts.
+        """
+        old, new = (tuple(a for a in t.axes[0] if self.grid.sizes[a] > 1) for t in (src, dst))
+        any_batch = self.dims(src.tensor)[0].name == "N" and old != new
+        members, elements = self._overlaps(src, dst, any_batch=True) if any_batch else self.flows(src, dst)
+        sender, receiver = np.nonzero(elements.any(axis=0))
+        # The same place of every group has the same coordinates on the axes that its members differ along.
+        group = members[0]
+        places = {a: self.grid.coordinates[a][group] for a in self.grid.names}
+        return tuple(a for a, place in places.items() if np.any(place[sender] != place[receiver]))
+
+    def empty_ranks(self, layout: Layout) -> int:
+        """How many ranks hold no element of a value."""
+        return int((volume(self.held(layout)) == 0).sum())
+
+
+def volume(box: Box) -> NDArray[np.int64]:
+    """Index count of each rank's box."""
+    return np.maximum(box[:, :, 1] - box[:, :, 0], 0).prod(axis=1)
+
+
+def _shared_axes(grid: Grid, src: Layout, dst: Layout) -> set[str]:
+    """The outer axes that split N before and after."""
+    old, new = (tuple(a for a in t.axes[0] if grid.sizes[a] > 1) for t in (src, dst))
+    both = takewhile(lambda pair: pair[0] == pair[1], zip(old, new, strict=False))
+    return {a for a, _ in both}

@@ -1,0 +1,24 @@
+"""Layouts that a signature asks of its operands, and makes, under roles: types of values, exact on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from convgen.algebra.index_sets import IndexSets
+from convgen.algebra.layout import Axes, Layout
+from convgen.algebra.signature import Operand, Signature
+
+
+def layouts(sets: IndexSets, signature: Signature, roles: Mapping[str, Axes]) -> tuple[Layout, ...]:
+    """Of the inputs, then of the results, in the signature's order; operands are named by their tensors.
+
+    A window is wanted only where the rank's block does not serve as it is.
+    """
+    return tuple(_layout(sets, signature, o, roles) for o in (*signature.inputs, *signature.results))
+
+
+def _layout(sets: IndexSets, signature: Signature, operand: Operand, roles: Mapping[str, Axes]) -> Layout:
+    wanted = signature.wants(operand, roles)
+    pieces = wanted.pieces[: len(sets.dims(operand.name))]
+    windows = tuple(None if p.relation is None else sets.window(operand.name, d, p.axes) for d, p in enumerate(pieces))
+    return Layout(operand.name, tuple(p.axes for p in pieces), windows, sets.grid.ordered(wanted.partial))
