@@ -19,7 +19,6 @@ from functools import cached_property
 from math import prod
 from typing import Literal
 
-from convgen.algebra.blocks import groups_left
 from convgen.algebra.layout import Axes
 from convgen.algebra.relations import Relation
 
@@ -143,12 +142,16 @@ class Signature:
         return Wanted(pieces, tuple(a for a in self.roles(roles) if a not in split))
 
     def fits(self, roles: Mapping[str, Axes], sizes: Mapping[str, int]) -> bool:
-        """Whether blocks of nests are what local code can take: an inner index is split where a rank has at most one
-        of the outer ones."""
+        """Whether blocks of nests are what local code can take: an axis splits an outer index as long as a rank has
+        several of it, and an inner one only then when it has at most one."""
         for operand in (*self.inputs, *self.results):
             for made in operand.dims:
                 for i, outer in enumerate(made.indices[:-1]):
-                    left = groups_left(self.extent[outer], tuple(sizes[a] for a in roles.get(outer, ())))
+                    left = self.extent[outer]
+                    for axis in (a for a in roles.get(outer, ()) if sizes[a] > 1):
+                        if left == 1:
+                            return False
+                        left = -(-left // sizes[axis])
                     inner = [a for index in made.indices[i + 1 :] for a in roles.get(index, ()) if sizes[a] > 1]
                     if left > 1 and inner:
                         return False

@@ -1,4 +1,4 @@
-"""The operations of one convolution's training: what they read and make, by name, and the layouts that roles ask for."""
+"""One convolution's training: what its operations read and make, by name, and the layouts that roles ask for."""
 
 from __future__ import annotations
 
