@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from convgen.algebra.space import Space
@@ -24,11 +24,12 @@ from convgen.errors import InputError
 from convgen.kernels.choose import choose_kernels
 from convgen.kernels.source import Kernel
 from convgen.knobs import verify_schedules
-from convgen.passes.drop_single_rank import drop_single_rank
-from convgen.passes.fuse_bias import fuse_bias
-from convgen.passes.fuse_layouts import fuse_layouts
-from convgen.passes.hold_x import hold_x
-from convgen.passes.share import share
+from convgen.passes.contract import After, Context, Pass, run_passes, tell
+from convgen.passes.drop_single_rank import DropSingleRank
+from convgen.passes.fuse_bias import FuseBias
+from convgen.passes.fuse_layouts import FuseLayouts
+from convgen.passes.hold_x import HoldX
+from convgen.passes.share import Share
 from convgen.plan.choose import Choice, Objective, choose
 from convgen.schedule.build import lower
 from convgen.schedule.nodes import Schedule
@@ -37,14 +38,20 @@ from convgen.spec.build import check_options, check_stride
 from convgen.spec.layer import Layer
 from convgen.spec.source import locate
 
-Pass = Callable[[Schedule, Layer, Space], Schedule]
-PIPELINE: tuple[tuple[str, Pass], ...] = (
-    ("drop-single-rank", lambda schedule, layer, space: drop_single_rank(schedule, space)),
-    ("fuse-bias", lambda schedule, layer, space: fuse_bias(schedule)),
-    ("hold-x", lambda schedule, layer, space: hold_x(schedule, layer.options.hold_x)),
-    ("share", lambda schedule, layer, space: share(schedule)),
-    ("fuse-layouts", lambda schedule, layer, space: fuse_layouts(schedule, space) if layer.on_gpu else schedule),
-)
+
+def pipeline(layer: Layer) -> tuple[Pass, ...]:
+    """The passes of a layer, in the order in which they run."""
+    return (DropSingleRank(), FuseBias(), HoldX(choice=layer.options.hold_x), Share(), FuseLayouts())
+
+
+def verifier(space: Space) -> After:
+    """Checks what each stage has made."""
+
+    def check(stage: str, schedule: Schedule | None) -> None:
+        if schedule is not None:
+            verify(schedule, space)
+
+    return check
 
 
 @dataclass(frozen=True)
@@ -85,7 +92,13 @@ class Compiled:
 
 
 def compile_layer(
-    layer: Layer, *, target: str | None = None, machine: Machine | None = None, objective: Objective = "seconds"
+    layer: Layer,
+    *,
+    target: str | None = None,
+    machine: Machine | None = None,
+    objective: Objective = "seconds",
+    passes: Sequence[Pass] | None = None,
+    after: Sequence[After] = (),
 ) -> Compiled:
     """From a layer to its schedule.
 
@@ -93,6 +106,8 @@ def compile_layer(
         target: instead of the layer's.
         machine: what `auto` models; by default the layer's, or one node of the target's kind.
         objective: what `auto` minimises, modelled seconds or bytes sent.
+        passes: instead of the layer's pipeline.
+        after: told each stage when it is done.
     Raises:
         InputError: the layer's layout can't work.
     """
@@ -108,13 +123,13 @@ def compile_layer(
         about = f"{layer.name}: {layer.kind} "
         error.notes = tuple(replace(n, text=about + n.text) if n.label == "layer" else n for n in error.notes)
         raise
-    schedule = lower(layer.name, space, choice.stored, choice.roles, bias=layer.conv.bias)
-    for _, run in PIPELINE:
-        if verify_schedules():
-            verify(schedule, space)
-        schedule = run(schedule, layer, space)
     if verify_schedules():
-        verify(schedule, space)
+        after = (verifier(space), *after)
+    tell(after, "choose", None)
+    schedule = lower(layer.name, space, choice.stored, choice.roles, bias=layer.conv.bias)
+    tell(after, "lower", schedule)
+    context = Context(space, reads_parts=layer.on_gpu)
+    schedule = run_passes(pipeline(layer) if passes is None else passes, schedule, context, after)
     made = Compiled(layer, space, machine, choice, schedule)
     if layer.options.kernels:
         if layer.target == "sw26010":

@@ -19,16 +19,18 @@ from typing import Any
 
 import torch
 from generate import Problem, named_problem, random_problem
+from passing import passed
 from torch import Tensor
 
 from convgen.algebra.conv import PHASES
 from convgen.algebra.layout import Layout
 from convgen.algebra.roles import Roles
 from convgen.algebra.space import Space
-from convgen.compiler import PIPELINE
+from convgen.compiler import pipeline
 from convgen.emit.module import emit_module
 from convgen.emit.volume import volume
 from convgen.kernels.choose import choose_kernels
+from convgen.passes.contract import Pass
 from convgen.schedule.build import lower
 from convgen.schedule.nodes import Schedule, reads
 from convgen.schedule.text import show
@@ -53,6 +55,7 @@ class Case:
     layer: Layer
     stored: Mapping[str, Layout] = field(hash=False)
     roles: Mapping[str, Roles] = field(hash=False)
+    passes: tuple[Pass, ...] = ()  # instead of the layer's pipeline
 
     @cached_property
     def space(self) -> Space:
@@ -61,9 +64,8 @@ class Case:
     @cached_property
     def schedule(self) -> Schedule:
         schedule = lower(self.layer.name, self.space, self.stored, self.roles, bias=self.layer.conv.bias)
-        for _, run in PIPELINE:
-            schedule = run(schedule, self.layer, self.space)
-        return schedule
+        passes = self.passes or pipeline(self.layer)
+        return passed(schedule, self.space, *passes, reads_parts=self.layer.on_gpu)
 
     @cached_property
     def source(self) -> str:

@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 from generate import random_problem
+from passing import passed
 
 from convgen.algebra.conv import PHASES, Conv, Spatial
 from convgen.algebra.grid import Grid
@@ -16,18 +17,18 @@ from convgen.algebra.space import Space
 from convgen.cost.machines import load_machine
 from convgen.cost.model import Model
 from convgen.cost.schedule import ScheduleCost, schedule_cost
-from convgen.passes.drop_single_rank import drop_single_rank, without
-from convgen.passes.fuse_bias import fuse_bias
-from convgen.passes.hold_x import hold_x
-from convgen.passes.share import share
+from convgen.passes.drop_single_rank import DropSingleRank, without
+from convgen.passes.fuse_bias import FuseBias
+from convgen.passes.hold_x import HoldX
+from convgen.passes.share import Share
 from convgen.plan.terms import Objective, Terms
 from convgen.schedule.build import lower
 
 
 def cost_of(space: Space, stored: dict[str, Layout], roles: dict[str, Roles], model: Model, held: str) -> ScheduleCost:
     schedule = lower("s", space, stored, roles, bias=space.conv.bias)
-    schedule = fuse_bias(drop_single_rank(schedule, space))
-    return schedule_cost(share(hold_x(schedule, "gathered" if held == "gathered" else "stored")), model)
+    hold = HoldX(choice="gathered" if held == "gathered" else "stored")
+    return schedule_cost(passed(schedule, space, DropSingleRank(), FuseBias(), hold, Share()), model)
 
 
 @pytest.mark.parametrize("machine", ["cpu", "cuda"])

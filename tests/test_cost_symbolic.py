@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import sympy as sp
 from generate import algorithm_problem
+from passing import passed
 
 from convgen.algebra.conv import PHASES, Conv, Spatial
 from convgen.algebra.grid import Grid
@@ -22,8 +23,8 @@ from convgen.cost.schedule import schedule_cost, step_cost
 from convgen.cost.symbolic import axis_size, formulas, interior_window, symbol
 from convgen.cost.traffic import elements_sent
 from convgen.errors import InputError
-from convgen.passes.drop_single_rank import drop_single_rank
-from convgen.passes.share import share
+from convgen.passes.drop_single_rank import DropSingleRank
+from convgen.passes.share import Share
 from convgen.schedule.build import lower
 from convgen.schedule.nodes import Convert, Convolve, Schedule
 
@@ -39,7 +40,7 @@ def schedule_of(name: str, grid: dict[str, int], layer: Conv) -> tuple[Schedule,
     problem = algorithm_problem(name, layer, Grid(tuple(grid.items())))
     space = Space(layer, problem.grid)
     naive = lower("s", space, problem.stored, problem.roles, bias=layer.bias)
-    return share(drop_single_rank(naive, space)), space
+    return passed(naive, space, DropSingleRank(), Share()), space
 
 
 def sent(name: str, grid: dict[str, int], layer: Conv, phase: str, *, kernel: bool = True) -> Any:
@@ -254,7 +255,7 @@ def test_formulas_are_the_index_sets(seed: int) -> None:
         space = Space(layer, grid)
         stored = {t: Layout(t, placed(rng, grid, len(layer.dims(t)))) for t in ("x", "w", "y")}
         roles = {phase: random_roles(rng, layer, grid, phase) for phase in PHASES}
-        schedule = share(lower("s", space, stored, roles, bias=layer.bias))
+        schedule = passed(lower("s", space, stored, roles, bias=layer.bias), space, Share())
         types, table = schedule.types(), formulas(schedule, layer, 4)
         values = {axis_size(a): size for a, size in grid.axes} | {N: layer.batch, C: layer.channels, F: layer.filters}
         for s in layer.spatial:
@@ -314,7 +315,7 @@ def test_what_has_no_formula_says_so() -> None:
         "y": Layout("y", (("b", "a"), (), ())),
     }
     roles = dict.fromkeys(PHASES, Roles((("N", ("b", "a")),)))
-    schedule = share(lower("s", space, stored, roles))
+    schedule = passed(lower("s", space, stored, roles), space, Share())
     table = formulas(schedule, layer, 4)
     kinds = {s.result: s.kind for _, s in schedule.steps() if isinstance(s, Convert)}
     exchanged = [table[result] for result, kind in kinds.items() if kind == "exchange"]

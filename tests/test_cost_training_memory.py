@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from generate import algorithm_problem
+from passing import passed
 from test_cost_symbolic import conv, schedule_of
 
 from convgen.algebra.conv import Conv
@@ -11,9 +12,9 @@ from convgen.algebra.grid import Grid
 from convgen.algebra.space import Space
 from convgen.cost.memory import memory
 from convgen.cost.training_memory import STATES, NetworkMemory, Optimizer, layer_memory, network_memory
-from convgen.passes.drop_single_rank import drop_single_rank
-from convgen.passes.hold_x import hold_x
-from convgen.passes.share import share
+from convgen.passes.drop_single_rank import DropSingleRank
+from convgen.passes.hold_x import HoldX
+from convgen.passes.share import Share
 from convgen.resources import data_file
 from convgen.schedule.build import lower
 from convgen.spec.table import read_csv
@@ -37,8 +38,11 @@ def test_a_gathered_x_is_held_or_temporary() -> None:
     """[CF] 4: stationary-y holds the gathered x; where x is gathered anew, it is a temporary."""
     problem = algorithm_problem("stationary-y", conv(), Grid((("F", 4),)))
     space = Space(conv(), problem.grid)
-    naive = drop_single_rank(lower("s", space, problem.stored, problem.roles, bias=False), space)
-    gathered, stored = (layer_memory(share(hold_x(naive, how)), space, "float32") for how in ("gathered", "stored"))
+    naive = lower("s", space, problem.stored, problem.roles, bias=False)
+    gathered, stored = (
+        layer_memory(passed(naive, space, DropSingleRank(), hold, Share()), space, "float32")
+        for hold in (HoldX(choice="gathered"), HoldX(choice="stored"))
+    )
     assert gathered.held == X * 4
     assert stored.held == 0
     assert stored.temporaries >= X * 4
@@ -64,7 +68,7 @@ def mesh(ranks: int) -> NetworkMemory:
         problem = algorithm_problem("spatial", layer.conv, layer.grid)
         space = Space(layer.conv, layer.grid)
         schedule = lower(layer.name, space, problem.stored, problem.roles, bias=False)
-        shared = share(hold_x(drop_single_rank(schedule, space), "stored"))
+        shared = passed(schedule, space, DropSingleRank(), HoldX(choice="stored"), Share())
         found.append(layer_memory(shared, space, "float32", needs_dx=i > 0))
     return network_memory(found, signals="kept", outputs_kept=3)
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from generate import draws
 from modules import Case, assert_counted, assert_true, draw, on_gpu, run
+from passing import eager
 from test_module_contract import assert_opchecks
 
 from convgen.compiler import Compiled, compile_layer
-from convgen.passes import fuse_layouts
 from convgen.schedule.text import show
 from convgen.schedule.verify import verify
 from convgen.spec.reader import layer_from_dict
@@ -21,13 +21,10 @@ from convgen.verify.program import global_tensors, reference
 LAYERS = draws(48)
 
 
-@pytest.fixture
-def eager() -> Iterator[None]:
-    """Fuse whatever can be, however little it pays: small layers have few channels."""
-    least, most = fuse_layouts.LEAST_PART, fuse_layouts.MOST_BOXES
-    fuse_layouts.LEAST_PART, fuse_layouts.MOST_BOXES = 1, 8
-    yield
-    fuse_layouts.LEAST_PART, fuse_layouts.MOST_BOXES = least, most
+def fused(case: Case) -> Case:
+    """The same case for a GPU, whatever layouts can be fused in it."""
+    case = on_gpu(case)
+    return replace(case, passes=eager(case.layer))
 
 
 def assert_right(case: Case) -> None:
@@ -45,15 +42,15 @@ def test_random_layers(part: int) -> None:
 
 
 @pytest.mark.parametrize("part", range(6))
-def test_random_layers_fused(part: int, eager: None) -> None:
+def test_random_layers_fused(part: int) -> None:
     for seed in range(1000 + part, 1000 + LAYERS, 6):
-        assert_right(on_gpu(draw(seed, most=6)))
+        assert_right(fused(draw(seed, most=6)))
 
 
 @pytest.mark.parametrize("algorithm", ["stationary-x", "stationary-y", "stationary-w", "spatial", "integrated"])
-def test_named_algorithms_fused(algorithm: str, eager: None) -> None:
+def test_named_algorithms_fused(algorithm: str) -> None:
     for seed in range(draws(3)):
-        assert_right(on_gpu(draw(seed, algorithm=algorithm, least=2, most=6)))
+        assert_right(fused(draw(seed, algorithm=algorithm, least=2, most=6)))
 
 
 def even_layer(algorithm: str, memory_format: str, kernel: int, stride: int, dtype: str) -> Compiled:
@@ -74,12 +71,13 @@ def even_layer(algorithm: str, memory_format: str, kernel: int, stride: int, dty
         "algorithm": algorithm,
         "target": "cuda",
     }
-    return compile_layer(layer_from_dict(spec))
+    layer = layer_from_dict(spec)
+    return compile_layer(layer, passes=eager(layer))
 
 
 @pytest.mark.parametrize("memory_format", ["contiguous", "channels_last"])
 @pytest.mark.parametrize("algorithm", ["stationary-x", "stationary-y", "stationary-w"])
-def test_parts(algorithm: str, memory_format: str, eager: None) -> None:
+def test_parts(algorithm: str, memory_format: str) -> None:
     for kernel, stride, dtype in ((3, 1, "float64"), (3, 2, "bfloat16"), (1, 1, "float32"), (1, 2, "tfloat32")):
         compiled = even_layer(algorithm, memory_format, kernel, stride, dtype)
         assert "as=parts" in show(compiled.schedule)
@@ -87,28 +85,28 @@ def test_parts(algorithm: str, memory_format: str, eager: None) -> None:
         assert report.ok, report
 
 
-def test_everything_is_drawn(eager: None) -> None:
+def test_everything_is_drawn() -> None:
     seen: Counter[str] = Counter()
     for seed in range(1000, 1000 + LAYERS):
-        for _, step in on_gpu(draw(seed, most=6)).schedule.steps():
+        for _, step in fused(draw(seed, most=6)).schedule.steps():
             seen[f"{getattr(step, 'form', 'whole')} {getattr(step, 'kind', 'conv')}"] += 1
     for form in ("rim exchange", "whole all_gather", "whole exchange", "whole slice", "whole all_to_all"):
         assert seen[form] >= LAYERS // 5, seen
     assert seen["parts all_gather"] and seen["parts conv"], seen
 
 
-def test_another_batch(eager: None) -> None:
+def test_another_batch() -> None:
     """One module for any number of samples, fewer than ranks included."""
-    case = on_gpu(draw(3, algorithm="stationary-x", least=4, most=6))
+    case = fused(draw(3, algorithm="stationary-x", least=4, most=6))
     for batch in (1, 7):
         assert_right(case.with_batch(batch))
 
 
-def test_opcheck_of_a_gpu_module(eager: None) -> None:
+def test_opcheck_of_a_gpu_module() -> None:
     """Held values may be parts and rims: their fakes have the same shapes."""
     seen: set[str] = set()
     for seed in range(4000, 4200):
-        case = on_gpu(draw(seed, least=2, most=3))
+        case = fused(draw(seed, least=2, most=3))
         held = {case.schedule.forms().get(v, "") for v in case.schedule.held()}
         if held - seen - {""}:
             seen |= held

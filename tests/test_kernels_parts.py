@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 from kernel_cases import SM_90, operands, reference
+from passing import passed
 from torch import Tensor
 
 from convgen.algebra.space import Space
@@ -28,7 +29,7 @@ from convgen.kernels.phases import heaviest_first, taps_of
 from convgen.kernels.problem import LocalDim, Problem
 from convgen.kernels.source import kernel_module
 from convgen.kernels.target import parse_target
-from convgen.passes.fuse_layouts import fuse_layouts
+from convgen.passes.fuse_layouts import FuseLayouts
 from convgen.schedule.nodes import Convert, Convolve, Schedule
 from convgen.schedule.text import parse, show
 from convgen.schedule.verify import verify
@@ -219,16 +220,17 @@ def test_layouts_are_fused(text: str) -> None:
     verify(schedule, space)
     before = plain(schedule)
     verify(before, space)
-    assert fuse_layouts(before, space) == schedule
-    assert fuse_layouts(schedule, space) == schedule
+    assert passed(before, space, FuseLayouts(), reads_parts=True) == schedule
+    assert passed(schedule, space, FuseLayouts(), reads_parts=True) is schedule
+    assert passed(before, space, FuseLayouts()) is before
 
 
 def test_what_does_not_pay_stays_whole() -> None:
     before = plain(parse(STATIONARY_X))
     for channels, filters in ((32, 30), (32, 63), (8, 8)):
         space = space_of(before, channels, filters)
-        assert not fuse_layouts(before, space).forms().get("dy_gathered")
-    assert fuse_layouts(before, space_of(before, 32, 63)) == before
+        assert not passed(before, space, FuseLayouts(), reads_parts=True).forms().get("dy_gathered")
+    assert passed(before, space_of(before, 32, 63), FuseLayouts(), reads_parts=True) is before
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from functools import partial
+import re
 from random import Random
 
 import pytest
-from generate import algorithm_problem, random_problem
+from generate import algorithm_problem, draws, random_problem
+from passing import passed
 
 from convgen.algebra.conv import Conv, Spatial
 from convgen.algebra.grid import Grid
 from convgen.algebra.space import Space
-from convgen.passes.drop_single_rank import drop_single_rank
-from convgen.passes.fuse_bias import fuse_bias
-from convgen.passes.hold_x import hold_x
-from convgen.passes.share import share
+from convgen.errors import InputError
+from convgen.passes.contract import Context, run_passes, with_options
+from convgen.passes.drop_single_rank import DropSingleRank, without
+from convgen.passes.fuse_bias import FuseBias
+from convgen.passes.fuse_layouts import FuseLayouts
+from convgen.passes.hold_x import HoldX
+from convgen.passes.names import named
+from convgen.passes.share import Share
 from convgen.schedule.build import lower
 from convgen.schedule.nodes import Schedule
 from convgen.schedule.text import parse, show
@@ -54,7 +59,7 @@ def with_bias(conv: Conv) -> Conv:
 
 
 def test_share_gathers_dy_once_for_both_backward_phases() -> None:
-    before, _ = naive("stationary-x", {"C": 2})
+    before, space = naive("stationary-x", {"C": 2})
     assert body(before, "backward_data", "backward_filter") == lines("""
         backward_data:
           %dy_gathered = all_gather %dy dim=F over=C            : y[*, *, *, *]
@@ -63,7 +68,7 @@ def test_share_gathers_dy_once_for_both_backward_phases() -> None:
           %dy_gathered_2 = all_gather %dy dim=F over=C          : y[*, *, *, *]
           %dw = conv_backward_filter %dy_gathered_2, %x         : w[*, C]
     """)
-    after = share(before)
+    after = passed(before, space, Share())
     assert body(after, "backward_data", "backward_filter") == lines("""
         backward_data:
           %dy_gathered = all_gather %dy dim=F over=C  : y[*, *, *, *]
@@ -74,8 +79,8 @@ def test_share_gathers_dy_once_for_both_backward_phases() -> None:
 
 
 def test_share_leaves_a_schedule_in_which_nothing_is_equal() -> None:
-    before, _ = naive("sample", {"N": 2})
-    assert share(before) is before
+    before, space = naive("sample", {"N": 2})
+    assert passed(before, space, Share()) is before
 
 
 def test_share_leaves_w_which_is_gone_by_backward() -> None:
@@ -97,8 +102,9 @@ def test_share_leaves_w_which_is_gone_by_backward() -> None:
             %dw = reduce_scatter %dw_partial dim=F over=a : w[a, *]
         }
     """)
-    verify(before, Space(LAYER, before.grid))
-    assert share(before) is before
+    space = Space(LAYER, before.grid)
+    verify(before, space)
+    assert passed(before, space, Share()) is before
 
 
 SLICES = """
@@ -128,9 +134,10 @@ schedule s on grid(a=2, b=2) {
 def test_share_cuts_x_again_but_dy_once() -> None:
     """A view of x is free and can't be held beside x; within backward one slice serves both phases."""
     before = parse(SLICES)
-    verify(before, Space(LAYER, before.grid))
-    after = share(before)
-    verify(after, Space(LAYER, before.grid))
+    space = Space(LAYER, before.grid)
+    verify(before, space)
+    after = passed(before, space, Share())
+    verify(after, space)
     assert body(after, "backward_filter") == lines("""
         backward_filter:
           %x_slice_2 = slice %x dim=H                              : x[b, *, a+(1,1), *]
@@ -145,13 +152,13 @@ def test_share_cuts_x_again_but_dy_once() -> None:
 
 def test_x_is_held_gathered_or_gathered_again() -> None:
     before, space = naive("stationary-y", {"F": 2})
-    held = share(hold_x(before, "gathered"))
+    held = passed(before, space, HoldX(), Share())
     assert held.held() == ("x_gathered",)
     assert body(held, "backward_filter") == lines("""
         backward_filter:
           %dw = conv_backward_filter %dy, %x_gathered   : w[F, *]
     """)
-    again = share(hold_x(before, "stored"))
+    again = passed(before, space, HoldX(choice="stored"), Share())
     verify(again, space)
     assert again.held() == ()
     assert body(again, "backward_filter") == lines("""
@@ -164,9 +171,10 @@ def test_x_is_held_gathered_or_gathered_again() -> None:
 
 
 def test_the_choice_that_is_there_already_changes_nothing() -> None:
-    before, _ = naive("stationary-y", {"F": 2})
-    assert hold_x(before, "gathered") is before
-    assert hold_x(hold_x(before, "stored"), "stored") == hold_x(before, "stored")
+    before, space = naive("stationary-y", {"F": 2})
+    assert passed(before, space, HoldX()) is before
+    stored = passed(before, space, HoldX(choice="stored"))
+    assert passed(stored, space, HoldX(choice="stored")) is stored
 
 
 # ---- fuse_bias
@@ -180,7 +188,7 @@ def test_the_bias_goes_to_a_convolution_whose_result_is_whole() -> None:
           %y_summed = conv_forward %x_gathered, %w        : y[*, F, *, *]
           %y = add_bias %y_summed, %bias                  : y[*, F, *, *]
     """)
-    after = fuse_bias(before)
+    after = passed(before, space, FuseBias())
     verify(after, space)
     assert body(after, "forward") == lines("""
         forward:
@@ -190,14 +198,14 @@ def test_the_bias_goes_to_a_convolution_whose_result_is_whole() -> None:
 
 
 def test_a_bias_behind_a_reduction_stays() -> None:
-    before, _ = naive("stationary-x", {"C": 2}, with_bias(LAYER))
+    before, space = naive("stationary-x", {"C": 2}, with_bias(LAYER))
     assert [type(s).__name__ for s in before.forward] == ["Convolve", "Convert", "AddBias"]
-    assert fuse_bias(before) is before
+    assert passed(before, space, FuseBias()) is before
 
 
 def test_no_bias_no_change() -> None:
-    before, _ = naive("sample", {"N": 2})
-    assert fuse_bias(before) is before
+    before, space = naive("sample", {"N": 2})
+    assert passed(before, space, FuseBias()) is before
 
 
 # ---- drop_single_rank
@@ -211,7 +219,7 @@ def test_an_axis_of_one_rank_leaves_no_step() -> None:
           %y_partial = conv_forward %x_gathered, %w                    : y[*, F, *, *] partial(C)
           %y = reduce_scatter %y_partial dim=F over=C                  : y[*, (F,C), *, *]
     """)
-    after = drop_single_rank(before, space)
+    after = passed(before, space, DropSingleRank())
     verify(after, space)
     assert body(after, "forward") == lines("""
         forward:
@@ -223,7 +231,7 @@ def test_an_axis_of_one_rank_leaves_no_step() -> None:
 
 def test_axes_of_several_ranks_stay() -> None:
     before, space = naive("stationary-w", {"C": 2, "F": 2})
-    assert drop_single_rank(before, space) is before
+    assert passed(before, space, DropSingleRank()) is before
 
 
 def test_an_axis_of_one_rank_that_nothing_names_stays() -> None:
@@ -231,12 +239,76 @@ def test_an_axis_of_one_rank_that_nothing_names_stays() -> None:
     grid = Grid((("N", 2), ("idle", 1)))
     space = Space(LAYER, grid)
     before = lower("s", space, problem.stored, problem.roles)
-    assert drop_single_rank(before, space) is before
+    assert passed(before, space, DropSingleRank()) is before
 
 
 def test_the_choice_of_x_survives_dropping() -> None:
     before, space = naive("stationary-w", {"C": 2, "F": 1})
-    assert drop_single_rank(hold_x(before, "stored"), space).hold_x == "stored"
+    assert passed(before, space, HoldX(choice="stored"), DropSingleRank()).hold_x == "stored"
+
+
+def test_where_an_axis_of_one_rank_hid_a_simpler_way_it_is_taken() -> None:
+    """It stood inside of `a` on N, so `a` could not go to C by an all-to-all: what is left can."""
+    before = parse("""
+        schedule s on grid(a=2, one=1) {
+          stored: x[(a,one), *, *, *] w[*, a] y[*, *, *, *]
+          roles forward: C=a
+          roles backward_data: C=a
+          roles backward_filter: C=a
+          forward:
+            %x_exchanged = exchange %x dim=N,C over=a      : x[*, a, *, *]
+            %mine = conv_forward %x_exchanged, %w          : y[*, *, *, *] partial(a)
+            %y = all_reduce %mine over=a                   : y[*, *, *, *]
+          backward_data:
+            %dx_local = conv_backward_data %dy, %w         : x[*, a, *, *]
+            %dx = exchange %dx_local dim=N,C over=a        : x[(a,one), *, *, *]
+          backward_filter:
+            %dw = conv_backward_filter %dy, %x_exchanged   : w[*, a]
+        }
+    """)
+    space = Space(LAYER, before.grid)
+    verify(before, space)
+    after = passed(before, space, DropSingleRank())
+    verify(after, space)
+    assert body(after, "forward", "backward_data") == lines("""
+        forward:
+          %x_moved = all_to_all %x dim=N,C over=a      : x[*, a, *, *]
+          %y_partial = conv_forward %x_moved, %w       : y[*, *, *, *] partial(a)
+          %y = all_reduce %y_partial over=a            : y[*, *, *, *]
+        backward_data:
+          %dx_local = conv_backward_data %dy, %w       : x[*, a, *, *]
+          %dx = all_to_all %dx_local dim=N,C over=a    : x[a, *, *, *]
+    """)
+
+
+@pytest.mark.parametrize("virtual_padding", [False, True])
+def test_without_its_axes_of_one_rank_a_schedule_is_what_lowering_makes(virtual_padding: bool) -> None:
+    changed = 0
+    for seed in range(draws(150)):
+        conv, grid, stored, roles = random_problem(Random(seed), 12)
+        space = Space(conv, grid, virtual_padding=virtual_padding)
+        before = lower("s", space, stored, roles, bias=conv.bias)
+        assert named(before) == before
+        single = frozenset(axis for axis, size in grid.axes if size == 1)
+        bare = {tensor: layout.without(single) for tensor, layout in stored.items()}
+        wanted = lower("s", space, bare, {p: without(r, single) for p, r in roles.items()}, bias=conv.bias)
+        after = passed(before, space, DropSingleRank())
+        assert after == wanted
+        changed += after is not before
+    assert changed > draws(150) / 4
+
+
+def test_axes_of_one_rank_are_dropped_anywhere_in_the_pipeline() -> None:
+    passes = (FuseBias(), HoldX(), Share(), FuseLayouts(least_part=1, most_boxes=8))
+    for seed in range(draws(40)):
+        conv, grid, stored, roles = random_problem(Random(seed), 12)
+        space = Space(conv, grid, virtual_padding=True)
+        naive = lower("s", space, stored, roles, bias=conv.bias)
+        for place in range(len(passes) + 1):
+            order = (*passes[:place], DropSingleRank(), *passes[place:])
+            schedule = passed(naive, space, *order, reads_parts=True)
+            verify(schedule, space)
+            assert passed(schedule, space, DropSingleRank(), reads_parts=True) is schedule
 
 
 # ---- all of them
@@ -249,12 +321,49 @@ def test_every_pass_leaves_a_schedule_that_verifies_and_is_done_at_once(chunk: i
         conv, grid, stored, roles = random_problem(rng, 16)
         space = Space(conv, grid)
         schedule = lower("s", space, stored, roles, bias=conv.bias)
-        dropped = partial(drop_single_rank, space=space)
-        held = partial(hold_x, choice="stored" if rng.random() < 0.5 else "gathered")
-        for run in (dropped, fuse_bias, held, share):
+        held = HoldX(choice="stored" if rng.random() < 0.5 else "gathered")
+        for one in (DropSingleRank(), FuseBias(), held, Share(), FuseLayouts(least_part=1, most_boxes=8)):
             verify(schedule, space)
             before = schedule
-            schedule = run(before)
+            schedule = passed(before, space, one, reads_parts=True)
             assert (schedule is before) == (schedule == before)
-            assert run(schedule) is schedule
+            assert passed(schedule, space, one, reads_parts=True) is schedule
         verify(schedule, space)
+
+
+# ---- the contract
+
+
+def test_a_pass_says_the_options_that_are_not_the_defaults() -> None:
+    passes = (HoldX(), FuseLayouts())
+    assert [str(p) for p in passes] == ["hold-x", "fuse-layouts"]
+    passes = with_options(passes, "hold-x{choice=stored}")
+    passes = with_options(passes, "fuse-layouts{least_part=32 most_boxes=5}")
+    assert passes == (HoldX(choice="stored"), FuseLayouts(least_part=32, most_boxes=5))
+    assert [str(p) for p in passes] == ["hold-x{choice=stored}", "fuse-layouts{least_part=32 most_boxes=5}"]
+    assert with_options(passes, "hold-x")[0] == HoldX(choice="stored")
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "hint"),
+    [
+        ("hold-x{choice=never}", "hold-x: choice can't be 'never'", "with gathered or stored"),
+        ("fuse-layouts{least_part=-1}", "least_part can't be '-1'", "with a number"),
+        ("fuse-layouts{most=1}", "no option most", "least_part, most_boxes"),
+        ("share{all=1}", "no option all", "share"),
+        ("unshare", "no pass is named unshare", "hold-x, share, fuse-layouts"),
+        ("hold-x{", "cannot read the pass 'hold-x{'", "fuse-layouts{"),
+    ],
+)
+def test_options_that_no_pass_has_are_refused(text: str, said: str, hint: str) -> None:
+    with pytest.raises(InputError, match=re.escape(said)) as error:
+        with_options((HoldX(), Share(), FuseLayouts()), text)
+    assert hint in error.value.hint
+
+
+def test_a_pipeline_tells_what_each_pass_made() -> None:
+    before, space = naive("stationary-y", {"F": 2})
+    told: list[tuple[str, Schedule | None]] = []
+    after = run_passes((HoldX(choice="stored"), Share()), before, Context(space), [lambda *stage: told.append(stage)])
+    assert [stage for stage, _ in told] == ["hold-x{choice=stored}", "share"]
+    assert told[0][1] == passed(before, space, HoldX(choice="stored")) and told[1][1] is after

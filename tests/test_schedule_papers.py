@@ -9,6 +9,7 @@ import re
 
 import pytest
 from generate import algorithm_problem
+from passing import passed
 
 from convgen.algebra.algorithms import ALGORITHMS, letters_of, stored_layouts
 from convgen.algebra.conv import PHASES, Conv, Spatial
@@ -17,9 +18,9 @@ from convgen.algebra.layout import Axes, Layout, Window
 from convgen.algebra.redistribute import redistribute
 from convgen.algebra.roles import nest
 from convgen.algebra.space import Space
-from convgen.passes.drop_single_rank import drop_single_rank
-from convgen.passes.fuse_bias import fuse_bias
-from convgen.passes.share import share
+from convgen.passes.drop_single_rank import DropSingleRank
+from convgen.passes.fuse_bias import FuseBias
+from convgen.passes.share import Share
 from convgen.schedule.build import lower
 from convgen.schedule.nodes import Convert, Schedule
 from convgen.schedule.text import show
@@ -36,7 +37,7 @@ def schedule_of(name: str, grid: dict[str, int], conv: Conv | None = None) -> Sc
     problem = algorithm_problem(name, conv, Grid(tuple(grid.items())))
     space = Space(conv, problem.grid)
     naive = lower("s", space, problem.stored, problem.roles, bias=conv.bias)
-    schedule = share(fuse_bias(drop_single_rank(naive, space)))
+    schedule = passed(naive, space, DropSingleRank(), FuseBias(), Share())
     verify(schedule, space)
     return schedule
 
@@ -238,7 +239,7 @@ def test_weights_sharded_over_samples_are_gathered_and_scattered() -> None:
         "y": Layout("y", (("data",), (), (), ())),
     }
     space = Space(conv, grid)
-    schedule = share(lower("s", space, stored, dict.fromkeys(PHASES, nest([("data", "N")]))))
+    schedule = passed(lower("s", space, stored, dict.fromkeys(PHASES, nest([("data", "N")]))), space, Share())
     verify(schedule, space)
     assert [kind for kind, _ in collectives(schedule)] == ["all_gather", "all_gather", "reduce_scatter"]
 
@@ -252,7 +253,7 @@ def test_stored_by_channel_convolved_by_sample() -> None:
         "y": Layout("y", ((), ("a",), (), ())),
     }
     space = Space(conv, grid)
-    schedule = share(lower("s", space, stored, dict.fromkeys(PHASES, nest([("a", "N")]))))
+    schedule = passed(lower("s", space, stored, dict.fromkeys(PHASES, nest([("a", "N")]))), space, Share())
     verify(schedule, space)
     assert steps(schedule)[:4] == golden("""
         %x_moved = all_to_all %x dim=N,C over=a      : x[a, *, *, *]
@@ -268,7 +269,7 @@ def test_rows_of_the_input_reuse_the_halo_of_dy() -> None:
     stored = stored_layouts("spatial", conv, {"H": ("a",)})
     space = Space(conv, grid)
     roles = dict.fromkeys(PHASES, nest([("a", "H")])) | {"backward_filter": nest([("a", "H")], "input")}
-    schedule = share(lower("s", space, stored, roles))
+    schedule = passed(lower("s", space, stored, roles), space, Share())
     verify(schedule, space)
     assert golden("%dw_partial = conv_backward_filter %dy_halo, %x rows=input : w[*, *] partial(a)")[0] in steps(
         schedule

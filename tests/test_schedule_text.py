@@ -11,6 +11,7 @@ from random import Random
 
 import pytest
 from generate import random_problem
+from passing import passed
 
 from convgen.algebra.algorithms import stored_layouts
 from convgen.algebra.conv import PHASES, Conv, Spatial
@@ -18,8 +19,8 @@ from convgen.algebra.grid import Grid
 from convgen.algebra.roles import Roles, nest
 from convgen.algebra.space import Space
 from convgen.errors import InputError
-from convgen.passes.hold_x import hold_x
-from convgen.passes.share import share
+from convgen.passes.hold_x import HoldX
+from convgen.passes.share import Share
 from convgen.schedule.build import lower
 from convgen.schedule.nodes import Schedule
 from convgen.schedule.text import parse, show
@@ -27,8 +28,9 @@ from convgen.schedule.text import parse, show
 
 def random_schedule(seed: int, max_ranks: int = 16) -> Schedule:
     conv, grid, stored, roles = random_problem(Random(seed), max_ranks)
-    schedule = lower(f"layer_{seed}", Space(conv, grid), stored, roles, bias=conv.bias)
-    return share(hold_x(schedule, "stored" if seed % 3 == 0 else "gathered"))
+    space = Space(conv, grid)
+    schedule = lower(f"layer_{seed}", space, stored, roles, bias=conv.bias)
+    return passed(schedule, space, HoldX(choice="stored" if seed % 3 == 0 else "gathered"), Share())
 
 
 @pytest.mark.parametrize("chunk", range(10))
@@ -68,7 +70,8 @@ def test_the_text_is_this() -> None:
     stored = stored_layouts("spatial", conv, {"N": ("data",), "H": ("row",)})
     roles = dict.fromkeys(PHASES, nest([("data", "N"), ("row", "H")]))
     roles["backward_filter"] = Roles(roles["forward"].nests, "input")
-    assert show(share(lower("halo", Space(conv, grid), stored, roles))) == TEXT
+    space = Space(conv, grid)
+    assert show(passed(lower("halo", space, stored, roles), space, Share())) == TEXT
     assert show(parse(TEXT)) == TEXT
 
 

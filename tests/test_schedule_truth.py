@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from generate import Problem, algorithm_problem, named_problem, random_conv, random_problem
 from oracle import Oracle, direct, random_tensors
+from passing import passed
 
 from convgen.algebra.algorithms import ALGORITHMS
 from convgen.algebra.conv import Conv, Spatial
@@ -20,10 +21,10 @@ from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Layout
 from convgen.algebra.roles import nest
 from convgen.algebra.space import Space
-from convgen.passes.drop_single_rank import drop_single_rank
-from convgen.passes.fuse_bias import fuse_bias
-from convgen.passes.hold_x import hold_x
-from convgen.passes.share import share
+from convgen.passes.drop_single_rank import DropSingleRank
+from convgen.passes.fuse_bias import FuseBias
+from convgen.passes.hold_x import HoldX
+from convgen.passes.share import Share
 from convgen.schedule.build import lower
 from convgen.schedule.nodes import Convert, Convolve, Schedule
 from convgen.schedule.verify import verify
@@ -34,8 +35,8 @@ def naive(problem: Problem, space: Space) -> Schedule:
 
 
 def compiled(problem: Problem, space: Space, hold: str = "gathered") -> Schedule:
-    schedule = fuse_bias(drop_single_rank(naive(problem, space), space))
-    return share(hold_x(schedule, "stored" if hold == "stored" else "gathered"))
+    held = HoldX(choice="stored" if hold == "stored" else "gathered")
+    return passed(naive(problem, space), space, DropSingleRank(), FuseBias(), held, Share())
 
 
 def check(problem: Problem, seed: int, *schedules: Schedule) -> None:

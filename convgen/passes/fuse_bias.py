@@ -10,17 +10,24 @@ Leaves: a bias behind a reduction or another conversion.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
+from convgen.passes.contract import Context, Pass
 from convgen.schedule.nodes import AddBias, Convolve, Schedule
 
 
-def fuse_bias(schedule: Schedule) -> Schedule:
+@dataclass(frozen=True)
+class FuseBias(Pass):
     """Merge `add_bias` into the convolution that it directly follows."""
-    if len(schedule.forward) < 2:
-        return schedule
-    *rest, conv, add = schedule.forward
-    if not (isinstance(conv, Convolve) and isinstance(add, AddBias) and add.source == conv.result):
-        return schedule
-    fused = replace(conv, result=add.result, inputs=(*conv.inputs, "bias"))
-    return replace(schedule, forward=(*rest, fused))
+
+    name: ClassVar[str] = "fuse-bias"
+
+    def run(self, schedule: Schedule, context: Context) -> Schedule:
+        if len(schedule.forward) < 2:
+            return schedule
+        *rest, conv, add = schedule.forward
+        if not (isinstance(conv, Convolve) and isinstance(add, AddBias) and add.source == conv.result):
+            return schedule
+        fused = replace(conv, result=add.result, inputs=(*conv.inputs, "bias"))
+        return replace(schedule, forward=(*rest, fused))

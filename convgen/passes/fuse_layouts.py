@@ -17,66 +17,78 @@ Leaves: parts of fewer than 16 channels, which would leave a matrix unit's step 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from convgen.algebra.layout import Layout
 from convgen.algebra.space import Space
+from convgen.passes.contract import Context, Pass
 from convgen.schedule.forms import boxes, parts
 from convgen.schedule.nodes import GIVEN, Convert, Convolve, Form, Schedule, Step, reads
 
-LEAST_PART = 16
-MOST_BOXES = 3
 
+@dataclass(frozen=True)
+class FuseLayouts(Pass):
+    """Give values the form in which a collective delivers or takes them, where it pays.
 
-def fuse_layouts(schedule: Schedule, space: Space) -> Schedule:
-    """Give values the form in which a collective delivers or takes them, where it pays."""
-    types = schedule.types()
-    readers: dict[str, list[Step]] = {}
-    for _, step in schedule.steps():
-        for value in reads(step):
-            readers.setdefault(value, []).append(step)
-    forms: dict[str, Form] = {}
-    for _, step in schedule.steps():
-        after = readers.get(step.result, [])
-        match step:
-            case Convert(kind="all_gather") if after and all(isinstance(r, Convolve) for r in after):
-                if parts(space, step.type, types[step.source], step.over) >= LEAST_PART:
-                    forms[step.result] = "parts"
-            case Convert(kind="exchange") if after and all(_reads_rim(r, step.result) for r in after):
-                count = boxes(space, types[step.source], step.type, step.over)
-                if (
-                    step.source in GIVEN
-                    and not _few_channels(space, step.type)
-                    and count is not None
-                    and count.max() <= MOST_BOXES
-                ):
-                    forms[step.result] = "rim"
-            case Convolve() if len(after) == 1 and isinstance(reader := after[0], Convert):
-                many = reader.kind == "reduce_scatter" and not _few_channels(space, types[step.inputs[0]])
-                if many and parts(space, step.type, reader.type, reader.over) >= LEAST_PART:
-                    forms[step.result] = "parts"
-            case _:
-                pass
-    if not forms:
-        return schedule
-    around = {
-        s.result: s.source for _, s in schedule.steps() if isinstance(s, Convert) and forms.get(s.result) == "rim"
-    }
+    Attributes:
+        least_part: channels of a part.
+        most_boxes: of a rim.
+    """
 
-    def give(step: Step) -> Step:
-        if isinstance(step, Convolve):
-            own = tuple(around[v] for v in step.inputs if v in around)
-            return replace(step, form=forms.get(step.result, "whole"), own=own)
-        return replace(step, form=forms[step.result]) if isinstance(step, Convert) and step.result in forms else step
+    name: ClassVar[str] = "fuse-layouts"
+    least_part: int = 16
+    most_boxes: int = 3
 
-    forward, data, filter_ = (tuple(map(give, schedule.section(p))) for p, _ in schedule.roles)
-    return replace(schedule, forward=forward, backward_data=data, backward_filter=filter_)
+    def run(self, schedule: Schedule, context: Context) -> Schedule:
+        forms = self._forms(schedule, context.space) if context.reads_parts else {}
+        if not forms:
+            return schedule
+        conversions = [s for _, s in schedule.steps() if isinstance(s, Convert)]
+        around = {s.result: s.source for s in conversions if forms.get(s.result) == "rim"}
 
+        def give(step: Step) -> Step:
+            if isinstance(step, Convolve):
+                own = tuple(around[v] for v in step.inputs if v in around)
+                return replace(step, form=forms.get(step.result, "whole"), own=own)
+            given = isinstance(step, Convert) and step.result in forms
+            return replace(step, form=forms[step.result]) if given else step
 
-def _few_channels(space: Space, layout: Layout) -> bool:
-    """Whether no rank has enough channels of x (filters of y) for a step of one tap."""
-    box = space.frame(layout)
-    return space.conv.groups == 1 and int((box[:, 1, 1] - box[:, 1, 0]).max()) < LEAST_PART
+        forward, data, filter_ = (tuple(map(give, schedule.section(p))) for p, _ in schedule.roles)
+        fused = replace(schedule, forward=forward, backward_data=data, backward_filter=filter_)
+        return schedule if fused == schedule else fused
+
+    def _forms(self, schedule: Schedule, space: Space) -> dict[str, Form]:
+        """Of the values that come in parts or as a rim."""
+        types = schedule.types()
+        readers: dict[str, list[Step]] = {}
+        for _, step in schedule.steps():
+            for value in reads(step):
+                readers.setdefault(value, []).append(step)
+        forms: dict[str, Form] = {}
+        for _, step in schedule.steps():
+            after = readers.get(step.result, [])
+            match step:
+                case Convert(kind="all_gather") if after and all(isinstance(r, Convolve) for r in after):
+                    if parts(space, step.type, types[step.source], step.over) >= self.least_part:
+                        forms[step.result] = "parts"
+                case Convert(kind="exchange") if after and all(_reads_rim(r, step.result) for r in after):
+                    count = boxes(space, types[step.source], step.type, step.over)
+                    few = count is not None and count.max() <= self.most_boxes
+                    if few and step.source in GIVEN and not self._few_channels(space, step.type):
+                        forms[step.result] = "rim"
+                case Convolve() if len(after) == 1 and isinstance(reader := after[0], Convert):
+                    many = reader.kind == "reduce_scatter" and not self._few_channels(space, types[step.inputs[0]])
+                    if many and parts(space, step.type, reader.type, reader.over) >= self.least_part:
+                        forms[step.result] = "parts"
+                case _:
+                    pass
+        return forms
+
+    def _few_channels(self, space: Space, layout: Layout) -> bool:
+        """Whether no rank has enough channels of x (filters of y) for a step of one tap."""
+        box = space.frame(layout)
+        return space.conv.groups == 1 and int((box[:, 1, 1] - box[:, 1, 0]).max()) < self.least_part
 
 
 def _reads_rim(step: Step, value: str) -> bool:

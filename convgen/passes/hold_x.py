@@ -14,12 +14,19 @@ Leaves: everything but the choice. Held costs memory until backward ([CF] sectio
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
+from convgen.passes.contract import Context, Pass
 from convgen.schedule.nodes import Schedule
 
 
-def hold_x(schedule: Schedule, choice: Literal["gathered", "stored"]) -> Schedule:
+@dataclass(frozen=True)
+class HoldX(Pass):
     """Record the choice in the schedule."""
-    return schedule if schedule.hold_x == choice else replace(schedule, hold_x=choice)
+
+    name: ClassVar[str] = "hold-x"
+    choice: Literal["gathered", "stored"] = "gathered"
+
+    def run(self, schedule: Schedule, context: Context) -> Schedule:
+        return schedule if schedule.hold_x == self.choice else replace(schedule, hold_x=self.choice)

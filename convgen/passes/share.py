@@ -16,59 +16,55 @@ Leaves: conversions of w (forward's is gone by backward; keeping it would cost a
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from convgen.algebra.layout import Layout
-from convgen.schedule.nodes import AddBias, Convert, Convolve, Schedule, Step, SumBias, reads
+from convgen.passes.contract import Context, Pass
+from convgen.passes.names import RESULTS, rename
+from convgen.schedule.nodes import Convert, Schedule, Step, reads
 
 Key = tuple[str, str, tuple[str, ...], Layout]
-RESULTS = ("y", "dx", "dw", "db")
 
 
-def rename(step: Step, names: dict[str, str]) -> Step:
-    """A step reading other values."""
-    match step:
-        case Convolve():
-            inputs, own = (tuple(names.get(v, v) for v in values) for values in (step.inputs, step.own))
-            return replace(step, inputs=inputs, own=own) if (inputs, own) != (step.inputs, step.own) else step
-        case Convert() | AddBias() | SumBias():
-            source = names.get(step.source, step.source)
-            return replace(step, source=source) if source != step.source else step
-
-
-def share(schedule: Schedule) -> Schedule:
+@dataclass(frozen=True)
+class Share(Pass):
     """Merge equal conversions within backward, and with forward's where x is held gathered."""
-    known: dict[Key, str] = {}
-    same: dict[str, str] = {}  # a value -> the first value equal to it
 
-    def key_of(step: Convert) -> Key:
-        return step.kind, same.get(step.source, step.source), step.over, step.type
+    name: ClassVar[str] = "share"
 
-    if schedule.hold_x == "gathered":
-        for step in schedule.forward:
-            if isinstance(step, Convert) and step.type.tensor == "x":
-                known[key_of(step)] = step.result
-    forward = {step.result for step in schedule.forward}
-    sections: list[tuple[Step, ...]] = []
-    names: dict[str, str] = {}
-    for steps in (schedule.backward_data, schedule.backward_filter):
-        kept: list[Step] = []
-        for old in steps:
-            step = rename(old, names)
-            # A result keeps its own name; only inputs are shared.
-            if isinstance(step, Convert) and step.result not in RESULTS:
-                first = known.setdefault(key_of(step), step.result)
-                if first != step.result:
-                    same[step.result] = first
-                    if step.kind != "slice" or first not in forward:
-                        names[step.result] = first
-                        continue
-            kept.append(step)
-        sections.append(tuple(kept))
-    data, filter_ = _without_unread(sections)
-    if data == schedule.backward_data and filter_ == schedule.backward_filter:
-        return schedule
-    return replace(schedule, backward_data=data, backward_filter=filter_)
+    def run(self, schedule: Schedule, context: Context) -> Schedule:
+        known: dict[Key, str] = {}
+        same: dict[str, str] = {}  # a value -> the first value equal to it
+
+        def key_of(step: Convert) -> Key:
+            return step.kind, same.get(step.source, step.source), step.over, step.type
+
+        if schedule.hold_x == "gathered":
+            for step in schedule.forward:
+                if isinstance(step, Convert) and step.type.tensor == "x":
+                    known[key_of(step)] = step.result
+        forward = {step.result for step in schedule.forward}
+        sections: list[tuple[Step, ...]] = []
+        names: dict[str, str] = {}
+        for steps in (schedule.backward_data, schedule.backward_filter):
+            kept: list[Step] = []
+            for old in steps:
+                step = rename(old, names)
+                # A result keeps its own name; only inputs are shared.
+                if isinstance(step, Convert) and step.result not in RESULTS:
+                    first = known.setdefault(key_of(step), step.result)
+                    if first != step.result:
+                        same[step.result] = first
+                        if step.kind != "slice" or first not in forward:
+                            names[step.result] = first
+                            continue
+                kept.append(step)
+            sections.append(tuple(kept))
+        data, filter_ = _without_unread(sections)
+        if data == schedule.backward_data and filter_ == schedule.backward_filter:
+            return schedule
+        return replace(schedule, backward_data=data, backward_filter=filter_)
 
 
 def _without_unread(sections: list[tuple[Step, ...]]) -> list[tuple[Step, ...]]:

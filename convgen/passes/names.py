@@ -1,0 +1,70 @@
+"""Names of values: other ones for some, or those that lowering gives for all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from convgen.schedule.build import SUFFIX
+from convgen.schedule.nodes import GIVEN, PHASES, AddBias, Convert, Convolve, Schedule, Step, SumBias
+
+RESULTS = ("y", "dx", "dw", "db")  # values of these names leave the module: they are never renamed
+MADE_BY = {"forward": "y", "backward_data": "dx", "backward_filter": "dw"}
+
+
+def rename(step: Step, names: Mapping[str, str]) -> Step:
+    """A step whose values, read and made, have other names; the same object where they have not."""
+    result = names.get(step.result, step.result)
+    match step:
+        case Convolve():
+            inputs, own = (tuple(names.get(v, v) for v in values) for values in (step.inputs, step.own))
+            same = (result, inputs, own) == (step.result, step.inputs, step.own)
+            return step if same else replace(step, result=result, inputs=inputs, own=own)
+        case Convert() | AddBias() | SumBias():
+            source = names.get(step.source, step.source)
+            same = (result, source) == (step.result, step.source)
+            return step if same else replace(step, result=result, source=source)
+
+
+def renamed(schedule: Schedule, names: Mapping[str, str]) -> Schedule:
+    """The schedule with other names for some values."""
+    forward, data, filter_ = (tuple(rename(s, names) for s in schedule.section(phase)) for phase in PHASES)
+    return replace(schedule, forward=forward, backward_data=data, backward_filter=filter_)
+
+
+def named(schedule: Schedule) -> Schedule:
+    """The schedule with values named by what makes them, each name once, as lowering names them."""
+    names = {name: name for name in (*GIVEN, *RESULTS)}
+    taken = set(names)
+
+    def fresh(name: str) -> str:
+        candidate, n = name, 1
+        while candidate in taken:
+            n += 1
+            candidate = f"{name}_{n}"
+        taken.add(candidate)
+        return candidate
+
+    for phase in PHASES:
+        steps = schedule.section(phase)
+        for step in steps:
+            if isinstance(step, AddBias) and step.source not in names:
+                names[step.source] = fresh("y_summed")
+        for step in steps:
+            if step.result not in names:
+                names[step.result] = fresh(_word(step, names))
+    return renamed(schedule, names)
+
+
+def _word(step: Step, names: Mapping[str, str]) -> str:
+    """What a value is called unless another is: its tensor, and what happened to it."""
+    match step:
+        case Convert():
+            halo = step.kind == "exchange" and step.type.has_window
+            return f"{names[step.source].split('_')[0]}_{'halo' if halo else SUFFIX[step.kind]}"
+        case Convolve():
+            return MADE_BY[step.phase] + ("_partial" if step.type.partial else "_local")
+        case SumBias():
+            return "db_partial"
+        case AddBias():
+            return "y_local"
