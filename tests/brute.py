@@ -7,10 +7,9 @@ the ranks that differ along some axes, reduced into stored blocks. Each is the o
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, prod
-from typing import Any
 
 import torch
 
@@ -18,19 +17,26 @@ from convgen.algebra.blocks import span
 from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes
 from convgen.algebra.signature import Operand, Signature, Wanted
-from convgen.operations.row import At, Operation
+from convgen.operations.row import At, Interval, Operation
 
 Part = tuple[int, int, int]  # begin and end in the tensor, begin in the window
 Window = tuple[tuple[Part, ...], ...]  # of each dimension
+Tensors = tuple[torch.Tensor, ...]
+NOWHERE = 2**62  # a number of something, where there is nothing
 
 
-def block(grid: Grid, rank: int, extent: int, groups: int, axes: Axes) -> tuple[int, int]:
+# ---------------------------------------------------------------- blocks, windows, boxes
+def block(grid: Grid, rank: int, extent: int, axes: Axes) -> Interval:
     at = grid.at(rank)
-    return span(extent, groups, tuple(grid.sizes[a] for a in axes), tuple(at[a] for a in axes), 0)
+    return span(extent, 1, tuple(grid.sizes[a] for a in axes), tuple(at[a] for a in axes), 0)
 
 
-def whole(shape: Sequence[int]) -> Window:
-    return tuple(((0, n, 0),) for n in shape)
+def nest(blocks: Sequence[Interval], extents: Sequence[int]) -> Interval:
+    """Flat numbers of a nest of blocks, outermost first."""
+    start, count = 0, 1
+    for (lo, hi), n in zip(blocks, extents, strict=True):
+        start, count = start * n + lo, count * (hi - lo)
+    return start, start + count
 
 
 def extents(window: Window) -> list[int]:
@@ -50,199 +56,235 @@ def places(window: Window) -> Iterable[tuple[tuple[slice, ...], tuple[slice, ...
         yield tuple(t for t, _ in box), tuple(b for _, b in box)
 
 
+# ---------------------------------------------------------------- values and the two conversions
 @dataclass
 class Value:
-    """A tensor in its stored layout: a block a rank, copies over axes that no dimension uses."""
+    """A tensor as it is stored: a block a rank, copies over axes that no dimension uses."""
 
     grid: Grid
     shape: tuple[int, ...]
-    groups: tuple[int, ...]
     axes: tuple[Axes, ...]
     parts: list[torch.Tensor]
 
-    @property
-    def windows(self) -> list[Window]:
-        return [
-            tuple(
-                ((*block(self.grid, r, n, g, a), 0),)
-                for n, g, a in zip(self.shape, self.groups, self.axes, strict=True)
-            )
-            for r in range(self.grid.ranks)
-        ]
+    def window(self, rank: int) -> Window:
+        return tuple(((*block(self.grid, rank, n, a), 0),) for n, a in zip(self.shape, self.axes, strict=True))
+
+    def cut(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
+        ((there, _),) = places(self.window(rank))
+        return tensor[there].clone()
 
 
-def scatter(tensor: torch.Tensor, grid: Grid, groups: tuple[int, ...], axes: tuple[Axes, ...]) -> Value:
-    v = Value(grid, tuple(tensor.shape), groups, axes, [])
-    for window in v.windows:
-        ((there, _),) = places(window)
-        v.parts.append(tensor[there].clone())
+def scatter(tensor: torch.Tensor, grid: Grid, axes: tuple[Axes, ...]) -> Value:
+    v = Value(grid, tuple(tensor.shape), axes, [])
+    v.parts = [v.cut(tensor, r) for r in range(grid.ranks)]
     return v
 
 
 def gather(v: Value) -> torch.Tensor:
     """The whole tensor; every copy has to be equal."""
-    found = fetch(v, [whole(v.shape)] * v.grid.ranks)
-    for part in found:
-        assert torch.equal(part.nan_to_num(), found[0].nan_to_num()), "copies differ"
-    for window, part in zip(v.windows, v.parts, strict=True):
-        ((there, _),) = places(window)
-        assert torch.allclose(part, found[0][there], rtol=1e-11, atol=1e-11), "copies differ"
-    return found[0]
+    whole: Window = tuple(((0, n, 0),) for n in v.shape)
+    found = fetch(v, [whole] * v.grid.ranks)[0]
+    for r, part in enumerate(v.parts):
+        mine = v.cut(found, r)
+        assert torch.allclose(part, mine, rtol=1e-11, atol=1e-11, equal_nan=True), "copies differ"
+    return found
 
 
 def fetch(v: Value, windows: Sequence[Window]) -> list[torch.Tensor]:
     """Each rank's window, every element from the one rank that differs in block axes only and owns it."""
-    moving, found = {a for axes in v.axes for a in axes}, []
+    moving, found = {a for axes in v.axes for a in axes}, list[torch.Tensor]()
+    owned = [next(iter(places(v.window(s))))[0] for s in range(v.grid.ranks)]
     for r, window in enumerate(windows):
-        t = torch.full(extents(window), torch.nan, dtype=v.parts[r].dtype)
+        t = torch.full(extents(window), -NOWHERE, dtype=v.parts[r].dtype)
         count = torch.zeros(extents(window), dtype=torch.int64)
-        for s in v.grid.group(r, moving):
-            ((own, _),) = places(v.windows[s])
-            for there, here in places(window):
-                lo = [max(a.start, b.start) for a, b in zip(there, own, strict=True)]
-                hi = [max(f, min(a.stop, b.stop)) for f, a, b in zip(lo, there, own, strict=True)]
-                to = tuple(
-                    slice(f - a.start + b.start, h - a.start + b.start)
-                    for f, h, a, b in zip(lo, hi, there, here, strict=True)
-                )
-                of = tuple(slice(f - o.start, h - o.start) for f, h, o in zip(lo, hi, own, strict=True))
-                t[to] = v.parts[s][of]
-                count[to] += 1
+        for s, (there, here) in itertools.product(v.grid.group(r, moving), places(window)):
+            lo = [max(a.start, b.start) for a, b in zip(there, owned[s], strict=True)]
+            hi = [max(f, min(a.stop, b.stop)) for f, a, b in zip(lo, there, owned[s], strict=True)]
+            to = tuple(
+                slice(f - a.start + b.start, h - a.start + b.start)
+                for f, h, a, b in zip(lo, hi, there, here, strict=True)
+            )
+            of = tuple(slice(f - o.start, h - o.start) for f, h, o in zip(lo, hi, owned[s], strict=True))
+            t[to] = v.parts[s][of]
+            count[to] += 1
         assert bool((count == 1).all()), "an element has no owner, or two"
         found.append(t)
     return found
 
 
 def collect(
-    grid: Grid,
-    parts: Sequence[torch.Tensor],
-    windows: Sequence[Window],
+    parts: Sequence[Tensors],
+    windows: Sequence[Sequence[Window]],
     over: Iterable[str],
-    to: Value,
+    to: Sequence[Value],
     how: str = "sum",
-) -> Value:
-    """Addends of the ranks that differ along `over`, reduced into blocks stored as `to` says."""
-    over = set(over)
-    identity = {"sum": 0.0, "max": -inf}[how]
-    out = Value(grid, to.shape, to.groups, to.axes, [])
-    for r, (window,) in enumerate(zip(out.windows, strict=True)):
-        ((own, _),) = places(window)
-        full = torch.full(tuple(to.shape), identity, dtype=parts[r].dtype)
-        for s in grid.group(r, over):
-            for there, here in places(windows[s]):
-                mine = parts[s][here]
-                full[there] = full[there] + mine if how == "sum" else torch.maximum(full[there], mine)
-        out.parts.append(full[own].clone())
+) -> list[Value]:
+    """Addends of the ranks that differ along `over`, reduced into blocks stored as `to` says.
+
+    `parts` and `windows` are of each rank and tensor; what is no sum is reduced for all tensors together.
+    """
+    grid, over, made = to[0].grid, set(over), dict[tuple[int, ...], Tensors]()
+    out = [Value(grid, v.shape, v.axes, []) for v in to]
+    for r in range(grid.ranks):
+        ranks = grid.group(r, over)
+        if ranks not in made:
+            made[ranks] = REDUCE[how]([spread(parts[s], windows[s], to, how) for s in ranks])
+        for v, whole in zip(out, made[ranks], strict=True):
+            v.parts.append(v.cut(whole, r))
     return out
 
 
-def stand(
-    grid: Grid, rank: int, signature: Signature, roles: Mapping[str, Axes]
-) -> tuple[At, list[Window], list[Window]]:
-    """Where a rank's part of a row stands, the windows of its operands, and the blocks of its results."""
-    blocks: dict[str, tuple[int, int]] = {}
-    for index, n in signature.extents:
-        blocks[index] = block(grid, rank, n, 1, roles.get(index, ()))
-    wished: list[tuple[tuple[int, int], ...]] = []
-    inside: list[tuple[tuple[int, int], ...]] = []
-    windows: list[Window] = []
-    for operand in signature.inputs:
-        found = [_side(grid, rank, signature, operand, d, roles, blocks) for d in range(len(operand.shape))]
-        wished.append(tuple(w for w, _ in found))
-        windows.append(tuple(p for _, p in found))
-        inside.append(
-            tuple((p[0][2] + w[0], p[-1][2] + w[0] + p[-1][1] - p[-1][0]) if p else (w[0], w[0]) for w, p in found)
-        )
-    made = [
-        tuple(_side(grid, rank, signature, result, d, roles, blocks)[1] for d in range(len(result.shape)))
-        for result in signature.results
-    ]
-    return At(blocks, tuple(wished), tuple(inside)), windows, made
+def spread(parts: Tensors, windows: Sequence[Window], to: Sequence[Value], how: str) -> Tensors:
+    """One rank's addends in tensors as large as the whole, what leaves others as they are elsewhere."""
+    found: list[torch.Tensor] = []
+    for part, window, v in zip(parts, windows, to, strict=True):
+        whole = blank(v.shape, part.dtype, how)
+        for there, here in places(window):
+            whole[there] = whole[there] + part[here] if how == "sum" else part[here]
+        found.append(whole)
+    return tuple(found)
 
 
-def _side(
-    grid: Grid, rank: int, signature: Signature, operand: Operand, d: int, roles: Mapping[str, Axes], blocks: Any
-) -> tuple[tuple[int, int], tuple[Part, ...]]:
-    made, n = operand.dims[d], operand.shape[d]
-    if not made.indices:
-        return (0, n), ((0, n, 0),)
-    if made.relation is None:
-        groups = prod(signature.extent[i] for i in made.indices[:-1])
-        lo, hi = block(grid, rank, n, groups, tuple(a for i in made.indices for a in roles.get(i, ())))
-        return (lo, hi), ((lo, hi, 0),)
-    lo, hi = blocks[made.indices[0]]
-    if lo == hi:
-        return (0, 0), ((0, 0, 0),)
-    lo, hi = made.relation.window(lo, hi)
-    return (lo, hi), tuple(p for p in made.relation.fold(lo, hi, n))
+def blank(shape: Sequence[int], dtype: torch.dtype, how: str) -> torch.Tensor:
+    return torch.full(tuple(shape), 0 if how != "max" else -inf if dtype.is_floating_point else NOWHERE, dtype=dtype)
+
+
+def _sum(addends: Sequence[Tensors]) -> Tensors:
+    return tuple(torch.stack(t).sum(0) for t in zip(*addends, strict=True))
+
+
+def _max(addends: Sequence[Tensors]) -> Tensors:
+    """The largest, and of those equal to it the one whose number is smallest."""
+    best = addends[0]
+    for other in addends[1:]:
+        better = (other[0] > best[0]) | ((other[0] == best[0]) & (other[1] < best[1]))
+        best = tuple(torch.where(better, o, b) for o, b in zip(other, best, strict=True))
+    return best
+
+
+def _merge(addends: Sequence[Tensors]) -> Tensors:
+    """Moments [count, mean, M2] of the union of disjoint parts."""
+    n, mean, m2 = (torch.stack([t[k] for (t,) in addends]) for k in range(3))
+    whole = (n * mean).sum(0) / n.sum(0).clamp(min=1)
+    return (torch.stack([n.sum(0), whole, (m2 + n * (mean - whole) ** 2).sum(0)]),)
+
+
+REDUCE: Mapping[str, Callable[[Sequence[Tensors]], Tensors]] = {"sum": _sum, "max": _max, "merge": _merge}
+
+
+# ---------------------------------------------------------------- rows
+@dataclass
+class Stand:
+    """Where a rank stands in a row: what local code is told, windows of operands, blocks of results."""
+
+    at: At
+    reads: list[Window]
+    makes: list[Window]
+
+
+def stand(grid: Grid, rank: int, signature: Signature, roles: Mapping[str, Axes]) -> Stand:
+    blocks = {index: block(grid, rank, n, roles.get(index, ())) for index, n in signature.extents}
+
+    def side(operand: Operand, d: int) -> tuple[Interval, tuple[Part, ...]]:
+        """Rows wished for, and where they lie."""
+        made, n = operand.dims[d], operand.shape[d]
+        if made.relation is None:
+            lo, hi = (0, n)
+            if made.indices:
+                lo, hi = nest([blocks[i] for i in made.indices], [signature.extent[i] for i in made.indices])
+            return (lo, hi), ((lo, hi, 0),)
+        lo, hi = made.relation.window(*blocks[made.indices[0]])
+        return (lo, hi), made.relation.fold(lo, hi, n)
+
+    def sides(operand: Operand) -> list[tuple[Interval, tuple[Part, ...]]]:
+        return [side(operand, d) for d in range(len(operand.shape))]
+
+    read, made = [sides(o) for o in signature.inputs], [sides(o) for o in signature.results]
+    at = At(
+        blocks,
+        tuple(tuple(wished for wished, _ in operand) for operand in read),
+        tuple(tuple(_inside(wished, parts) for wished, parts in operand) for operand in read),
+    )
+    return Stand(at, *([tuple(parts for _, parts in o) for o in operands] for operands in (read, made)))
+
+
+def _inside(wished: Interval, parts: tuple[Part, ...]) -> Interval:
+    """Rows that there are of those wished for, in their own numbering."""
+    if not any(hi > lo for lo, hi, _ in parts):
+        return wished[0], wished[0]
+    some = [(wished[0] + begin, wished[0] + begin + hi - lo) for lo, hi, begin in parts if hi > lo]
+    return some[0][0], some[-1][1]
 
 
 @dataclass
 class Run:
-    """A row on all ranks: what each rank stood at, read and made."""
+    """A row on all ranks: where each stood, what it read and made."""
 
     operation: Operation
     way: int
-    grid: Grid
     roles: Mapping[str, Axes]
-    stands: list[tuple[At, list[Window], list[Window]]]
+    stands: list[Stand]
     leaves: list[list[torch.Tensor]]
-    outs: list[tuple[torch.Tensor, ...]]
+    outs: list[Tensors]
+
+    @property
+    def signature(self) -> Signature:
+        return self.operation.signatures[self.way]
 
 
-def run(operation: Operation, way: int, grid: Grid, roles: Mapping[str, Axes], values: Sequence[Value]) -> Run:
-    signature = operation.signatures[way]
+def run(operation: Operation, way: int, roles: Mapping[str, Axes], values: Sequence[Value]) -> Run:
+    signature, grid = operation.signatures[way], values[0].grid
     stands = [stand(grid, r, signature, roles) for r in range(grid.ranks)]
-    read = [fetch(v, [s[1][k] for s in stands]) for k, v in enumerate(values)]
+    read = [fetch(v, [s.reads[k] for s in stands]) for k, v in enumerate(values)]
     leaves: list[list[torch.Tensor]] = []
-    outs: list[tuple[torch.Tensor, ...]] = []
-    for r, (at, _, made) in enumerate(stands):
-        mine = [t[r].requires_grad_(t[r].is_floating_point()) for t in read]
-        shapes = [extents(m) for m in made]
-        empty = not any(prod(s) for s in shapes) or (not signature.runs_empty and any(not t.numel() for t in mine))
-        blank = {"sum": 0.0, "max": -inf, "merge": 0.0}[signature.reduction]
+    outs: list[Tensors] = []
+    for r, s in enumerate(stands):
+        mine = [t[r].requires_grad_(o.gradient) for t, o in zip(read, signature.inputs, strict=True)]
+        shapes = [extents(m) for m in s.makes]
+        idle = not any(map(prod, shapes)) or (not signature.runs_empty and any(not t.numel() for t in mine))
         with torch.enable_grad():
-            out = (
-                tuple(torch.full(s, blank, dtype=torch.float64) for s in shapes)
-                if empty
-                else operation.local(way, at, *mine)
-            )
-        assert [list(o.shape) for o in out] == shapes, (operation, at, [o.shape for o in out], shapes)
+            out = _blanks(signature, shapes) if idle else operation.local(way, s.at, *mine)
+        assert [list(o.shape) for o in out] == shapes, (operation, s.at, [o.shape for o in out], shapes)
         leaves.append(mine)
         outs.append(out)
-    return Run(operation, way, grid, roles, stands, leaves, outs)
+    return Run(operation, way, roles, stands, leaves, outs)
+
+
+def _blanks(signature: Signature, shapes: Sequence[Sequence[int]]) -> Tensors:
+    return tuple(
+        blank(s, torch.int64 if o.integer else torch.float64, signature.reduction)
+        for s, o in zip(shapes, signature.results, strict=True)
+    )
 
 
 def results(done: Run, stored: Sequence[Value]) -> list[Value]:
-    """The row's results, stored: what is partial is reduced over its axes, what is equal is taken."""
-    signature = done.operation.signatures[done.way]
-    over = signature.roles(done.roles)
-    return [
-        collect(
-            done.grid, [o[k].detach() for o in done.outs], [s[2][k] for s in done.stands], over, to, signature.reduction
-        )
-        for k, to in enumerate(stored)
-    ]
+    """The row's results, stored: what is partial is reduced, what is equal is taken."""
+    over = {a for r in done.signature.results for a in _axes(done.signature.wants(r, done.roles))}
+    parts = [tuple(o.detach() for o in out) for out in done.outs]
+    return collect(parts, [s.makes for s in done.stands], over, stored, done.signature.reduction)
 
 
-def gradients(done: Run, given: Sequence[Value], stored: Sequence[Value]) -> list[Value]:
+def gradients(done: Run, given: Sequence[Value | None], stored: Sequence[Value]) -> list[Value]:
     """Of every operand, from those of the results: torch's vjp of local code, and `Signature.gradient`'s type."""
-    signature = done.operation.signatures[done.way]
-    dys = [fetch(g, [s[2][k] for s in done.stands]) for k, g in enumerate(given)]
-    found: list[list[torch.Tensor]] = []
+    dys = [g and fetch(g, [s.makes[k] for s in done.stands]) for k, g in enumerate(given)]
+    found: list[Tensors] = []
     for r, (leaves, outs) in enumerate(zip(done.leaves, done.outs, strict=True)):
-        pairs = [(o, dys[k][r]) for k, o in enumerate(outs) if o.requires_grad]
-        some = [t for t in leaves if t.requires_grad]
-        grads = (
-            torch.autograd.grad([o for o, _ in pairs], some, [g for _, g in pairs], allow_unused=True)
-            if pairs
-            else [None] * len(some)
-        )
-        by = dict(zip(map(id, some), grads, strict=True))
-        found.append([torch.zeros_like(t) if by.get(id(t)) is None else by[id(t)] for t in leaves])
+        pairs = [(o, dy[r]) for o, dy in zip(outs, dys, strict=True) if dy is not None and o.requires_grad]
+        grads = [torch.zeros_like(t) for t in leaves]
+        some = [k for k, t in enumerate(leaves) if t.requires_grad]
+        if pairs and some:
+            wrt = [leaves[k] for k in some]
+            asked = torch.autograd.grad([o for o, _ in pairs], wrt, [g for _, g in pairs], allow_unused=True)
+            for k, g in zip(some, asked, strict=True):
+                grads[k] = grads[k] if g is None else g
+        found.append(tuple(grads))
     values: list[Value] = []
-    for k, (operand, to) in enumerate(zip(signature.inputs, stored, strict=True)):
-        wanted: Wanted = signature.gradient(operand, done.roles)
-        over = {*wanted.partial, *wanted.split_by}
-        values.append(collect(done.grid, [f[k] for f in found], [s[1][k] for s in done.stands], over, to))
+    for k, (operand, to) in enumerate(zip(done.signature.inputs, stored, strict=True)):
+        over = _axes(done.signature.gradient(operand, done.roles))
+        values += collect([(f[k],) for f in found], [(s.reads[k],) for s in done.stands], over, [to])
     return values
+
+
+def _axes(wanted: Wanted) -> set[str]:
+    """Along which ranks have addends, or parts that overlap."""
+    return {*wanted.partial, *wanted.split_by}

@@ -44,12 +44,20 @@ WHOLE = Made()
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """An operand or a result: extents in elements, and what each dimension is made of."""
+    """An operand or a result.
+
+    Attributes:
+        shape: extents in elements.
+        dims: what each dimension is made of.
+        gradient: whether it can have one.
+        integer: whether its elements are numbers of something.
+    """
 
     name: str
     shape: tuple[int, ...]
     dims: tuple[Made, ...]
     gradient: bool = True
+    integer: bool = False
 
     @property
     def indices(self) -> frozenset[str]:
@@ -120,6 +128,10 @@ class Signature:
     def roles(self, roles: Mapping[str, Axes]) -> Axes:
         """Axes that have a role in the row."""
         return tuple(a for i, _ in self.extents for a in roles.get(i, ()))
+
+    def partial(self, roles: Mapping[str, Axes]) -> Axes:
+        """Axes over which some result is one addend of several."""
+        return tuple(a for i, _ in self.extents if i in self.summed for a in roles.get(i, ()))
 
     def wants(self, operand: Operand, roles: Mapping[str, Axes]) -> Wanted:
         """What a rank reads of an operand, or makes of a result, under these roles (index -> axes, outermost first)."""

@@ -1,10 +1,12 @@
-"""Pooling: windows of rows, reduced. Max and average by taps; adaptive by the rows that each output row covers.
+"""The largest of windows, by taps and adaptive. Means are linear maps.
 
-An average divides by the global count of what a window covers, never by what a rank holds of it.
+Where rows are reduced over ranks the largest has to say where it was found: its gradient goes there alone, and of
+several that are equal to the first, as on one device.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf, prod
@@ -13,7 +15,7 @@ from typing import Any
 from convgen.algebra.relations import Ratio, Taps
 from convgen.algebra.signature import Made, Operand, Signature
 from convgen.operations.late import torch
-from convgen.operations.row import At, Operation, Work, touched
+from convgen.operations.row import At, Derived, Operation, Work, numbered, own, touched
 
 
 @dataclass(frozen=True)
@@ -26,13 +28,15 @@ class MaxPool(Operation):
 
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
-        return (_windows(self.shape, self.taps, self.out),)
+        names, out = numbered(len(self.shape)), (*self.shape[:2], *self.out)
+        rows = (Made((i,), t) for i, t in zip(names[2:], self.taps, strict=True))
+        x, y = Operand("x", self.shape, (*own(*names[:2]), *rows)), Operand("y", out, own(*names))
+        return (Signature(tuple(zip(names, out, strict=True)), (x,), (y,)),)
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
-        x = at.wished(0, operands[0], -inf)
         pool = (torch.max_pool1d, torch.max_pool2d, torch.max_pool3d)[len(self.taps) - 1]
-        kernel, stride, dilation = ([getattr(t, k) for t in self.taps] for k in ("kernel", "stride", "dilation"))
-        return (pool(x, kernel, stride, 0, dilation),)
+        kernel, stride, dilation = ([getattr(t, side) for t in self.taps] for side in ("kernel", "stride", "dilation"))
+        return (pool(at.wished(0, operands[0], -inf), kernel, stride, 0, dilation),)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """Windows row by row, one dimension after the other; a window in the padding alone is minus infinity."""
@@ -49,11 +53,92 @@ class MaxPool(Operation):
         return Work(made * prod(t.kernel for t in self.taps), touched(at, self.signatures[way]))
 
 
-def _windows(shape: tuple[int, ...], relations: tuple[Taps | Ratio, ...], out: tuple[int, ...]) -> Signature:
-    """x[N, C, rows read] to y[N, C, rows]."""
-    names = ("N", "C", *(f"o{i}" for i in range(len(out))))
-    x = Operand(
-        "x", shape, (Made(("N",)), Made(("C",)), *(Made((n,), r) for n, r in zip(names[2:], relations, strict=True)))
-    )
-    y = Operand("y", (*shape[:2], *out), tuple(Made((n,)) for n in names))
-    return Signature(tuple(zip(names, y.shape, strict=True)), (x,), (y,))
+@dataclass(frozen=True)
+class AdaptiveMaxPool(Operation):
+    """The largest of the rows [floor(o*H/out), ceil((o+1)*H/out)) of x[N, C, rows...], and its flat number among them.
+
+    Two ways: rows are read; or, where one is made of all, reduced: each rank has the largest of its rows.
+    """
+
+    shape: tuple[int, ...]
+    out: tuple[int, ...]
+
+    @cached_property
+    def signatures(self) -> tuple[Signature, ...]:
+        names, out = numbered(len(self.shape)), (*self.shape[:2], *self.out)
+        rows = (Made((i,), Ratio(n, m)) for i, n, m in zip(names[2:], self.shape[2:], self.out, strict=True))
+        x = Operand("x", self.shape, (*own(*names[:2]), *rows))
+        read = Signature(tuple(zip(names, out, strict=True)), (x,), self._results(own(*names)))
+        if prod(self.out) > 1:
+            return (read,)
+        whole = self._results(own(*names[:2], *(None for _ in self.out)))
+        x = Operand("x", self.shape, own(*names))
+        return read, Signature(tuple(zip(names, self.shape, strict=True)), (x,), whole, reduction="max")
+
+    def _results(self, dims: tuple[Made, ...]) -> tuple[Operand, ...]:
+        out = (*self.shape[:2], *self.out)
+        return Operand("y", out, dims), Operand("number", out, dims, gradient=False, integer=True)
+
+    def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
+        """One dimension after the other, the last first: of equal ones the first in memory's order stays."""
+        (y,), number = operands, torch.zeros((), dtype=torch.int64)
+        for d in range(2, len(self.shape)):
+            rows = torch.arange(*at.inside[0][d]).view(-1, *[1] * (y.dim() - 1 - d))
+            number = number * self.shape[d] + rows
+        number = number.expand(y.shape)
+        for d in reversed(range(2, len(self.shape))):
+            first = at.inside[0][d][0]
+            cells = range(*at.blocks[f"d{d}"]) if way == 0 else (0,)
+            some: list[tuple[Any, Any]] = []
+            for o in cells:
+                lo, hi = Ratio(self.shape[d], self.out[d - 2]).window(o, o + 1) if way == 0 else at.inside[0][d]
+                largest, at_row = y.narrow(d, lo - first, hi - lo).max(d, keepdim=True)
+                some.append((largest, number.narrow(d, lo - first, hi - lo).gather(d, at_row)))
+            y, number = (torch.cat(parts, d) for parts in zip(*some, strict=True))
+        return y, number
+
+    def reference(self, *operands: Any) -> tuple[Any, ...]:
+        pool = torch.nn.functional
+        pools = (pool.adaptive_max_pool1d, pool.adaptive_max_pool2d, pool.adaptive_max_pool3d)
+        return pools[len(self.out) - 1](operands[0], self.out, return_indices=True)
+
+    @cached_property
+    def gradients(self) -> Mapping[str, Derived]:
+        return {"x": Derived(AdaptiveMaxPoolGradient(self.shape, self.out), ("dy", "number"))}
+
+
+@dataclass(frozen=True)
+class AdaptiveMaxPoolGradient(Operation):
+    """dy goes to the one row that was the largest: each row of dx reads the cells that it is in."""
+
+    shape: tuple[int, ...]
+    out: tuple[int, ...]
+
+    @cached_property
+    def signatures(self) -> tuple[Signature, ...]:
+        names, out = numbered(len(self.shape)), (*self.shape[:2], *self.out)
+        rows = (Made((i,), Ratio(m, n)) for i, n, m in zip(names[2:], self.shape[2:], self.out, strict=True))
+        dims = (*own(*names[:2]), *rows)
+        dy, number = Operand("dy", out, dims), Operand("number", out, dims, gradient=False, integer=True)
+        dx = Operand("dx", self.shape, own(*names))
+        return (Signature(tuple(zip(names, self.shape, strict=True)), (dy, number), (dx,)),)
+
+    def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
+        dy, number = operands
+        here, inside, rest = torch.zeros_like(number), torch.ones_like(number, dtype=torch.bool), number
+        sizes = [at.extent(f"d{d}") for d in range(len(self.shape))]
+        for d in reversed(range(2, len(self.shape))):
+            row, rest = rest % self.shape[d] - at.blocks[f"d{d}"][0], rest // self.shape[d]
+            inside &= (row >= 0) & (row < sizes[d])
+            here += row * prod(sizes[d + 1 :])
+        flat = dy.new_zeros(*sizes[:2], prod(sizes[2:]))
+        where, what = (here * inside).flatten(2), (dy * inside).flatten(2)
+        return (flat.scatter_add(2, where, what).view(sizes),)
+
+    def reference(self, *operands: Any) -> tuple[Any, ...]:
+        dy, number = (t.flatten(2) for t in operands)
+        return (
+            torch.zeros(*self.shape[:2], prod(self.shape[2:]), dtype=dy.dtype)
+            .scatter_add(2, number, dy)
+            .view(self.shape),
+        )

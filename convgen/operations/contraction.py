@@ -1,0 +1,86 @@
+"""Contractions: linear layers, matrix products, batched ones. Indices that the result lacks are summed.
+
+Each operand's gradient is a contraction as well: of the result's gradient with the other operand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+from convgen.algebra.signature import Operand, Signature
+from convgen.operations.late import torch
+from convgen.operations.row import At, Derived, Operation, Work, own, touched
+
+
+@dataclass(frozen=True)
+class Contraction(Operation):
+    """`subscripts` as einsum has them, of two operands, each index of the result in one of them; a letter is an index.
+
+    Example:
+        >>> linear((8, 5), 3).subscripts
+        'aK,FK->aF'
+    """
+
+    subscripts: str
+    extents: tuple[tuple[str, int], ...]
+
+    @cached_property
+    def _sides(self) -> tuple[str, str, str]:
+        operands, result = self.subscripts.split("->")
+        first, second = operands.split(",")
+        return first, second, result
+
+    @cached_property
+    def signatures(self) -> tuple[Signature, ...]:
+        extent = dict(self.extents)
+        x, w, y = (
+            Operand(name, tuple(extent[i] for i in side), own(*side))
+            for name, side in zip("xwy", self._sides, strict=True)
+        )
+        return (Signature(self.extents, (x, w), (y,)),)
+
+    def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
+        return (torch.einsum(self.subscripts, *operands),)
+
+    def reference(self, *operands: Any) -> tuple[Any, ...]:
+        """Every product, then sums."""
+        letters = [i for i, _ in self.extents]
+        wide: list[Any] = []
+        for t, side in zip(operands, self._sides, strict=False):
+            order = sorted(range(len(side)), key=lambda d: letters.index(side[d]))
+            extents = [t.shape[side.index(i)] if i in side else 1 for i in letters]
+            wide.append(t.permute(order).reshape(extents))
+        result = self._sides[2]
+        summed = [d for d, i in enumerate(letters) if i not in result]
+        total = (wide[0] * wide[1]).sum(summed) if summed else wide[0] * wide[1]
+        left = [i for i in letters if i in result]
+        return (total.permute([left.index(i) for i in result]),)
+
+    @cached_property
+    def gradients(self) -> Mapping[str, Derived]:
+        first, second, result = self._sides
+        return {
+            "x": Derived(Contraction(f"{result},{second}->{first}", self.extents), ("dy", "w")),
+            "w": Derived(Contraction(f"{result},{first}->{second}", self.extents), ("dy", "x")),
+        }
+
+    def work(self, way: int, at: At) -> Work:
+        return Work(2 * prod(at.extent(i) for i, _ in self.extents), touched(at, self.signatures[way]))
+
+
+def linear(shape: Sequence[int], features: int) -> Contraction:
+    """x[..., K] with w[F, K]."""
+    lead = "abcdefgh"[: len(shape) - 1]
+    extents = (*zip(lead, shape[:-1], strict=True), ("K", shape[-1]), ("F", features))
+    return Contraction(f"{lead}K,FK->{lead}F", extents)
+
+
+def matrix_product(batch: Sequence[int], rows: int, inner: int, columns: int) -> Contraction:
+    """[..., M, K] with [..., K, L]."""
+    lead = "abcdefgh"[: len(batch)]
+    extents = (*zip(lead, batch, strict=True), ("M", rows), ("K", inner), ("L", columns))
+    return Contraction(f"{lead}MK,{lead}KL->{lead}ML", extents)

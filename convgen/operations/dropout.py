@@ -1,0 +1,74 @@
+"""Dropout whose mask is a function of (seed, step, call, global index): every layout draws the same one, and the
+backward pass draws it again instead of keeping it.
+
+Source: Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC'11, Philox4x32-10.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from convgen.algebra.signature import WHOLE, Operand, Signature
+from convgen.operations.late import torch
+from convgen.operations.row import At, Operation, numbered, own
+
+WORD = 0xFFFFFFFF
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+WEYL = (0x9E3779B9, 0xBB67AE85)
+
+
+def philox(counter: tuple[Any, Any, Any, Any], key: tuple[Any, Any]) -> tuple[Any, Any, Any, Any]:
+    """Ten rounds on four words of 32 bits: Python's integers, or tensors of int64 that hold them.
+
+    A product of two words may pass 2**63; what is shifted and masked of it is right in two's complement as well.
+    """
+    a, b, c, d = counter
+    k, m = key
+    for _ in range(10):
+        p, q = a * MULTIPLIERS[0], c * MULTIPLIERS[1]
+        a, b, c, d = (q >> 32 & WORD) ^ b ^ k, q & WORD, (p >> 32 & WORD) ^ d ^ m, p & WORD
+        k, m = k + WEYL[0] & WORD, m + WEYL[1] & WORD
+    return a, b, c, d
+
+
+@dataclass(frozen=True)
+class Dropout(Operation):
+    """x with a share p of its elements 0 and the others divided by 1 - p.
+
+    Operands are x and (seed, step), two int64: a buffer. `call` tells the places of a program that draw apart.
+    """
+
+    shape: tuple[int, ...]
+    p: float
+    call: int = 0
+
+    @cached_property
+    def signatures(self) -> tuple[Signature, ...]:
+        names = numbered(len(self.shape))
+        x, y = (Operand(name, self.shape, own(*names)) for name in "xy")
+        drawn = Operand("seed", (2,), (WHOLE,), gradient=False, integer=True)
+        return (Signature(tuple(zip(names, self.shape, strict=True)), (x, drawn), (y,)),)
+
+    @property
+    def _least(self) -> int:
+        """Words below it drop."""
+        return round(self.p * 2**32)
+
+    def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
+        (x, drawn), number = operands, torch.zeros((), dtype=torch.int64)
+        for d, n in enumerate(self.shape):
+            rows = torch.arange(*at.blocks[f"d{d}"]).view(-1, *[1] * (x.dim() - 1 - d))
+            number = number * n + rows
+        seed, step = drawn[0], drawn[1]
+        word, *_ = philox((number & WORD, number >> 32, step & WORD, self.call), (seed & WORD, seed >> 32 & WORD))
+        return (x * (word >= self._least) / (1 - self.p),)
+
+    def reference(self, *operands: Any) -> tuple[Any, ...]:
+        """Element by element, in Python's integers."""
+        x, (seed, step) = operands[0], operands[1].tolist()
+        key = (seed & WORD, seed >> 32 & WORD)
+        words = [philox((i & WORD, i >> 32, step & WORD, self.call), key)[0] for i in range(x.numel())]
+        kept = torch.tensor([w >= self._least for w in words]).reshape(self.shape)
+        return (torch.where(kept, x / (1 - self.p), torch.zeros_like(x)),)

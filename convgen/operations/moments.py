@@ -1,0 +1,235 @@
+"""Norms: moments of what is averaged, merged over ranks, and elements normalised by them.
+
+Moments are (count, mean, sum of squared deviations M2): disjoint parts merge without cancellation, where a sum of
+squares loses the variance once the mean is large. A merge is no sum: dx has a row of its own, pointwise in the merged
+moments, dx = dmean / n + 2 (x - mean) dM2.
+
+| norm | keeps | size |
+|---|---|---|
+| batch | C | 1 |
+| instance | N, C | 1 |
+| group | N, C | channels of a group |
+| layer, RMS | the leading dimensions | 1 |
+
+Source: Chan, Golub and LeVeque, Updating Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979,
+Eqs. 2.1; [SP] III-B for the choice of what is averaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+from convgen.algebra.relations import Ratio
+from convgen.algebra.signature import WHOLE, Made, Operand, Signature
+from convgen.operations.late import torch
+from convgen.operations.row import At, Derived, Operation, numbered, own
+
+
+@dataclass(frozen=True)
+class Averaged:
+    """What moments are of.
+
+    Attributes:
+        shape: of x.
+        keep: dimensions that have moments of their own, in order; the others are averaged.
+        size: elements of dimension 1 that share theirs (channels of a group).
+    """
+
+    shape: tuple[int, ...]
+    keep: tuple[int, ...]
+    size: int = 1
+
+    @property
+    def moments(self) -> tuple[int, ...]:
+        """Shape of the moments."""
+        return (3, *(self.shape[d] // (self.size if d == 1 else 1) for d in self.keep))
+
+    @property
+    def count(self) -> int:
+        """Elements that share their moments."""
+        return prod(self.shape) // prod(self.moments[1:])
+
+    def groups(self, x: Any) -> Any:
+        """x with what shares its moments in one dimension, the last."""
+        rest = [d for d in range(len(self.shape)) if d not in self.keep]
+        x = x.permute(*self.keep, *rest).reshape(*(self.shape[d] for d in self.keep), -1)
+        if self.size == 1:
+            return x
+        k = self.keep.index(1)
+        return x.unflatten(k, (-1, self.size)).movedim(k + 1, -1).flatten(-2)
+
+    def read(self, name: str) -> Operand:
+        """Moments as x's blocks read them."""
+        dims = (Made((f"d{d}",), Ratio(1, self.size) if d == 1 and self.size > 1 else None) for d in self.keep)
+        return Operand(name, self.moments, (WHOLE, *dims))
+
+    def spread(self, at: At, operand: int, moments: Any) -> Any:
+        """Moments as read, for each of x's elements here: [3, ...], extents 1 where it is averaged."""
+        if self.size > 1:
+            k = 1 + self.keep.index(1)
+            channels = torch.arange(*at.blocks["d1"]) // self.size - at.inside[operand][k][0]
+            moments = moments.index_select(k, channels)
+        return moments.reshape(3, *(at.extent(f"d{d}") if d in self.keep else 1 for d in range(len(self.shape))))
+
+
+@dataclass(frozen=True)
+class Moments(Operation):
+    """(count, mean, M2) of x. Groups of channels in two ways: whole groups as blocks; or channels, cut anywhere."""
+
+    of: Averaged
+
+    @cached_property
+    def signatures(self) -> tuple[Signature, ...]:
+        of, names = self.of, numbered(len(self.of.shape))
+        kept = [names[d] for d in of.keep]
+        if of.size == 1:
+            return (self._signature(of.shape, own(*names), own(*kept)),)
+        groups = tuple(n // of.size if d == 1 else n for d, n in enumerate(of.shape))
+        reads = tuple(Made((i,), Ratio(1, 1, of.size) if d == 1 else None) for d, i in enumerate(names))
+        summed = (None if d == 1 else names[d] for d in of.keep)
+        return self._signature(groups, reads, own(*kept)), self._signature(of.shape, own(*names), own(*summed))
+
+    def _signature(self, extents: tuple[int, ...], x: tuple[Made, ...], m: tuple[Made, ...]) -> Signature:
+        return Signature(
+            tuple(zip(numbered(len(extents)), extents, strict=True)),
+            (Operand("x", self.of.shape, x),),
+            (Operand("m", self.of.moments, (WHOLE, *m)),),
+            reduction="merge",
+        )
+
+    def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
+        (x,), of = operands, self.of
+        averaged = [d for d in range(len(of.shape)) if d not in of.keep]
+        if of.size == 1:
+            return (_moments(x, averaged),)
+        k = 1 + of.keep.index(1)
+        if way == 0:
+            groups = x.unflatten(1, (-1, of.size))
+            return (_moments(groups, [2, *(d + 1 for d in averaged)]),)
+        group = torch.arange(*at.blocks["d1"]) // of.size
+        return (_merged(_moments(x, averaged), k, group, of.moments[k]),)
+
+    def reference(self, *operands: Any) -> tuple[Any, ...]:
+        """From the sum and the sum of squares: enough in float64."""
+        x, count = self.of.groups(operands[0]), self.of.count
+        total, squares = x.sum(-1), x.square().sum(-1)
+        return (torch.stack([torch.full_like(total, count), total / count, squares - total**2 / count]),)
+
+    @cached_property
+    def gradients(self) -> Mapping[str, Derived]:
+        return {"x": Derived(MomentsGradient(self.of), ("dm", "m", "x"))}
+
+
+def _moments(x: Any, dims: list[int]) -> Any:
+    """Of what is here; all of `dims` at once, in two passes."""
+    if not dims:
+        return torch.stack([torch.ones_like(x), x, torch.zeros_like(x)])
+    variance, mean = torch.var_mean(x, dims, correction=0)
+    count = prod(x.shape[d] for d in dims)
+    return torch.stack([torch.full_like(mean, count), mean, variance * count])
+
+
+def _merged(m: Any, k: int, group: Any, groups: int) -> Any:
+    """Parts along dimension k merged into their groups; without parts a group has zeros."""
+    shape = list(m.shape)
+    shape[k] = groups
+
+    def total(t: Any) -> Any:
+        return t.new_zeros(shape[1:]).index_add(k - 1, group, t)
+
+    count = total(m[0])
+    mean = total(m[0] * m[1]) / count.clamp(min=1)
+    apart = m[1] - mean.index_select(k - 1, group)
+    return torch.stack([count, mean, total(m[2] + m[0] * apart.square())])
+
+
+@dataclass(frozen=True)
+class MomentsGradient(Operation):
+    """dx from the gradient of the merged moments, these, and x."""
+
+    of: Averaged
+
+    @cached_property
+    def signatures(self) -> tuple[Signature, ...]:
+        names = numbered(len(self.of.shape))
+        x, dx = (Operand(name, self.of.shape, own(*names)) for name in ("x", "dx"))
+        extents = tuple(zip(names, self.of.shape, strict=True))
+        return (Signature(extents, (self.of.read("dm"), self.of.read("m"), x), (dx,)),)
+
+    def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
+        _, dmean, dm2 = self.of.spread(at, 0, operands[0])
+        count, mean, _ = self.of.spread(at, 1, operands[1])
+        return (dmean / count + 2 * (operands[2] - mean) * dm2,)
+
+    def reference(self, *operands: Any) -> tuple[Any, ...]:
+        """Autograd of the moments' own, where m is that of x."""
+        dm, m, x = operands
+        wide = [n if d in self.of.keep else 1 for d, n in enumerate(self.of.shape)]
+        k = [1 + self.of.keep.index(1)] if self.of.size > 1 else []
+
+        def spread(t: Any) -> Any:
+            return (t.repeat_interleave(self.of.size, k[0] - 1) if k else t).reshape(wide)
+
+        return (spread(dm[1] / m[0]) + 2 * x * spread(dm[2]) - 2 * spread(m[1] * dm[2]),)
+
+
+@dataclass(frozen=True)
+class Normalise(Operation):
+    """(x - mean) / sqrt(M2 / count + eps); `rms`: x / sqrt(mean^2 + M2 / count + eps)."""
+
+    of: Averaged
+    eps: float = 1e-5
+    rms: bool = False
+
+    @cached_property
+    def signatures(self) -> tuple[Signature, ...]:
+        names = numbered(len(self.of.shape))
+        x, y = (Operand(name, self.of.shape, own(*names)) for name in "xy")
+        return (Signature(tuple(zip(names, self.of.shape, strict=True)), (x, self.of.read("m")), (y,)),)
+
+    def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
+        count, mean, m2 = self.of.spread(at, 1, operands[1])
+        if self.rms:
+            return (operands[0] * torch.rsqrt(mean * mean + m2 / count + self.eps),)
+        return ((operands[0] - mean) * torch.rsqrt(m2 / count + self.eps),)
+
+    def reference(self, *operands: Any) -> tuple[Any, ...]:
+        (x, m), wide = operands, [n if d in self.of.keep else 1 for d, n in enumerate(self.of.shape)]
+        if self.of.size > 1:
+            m = m.repeat_interleave(self.of.size, 1 + self.of.keep.index(1))
+        count, mean, m2 = (t.reshape(wide) for t in m)
+        variance = m2 / count + (mean**2 if self.rms else 0)
+        return ((x if self.rms else x - mean) / (variance + self.eps).sqrt(),)
+
+
+@dataclass(frozen=True)
+class RunningStatistics(Operation):
+    """Batch norm's buffers after a step: (1 - momentum) of the old and momentum of the new mean and unbiased variance.
+
+    An Update: from buffers and moments, without gradient.
+    """
+
+    channels: int
+    momentum: float = 0.1
+
+    @cached_property
+    def signatures(self) -> tuple[Signature, ...]:
+        (c,) = own("C")
+        buffers = [Operand(name, (self.channels,), (c,), gradient=False) for name in ("mean", "variance")]
+        m = Operand("m", (3, self.channels), (WHOLE, c), gradient=False)
+        new = [Operand(f"new_{b.name}", b.shape, b.dims, gradient=False) for b in buffers]
+        return (Signature((("C", self.channels),), (*buffers, m), tuple(new)),)
+
+    def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
+        mean, variance, m = (t.detach() for t in operands)
+        return mean.lerp(m[1], self.momentum), variance.lerp(m[2] / (m[0] - 1), self.momentum)
+
+    def reference(self, *operands: Any) -> tuple[Any, ...]:
+        mean, variance, m = (t.detach() for t in operands)
+        k = self.momentum
+        unbiased = m[2] / m[0] * (m[0] / (m[0] - 1))
+        return (1 - k) * mean + k * m[1], (1 - k) * variance + k * unbiased

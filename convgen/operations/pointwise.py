@@ -1,0 +1,121 @@
+"""Functions of one element of each operand: activations, add, gate, bias, affine. Nothing is communicated forward.
+
+A dimension that an operand lacks, or has with extent 1 where the result has more, is a missing index: it is read whole,
+and its gradient is partial over that index's axes. So a bias needs no rule of its own, nor has a gate one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from typing import Any
+
+from convgen.algebra.signature import Operand, Signature
+from convgen.operations.late import torch
+from convgen.operations.row import At, Operation, numbered, own
+
+
+def _aten(path: str) -> Callable[..., Any]:
+    def call(*operands: Any) -> Any:
+        return reduce(getattr, path.split("."), torch)(*operands)
+
+    return call
+
+
+def _relu6(x: Any) -> Any:
+    return torch.clamp(x, 0, 6)
+
+
+def _prelu(x: Any, w: Any) -> Any:
+    return torch.where(x >= 0, x, w * x)
+
+
+def _affine(x: Any, w: Any, b: Any) -> Any:
+    return x * w + b
+
+
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    **{name: _aten(name) for name in ("relu", "sigmoid", "tanh", "exp", "sqrt", "square", "add", "sub", "mul", "div")},
+    **{name: _aten(f"nn.functional.{name}") for name in ("leaky_relu", "silu", "gelu", "softplus", "hardswish")},
+    "relu6": _relu6,
+    "prelu": _prelu,
+    "affine": _affine,
+}
+
+
+@dataclass(frozen=True)
+class Pointwise(Operation):
+    """A function of one element of each operand.
+
+    Attributes:
+        function: of `FUNCTIONS`.
+        shape: of the result.
+        shapes: of the operands.
+        places: for each operand the result's dimension that each of its dimensions is, in order; () means the last
+            ones, as broadcasting has it.
+        settings: numbers that the function takes after its operands, such as a slope or a factor.
+    """
+
+    function: str
+    shape: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    places: tuple[tuple[int, ...], ...] = ()
+    settings: tuple[float, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.function
+
+    @cached_property
+    def _places(self) -> tuple[tuple[int, ...], ...]:
+        last = range(len(self.shape))
+        places = self.places or ((),) * len(self.shapes)
+        return tuple(p or tuple(last[len(last) - len(s) :]) for p, s in zip(places, self.shapes, strict=True))
+
+    @cached_property
+    def signatures(self) -> tuple[Signature, ...]:
+        names, inputs = numbered(len(self.shape)), list[Operand]()
+        for k, (shape, places) in enumerate(zip(self.shapes, self._places, strict=True)):
+            dims = (names[d] if n == self.shape[d] else None for d, n in zip(places, shape, strict=True))
+            inputs.append(Operand(f"x{k}", shape, own(*dims)))
+        y = Operand("y", self.shape, own(*names))
+        return (Signature(tuple(zip(names, self.shape, strict=True)), tuple(inputs), (y,)),)
+
+    def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
+        sizes = [at.extent(i) for i in numbered(len(self.shape))]
+        aligned = (_aligned(t, places, len(sizes)) for t, places in zip(operands, self._places, strict=True))
+        return (FUNCTIONS[self.function](*aligned, *self.settings).expand(sizes),)
+
+    def reference(self, *operands: Any) -> tuple[Any, ...]:
+        """On operands made as large as the result."""
+        letters, whole = "abcdefgh"[: len(self.shape)], list[Any]()
+        for t, places in zip(operands, self._places, strict=True):
+            names, ones = "".join(letters[d] for d in places), torch.ones(self.shape, dtype=t.dtype)
+            wide = t.expand([self.shape[d] for d in places])
+            whole.append(torch.einsum(f"{letters},{names}->{letters}", ones, wide))
+        return (FUNCTIONS[self.function](*whole, *self.settings),)
+
+
+def _aligned(tensor: Any, places: Sequence[int], dims: int) -> Any:
+    """With extents of 1 in the dimensions that an operand lacks."""
+    extents = [1] * dims
+    for d, n in zip(places, tensor.shape, strict=True):
+        extents[d] = n
+    return tensor.reshape(extents)
+
+
+def bias(shape: tuple[int, ...], d: int = 1) -> Pointwise:
+    """x + b, b a vector over dimension d."""
+    return Pointwise("add", shape, (shape, (shape[d],)), ((), (d,)))
+
+
+def affine(shape: tuple[int, ...], d: int = 1) -> Pointwise:
+    """x * w + b, w and b vectors over dimension d."""
+    vector = (shape[d],)
+    return Pointwise("affine", shape, (shape, vector, vector), ((), (d,), (d,)))
+
+
+def prelu(shape: tuple[int, ...], weights: int) -> Pointwise:
+    """One weight, or one a channel, for what is below 0."""
+    return Pointwise("prelu", shape, (shape, (weights,)), ((), (1,)))
