@@ -22,8 +22,8 @@ from typing import Literal
 from convgen.compiler import compile_layer
 from convgen.cost.machines import load_machine
 from convgen.cost.symbolic import Expr, axis_size, formulas, symbol, sympy
+from convgen.program.nodes import Convert
 from convgen.resources import data_file
-from convgen.schedule.nodes import Convert
 from convgen.spec.build import layer_from_dict
 from convgen.spec.table import read_csv
 

@@ -4,7 +4,7 @@
 |---|---|---|
 | read (spec/) | a layer file | Layer |
 | choose (plan/) | Layer, machine | stored layouts and roles of x, w, y: given, named, or searched |
-| lower (schedule/) | stored layouts, roles | a naive Schedule |
+| lower (program/)  | stored layouts, roles | a naive Schedule |
 | passes (passes/) | Schedule | Schedule |
 | kernels (kernels/) | each convolution of the schedule, all ranks | Kernels: families and configurations (GPUs) |
 | emit (emit/) | Schedule | the module's source |
@@ -31,9 +31,9 @@ from convgen.passes.fuse_layouts import FuseLayouts
 from convgen.passes.hold_x import HoldX
 from convgen.passes.share import Share
 from convgen.plan.choose import Choice, Objective, choose
-from convgen.schedule.build import lower
-from convgen.schedule.nodes import Schedule
-from convgen.schedule.verify import verify
+from convgen.program.build import lower
+from convgen.program.nodes import Schedule
+from convgen.program.verify import verify
 from convgen.spec.build import check_options, check_stride
 from convgen.spec.layer import Layer
 from convgen.spec.source import locate

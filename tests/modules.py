@@ -31,9 +31,9 @@ from convgen.emit.module import emit_module
 from convgen.emit.volume import volume
 from convgen.kernels.choose import choose_kernels
 from convgen.passes.contract import Pass
-from convgen.schedule.build import lower
-from convgen.schedule.nodes import Schedule, reads
-from convgen.schedule.text import show
+from convgen.program.build import lower
+from convgen.program.nodes import Schedule, reads
+from convgen.program.text import show
 from convgen.spec.layer import Distribution, Layer, Options
 from convgen.verify.program import TORCH_DTYPES, load_module
 from convgen.verify.virtual import Sent, VirtualTransport, World

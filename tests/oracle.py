@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from convgen.algebra.conv import Conv, Spatial
 from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Layout
-from convgen.schedule.nodes import AddBias, Convert, Convolve, Schedule, Step, SumBias
+from convgen.program.nodes import Compute, Convert, Schedule, Step
 
 Values = NDArray[np.float64]
 
@@ -254,7 +254,7 @@ class Oracle:
         piece[target] = part
         return piece
 
-    def convolve(self, step: Convolve, types: dict[str, Layout], values: dict[str, Values]) -> Values:
+    def convolve(self, step: Compute, types: dict[str, Layout], values: dict[str, Values]) -> Values:
         """Every rank convolves its own pieces, padding both sides alike."""
         t = {layout.tensor: layout for layout in (*(types[v] for v in step.inputs), step.type)}
         of = {types[v].tensor: values[v] for v in step.inputs}
@@ -306,30 +306,30 @@ class Oracle:
 
     def step(self, step: Step, types: dict[str, Layout], values: dict[str, Values]) -> Values:
         match step:
-            case Convolve():
+            case Compute(operation="add_bias"):
+                whole = np.stack([column(values["bias"][r], self.conv) for r in self.ranks])
+                return values[step.inputs[0]] + whole
+            case Compute(operation="sum_bias"):
+                other = tuple(d for d in range(1, len(self.conv.spatial) + 3) if d != 2)
+                held = self.mask(step.type)
+                return np.where(held, np.nansum(values[step.inputs[0]], axis=other), np.nan)
+            case Compute():
                 return self.convolve(step, types, values)
             case Convert():
                 return self.convert(step.kind, step.over, types[step.source], step.type, values[step.source])
-            case AddBias():
-                whole = np.stack([column(values["bias"][r], self.conv) for r in self.ranks])
-                return values[step.source] + whole
-            case SumBias():
-                other = tuple(d for d in range(1, len(self.conv.spatial) + 3) if d != 2)
-                held = self.mask(step.type)
-                return np.where(held, np.nansum(values[step.source], axis=other), np.nan)
 
     def _whole(self, step: Step, whole: dict[str, Values], truth: dict[str, Values]) -> Values:
         """The whole tensor of which a step's result is a part."""
         match step:
-            case Convolve():
+            case Compute(operation="add_bias"):
+                return whole[step.inputs[0]] + column(whole["bias"], self.conv)
+            case Compute(operation="sum_bias"):
+                return truth["db"]
+            case Compute():
                 name = {"forward": "y", "backward_data": "dx", "backward_filter": "dw"}[step.phase]
                 return truth["y" if "bias" in step.inputs else "y without bias" if name == "y" else name]
             case Convert():
                 return whole[step.source]
-            case AddBias():
-                return whole[step.source] + column(whole["bias"], self.conv)
-            case SumBias():
-                return truth["db"]
 
 
 def column(bias: Values, conv: Conv) -> Values:

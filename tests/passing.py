@@ -5,7 +5,7 @@ from __future__ import annotations
 from convgen.algebra.space import Space
 from convgen.compiler import pipeline
 from convgen.passes.contract import Context, Pass, run_passes, with_options
-from convgen.schedule.nodes import Schedule
+from convgen.program.nodes import Schedule
 from convgen.spec.layer import Layer
 
 

@@ -223,7 +223,7 @@ def test_named_problems_cover_every_multiset() -> None:
 CODE = """
 from convgen.compiler import compile_layer
 from convgen.spec.reader import read_csv
-from convgen.schedule.text import show
+from convgen.program.text import show
 from convgen.resources import data_file
 for layer in read_csv(data_file("tuning", "layers", "resnet50.csv"), grid={"a": 2, "b": 2})[1:54:14]:
     for objective in ("seconds", "bytes"):

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from convgen.commands import main as cli
-from convgen.schedule.text import parse
+from convgen.program.text import parse
 
 ROOT = Path(__file__).resolve().parent.parent
 LAYER = """\

@@ -20,7 +20,7 @@ from convgen.cost.model import PICOSECONDS, Model
 from convgen.cost.rounds import rounds
 from convgen.cost.schedule import step_cost
 from convgen.cost.symbolic import axis_size, formulas, symbol
-from convgen.schedule.nodes import Convert
+from convgen.program.nodes import Convert
 from convgen.sw26010.allreduce.cost import Network, Numbering, all_reduce_time, ring_time
 
 ALPHA, BETA, GAMMA, WORDS = 1e-6, 1e-9, 1e-10, 2**20

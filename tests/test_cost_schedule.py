@@ -22,7 +22,7 @@ from convgen.passes.fuse_bias import FuseBias
 from convgen.passes.hold_x import HoldX
 from convgen.passes.share import Share
 from convgen.plan.terms import Objective, Terms
-from convgen.schedule.build import lower
+from convgen.program.build import lower
 
 
 def cost_of(space: Space, stored: dict[str, Layout], roles: dict[str, Roles], model: Model, held: str) -> ScheduleCost:

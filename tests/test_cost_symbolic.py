@@ -25,8 +25,8 @@ from convgen.cost.traffic import elements_sent
 from convgen.errors import InputError
 from convgen.passes.drop_single_rank import DropSingleRank
 from convgen.passes.share import Share
-from convgen.schedule.build import lower
-from convgen.schedule.nodes import Convert, Convolve, Schedule
+from convgen.program.build import lower
+from convgen.program.nodes import Convert, Schedule, is_convolution
 
 N, C, F, H, W, Ho, Wo, K = (symbol(name) for name in ("N", "C", "F", "H", "W", "Ho", "Wo", "K"))
 
@@ -268,7 +268,7 @@ def test_formulas_are_the_index_sets(seed: int) -> None:
                 ranks = interior(space, (src, step.type)) if cut else slice(None)
                 exact = elements_sent(space, step.kind, step.over, src, step.type)[ranks]
                 assert set(exact.tolist()) <= {int(formula.elements.subs(values))}, (step, src, layer)
-            elif isinstance(step, Convolve):
+            elif is_convolution(step):
                 operands = (types[step.inputs[0]], types[step.inputs[1]], step.type)
                 ranks = interior(space, operands)
                 assert set(convolution_flops(space, operands)[ranks].tolist()) <= {int(formula.flops.subs(values))}

@@ -15,8 +15,8 @@ from convgen.cost.training_memory import STATES, NetworkMemory, Optimizer, layer
 from convgen.passes.drop_single_rank import DropSingleRank
 from convgen.passes.hold_x import HoldX
 from convgen.passes.share import Share
+from convgen.program.build import lower
 from convgen.resources import data_file
-from convgen.schedule.build import lower
 from convgen.spec.table import read_csv
 
 W, X, Y = 128 * 64 * 9, 32 * 64 * 32 * 32, 32 * 128 * 32 * 32  # of conv()

@@ -19,9 +19,9 @@ from convgen.emit.volume import volume
 from convgen.explain.formula import NO_FORM, formula_text
 from convgen.explain.text import cost_json, cost_text, explain_text
 from convgen.explain.words import bytes_text, seconds_text
-from convgen.schedule.build import lower
-from convgen.schedule.nodes import PHASES
-from convgen.schedule.text import parse
+from convgen.program.build import lower
+from convgen.program.nodes import PHASES
+from convgen.program.text import parse
 from convgen.spec.layer import Distribution, Layer
 
 ROWS = (Spatial("H", 14, 3, 1, 1, 1), Spatial("W", 14, 3, 1, 1, 1))

@@ -12,8 +12,8 @@ from passing import eager
 from test_module_contract import assert_opchecks
 
 from convgen.compiler import Compiled, compile_layer
-from convgen.schedule.text import show
-from convgen.schedule.verify import verify
+from convgen.program.text import show
+from convgen.program.verify import verify
 from convgen.spec.reader import layer_from_dict
 from convgen.verify.check import check
 from convgen.verify.program import global_tensors, reference

@@ -30,9 +30,9 @@ from convgen.kernels.problem import LocalDim, Problem
 from convgen.kernels.source import kernel_module
 from convgen.kernels.target import parse_target
 from convgen.passes.fuse_layouts import FuseLayouts
-from convgen.schedule.nodes import Convert, Convolve, Schedule
-from convgen.schedule.text import parse, show
-from convgen.schedule.verify import verify
+from convgen.program.nodes import Convert, Schedule, is_convolution
+from convgen.program.text import parse, show
+from convgen.program.verify import verify
 from convgen.verify.interpreter import interpreted, launch
 
 # ---- The interpreter -----------------------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ def space_of(schedule: Schedule, channels: int = 32, filters: int = 64) -> Space
 
 def plain(schedule: Schedule) -> Schedule:
     def whole(step: Any) -> Any:
-        if isinstance(step, Convolve):
+        if is_convolution(step):
             return replace(step, form="whole", own=())
         return replace(step, form="whole") if isinstance(step, Convert) else step
 

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from convgen.algebra.conv import Conv, Spatial
 from convgen.algebra.grid import Grid
 from convgen.cost.memory import memory
-from convgen.schedule.nodes import Convolve
+from convgen.program.nodes import is_convolution
 from convgen.spec.layer import Options
 from convgen.verify.program import global_tensors
 from convgen.verify.virtual import VirtualTransport, World
@@ -137,7 +137,7 @@ def test_peaks_are_what_the_steps_add_up_to(batch: range) -> None:
             assert measured == predicted, case
         else:
             # ATen makes its results contiguous here; putting one into the layer's format is a copy for a moment.
-            copies = [case.space.elements(s.type) for _, s in case.schedule.steps() if isinstance(s, Convolve)]
+            copies = [case.space.elements(s.type) for _, s in case.schedule.steps() if is_convolution(s)]
             most = np.max(copies, axis=0) * case.layer.element_bytes
             for rank, (a, b) in enumerate(zip(measured, predicted, strict=True)):
                 assert a[1] == b[1], case

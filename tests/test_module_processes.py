@@ -22,7 +22,7 @@ from convgen.algebra.conv import Conv, Spatial
 from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Layout
 from convgen.algebra.roles import Roles
-from convgen.schedule.nodes import Convert
+from convgen.program.nodes import Convert
 from convgen.spec.layer import Options
 from convgen.verify.processes import ProcessFailed, run_processes, spawn
 from convgen.verify.program import global_tensors, reference, run_rank

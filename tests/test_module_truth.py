@@ -20,7 +20,7 @@ from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Layout
 from convgen.algebra.redistribute import COLLECTIVES
 from convgen.algebra.roles import Roles
-from convgen.schedule.nodes import Convert
+from convgen.program.nodes import Convert
 from convgen.verify.check import tolerance
 from convgen.verify.program import global_tensors, reference
 

@@ -12,6 +12,7 @@ from passing import passed
 from convgen.algebra.conv import Conv, Spatial
 from convgen.algebra.grid import Grid
 from convgen.algebra.space import Space
+from convgen.cost.schedule import kind_of
 from convgen.errors import InputError
 from convgen.passes.contract import Context, run_passes, with_options
 from convgen.passes.drop_single_rank import DropSingleRank, without
@@ -20,10 +21,10 @@ from convgen.passes.fuse_layouts import FuseLayouts
 from convgen.passes.hold_x import HoldX
 from convgen.passes.names import named
 from convgen.passes.share import Share
-from convgen.schedule.build import lower
-from convgen.schedule.nodes import Schedule
-from convgen.schedule.text import parse, show
-from convgen.schedule.verify import verify
+from convgen.program.build import lower
+from convgen.program.nodes import Schedule
+from convgen.program.text import parse, show
+from convgen.program.verify import verify
 
 LAYER = Conv(4, 8, 6, (Spatial("H", 8, 3, 1, 1, 1), Spatial("W", 8, 3, 1, 1, 1)))
 
@@ -199,7 +200,7 @@ def test_the_bias_goes_to_a_convolution_whose_result_is_whole() -> None:
 
 def test_a_bias_behind_a_reduction_stays() -> None:
     before, space = naive("stationary-x", {"C": 2}, with_bias(LAYER))
-    assert [type(s).__name__ for s in before.forward] == ["Convolve", "Convert", "AddBias"]
+    assert [kind_of(s) for s in before.forward] == ["conv_forward", "reduce_scatter", "add_bias"]
     assert passed(before, space, FuseBias()) is before
 
 

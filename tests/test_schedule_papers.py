@@ -21,10 +21,10 @@ from convgen.algebra.space import Space
 from convgen.passes.drop_single_rank import DropSingleRank
 from convgen.passes.fuse_bias import FuseBias
 from convgen.passes.share import Share
-from convgen.schedule.build import lower
-from convgen.schedule.nodes import Convert, Schedule
-from convgen.schedule.text import show
-from convgen.schedule.verify import verify
+from convgen.program.build import lower
+from convgen.program.nodes import Convert, Schedule
+from convgen.program.text import show
+from convgen.program.verify import verify
 
 
 def layer(kernel: int = 3, stride: int = 1, pad: int = 1, rows: int = 16, groups: int = 1, bias: bool = False) -> Conv:

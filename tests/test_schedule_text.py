@@ -21,9 +21,9 @@ from convgen.algebra.space import Space
 from convgen.errors import InputError
 from convgen.passes.hold_x import HoldX
 from convgen.passes.share import Share
-from convgen.schedule.build import lower
-from convgen.schedule.nodes import Schedule
-from convgen.schedule.text import parse, show
+from convgen.program.build import lower
+from convgen.program.nodes import Schedule
+from convgen.program.text import parse, show
 
 
 def random_schedule(seed: int, max_ranks: int = 16) -> Schedule:
@@ -133,7 +133,7 @@ def test_damaged_text_is_read_or_refused() -> None:
 
 PROGRAM = """
 from test_schedule_text import random_schedule
-from convgen.schedule.text import show
+from convgen.program.text import show
 for seed in range(60):
     print(show(random_schedule(seed)))
 """

@@ -21,13 +21,14 @@ from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Layout
 from convgen.algebra.roles import nest
 from convgen.algebra.space import Space
+from convgen.operations.layer import ROWS_OF_X
 from convgen.passes.drop_single_rank import DropSingleRank
 from convgen.passes.fuse_bias import FuseBias
 from convgen.passes.hold_x import HoldX
 from convgen.passes.share import Share
-from convgen.schedule.build import lower
-from convgen.schedule.nodes import Convert, Convolve, Schedule
-from convgen.schedule.verify import verify
+from convgen.program.build import lower
+from convgen.program.nodes import Convert, Schedule, is_convolution
+from convgen.program.verify import verify
 
 
 def naive(problem: Problem, space: Space) -> Schedule:
@@ -106,7 +107,7 @@ def test_the_problems_drawn_are_hard_enough() -> None:
         seen["even kernel"] += any(s.kernel % 2 == 0 for s in problem.conv.spatial)
         types = schedule.types()
         seen["rows of the input"] += any(
-            isinstance(s, Convolve) and s.rows == "input" and types[s.inputs[0]].has_window for s in steps
+            is_convolution(s) and s.way == ROWS_OF_X and types[s.inputs[0]].has_window for s in steps
         )
         seen["several windows"] += any(sum(w is not None for w in s.type.windows) > 1 for s in steps)
         for dims in (1, 2, 3):

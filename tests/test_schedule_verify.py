@@ -20,10 +20,11 @@ from convgen.algebra.layout import Layout, Window
 from convgen.algebra.redistribute import COLLECTIVES
 from convgen.algebra.space import Space
 from convgen.errors import InputError, InternalError
-from convgen.schedule.build import lower
-from convgen.schedule.nodes import PHASES, AddBias, Convert, Convolve, Schedule, Step
-from convgen.schedule.text import parse
-from convgen.schedule.verify import CHECKS, Facts, check_every_read_is_local, check_sent_is_received, verify
+from convgen.operations.layer import ROWS_OF_X
+from convgen.program.build import lower
+from convgen.program.nodes import PHASES, Compute, Convert, Schedule, Step, is_convolution
+from convgen.program.text import parse
+from convgen.program.verify import CHECKS, Facts, check_every_read_is_local, check_sent_is_received, verify
 
 HALO = """
 schedule halo on grid(n=2, h=2) {
@@ -259,13 +260,13 @@ MOVED check_group_is_exact
 - slice %dx_moved dim=C
 + slice %dx_moved dim=C over=b
 # operands that do not match
-STATIONARY_W check_convolution_operands_match
+STATIONARY_W check_operands_match
 - all_gather %x dim=C over=f : x[n, c, *, *]
 + all_gather %x dim=C over=c,f : x[n, *, *, *]
-STATIONARY_W check_convolution_operands_match
+STATIONARY_W check_operands_match
 - all_gather %dy dim=F over=c : y[n, f, *, *]
 + all_gather %dy dim=F over=c,f : y[n, *, *, *]
-MOVED check_convolution_operands_match
+MOVED check_operands_match
 - exchange %x dim=N,C over=a,b : x[a, *, *, *]
 + exchange %x dim=N,C over=a,b : x[b, *, *, *]
 HALO check_rows_are_at_hand
@@ -296,7 +297,7 @@ STATIONARY_W check_bias_is_added_once
 STATIONARY_W check_conversion_is_typed
 - sum_bias %dy : bias[(f,c)] partial(n)
 + sum_bias %dy : bias[(f,c)]
-STATIONARY_W check_bias_gradient_is_whole
+STATIONARY_W check_operands_match
 - %db_partial = sum_bias %dy :
 + %db_partial = sum_bias %dy_gathered :
 """
@@ -435,9 +436,9 @@ def mutate(rng: Random, schedule: Schedule, layouts: list[Layout]) -> Schedule:
         case "source":
             same = [v for v, t in types.items() if t.tensor == types[_source(step)].tensor]
             value = rng.choice(same)
-            change = {"inputs": (value, *step.inputs[1:])} if isinstance(step, Convolve) else {"source": value}
-        case "rows" if isinstance(step, Convolve):
-            change["rows"] = "input" if step.rows == "output" else "output"
+            change = {"inputs": (value, *step.inputs[1:])} if isinstance(step, Compute) else {"source": value}
+        case "rows" if is_convolution(step):
+            change["way"] = "" if step.way else ROWS_OF_X
         case _:
             del section[i]
             section = [s if not _reads(s, step.result) else _rewired(s, step) for s in section]
@@ -447,16 +448,16 @@ def mutate(rng: Random, schedule: Schedule, layouts: list[Layout]) -> Schedule:
 
 
 def _source(step: Step) -> str:
-    return step.inputs[0] if isinstance(step, Convolve) else step.source
+    return step.inputs[0] if isinstance(step, Compute) else step.source
 
 
 def _reads(step: Step, value: str) -> bool:
-    return value in (step.inputs if isinstance(step, Convolve) else (step.source,))
+    return value in (step.inputs if isinstance(step, Compute) else (step.source,))
 
 
 def _rewired(step: Step, gone: Step) -> Step:
     """The step reading what the one that is gone had read."""
-    if isinstance(step, Convolve):
+    if isinstance(step, Compute):
         return replace(step, inputs=tuple(_source(gone) if v == gone.result else v for v in step.inputs))
     return replace(step, source=_source(gone))
 
@@ -524,6 +525,6 @@ def test_it_is_quick(ranks: dict[str, int]) -> None:
 def test_a_bias_added_on_a_partial_is_refused() -> None:
     schedule = parse(STATIONARY_W)
     gathered, conv, scatter, _ = schedule.forward
-    added = AddBias(result="y_added", type=conv.type, source=conv.result)
+    added = Compute(result="y_added", type=conv.type, operation="add_bias", inputs=(conv.result, "bias"))
     bad = replace(schedule, forward=(gathered, conv, added, replace(scatter, source="y_added", result="y")))
     assert "check_no_partial_is_read_whole" in refused(bad, space_of(schedule))

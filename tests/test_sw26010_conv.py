@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from convgen.errors import InputError
+from convgen.program.nodes import PHASES, Phase
 from convgen.resources import data_file
-from convgen.schedule.nodes import PHASES, Phase
 from convgen.sw26010.conv.cost import choose_plan
 from convgen.sw26010.conv.counts import conv_counts
 from convgen.sw26010.conv.explicit_plan import ExplicitPlan, col2im_counts, gemm_of, im2col_counts

@@ -21,8 +21,8 @@ from modules import assert_counted, assert_true, draw, on_mesh, run
 from convgen.commands.main import cli
 from convgen.compiler import Compiled, compile_layer
 from convgen.errors import InputError
-from convgen.schedule.nodes import PHASES
-from convgen.schedule.verify import verify
+from convgen.program.nodes import PHASES
+from convgen.program.verify import verify
 from convgen.spec.build import layer_from_dict
 from convgen.spec.reader import layer_to_dict, read_csv, read_layer
 from convgen.sw26010.table2.cells import read_table2

@@ -19,7 +19,7 @@ from convgen.cost.schedule import schedule_cost
 from convgen.errors import InputError
 from convgen.kernels.choose import local_problems
 from convgen.kernels.config import largest
-from convgen.schedule.nodes import Convolve
+from convgen.program.nodes import is_convolution
 from convgen.spec.layer import Layer
 from convgen.spec.reader import read_layers
 from convgen.tune.database import update
@@ -65,7 +65,7 @@ def test_the_problems_asked_for_are_those_of_the_compiled_layer(seed: int, tmp_p
     one = compile_layer(layer)
     seen = Seen(Timed(Remembered(None, None), "float32", "contiguous"))  # type: ignore[arg-type]
     cost = schedule_cost(one.schedule, Model(one.space, load_machine("cpu"), "float32", measured=seen))  # type: ignore[arg-type]
-    steps = [s for _, s in one.schedule.steps() if isinstance(s, Convolve)]
+    steps = [s for _, s in one.schedule.steps() if is_convolution(s)]
     wanted = {key_of(largest(local_problems(one.layer, one.schedule, one.space, s))) for s in steps}
     assert seen.keys == wanted
     assert sum(s.cost.measured for s in cost.steps) == len(steps) == sum(s.cost.time_ps == 10**12 for s in cost.steps)

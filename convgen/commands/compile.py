@@ -52,7 +52,7 @@ def compile_command(
         else:
             click.echo("\n".join(cost_text(c) for c in all_compiled))
     elif emit == "schedule":
-        from convgen.schedule.text import show
+        from convgen.program.text import show
 
         click.echo("\n".join(show(c.schedule) for c in all_compiled), nl=False)
     elif emit == "module":

@@ -151,7 +151,7 @@ def conv_command(
     n: int, c: int, h: int, w: int, f: int, kernel: int, stride: int, padding: int, emit: Any, as_json: bool
 ) -> None:  # fmt: skip
     """Plans of a convolution's phases on one core group, float32: which is possible, its events, which is faster."""
-    from convgen.schedule.nodes import PHASES
+    from convgen.program.nodes import PHASES
     from convgen.sw26010.conv.cost import choose_plan
     from convgen.sw26010.conv.implicit_plan import implicit_plan
     from convgen.sw26010.conv.problem import ConvProblem

@@ -19,7 +19,7 @@ from convgen.algebra.layout import Axes
 from convgen.cost.links import Line, Links, pairs, ring_hops, ring_line
 from convgen.cost.machine import Level
 from convgen.cost.symbolic import Expr, Link, LinkOf, one_link, symbol, sympy
-from convgen.schedule.nodes import Convert
+from convgen.program.nodes import Convert
 
 
 def level_links(grid: Grid, levels: tuple[Level, ...]) -> LinkOf:

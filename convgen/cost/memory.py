@@ -34,9 +34,9 @@ from numpy.typing import NDArray
 from convgen.algebra.index_sets import Box, volume
 from convgen.algebra.layout import Layout
 from convgen.algebra.space import Space
-from convgen.schedule.forms import groups_of
-from convgen.schedule.liveness import GRADIENTS, Stretch, backward_stretches, forward_stretch
-from convgen.schedule.nodes import GIVEN, PHASES, AddBias, Convert, Convolve, Phase, Schedule, Step, SumBias
+from convgen.program.forms import groups_of
+from convgen.program.liveness import GRADIENTS, Stretch, backward_stretches, forward_stretch
+from convgen.program.nodes import GIVEN, PHASES, Compute, Convert, Phase, Schedule, Step, is_convolution
 
 Counts = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -133,11 +133,11 @@ class _Ledger:
         """Define a step's result; the most elements that it takes while it runs, beside what was alive before."""
         elements = self.space.elements(step.type)
         match step:
-            case AddBias():
-                self.values[step.result] = self.values[step.source]
+            case Compute(operation="add_bias"):
+                self.values[step.result] = self.values[step.inputs[0]]
                 return self.none
-            case SumBias() | Convolve():
-                copied = self._sliced(step) if isinstance(step, Convolve) and self.space.virtual_padding else self.none
+            case Compute():
+                copied = self._sliced(step) if is_convolution(step) and self.space.virtual_padding else self.none
                 self._define(step.result, elements)
                 return elements + copied
             case Convert(kind="slice"):
@@ -147,7 +147,7 @@ class _Ledger:
                 self._define(step.result, size)
                 return besides
 
-    def _sliced(self, step: Convolve) -> Counts:
+    def _sliced(self, step: Compute) -> Counts:
         """Copies of operands with gaps: kernels read tensors without."""
         slices = (v for v in step.inputs if self.values[v].root is not self.values[v].box)
         return sum(

@@ -25,7 +25,7 @@ from typing import Literal
 
 from convgen.cost.model import PICOSECONDS
 from convgen.cost.schedule import ScheduleCost
-from convgen.schedule.nodes import AddBias, Convert, Convolve, Phase, Schedule, Step, SumBias, reads
+from convgen.program.nodes import Compute, Convert, Phase, Schedule, Step, reads
 
 TaskKind = Literal["compute", "transfer", "halo", "reduce"]
 Behind = Literal["compute", "everything", "nothing"]
@@ -108,7 +108,7 @@ def _tasks(steps: Sequence[tuple[Phase, Step]], times: Mapping[str, int]) -> tup
 
 def _kind(phase: Phase, step: Step) -> TaskKind:
     match step:
-        case Convolve() | AddBias() | SumBias():
+        case Compute():
             return "compute"
         case Convert(kind="exchange") if step.type.has_window:
             return "halo"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from convgen.algebra.layout import Layout
 from convgen.algebra.redistribute import Conversion
 from convgen.cost.model import PICOSECONDS, Model, StepCost
-from convgen.schedule.nodes import PHASES, AddBias, Convert, Convolve, Phase, Schedule, Step, SumBias
+from convgen.program.nodes import PHASES, Compute, Convert, Phase, Schedule, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,24 +61,20 @@ def schedule_cost(schedule: Schedule, model: Model) -> ScheduleCost:
 def kind_of(step: Step) -> str:
     """The operation's name in the schedule's text."""
     match step:
-        case Convolve():
-            return f"conv_{step.phase}"
+        case Compute():
+            return step.operation
         case Convert():
             return step.kind
-        case AddBias():
-            return "add_bias"
-        case SumBias():
-            return "sum_bias"
 
 
 def step_cost(step: Step, types: Mapping[str, Layout], model: Model) -> StepCost:
     """One step's cost; `types` has the layout of every value it reads."""
     match step:
-        case Convolve():
+        case Compute(operation="add_bias"):
+            return model.add_bias(step.type)
+        case Compute(operation="sum_bias"):
+            return model.sum_bias(types[step.inputs[0]])
+        case Compute():
             return model.convolution((types[step.inputs[0]], types[step.inputs[1]], step.type))
         case Convert():
             return model.conversion(Conversion(step.kind, step.over, types[step.source], step.type))
-        case AddBias():
-            return model.add_bias(step.type)
-        case SumBias():
-            return model.sum_bias(types[step.source])

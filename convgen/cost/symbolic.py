@@ -31,7 +31,7 @@ from convgen.algebra.layout import Layout
 from convgen.algebra.relations import ReadBy
 from convgen.algebra.windows import output_frame
 from convgen.cost.collectives import RINGS, Collectives, seconds
-from convgen.schedule.nodes import AddBias, Convert, Convolve, Schedule, Step, SumBias
+from convgen.program.nodes import Compute, Convert, Schedule, Step
 
 Expr = Any  # sympy.Expr
 Link = tuple[Expr, Expr]  # alpha and beta
@@ -121,15 +121,15 @@ def formula(
 ) -> Formula:
     """What one step costs; `types` has the layout of every value it reads."""
     match step:
-        case Convolve():
-            operands = (types[step.inputs[0]], types[step.inputs[1]], step.type)
-            return _local(sizes.flops(operands), sum(sizes.frame(t) for t in operands) * element_bytes)
-        case AddBias():
+        case Compute(operation="add_bias"):
             y = sizes.frame(step.type)
             return _local(y, 2 * y * element_bytes)
-        case SumBias():
-            y = sizes.frame(types[step.source])
+        case Compute(operation="sum_bias"):
+            y = sizes.frame(types[step.inputs[0]])
             return _local(y, y * element_bytes)
+        case Compute():
+            operands = (types[step.inputs[0]], types[step.inputs[1]], step.type)
+            return _local(sizes.flops(operands), sum(sizes.frame(t) for t in operands) * element_bytes)
         case Convert():
             return _conversion(step, types[step.source], sizes, element_bytes, collectives.of(step.kind), link(step))
 

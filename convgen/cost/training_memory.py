@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 
 from convgen.algebra.space import Space
 from convgen.cost.memory import memory
-from convgen.schedule.build import bias_layout
-from convgen.schedule.nodes import Schedule
+from convgen.program.build import bias_layout
+from convgen.program.nodes import Schedule
 from convgen.spec.layer import DTYPE_BYTES
 
 Optimizer = Literal["sgd", "momentum", "adam"]

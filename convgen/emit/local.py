@@ -10,7 +10,7 @@ from convgen.kernels.choose import describe
 from convgen.kernels.config import alignment
 from convgen.kernels.pack import copy_name, copy_source
 from convgen.kernels.source import Kernel, launch_source
-from convgen.schedule.nodes import Convert, Convolve, Schedule
+from convgen.program.nodes import Compute, Convert, Schedule, is_convolution
 
 OPERANDS = {"forward": ("x", "w", "out"), "backward_data": ("out", "w", "dy"), "backward_filter": ("x", "out", "dy")}
 
@@ -49,7 +49,7 @@ def local_kernels(schedule: Schedule, names: LayoutNames, lines: Lines, kernels:
     """Sources for a GPU's module."""
     if not kernels:
         return LocalKernels()
-    steps = [s for _, s in schedule.steps() if isinstance(s, Convolve)]
+    steps = [s for _, s in schedule.steps() if is_convolution(s)]
     copied = copied_tensors(schedule)
     ranks = sorted({copy_dims(t, len(kernels[0].problem.dims)) for t in copied})
     by_rank = ", ".join(f"{n}: {copy_name(n)}" for n in ranks)
@@ -82,7 +82,7 @@ def copy_dims(tensor: str, spatial: int) -> int:
     return {"w": 3, "bias": 1}.get(tensor, 2 + spatial)
 
 
-def _convolution(step: Convolve, names: LayoutNames, lines: Lines, kernel: Kernel) -> Convolution:
+def _convolution(step: Compute, names: LayoutNames, lines: Lines, kernel: Kernel) -> Convolution:
     types = {lines.types[v].tensor: lines.types[v] for v in step.inputs} | {step.type.tensor: step.type}
     result = names.of(step.type)
     inputs = {"forward": ("x", "w"), "backward_data": ("dy", "w"), "backward_filter": ("dy", "x")}[step.phase]

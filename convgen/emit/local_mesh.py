@@ -11,7 +11,7 @@ from convgen.emit.steps import LayoutNames, Lines
 from convgen.errors import InputError, Note
 from convgen.kernels.choose import local_problems
 from convgen.kernels.problem import Problem
-from convgen.schedule.nodes import Convolve, Schedule
+from convgen.program.nodes import Compute, Schedule, is_convolution
 from convgen.spec.layer import Layer
 from convgen.sw26010.conv.problem import Axis
 from convgen.sw26010.gemm.plan import Dtype
@@ -48,7 +48,7 @@ def local_mesh(layer: Layer, schedule: Schedule, space: Space, names: LayoutName
     records = {
         phase: [{"ranks": list(ranks), **predicted(plan)} for ranks, plan in found] for phase, found in plans.items()
     }
-    steps = [s for _, s in schedule.steps() if isinstance(s, Convolve)]
+    steps = [s for _, s in schedule.steps() if is_convolution(s)]
     return LocalMesh(tuple(_convolution(s, names, lines) for s in steps), literal(records))
 
 
@@ -61,7 +61,7 @@ def mesh_plans(layer: Layer, schedule: Schedule, space: Space) -> MeshPlans:
     _check(layer)
     found: MeshPlans = {}
     for _, step in schedule.steps():
-        if isinstance(step, Convolve):
+        if is_convolution(step):
             ranks: dict[LocalProblem, list[int]] = {}
             for rank, problem in enumerate(local_problems(layer, schedule, space, step)):
                 if all(problem.elements.values()):
@@ -97,7 +97,7 @@ def _local(problem: Problem) -> LocalProblem:
     return LocalProblem(p.phase, p.batch, p.channels, p.filters, p.groups, rows, columns, dtype)
 
 
-def _convolution(step: Convolve, names: LayoutNames, lines: Lines) -> MeshConvolution:
+def _convolution(step: Compute, names: LayoutNames, lines: Lines) -> MeshConvolution:
     types: dict[str, Any] = {lines.types[v].tensor: lines.types[v] for v in step.inputs} | {step.type.tensor: step.type}
     inputs = {"forward": ("x", "w"), "backward_data": ("dy", "w"), "backward_filter": ("dy", "x")}[step.phase]
     bias = len(step.inputs) > 2

@@ -23,8 +23,8 @@ from convgen.emit.volume import volume
 from convgen.kernels.environment import environment as kernels_environment
 from convgen.kernels.on_cpu import cpu_helpers
 from convgen.kernels.source import Kernel, reads_boxes
-from convgen.schedule.nodes import Convert, Schedule, reads
-from convgen.schedule.text import show
+from convgen.program.nodes import Convert, Schedule, reads
+from convgen.program.text import show
 from convgen.spec.layer import Layer
 from convgen.spec.reader import layer_to_dict
 

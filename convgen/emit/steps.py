@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from convgen.algebra.conv import Conv
 from convgen.algebra.layout import Layout
 from convgen.emit.literals import literal
-from convgen.schedule.liveness import Stretch, backward_stretches, forward_stretch
-from convgen.schedule.nodes import AddBias, Convert, Convolve, Schedule, Step, SumBias
-from convgen.schedule.text import describe
+from convgen.program.liveness import Stretch, backward_stretches, forward_stretch
+from convgen.program.nodes import Compute, Convert, Schedule, Step
+from convgen.program.text import describe
 
 Key = tuple[str, tuple[tuple[str, ...], ...], tuple[bool, ...]]
 
@@ -86,12 +86,12 @@ class Lines:
     def _call(self, step: Step) -> str:
         name = self.names.of
         match step:
-            case AddBias():
+            case Compute(operation="add_bias", inputs=(source, bias)):
                 ones = ", 1" * len(self.conv.spatial)
-                return f"{step.source}.add_(bias.view(-1{ones}))"
-            case SumBias():
+                return f"{source}.add_({bias}.view(-1{ones}))"
+            case Compute(operation="sum_bias", inputs=(source,)):
                 dims = (0, *range(2, 2 + len(self.conv.spatial)))
-                return f"{step.source}.sum({dims})"
+                return f"{source}.sum({dims})"
             case Convert(kind="slice"):
                 src, dst = name(self.types[step.source]), name(step.type)
                 call = f"take({step.source}, {src}, {dst}, here)"
@@ -108,11 +108,11 @@ class Lines:
                 if step.kind in ("all_to_all", "exchange"):
                     return f'rearrange("{step.result}", "{step.kind}", {tail}'
                 return f'{step.kind}("{step.result}", {tail}'
-            case Convolve() if self.virtual:
+            case Compute() if self.virtual:
                 rims = [v for v in step.inputs if self.forms.get(v) == "rim"]
                 inputs = [self.sources[v].source if v in rims else v for v in step.inputs]
                 return f"conv_{step.phase}({', '.join([*inputs, *rims])}, here)"
-            case Convolve():
+            case Compute():
                 return self._convolve(step)
 
     def rim(self, step: Convert) -> str:
@@ -130,7 +130,7 @@ class Lines:
             case _:
                 return f"here.empty({layout}, x)"
 
-    def _convolve(self, step: Convolve) -> str:
+    def _convolve(self, step: Compute) -> str:
         types = {t.tensor: t for t in (step.type, *(self.types[v] for v in step.inputs))}
         inputs = ", ".join(step.inputs)
         if step.phase == "forward" and len(step.inputs) == 2:

@@ -6,7 +6,7 @@ from typing import Any
 
 from convgen.algebra.space import Space
 from convgen.cost.traffic import elements_sent
-from convgen.schedule.nodes import PHASES, Convert, Schedule
+from convgen.program.nodes import PHASES, Convert, Schedule
 
 
 def volume(schedule: Schedule, space: Space, element_bytes: int) -> dict[str, list[dict[str, Any]]]:

@@ -10,7 +10,7 @@ from convgen.cost.model import Model, StepCost
 from convgen.cost.schedule import schedule_cost
 from convgen.cost.symbolic import formulas
 from convgen.explain.formula import formula_text
-from convgen.schedule.nodes import PHASES, Convert, Phase
+from convgen.program.nodes import PHASES, Convert, Phase
 
 if TYPE_CHECKING:
     from convgen.compiler import Compiled

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from convgen.cost.schedule import kind_of
 from convgen.explain.words import bytes_text, seconds_text
 from convgen.pictures.canvas import GREY, INK, PALE, Canvas, shortened, text_width
-from convgen.schedule.nodes import Convert, Phase, Schedule, Step, reads
-from convgen.schedule.text import changed_dims
+from convgen.program.nodes import Convert, Phase, Schedule, Step, reads
+from convgen.program.text import changed_dims
 
 LANES = ("local work", "communication")
 WORK, TALK = "#dfe9f5", "#fbe3d6"

@@ -12,8 +12,9 @@ import numpy as np
 from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.space import Space
 from convgen.explain.words import PHASE_TENSORS
+from convgen.operations.layer import ROWS_OF_X
 from convgen.pictures.tracks import Block
-from convgen.schedule.nodes import PHASES, TENSOR_OF, Convolve, Phase, Schedule
+from convgen.program.nodes import PHASES, TENSOR_OF, Compute, Phase, Schedule, is_convolution
 
 Spans = tuple[tuple[int, int], ...]
 MOST_SEGMENTS = 9
@@ -60,7 +61,7 @@ def parts_of(schedule: Schedule, space: Space, phase: Phase, rank: int) -> tuple
     """The two inputs and the result of a phase's convolution."""
     types = schedule.types()
     stored = dict(schedule.stored)
-    conv = next(s for s in schedule.section(phase) if isinstance(s, Convolve))
+    conv = next(s for s in schedule.section(phase) if is_convolution(s))
     names = PHASE_TENSORS[phase]
     layouts = (types[conv.inputs[0]], types[conv.inputs[1]], conv.type)
     by_tensor = {TENSOR_OF[name]: layout for name, layout in zip(names, layouts, strict=True)}
@@ -91,13 +92,13 @@ def parts_of(schedule: Schedule, space: Space, phase: Phase, rank: int) -> tuple
     return tuple(parts)
 
 
-def _windowed(phase: Phase, conv: Convolve) -> str:
+def _windowed(phase: Phase, conv: Compute) -> str:
     """The activation that is read by windows; the other one is read by blocks."""
     if phase == "forward":
         return "x"
     if phase == "backward_data":
         return "y"
-    return "x" if conv.rows == "output" else "y"
+    return "y" if conv.way == ROWS_OF_X else "x"
 
 
 def _same_copy(space: Space, layout: Layout, rank: int) -> np.ndarray:

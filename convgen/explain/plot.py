@@ -17,7 +17,7 @@ from convgen.explain.words import PHASE_TITLE, copy_axes, layer_line, output_lin
 from convgen.pictures.canvas import GREY, INK, Canvas, shortened, text_width
 from convgen.pictures.colours import faded, rank_colour
 from convgen.pictures.figures import plot_format
-from convgen.schedule.nodes import PHASES, Phase, Schedule, reads
+from convgen.program.nodes import PHASES, Phase, Schedule, reads
 
 if TYPE_CHECKING:
     from convgen.compiler import Compiled

@@ -23,8 +23,8 @@ from convgen.explain.words import (
     seconds_text,
     splits_text,
 )
-from convgen.schedule.nodes import PHASES, Schedule
-from convgen.schedule.text import show
+from convgen.program.nodes import PHASES, Schedule
+from convgen.program.text import show
 
 if TYPE_CHECKING:
     from convgen.compiler import Compiled

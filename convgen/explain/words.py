@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from convgen.algebra.conv import Conv, Spatial
 from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.roles import Roles
-from convgen.schedule.nodes import Phase, Schedule
-from convgen.schedule.text import dim_names
+from convgen.program.nodes import Phase, Schedule
+from convgen.program.text import dim_names
 from convgen.spec.layer import Layer
 
 PHASE_TITLE: dict[Phase, str] = {

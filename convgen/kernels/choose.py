@@ -19,8 +19,8 @@ from convgen.kernels.families import families, family
 from convgen.kernels.problem import LocalDim, Problem
 from convgen.kernels.source import Kernel
 from convgen.kernels.target import Target, parse_target
-from convgen.schedule.forms import boxes, parts
-from convgen.schedule.nodes import Convert, Convolve, Phase, Schedule, Step
+from convgen.program.forms import boxes, parts
+from convgen.program.nodes import Compute, Convert, Phase, Schedule, Step, is_convolution
 from convgen.spec.layer import Layer
 
 
@@ -31,7 +31,7 @@ def choose_kernels(layer: Layer, schedule: Schedule, space: Space) -> tuple[Kern
         InputError: a kernel that the layer names can't do what a rank has to.
     """
     target, pinned = parse_target(layer.target), dict(layer.options.kernels)
-    steps = [s for _, s in schedule.steps() if isinstance(s, Convolve)]
+    steps = [s for _, s in schedule.steps() if is_convolution(s)]
     made: list[Kernel] = []
     for step in steps:
         problems = local_problems(layer, schedule, space, step)
@@ -117,7 +117,7 @@ def _cpu_misfit(config: Config, example: Config, problems: Sequence[Problem]) ->
     return None
 
 
-def local_problems(layer: Layer, schedule: Schedule, space: Space, step: Convolve) -> tuple[Problem, ...]:
+def local_problems(layer: Layer, schedule: Schedule, space: Space, step: Compute) -> tuple[Problem, ...]:
     """What each rank convolves in a step."""
     types, forms = schedule.types(), schedule.forms()
     made: dict[str, Step] = {s.result: s for _, s in schedule.steps()}

@@ -13,7 +13,7 @@ from convgen.algebra.relations import ReadBy
 from convgen.algebra.windows import edge_padding
 from convgen.kernels.config import ceil_div
 from convgen.kernels.problem import LocalDim, Problem
-from convgen.schedule.nodes import Phase
+from convgen.program.nodes import Phase
 
 Split = Literal["channel", "filter", "sample", "spatial"]
 SPLITS: tuple[Split, ...] = ("channel", "filter", "sample", "spatial")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import gcd, prod
 
-from convgen.schedule.nodes import Phase
+from convgen.program.nodes import Phase
 from convgen.spec.layer import DTYPE_BYTES
 
 

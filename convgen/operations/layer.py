@@ -1,8 +1,19 @@
-"""One convolution's training: what its operations read and make, by name, and the layouts that roles ask for."""
+"""One convolution's training as operations: what each is called, which values it reads and makes, and where.
+
+| operation | reads | makes | section |
+|---|---|---|---|
+| conv_forward | x, w | y | forward |
+| add_bias | y, bias | y | forward |
+| conv_backward_data | dy, w | dx | backward_data |
+| conv_backward_filter | dy, x | dw | backward_filter |
+| sum_bias | dy | db | backward_filter |
+"""
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 from convgen.algebra.conv import PHASES, Conv, Phase
 from convgen.algebra.layout import Layout
@@ -10,32 +21,89 @@ from convgen.algebra.roles import Roles
 from convgen.algebra.signature import Signature
 from convgen.algebra.space import Space
 from convgen.algebra.wants import layouts
+from convgen.operations.bias import AddBias, SumBias
 from convgen.operations.convolution import Convolution
+from convgen.operations.row import Operation
 
-PHASE: dict[str, Phase] = {p: p for p in PHASES}
+ROWS_OF_X = "rows=input"  # backward_filter with the rows of x as blocks, those of dy read for them
+CONVOLUTIONS: Mapping[str, Phase] = {f"conv_{p}": p for p in PHASES}
+
+MAKES: Mapping[str, str] = {
+    "conv_forward": "y",
+    "conv_backward_data": "dx",
+    "conv_backward_filter": "dw",
+    "add_bias": "y",
+    "sum_bias": "db",
+}
+# Words of the signatures of each operation, in their order; the first needs none.
+WAYS: Mapping[str, tuple[str, ...]] = {
+    "conv_forward": ("",),
+    "conv_backward_data": ("",),
+    "conv_backward_filter": ("", ROWS_OF_X),
+    "add_bias": ("",),
+    "sum_bias": ("",),
+}
 
 
-@lru_cache(maxsize=4096)
-def signature_of(conv: Conv, phase: str, rows: str = "output") -> Signature:
-    """Of a phase, with groups as nests. `rows`: whose rows are the blocks of backward_filter."""
-    return Convolution(PHASE[phase], conv).signatures[phase == "backward_filter" and rows == "input"]
+@dataclass(frozen=True)
+class Row:
+    """An operation of a layer.
+
+    Attributes:
+        reads: values, a gradient with a d before its tensor's name.
+    """
+
+    operation: Operation
+    reads: tuple[str, ...]
+    section: Phase
+
+    @property
+    def makes(self) -> str:
+        return MAKES[self.operation.name]
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        return WAYS[self.operation.name]
+
+    def signature(self, way: str = "") -> Signature:
+        return self.operation.signatures[self.ways.index(way)]
+
+    @cached_property
+    def tensors(self) -> tuple[str, ...]:
+        """Of the values read, and of the one made."""
+        signature = self.operation.signatures[0]
+        return tuple(o.name for o in (*signature.inputs, *signature.results))
 
 
-def operands(conv: Conv, phase: str) -> tuple[str, str, str]:
-    """Tensors that a phase reads and the one that it makes: forward x, w, y; backward_data dy, w, dx as y, w, x."""
-    signature = signature_of(conv, phase)
-    first, second, made = (*signature.inputs, *signature.results)
-    return first.name, second.name, made.name
+@lru_cache(maxsize=1024)
+def rows(conv: Conv) -> Mapping[str, Row]:
+    """The operations of a layer, by name."""
+    forward, data, filter_ = (Convolution(p, conv) for p in PHASES)
+    found = [
+        Row(forward, ("x", "w"), "forward"),
+        Row(data, ("dy", "w"), "backward_data"),
+        Row(filter_, ("dy", "x"), "backward_filter"),
+        Row(AddBias(conv), ("y", "bias"), "forward"),
+        Row(SumBias(conv), ("dy",), "backward_filter"),
+    ]
+    return {row.operation.name: row for row in found}
 
 
-def values(conv: Conv, phase: str) -> tuple[str, str, str]:
-    """Names of the values that a phase reads and makes: x, w, y; dy, w, dx; dy, x, dw."""
-    first, second, made = operands(conv, phase)
-    first, second = ("dy" if t == "y" else t for t in (first, second))
-    return first, second, made if phase == "forward" else f"d{made}"
+@lru_cache(maxsize=1024)
+def convolution(conv: Conv, phase: str) -> Row:
+    """The convolution of a phase."""
+    (row,) = (r for name, r in rows(conv).items() if CONVOLUTIONS.get(name) == phase)
+    return row
+
+
+def way_of(roles: Roles) -> str:
+    """Which of a convolution's signatures roles are for."""
+    return ROWS_OF_X if roles.rows == "input" else ""
 
 
 def wanted(space: Space, phase: str, roles: Roles) -> tuple[Layout, Layout, Layout]:
     """Layouts that a phase's convolution reads and makes: (first input, second input, output)."""
-    first, second, made = layouts(space, signature_of(space.conv, phase, roles.rows), dict(roles.nests))
+    row, way = convolution(space.conv, phase), way_of(roles)
+    signature = row.signature(way if way in row.ways else "")
+    first, second, made = layouts(space, signature, dict(roles.nests))
     return first, second, made

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, get_args, get_type_hints
 
 from convgen.algebra.space import Space
 from convgen.errors import InputError
-from convgen.schedule.nodes import Schedule
+from convgen.program.nodes import Schedule
 
 # Told a stage and the schedule that there is after it, if any: verifies it, prints it, or takes the time.
 After = Callable[[str, Schedule | None], None]

@@ -24,7 +24,7 @@ from convgen.algebra.roles import Roles
 from convgen.algebra.space import Space
 from convgen.passes.contract import Context, Pass
 from convgen.passes.names import RESULTS, named, renamed
-from convgen.schedule.nodes import PHASES, Convert, Convolve, Schedule, Step, reads
+from convgen.program.nodes import PHASES, Convert, Schedule, Step, is_convolution, reads
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def _fitting_forms(schedule: Schedule) -> Schedule:
     scattered = {s.source for _, s in schedule.steps() if isinstance(s, Convert) and s.kind == "reduce_scatter"}
 
     def fitting(step: Step) -> Step:
-        if not isinstance(step, Convolve):
+        if not is_convolution(step):
             return step
         rims = (made[v] for v in step.inputs if v in made)
         own = tuple(s.source for s in rims if isinstance(s, Convert) and s.form == "rim")

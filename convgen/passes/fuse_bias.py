@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from convgen.passes.contract import Context, Pass
-from convgen.schedule.nodes import AddBias, Convolve, Schedule
+from convgen.program.nodes import Compute, Schedule, is_convolution
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,8 @@ class FuseBias(Pass):
         if len(schedule.forward) < 2:
             return schedule
         *rest, conv, add = schedule.forward
-        if not (isinstance(conv, Convolve) and isinstance(add, AddBias) and add.source == conv.result):
+        follows = isinstance(add, Compute) and add.operation == "add_bias" and add.inputs[0] == conv.result
+        if not (follows and is_convolution(conv)):
             return schedule
         fused = replace(conv, result=add.result, inputs=(*conv.inputs, "bias"))
         return replace(schedule, forward=(*rest, fused))

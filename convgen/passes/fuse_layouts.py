@@ -22,9 +22,10 @@ from typing import ClassVar
 
 from convgen.algebra.layout import Layout
 from convgen.algebra.space import Space
+from convgen.operations.layer import ROWS_OF_X
 from convgen.passes.contract import Context, Pass
-from convgen.schedule.forms import boxes, parts
-from convgen.schedule.nodes import GIVEN, Convert, Convolve, Form, Schedule, Step, reads
+from convgen.program.forms import boxes, parts
+from convgen.program.nodes import GIVEN, Compute, Convert, Form, Schedule, Step, is_convolution, reads
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class FuseLayouts(Pass):
         around = {s.result: s.source for s in conversions if forms.get(s.result) == "rim"}
 
         def give(step: Step) -> Step:
-            if isinstance(step, Convolve):
+            if is_convolution(step):
                 own = tuple(around[v] for v in step.inputs if v in around)
                 return replace(step, form=forms.get(step.result, "whole"), own=own)
             given = isinstance(step, Convert) and step.result in forms
@@ -69,7 +70,7 @@ class FuseLayouts(Pass):
         for _, step in schedule.steps():
             after = readers.get(step.result, [])
             match step:
-                case Convert(kind="all_gather") if after and all(isinstance(r, Convolve) for r in after):
+                case Convert(kind="all_gather") if after and all(map(is_convolution, after)):
                     if parts(space, step.type, types[step.source], step.over) >= self.least_part:
                         forms[step.result] = "parts"
                 case Convert(kind="exchange") if after and all(_reads_rim(r, step.result) for r in after):
@@ -77,7 +78,7 @@ class FuseLayouts(Pass):
                     few = count is not None and count.max() <= self.most_boxes
                     if few and step.source in GIVEN and not self._few_channels(space, step.type):
                         forms[step.result] = "rim"
-                case Convolve() if len(after) == 1 and isinstance(reader := after[0], Convert):
+                case Compute() if is_convolution(step) and len(after) == 1 and isinstance(reader := after[0], Convert):
                     many = reader.kind == "reduce_scatter" and not self._few_channels(space, types[step.inputs[0]])
                     if many and parts(space, step.type, reader.type, reader.over) >= self.least_part:
                         forms[step.result] = "parts"
@@ -93,7 +94,7 @@ class FuseLayouts(Pass):
 
 def _reads_rim(step: Step, value: str) -> bool:
     """Whether a step is a convolution whose windowed operand this is: x, or dy in backward_data."""
-    if not isinstance(step, Convolve):
+    if not is_convolution(step):
         return False
     windowed = {"forward": 0, "backward_data": 0, "backward_filter": 1}[step.phase]
-    return step.inputs[windowed] == value and not (step.phase == "backward_filter" and step.rows == "input")
+    return step.inputs[windowed] == value and not (step.phase == "backward_filter" and step.way == ROWS_OF_X)

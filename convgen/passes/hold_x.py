@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from convgen.passes.contract import Context, Pass
-from convgen.schedule.nodes import Schedule
+from convgen.program.nodes import Schedule
 
 
 @dataclass(frozen=True)

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from convgen.schedule.build import SUFFIX
-from convgen.schedule.nodes import GIVEN, PHASES, AddBias, Convert, Convolve, Schedule, Step, SumBias
+from convgen.operations.layer import MAKES
+from convgen.program.build import SUFFIX
+from convgen.program.nodes import GIVEN, PHASES, Compute, Convert, Schedule, Step
 
 RESULTS = ("y", "dx", "dw", "db")  # values of these names leave the module: they are never renamed
-MADE_BY = {"forward": "y", "backward_data": "dx", "backward_filter": "dw"}
 
 
 def rename(step: Step, names: Mapping[str, str]) -> Step:
     """A step whose values, read and made, have other names; the same object where they have not."""
     result = names.get(step.result, step.result)
     match step:
-        case Convolve():
+        case Compute():
             inputs, own = (tuple(names.get(v, v) for v in values) for values in (step.inputs, step.own))
             same = (result, inputs, own) == (step.result, step.inputs, step.own)
             return step if same else replace(step, result=result, inputs=inputs, own=own)
-        case Convert() | AddBias() | SumBias():
+        case Convert():
             source = names.get(step.source, step.source)
             same = (result, source) == (step.result, step.source)
             return step if same else replace(step, result=result, source=source)
@@ -48,8 +48,8 @@ def named(schedule: Schedule) -> Schedule:
     for phase in PHASES:
         steps = schedule.section(phase)
         for step in steps:
-            if isinstance(step, AddBias) and step.source not in names:
-                names[step.source] = fresh("y_summed")
+            if isinstance(step, Compute) and step.operation == "add_bias" and step.inputs[0] not in names:
+                names[step.inputs[0]] = fresh("y_summed")
         for step in steps:
             if step.result not in names:
                 names[step.result] = fresh(_word(step, names))
@@ -62,9 +62,5 @@ def _word(step: Step, names: Mapping[str, str]) -> str:
         case Convert():
             halo = step.kind == "exchange" and step.type.has_window
             return f"{names[step.source].split('_')[0]}_{'halo' if halo else SUFFIX[step.kind]}"
-        case Convolve():
-            return MADE_BY[step.phase] + ("_partial" if step.type.partial else "_local")
-        case SumBias():
-            return "db_partial"
-        case AddBias():
-            return "y_local"
+        case Compute():
+            return MAKES[step.operation] + ("_partial" if step.type.partial else "_local")

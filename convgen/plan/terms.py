@@ -17,11 +17,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
+from convgen.algebra.conv import PHASES
 from convgen.algebra.layout import Layout
 from convgen.algebra.roles import Roles
 from convgen.cost.model import Chain, Model, StepCost
-from convgen.operations.layer import operands, wanted
-from convgen.schedule.build import bias_layout
+from convgen.operations.layer import convolution, wanted
+from convgen.program.build import bias_layout
 
 Objective = Literal["seconds", "bytes"]
 Cost = tuple[int, int]  # (picoseconds, bytes), or (bytes, picoseconds) where bytes are the objective
@@ -35,6 +36,7 @@ class Terms:
         self.model, self.space = model, model.space
         self.objective: Objective = objective
         self.hold_gathered, self.bias = hold_gathered, bias
+        self._tensors = {phase: convolution(self.space.conv, phase).tensors for phase in PHASES}
         self._wanted: dict[tuple[str, Roles], dict[str, Layout]] = {}
         self._same: dict[Layout, Layout] = {}  # equal layouts as one object, which dictionaries find fastest
         self._local: dict[tuple[str, Roles], Cost] = {}
@@ -46,7 +48,7 @@ class Terms:
         key = (phase, roles)
         if (found := self._wanted.get(key)) is None:
             layouts = (self._same.setdefault(layout, layout) for layout in wanted(self.space, phase, roles))
-            found = self._wanted[key] = dict(zip(operands(self.space.conv, phase), layouts, strict=True))
+            found = self._wanted[key] = dict(zip(self._tensors[phase], layouts, strict=True))
         return found
 
     def cost(self, step: StepCost) -> Cost:
@@ -59,7 +61,7 @@ class Terms:
         key = (phase, roles)
         if (found := self._local.get(key)) is None:
             layouts = self.wanted(phase, roles)
-            first, second, out = operands(self.space.conv, phase)
+            first, second, out = self._tensors[phase]
             found = self.cost(self.model.convolution((layouts[first], layouts[second], layouts[out])))
             self._local[key] = found
         return found
@@ -84,7 +86,7 @@ class Terms:
     def conversion(self, phase: str, tensor: str, stored: Layout, roles: Roles) -> tuple[Cost, Chain]:
         """What a phase needs to read a tensor from how it is stored, or to store what it made."""
         here = self.wanted(phase, roles)[tensor]
-        return self.chain(here, stored) if operands(self.space.conv, phase)[2] == tensor else self.chain(stored, here)
+        return self.chain(here, stored) if self._tensors[phase][2] == tensor else self.chain(stored, here)
 
     def term(self, tensor: str, stored: Layout, forward: Roles, data: Roles, filter_: Roles) -> Cost:
         """All conversions of one tensor and its gradient, shared; the bias and its gradient go with y."""

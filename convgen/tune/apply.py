@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from convgen.kernels.choose import local_problems
-from convgen.schedule.nodes import Convolve
+from convgen.program.nodes import is_convolution
 from convgen.tune.lookup import Found, Remembered, remembered
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def with_measured(compiled: Sequence[Compiled]) -> tuple[list[Compiled], list[st
             continue
         named = dict(one.layer.options.kernels)
         for _, step in one.schedule.steps():
-            if isinstance(step, Convolve) and step.phase not in named:
+            if is_convolution(step) and step.phase not in named:
                 problems = local_problems(one.layer, one.schedule, one.space, step)
                 if any(p.flops for p in problems):
                     found = memory.kernel([p for p in problems if p.flops] if target == "cpu" else problems)

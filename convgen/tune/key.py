@@ -12,7 +12,7 @@ from typing import cast
 
 from convgen.errors import InputError
 from convgen.kernels.problem import LocalDim, Problem
-from convgen.schedule.nodes import PHASES, Phase
+from convgen.program.nodes import PHASES, Phase
 from convgen.spec.layer import DTYPES
 
 _DIM = r"(?P<{0}>{0}):(?P<{0}x>\d+)>(?P<{0}y>\d+) k(?P<{0}k>\d+) s(?P<{0}s>\d+) d(?P<{0}d>\d+) b(?P<{0}b>-?\d+)"

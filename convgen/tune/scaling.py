@@ -10,7 +10,7 @@ from typing import Any
 from convgen.errors import InputError
 from convgen.kernels.partition import SPLITS
 from convgen.pictures.figures import save_figure
-from convgen.schedule.nodes import PHASES
+from convgen.program.nodes import PHASES
 from convgen.tune.database import Entry
 from convgen.tune.tuner import Outcome
 

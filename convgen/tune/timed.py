@@ -12,7 +12,7 @@ from convgen.errors import InputError
 from convgen.kernels.choose import plain_problem
 from convgen.kernels.config import largest
 from convgen.kernels.problem import Problem
-from convgen.schedule.nodes import Phase
+from convgen.program.nodes import Phase
 from convgen.tune.database import Entry
 from convgen.tune.lookup import Remembered, remembered
 

@@ -13,7 +13,7 @@ from convgen.kernels.config import largest
 from convgen.kernels.partition import SPLITS, Split, local_problem, with_zero_rows
 from convgen.kernels.problem import Problem
 from convgen.kernels.target import Target, parse_target
-from convgen.schedule.nodes import PHASES, Convolve
+from convgen.program.nodes import PHASES, is_convolution
 from convgen.spec.layer import Layer
 from convgen.tune.key import key_of
 
@@ -54,7 +54,7 @@ def of_layers(compiled: Iterable[Compiled]) -> list[Wanted]:
     found: dict[str, Wanted] = {}
     for one in compiled:
         for _, step in one.schedule.steps():
-            if isinstance(step, Convolve):
+            if is_convolution(step):
                 problem = largest(local_problems(one.layer, one.schedule, one.space, step))
                 if problem.flops:
                     _add(found, problem, Use(one.layer.name, step.phase))

@@ -17,7 +17,7 @@ from convgen.algebra.layout import Layout
 from convgen.algebra.space import Space
 from convgen.compiler import Compiled
 from convgen.emit.volume import volume
-from convgen.schedule.nodes import PHASES
+from convgen.program.nodes import PHASES
 from convgen.verify.mesh import MeshReport, mesh_report
 from convgen.verify.processes import run_processes
 from convgen.verify.program import (

@@ -21,14 +21,14 @@ from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.roles import Roles, nest, settle_groups
 from convgen.cost.training_memory import parameter_bytes
 from convgen.errors import InputError
-from convgen.operations.layer import operands
+from convgen.operations.layer import convolution
 from convgen.plan.network.estimate import estimates
 from convgen.plan.network.node_step import NodeStep, conversions
 from convgen.plan.network.reduced import ReducedSpace, reduced_model
 from convgen.plan.network.setting import Setting
 from convgen.plan.network.splits import Split, natural
 from convgen.plan.terms import Terms
-from convgen.schedule.build import bias_layout
+from convgen.program.build import bias_layout
 from convgen.spec.layer import DTYPE_BYTES
 
 Table = NDArray[np.int64]
@@ -223,7 +223,7 @@ class ConvNode:
             if phase == "backward_data" and not self.dx:
                 continue
             grad = phase != "forward"
-            *inputs, output = operands(self.conv, phase)
+            *inputs, output = convolution(self.conv, phase).tensors
             for tensor in inputs:
                 _, chain = terms.conversion(phase, tensor, stored[tensor], roles)
                 chain = chain[self._shared(phase, tensor, stored, option) :]

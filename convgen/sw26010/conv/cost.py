@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from convgen.schedule.nodes import Phase
+from convgen.program.nodes import Phase
 from convgen.sw26010.conv.explicit_plan import ExplicitPlan, gemm_of, im2col_operations
 from convgen.sw26010.conv.implicit_plan import ImplicitPlan, implicit_counts, implicit_plan, implicit_trips, valid_flops
 from convgen.sw26010.conv.problem import ConvProblem

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from convgen.errors import InputError, Note
-from convgen.schedule.nodes import Phase
+from convgen.program.nodes import Phase
 from convgen.sw26010.conv.problem import Axis, ConvProblem, meeting
 from convgen.sw26010.gemm.plan import Dtype, GemmPlan
 from convgen.sw26010.machine.core_group import CPES, LANES, MESH, SLOT_BYTES, SW26010

@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from convgen.errors import InputError, Note
-from convgen.schedule.nodes import Phase
+from convgen.program.nodes import Phase
 from convgen.sw26010.conv.problem import ConvProblem, Meeting, meeting
 from convgen.sw26010.gemm.counts import tiles_bytes
 from convgen.sw26010.gemm.plan import Dtype, round_up

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from convgen.errors import InputError
-from convgen.schedule.nodes import Phase
+from convgen.program.nodes import Phase
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convgen.errors import InputError
-from convgen.schedule.nodes import Phase
+from convgen.program.nodes import Phase
 from convgen.sw26010.conv.explicit_plan import ExplicitPlan
 from convgen.sw26010.conv.implicit_plan import ImplicitPlan
 from convgen.sw26010.conv.problem import ConvProblem

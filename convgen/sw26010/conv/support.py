@@ -6,7 +6,7 @@ mesh; together they give every dash of [SW] Table 2. The emulated program itself
 
 from __future__ import annotations
 
-from convgen.schedule.nodes import Phase
+from convgen.program.nodes import Phase
 from convgen.sw26010.conv.problem import ConvProblem
 
 FEWEST_CHANNELS = 64

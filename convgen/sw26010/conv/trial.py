@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from convgen.errors import InternalError
-from convgen.schedule.nodes import Phase
+from convgen.program.nodes import Phase
 from convgen.sw26010.conv.cost import Choice, explicit_plan
 from convgen.sw26010.conv.explicit_plan import im2col_operations
 from convgen.sw26010.conv.implicit_plan import ImplicitPlan, implicit_plan

@@ -9,8 +9,8 @@ from functools import cache
 from typing import Literal
 
 from convgen.errors import InternalError
+from convgen.program.nodes import Phase
 from convgen.resources import data_file
-from convgen.schedule.nodes import Phase
 from convgen.sw26010.conv.cost import Plan, Terms, conv_terms, explicit_plan
 from convgen.sw26010.conv.implicit_plan import implicit_plan
 from convgen.sw26010.conv.problem import ConvProblem

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from convgen.schedule.nodes import Phase
+from convgen.program.nodes import Phase
 from convgen.sw26010.conv.cost import Choice, Plan, choose_plan, conv_terms
 from convgen.sw26010.conv.counts import conv_counts
 from convgen.sw26010.conv.implicit_plan import ImplicitPlan

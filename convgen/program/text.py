@@ -20,21 +20,12 @@ from convgen.algebra.layout import Axes, Layout, Window
 from convgen.algebra.redistribute import COLLECTIVES
 from convgen.algebra.roles import ORDER, Roles
 from convgen.errors import InputError
-from convgen.schedule.nodes import (
-    FORMS,
-    PHASES,
-    AddBias,
-    Convert,
-    Convolve,
-    Form,
-    Phase,
-    Schedule,
-    Step,
-    SumBias,
-    reads,
-)
+from convgen.operations.layer import WAYS
+from convgen.program.nodes import FORMS, PHASES, Compute, Convert, Form, Schedule, Step, reads
 
 CHANNEL_NAMES = {"x": ("N", "C"), "y": ("N", "F"), "w": ("F", "C"), "bias": ("F",)}
+
+KNOWN_WAYS = tuple(dict.fromkeys(way for ways in WAYS.values() for way in ways))
 
 
 def dim_names(layout: Layout) -> tuple[str, ...]:
@@ -55,15 +46,11 @@ def describe(step: Step, types: Mapping[str, Layout]) -> str:
     """A step without its type: `%y = reduce_scatter %y_partial dim=F over=b`."""
     values = ", ".join(f"%{v}" for v in reads(step))
     match step:
-        case Convolve():
+        case Compute():
             values = ", ".join(f"%{v}" for v in step.inputs)
-            rows = " rows=input" if step.rows == "input" else ""
+            way = f" {step.way}" if step.way else ""
             own = f" own={','.join(step.own)}" if step.own else ""
-            return f"%{step.result} = conv_{step.phase} {values}{rows}{own}{_form(step)}"
-        case AddBias():
-            return f"%{step.result} = add_bias {values}"
-        case SumBias():
-            return f"%{step.result} = sum_bias {values}"
+            return f"%{step.result} = {step.operation} {values}{way}{own}{_form(step)}"
         case Convert():
             dims = ",".join(changed_dims(types[step.source], step.type))
             words = [f"%{step.result} = {step.kind} {values}"]
@@ -72,7 +59,7 @@ def describe(step: Step, types: Mapping[str, Layout]) -> str:
             return " ".join(words) + _form(step)
 
 
-def _form(step: Convolve | Convert) -> str:
+def _form(step: Step) -> str:
     return f" as={step.form}" if step.form != "whole" else ""
 
 
@@ -213,19 +200,16 @@ def _step(match: re.Match[str], number: int, raw: str) -> Step:
     result, op, type_ = match[1], match[2], _layouts(match[5], number, raw)[0]
     values = tuple(v.strip().removeprefix("%") for v in match[3].split(","))
     options = dict(word.split("=") for word in match[4].split())
-    if op.startswith("conv_") and op[5:] in PHASES:
-        phase: Phase = next(p for p in PHASES if p == op[5:])
-        rows = "input" if options.get("rows") == "input" else "output"
+    if op in WAYS:
+        way = " ".join(word for word in match[4].split() if word.split("=")[0] not in ("own", "as"))
+        if way not in KNOWN_WAYS:
+            raise _bad(number, raw, " or ".join(filter(None, KNOWN_WAYS)))
         own = _names(options.get("own", ""))
         form = _read_form(options, number, raw)
-        return Convolve(result=result, type=type_, phase=phase, inputs=values, rows=rows, own=own, form=form)
-    if op == "add_bias":
-        return AddBias(result=result, type=type_, source=values[0])
-    if op == "sum_bias":
-        return SumBias(result=result, type=type_, source=values[0])
+        return Compute(result=result, type=type_, operation=op, inputs=values, way=way, own=own, form=form)
     for kind in ("slice", *COLLECTIVES):
         if kind == op and len(values) == 1:
             over = _names(options.get("over", ""))
             form = _read_form(options, number, raw)
             return Convert(result=result, type=type_, kind=kind, source=values[0], over=over, form=form)  # type: ignore[arg-type]
-    raise _bad(number, raw, "slice, a collective, conv_<phase>, add_bias or sum_bias")
+    raise _bad(number, raw, "slice, a collective, " + " or ".join(WAYS))

@@ -12,8 +12,8 @@ from convgen.algebra.layout import Layout
 from convgen.algebra.redistribute import Kind, redistribute
 from convgen.algebra.roles import Roles
 from convgen.algebra.space import Space
-from convgen.operations.layer import operands, values, wanted
-from convgen.schedule.nodes import PHASES, AddBias, Convert, Convolve, Phase, Schedule, Step, SumBias
+from convgen.operations.layer import convolution, wanted, way_of
+from convgen.program.nodes import PHASES, Compute, Convert, Phase, Schedule, Step
 
 SUFFIX: dict[Kind, str] = {
     "slice": "slice",
@@ -87,8 +87,9 @@ def convert(space: Space, value: str, src: Layout, dst: Layout, names: _Names, f
 def _lower_phase(
     space: Space, phase: Phase, roles: Roles, stored: Mapping[str, Layout], names: _Names
 ) -> tuple[Step, ...]:
-    first, second, out = operands(space.conv, phase)
-    *given, result = values(space.conv, phase)
+    row = convolution(space.conv, phase)
+    first, second, out = row.tensors
+    given, result = row.reads, row.makes
     *wants, makes = wanted(space, phase, roles)
     steps: list[Step] = []
     inputs: list[str] = []
@@ -99,10 +100,11 @@ def _lower_phase(
     bias = phase == "forward" and "bias" in stored
     final = names.fresh("y_summed") if bias else result
     name = final if makes == stored[out] else names.fresh(result + ("_partial" if makes.partial else "_local"))
-    steps.append(Convolve(result=name, type=makes, phase=phase, inputs=tuple(inputs), rows=roles.rows))
+    way = way_of(roles)
+    steps.append(Compute(result=name, type=makes, operation=row.operation.name, inputs=tuple(inputs), way=way))
     steps += convert(space, name, makes, stored[out], names, final=final)
     if bias:
-        steps.append(AddBias(result=result, type=stored[out], source=final))
+        steps.append(Compute(result=result, type=stored[out], operation="add_bias", inputs=(final, "bias")))
     if phase == "backward_filter" and "bias" in stored:
         steps += _bias_gradient(space, stored, names)
     return tuple(steps)
@@ -114,6 +116,6 @@ def _bias_gradient(space: Space, stored: Mapping[str, Layout], names: _Names) ->
     summed = space.grid.ordered(a for d, axes in enumerate(y.axes) if d != 1 for a in axes)
     own = Layout("bias", bias.axes, partial=summed)
     if not summed:
-        return (SumBias(result="db", type=bias, source="dy"),)
-    local = SumBias(result=names.fresh("db_partial"), type=own, source="dy")
+        return (Compute(result="db", type=bias, operation="sum_bias", inputs=("dy",)),)
+    local = Compute(result=names.fresh("db_partial"), type=own, operation="sum_bias", inputs=("dy",))
     return (local, *convert(space, local.result, own, bias, names, final="db"))

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.space import Space
-from convgen.schedule.nodes import Convert, Convolve, Schedule, Step, reads
+from convgen.operations.layer import ROWS_OF_X
+from convgen.program.nodes import Convert, Schedule, Step, is_convolution, reads
 
 
 def groups_of(space: Space, over: Axes) -> NDArray[np.int64]:
@@ -58,10 +59,8 @@ def check_forms(schedule: Schedule, space: Space) -> Iterator[tuple[Step | None,
     for _, step in schedule.steps():
         for value in reads(step):
             form = forms.get(value, "whole")
-            takes = (
-                isinstance(step, Convert) and step.kind == "reduce_scatter" and isinstance(made.get(value), Convolve)
-            )
-            if form != "whole" and not (isinstance(step, Convolve) or (form == "parts" and takes)):
+            takes = isinstance(step, Convert) and step.kind == "reduce_scatter" and is_convolution(made.get(value))
+            if form != "whole" and not (is_convolution(step) or (form == "parts" and takes)):
                 yield step, f"%{value} comes as {form}, which it can't read"
             if (
                 takes
@@ -70,11 +69,11 @@ def check_forms(schedule: Schedule, space: Space) -> Iterator[tuple[Step | None,
                 and not parts(space, types[value], step.type, step.over)
             ):
                 yield step, f"%{value} is not in equal parts of {step.type}"
-        if isinstance(step, Convolve):
+        if is_convolution(step):
             rims = [made[v] for v in step.inputs if forms.get(v) == "rim"]
             if tuple(s.source for s in rims if isinstance(s, Convert)) != step.own:
                 yield step, f"reads rims of {[s.result for s in rims]} around {list(step.own)}"
-            if rims and step.phase == "backward_filter" and step.rows == "input":
+            if rims and step.phase == "backward_filter" and step.way == ROWS_OF_X:
                 yield step, "reads dy from a block and its rim"
         if isinstance(step, Convert) and step.form != "whole" and not _delivers(step, types, space):
             yield step, f"its result does not come as {step.form}"

@@ -2,7 +2,7 @@
 
     schedule   ::= name, grid, stored types, roles, and three sections of steps
     section    ::= forward | backward_data | backward_filter
-    step       ::= Convolve | Convert | AddBias | SumBias
+    step       ::= Compute | Convert
     value      ::= a name, defined once in the whole schedule, with one type (a Layout)
 
 `%x %w %y %dy %bias` are given; `%y %dx %dw %db` are results. A section may read values of an earlier one: a
@@ -15,13 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeGuard
 
 from convgen.algebra.conv import PHASES, Phase
 from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.redistribute import Kind
 from convgen.algebra.roles import Roles
+from convgen.operations.layer import CONVOLUTIONS
 
 # whole: a tensor. parts: its channels in equal parts, one behind the other, as an all_gather delivers and a
 # reduce_scatter takes them. rim: of a window the boxes around the rank's own block, as an exchange delivers them.
@@ -32,19 +33,24 @@ TENSOR_OF = {"x": "x", "dx": "x", "w": "w", "dw": "w", "y": "y", "dy": "y", "bia
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Convolve:
-    """The local convolution of one phase: `inputs` are (x, w[, bias]), (dy, w) or (dy, x).
+class Compute:
+    """A rank's part of an operation, by one of its signatures (`way`; the first needs no word).
 
-    An input in the form of a rim surrounds the block `own`.
+    An input in the form of a rim surrounds the block `own`. A convolution may take the bias as its third input.
     """
 
     result: str
     type: Layout
-    phase: Phase
+    operation: str
     inputs: tuple[str, ...]
-    rows: Literal["output", "input"] = "output"
+    way: str = ""
     own: tuple[str, ...] = ()
     form: Form = "whole"
+
+    @property
+    def phase(self) -> Phase:
+        """Of a convolution."""
+        return CONVOLUTIONS[self.operation]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,35 +65,20 @@ class Convert:
     form: Form = "whole"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AddBias:
-    """Add the bias, once, to whole sums."""
-
-    result: str
-    type: Layout
-    source: str
+Step = Compute | Convert
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SumBias:
-    """This rank's addend of the bias gradient: dy summed over samples and rows."""
-
-    result: str
-    type: Layout
-    source: str
-
-
-Step = Convolve | Convert | AddBias | SumBias
+def is_convolution(step: Step | None) -> TypeGuard[Compute]:
+    """Whether a step is a convolution's phase."""
+    return isinstance(step, Compute) and step.operation in CONVOLUTIONS
 
 
 def reads(step: Step) -> tuple[str, ...]:
     """Names of the values that a step reads."""
     match step:
-        case Convolve():
+        case Compute():
             return (*step.inputs, *step.own)
-        case AddBias():
-            return (step.source, "bias")
-        case Convert() | SumBias():
+        case Convert():
             return (step.source,)
 
 
@@ -125,8 +116,7 @@ class Schedule:
 
     def forms(self) -> dict[str, Form]:
         """Form of every value that is not whole."""
-        steps = (s for _, s in self.steps() if isinstance(s, (Convolve, Convert)))
-        return {s.result: s.form for s in steps if s.form != "whole"}
+        return {s.result: s.form for _, s in self.steps() if s.form != "whole"}
 
     def defined_in(self) -> dict[str, Phase]:
         """The phase that makes each value; given ones are left out."""

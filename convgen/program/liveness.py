@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from convgen.schedule.nodes import GIVEN, Schedule, Step, reads
+from convgen.program.nodes import GIVEN, Schedule, Step, reads
 
 GRADIENTS = ("dx", "dw", "db")
 

@@ -1,0 +1,97 @@
+"""The verifier: small named checks that a program is right on every rank, by index sets.
+
+Nothing here asks how a program was made. Types say what each rank holds; the checks compare what a step reads, sends
+and makes with that, rank by rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import lru_cache
+
+from convgen.algebra.conv import Conv
+from convgen.algebra.grid import Grid
+from convgen.algebra.space import Space
+from convgen.errors import InternalError
+from convgen.program.forms import check_forms
+from convgen.program.nodes import Schedule
+from convgen.program.text import describe
+from convgen.program.verify.computes import (
+    check_bias_is_added_once,
+    check_every_term_is_summed_once,
+    check_one_padding_fits,
+    check_operands_match,
+    check_rows_are_at_hand,
+)
+from convgen.program.verify.conversions import (
+    check_conversion_is_typed,
+    check_every_read_is_local,
+    check_group_is_exact,
+    check_no_partial_is_read_whole,
+    check_sent_is_received,
+    check_windows_are_needed,
+)
+from convgen.program.verify.facts import Facts, Fault
+from convgen.program.verify.structure import (
+    check_every_read_is_defined,
+    check_every_value_is_read,
+    check_names_are_defined_once,
+    check_results_are_stored,
+    check_steps_take_their_operands,
+    check_types_are_layouts,
+)
+
+__all__ = ["CHECKS", "Facts", "verify"]
+
+
+def check_forms_are_read_as_such(f: Facts) -> Iterator[Fault]:
+    """Parts and rims are what they say, and only steps read them that know how."""
+    yield from check_forms(f.schedule, f.space)
+
+
+CHECKS: tuple[Callable[[Facts], Iterator[Fault]], ...] = (
+    check_names_are_defined_once,
+    check_every_read_is_defined,
+    check_every_value_is_read,
+    check_types_are_layouts,
+    check_results_are_stored,
+    check_steps_take_their_operands,
+    check_no_partial_is_read_whole,
+    check_windows_are_needed,
+    check_conversion_is_typed,
+    check_group_is_exact,
+    check_every_read_is_local,
+    check_sent_is_received,
+    check_operands_match,
+    check_rows_are_at_hand,
+    check_one_padding_fits,
+    check_every_term_is_summed_once,
+    check_bias_is_added_once,
+    check_forms_are_read_as_such,
+)
+
+
+def verify(schedule: Schedule, space: Space) -> None:
+    """Check a schedule against every rule.
+
+    Raises:
+        InternalError: with the rule, the schedule's line, and the ranks and numbers that break it.
+    """
+    if schedule.grid != space.grid:
+        raise InternalError(f"schedule {schedule.name} is on {schedule.grid}, its index space on {space.grid}")
+    for facts in (
+        Facts(schedule, space),
+        Facts(schedule, _with_a_sample_each(space.conv, space.grid, space.virtual_padding)),
+    ):
+        for check in CHECKS:
+            for step, text in check(facts):
+                line = f"\n  {describe(step, facts.types)} : {step.type}" if step else ""
+                where = f"schedule {schedule.name}, {facts.space.conv.batch} samples: {check.__name__}"
+                raise InternalError(f"{where}{line}\n  {text}")
+
+
+@lru_cache(maxsize=4)
+def _with_a_sample_each(conv: Conv, grid: Grid, virtual_padding: bool) -> Space:
+    """The same layer with as many samples as ranks: a module runs with any number, so a schedule holds for all."""
+    return Space(replace(conv, batch=grid.ranks), grid, virtual_padding=virtual_padding)

@@ -1,0 +1,183 @@
+"""Checks of operations, by signature: same index, same block; rows at hand; every term once; copies equal.
+
+No operation is named here but the bias, which is added to a sum and must be there once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property, lru_cache
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from convgen.algebra.index_sets import Box, volume
+from convgen.algebra.signature import Made
+from convgen.algebra.windows import fits_one_padding, padding_of
+from convgen.program.nodes import Compute, Convert, is_convolution
+from convgen.program.verify.facts import Computed, Facts, Fault, interval, listed
+
+Spans = NDArray[np.int64]  # [ranks, 2]
+
+
+class Part:
+    """Each rank's part of an operation: which block of every index it is about, as each operand says it.
+
+    Attributes:
+        said: for every index the operands that are made of it, with their blocks.
+        torn: operands whose block of a nest is neither whole outer blocks nor a part of one, by rank.
+    """
+
+    def __init__(self, f: Facts, one: Computed) -> None:
+        self.one = one
+        self.said: dict[str, list[tuple[str, Spans]]] = {}
+        self.torn: list[tuple[str, NDArray[np.bool_]]] = []
+        for operand, layout in one.all:
+            box = f.held(layout)
+            for d, made in enumerate(operand.dims[: box.shape[1]]):
+                if made.relation is None and made.indices:
+                    self._add(operand.name, made, box[:, d], one.signature.extent)
+        self.of: dict[str, Spans] = {index: found[0][1] for index, found in self.said.items()}
+
+    def _add(self, operand: str, made: Made, block: Spans, extent: dict[str, int]) -> None:
+        torn = np.zeros(len(block), dtype=np.bool_)
+        for i, index in enumerate(made.indices):
+            unit = prod(extent[inner] for inner in made.indices[i + 1 :])
+            first, last = block[:, 0] // unit, -(-block[:, 1] // unit)
+            last = np.maximum(last, first)
+            self.said.setdefault(index, []).append((operand, np.stack([first, last], axis=-1)))
+            several = last - first > 1
+            torn |= several & (block % unit != 0).any(axis=1)
+            inner = block - (first * unit)[:, None]
+            block = np.where(several[:, None], np.array([0, unit]), inner)
+        self.torn.append((operand, torn))
+
+    @cached_property
+    def terms(self) -> Box:
+        """Per rank the terms that it computes: a block of each index."""
+        return np.stack(list(self.of.values()), axis=1)
+
+    @cached_property
+    def busy(self) -> NDArray[np.bool_]:
+        """Whether a rank has a term."""
+        return volume(self.terms) > 0
+
+
+@lru_cache(maxsize=2)
+def parts(f: Facts) -> tuple[Part, ...]:
+    """Of every operation, found once for all checks."""
+    return tuple(Part(f, one) for one in f.computed)
+
+
+def check_operands_match(f: Facts) -> Iterator[Fault]:
+    """Operands and results that have an index hold the same part of it on every rank that has something to do."""
+    for part in parts(f):
+        one, busy = part.one, part.busy
+        for index, ((first, block), *others) in part.said.items():
+            for other, theirs in others:
+                for rank in np.flatnonzero(busy & (block != theirs).any(axis=1))[:1]:
+                    mine, its = interval(block[rank]), interval(theirs[rank])
+                    yield one.step, f"rank {rank} has {index} {mine} of {first}, {its} of {other}"
+        for operand, torn in part.torn:
+            for rank in np.flatnonzero(busy & torn)[:1]:
+                yield one.step, f"rank {rank} has a part of {operand} that cuts groups"
+        for operand, layout in one.all:
+            box = f.held(layout)
+            for d, made in enumerate(operand.dims[: box.shape[1]]):
+                whole = not made.indices and (box[:, d] != (0, operand.shape[d])).any(axis=1)
+                for rank in np.flatnonzero(busy & whole)[:1]:
+                    yield one.step, f"rank {rank} has {interval(box[rank, d])} of {operand.name}, it needs all of it"
+
+
+def check_rows_are_at_hand(f: Facts) -> Iterator[Fault]:
+    """A block of an index finds every row that it reads through a relation."""
+    for part in parts(f):
+        one, busy = part.one, part.busy
+        for operand, layout in one.operands:
+            box = f.held(layout)
+            for d, made in enumerate(operand.dims[: box.shape[1]]):
+                if made.relation is None:
+                    continue
+                block = part.of[made.indices[0]]
+                lo, hi = np.clip(made.relation.window(block[:, 0], block[:, 1]), 0, operand.shape[d])
+                own_lo, own_hi = box[:, d, 0], box[:, d, 1]
+                for rank in np.flatnonzero(busy & (hi > lo) & ((lo < own_lo) | (hi > own_hi)))[:1]:
+                    needed, own = f"[{lo[rank]}, {hi[rank]})", f"[{own_lo[rank]}, {own_hi[rank]})"
+                    name = f.space.dims(layout.tensor)[d].name
+                    yield one.step, f"rank {rank} needs rows {needed} on {name}, it has {own}"
+
+
+def check_one_padding_fits(f: Facts) -> Iterator[Fault]:
+    """On every rank the local convolution pads both sides alike and has exactly the rows wanted.
+
+    Kernels that pad virtually take any padding.
+    """
+    if f.space.virtual_padding:
+        return
+    for one in f.computed:
+        blocks = {
+            made.indices: (layout, d)
+            for operand, layout in one.all
+            for d, made in enumerate(operand.dims)
+            if made.relation is None and made.indices
+        }
+        for operand, layout in one.operands:
+            for d, made in enumerate(operand.dims):
+                if made.relation is None:
+                    continue
+                (other, at), own = blocks[made.indices], f.space.frame(layout)
+                index = f.space.frame(other)
+                found = padding_of(made.relation, (own[:, d, 0], own[:, d, 1]), (index[:, at, 0], index[:, at, 1]))
+                if found is None:
+                    continue
+                taps, below, above = found
+                busy = (volume(own) > 0) & (volume(index) > 0)
+                for rank in np.flatnonzero(busy & ~np.asarray(fits_one_padding(taps, below, above)))[:1]:
+                    name = f.space.dims(layout.tensor)[d].name
+                    yield one.step, f"rank {rank} wants padding ({below[rank]}, {above[rank]}) on {name}"
+
+
+def check_every_term_is_summed_once(f: Facts) -> Iterator[Fault]:
+    """Over the ranks that hold different parts or addends of the result, each term is there once; copies have the same.
+
+    A term is one element of every index: of a convolution a product, of a sum an element.
+    """
+    grid = f.space.grid
+    for part in parts(f):
+        one, terms = part.one, part.terms
+        size = volume(terms)
+        apart = one.step.type.used | set(one.step.type.partial)
+        copies = tuple(a for a in grid.names if a not in apart)
+        chosen = np.flatnonzero(sum((grid.coordinates[a] for a in copies), np.zeros(grid.ranks, dtype=np.int64)) == 0)
+        total = prod(one.signature.extent.values())
+        if (found := int(size[chosen].sum())) != total:
+            yield one.step, f"{found} terms are summed over {listed(grid.ordered(apart))}, there are {total}"
+        lo = np.maximum(terms[:, None, :, 0], terms[None, :, :, 0])
+        hi = np.minimum(terms[:, None, :, 1], terms[None, :, :, 1])
+        both = np.maximum(hi - lo, 0).prod(axis=-1)
+        same = f.same_group(copies)
+        for i, j in np.argwhere((~same & (both > 0))[np.ix_(chosen, chosen)])[:1]:
+            a, b = chosen[i], chosen[j]
+            yield one.step, f"ranks {a} and {b} both sum {both[a, b]} terms, and are no copies"
+        for i, j in np.argwhere(same & (both != size[:, None]))[:1]:
+            yield one.step, f"ranks {i} and {j} hold copies of the result, but not of {size[i] - both[i, j]} terms"
+
+
+def check_bias_is_added_once(f: Facts) -> Iterator[Fault]:
+    """Between the convolution and y the bias is added once, to whole sums, and each rank has its part."""
+    made = {step.result: step for step in f.schedule.forward}
+    value, added = "y", 0
+    while value in made:
+        step = made[value]
+        value = step.source if isinstance(step, Convert) else step.inputs[0]
+        if isinstance(step, Compute) and "bias" in step.inputs:
+            added += 1
+            if step.type.partial:
+                yield step, "the bias would be in every addend"
+            if (f.held(step.type)[:, 1] != f.held(f.stored["bias"])[:, 0]).any():
+                yield step, f"{f.stored['bias']} is not the part of {step.type}"
+        if is_convolution(step):
+            break
+    if added != int("bias" in f.stored):
+        yield None, f"the bias is added {added} times"

@@ -1,0 +1,159 @@
+"""Checks of conversions: typed, over the smallest group, and what one rank sends is what another takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from convgen.algebra.index_sets import IndexSets
+from convgen.algebra.layout import Axes, Layout, Window
+from convgen.program.nodes import Convert, reads
+from convgen.program.verify.facts import Facts, Fault, listed
+
+
+def check_no_partial_is_read_whole(f: Facts) -> Iterator[Fault]:
+    """Addends are cut, reduced, and nothing else."""
+    for _, step in f.steps:
+        reduces = isinstance(step, Convert) and step.kind in ("slice", "reduce_scatter", "all_reduce")
+        for value in reads(step):
+            if f.types[value].partial and not reduces:
+                yield step, f"%{value} is {f.types[value]}: one addend a rank"
+
+
+def check_windows_are_needed(f: Facts) -> Iterator[Fault]:
+    """A window has the rows that the other activation's block needs: the most over all ranks, and no more."""
+    for _, step in f.steps:
+        layout = step.type
+        for d, window in enumerate(layout.windows):
+            if window is not None and window != (needed := _window(f.space, layout, d)):
+                name = f.space.dims(layout.tensor)[d].name
+                yield step, f"on {name} {needed} rows are needed, {window} are wanted"
+
+
+def check_conversion_is_typed(f: Facts) -> Iterator[Fault]:
+    """A collective's name says how the type changes, and the type changes just so."""
+    for step, src, dst in f.conversions:
+        if wrong := _untyped(f, step, src, dst):
+            yield step, f"a {step.kind} can't turn {src} into {dst}: {wrong}"
+
+
+def check_group_is_exact(f: Facts) -> Iterator[Fault]:
+    """A collective runs over the axes along which its ranks differ, and no more: the smallest group."""
+    for step, src, dst in f.conversions:
+        expected = _group(f, step, src, dst)
+        few = f.space.conv.batch < f.space.grid.ranks  # an exchange may be over more than a few samples need
+        if not (set(step.over) >= set(expected) if few and step.kind == "exchange" else step.over == expected):
+            yield step, f"its ranks differ along {listed(expected)}, it is over {listed(step.over)}"
+        elif step.kind != "slice" and not step.over:
+            yield step, "nothing travels: it is a slice"
+
+
+def check_every_read_is_local(f: Facts) -> Iterator[Fault]:
+    """After a conversion, what each rank needs is what it owned and what it has received from its group."""
+    for step, src, dst in f.conversions:
+        if step.kind == "reduce_scatter":
+            supply = np.diag(np.diag(f.overlap(src, dst)))
+        else:
+            supply = f.supplied(src, dst) * f.same_group(step.over)
+        need, owned = f.size(dst), np.diag(supply)
+        received = supply.sum(axis=0) - owned
+        for rank in np.flatnonzero(owned + received != need)[:1]:
+            text = f"rank {rank} needs {need[rank]} elements, owns {owned[rank]} of them"
+            yield step, f"{text} and receives {received[rank]}"
+
+
+def check_sent_is_received(f: Facts) -> Iterator[Fault]:
+    """What a collective sends by its definition is what the other ranks of the group take.
+
+    all_gather: everybody's block to everybody. all_to_all and reduce_scatter: each element to one rank.
+    all_reduce: the same elements on every rank. An exchange sends what is needed; that is the check before.
+    """
+    for step, src, dst in f.conversions:
+        size, group = f.size(src), f.same_group(step.over)
+        taken = f.overlap(src, dst) * group
+        if step.kind == "all_gather":
+            wrong = np.argwhere(group & (taken != size[:, None]))
+            text = "rank {0} has {2} elements to send to rank {1}, which takes {3}"
+        elif step.kind == "all_reduce":
+            wrong = np.argwhere(group & ((taken != size[:, None]) | (taken != size[None, :])))
+            text = "rank {0} adds {2} elements, of which rank {1} has {3}"
+        elif step.kind in ("all_to_all", "reduce_scatter"):
+            total = taken.sum(axis=1)
+            wrong = np.argwhere((total != size)[:, None])
+            text = "rank {0} has {2} elements to send or keep, of which the group takes {4}"
+        else:
+            continue
+        for i, j in [(int(w[0]), int(w[-1])) for w in wrong[:1]]:
+            yield step, text.format(i, j, size[i], taken[i, j], taken[i].sum())
+
+
+def _window(sets: IndexSets, layout: Layout, d: int) -> Window:
+    """Rows wanted below and above the own block by the reader's block, the most over all ranks."""
+    own_lo, own_hi = sets.block(layout.tensor, d, layout.axes[d])
+    lo, hi = sets.needed(layout.tensor, d, layout.axes[d])
+    some = hi > lo
+    if not some.any():
+        return Window(0, 0)
+    return Window(int((own_lo - lo)[some].max()), int((hi - own_hi)[some].max()))
+
+
+def _untyped(f: Facts, step: Convert, src: Layout, dst: Layout) -> str:
+    """What is wrong with a conversion of this kind between these types; nothing if it is typed."""
+    match step.kind:
+        case "slice":
+            if src.partial != dst.partial:
+                return "addends stay addends"
+            missing = f.size(dst) - np.diag(f.overlap(src, dst))
+            return f"rank {missing.argmax()} misses {missing.max()} elements" if missing.any() else ""
+        case "all_gather":
+            if src.windows != dst.windows:
+                return "windows stay"
+            shorter = all(a[: len(b)] == b for a, b in zip(src.axes, dst.axes, strict=True))
+            return "" if shorter and src.axes != dst.axes else "dimensions lose inner axes"
+        case "reduce_scatter":
+            added = _longer(src.axes, dst.axes)
+            fits = src.windows == dst.windows and set(dst.partial) | added == set(src.partial) != set(dst.partial)
+            return "" if fits else "axes of the sum become inner axes"
+        case "all_reduce":
+            fits = (src.axes, src.windows) == (dst.axes, dst.windows) and set(dst.partial) < set(src.partial)
+            return "" if fits else "only the sum is made"
+        case "all_to_all":
+            ends = ((set(a[n:]), set(b[n:])) for a, b, n in _common(src.axes, dst.axes))
+            fits = src.windows == dst.windows and src.used == dst.used and not any(old & new for old, new in ends)
+            return "" if fits and src.axes != dst.axes else "inner axes change their dimension"
+        case "exchange":
+            return "sums can't be exchanged" if dst.partial else ""
+
+
+def _group(f: Facts, step: Convert, src: Layout, dst: Layout) -> Axes:
+    """The axes along which the ranks of a conversion differ."""
+    grid = f.space.grid
+    match step.kind:
+        case "slice":
+            return ()
+        case "all_gather":
+            return grid.ordered(src.used - dst.used)
+        case "reduce_scatter" | "all_reduce":
+            return grid.ordered(set(src.partial) - set(dst.partial))
+        case "all_to_all":
+            return grid.ordered(a for old, new in zip(src.axes, dst.axes, strict=True) for a in new if a not in old)
+        case "exchange":
+            moves = f.supplied(src, dst)
+            np.fill_diagonal(moves, 0)
+            i, j = np.nonzero(moves)
+            return tuple(a for a in grid.names if (grid.coordinates[a][i] != grid.coordinates[a][j]).any())
+
+
+def _common(old: tuple[Axes, ...], new: tuple[Axes, ...]) -> Iterator[tuple[Axes, Axes, int]]:
+    """Axes of each dimension before and after, and how many outer ones are the same."""
+    for a, b in zip(old, new, strict=True):
+        yield a, b, next((n for n, (p, q) in enumerate(zip(a, b, strict=False)) if p != q), min(len(a), len(b)))
+
+
+def _longer(short: tuple[Axes, ...], long: tuple[Axes, ...]) -> set[str]:
+    """Axes that `long` has inside of those of `short`; all of them where it does not continue those."""
+    added: set[str] = set()
+    for a, b in zip(short, long, strict=True):
+        added |= set(b[len(a) :] if b[: len(a)] == a else a + b)
+    return added

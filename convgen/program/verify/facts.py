@@ -1,0 +1,122 @@
+"""A program, its index sets, and what checks ask of them. A box is an interval per dimension (`IndexSets.held`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from convgen.algebra.conv import Phase
+from convgen.algebra.index_sets import Box, volume
+from convgen.algebra.layout import Axes, Layout
+from convgen.algebra.signature import Operand, Signature
+from convgen.algebra.space import Space
+from convgen.operations.layer import Row, rows
+from convgen.program.nodes import GIVEN, TENSOR_OF, Compute, Convert, Schedule, Step
+
+Counts = NDArray[np.int64]  # [ranks] or [ranks, ranks]
+Fault = tuple[Step | None, str]
+
+
+@dataclass(frozen=True)
+class Computed:
+    """An operation of a program as a check sees it: its row, and each operand and the result with its type."""
+
+    step: Compute
+    row: Row
+    signature: Signature
+    operands: tuple[tuple[Operand, Layout], ...]
+    result: tuple[Operand, Layout]
+
+    @property
+    def all(self) -> tuple[tuple[Operand, Layout], ...]:
+        """The result first: its blocks are what a rank is asked for."""
+        return (self.result, *self.operands)
+
+
+class Facts:
+    """A schedule, its space, and what the checks ask of them."""
+
+    def __init__(self, schedule: Schedule, space: Space) -> None:
+        self.schedule, self.space = schedule, space
+        self.stored = dict(schedule.stored)
+        self.types = schedule.types()
+        self.rows: Mapping[str, Row] = rows(space.conv)
+        self._groups: dict[Axes, NDArray[np.bool_]] = {}
+
+    @cached_property
+    def steps(self) -> tuple[tuple[Phase, Step], ...]:
+        return tuple(self.schedule.steps())
+
+    @cached_property
+    def conversions(self) -> tuple[tuple[Convert, Layout, Layout], ...]:
+        return tuple((s, self.types[s.source], s.type) for _, s in self.steps if isinstance(s, Convert))
+
+    @cached_property
+    def origins(self) -> dict[str, str]:
+        """Which of x, w, bias, dy, y, dx, dw, db each value holds, whatever its layout; "" for one not known."""
+        found = {n: n for n in GIVEN if TENSOR_OF[n] in self.stored}
+        for _, step in self.steps:
+            match step:
+                case Compute():
+                    found[step.result] = self.rows[step.operation].makes
+                case Convert():
+                    found[step.result] = found.get(step.source, "")
+        return found
+
+    @cached_property
+    def results(self) -> dict[str, Phase]:
+        """What each section has to make: y, dx, dw, and db where there is a bias."""
+        made: dict[str, Phase] = {row.makes: row.section for row in self.rows.values()}
+        return {name: section for name, section in made.items() if TENSOR_OF[name] in self.stored}
+
+    @cached_property
+    def computed(self) -> tuple[Computed, ...]:
+        """Every operation with its operands; a convolution's bias is no operand of its products."""
+        found: list[Computed] = []
+        for _, step in self.steps:
+            if isinstance(step, Compute):
+                row = self.rows[step.operation]
+                signature = row.signature(step.way)
+                operands = tuple(
+                    (operand, self.types[value]) for operand, value in zip(signature.inputs, step.inputs, strict=False)
+                )
+                found.append(Computed(step, row, signature, operands, (signature.results[0], step.type)))
+        return tuple(found)
+
+    def held(self, layout: Layout) -> Box:
+        return self.space.held(layout)
+
+    def overlap(self, src: Layout, dst: Layout) -> Counts:
+        """How many elements rank i holds as `src` of those that rank j holds as `dst`."""
+        own, need = self.held(src), self.held(dst)
+        lo = np.maximum(own[:, None, :, 0], need[None, :, :, 0])
+        hi = np.minimum(own[:, None, :, 1], need[None, :, :, 1])
+        return np.maximum(hi - lo, 0).prod(axis=-1) * self.space.weight(src.tensor)
+
+    def size(self, layout: Layout) -> Counts:
+        """Elements that each rank holds, kernel taps included."""
+        return volume(self.held(layout)) * self.space.weight(layout.tensor)
+
+    def same_group(self, axes: Axes) -> NDArray[np.bool_]:
+        """Whether ranks i and j differ only along `axes`."""
+        if axes not in self._groups:
+            ids = self.space.grid.group_ids(axes)
+            self._groups[axes] = ids[:, None] == ids[None, :]
+        return self._groups[axes]
+
+    def supplied(self, src: Layout, dst: Layout) -> Counts:
+        """What rank j has from its one owner i, itself included: an owner differs from it in block axes only."""
+        blocks = (axes for axes, window in zip(src.axes, src.windows, strict=True) if window is None)
+        return self.overlap(src, dst) * self.same_group(tuple(a for axes in blocks for a in axes))
+
+
+def interval(pair: Counts) -> str:
+    return f"[{pair[0]}, {pair[1]})"
+
+
+def listed(axes: Axes) -> str:
+    return ",".join(axes) or "no axis"
