@@ -1,0 +1,196 @@
+"""Relations against their definition `row`, and against the matrices that ATen's operators make of unit vectors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+
+from convgen.algebra.relations import Cyclic, Ratio, ReadBy, Relation, Reverse, Table, Taps
+from convgen.operations.linear_maps import of_unit_vectors, table
+
+DRAWS = 120 * int(os.environ.get("DRAWS", "1"))
+AROUND = 40  # rows of a tensor are looked for so far outside of it
+
+
+def taps(draw: Random) -> Taps:
+    return Taps(draw.randint(1, 5), draw.randint(1, 4), draw.randint(-3, 6), draw.randint(1, 3))
+
+
+def rows_of(draw: Random) -> Table:
+    starts = [draw.randint(0, 9) for _ in range(AROUND)]
+    return Table(tuple((s, s + draw.randint(0, 3)) for s in starts))
+
+
+RELATIONS: dict[str, Callable[[Random], Relation]] = {
+    "taps": taps,
+    "read by": lambda draw: ReadBy(taps(draw)),
+    "ratio": lambda draw: Ratio(draw.randint(1, 6), draw.randint(1, 6), draw.randint(1, 3)),
+    "reverse": lambda draw: Reverse(draw.randint(1, 12)),
+    "cyclic": lambda draw: Cyclic(draw.randint(-15, 15), draw.randint(1, 7)),
+    "table": rows_of,
+}
+# Whose windows are the smallest interval: where stride and dilation leave gaps, ReadBy's ends may be read by no row.
+HULLS = frozenset(RELATIONS) - {"read by"}
+
+
+def some_block(draw: Random) -> tuple[int, int]:
+    lo = draw.randint(0, 12)
+    return lo, lo + draw.choice((0, 1, 1, 2, 5))
+
+
+@pytest.mark.parametrize("kind", RELATIONS)
+def test_a_window_holds_every_row_that_is_read(kind: str) -> None:
+    draw = Random(f"window {kind}")
+    for _ in range(DRAWS):
+        relation, (a, b) = RELATIONS[kind](draw), some_block(draw)
+        lo, hi = relation.window(a, b)
+        read = {r for o in range(a, b) for r in relation.row(o)}
+        assert read <= set(range(lo, hi)), (relation, a, b)
+        if a == b:
+            assert lo == hi, (relation, a, b)
+        elif kind in HULLS:
+            assert (lo, hi) == ((min(read), max(read) + 1) if read else (lo, lo)), (relation, a, b)
+
+
+@pytest.mark.parametrize("kind", RELATIONS)
+def test_a_fold_says_where_each_row_of_a_window_lies(kind: str) -> None:
+    """Parts in order, disjoint in the window; rows that lie nowhere are those outside the tensor."""
+    draw = Random(f"fold {kind}")
+    for _ in range(DRAWS):
+        relation, (a, b) = RELATIONS[kind](draw), some_block(draw)
+        extent = relation.extent if isinstance(relation, Cyclic) else draw.randint(1, 12)
+        lo, hi = relation.window(a, b)
+        place: dict[int, int] = {}
+        behind = 0
+        for first, last, begin in relation.fold(lo, hi, extent):
+            assert 0 <= first <= last <= extent
+            if last > first:
+                assert behind <= begin <= begin + last - first <= hi - lo, (relation, a, b, extent)
+                behind = begin + last - first
+                place |= {lo + begin + i: first + i for i in range(last - first)}
+        for row in range(lo, hi):
+            if isinstance(relation, Cyclic):
+                assert place[row] == row % extent
+            else:
+                assert place.get(row) == (row if 0 <= row < extent else None), (relation, a, b, extent)
+
+
+@pytest.mark.parametrize("kind", RELATIONS)
+def test_arrays_of_blocks_as_integers(kind: str) -> None:
+    draw = Random(f"arrays {kind}")
+    for _ in range(DRAWS // 4):
+        relation, blocks = RELATIONS[kind](draw), [some_block(draw) for _ in range(6)]
+        extent = relation.extent if isinstance(relation, Cyclic) else draw.randint(1, 12)
+        lo, hi = relation.window(*(np.array(side) for side in zip(*blocks, strict=True)))
+        assert [*zip(lo.tolist(), hi.tolist(), strict=True)] == [relation.window(*block) for block in blocks]
+        folded = relation.fold(lo, hi, extent)
+        for k, (a, b) in enumerate(zip(lo.tolist(), hi.tolist(), strict=True)):
+            found = [tuple(int(side[k]) for side in part) for part in folded]
+            one = [part for part in relation.fold(a, b, extent) if part[1] > part[0]]
+            assert [part for part in found if part[1] > part[0]] == one, (relation, a, b, extent)
+
+
+def test_read_by_is_the_inverse() -> None:
+    draw = Random("inverse")
+    for _ in range(DRAWS):
+        forward = taps(draw)
+        inverse = ReadBy(forward)
+        for h in range(12):
+            readers = {o for o in range(-AROUND, AROUND) if h in forward.row(o)}
+            assert set(inverse.row(h)) == readers, (forward, h)
+
+
+def test_its_window_begins_and_ends_at_rows_whose_windows_reach_the_block() -> None:
+    """Closed form, so not always the hull, but no wider than rows whose own windows meet the block."""
+    draw = Random("reach")
+    for _ in range(DRAWS):
+        forward, (a, b) = taps(draw), some_block(draw)
+        lo, hi = ReadBy(forward).window(a, b)
+        near = [
+            o
+            for o in range(-AROUND, AROUND)
+            if a < b and forward.window(o, o + 1)[0] < b and forward.window(o, o + 1)[1] > a
+        ]
+        assert [*range(lo, hi)] == near, (forward, a, b)
+
+
+def test_ratio_and_its_inverse() -> None:
+    """Rows that o*a // b, ... reads are read by Ratio(b, a): cells of adaptive pooling and the rows they are in."""
+    for a in range(1, 8):
+        for b in range(1, 8):
+            for h in range(a):
+                lo, hi = Ratio(b, a).window(h, h + 1)
+                assert [*range(lo, hi)] == [o for o in range(b) if h in Ratio(a, b).row(o)], (a, b, h)
+
+
+Operator = Callable[[torch.Tensor], torch.Tensor]
+
+
+def convolution(draw: Random) -> tuple[Relation, Operator, int]:
+    k, s, p, d, n = draw.randint(1, 3), draw.randint(1, 3), draw.randint(0, 2), draw.randint(1, 2), draw.randint(5, 12)
+    w = torch.ones(1, 1, k, dtype=torch.float64)
+    return Taps(k, s, p, d), lambda x: torch.conv1d(x.movedim(0, 1), w, None, s, p, d).movedim(0, 1), n
+
+
+def transposed(draw: Random) -> tuple[Relation, Operator, int]:
+    k, s, d, n = draw.randint(1, 4), draw.randint(1, 3), draw.randint(1, 2), draw.randint(2, 9)
+    w, p = torch.ones(1, 1, k, dtype=torch.float64), draw.randint(0, (d * (k - 1)) // 2)
+    back = torch.conv_transpose1d
+    return ReadBy(Taps(k, s, p, d)), lambda x: back(x.movedim(0, 1), w, None, s, p, 0, 1, d).movedim(0, 1), n
+
+
+def adaptive(draw: Random) -> tuple[Relation, Operator, int]:
+    n, out = draw.randint(1, 12), draw.randint(1, 12)
+    return Ratio(n, out), lambda x: torch.adaptive_avg_pool1d(x, [out]), n
+
+
+def average(draw: Random) -> tuple[Relation, Operator, int]:
+    s, p = draw.randint(1, 3), draw.randint(0, 1)
+    return Taps(2, s, p), lambda x: torch.nn.functional.avg_pool1d(x, 2, s, p), draw.randint(2, 12)
+
+
+def circular(draw: Random) -> tuple[Relation, Operator, int]:
+    n = draw.randint(1, 9)
+    below = draw.randint(0, n)
+    return Cyclic(below, n), lambda x: torch.nn.functional.pad(x, [below, n], "circular"), n
+
+
+def flip(draw: Random) -> tuple[Relation, Operator, int]:
+    n = draw.randint(1, 9)
+    return Reverse(n), lambda x: x.flip(2), n
+
+
+def roll(draw: Random) -> tuple[Relation, Operator, int]:
+    n, by = draw.randint(1, 9), draw.randint(-20, 20)
+    return Cyclic(by, n), lambda x: x.roll(by, 2), n
+
+
+def pad_and_slice(draw: Random) -> tuple[Relation, Operator, int]:
+    p, s = draw.randint(0, 3), draw.randint(1, 3)
+    return Taps(stride=s, pad=p), lambda x: torch.nn.functional.pad(x, [p, p])[..., ::s], draw.randint(1, 9)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [convolution, transposed, adaptive, average, circular, flip, roll, pad_and_slice],
+    ids=lambda kind: kind.__name__,
+)
+def test_relations_are_what_operators_read(kind: Callable[[Random], tuple[Relation, Operator, int]]) -> None:
+    """Row o of an operator's matrix is zero exactly where the relation says that it reads nothing."""
+    draw = Random(f"matrix {kind.__name__}")
+    for _ in range(DRAWS // 4):
+        relation, operator, n = kind(draw)
+        for o, row in enumerate(of_unit_vectors(operator, n)):
+            reads = {r % n if isinstance(relation, Cyclic) else r for r in relation.row(o)}
+            assert set(row.nonzero().flatten().tolist()) == {r for r in reads if 0 <= r < n}, (relation, n, o)
+
+
+def test_a_table_is_the_hull_of_a_matrix() -> None:
+    reflected = of_unit_vectors(lambda x: torch.nn.functional.pad(x, [2, 1], "reflect"), 4)
+    assert table(reflected).window(0, 3) == (0, 3)  # rows 2, 1, 0
+    assert table(torch.tensor([[0, 1, 0, 1], [0, 0, 0, 0]])).rows == ((1, 4), (0, 0))
