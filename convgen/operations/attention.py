@@ -10,7 +10,7 @@ from typing import Any
 from convgen.algebra.relations import Ratio
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
 from convgen.operations.late import torch
-from convgen.operations.row import At, Operation, Work, numbered, own, touched
+from convgen.operations.row import At, Operation, Work, numbered, numbers, own, touched
 
 
 @dataclass(frozen=True)
@@ -78,12 +78,12 @@ class Attention(Operation):
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         q, k, v, *mask = operands
         if self.heads != self.heads_k:
-            heads = torch.arange(*at.blocks["H"]) // (self.heads // self.heads_k) - at.inside[1][1][0]
+            heads = numbers(at.blocks["H"], q) // (self.heads // self.heads_k) - at.inside[1][1][0]
             k, v = k.index_select(1, heads), v.index_select(1, heads)
         added = mask[0] if mask else None
         if self.causal:
-            seen = torch.arange(*at.blocks["L"])[:, None] >= torch.arange(self.keys)
-            later = torch.zeros(seen.shape, dtype=q.dtype).masked_fill(~seen, -inf)
+            seen = numbers(at.blocks["L"], q)[:, None] >= numbers((0, self.keys), q)
+            later = q.new_zeros(seen.shape).masked_fill(~seen, -inf)
             added = later if added is None else added + later
         return (torch.nn.functional.scaled_dot_product_attention(q, k, v, added),)
 

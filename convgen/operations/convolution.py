@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from convgen.algebra.conv import Conv, Phase
 from convgen.algebra.relations import Ratio, ReadBy, Taps
@@ -24,6 +24,15 @@ from convgen.operations.row import At, Derived, Interval, Operation, Work, fit, 
 READS: Mapping[Phase, str] = {"forward": "xw", "backward_data": "yw", "backward_filter": "yx"}
 MAKES: Mapping[Phase, str] = {"forward": "y", "backward_data": "x", "backward_filter": "w"}
 CHANNELS = {"x": 1, "w": 0, "y": 1}  # the dimension that groups are of
+
+
+class Held(NamedTuple):
+    """Groups that a rank's operands hold: channels that they make, and [lo, hi) of these that are its block."""
+
+    groups: int
+    channels: int
+    lo: int
+    hi: int
 
 
 @dataclass(frozen=True)
@@ -53,12 +62,11 @@ class Convolution(Operation):
     # ---------------------------------------------------------------- signatures
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
-        """Groups as nests, then cut; dw with the rows of y as blocks, then with those of x, as backward-data has."""
-        if self.phase == "backward_filter":
-            return self._signature("y", self._nests), self._signature("x", self._nests)
-        blocks = MAKES[self.phase]
-        nested = self._signature(blocks, self._nests)
-        return (nested,) if self.conv.groups == 1 else (nested, self._signature(blocks, self._cut))
+        """Groups as nests, then cut; of dw each with the rows of y as blocks, then with those of x, as dx has them."""
+        made = MAKES[self.phase]
+        sides = ("y", "x") if made == "w" else (made,)
+        channels = (self._nests,) if self.conv.groups == 1 else (self._nests, self._cut)
+        return tuple(self._signature(side, named) for named in channels for side in sides)
 
     def _signature(self, blocks: str, channels: tuple[dict[str, int], dict[str, tuple[Made, ...]]]) -> Signature:
         """`blocks`: the activation whose rows are blocks; the other's are windows."""
@@ -91,15 +99,20 @@ class Convolution(Operation):
 
     @property
     def _cut(self) -> tuple[dict[str, int], dict[str, tuple[Made, ...]]]:
-        """The channels made are the index; of the others, and of w, a block of them reads whole groups."""
-        makes, reads = MAKES[self.phase], READS[self.phase][0]
-        index, size = ("F", self._filters) if makes == "y" else ("C", self._channels)
-        others = self._channels if makes == "y" else self._filters
-        n, block = Made(("N",)), Made((index,))
-        return {"N": self.conv.batch, index: size * self.conv.groups}, {
-            makes: (n, block),
-            reads: (n, Made((index,), Ratio(1, size, others))),
-            "w": (Made((index,), Ratio(1, size, self._filters)), WHOLE),
+        """Channels of what is made are the index, filters of w; a block of it reads whole groups of the others."""
+        makes, g = MAKES[self.phase], self.conv.groups
+        index, size = ("C", self._channels) if makes == "x" else ("F", self._filters)
+        block, groups = Made((index,)), {"x": self._channels, "y": self._filters}
+
+        def channels(tensor: str) -> Made:
+            plain = tensor == makes or (tensor == "y" and makes == "w")
+            return block if plain else Made((index,), Ratio(1, size, groups[tensor]))
+
+        filters = block if makes == "w" else Made((index,), Ratio(1, size, self._filters))
+        return {"N": self.conv.batch, index: size * g}, {
+            "x": (Made(("N",)), channels("x")),
+            "y": (Made(("N",)), channels("y")),
+            "w": (filters, WHOLE),
         }
 
     @property
@@ -124,27 +137,33 @@ class Convolution(Operation):
         return (made,)
 
     def _forward(self, at: At, x: Any, w: Any) -> Any:
-        groups, filters = self._groups(at, "F", self._filters)
-        return self._convolution(at.wished(0, x), w, groups)[:, filters]
+        here = self._groups(at, "F", self._filters)
+        return self._convolution(at.wished(0, x), w, here.groups)[:, here.lo : here.hi]
 
     def _backward_data(self, at: At, dy: Any, w: Any) -> Any:
-        groups, channels = self._groups(at, "C", self._channels)
-        dx = self._convolution(at.wished(0, dy), w, groups, transposed=True)[:, channels]
-        return self._fit_rows(dx, [t.window(*rows) for t, rows in zip(self.taps, at.windows[0][2:], strict=True)], at)
+        here = self._groups(at, "C", self._channels)
+        dx = self._convolution(at.wished(0, dy), w, here.groups, transposed=True)[:, here.lo : here.hi]
+        return fit(dx, self._read_by(at), self._rows(at))
 
     def _backward_filter(self, way: int, at: At, dy: Any, x: Any) -> Any:
-        if way == 0:
+        if way % 2 == 0:
             x = at.wished(1, x)
         else:  # rows of x are the block: the others that dy's rows read are another rank's, here zeros
             dy = at.wished(0, dy)
-            reads = [t.window(*rows) for t, rows in zip(self.taps, at.windows[0][2:], strict=True)]
-            blocks = [at.blocks[i] for i in self.conv.letters]
-            x = fit(x, [(0, 0), (0, 0), *blocks], [(0, 0), (0, 0), *reads])
-        groups, _ = self._groups(at, "F", self._filters)
-        shape = [dy.shape[1], x.shape[1] // groups, *self.shapes["w"][2:]]
-        return torch.ops.aten.convolution_backward(
-            dy, x, dy.new_empty(shape), None, *self._settings(groups, transposed=False), [False, True, False]
-        )[1]
+            x = fit(x, self._rows(at), self._read_by(at))
+        here = self._groups(at, "F", self._filters)
+        rows = [(0, n) for n in dy.shape[2:]]
+        dy = fit(dy, [(here.lo, here.hi), *rows], [(0, here.channels), *rows])
+        w = dy.new_empty([here.channels, x.shape[1] // here.groups, *self.shapes["w"][2:]])
+        settings = (*self._settings(here.groups, transposed=False), [False, True, False])
+        return torch.ops.aten.convolution_backward(dy, x, w, None, *settings)[1][here.lo : here.hi]
+
+    def _rows(self, at: At) -> list[Interval]:
+        return [at.blocks[i] for i in self.conv.letters]
+
+    def _read_by(self, at: At) -> list[Interval]:
+        """Rows of x that the rows of y here read: all that they do, whoever has them."""
+        return [t.window(*rows) for t, rows in zip(self.taps, at.windows[0][2:], strict=True)]
 
     def _convolution(self, x: Any, w: Any, groups: int, *, transposed: bool = False) -> Any:
         return torch.convolution(x, w, None, *self._settings(groups, transposed))
@@ -154,18 +173,14 @@ class Convolution(Operation):
         zeros = [0] * len(self.taps)
         return [t.stride for t in self.taps], zeros, [t.dilation for t in self.taps], transposed, zeros, groups
 
-    def _fit_rows(self, made: Any, have: list[Interval], at: At) -> Any:
-        """Rows that a local sum has made, as the block of them."""
-        some = [(0, n) for n in made.shape[:2]]
-        return fit(made, [*some, *have], [*some, *(at.blocks[i] for i in self.conv.letters)])
-
-    def _groups(self, at: At, index: str, size: int) -> tuple[int, slice]:
-        """How many groups a rank's operands hold, and which of the channels so made are its block."""
+    def _groups(self, at: At, index: str, size: int) -> Held:
+        """`index`: channels of what is made, or filters of w; `size` of them in a group."""
         if "G" in at.blocks:
-            return at.extent("G"), slice(None)
+            channels = at.extent("G") * at.extent(index)
+            return Held(at.extent("G"), channels, 0, channels)
         lo, hi = at.blocks[index]
-        first = lo // size
-        return -(-hi // size) - first, slice(lo - first * size, hi - first * size)
+        first, end = lo // size, -(-hi // size)
+        return Held(end - first, (end - first) * size, lo - first * size, hi - first * size)
 
     # ---------------------------------------------------------------- what it is, what it takes
     def reference(self, *operands: Any) -> tuple[Any, ...]:
@@ -175,14 +190,14 @@ class Convolution(Operation):
             (names[t][: 3 + len(self.taps)], operand.unflatten(CHANNELS[t], (self.conv.groups, -1)))
             for t, operand in zip(READS[self.phase], operands, strict=True)
         )
-        reads = [self._reads(d, first.dtype) for d in range(len(self.taps))]
+        reads = [self._hits(d, first.dtype) for d in range(len(self.taps))]
         of_rows = ["".join(names[t][3 + d] for t in "yxw") for d in range(len(self.taps))]
         made = MAKES[self.phase]
         subscripts = f"{','.join([one, *of_rows, other])}->{names[made][: 3 + len(self.taps)]}"
         result = torch.einsum(subscripts, first, *reads, second)
         return (result.flatten(CHANNELS[made], CHANNELS[made] + 1),)
 
-    def _reads(self, d: int, dtype: Any) -> Any:
+    def _hits(self, d: int, dtype: Any) -> Any:
         """1 where output row o reads row h by tap k: [o, h, k]."""
         t, s = self.taps[d], self.conv.spatial[d]
         hits = [(o, h, k) for o in range(s.out) for k, h in enumerate(t.row(o)) if 0 <= h < s.extent]

@@ -6,13 +6,14 @@ Source: Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC'11, Philo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from convgen.algebra.signature import WHOLE, Operand, Signature
 from convgen.operations.late import torch
-from convgen.operations.row import At, Operation, numbered, own
+from convgen.operations.row import At, Derived, Operation, numbered, numbers, own
 
 WORD = 0xFFFFFFFF
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -51,15 +52,20 @@ class Dropout(Operation):
         drawn = Operand("seed", (2,), (WHOLE,), gradient=False, integer=True)
         return (Signature(tuple(zip(names, self.shape, strict=True)), (x, drawn), (y,)),)
 
+    @cached_property
+    def gradients(self) -> Mapping[str, Derived]:
+        """The same mask, drawn again."""
+        return {"x": Derived(self, ("dy", "seed"))}
+
     @property
     def _least(self) -> int:
         """Words below it drop."""
         return round(self.p * 2**32)
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
-        (x, drawn), number = operands, torch.zeros((), dtype=torch.int64)
+        (x, drawn), number = operands, 0
         for d, n in enumerate(self.shape):
-            rows = torch.arange(*at.blocks[f"d{d}"]).view(-1, *[1] * (x.dim() - 1 - d))
+            rows = numbers(at.blocks[f"d{d}"], x).view(-1, *[1] * (x.dim() - 1 - d))
             number = number * n + rows
         seed, step = drawn[0], drawn[1]
         word, *_ = philox((number & WORD, number >> 32, step & WORD, self.call), (seed & WORD, seed >> 32 & WORD))

@@ -70,7 +70,7 @@ class LinearMap(Operation):
         for d in self.maps:
             block = slice(*at.blocks[f"d{d}"])
             here = self.matrix(d)[block, slice(*at.inside[0][d])] if way == 0 else self.matrix(d)[:, block]
-            y = torch.movedim(torch.movedim(y, d, -1) @ here.T.to(y.dtype), -1, d)
+            y = torch.movedim(torch.movedim(y, d, -1) @ here.T.to(y), -1, d)
         return (y,)
 
     @cached_property
@@ -248,7 +248,7 @@ class AveragePool(LinearMap):
         if self.divisor is not None:
             return (y * (prod(kernel) / self.divisor),)
         for d, t in enumerate(self.taps, 2):
-            counts = torch.tensor(self.counts(d)[slice(*at.blocks[f"d{d}"])], dtype=y.dtype)
+            counts = torch.tensor(self.counts(d)[slice(*at.blocks[f"d{d}"])], dtype=y.dtype, device=y.device)
             y = y * (t.kernel / counts).view(-1, *[1] * (y.dim() - 1 - d))
         return (y,)
 

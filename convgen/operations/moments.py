@@ -26,7 +26,7 @@ from typing import Any
 from convgen.algebra.relations import Ratio
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
 from convgen.operations.late import torch
-from convgen.operations.row import At, Derived, Operation, numbered, own
+from convgen.operations.row import At, Derived, Operation, numbered, numbers, own
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Averaged:
         """Moments as read, for each of x's elements here: [3, ...], extents 1 where it is averaged."""
         if self.size > 1:
             k = 1 + self.keep.index(1)
-            channels = torch.arange(*at.blocks["d1"]) // self.size - at.inside[operand][k][0]
+            channels = numbers(at.blocks["d1"], moments) // self.size - at.inside[operand][k][0]
             moments = moments.index_select(k, channels)
         return moments.reshape(3, *(at.extent(f"d{d}") if d in self.keep else 1 for d in range(len(self.shape))))
 
@@ -110,7 +110,7 @@ class Moments(Operation):
         if way == 0:
             groups = x.unflatten(1, (-1, of.size))
             return (_moments(groups, [2, *(d + 1 for d in averaged)]),)
-        group = torch.arange(*at.blocks["d1"]) // of.size
+        group = numbers(at.blocks["d1"], x) // of.size
         return (_merged(_moments(x, averaged), k, group, of.moments[k]),)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:

@@ -15,7 +15,7 @@ from typing import Any
 from convgen.algebra.relations import Ratio, Taps
 from convgen.algebra.signature import Made, Operand, Signature
 from convgen.operations.late import torch
-from convgen.operations.row import At, Derived, Operation, Work, numbered, own, touched
+from convgen.operations.row import At, Derived, Operation, Work, numbered, numbers, own, touched
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,9 @@ class AdaptiveMaxPool(Operation):
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         """One dimension after the other, the last first: of equal ones the first in memory's order stays."""
-        (y,), number = operands, torch.zeros((), dtype=torch.int64)
+        (y,), number = operands, operands[0].new_zeros((), dtype=torch.int64)
         for d in range(2, len(self.shape)):
-            rows = torch.arange(*at.inside[0][d]).view(-1, *[1] * (y.dim() - 1 - d))
+            rows = numbers(at.inside[0][d], y).view(-1, *[1] * (y.dim() - 1 - d))
             number = number * self.shape[d] + rows
         number = number.expand(y.shape)
         for d in reversed(range(2, len(self.shape))):

@@ -86,7 +86,7 @@ class CrossEntropy(Operation):
             x, target, *weight, reduction="sum", ignore_index=self.ignore, label_smoothing=self.smoothing
         )
         kept = target != self.ignore
-        weights = weight[0].detach()[target[kept]] if weight else torch.ones(int(kept.sum()), dtype=x.dtype)
+        weights = weight[0].detach()[target[kept]] if weight else x.new_ones(int(kept.sum()))
         return loss, weights.sum()
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:

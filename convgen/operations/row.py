@@ -48,7 +48,7 @@ class At:
 
 
 def fit(tensor: Any, have: Sequence[Interval], want: Sequence[Interval], value: float = 0.0) -> Any:
-    """Rows `have` of something as its rows `want`: cut where there are more, `value` where there are none."""
+    """Rows `have` of the last dimensions as rows `want`: cut where there are more, `value` where there are none."""
     sides: list[int] = []
     for (first, last), (lo, hi) in zip(reversed(have), reversed(want), strict=True):
         sides += [first - lo, hi - last] if last > first else [hi - lo, 0]
@@ -123,6 +123,11 @@ def made_here(at: At, result: Operand) -> list[int]:
         prod(at.extent(i) for i in d.indices) if d.indices else n
         for d, n in zip(result.dims, result.shape, strict=True)
     ]
+
+
+def numbers(block: Interval, like: Any) -> Any:
+    """The global numbers of a block's rows, where `like` is."""
+    return torch.arange(*block, device=like.device)
 
 
 def numbered(count: int) -> tuple[str, ...]:

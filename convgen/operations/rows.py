@@ -51,7 +51,9 @@ class Take(Operation):
                     have[d], want[d] = (begin, end), (lo, hi)
                     y = fit(y, have, want, self.fill)
                 case _:
-                    y = y.index_select(d, torch.tensor([relation.row(o)[0] - first for o in range(lo, hi)]))
+                    y = y.index_select(
+                        d, torch.tensor([relation.row(o)[0] - first for o in range(lo, hi)], device=y.device)
+                    )
         return (y,)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
