@@ -1,0 +1,232 @@
+"""What a row is called after is what it computes: references against torch's own operators; and numbers drawn, merged
+and cut where torch has no operator to compare with.
+"""
+
+from __future__ import annotations
+
+import os
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from brute import gather, results, run, scatter
+from operation_cases import CASES, a_transposed_convolution, attention, cross_entropy, max_pool, normal, place, spatial
+
+from convgen.algebra.conv import Conv, Spatial
+from convgen.algebra.grid import Grid
+from convgen.operations.attention import Attention
+from convgen.operations.contraction import linear, matrix_product
+from convgen.operations.convolution import Convolution
+from convgen.operations.dropout import Dropout, philox
+from convgen.operations.moments import Averaged, Moments, Normalise, RunningStatistics
+from convgen.operations.pointwise import FUNCTIONS, affine, prelu
+from convgen.operations.pooling import MaxPool
+from convgen.operations.reductions import CrossEntropy, SquaredError
+from convgen.operations.row import At
+from convgen.operations.rows import PadMode, flipped, padded, rolled, sliced
+from convgen.operations.transposed import TransposedConvolution, transposed_convolution
+from convgen.operations.views import PixelShuffle, PixelUnshuffle, runs
+
+DRAWS = 30 * int(os.environ.get("DRAWS", "1"))
+
+
+def same(found: torch.Tensor, right: torch.Tensor) -> bool:
+    found, right = found.detach(), right.detach()
+    return found.shape == right.shape and torch.allclose(found, right, rtol=0, atol=1e-11 * float(right.abs().max()))
+
+
+def test_convolutions() -> None:
+    """Padding of two sides, strides, dilation, groups, one to three dimensions."""
+    draw = Random("convolutions")
+    for dims in (1, 2, 3) * (DRAWS // 10):
+        groups, sides = draw.choice((1, 2, 3)), spatial(draw, dims, 6)
+        conv = Conv(2, 2 * groups, 3 * groups, sides, groups)
+        forward = Convolution("forward", conv)
+        x, w = (normal(draw, forward.shapes[t]).requires_grad_() for t in "xw")
+        wide = F.pad(x, [p for s in reversed(sides) for p in (s.pad_lo, s.pad_hi)])
+        stride, dilation = [s.stride for s in sides], [s.dilation for s in sides]
+        y = (F.conv1d, F.conv2d, F.conv3d)[dims - 1](wide, w, None, stride, 0, dilation, groups)
+        assert same(forward.reference(x, w)[0], y)
+        dy = normal(draw, tuple(y.shape))
+        dx, dw = torch.autograd.grad(y, [x, w], dy)
+        assert same(Convolution("backward_data", conv).reference(dy, w)[0], dx)
+        assert same(Convolution("backward_filter", conv).reference(dy, x)[0], dw)
+
+
+def test_transposed_convolutions() -> None:
+    draw = Random("transposed")
+    for _ in range(DRAWS):
+        operation, _ = a_transposed_convolution(draw)
+        assert isinstance(operation, TransposedConvolution)
+        conv, forward = operation.conv, TransposedConvolution("forward", operation.conv)
+        x, w = (normal(draw, o.shape) for o in forward.signatures[0].inputs)
+        more = [s.pad_lo - s.pad_hi for s in conv.spatial]
+        back = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[len(more) - 1]
+        sides = ([getattr(s, side) for s in conv.spatial] for side in ("stride", "pad_lo", "dilation"))
+        stride, padding, dilation = sides
+        assert same(forward.reference(x, w)[0], back(x, w, None, stride, padding, more, conv.groups, dilation))
+
+
+def test_output_padding_only_adds_rows_behind() -> None:
+    one = transposed_convolution((1, 1, 4), 1, (Spatial("W", 4, 3, stride=2, pad_lo=1, pad_hi=1),), (1,))
+    x, w = torch.ones(1, 1, 4, dtype=torch.float64), torch.ones(1, 1, 3, dtype=torch.float64)
+    (y,) = one.reference(x, w)
+    assert y.shape[2] == 8
+    assert y.flatten().tolist() == [1, 2, 1, 2, 1, 2, 1, 1]
+    assert (one.conv.spatial[0].extent, one.conv.spatial[0].out) == (8, 4)
+
+
+def test_largest_of_windows() -> None:
+    """With ceil_mode: windows as many as torch makes."""
+    draw = Random("max pool")
+    for _ in range(DRAWS):
+        operation, (x,) = max_pool(draw)
+        assert isinstance(operation, MaxPool)
+        kernel, stride, pad, dilation = (
+            [getattr(t, side) for t in operation.taps] for side in ("kernel", "stride", "pad", "dilation")
+        )
+        pool: Any = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[len(kernel) - 1]
+        right = {ceil: pool(x, kernel, stride, pad, dilation, ceil) for ceil in (False, True)}
+        assert any(torch.equal(operation.reference(x)[0], y) for y in right.values() if y.shape[2:] == operation.out)
+
+
+@pytest.mark.parametrize("mode", ["constant", "reflect", "replicate", "circular"])
+def test_padding(mode: PadMode) -> None:
+    x = torch.arange(2 * 3 * 4 * 5, dtype=torch.float64).view(2, 3, 4, 5)
+    for h, w in (((1, 2), (0, 3)), ((3, 0), (4, 1)), ((0, 0), (2, 2))):
+        (y,) = padded(x.shape, [(0, 0), (0, 0), h, w], mode, 7.0).reference(x)
+        assert torch.equal(y, F.pad(x, [*w, *h], mode, 7.0 if mode == "constant" else None))
+
+
+def test_rows_put_elsewhere() -> None:
+    x = torch.arange(3 * 7, dtype=torch.float64).view(3, 7)
+    for start, stop, step in ((0, 7, 1), (1, 6, 2), (2, 7, 3), (6, 7, 2)):
+        assert torch.equal(sliced(x.shape, 1, start, stop, step).reference(x)[0], x[:, start:stop:step])
+    for by in (-9, -1, 0, 3, 7, 12):
+        assert torch.equal(rolled(x.shape, 1, by).reference(x)[0], x.roll(by, 1))
+    assert torch.equal(flipped(x.shape, 1).reference(x)[0], x.flip(1))
+    assert torch.equal(padded(x.shape, [(0, 0), (-2, -1)], "constant").reference(x)[0], x[:, 2:-1])
+
+
+def test_pixel_shuffles() -> None:
+    x = normal(Random(0), (2, 12, 6, 4))
+    assert torch.equal(PixelShuffle((2, 12, 6, 4), 2).reference(x)[0], F.pixel_shuffle(x, 2))
+    assert torch.equal(PixelUnshuffle((2, 12, 6, 4), 2).reference(x)[0], F.pixel_unshuffle(x, 2))
+
+
+def test_views_fall_into_the_shortest_runs() -> None:
+    assert [(r.x, r.y) for r in runs((4, 1, 6, 5), (2, 2, 30))] == [((0,), (0, 1)), ((2, 3), (2,))]
+    assert [(r.x, r.y) for r in runs((2, 6), (3, 4))] == [((0, 1), (0, 1))]
+    assert runs((1, 1), (1,)) == ()
+
+
+def norm(of: Averaged, x: torch.Tensor, *, rms: bool = False) -> torch.Tensor:
+    return Normalise(of, 1e-3, rms).reference(x, Moments(of).reference(x)[0])[0]
+
+
+def test_norms() -> None:
+    draw, shape = Random("norms"), (3, 6, 4, 5)
+    x, w, b = normal(draw, shape), normal(draw, (6,)), normal(draw, (6,))
+    mean, variance = normal(draw, (6,)), normal(draw, (6,)) ** 2
+    batch = Averaged(shape, (1,))
+    new = RunningStatistics(6, 0.2).reference(mean, variance, Moments(batch).reference(x)[0])
+    right = F.batch_norm(x, mean, variance, w, b, True, 0.2, 1e-3)
+    assert same(affine(shape).reference(norm(batch, x), w, b)[0], right)
+    assert all(same(a, b) for a, b in zip(new, (mean, variance), strict=True))  # torch has changed its own
+    assert same(norm(Averaged(shape, (0, 1)), x), F.instance_norm(x, eps=1e-3))
+    assert same(norm(Averaged(shape, (0, 1), 3), x), F.group_norm(x, 2, eps=1e-3))
+    assert same(norm(Averaged(shape, (0, 1, 2)), x), F.layer_norm(x, (5,), eps=1e-3))
+    assert same(norm(Averaged(shape, (0, 1)), x), F.layer_norm(x, (4, 5), eps=1e-3))
+    assert same(norm(Averaged(shape, (0, 1, 2)), x, rms=True), F.rms_norm(x, (5,), eps=1e-3))
+
+
+def test_losses() -> None:
+    draw = Random("losses")
+    for _ in range(DRAWS):
+        operation, (x, target, *weight) = cross_entropy(draw)
+        assert isinstance(operation, CrossEntropy)
+        loss, count = operation.reference(x, target, *weight)
+        right = F.cross_entropy(x, target, *weight, ignore_index=operation.ignore, label_smoothing=operation.smoothing)
+        assert torch.allclose(loss / count, right, rtol=1e-12, equal_nan=True)
+        assert same(SquaredError(operation.shape).reference(x, x + 2)[0], torch.tensor(4.0, dtype=torch.float64))
+
+
+def test_attention_linear_prelu() -> None:
+    draw = Random("attention")
+    for _ in range(DRAWS):
+        operation, (q, k, v, *mask) = attention(draw)
+        assert isinstance(operation, Attention)
+        if not mask:
+            grouped = operation.heads != operation.heads_k
+            right = F.scaled_dot_product_attention(q, k, v, is_causal=operation.causal, enable_gqa=grouped)
+            assert same(operation.reference(q, k, v)[0], right)
+    x, w, m = normal(draw, (2, 3, 4)), normal(draw, (5, 4)), normal(draw, (2, 4, 6))
+    assert same(linear((2, 3, 4), 5).reference(x, w)[0], F.linear(x, w))
+    assert same(matrix_product((2,), 3, 4, 6).reference(x, m)[0], x @ m)
+    assert same(prelu((2, 3, 4), 3).reference(x, w[0, :3])[0], F.prelu(x, w[0, :3]))
+
+
+@pytest.mark.parametrize("name", ["relu", "silu", "gelu", "softplus", "hardswish", "relu6", "leaky_relu"])
+def test_activations(name: str) -> None:
+    x = normal(Random(name), (50,)) * 4
+    assert torch.equal(FUNCTIONS[name](x), getattr(F, name)(x))
+
+
+# ---------------------------------------------------------------- random numbers
+@pytest.mark.parametrize("number", [int, torch.tensor], ids=["integers", "tensors"])
+def test_philox_gives_its_authors_numbers(number: Any) -> None:
+    """Random123's known answers of Philox4x32-10."""
+    words = [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344], [0xA4093822, 0x299F31D0]
+    for counter, key, right in (
+        ([0] * 4, [0] * 2, (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+        ([0xFFFFFFFF] * 4, [0xFFFFFFFF] * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+        (*words, (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)),
+    ):
+        found = philox(tuple(map(number, counter)), tuple(map(number, key)))  # pyright: ignore[reportArgumentType]
+        assert tuple(map(int, found)) == right
+
+
+def test_a_mask_is_of_its_seed_step_and_call() -> None:
+    x = torch.ones(200, 50, dtype=torch.float64)
+
+    def mask(seed: int, step: int, call: int = 0, p: float = 0.3) -> torch.Tensor:
+        at = At({"d0": (0, 200), "d1": (0, 50)}, (), ())
+        return Dropout((200, 50), p, call).local(0, at, x, torch.tensor([seed, step]))[0] > 0
+
+    first = mask(1, 2)
+    assert torch.equal(first, mask(1, 2))
+    assert abs(float(first.double().mean()) - 0.7) < 0.02
+    for other in (mask(2, 2), mask(1, 3), mask(1, 2, call=1), mask(1 + 2**40, 2), mask(-1, 2)):
+        assert abs(float((first == other).double().mean()) - 0.58) < 0.03  # independent: 0.7^2 + 0.3^2
+
+
+# ---------------------------------------------------------------- moments in float32
+@pytest.mark.parametrize("ratio", [10, 100, 1000])
+def test_merged_moments_keep_the_variance_that_a_sum_of_squares_loses(ratio: int) -> None:
+    """Mean over deviation of 10 to 1000, in float32, over eight ranks."""
+    make = torch.Generator().manual_seed(0)
+    exact = ratio + torch.randn(8, 4, 16, 16, generator=make, dtype=torch.float64)
+    x, of = exact.float(), Averaged((8, 4, 16, 16), (1,))
+    right = x.double().var((0, 2, 3), correction=0)
+    grid = Grid((("a", 8),))
+    done = run(Moments(of), 0, {"d2": ("a",)}, [scatter(x, grid, (("a",), (), (), ()))])
+    (value,) = results(done, [place(Random(0), grid, done.signature.results[0])])
+    count, _, m2 = gather(value)
+    merged = float(((m2 / count).double() - right).abs().div(right).max())
+    parts = [x[:, :, 2 * i : 2 * i + 2] for i in range(8)]
+    total, squares = (torch.stack([(p**k).sum((0, 2, 3)) for p in parts]).sum(0) for k in (1, 2))
+    summed = float(((squares / count - (total / count) ** 2).double() - right).abs().div(right).max())
+    assert merged < 1e-6
+    assert summed > 1e-6 * (ratio / 10) ** 2
+
+
+def test_every_kind_has_a_reference_of_its_own_shape() -> None:
+    """Results are as the signatures say, whichever way."""
+    for kind, make in CASES.items():
+        operation, given = make(Random(kind))
+        for signature in operation.signatures:
+            made = operation.reference(*given)
+            assert [tuple(t.shape) for t in made] == [o.shape for o in signature.results], kind
+            assert [o.integer for o in signature.results] == [not t.is_floating_point() for t in made], kind
