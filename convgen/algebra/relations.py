@@ -34,6 +34,11 @@ Part = tuple[Any, Any, Any]  # of a window: where it begins and ends in the tens
 class Relation(ABC):
     """Rows that an index reads."""
 
+    @property
+    def word(self) -> str:
+        """In a signature's text."""
+        return type(self).__name__.lower()
+
     @abstractmethod
     def row(self, o: int) -> Sequence[int]:
         """The definition: the rows that one row of the index reads, in the window's numbering."""
@@ -93,6 +98,10 @@ class ReadBy(Relation):
     """
 
     taps: Taps
+
+    @property
+    def word(self) -> str:
+        return "read_by"
 
     def row(self, o: int) -> Sequence[int]:
         t = self.taps

@@ -38,6 +38,11 @@ class Made:
     indices: tuple[str, ...] = ()
     relation: Relation | None = None
 
+    def __str__(self) -> str:
+        index = "*" if not self.indices else ",".join(self.indices)
+        index = f"({index})" if len(self.indices) > 1 else index
+        return index if self.relation is None else f"{self.relation.word}({index})"
+
 
 WHOLE = Made()
 
@@ -63,6 +68,9 @@ class Operand:
     def indices(self) -> frozenset[str]:
         return frozenset(i for d in self.dims for i in d.indices)
 
+    def __str__(self) -> str:
+        return f"{self.name}[{', '.join(map(str, self.dims))}]"
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -87,7 +95,14 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Signature:
-    """One way to compute an operation on blocks.
+    """One way to compute an operation on blocks. Its text is the rule, in a line.
+
+    Example:
+        >>> x, w, y = Operand("x", (8, 5), (Made(("N",)), Made(("K",)))), Operand("w", (5,), (Made(("K",)),)), Operand(
+        ...     "y", (8,), (Made(("N",)),)
+        ... )
+        >>> print(Signature((("N", 8), ("K", 5)), (x, w), (y,)))
+        x[N, K], w[K] -> y[N], sum over K
 
     Attributes:
         extents: of each index, in elements.
@@ -124,6 +139,11 @@ class Signature:
         """Indices that some result lacks: a role of theirs leaves addends."""
         read = {i for o in self.inputs for i in o.indices}
         return frozenset(i for i in read if any(i not in r.indices for r in self.results))
+
+    def __str__(self) -> str:
+        sides = (", ".join(map(str, side)) for side in (self.inputs, self.results))
+        over = ", ".join(i for i, _ in self.extents if i in self.summed)
+        return " -> ".join(sides) + (f", {self.reduction} over {over}" if over else "")
 
     def roles(self, roles: Mapping[str, Axes]) -> Axes:
         """Axes that have a role in the row."""

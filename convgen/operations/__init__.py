@@ -1,1 +1,17 @@
-"""Operations: a row of a table each. What one says: signatures, local code, a reference; never a word about ranks."""
+"""Operations: a row of a table each. What one says: signatures, local code, gradients, a reference; never a word about
+ranks. A signature prints as a line, `tests/test_operation_signatures.py` has them all.
+
+| file | rows |
+|---|---|
+| convolution, transposed | the three phases of both, groups as nests or cut by blocks |
+| pooling | the largest of windows, and of cells (adaptive, global) |
+| linear_maps | average and adaptive pooling, interpolation, and what is read from their other side |
+| rows | pad, slice, flip, roll, concatenate |
+| views | views, permutations, expansion, pixel shuffles |
+| pointwise, dropout | activations, add, gate, bias, affine, prelu; masks by global number |
+| moments | moments of all norms, normalise, running statistics |
+| contraction, attention | linear, matrix products; softmax, attention |
+| reductions | sums, means, cross entropy, squared error |
+
+To add one: a frozen dataclass of `row.Operation` in a file here, a kind of random cases in `tests/operation_cases.py`.
+"""
