@@ -3,7 +3,8 @@
     python bench/bet.py [--cases 1000] [kind ...]
 
 A table of kinds: cases, and how many were wrong in a result, in a gradient by torch's vjp of local code, or in a
-gradient that is a row of its own. The oracle executes signatures by brute force (tests/brute.py).
+gradient that is a row of its own; last random networks of such rows, a fifth as many. The oracle executes signatures by
+brute force (tests/brute.py).
 """
 
 from __future__ import annotations
@@ -19,6 +20,16 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from operation_cases import CASES, check
+from random_networks import a_network
+
+NETWORKS = "networks"
+
+
+def one(kind: str, draw: Random) -> None:
+    if kind == NETWORKS:
+        a_network(draw).check()
+    else:
+        check(draw, *CASES[kind](draw))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,17 +41,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     print(f"{'operation':<30}{'cases':>7}{'wrong':>7}{'seconds':>9}")
     total = 0
-    for kind in asked.kinds or CASES:
+    for kind in asked.kinds or (*CASES, NETWORKS):
         draw, wrong, start = Random(f"{asked.seed} {kind}"), 0, perf_counter()
-        for _ in range(asked.cases):
-            operation, given = CASES[kind](draw)
+        cases = asked.cases // (5 if kind == NETWORKS else 1)
+        for _ in range(cases):
             try:
-                check(draw, operation, given)
+                one(kind, draw)
             except Exception as error:
                 wrong += 1
                 print(f"    {type(error).__name__}: {str(error).splitlines()[0][:200]}", file=sys.stderr)
         total += wrong
-        print(f"{kind:<30}{asked.cases:>7}{wrong:>7}{perf_counter() - start:>9.1f}", flush=True)
+        print(f"{kind:<30}{cases:>7}{wrong:>7}{perf_counter() - start:>9.1f}", flush=True)
     return int(total > 0)
 
 

@@ -27,7 +27,7 @@ from convgen.operations.reductions import CrossEntropy, SquaredError
 from convgen.operations.row import At
 from convgen.operations.rows import PadMode, flipped, padded, rolled, sliced
 from convgen.operations.transposed import TransposedConvolution, transposed_convolution
-from convgen.operations.views import PixelShuffle, PixelUnshuffle, runs
+from convgen.operations.views import PixelShuffle, PixelUnshuffle, matches
 
 DRAWS = 30 * int(os.environ.get("DRAWS", "1"))
 
@@ -116,10 +116,10 @@ def test_pixel_shuffles() -> None:
     assert torch.equal(PixelUnshuffle((2, 12, 6, 4), 2).reference(x)[0], F.pixel_unshuffle(x, 2))
 
 
-def test_views_fall_into_the_shortest_runs() -> None:
-    assert [(r.x, r.y) for r in runs((4, 1, 6, 5), (2, 2, 30))] == [((0,), (0, 1)), ((2, 3), (2,))]
-    assert [(r.x, r.y) for r in runs((2, 6), (3, 4))] == [((0, 1), (0, 1))]
-    assert runs((1, 1), (1,)) == ()
+def test_views_fall_into_the_shortest_matches() -> None:
+    assert [(r.x, r.y) for r in matches((4, 1, 6, 5), (2, 2, 30))] == [((0,), (0, 1)), ((2, 3), (2,))]
+    assert [(r.x, r.y) for r in matches((2, 6), (3, 4))] == [((0, 1), (0, 1))]
+    assert matches((1, 1), (1,)) == ()
 
 
 def norm(of: Averaged, x: torch.Tensor, *, rms: bool = False) -> torch.Tensor:

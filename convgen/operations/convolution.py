@@ -19,11 +19,18 @@ from convgen.algebra.conv import Conv, Phase
 from convgen.algebra.relations import Ratio, ReadBy, Taps
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
 from convgen.operations.late import torch
-from convgen.operations.row import At, Derived, Interval, Operation, Work, fit, touched
+from convgen.operations.row import At, Derived, Interval, Operation, Work, fit, own, touched
 
 READS: Mapping[Phase, str] = {"forward": "xw", "backward_data": "yw", "backward_filter": "yx"}
 MAKES: Mapping[Phase, str] = {"forward": "y", "backward_data": "x", "backward_filter": "w"}
 CHANNELS = {"x": 1, "w": 0, "y": 1}  # the dimension that groups are of
+
+
+class Channels(NamedTuple):
+    """Extents of indices that are no rows, and what the first two dimensions of each tensor are made of."""
+
+    extents: dict[str, int]
+    made: dict[str, tuple[Made, Made]]
 
 
 class Held(NamedTuple):
@@ -68,52 +75,36 @@ class Convolution(Operation):
         channels = (self._nests,) if self.conv.groups == 1 else (self._nests, self._cut)
         return tuple(self._signature(side, named) for named in channels for side in sides)
 
-    def _signature(self, blocks: str, channels: tuple[dict[str, int], dict[str, tuple[Made, ...]]]) -> Signature:
+    def _signature(self, blocks: str, channels: Channels) -> Signature:
         """`blocks`: the activation whose rows are blocks; the other's are windows."""
-        extents, made = channels
         letters = self.conv.letters
-        rows = {
-            blocks: tuple(Made((i,)) for i in letters),
-            "w": (WHOLE,) * len(letters),
-            **{
-                side: tuple(
-                    Made((i,), t if side == "x" else ReadBy(t)) for i, t in zip(letters, self.taps, strict=True)
-                )
-                for side in "xy"
-                if side != blocks
-            },
-        }
-        tensors = {t: Operand(t, self.shapes[t], (*made[t], *rows[t])) for t in "xwy"}
+        reads = self.taps if blocks == "y" else tuple(map(ReadBy, self.taps))
+        windows = tuple(Made((i,), r) for i, r in zip(letters, reads, strict=True))
+        rows = {"x": windows, "y": windows, "w": (WHOLE,) * len(letters)} | {blocks: own(*letters)}
+        tensors = {t: Operand(t, self.shapes[t], (*channels.made[t], *rows[t])) for t in "xwy"}
         return Signature(
-            (*extents.items(), *zip(letters, self.shapes[blocks][2:], strict=True)),
+            (*channels.extents.items(), *zip(letters, self.shapes[blocks][2:], strict=True)),
             tuple(tensors[t] for t in READS[self.phase]),
             (tensors[MAKES[self.phase]],),
         )
 
     @property
-    def _nests(self) -> tuple[dict[str, int], dict[str, tuple[Made, ...]]]:
+    def _nests(self) -> Channels:
         g, n = self.conv.groups, Made(("N",))
         extents = {"N": self.conv.batch, "C": self.conv.channels // g, "F": self.conv.filters // g}
         c, f = Made(("G", "C")), Made(("G", "F"))
-        return extents | {"G": g}, {"x": (n, c), "y": (n, f), "w": (f, Made(("C",)))}
+        return Channels(extents | {"G": g}, {"x": (n, c), "y": (n, f), "w": (f, Made(("C",)))})
 
     @property
-    def _cut(self) -> tuple[dict[str, int], dict[str, tuple[Made, ...]]]:
+    def _cut(self) -> Channels:
         """Channels of what is made are the index, filters of w; a block of it reads whole groups of the others."""
-        makes, g = MAKES[self.phase], self.conv.groups
+        makes, n = MAKES[self.phase], Made(("N",))
         index, size = ("C", self._channels) if makes == "x" else ("F", self._filters)
-        block, groups = Made((index,)), {"x": self._channels, "y": self._filters}
-
-        def channels(tensor: str) -> Made:
-            plain = tensor == makes or (tensor == "y" and makes == "w")
-            return block if plain else Made((index,), Ratio(1, size, groups[tensor]))
-
-        filters = block if makes == "w" else Made((index,), Ratio(1, size, self._filters))
-        return {"N": self.conv.batch, index: size * g}, {
-            "x": (Made(("N",)), channels("x")),
-            "y": (Made(("N",)), channels("y")),
-            "w": (filters, WHOLE),
-        }
+        blocks = {"x": "x", "y": "y", "w": "wy"}[makes]
+        groups = {"x": self._channels, "y": self._filters, "w": self._filters}
+        made = {t: Made((index,), None if t in blocks else Ratio(1, size, per)) for t, per in groups.items()}
+        extents = {"N": self.conv.batch, index: size * self.conv.groups}
+        return Channels(extents, {"x": (n, made["x"]), "y": (n, made["y"]), "w": (made["w"], WHOLE)})
 
     @property
     def _channels(self) -> int:

@@ -81,7 +81,8 @@ class LinearMap(Operation):
         """Two flops a nonzero, as if rows were mapped one dimension after the other."""
         signature = self.signatures[way]
         made = prod(made_here(at, signature.results[0]))
-        taps = sum(max(hi - lo for lo, hi in table(self.matrix(d)).rows) for d in self.maps)
+        reads = {d: self.relation(d) for d in self.maps}
+        taps = sum(max(len(reads[d].row(o)) for o in range(n)) for d, n in self.maps.items())
         return Work(2 * made * taps, touched(at, signature))
 
 
@@ -201,7 +202,7 @@ class AveragePool(LinearMap):
         taps: without dilation.
         out: rows made; with ceil_mode the last window may leave the padding.
         count_include_pad: padding counts, and what lies behind it doesn't.
-        divisor: instead of any count.
+        divisor: instead of any count, in two and three dimensions.
     """
 
     shape: tuple[int, ...]
@@ -258,11 +259,5 @@ class AveragePool(LinearMap):
         settings = (kernel, stride, padding, self.ceil_mode, self.count_include_pad)
         pool = torch.nn.functional
         if len(self.out) == 1:
-            y = pool.avg_pool1d(operands[0], *settings[:5])
-            return (y if self.divisor is None else _undivided(self, y),)
+            return (pool.avg_pool1d(operands[0], *settings),)
         return ((pool.avg_pool2d, pool.avg_pool3d)[len(self.out) - 2](operands[0], *settings, self.divisor),)
-
-
-def _undivided(pool: AveragePool, y: Any) -> Any:
-    """In one dimension ATen takes no divisor."""
-    return y * torch.tensor(pool.counts(2), dtype=y.dtype) / pool.divisor

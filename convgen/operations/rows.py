@@ -47,13 +47,11 @@ class Take(Operation):
                     begin, end = (min(max(-(-(r + pad) // stride), lo), hi) for r in (first, last))
                     start = begin * stride - pad - first
                     y = y[(slice(None),) * d + (slice(start, start + (end - begin) * stride, stride),)]
-                    have, want = [(0, n) for n in y.shape], [(0, n) for n in y.shape]
-                    have[d], want[d] = (begin, end), (lo, hi)
-                    y = fit(y, have, want, self.fill)
+                    inner = [(0, n) for n in y.shape[d + 1 :]]
+                    y = fit(y, [(begin, end), *inner], [(lo, hi), *inner], self.fill)
                 case _:
-                    y = y.index_select(
-                        d, torch.tensor([relation.row(o)[0] - first for o in range(lo, hi)], device=y.device)
-                    )
+                    rows = [relation.row(o)[0] - first for o in range(lo, hi)]
+                    y = y.index_select(d, torch.tensor(rows, device=y.device))
         return (y,)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:

@@ -6,31 +6,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from convgen.algebra.relations import Ratio
-from convgen.algebra.signature import Made, Operand, Signature
+from convgen.algebra.signature import WHOLE, Made, Operand, Signature
 from convgen.operations.late import torch
 from convgen.operations.row import At, Operation, made_here, numbered, own
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Match:
     """Dimensions of x and of y, next to each other, that have the same product; extents of 1 are in none."""
 
     x: tuple[int, ...]
     y: tuple[int, ...]
 
 
-def runs(shape: Sequence[int], out: Sequence[int]) -> tuple[Run, ...]:
-    """The shortest runs that a view is made of.
+def matches(shape: Sequence[int], out: Sequence[int]) -> tuple[Match, ...]:
+    """The shortest that a view is made of.
 
     Example:
-        >>> runs((4, 6, 5), (4, 2, 3, 5))
-        (Run(x=(0,), y=(0,)), Run(x=(1,), y=(1, 2)), Run(x=(2,), y=(3,)))
+        >>> matches((4, 6, 5), (4, 2, 3, 5))
+        (Match(x=(0,), y=(0,)), Match(x=(1,), y=(1, 2)), Match(x=(2,), y=(3,)))
     """
     left, right = ([d for d, n in enumerate(side) if n > 1] for side in (shape, out))
-    found: list[Run] = []
+    found: list[Match] = []
     while left:
         x, y = [left.pop(0)], [right.pop(0)]
         while (p := prod(shape[d] for d in x)) != (q := prod(out[d] for d in y)):
@@ -38,66 +38,76 @@ def runs(shape: Sequence[int], out: Sequence[int]) -> tuple[Run, ...]:
                 x.append(left.pop(0))
             else:
                 y.append(right.pop(0))
-        found.append(Run(tuple(x), tuple(y)))
+        found.append(Match(tuple(x), tuple(y)))
     return tuple(found)
+
+
+class Parts(NamedTuple):
+    """What a match makes of dimensions: extents of its indices, and by dimension what x's and y's are made of."""
+
+    extents: dict[str, int]
+    x: dict[int, Made]
+    y: dict[int, Made]
 
 
 @dataclass(frozen=True)
 class View(Operation):
-    """x in another shape. Two ways: the outermost of the result's dimensions that a run is made of reads rows of the
-    outermost of x's, in any blocks; or, where every run joins or splits, as nests, each dimension an index.
+    """x in another shape. Two ways: in each match the outermost of the result's dimensions reads rows of the outermost
+    of x's, in any blocks; or, where every match joins or splits, as nests, each dimension an index.
     """
 
     shape: tuple[int, ...]
     out: tuple[int, ...]
 
     @cached_property
-    def runs(self) -> tuple[Run, ...]:
-        return runs(self.shape, self.out)
+    def matches(self) -> tuple[Match, ...]:
+        return matches(self.shape, self.out)
 
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
-        by_rows = self._by_rows()
-        return (by_rows, self._by_nests()) if all(len(r.x) == 1 or len(r.y) == 1 for r in self.runs) else (by_rows,)
+        rows = self._signature([self._by_rows(m) for m in self.matches])
+        if all(len(m.x) == 1 or len(m.y) == 1 for m in self.matches):
+            return rows, self._signature([self._by_nests(m) for m in self.matches])
+        return (rows,)
 
-    def _by_rows(self) -> Signature:
-        x, y = list(own(*(None,) * len(self.shape))), list(own(*(None,) * len(self.out)))
-        extents: list[tuple[str, int]] = []
-        for run in self.runs:
-            a, b = run.x[0], run.y[0]
-            index, (one, other) = f"d{b}", self._units(run)
-            extents.append((index, self.out[b]))
-            y[b] = Made((index,))
-            x[a] = Made((index,), Ratio(other, one) if len(run.x) + len(run.y) > 2 else None)
-        return Signature(tuple(extents), (Operand("x", self.shape, tuple(x)),), (Operand("y", self.out, tuple(y)),))
+    def _signature(self, parts: Sequence[Parts]) -> Signature:
+        """Dimensions that are in no match are whole."""
+        extents = {i: n for p in parts for i, n in p.extents.items()}
+        x = {d: made for p in parts for d, made in p.x.items()}
+        y = {d: made for p in parts for d, made in p.y.items()}
+        read = Operand("x", self.shape, tuple(x.get(d, WHOLE) for d in range(len(self.shape))))
+        result = Operand("y", self.out, tuple(y.get(d, WHOLE) for d in range(len(self.out))))
+        return Signature(tuple(extents.items()), (read,), (result,))
 
-    def _by_nests(self) -> Signature:
-        x, y = list(own(*(None,) * len(self.shape))), list(own(*(None,) * len(self.out)))
-        extents: list[tuple[str, int]] = []
-        for run in self.runs:
-            many, one, shape, joined = (run.x, run.y, self.shape, y) if len(run.y) == 1 else (run.y, run.x, self.out, x)
-            split = x if joined is y else y
-            names = tuple(f"d{run.y[0]}{'abcdefgh'[k]}" for k in range(len(many)))
-            extents += [(i, shape[d]) for i, d in zip(names, many, strict=True)]
-            joined[one[0]] = Made(names)
-            for i, d in zip(names, many, strict=True):
-                split[d] = Made((i,))
-        return Signature(tuple(extents), (Operand("x", self.shape, tuple(x)),), (Operand("y", self.out, tuple(y)),))
+    def _by_rows(self, match: Match) -> Parts:
+        (a, *_), (b, *_) = match.x, match.y
+        index, (one, other) = f"d{b}", self._units(match)
+        same = len(match.x) == len(match.y) == 1
+        read = Made((index,), None if same else Ratio(other, one))
+        return Parts({index: self.out[b]}, {a: read}, {b: Made((index,))})
 
-    def _units(self, run: Run) -> tuple[int, int]:
+    def _by_nests(self, match: Match) -> Parts:
+        parts, shape = (match.x, self.shape) if len(match.y) == 1 else (match.y, self.out)
+        names = tuple(f"d{match.y[0]}{'abcdefgh'[k]}" for k in range(len(parts)))
+        extents = {i: shape[d] for i, d in zip(names, parts, strict=True)}
+        each = {d: Made((i,)) for i, d in zip(names, parts, strict=True)}
+        x, y = (each if dims == parts else {dims[0]: Made(names)} for dims in (match.x, match.y))
+        return Parts(extents, x, y)
+
+    def _units(self, match: Match) -> tuple[int, int]:
         """Elements of a row of x's and of y's outermost dimension."""
-        return prod(self.shape[d] for d in run.x[1:]), prod(self.out[d] for d in run.y[1:])
+        return prod(self.shape[d] for d in match.x[1:]), prod(self.out[d] for d in match.y[1:])
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         (x,) = operands
         here = made_here(at, self.signatures[way].results[0])
         if way == 1:
             return (x.reshape(here),)
-        flat = x.reshape([prod(x.shape[d] for d in run.x) for run in self.runs])
-        for k, run in enumerate(self.runs):
-            one, other = self._units(run)
-            lo, hi = at.blocks[f"d{run.y[0]}"]
-            flat = flat.narrow(k, lo * other - at.inside[0][run.x[0]][0] * one, (hi - lo) * other)
+        flat = x.reshape([prod(x.shape[d] for d in m.x) for m in self.matches])
+        for k, match in enumerate(self.matches):
+            one, other = self._units(match)
+            lo, hi = at.blocks[f"d{match.y[0]}"]
+            flat = flat.narrow(k, lo * other - at.inside[0][match.x[0]][0] * one, (hi - lo) * other)
         return (flat.reshape(here),)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
