@@ -40,7 +40,6 @@ from convgen.program.nodes import GIVEN, PHASES, Compute, Convert, Phase, Schedu
 
 Counts = NDArray[np.int64]
 Mask = NDArray[np.bool_]
-RESULTS = ("y", "y_summed", "dx", "dw", "db")  # never views: who calls gets memory of its own
 
 
 @dataclass(frozen=True)
@@ -98,6 +97,7 @@ class _Ledger:
     def __post_init__(self) -> None:
         self.forms = self.schedule.forms()
         self.types = self.schedule.types()
+        self.owned = self.schedule.owned()
         self.phases = self.schedule.defined_in()
         self.none = np.zeros(self.space.grid.ranks, dtype=np.int64)
         self.all = np.ones(self.space.grid.ranks, dtype=np.bool_)
@@ -160,7 +160,7 @@ class _Ledger:
         made = self.space.elements(layout)
         inside = np.stack([np.maximum(own, held)[..., 0], np.minimum(own, held)[..., 1]], axis=-1)
         view = _same(frame, held) & _same(inside, held)
-        if step.result in RESULTS:
+        if step.result in self.owned:
             self._define(step.result, made)
             return made * np.where(view, 1, 2)
         name = step.result

@@ -58,7 +58,7 @@ class Lines:
     def __init__(self, schedule: Schedule, conv: Conv, names: LayoutNames, *, virtual: bool = False) -> None:
         self.schedule, self.conv, self.names, self.virtual = schedule, conv, names, virtual
         self.types = schedule.types()
-        self.forms = schedule.forms()
+        self.forms, self.owned = schedule.forms(), schedule.owned()
         self.sources = {s.result: s for _, s in schedule.steps() if isinstance(s, Convert)}
 
     def forward(self) -> list[str]:
@@ -95,8 +95,8 @@ class Lines:
             case Convert(kind="slice"):
                 src, dst = name(self.types[step.source]), name(step.type)
                 call = f"take({step.source}, {src}, {dst}, here)"
-                result = step.result in ("y", "y_summed", "dx", "dw", "db")
-                return f"{call}.clone(memory_format=format_of({src}.tensor))" if result else call
+                own = step.result in self.owned
+                return f"{call}.clone(memory_format=format_of({src}.tensor))" if own else call
             case Convert(form="parts"):
                 src = name(self.types[step.source])
                 return f'all_gather_parts("{step.result}", {step.source}, {src}, {literal(step.over)}, here)'

@@ -23,8 +23,8 @@ from convgen.algebra.redistribute import redistribute
 from convgen.algebra.roles import Roles
 from convgen.algebra.space import Space
 from convgen.passes.contract import Context, Pass
-from convgen.passes.names import RESULTS, named, renamed
-from convgen.program.nodes import PHASES, Convert, Schedule, Step, is_convolution, reads
+from convgen.passes.names import named, renamed
+from convgen.program.nodes import PHASES, RESULTS, Convert, Schedule, Step, is_convolution, reads
 
 
 @dataclass(frozen=True)

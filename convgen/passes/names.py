@@ -7,9 +7,7 @@ from dataclasses import replace
 
 from convgen.operations.layer import MAKES
 from convgen.program.build import SUFFIX
-from convgen.program.nodes import GIVEN, PHASES, Compute, Convert, Schedule, Step
-
-RESULTS = ("y", "dx", "dw", "db")  # values of these names leave the module: they are never renamed
+from convgen.program.nodes import GIVEN, PHASES, RESULTS, Compute, Convert, Schedule, Step
 
 
 def rename(step: Step, names: Mapping[str, str]) -> Step:

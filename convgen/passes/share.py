@@ -21,8 +21,8 @@ from typing import ClassVar
 
 from convgen.algebra.layout import Layout
 from convgen.passes.contract import Context, Pass
-from convgen.passes.names import RESULTS, rename
-from convgen.program.nodes import Convert, Schedule, Step, reads
+from convgen.passes.names import rename
+from convgen.program.nodes import RESULTS, Convert, Schedule, Step, reads
 
 Key = tuple[str, str, tuple[str, ...], Layout]
 

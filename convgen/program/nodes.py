@@ -28,6 +28,7 @@ from convgen.operations.layer import CONVOLUTIONS
 # reduce_scatter takes them. rim: of a window the boxes around the rank's own block, as an exchange delivers them.
 Form = Literal["whole", "parts", "rim"]
 FORMS: tuple[Form, ...] = ("whole", "parts", "rim")
+RESULTS = ("y", "dx", "dw", "db")  # leave the module
 GIVEN = ("x", "w", "bias", "dy")
 TENSOR_OF = {"x": "x", "dx": "x", "w": "w", "dw": "w", "y": "y", "dy": "y", "bias": "bias", "db": "bias"}
 
@@ -121,6 +122,11 @@ class Schedule:
     def defined_in(self) -> dict[str, Phase]:
         """The phase that makes each value; given ones are left out."""
         return {step.result: phase for phase, step in self.steps()}
+
+    def owned(self) -> frozenset[str]:
+        """Values that are no views of others: results, and sums that a bias is added into."""
+        written = (s.inputs[0] for s in self.forward if isinstance(s, Compute) and s.operation == "add_bias")
+        return frozenset((*RESULTS, *written))
 
     def held(self) -> tuple[str, ...]:
         """Values of forward that a backward phase reads, in order: what the module keeps besides x and w."""
