@@ -428,6 +428,8 @@ def check(draw: Random, operation: Operation, given: list[torch.Tensor]) -> None
     expected = operation.reference(*given)
 
     done = run(operation, way, roles, [stored(draw, grid, t) for t in given])
+    for s, leaves, outs in zip(done.stands, done.leaves, done.outs, strict=True):
+        assert operation.work(way, s.at).elements == sum(t.numel() for t in (*leaves, *outs)), where
     found = results(done, [place(draw, grid, o) for o in signature.results])
     for value, right in zip(found, expected, strict=True):
         assert close(gather(value), right.detach()), where

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 from random_networks import a_network
+
+from convgen.algebra.signature import Signature
 
 DRAWS = int(os.environ.get("DRAWS", "1"))
 
@@ -14,3 +18,21 @@ DRAWS = int(os.environ.get("DRAWS", "1"))
 @pytest.mark.parametrize("seed", range(25 * DRAWS))
 def test_a_network_of_rows_is_right_whatever_its_layouts(seed: int) -> None:
     a_network(Random(f"network {seed}")).check()
+
+
+@pytest.mark.parametrize("roles_count", [True, False], ids=["summed over every axis of copies", "never summed"])
+def test_a_table_of_adjoints_is_wrong_somewhere(roles_count: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The adjoint of a copy is a sum behind rows whose ranks do different work, and nothing behind one that every rank
+    runs alike: whoever says either without looking at roles is found.
+    """
+    right = Signature.gradient
+
+    def by_table(self: Signature, operand: Any, roles: Any) -> Any:
+        wanted = right(self, operand, roles)
+        copies = tuple(f"a{i}" for i in range(3) if f"a{i}" not in wanted.split_by)
+        return replace(wanted, partial=copies if roles_count else ())
+
+    monkeypatch.setattr(Signature, "gradient", by_table)
+    with pytest.raises(AssertionError):
+        for seed in range(25):
+            a_network(Random(f"network {seed}")).check()

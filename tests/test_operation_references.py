@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from brute import gather, results, run, scatter
+from brute import gather, results, run, scatter, stand
 from operation_cases import CASES, a_transposed_convolution, attention, cross_entropy, max_pool, normal, place, spatial
 
 from convgen.algebra.conv import Conv, Spatial
@@ -220,6 +220,35 @@ def test_merged_moments_keep_the_variance_that_a_sum_of_squares_loses(ratio: int
     summed = float(((squares / count - (total / count) ** 2).double() - right).abs().div(right).max())
     assert merged < 1e-6
     assert summed > 1e-6 * (ratio / 10) ** 2
+
+
+def test_norms_of_half_precision_have_moments_of_float32() -> None:
+    x, of = (100 + normal(Random(0), (64, 2))).bfloat16(), Averaged((64, 2), (1,))
+    grid = Grid((("a", 2),))
+    done = run(Moments(of), 0, {"d0": ("a",)}, [scatter(x, grid, ((), ()))])
+    (m,) = results(done, [place(Random(0), grid, done.signature.results[0])])
+    assert gather(m).dtype == torch.float32
+    assert torch.allclose(gather(m)[1], x.float().mean(0))
+    made = run(Normalise(of), 0, {}, [scatter(x, grid, ((), ())), m])
+    assert made.outs[0][0].dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("kind", ["convolution", "transposed convolution", "linear, matrix product", "attention"])
+def test_flops_are_shared_out(kind: str) -> None:
+    """Where every axis has a role and none copies, ranks together do what one does; two flops a product."""
+    draw = Random(f"flops {kind}")
+    for _ in range(DRAWS):
+        operation, _ = CASES[kind](draw)
+        for way, signature in enumerate(operation.signatures):
+            grid = Grid((("a", draw.randint(1, 3)), ("b", 2)))
+            i, k = (draw.choice([i for i, _ in signature.extents]) for _ in grid.names)
+            roles = {i: ("a", "b")} if i == k else {i: ("a",), k: ("b",)}
+            if signature.fits(roles, grid.sizes):
+                shared = [operation.work(way, stand(grid, r, signature, roles).at).flops for r in range(grid.ranks)]
+                alone = operation.work(way, stand(Grid(()), 0, signature, {}).at).flops
+                assert sum(shared) == alone, (operation, way, roles)
+    one = linear((3, 5), 7)
+    assert one.work(0, stand(Grid(()), 0, one.signatures[0], {}).at).flops == 2 * 3 * 5 * 7
 
 
 def test_every_kind_has_a_reference_of_its_own_shape() -> None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 from convgen.algebra.relations import Ratio, Relation, Table, Taps
 from convgen.algebra.signature import Made, Operand, Signature
@@ -27,11 +27,10 @@ def of_unit_vectors(operator: Callable[[Any], Any], extent: int) -> Any:
 
 def table(matrix: Any) -> Table:
     """For each row of a matrix the hull of its nonzeros."""
-    found: list[tuple[int, int]] = []
-    for row in matrix:
-        at: list[int] = row.nonzero().flatten().tolist()
-        found.append((at[0], at[-1] + 1) if at else (0, 0))
-    return Table(tuple(found))
+    read = (matrix != 0).int()
+    first, last = read.argmax(1), matrix.shape[1] - read.flip(1).argmax(1)
+    some = read.any(1)
+    return Table(tuple(zip((first * some).tolist(), (last * some).tolist(), strict=True)))
 
 
 class LinearMap(Operation):
@@ -48,9 +47,13 @@ class LinearMap(Operation):
     def maps(self) -> Mapping[int, int]:
         """Dimensions that are mapped, each with its extent in y."""
 
+    @cached_property
+    def matrices(self) -> Mapping[int, Any]:
+        return {d: self.matrix(d) for d in self.maps}
+
     def relation(self, d: int) -> Relation:
         """Rows of x that a row of y reads along a dimension."""
-        return table(self.matrix(d))
+        return table(self.matrices[d])
 
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
@@ -67,9 +70,9 @@ class LinearMap(Operation):
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         (y,) = operands
-        for d in self.maps:
+        for d, matrix in self.matrices.items():
             block = slice(*at.blocks[f"d{d}"])
-            here = self.matrix(d)[block, slice(*at.inside[0][d])] if way == 0 else self.matrix(d)[:, block]
+            here = matrix[block, slice(*at.inside[0][d])] if way == 0 else matrix[:, block]
             y = torch.movedim(torch.movedim(y, d, -1) @ here.T.to(y), -1, d)
         return (y,)
 
@@ -101,7 +104,7 @@ class Adjoint(LinearMap):
         return {d: self.of.shape[d] for d in self.of.maps}
 
     def matrix(self, d: int) -> Any:
-        return self.of.matrix(d).T
+        return self.of.matrices[d].T
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         x = torch.zeros(self.of.shape, dtype=operands[0].dtype, requires_grad=True)
@@ -125,7 +128,7 @@ class Upsample(LinearMap):
 
     shape: tuple[int, ...]
     size: tuple[int, ...]
-    mode: str = "nearest"
+    mode: Literal["nearest", "nearest-exact", "linear", "bicubic"] = "nearest"
     align_corners: bool = False
     scales: tuple[float, ...] | None = None
 
@@ -134,8 +137,18 @@ class Upsample(LinearMap):
         return dict(enumerate(self.size, 2))
 
     def matrix(self, d: int) -> Any:
-        scale = self.scales[d - 2] if self.scales else None
-        return _interpolation(self.mode, self.shape[d], self.size[d - 2], self.align_corners, scale)
+        aten, corners = torch.ops.aten, self.align_corners
+        n, rows, scale = self.shape[d], [self.size[d - 2]], self.scales[d - 2] if self.scales else None
+        match self.mode:
+            case "nearest":
+                return of_unit_vectors(lambda x: aten.upsample_nearest1d(x, rows, scale), n)
+            case "nearest-exact":
+                return of_unit_vectors(lambda x: aten._upsample_nearest_exact1d(x, rows, scale), n)
+            case "linear":
+                return of_unit_vectors(lambda x: aten.upsample_linear1d(x, rows, corners, scale), n)
+            case "bicubic":  # of two dimensions only: one column beside the rows
+                flat = aten.upsample_bicubic2d
+                return of_unit_vectors(lambda x: flat(x[..., None], [*rows, 1], corners, scale, None)[..., 0], n)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """ATen's operator of as many dimensions as there are."""
@@ -146,24 +159,6 @@ class Upsample(LinearMap):
         corners = () if "nearest" in mode else (self.align_corners,)
         scales = self.scales or (None,) * len(self.size)
         return (aten(operands[0], list(self.size), *corners, *scales),)
-
-
-@lru_cache(maxsize=256)
-def _interpolation(mode: str, extent: int, size: int, align_corners: bool, scale: float | None) -> Any:
-    aten = torch.ops.aten
-    match mode:
-        case "nearest":
-            return of_unit_vectors(lambda x: aten.upsample_nearest1d(x, [size], scale), extent)
-        case "nearest-exact":
-            return of_unit_vectors(lambda x: aten._upsample_nearest_exact1d(x, [size], scale), extent)
-        case "linear":
-            return of_unit_vectors(lambda x: aten.upsample_linear1d(x, [size], align_corners, scale), extent)
-        case "bicubic":  # of two dimensions only: one column beside the rows
-            return of_unit_vectors(
-                lambda x: aten.upsample_bicubic2d(x[..., None], [size, 1], align_corners, scale, None)[..., 0], extent
-            )
-        case _:
-            raise ValueError(f"no interpolation is called {mode}")
 
 
 @dataclass(frozen=True)
@@ -181,17 +176,12 @@ class AdaptiveAveragePool(LinearMap):
         return Ratio(self.shape[d], self.out[d - 2])
 
     def matrix(self, d: int) -> Any:
-        return _adaptive(self.shape[d], self.out[d - 2])
+        return of_unit_vectors(lambda x: torch.adaptive_avg_pool1d(x, [self.out[d - 2]]), self.shape[d])
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         pool = torch.nn.functional
         pools = (pool.adaptive_avg_pool1d, pool.adaptive_avg_pool2d, pool.adaptive_avg_pool3d)
         return (pools[len(self.out) - 1](operands[0], self.out),)
-
-
-@lru_cache(maxsize=256)
-def _adaptive(extent: int, out: int) -> Any:
-    return of_unit_vectors(lambda x: torch.adaptive_avg_pool1d(x, [out]), extent)
 
 
 @dataclass(frozen=True)

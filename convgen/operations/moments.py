@@ -78,7 +78,9 @@ class Averaged:
 
 @dataclass(frozen=True)
 class Moments(Operation):
-    """(count, mean, M2) of x. Groups of channels in two ways: whole groups as blocks; or channels, cut anywhere."""
+    """(count, mean, M2) of x, of float32 at least. Groups of channels in two ways: whole groups as blocks; or channels,
+    cut anywhere.
+    """
 
     of: Averaged
 
@@ -103,6 +105,7 @@ class Moments(Operation):
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         (x,), of = operands, self.of
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
         averaged = [d for d in range(len(of.shape)) if d not in of.keep]
         if of.size == 1:
             return (_moments(x, averaged),)
@@ -163,7 +166,7 @@ class MomentsGradient(Operation):
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         _, dmean, dm2 = self.of.spread(at, 0, operands[0])
         count, mean, _ = self.of.spread(at, 1, operands[1])
-        return (dmean / count + 2 * (operands[2] - mean) * dm2,)
+        return ((dmean / count + 2 * (operands[2] - mean) * dm2).to(operands[2].dtype),)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """Autograd of the moments' own, where m is that of x."""
@@ -192,10 +195,9 @@ class Normalise(Operation):
         return (Signature(tuple(zip(names, self.of.shape, strict=True)), (x, self.of.read("m")), (y,)),)
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
-        count, mean, m2 = self.of.spread(at, 1, operands[1])
-        if self.rms:
-            return (operands[0] * torch.rsqrt(mean * mean + m2 / count + self.eps),)
-        return ((operands[0] - mean) * torch.rsqrt(m2 / count + self.eps),)
+        (x, _), (count, mean, m2) = operands, self.of.spread(at, 1, operands[1])
+        variance = m2 / count + (mean * mean if self.rms else 0)
+        return (((x if self.rms else x - mean) * torch.rsqrt(variance + self.eps)).to(x.dtype),)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         (x, m), wide = operands, [n if d in self.of.keep else 1 for d, n in enumerate(self.of.shape)]
