@@ -20,6 +20,11 @@ def test_a_network_of_rows_is_right_whatever_its_layouts(seed: int) -> None:
     a_network(Random(f"network {seed}")).check()
 
 
+def all_of_them() -> None:
+    for seed in range(25):
+        a_network(Random(f"network {seed}")).check()
+
+
 @pytest.mark.parametrize("roles_count", [True, False], ids=["summed over every axis of copies", "never summed"])
 def test_a_table_of_adjoints_is_wrong_somewhere(roles_count: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The adjoint of a copy is a sum behind rows whose ranks do different work, and nothing behind one that every rank
@@ -34,5 +39,4 @@ def test_a_table_of_adjoints_is_wrong_somewhere(roles_count: bool, monkeypatch: 
 
     monkeypatch.setattr(Signature, "gradient", by_table)
     with pytest.raises(AssertionError):
-        for seed in range(25):
-            a_network(Random(f"network {seed}")).check()
+        all_of_them()
