@@ -18,6 +18,8 @@ from dataclasses import dataclass, replace
 from convgen.algebra.space import Space
 from convgen.cost.machine import Machine
 from convgen.cost.machines import default_machine
+from convgen.cost.model import Model
+from convgen.cost.schedule import schedule_cost
 from convgen.emit.local_mesh import MeshPlans, mesh_plans
 from convgen.emit.module import emit_module
 from convgen.errors import InputError
@@ -32,16 +34,20 @@ from convgen.passes.hold_x import HoldX
 from convgen.passes.share import Share
 from convgen.plan.choose import Choice, Objective, choose
 from convgen.program.build import lower
+from convgen.program.edited import Expected, read_edited
 from convgen.program.nodes import Schedule
 from convgen.program.verify import verify
 from convgen.spec.build import check_options, check_stride
 from convgen.spec.layer import Layer
 from convgen.spec.source import locate
 
+PIPELINE: tuple[Pass, ...] = (DropSingleRank(), FuseBias(), HoldX(), Share(), FuseLayouts())
+SCHEDULES = ("lower", *(p.name for p in PIPELINE))  # stages after which there is a schedule
+
 
 def pipeline(layer: Layer) -> tuple[Pass, ...]:
-    """The passes of a layer, in the order in which they run."""
-    return (DropSingleRank(), FuseBias(), HoldX(choice=layer.options.hold_x), Share(), FuseLayouts())
+    """The passes, in the order in which they run, with the options that the layer says."""
+    return tuple(replace(p, choice=layer.options.hold_x) if isinstance(p, HoldX) else p for p in PIPELINE)
 
 
 def verifier(space: Space) -> After:
@@ -65,12 +71,46 @@ class Compiled:
     schedule: Schedule
     options: str = ""  # of the command line, where they differ from the defaults
 
-    def module(self) -> str:
+    def module(self, after: Sequence[After] = ()) -> str:
         """Source of the generated module. Raises InputError: a convolution that the target can't do."""
         try:
-            return emit_module(self.layer, self.schedule, self.space, self.kernels(), command=self.options)
+            kernels = self.kernels()
+            tell(after, "kernels", self.schedule)
+            text = emit_module(self.layer, self.schedule, self.space, kernels, command=self.options)
         except InputError as error:
             raise locate(error, self.layer.source) from None
+        tell(after, "emit", self.schedule)
+        return text
+
+    def with_schedule(self, text: str, file: str) -> Compiled:
+        """The same layer by an edited schedule.
+
+        Args:
+            text: the schedule's, as `--emit schedule` prints it.
+            file: where it is from, for messages.
+        Raises:
+            InputError: it can't be read, is another layer's, is wrong, or is more than the target's kernels can do.
+        """
+        layer = self.layer
+        searched = layer.distribution is None and layer.algorithm in (None, "auto")
+        expected = Expected(
+            layer.name, self.space, layer.conv.bias, None if searched else self.choice.stored, layer.on_gpu
+        )
+        schedule = read_edited(text, file, expected)
+        if schedule == self.schedule:
+            return self
+        cost = schedule_cost(schedule, Model(self.space, self.machine, layer.dtype))
+        stored = {tensor: layout for tensor, layout in schedule.stored if tensor != "bias"}
+        told = ("edited: the schedule is given",)
+        made = replace(
+            self,
+            layer=replace(layer, options=replace(layer.options, hold_x=schedule.hold_x)),
+            choice=Choice(stored, dict(schedule.roles), "edited", told, cost.seconds(), cost.sent_bytes()),
+            schedule=schedule,
+            options=f"{self.options} --schedule {layer.name}.txt",
+        )
+        made.kernels()
+        return made
 
     def mesh_plans(self) -> MeshPlans:
         """By phase the plans of the ranks' convolutions on the mesh of an SW26010. Raises InputError."""

@@ -402,6 +402,20 @@ def test_padding_that_differs_on_both_sides_needs_a_frame() -> None:
     assert "check_one_padding_fits" in refused(replace(schedule, forward=(first, *schedule.forward[1:])), space)
 
 
+def test_a_block_without_a_window_is_not_padded() -> None:
+    """All rows on one of two ranks: one padding would fit them, and a module pads no block."""
+    conv = Conv(2, 2, 2, (Spatial("W", 1, 3, 3, 1, 2),))
+    problem = algorithm_problem("spatial", conv, Grid((("W", 2),)))
+    space = Space(conv, problem.grid)
+    schedule = lower("s", space, problem.stored, problem.roles)
+    verify(schedule, space)
+    types = schedule.types()
+    assert types["x_slice"].windows[2] == Window(1, 1)
+    first = replace(schedule.forward[0], type=types["x"])
+    said = refused(replace(schedule, forward=(first, *schedule.forward[1:])), space)
+    assert "check_one_padding_fits" in said and "rank 0 wants padding (1, 1) on W" in said
+
+
 def test_rows_split_on_one_side_only_are_refused() -> None:
     """backward_filter takes its blocks from dy; said to take them from x, it would sum terms of the window twice."""
     schedule = parse(HALO.replace("conv_backward_filter %dy, %x_halo", "conv_backward_filter %dy, %x_halo rows=input"))

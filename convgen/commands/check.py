@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from convgen.commands.inputs import Finite, compile_files, layer_options, need, untuned_option
+from convgen.commands.inputs import Finite, compile_files, layer_options, need, schedule_options, untuned_option
 from convgen.errors import InputError
 from convgen.spec.source import locate
 
@@ -24,6 +24,7 @@ LONGEST_S = 10**6  # of --timeout: the clocks behind it overflow somewhere above
     help="Seconds after which processes are given up.",
 )  # fmt: skip
 @untuned_option
+@schedule_options
 @layer_options
 def check_command(
     file: str, processes: bool, interpret: bool, as_json: bool, timeout: float, untuned: bool, **options: Any

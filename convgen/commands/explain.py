@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from convgen.commands.inputs import compile_files, layer_options
+from convgen.commands.inputs import compile_files, layer_options, schedule_options
 from convgen.commands.outputs import Picture
 from convgen.errors import InputError
 
@@ -22,6 +22,7 @@ from convgen.errors import InputError
     help="Draw who owns and needs what, and the steps as lanes (png, svg, pdf).",
 )
 @click.option("--json", "as_json", is_flag=True, help="The numbers as JSON.")
+@schedule_options
 @layer_options
 def explain_command(file: str, plot: Path | None, as_json: bool, **options: Any) -> None:
     """Roles, schedule, and per step its elements, bytes, seconds and formula."""

@@ -6,15 +6,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from math import isfinite
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from convgen.errors import InputError
 from convgen.spec.reader import locate
+from convgen.spec.text import one_line
 
 if TYPE_CHECKING:
     from convgen.compiler import Compiled
+    from convgen.passes.contract import After
     from convgen.spec.layer import Layer
 
 OBJECTIVES = ("seconds", "bytes")
@@ -50,6 +53,19 @@ def layer_options(command: Any) -> Any:
     return command
 
 
+def schedule_options(command: Any) -> Any:
+    """Options that take a schedule, or how it is made, in one's own hands."""
+    for option in (
+        click.option("--schedule", metavar="FILE", help="An edited schedule of the layer: verified, and used."),
+        click.option(
+            "--pass", "passes", multiple=True, metavar="NAME{OPTION=VALUE}",
+            help="Options of a pass, e.g. 'fuse-layouts{least_part=32}'.",
+        ),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
 untuned_option = click.option("--untuned", is_flag=True, help="Default kernels, without the tuner's databases.")
 
 
@@ -69,15 +85,22 @@ def compile_files(
     algorithm: str | None,
     dtype: str | None,
     memory_format: str | None,
+    schedule: str | None = None,
+    passes: Sequence[str] = (),
     measured: bool | Literal["quietly"] = False,
+    after: Sequence[After] = (),
 ) -> list[Compiled]:
     """Every layer of the files, compiled; errors say the file and the line.
 
     Args:
+        schedule: file of an edited schedule, for one layer.
+        passes: options of passes, such as "fuse-layouts{least_part=32}".
         measured: with local kernels from the tuner's databases; remarks on those that it lacks go to stderr.
+        after: told each stage when it is done.
     """
-    from convgen.compiler import compile_layer
+    from convgen.compiler import compile_layer, pipeline
     from convgen.cost.machines import load_machine
+    from convgen.passes.contract import tell, with_options
     from convgen.spec.build import check_target
 
     if target is not None:
@@ -87,18 +110,37 @@ def compile_files(
         for name, value in (("target", target), ("machine", machine), ("objective", objective))
         if value is not None and (name, value) != ("objective", "seconds")
     )
+    options += "".join(f" --pass '{text}'" for text in passes)
     chosen = load_machine(machine) if machine is not None else None
     compiled: list[Compiled] = []
-    for layer in _read_files(files, grid, algorithm, dtype, memory_format):
+    layers = _read_files(files, grid, algorithm, dtype, memory_format)
+    if schedule is not None and len(layers) != 1:
+        raise InputError(f"--schedule is of one layer, here are {len(layers)}", hint="a YAML file of one layer")
+    tell(after, "read", None)
+    for layer in layers:
+        pipe = pipeline(layer)
+        for text in passes:
+            pipe = with_options(pipe, text)
         try:
             one = compile_layer(
-                layer, target=target, machine=chosen, objective="bytes" if objective == "bytes" else "seconds"
-            )
+                layer, target=target, machine=chosen, objective="bytes" if objective == "bytes" else "seconds",
+                passes=pipe, after=after,
+            )  # fmt: skip
         except InputError as error:
             raise locate(error, layer.source) from None
-        compiled.append(replace(one, options=options))
+        one = replace(one, options=options)
+        compiled.append(one if schedule is None else one.with_schedule(_read_text(schedule), schedule))
     _refuse_same_names(compiled)
     return _with_measured(compiled, quiet=measured == "quietly") if measured else compiled
+
+
+def _read_text(file: str) -> str:
+    """A file's text. Raises InputError: it can't be read."""
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise InputError(f"--schedule: cannot read {one_line(file, 300)}: {why}", hint="a file in UTF-8") from None
 
 
 def _with_measured(compiled: list[Compiled], *, quiet: bool) -> list[Compiled]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from convgen.algebra.conv import Conv
 from convgen.algebra.grid import Grid
 from convgen.algebra.space import Space
 from convgen.errors import InternalError
 from convgen.program.forms import check_forms
-from convgen.program.nodes import Schedule
+from convgen.program.nodes import Schedule, Step
 from convgen.program.text import describe
 from convgen.program.verify.computes import (
     check_bias_is_added_once,
@@ -42,7 +43,7 @@ from convgen.program.verify.structure import (
     check_types_are_layouts,
 )
 
-__all__ = ["CHECKS", "Facts", "verify"]
+__all__ = ["CHECKS", "Facts", "faults", "verify"]
 
 
 def check_forms_are_read_as_such(f: Facts) -> Iterator[Fault]:
@@ -80,15 +81,28 @@ def verify(schedule: Schedule, space: Space) -> None:
     """
     if schedule.grid != space.grid:
         raise InternalError(f"schedule {schedule.name} is on {schedule.grid}, its index space on {space.grid}")
-    for facts in (
-        Facts(schedule, space),
-        Facts(schedule, _with_a_sample_each(space.conv, space.grid, space.virtual_padding)),
-    ):
+    types = schedule.types()
+    for fault in faults(schedule, space):
+        line = f"\n  {describe(fault.step, types)} : {fault.step.type}" if fault.step else ""
+        raise InternalError(f"schedule {schedule.name}, {fault.batch} samples: {fault.check}{line}\n  {fault.text}")
+
+
+class Broken(NamedTuple):
+    """A check's name, what it says, the step that it says it of, and for how many samples."""
+
+    check: str
+    text: str
+    step: Step | None
+    batch: int
+
+
+def faults(schedule: Schedule, space: Space) -> Iterator[Broken]:
+    """Every rule that a schedule breaks; those after the first may follow from it, or fail to be looked at."""
+    every = _with_a_sample_each(space.conv, space.grid, space.virtual_padding)
+    for facts in (Facts(schedule, space), Facts(schedule, every)):
         for check in CHECKS:
             for step, text in check(facts):
-                line = f"\n  {describe(step, facts.types)} : {step.type}" if step else ""
-                where = f"schedule {schedule.name}, {facts.space.conv.batch} samples: {check.__name__}"
-                raise InternalError(f"{where}{line}\n  {text}")
+                yield Broken(check.__name__, text, step, facts.space.conv.batch)
 
 
 @lru_cache(maxsize=4)
