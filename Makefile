@@ -48,7 +48,7 @@ quick: $(VENV)/.installed
 check: test
 
 bench: $(VENV)/.installed
-	@for script in $(filter-out bench/kernel%.py,$(wildcard bench/*.py)); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+	@for script in $(filter-out bench/kernel%.py bench/replay.py,$(wildcard bench/*.py)); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .

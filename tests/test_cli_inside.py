@@ -174,7 +174,6 @@ def test_what_is_held_can_be_edited(tmp_path: Path) -> None:
         ("*] bias[C]\n  roles", "*]\n  roles", "stored are x, w, y, and the layer has x, w, y, bias", ""),
         ("partial(C)", "partial(K)", "K is no axis of grid(C=2, H=2, N=1)", ""),
         ("partial(C)", "partial(N,C)", "N has one rank", ""),
-        ("%y_summed", "%y_whole", "what it adds to is called %y_summed", ""),
         ("%dw_partial", "%import_", "no value can be called %import_", ""),
         (
             "%dy_gathered = all_gather %dy",

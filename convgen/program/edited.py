@@ -15,7 +15,7 @@ from convgen.algebra.layout import Layout
 from convgen.algebra.space import Space
 from convgen.errors import InputError, Note
 from convgen.free_memory import check_memory
-from convgen.program.nodes import GIVEN, TENSOR_OF, Compute, Convert, Schedule, reads
+from convgen.program.nodes import GIVEN, RESULTS, TENSOR_OF, Convert, Schedule, reads
 from convgen.program.text import describe, parse, show
 from convgen.program.verify import faults
 
@@ -159,10 +159,8 @@ def _unprintable(schedule: Schedule, expected: Expected) -> Iterator[tuple[str, 
     held = schedule.held()
     for _, step in schedule.steps():
         where = f"%{step.result} ="
-        if step.result not in ("y", "dx", "dw", "db") and not NAME.fullmatch(step.result):
+        if step.result not in RESULTS and not NAME.fullmatch(step.result):
             yield where, f"no value can be called %{step.result}: its name starts with a tensor's, as in %y_sum"
-        if isinstance(step, Compute) and step.operation == "add_bias" and step.inputs[0] != "y_summed":
-            yield where, f"add_bias reads %{step.inputs[0]}: what it adds to is called %y_summed"
         if isinstance(step, Convert) and step.kind == "slice" and step.result in held:
             yield where, f"backward reads %{step.result}, a view that can't be kept: cut it again there"
         if step.form != "whole" and not expected.reads_parts:
