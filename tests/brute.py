@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import inf, prod
 
 import torch
@@ -26,6 +27,7 @@ NOWHERE = 2**62  # a number of something, where there is nothing
 
 
 # ---------------------------------------------------------------- blocks, windows, boxes
+@lru_cache(maxsize=65536)
 def block(grid: Grid, rank: int, extent: int, axes: Axes) -> Interval:
     at = grid.at(rank)
     return span(extent, 1, tuple(grid.sizes[a] for a in axes), tuple(at[a] for a in axes), 0)
@@ -99,7 +101,9 @@ def fetch(v: Value, windows: Sequence[Window]) -> list[torch.Tensor]:
         count = torch.zeros(extents(window), dtype=torch.int64)
         for s, (there, here) in itertools.product(v.grid.group(r, moving), places(window)):
             lo = [max(a.start, b.start) for a, b in zip(there, owned[s], strict=True)]
-            hi = [max(f, min(a.stop, b.stop)) for f, a, b in zip(lo, there, owned[s], strict=True)]
+            hi = [min(a.stop, b.stop) for a, b in zip(there, owned[s], strict=True)]
+            if any(f >= h for f, h in zip(lo, hi, strict=True)):
+                continue
             to = tuple(
                 slice(f - a.start + b.start, h - a.start + b.start)
                 for f, h, a, b in zip(lo, hi, there, here, strict=True)

@@ -19,19 +19,25 @@ from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes
 from convgen.algebra.relations import Taps
 from convgen.algebra.signature import Operand, Signature
-from convgen.operations.attention import Attention, Softmax
+from convgen.operations.attention import Attention
+from convgen.operations.average_pooling import AdaptiveAveragePool, AveragePool
+from convgen.operations.bias import AddBias, SumBias
 from convgen.operations.contraction import linear, matrix_product
 from convgen.operations.convolution import Convolution, Phase
 from convgen.operations.dropout import Dropout
-from convgen.operations.linear_maps import AdaptiveAveragePool, Adjoint, AveragePool, Upsample
+from convgen.operations.linear_maps import Adjoint
+from convgen.operations.losses import CrossEntropy, SquaredError
+from convgen.operations.max_pooling import AdaptiveMaxPool, AdaptiveMaxPoolGradient, MaxPool
 from convgen.operations.moments import Averaged, Moments, MomentsGradient, Normalise, RunningStatistics
+from convgen.operations.pixels import PixelShuffle, PixelUnshuffle
 from convgen.operations.pointwise import Pointwise, affine, bias, prelu
-from convgen.operations.pooling import AdaptiveMaxPool, AdaptiveMaxPoolGradient, MaxPool
-from convgen.operations.reductions import CrossEntropy, Reduce, SquaredError
+from convgen.operations.reductions import Reduce
 from convgen.operations.row import Operation
 from convgen.operations.rows import Concatenate, PadMode, flipped, padded, rolled, sliced
+from convgen.operations.softmax import Softmax
 from convgen.operations.transposed import TransposedConvolution, transposed_convolution
-from convgen.operations.views import Expand, Permute, PixelShuffle, PixelUnshuffle, View
+from convgen.operations.upsampling import Upsample
+from convgen.operations.views import Expand, Permute, View
 
 Case = tuple[Operation, list[torch.Tensor]]
 PHASES: tuple[Phase, ...] = ("forward", "backward_data", "backward_filter")
@@ -87,6 +93,13 @@ def convolution(draw: Random) -> Case:
     per = [groups * draw.randint(1, 3) for _ in "CF"]
     conv = Conv(draw.randint(1, 4), *per, spatial(draw, *dims_of(draw)), groups)
     return filled(draw, Convolution(draw.choice(PHASES), conv), whole)
+
+
+def bias_of_a_convolution(draw: Random) -> Case:
+    """Added to y, and its gradient."""
+    operation, _ = convolution(draw)
+    assert isinstance(operation, Convolution)
+    return filled(draw, draw.choice((AddBias, SumBias))(operation.conv), whole)
 
 
 def a_transposed_convolution(draw: Random) -> Case:
@@ -348,6 +361,7 @@ def squared_error(draw: Random) -> Case:
 
 CASES: Mapping[str, Callable[[Random], Case]] = {
     "convolution": convolution,
+    "bias of a convolution": bias_of_a_convolution,
     "transposed convolution": a_transposed_convolution,
     "max pool": max_pool,
     "average pool": average_pool,

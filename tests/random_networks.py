@@ -18,18 +18,21 @@ from operation_cases import a_grid, free_roles, normal, place, stored
 from convgen.algebra.conv import SPATIAL_NAMES, Conv, Spatial
 from convgen.algebra.grid import Grid
 from convgen.algebra.relations import Taps
-from convgen.operations.attention import Attention, Softmax
+from convgen.operations.attention import Attention
+from convgen.operations.average_pooling import AdaptiveAveragePool, AveragePool
 from convgen.operations.contraction import linear
 from convgen.operations.convolution import Convolution
 from convgen.operations.dropout import Dropout
-from convgen.operations.linear_maps import AdaptiveAveragePool, AveragePool, Upsample
+from convgen.operations.losses import SquaredError
+from convgen.operations.max_pooling import AdaptiveMaxPool, MaxPool
 from convgen.operations.moments import Averaged, Moments, Normalise
 from convgen.operations.pointwise import Pointwise, affine, bias
-from convgen.operations.pooling import AdaptiveMaxPool, MaxPool
-from convgen.operations.reductions import Reduce, SquaredError
+from convgen.operations.reductions import Reduce
 from convgen.operations.row import Operation
 from convgen.operations.rows import Concatenate, flipped, padded
+from convgen.operations.softmax import Softmax
 from convgen.operations.transposed import transposed_convolution
+from convgen.operations.upsampling import Upsample
 from convgen.operations.views import Permute, View
 
 

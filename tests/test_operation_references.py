@@ -20,14 +20,15 @@ from convgen.operations.attention import Attention
 from convgen.operations.contraction import linear, matrix_product
 from convgen.operations.convolution import Convolution
 from convgen.operations.dropout import Dropout, philox
+from convgen.operations.losses import CrossEntropy, SquaredError
+from convgen.operations.max_pooling import MaxPool
 from convgen.operations.moments import Averaged, Moments, Normalise, RunningStatistics
+from convgen.operations.pixels import PixelShuffle, PixelUnshuffle
 from convgen.operations.pointwise import FUNCTIONS, affine, prelu
-from convgen.operations.pooling import MaxPool
-from convgen.operations.reductions import CrossEntropy, SquaredError
 from convgen.operations.row import At
 from convgen.operations.rows import PadMode, flipped, padded, rolled, sliced
 from convgen.operations.transposed import TransposedConvolution, transposed_convolution
-from convgen.operations.views import PixelShuffle, PixelUnshuffle, matches
+from convgen.operations.views import matches
 
 DRAWS = 30 * int(os.environ.get("DRAWS", "1"))
 

@@ -9,19 +9,23 @@ import pytest
 from convgen.algebra.conv import Conv, Spatial
 from convgen.algebra.relations import Taps
 from convgen.algebra.signature import Made, Operand, Signature
-from convgen.operations.attention import Attention, Softmax
+from convgen.operations.attention import Attention
+from convgen.operations.average_pooling import AdaptiveAveragePool, AveragePool
 from convgen.operations.contraction import linear, matrix_product
 from convgen.operations.convolution import Convolution
 from convgen.operations.dropout import Dropout
-from convgen.operations.linear_maps import AdaptiveAveragePool, AveragePool, Upsample
+from convgen.operations.losses import CrossEntropy
+from convgen.operations.max_pooling import AdaptiveMaxPool, MaxPool
 from convgen.operations.moments import Averaged, Moments, MomentsGradient, Normalise, RunningStatistics
+from convgen.operations.pixels import PixelShuffle
 from convgen.operations.pointwise import Pointwise, bias
-from convgen.operations.pooling import AdaptiveMaxPool, MaxPool
-from convgen.operations.reductions import CrossEntropy, Reduce
+from convgen.operations.reductions import Reduce
 from convgen.operations.row import Operation
 from convgen.operations.rows import Concatenate, flipped, padded, rolled
+from convgen.operations.softmax import Softmax
 from convgen.operations.transposed import transposed_convolution
-from convgen.operations.views import PixelShuffle, View
+from convgen.operations.upsampling import Upsample
+from convgen.operations.views import View
 
 X = (8, 6, 9, 9)
 SIDE = Spatial("H", 9, 3, stride=2, pad_lo=1, pad_hi=1)

@@ -19,7 +19,7 @@ from operation_cases import CASES, check
 
 from convgen.algebra.relations import Cyclic, Ratio, ReadBy, Table, Taps
 from convgen.algebra.signature import Signature
-from convgen.operations.linear_maps import AveragePool
+from convgen.operations.average_pooling import AveragePool
 from convgen.operations.moments import Moments
 from convgen.operations.reductions import Reduce
 from convgen.operations.row import At

@@ -47,6 +47,11 @@ class Relation(ABC):
     def window(self, lo: Number, hi: Number) -> tuple[Number, Number]:
         """The rows that `[lo, hi)` wishes for: the smallest interval of closed form; empty for no rows."""
 
+    @property
+    def inverse(self) -> Relation:
+        """Of a row that is read, the rows that read it."""
+        raise ValueError(f"{self} has no inverse of closed form")
+
     def fold(self, lo: Number, hi: Number, extent: int) -> tuple[Part, ...]:
         """Where a window's rows lie in a tensor of `extent` rows: one interval, unless rows come round again."""
         first: Any = np.clip(lo, 0, extent)
@@ -78,6 +83,10 @@ class Taps(Relation):
         """Rows from a window's first tap to its last: d(K-1)."""
         return self.dilation * (self.kernel - 1)
 
+    @property
+    def inverse(self) -> Relation:
+        return ReadBy(self)
+
     def row(self, o: int) -> Sequence[int]:
         return [o * self.stride - self.pad + self.dilation * k for k in range(self.kernel)]
 
@@ -102,6 +111,10 @@ class ReadBy(Relation):
     @property
     def word(self) -> str:
         return "read_by"
+
+    @property
+    def inverse(self) -> Relation:
+        return self.taps
 
     def row(self, o: int) -> Sequence[int]:
         t = self.taps
@@ -130,6 +143,13 @@ class Ratio(Relation):
     b: int
     unit: int = 1
 
+    @property
+    def inverse(self) -> Relation:
+        """Of cells that lie on a grid of their own; groups of rows are such cells, groups of cells are not."""
+        if self.a != 1 != self.unit:
+            raise ValueError(f"{self} has no inverse of closed form")
+        return Ratio(1, self.unit, self.b) if self.a == 1 else Ratio(self.b, self.a)
+
     def row(self, o: int) -> Sequence[int]:
         return range(*self.window(o, o + 1))
 
@@ -143,6 +163,10 @@ class Reverse(Relation):
     """Row o reads row n - 1 - o."""
 
     extent: int
+
+    @property
+    def inverse(self) -> Relation:
+        return self
 
     def row(self, o: int) -> Sequence[int]:
         return [self.extent - 1 - o]
@@ -162,6 +186,10 @@ class Cyclic(Relation):
 
     by: int
     extent: int
+
+    @property
+    def inverse(self) -> Relation:
+        return Cyclic(-self.by, self.extent)
 
     def row(self, o: int) -> Sequence[int]:
         return [o - self.by]

@@ -4,14 +4,16 @@ ranks. A signature prints as a line, `tests/test_operation_signatures.py` has th
 | file | rows |
 |---|---|
 | convolution, transposed | the three phases of both, groups as nests or cut by blocks |
-| pooling | the largest of windows, and of cells (adaptive, global) |
-| linear_maps | average and adaptive pooling, interpolation, and what is read from their other side |
+| max_pooling, average_pooling | by windows and by cells (adaptive, global) |
+| upsampling | interpolation |
+| linear_maps | what average pooling and interpolation are, and what is read from their other side |
 | rows | pad, slice, flip, roll, concatenate |
-| views | views, permutations, expansion, pixel shuffles |
+| views, pixels | views, permutations, expansion; pixel shuffles |
 | pointwise, dropout | activations, add, gate, bias, affine, prelu; masks by global number |
 | moments | moments of all norms, normalise, running statistics |
-| contraction, attention | linear, matrix products; softmax, attention |
-| reductions | sums, means, cross entropy, squared error |
+| contraction | linear layers, matrix products |
+| softmax, attention | what needs an index whole |
+| reductions, losses | sums, means; cross entropy, squared error |
 
 To add one: a frozen dataclass of `row.Operation` in a file here, a kind of random cases in `tests/operation_cases.py`.
 """

@@ -1,4 +1,4 @@
-"""Softmax and attention: an index that one rank needs all of."""
+"""Attention: queries are split, keys and values whole; masks are of positions in the whole."""
 
 from __future__ import annotations
 
@@ -10,31 +10,7 @@ from typing import Any
 from convgen.algebra.relations import Ratio
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
 from convgen.operations.late import torch
-from convgen.operations.row import At, Operation, Work, numbered, numbers, own, touched
-
-
-@dataclass(frozen=True)
-class Softmax(Operation):
-    """Softmax of x along dimension d, or its logarithm."""
-
-    shape: tuple[int, ...]
-    d: int
-    log: bool = False
-
-    @cached_property
-    def signatures(self) -> tuple[Signature, ...]:
-        names = numbered(len(self.shape))
-        dims = own(*(None if d == self.d else i for d, i in enumerate(names)))
-        extents = tuple((i, n) for d, (i, n) in enumerate(zip(names, self.shape, strict=True)) if d != self.d)
-        return (Signature(extents, (Operand("x", self.shape, dims),), (Operand("y", self.shape, dims),)),)
-
-    def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
-        return ((torch.log_softmax if self.log else torch.softmax)(operands[0], self.d),)
-
-    def reference(self, *operands: Any) -> tuple[Any, ...]:
-        y = operands[0] - operands[0].amax(self.d, keepdim=True).detach()
-        total = y.exp().sum(self.d, keepdim=True)
-        return (y - total.log() if self.log else y.exp() / total,)
+from convgen.operations.row import At, Operation, Work, numbers, own, touched
 
 
 @dataclass(frozen=True)

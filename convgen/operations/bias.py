@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from convgen.algebra.conv import Conv
 from convgen.algebra.signature import Made, Operand, Signature
-from convgen.operations.row import At, Operation
+from convgen.operations.row import At, Derived, Operation
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,10 @@ class AddBias(Operation):
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         y, bias = operands
         return ((y.movedim(1, -1) + bias).movedim(-1, 1),)
+
+    @cached_property
+    def gradients(self) -> Mapping[str, Derived]:
+        return {"bias": Derived(SumBias(self.conv), ("dy",))}
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from convgen.algebra.conv import Conv, Phase
-from convgen.algebra.relations import Ratio, ReadBy, Taps
+from convgen.algebra.relations import Ratio, Taps
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
 from convgen.operations.late import torch
 from convgen.operations.row import At, Derived, Interval, Operation, Work, fit, own, touched
@@ -78,7 +78,7 @@ class Convolution(Operation):
     def _signature(self, blocks: str, channels: Channels) -> Signature:
         """`blocks`: the activation whose rows are blocks; the other's are windows."""
         letters = self.conv.letters
-        reads = self.taps if blocks == "y" else tuple(map(ReadBy, self.taps))
+        reads = self.taps if blocks == "y" else tuple(t.inverse for t in self.taps)
         windows = tuple(Made((i,), r) for i, r in zip(letters, reads, strict=True))
         rows = {"x": windows, "y": windows, "w": (WHOLE,) * len(letters)} | {blocks: own(*letters)}
         tensors = {t: Operand(t, self.shapes[t], (*channels.made[t], *rows[t])) for t in "xwy"}

@@ -117,7 +117,7 @@ class AdaptiveMaxPoolGradient(Operation):
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
         names, out = numbered(len(self.shape)), (*self.shape[:2], *self.out)
-        rows = (Made((i,), Ratio(m, n)) for i, n, m in zip(names[2:], self.shape[2:], self.out, strict=True))
+        rows = (Made((i,), Ratio(n, m).inverse) for i, n, m in zip(names[2:], self.shape[2:], self.out, strict=True))
         dims = (*own(*names[:2]), *rows)
         dy, number = Operand("dy", out, dims), Operand("number", out, dims, gradient=False, integer=True)
         dx = Operand("dx", self.shape, own(*names))
