@@ -116,6 +116,15 @@ def test_an_inverse_has_every_row_that_reads_a_row(kind: str) -> None:
             assert set(relation.inverse.inverse.row(o)) == set(relation.row(o)), (relation, o)
 
 
+def test_the_inverse_of_a_table_is_the_hull_of_what_reads() -> None:
+    draw = Random("inverse table")
+    for _ in range(DRAWS // 4):
+        relation = rows_of(draw)
+        for row in range(15):
+            readers = [o for o in range(AROUND) if row in relation.row(o)]
+            assert relation.inverse.window(row, row + 1) == ((readers[0], readers[-1] + 1) if readers else (0, 0))
+
+
 def test_its_window_begins_and_ends_at_rows_whose_windows_reach_the_block() -> None:
     """Closed form, so not always the hull, but no wider than rows whose own windows meet the block."""
     draw = Random("reach")

@@ -28,7 +28,7 @@ from convgen.operations.pointwise import FUNCTIONS, affine, prelu
 from convgen.operations.row import At
 from convgen.operations.rows import PadMode, flipped, padded, rolled, sliced
 from convgen.operations.transposed import TransposedConvolution, transposed_convolution
-from convgen.operations.views import matches
+from convgen.operations.views import View, matches
 
 DRAWS = 30 * int(os.environ.get("DRAWS", "1"))
 
@@ -141,6 +141,13 @@ def test_norms() -> None:
     assert same(norm(Averaged(shape, (0, 1, 2)), x), F.layer_norm(x, (5,), eps=1e-3))
     assert same(norm(Averaged(shape, (0, 1)), x), F.layer_norm(x, (4, 5), eps=1e-3))
     assert same(norm(Averaged(shape, (0, 1, 2)), x, rms=True), F.rms_norm(x, (5,), eps=1e-3))
+
+
+def test_batch_norm_of_parts_of_the_samples() -> None:
+    x = normal(Random("parts"), (4, 6, 5, 3))
+    (parts,) = View((4, 6, 5, 3), (2, 2, 6, 5, 3)).reference(x)
+    found = norm(Averaged((2, 2, 6, 5, 3), (0, 2)), parts).flatten(0, 1)
+    assert same(found, torch.cat([F.batch_norm(half, None, None, training=True, eps=1e-3) for half in x.chunk(2)]))
 
 
 def test_losses() -> None:

@@ -48,9 +48,9 @@ class Relation(ABC):
         """The rows that `[lo, hi)` wishes for: the smallest interval of closed form; empty for no rows."""
 
     @property
+    @abstractmethod
     def inverse(self) -> Relation:
         """Of a row that is read, the rows that read it."""
-        raise ValueError(f"{self} has no inverse of closed form")
 
     def fold(self, lo: Number, hi: Number, extent: int) -> tuple[Part, ...]:
         """Where a window's rows lie in a tensor of `extent` rows: one interval, unless rows come round again."""
@@ -212,6 +212,13 @@ class Table(Relation):
     """Row o reads the interval `rows[o]`; an empty one reads nothing."""
 
     rows: tuple[tuple[int, int], ...]
+
+    @property
+    def inverse(self) -> Relation:
+        """Hulls: between two rows that read one there may be others that don't."""
+        extent = max((hi for _, hi in self.rows), default=0)
+        readers = ([o for o, (lo, hi) in enumerate(self.rows) if lo <= row < hi] for row in range(extent))
+        return Table(tuple((found[0], found[-1] + 1) if found else (0, 0) for found in readers))
 
     def row(self, o: int) -> Sequence[int]:
         return range(*self.rows[o])

@@ -106,6 +106,9 @@ class Adjoint(LinearMap):
     def matrix(self, d: int) -> Any:
         return self.of.matrices[d].T
 
+    def relation(self, d: int) -> Relation:
+        return self.of.relation(d).inverse
+
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         x = torch.zeros(self.of.shape, dtype=operands[0].dtype, requires_grad=True)
         with torch.enable_grad():

@@ -11,6 +11,9 @@ moments, dx = dmean / n + 2 (x - mean) dM2.
 | group | N, C | channels of a group |
 | layer, RMS | the leading dimensions | 1 |
 
+Batch norm over parts of the samples ([SP] III-B: over a sample's ranks, or local) is this of x viewed as (parts,
+samples of one, C, rows) with parts and C kept.
+
 Source: Chan, Golub and LeVeque, Updating Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979,
 Eqs. 2.1; [SP] III-B for the choice of what is averaged.
 """
