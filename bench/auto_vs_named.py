@@ -1,7 +1,7 @@
 """`algorithm: auto` against the named algorithms: modelled seconds of every layer in tuning/layers on several grids.
 
     python bench/auto_vs_named.py             # checks, and prints the tables
-    python bench/auto_vs_named.py --write     # puts them into docs/auto.md
+    python bench/auto_vs_named.py --write     # puts them into docs/studies/auto.md
 
 Every named algorithm is tried under every assignment of its letters to the grid's axes, those that leave ranks
 empty too. Fails if one of them is modelled faster than auto on any layer.
@@ -30,7 +30,7 @@ from convgen.spec.reader import read_csv
 
 GRIDS = [{"a": 4}, {"a": 2, "b": 2}, {"a": 3, "b": 2}, {"a": 2, "b": 2, "c": 2}, {"a": 4, "b": 4}]
 MACHINES = ("cpu", "cuda")
-DOCS = Path(__file__).resolve().parent.parent / "docs" / "auto.md"
+DOCS = Path(__file__).resolve().parent.parent / "docs" / "studies" / "auto.md"
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
 
 
@@ -123,7 +123,7 @@ def _mb(plan: Plan) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/auto.md")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/studies/auto.md")
     write = parser.parse_args().write
     networks = sorted(path.stem for path in data_file("tuning", "layers").glob("*.csv"))
     rows, lost = digest(networks)

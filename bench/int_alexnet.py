@@ -78,7 +78,7 @@ class Reading:
 
 
 READINGS = {
-    "as said in docs/model.md": Reading(),
+    "as said in docs/studies/model.md": Reading(),
     "beta per word, literally": Reading(word_bytes=1),
     "words of 8 bytes": Reading(word_bytes=8),
     "weights without groups": Reading(grouped=False),

@@ -2,7 +2,7 @@
 
     python bench/papers.py cf                      # [CF] Table 1
     python bench/papers.py sp1 sp2 sp3             # [SP] Tables I, II, III
-    python bench/papers.py cf sp1 sp2 sp3 --plot docs/model.png
+    python bench/papers.py cf sp1 sp2 sp3 --plot docs/studies/model.png
     python bench/papers.py choice                  # stationary-x or -y, layer by layer
 
 Published numbers: tuning/papers. Machine: lassen, as its file has it; nothing is fitted. Every convolution is compiled

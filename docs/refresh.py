@@ -1,4 +1,4 @@
-"""Run the commands in docs/*.md again and write what they print under them.
+"""Run the commands in docs/ again and write what they print under them.
 
     python docs/refresh.py            # rewrite the console blocks
     python docs/refresh.py --check    # change nothing; exit 1 where a block is out of date
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
     stale: list[str] = []
-    for path in sorted((ROOT / "docs").glob("*.md")):
+    for path in sorted((ROOT / "docs").rglob("*.md")):
         text = path.read_text(encoding="utf-8")
         new = refreshed(text)
         if new != text:
