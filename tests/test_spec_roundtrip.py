@@ -81,7 +81,7 @@ def layer_dicts(draw: st.DrawFn) -> dict[str, Any]:
 @st.composite
 def placements(draw: st.DrawFn, letters: tuple[str, ...]) -> dict[str, Any]:
     """A grid with an algorithm, with an explicit layout, or with nothing."""
-    algorithm = draw(st.sampled_from((None, None, *constants.ALGORITHMS)))
+    algorithm = draw(st.sampled_from((None, None, *constants.ALGORITHM_NAMES)))
     known = st.sampled_from(algorithm_letters(algorithm, letters)) if algorithm and algorithm != "auto" else names
     axes = draw(st.lists(known, min_size=1, max_size=4, unique=True))
     data: dict[str, Any] = {"grid": {axis: draw(sizes) for axis in axes}}

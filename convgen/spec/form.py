@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from convgen.errors import InputError, Note
+from convgen.spec.layer import ALGORITHM_NAMES
 from convgen.spec.names import did_you_mean
 from convgen.spec.source import KeyPath
 from convgen.spec.text import kind, number_of, one_line, shown
@@ -28,6 +29,12 @@ _EACH = f"{_SIZE}, or a list with one per spatial dimension"
 _ENTRIES = 'a list with an axis, "*", none or a list of axes per dimension'
 _KERNEL = "text, a local kernel as convgen tune prints it"
 _ROLES = "a mapping of axis to N, C, F, G, D, H, W or none"
+
+
+def _algorithm(name: str) -> str:
+    if name not in ALGORITHM_NAMES:
+        raise ValueError(name)
+    return name
 
 
 class _Form(BaseModel):
@@ -82,9 +89,9 @@ class LayerForm(_Form):
         default="contiguous", description="contiguous or channels_last"
     )
     grid: dict[str, Size] = Field(description="a mapping of axis name to ranks, e.g. {N: 2, C: 2}")
-    algorithm: (
-        Literal["auto", "sample", "spatial", "stationary-x", "stationary-y", "stationary-w", "integrated"] | None
-    ) = Field(default=None, description="auto, sample, spatial, stationary-x, stationary-y, stationary-w or integrated")
+    algorithm: Annotated[str, AfterValidator(_algorithm)] | None = Field(
+        default=None, description=f"{', '.join(ALGORITHM_NAMES[:-1])} or {ALGORITHM_NAMES[-1]}"
+    )
     distribution: DistributionForm | None = Field(default=None, description="a mapping with x, w and y")
     roles: RolesForm | None = Field(
         default=None, description="a mapping with forward, backward_data, backward_filter or some of them"

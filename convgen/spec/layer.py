@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from convgen.algebra.algorithms import ALGORITHMS
 from convgen.algebra.conv import Conv
 from convgen.algebra.grid import Grid
 from convgen.spec.source import Source
 
 DTYPES = ("float64", "float32", "tfloat32", "bfloat16", "float16")
 DTYPE_BYTES = {"float64": 8, "float32": 4, "tfloat32": 4, "bfloat16": 2, "float16": 2}
-ALGORITHMS = ("auto", "sample", "spatial", "stationary-x", "stationary-y", "stationary-w", "integrated")
+ALGORITHM_NAMES = ("auto", *ALGORITHMS)
 ROLE_NAMES = ("N", "C", "F", "G", "D", "H", "W", "none")
 
 Axes = tuple[str, ...]
