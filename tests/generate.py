@@ -73,19 +73,33 @@ def random_spatial(rng: Random, name: str, most: int) -> Spatial:
             return s
 
 
-def random_conv(rng: Random) -> Conv:
+def random_transposed_spatial(rng: Random, name: str, most: int) -> Spatial:
+    """Output padding up to torch's bound, crops that differ on both sides or are wider than the kernel."""
+    while True:
+        kernel, stride, dilation = rng.choice((1, 1, 2, 3, 3, 4)), rng.choice((1, 2, 2, 3)), rng.choice((1, 1, 1, 2, 3))
+        pad_lo = rng.choice((0, 0, 1, 1, 2, 3))
+        pad_hi = rng.choice((pad_lo, pad_lo, 0, 1, 2))
+        more = rng.choice((0, 0, rng.randrange(max(stride, dilation))))
+        extent = (rng.randint(1, most) - 1) * stride - pad_lo - pad_hi + dilation * (kernel - 1) + 1 + more
+        if extent >= 1:
+            return Spatial(name, extent, kernel, stride, pad_lo, pad_hi, dilation, more)
+
+
+def random_conv(rng: Random, *, transposed: bool = False) -> Conv:
     """A layer of one to three spatial dimensions."""
+    spatial = random_transposed_spatial if transposed else random_spatial
     while True:
         spatial_dims = rng.choice((1, 1, 2, 2, 2, 3))
-        most = {1: 13, 2: 8, 3: 5}[spatial_dims]
+        most = {1: 13, 2: 8, 3: 5}[spatial_dims] // (2 if transposed else 1)
         groups = rng.choice((1, 1, 1, 2, 3, 4))
         conv = Conv(
             batch=rng.randint(1, 4),
             channels=groups * rng.randint(1, 5 if groups == 1 else 3),
             filters=groups * rng.randint(1, 5 if groups == 1 else 3),
-            spatial=tuple(random_spatial(rng, name, most) for name in SPATIAL_NAMES[spatial_dims]),
+            spatial=tuple(spatial(rng, name, most) for name in SPATIAL_NAMES[spatial_dims]),
             groups=groups,
             bias=rng.random() < 0.4,
+            transposed=transposed,
         )
         if max(conv.elements("x"), conv.elements("y"), conv.elements("w")) <= MOST_ELEMENTS:
             return conv
@@ -118,11 +132,11 @@ def random_roles(rng: Random, conv: Conv, grid: Grid, phase: str) -> Roles:
             continue
 
 
-def random_problem(rng: Random, max_ranks: int = 8) -> Problem:
+def random_problem(rng: Random, max_ranks: int = 8, *, transposed: bool = False) -> Problem:
     """A layer with any storage and any roles, different in each phase; one in four is a named algorithm."""
     if rng.random() < 0.25:
-        return named_problem(rng, max_ranks)
-    conv, grid = random_conv(rng), random_grid(rng, max_ranks)
+        return named_problem(rng, max_ranks, transposed=transposed)
+    conv, grid = random_conv(rng, transposed=transposed), random_grid(rng, max_ranks)
     stored = {t: random_layout(rng, conv, grid, t) for t in ("x", "w", "y")}
     roles = {phase: random_roles(rng, conv, grid, phase) for phase in PHASES}
     if rng.random() < 0.3:
@@ -130,10 +144,12 @@ def random_problem(rng: Random, max_ranks: int = 8) -> Problem:
     return Problem(conv, grid, stored, roles)
 
 
-def named_problem(rng: Random, max_ranks: int = 8, algorithm: str | None = None) -> Problem:
+def named_problem(
+    rng: Random, max_ranks: int = 8, algorithm: str | None = None, *, transposed: bool = False
+) -> Problem:
     """A named algorithm (a random one by default) on a random layer and a grid of its letters."""
     while True:
-        conv = random_conv(rng)
+        conv = random_conv(rng, transposed=transposed)
         name = algorithm or rng.choice(sorted(ALGORITHMS))
         letters = [a for a in ALGORITHMS[name].letters if a not in "DHW" or a in conv.letters]
         letters += ["G"] if conv.groups > 1 else []

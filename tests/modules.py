@@ -103,14 +103,17 @@ class Case:
 # ---- Drawing -------------------------------------------------------------------------------------------------------
 
 
-def draw(seed: int, *, algorithm: str | None = None, least: int = 1, most: int = 8) -> Case:
+def draw(seed: int, *, algorithm: str | None = None, least: int = 1, most: int = 8, transposed: bool = False) -> Case:
     """A random layer on `least` to `most` ranks: a named algorithm, or any storage with any roles."""
-    rng = random.Random(f"{seed} {algorithm} {least} {most}")
+    rng = random.Random(f"{seed} {algorithm} {least} {most}{' transposed' * transposed}")
     while True:
-        problem = named_problem(rng, most, algorithm) if algorithm else random_problem(rng, most)
+        if algorithm:
+            problem = named_problem(rng, most, algorithm, transposed=transposed)
+        else:
+            problem = random_problem(rng, most, transposed=transposed)
         if problem.grid.ranks >= least:
             break
-    name = f"{algorithm or 'layer'}_{seed}_{least}_{most}".replace("-", "_")
+    name = f"{algorithm or 'layer'}_{seed}_{least}_{most}{'_transposed' * transposed}".replace("-", "_")
     return make(problem, name, rng)
 
 

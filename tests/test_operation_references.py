@@ -63,7 +63,7 @@ def test_transposed_convolutions() -> None:
         assert isinstance(operation, TransposedConvolution)
         conv, forward = operation.conv, TransposedConvolution("forward", operation.conv)
         x, w = (normal(draw, o.shape) for o in forward.signatures[0].inputs)
-        more = [s.pad_lo - s.pad_hi for s in conv.spatial]
+        more = [s.output_padding for s in conv.spatial]
         back = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[len(more) - 1]
         sides = ([getattr(s, side) for s in conv.spatial] for side in ("stride", "pad_lo", "dilation"))
         stride, padding, dilation = sides

@@ -147,7 +147,7 @@ TYPES: list[tuple[dict[str, str], str, int, str]] = [
     ({"stride": ""}, "stride can't be nothing", 7, "an integer"),
     ({"bias": "1"}, "bias can't be 1, an integer", 7, "true or false"),
     ({"bias": "yes"}, "bias can't be 'yes', text", 7, "true or false"),
-    ({"layer": "Conv2D"}, "layer can't be 'Conv2D'", 2, "conv2d; conv1d, conv2d or conv3d"),
+    ({"layer": "Conv2D"}, "layer can't be 'Conv2D'", 2, "conv2d; conv1d, conv2d, conv3d, conv_transpose1d, "),
     ({"dtype": "flaot32"}, "dtype can't be 'flaot32'", 7, "float32; "),
     ({"algorithm": "stationary_x"}, "algorithm can't be 'stationary_x'", 7, "stationary-x; "),
     ({"padding": "sam"}, "padding can't be 'sam'", 7, "same; "),

@@ -45,9 +45,11 @@ def stored_layouts(name: str, conv: Conv, letter: dict[str, Axes]) -> dict[str, 
         return tuple(axis for one in letters for axis in letter.get(one, ()))
 
     rows = tuple(axes(s) if s in a.letters else () for s in conv.letters)
+    of_w = {"C": a.w_channels, "F": a.w_filters}
+    outer, inner = (of_w[d.name] for d in conv.dims("w"))
     return {
         "x": Layout("x", (axes("N"), axes("G" + a.x_channels), *rows)),
-        "w": Layout("w", (axes("G" + a.w_filters), axes(a.w_channels))),
+        "w": Layout("w", (axes("G" + outer), axes(inner))),
         "y": Layout("y", (axes("N"), axes("G" + a.y_filters), *rows)),
     }
 

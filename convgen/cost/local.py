@@ -3,7 +3,8 @@
 A convolution multiplies, for every row of y in the frame, its N, F and the channels per group that w's block
 has, by every tap: 2 flops each. Backward-data and backward-filter count the same way over the rows of dy that
 they read, halo included. Memory traffic is each operand read and the result written once. Adding the bias
-reads and writes y; summing it reads dy. Slices, packing and padding are not counted.
+reads and writes y; summing it reads dy. Slices, packing and padding are not counted. Of a transposed convolution,
+products are counted over the rows of x, its coarse activation.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def convolution_flops(space: Space, operands: tuple[Layout, Layout, Layout]) -> 
     """Flops of every rank. `operands` are the layouts of x, w and y (or their gradients) in any order."""
     of = {layout.tensor: layout for layout in operands}
     lo, hi = space.block("w", 1, of["w"].axes[1])
-    return 2 * frame_elements(space, of["y"]) * (hi - lo) * space.conv.taps
+    return 2 * frame_elements(space, of[space.conv.coarse]) * (hi - lo) * space.conv.taps
 
 
 def convolution_elements(space: Space, operands: tuple[Layout, Layout, Layout]) -> NDArray[np.int64]:

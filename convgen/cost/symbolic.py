@@ -2,8 +2,9 @@
 
 Every expression is derived from a step's types, none is written for an algorithm. It holds for an interior
 rank (one whose halos no edge of the tensor cuts) where extents divide: each dimension by its axes, and, where
-a spatial dimension is split, H = S Ho. What has no such form (an exchange that reorders axes, whose ranks
-differ) has none here; the index sets of traffic.py are exact for every rank and every extent.
+a spatial dimension is split, H = S Ho (Ho = S H where it is transposed). What has no such form (an exchange that
+reorders axes, whose ranks differ) has none here; the index sets of traffic.py are exact for every rank and every
+extent.
 
 | symbol | is |
 |---|---|
@@ -202,8 +203,8 @@ class Sizes:
         d = self.conv.dims(tensor)[dim]
         if self.conv.has_rows(tensor, dim):
             return symbol(d.name + ("o" if tensor == "y" else ""))
-        if tensor == "w" and d.name == "C" and self.conv.groups > 1:
-            return symbol("C") / symbol("G")
+        if (tensor, dim) == ("w", 1) and self.conv.groups > 1:
+            return symbol(d.name) / symbol("G")
         return symbol(d.name)
 
     def block(self, layout: Layout, dim: int) -> Expr:
@@ -229,20 +230,24 @@ class Sizes:
         if layout.windows[dim] is None:
             return 0, 0
         s = self.conv.spatial[dim - len(self.conv.dims(layout.tensor)) + len(self.conv.spatial)]
+        tensor = self.conv.direct_tensor(layout.tensor)
         if not layout.axes[dim]:
-            return self._whole(s, layout.tensor, frame)
-        return interior_window(s, layout.tensor, frame=frame)
+            return self._whole(s, tensor, frame)
+        return interior_window(s, tensor, frame=frame)
 
     def _whole(self, s: Spatial, tensor: str, frame: bool) -> tuple[Expr, Expr]:
-        """The window of an unsplit dimension: the rows that are read, in the frame padding on both sides too."""
+        """The window of an unsplit dimension: the rows that are read, in the frame padding on both sides too.
+
+        `tensor` as for interior_window.
+        """
         if tensor == "y":
             lo, hi = output_frame(s.taps, 0, s.extent) if frame else ReadBy(s.taps).window(0, s.extent)
             return (-lo, hi - s.out) if frame else (min(-lo, 0), min(hi - s.out, 0))
         above = (s.out - 1) * s.stride - s.pad_lo + s.reach + 1 - s.extent
         if not frame and above >= 0:
             return 0, 0
-        x, y = symbol(s.name), symbol(s.name + "o")
-        rows = (y - 1) * s.stride - s.pad_lo + s.reach + 1 - x
+        fine, coarse = (symbol(s.name + "o" * (t == "y")) for t in (self.conv.fine, self.conv.coarse))
+        rows = (coarse - 1) * s.stride - s.pad_lo + s.reach + 1 - fine
         return (s.pad_lo if frame else 0), rows
 
     def halo(self, src: Layout, dst: Layout) -> Expr:
@@ -271,11 +276,13 @@ class Sizes:
     def flops(self, operands: tuple[Layout, Layout, Layout]) -> Expr:
         """A local convolution's flops, as local.py counts them."""
         of = {layout.tensor: layout for layout in operands}
-        return 2 * self.frame(of["y"]) * self.block(of["w"], 1) * self.taps()
+        return 2 * self.frame(of[self.conv.coarse]) * self.block(of["w"], 1) * self.taps()
 
 
 def interior_window(s: Spatial, tensor: str, *, frame: bool = False) -> tuple[int, int]:
     """Rows below and above a block of x (or of dy) far from the edges, where x's block is S times y's.
+
+    x and y are the fine and the coarse activation, as a convolution names them.
 
     Example:
         >>> interior_window(Spatial("H", 56, kernel=3, pad_lo=1, pad_hi=1), "x")

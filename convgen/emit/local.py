@@ -10,24 +10,30 @@ from convgen.kernels.choose import describe
 from convgen.kernels.config import alignment
 from convgen.kernels.pack import copy_name, copy_source
 from convgen.kernels.source import Kernel, launch_source
+from convgen.operations.convolution import READS
+from convgen.operations.layer import convolution
 from convgen.program.nodes import Compute, Convert, Schedule, is_convolution
-
-OPERANDS = {"forward": ("x", "w", "out"), "backward_data": ("out", "w", "dy"), "backward_filter": ("x", "out", "dy")}
 
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """A phase's function: operands by name, the layouts of x, w and y, and how its result is allocated."""
+    """A phase's function: operands by name, and how its result is allocated.
 
-    phase: str
+    Its kernel is one of a convolution, whose x is the fine activation and whose y the coarse one.
+    """
+
+    name: str
+    phase: str  # of the kernel
     inputs: tuple[str, ...]
-    operands: tuple[str, str, str]  # what is x, w and y in it
+    arguments: tuple[str, ...]  # the inputs in the kernel's order
+    operands: tuple[str, str, str]  # what is x, w and y of the kernel
     summary: str
     allocate: str
     layouts: tuple[str, str, str]
     x_parts: int
     y_parts: int
     rim: str
+    surrounded: str  # the operand that the rim is of
     sliced: tuple[str, ...]  # operands that are views of a larger tensor
     aligned: tuple[str, ...]  # tensors that the kernel takes to begin at 16 bytes
 
@@ -83,40 +89,46 @@ def copy_dims(tensor: str, spatial: int) -> int:
 
 
 def _convolution(step: Compute, names: LayoutNames, lines: Lines, kernel: Kernel) -> Convolution:
+    conv, phase = lines.conv, kernel.problem.phase
     types = {lines.types[v].tensor: lines.types[v] for v in step.inputs} | {step.type.tensor: step.type}
-    result = names.of(step.type)
-    inputs = {"forward": ("x", "w"), "backward_data": ("dy", "w"), "backward_filter": ("dy", "x")}[step.phase]
-    inputs += ("bias",) if kernel.problem.bias else ()
+    result, bias = names.of(step.type), ("bias",) if kernel.problem.bias else ()
+    row = convolution(conv, step.phase)
+    called = zip(row.tensors, (*row.reads, "out"), strict=True)
+    of_kernel = {conv.direct_tensor(t): name for t, name in called}
+    inputs, arguments = row.reads + bias, tuple(of_kernel[t] for t in READS[phase]) + bias
     rims = [lines.sources[v] for v in step.inputs if lines.forms.get(v) == "rim"]
     flat = f"{inputs[0]}.new_empty(math.prod(here.shape({result})))"
     return Convolution(
-        phase=step.phase,
+        name=step.operation,
+        phase=phase,
         inputs=inputs,
-        operands=OPERANDS[step.phase],
+        arguments=arguments,
+        operands=(of_kernel["x"], of_kernel["w"], of_kernel["y"]),
         summary=describe(kernel.problem),
         allocate=flat if step.form == "parts" else f"here.empty({result}, {inputs[0]})",
-        layouts=(names.of(types["x"]), names.of(types["w"]), names.of(types["y"])),
+        layouts=(names.of(types[conv.fine]), names.of(types["w"]), names.of(types[conv.coarse])),
         x_parts=kernel.problem.x_parts,
         y_parts=kernel.problem.y_parts,
         rim=lines.rim(rims[0]) if rims else "",
+        surrounded=of_kernel["y" if phase == "backward_data" else "x"],
         sliced=tuple(
             name
             for name, v in zip(inputs, step.inputs, strict=False)
             if v in lines.sources and lines.sources[v].kind == "slice"
         ),
-        aligned=aligned_tensors(kernel, inputs),
+        aligned=aligned_tensors(kernel, arguments),
     )
 
 
-def aligned_tensors(kernel: Kernel, inputs: Sequence[str]) -> tuple[str, ...]:
-    """Tensors that a kernel takes to begin at a multiple of 16 bytes, `rim` for the buffer of one.
+def aligned_tensors(kernel: Kernel, arguments: Sequence[str]) -> tuple[str, ...]:
+    """Of a kernel's arguments those that it takes to begin at a multiple of 16 bytes, `rim` for the buffer of one.
 
     Boxes of memory are described to the copy engine by their start. Where rows lie in a block and a rim, the kernel
     says of pointers what they are multiples of. All else is said of offsets; where a tensor begins, Triton sees.
     """
     if kernel.config.family == "box":
-        return tuple(name for name in inputs if name != "bias")
-    read = inputs[0] if kernel.problem.phase != "backward_filter" else "x"
-    if kernel.problem.rim is not None and alignment(kernel.problems, "y" if read == "dy" else "x") > 1:
-        return (read, "rim")
+        return tuple(name for name in arguments if name != "bias")
+    phase = kernel.problem.phase
+    if kernel.problem.rim is not None and alignment(kernel.problems, "y" if phase == "backward_data" else "x") > 1:
+        return (arguments[phase == "backward_filter"], "rim")
     return ()

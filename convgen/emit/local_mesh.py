@@ -56,7 +56,8 @@ def mesh_plans(layer: Layer, schedule: Schedule, space: Space) -> MeshPlans:
     """By phase: ranks with one local problem, and its plan; ranks with nothing to convolve are left out.
 
     Raises:
-        InputError: a dtype that the mesh doesn't compute, three spatial dimensions, or rows that LDM can't hold.
+        InputError: a dtype that the mesh doesn't compute, a transposed convolution, three spatial dimensions, or rows
+            that LDM can't hold.
     """
     _check(layer)
     found: MeshPlans = {}
@@ -75,6 +76,9 @@ def _check(layer: Layer) -> None:
     if layer.dtype not in DTYPES:
         fact = f"the mesh computes float32 and float64, not {layer.dtype}"
         raise InputError(fact, ("dtype",), about, "dtype: float32, or target: cpu")
+    if layer.conv.transposed:
+        fact = f"the mesh's plans are for convolutions, {layer.kind} is a transposed one"
+        raise InputError(fact, ("layer",), about, "target: cpu, or a GPU's")
     if len(layer.conv.spatial) > 2:
         fact = f"the mesh's plans are for one or two spatial dimensions, {layer.kind} has {len(layer.conv.spatial)}"
         raise InputError(fact, ("layer",), about, "target: cpu, or layer: conv2d")

@@ -81,6 +81,12 @@ class ModuleContext:
     channels: int
     filters: int
     groups: int
+    transposed: bool
+    fine: str
+    coarse: str
+    fine_channels: int
+    w_extents: tuple[int, ...]
+    torch_class: str
     bias: bool
     device: str
     sums: str
@@ -173,11 +179,17 @@ def module_context(
         kernel=tuple(s.kernel for s in conv.spatial),
         stride=[s.stride for s in conv.spatial],
         dilation=[s.dilation for s in conv.spatial],
-        spatial=tuple(_rows(s) for s in conv.spatial),
+        spatial=tuple(_rows(s, conv.transposed) for s in conv.spatial),
         dims=len(conv.spatial),
         channels=conv.channels,
         filters=conv.filters,
         groups=conv.groups,
+        transposed=conv.transposed,
+        fine=conv.fine,
+        coarse=conv.coarse,
+        fine_channels=conv.direct.channels // conv.groups,
+        w_extents=tuple(d.extent for d in conv.dims("w")),
+        torch_class=f"Conv{'Transpose' if conv.transposed else ''}{len(conv.spatial)}d",
         bias=conv.bias,
         device="cuda" if layer.on_gpu else "cpu",
         gpu=layer.on_gpu,
@@ -227,8 +239,9 @@ def module_context(
     )
 
 
-def _rows(s: Spatial) -> Rows:
-    return Rows(s.name, s.extent, s.out, s.kernel, s.stride, s.pad_lo, s.dilation)
+def _rows(s: Spatial, transposed: bool) -> Rows:
+    x, y = (s.out, s.extent) if transposed else (s.extent, s.out)
+    return Rows(s.name, x, y, s.kernel, s.stride, s.pad_lo, s.dilation)
 
 
 def _header(layer: Layer, text: str, command: str) -> tuple[str, ...]:
@@ -250,7 +263,7 @@ def _header(layer: Layer, text: str, command: str) -> tuple[str, ...]:
 
 def _summary(layer: Layer, schedule: Schedule) -> str:
     conv = layer.conv
-    rows = "x".join(str(s.extent) for s in conv.spatial)
+    rows = "x".join(str(d.extent) for d in conv.dims("x")[2:])
     taps = "x".join(str(s.kernel) for s in conv.spatial)
     return (
         f"{layer.kind} N={conv.batch} C={conv.channels} F={conv.filters} {rows} K={taps} {layer.dtype} "

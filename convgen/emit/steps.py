@@ -77,7 +77,7 @@ class Lines:
         """Calls of these steps; each value is let go after its last reader."""
         lines: list[str] = []
         for step, gone in zip(stretch.steps, stretch.dropped, strict=True):
-            lines.append(f"# {describe(step, self.types)} : {step.type}")
+            lines.append(f"# {describe(step, self.types, transposed=self.conv.transposed)} : {step.type}")
             lines.append(f"{step.result} = {self._call(step)}")
             if gone:
                 lines.append(f"del {', '.join(gone)}")
@@ -111,7 +111,7 @@ class Lines:
             case Compute() if self.virtual:
                 rims = [v for v in step.inputs if self.forms.get(v) == "rim"]
                 inputs = [self.sources[v].source if v in rims else v for v in step.inputs]
-                return f"conv_{step.phase}({', '.join([*inputs, *rims])}, here)"
+                return f"{step.operation}({', '.join([*inputs, *rims])}, here)"
             case Compute():
                 return self._convolve(step)
 
@@ -133,18 +133,16 @@ class Lines:
     def _convolve(self, step: Compute) -> str:
         types = {t.tensor: t for t in (step.type, *(self.types[v] for v in step.inputs))}
         inputs = ", ".join(step.inputs)
-        if step.phase == "forward" and len(step.inputs) == 2:
+        if step.operation == "conv_forward" and len(step.inputs) == 2:
             inputs += ", None"
         padding = "[" + ", ".join(self._padding(i, types) for i in range(len(self.conv.spatial))) + "]"
-        return f"conv_{step.phase}({inputs}, {padding}, here.shape({self.names.of(step.type)}))"
+        return f"{step.operation}({inputs}, {padding}, here.shape({self.names.of(step.type)}))"
 
     def _padding(self, i: int, types: dict[str, Layout]) -> str:
         """Zero padding of one spatial dimension, both sides alike, as the local convolution is told it."""
-        x, y, s = types.get("x"), types.get("y"), self.conv.spatial[i]
-        if x is None or y is None:
-            raise AssertionError("a convolution has both activations")
-        if y.windows[2 + i] is not None:
-            return f"here.below({i}, {self.names.of(x)}, {self.names.of(y)})"
-        if x.windows[2 + i] is not None or x.axes[2 + i]:
+        fine, coarse = types[self.conv.fine], types[self.conv.coarse]
+        if coarse.windows[2 + i] is not None:
+            return f"here.below({i}, {self.names.of(fine)}, {self.names.of(coarse)})"
+        if fine.windows[2 + i] is not None or fine.axes[2 + i]:
             return "0"
-        return str(s.pad_lo)
+        return str(self.conv.spatial[i].pad_lo)

@@ -34,7 +34,7 @@ def bar_lines(schedule: Schedule, step: Step, numbers: StepNumbers | None) -> li
     lines = [f"{', '.join(reads(step))} → {step.result}"]
     if isinstance(step, Convert):
         before = schedule.types()[step.source]
-        dims = ", ".join(changed_dims(before, step.type))
+        dims = ", ".join(changed_dims(before, step.type, transposed=schedule.transposed))
         words = [f"dim {dims}" if dims else "", f"over {', '.join(step.over)}" if step.over else ""]
         lines.append("; ".join(filter(None, words)))
     if numbers is not None:

@@ -13,7 +13,7 @@ from convgen.explain.lanes import HEIGHT, StepNumbers, draw_lanes
 from convgen.explain.needs import interior_rank, panels, parts_of
 from convgen.explain.needs_plot import FOREIGN, PADDING, draw_part
 from convgen.explain.ownership import draw_ownership
-from convgen.explain.words import PHASE_TITLE, copy_axes, layer_line, output_line, roles_words, splits_text
+from convgen.explain.words import PHASE_TITLE, layer_line, output_line, roles_words, splits_text
 from convgen.pictures.canvas import GREY, INK, Canvas, shortened, text_width
 from convgen.pictures.colours import faded, rank_colour
 from convgen.pictures.figures import plot_format
@@ -134,7 +134,7 @@ def _draw_stored(canvas: Canvas, schedule: Schedule, space: Space, top: float) -
         width = room * share
         name = {"x": "x, dx", "w": "w, dw", "y": "y, dy"}[tensor]
         skipped |= draw_ownership(canvas, space, layout, name, left, top + 0.28, width, OWN - 0.85)
-        text = splits_text(layout, copy_axes(layout, schedule))
+        text = splits_text(layout, schedule)
         canvas.text(left, top + OWN - 0.42, shortened(text, 8.5, width), 8.5)
         left += width + gap
     notes: list[str] = []

@@ -15,7 +15,6 @@ from convgen.cost.model import StepCost
 from convgen.explain.costs import Row, Total, rows, total, totals
 from convgen.explain.words import (
     PHASE_TITLE,
-    copy_axes,
     layer_line,
     output_line,
     plural,
@@ -44,7 +43,7 @@ def explain_text(compiled: Compiled) -> str:
     for tensor, gradient in (("x", "dx"), ("w", "dw"), ("y", "dy"), ("bias", "db")):
         if tensor in stored:
             layout = stored[tensor]
-            lines.append(f"  {tensor + ', ' + gradient:<8}  {splits_text(layout, copy_axes(layout, schedule))}")
+            lines.append(f"  {tensor + ', ' + gradient:<8}  {splits_text(layout, schedule)}")
     lines += ["", "roles"]
     lines += [f"  {PHASE_TITLE[phase]:<15}  {roles_words(roles)}" for phase, roles in schedule.roles]
     lines += ["", show(schedule, _comments(table)).rstrip(), ""]

@@ -42,9 +42,11 @@ def layer_line(layer: Layer) -> str:
     """`conv2d N=8 C=64 H=14 W=14 F=96 K=3x3 stride=1 padding=1 float32`."""
     conv = layer.conv
     words = [layer.kind, f"N={conv.batch}", f"C={conv.channels}"]
-    words += [f"{s.name}={s.extent}" for s in conv.spatial]
+    words += [f"{d.name}={d.extent}" for d in conv.dims("x")[2:]]
     words += [f"F={conv.filters}", "K=" + "x".join(str(s.kernel) for s in conv.spatial)]
     words += [f"stride={_per_dimension([s.stride for s in conv.spatial])}", f"padding={_padding(conv.spatial)}"]
+    if any(s.output_padding for s in conv.spatial):
+        words.append(f"output_padding={_per_dimension([s.output_padding for s in conv.spatial])}")
     if any(s.dilation != 1 for s in conv.spatial):
         words.append(f"dilation={_per_dimension([s.dilation for s in conv.spatial])}")
     if conv.groups != 1:
@@ -59,7 +61,7 @@ def layer_line(layer: Layer) -> str:
 
 def output_line(conv: Conv) -> str:
     """`Ho=14 Wo=14`."""
-    return " ".join(f"{s.name}o={s.out}" for s in conv.spatial)
+    return " ".join(f"{d.name}o={d.extent}" for d in conv.dims("y")[2:])
 
 
 def _padding(spatial: Sequence[Spatial]) -> str:
@@ -72,11 +74,12 @@ def axes_text(axes: Axes) -> str:
     return axes[0] if len(axes) == 1 else "(" + ",".join(axes) + ")"
 
 
-def splits_text(layout: Layout, copies: Axes) -> str:
+def splits_text(layout: Layout, schedule: Schedule) -> str:
     """`N over data, C over chan; copies over none`; copies over an axis hold the same values."""
-    parts = [f"{name} over {axes_text(a)}" for name, a in zip(dim_names(layout), layout.axes, strict=True) if a]
+    names = dim_names(layout, transposed=schedule.transposed)
+    parts = [f"{name} over {axes_text(a)}" for name, a in zip(names, layout.axes, strict=True) if a]
     split = ", ".join(parts) or "whole on every rank"
-    return f"{split}; copies over {', '.join(copies) or 'none'}"
+    return f"{split}; copies over {', '.join(copy_axes(layout, schedule)) or 'none'}"
 
 
 def copy_axes(layout: Layout, schedule: Schedule) -> Axes:

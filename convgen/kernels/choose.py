@@ -172,9 +172,14 @@ def plain_problem(
 ) -> Problem:
     """What a rank with these frames of x, w and y convolves in a phase, without bias and rim.
 
+    A transposed convolution's problem is that of the convolution of the same sum: its forward makes what is x there.
+
     Args:
         parts: in how many parts the channels of x and the filters of y come.
     """
+    phase = conv.direct_phase(phase)
+    frames = {conv.direct_tensor(t): box for t, box in frames.items()}
+    parts = {conv.direct_tensor(t): count for t, count in parts.items()}
     extent = {t: np.maximum(box[:, 1] - box[:, 0], 0) for t, box in frames.items()}
     groups = max(1, int(extent["x"][1]) // max(1, int(extent["w"][1]))) if conv.groups > 1 else 1
     if conv.groups > 1 and not extent["x"][1]:  # a rank without a group: w's channels say nothing

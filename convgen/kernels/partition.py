@@ -17,6 +17,10 @@ from convgen.program.nodes import Phase
 
 Split = Literal["channel", "filter", "sample", "spatial"]
 SPLITS: tuple[Split, ...] = ("channel", "filter", "sample", "spatial")
+OTHER_SPLIT: dict[Split, Split] = {
+    "channel": "filter",
+    "filter": "channel",
+}  # of a transposed one, as Conv.direct has it
 
 
 def local_problem(
@@ -27,6 +31,9 @@ def local_problem(
     Channels and filters of a grouped layer are split by whole groups as long as a rank has several; space by the rows
     of the first dimension.
     """
+    if conv.transposed:
+        other = OTHER_SPLIT.get(split, split)
+        return local_problem(conv.direct, other, ways, conv.direct_phase(phase), dtype, memory_format)
     groups, shared = conv.groups, gcd(conv.groups, ways) if split in ("channel", "filter") else 1
     channels, filters = conv.channels // groups, conv.filters // groups
     whole = {"channel": channels, "filter": filters, "sample": conv.batch, "spatial": conv.spatial[0].out}[split]

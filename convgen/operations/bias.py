@@ -58,13 +58,12 @@ class SumBias(Operation):
 
 def _operands(conv: Conv) -> tuple[tuple[tuple[str, int], ...], Operand, Operand]:
     """Indices, y and bias; F is (G, F/g) as in the convolution."""
-    rows = tuple(s.out for s in conv.spatial)
     f = Made(("G", "F"))
     extents = {"N": conv.batch, "G": conv.groups, "F": conv.filters // conv.groups}
-    extents |= dict(zip(conv.letters, rows, strict=True))
+    extents |= dict(zip(conv.letters, conv.shape("y")[2:], strict=True))
     made = (Made(("N",)), f, *(Made((i,)) for i in conv.letters))
     return (
         tuple(extents.items()),
-        Operand("y", (conv.batch, conv.filters, *rows), made),
+        Operand("y", conv.shape("y"), made),
         Operand("bias", (conv.filters,), (f,)),
     )

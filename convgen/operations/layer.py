@@ -7,6 +7,8 @@
 | conv_backward_data | dy, w | dx | backward_data |
 | conv_backward_filter | dy, x | dw | backward_filter |
 | sum_bias | dy | db | backward_filter |
+
+A transposed convolution's are conv_transpose_forward and so on.
 """
 
 from __future__ import annotations
@@ -24,24 +26,17 @@ from convgen.algebra.wants import layouts
 from convgen.operations.bias import AddBias, SumBias
 from convgen.operations.convolution import Convolution
 from convgen.operations.row import Operation
+from convgen.operations.transposed import TransposedConvolution
 
 ROWS_OF_X = "rows=input"  # backward_filter with the rows of x as blocks, those of dy read for them
-CONVOLUTIONS: Mapping[str, Phase] = {f"conv_{p}": p for p in PHASES}
+TRANSPOSED: Mapping[str, Phase] = {f"conv_transpose_{p}": p for p in PHASES}
+CONVOLUTIONS: Mapping[str, Phase] = {**{f"conv_{p}": p for p in PHASES}, **TRANSPOSED}
 
-MAKES: Mapping[str, str] = {
-    "conv_forward": "y",
-    "conv_backward_data": "dx",
-    "conv_backward_filter": "dw",
-    "add_bias": "y",
-    "sum_bias": "db",
-}
+_MADE: Mapping[Phase, str] = {"forward": "y", "backward_data": "dx", "backward_filter": "dw"}
+MAKES: Mapping[str, str] = {name: _MADE[p] for name, p in CONVOLUTIONS.items()} | {"add_bias": "y", "sum_bias": "db"}
 # Words of the signatures of each operation, in their order; the first needs none.
 WAYS: Mapping[str, tuple[str, ...]] = {
-    "conv_forward": ("",),
-    "conv_backward_data": ("",),
-    "conv_backward_filter": ("", ROWS_OF_X),
-    "add_bias": ("",),
-    "sum_bias": ("",),
+    name: ("", ROWS_OF_X) if CONVOLUTIONS.get(name) == "backward_filter" else ("",) for name in MAKES
 }
 
 
@@ -78,7 +73,8 @@ class Row:
 @lru_cache(maxsize=1024)
 def rows(conv: Conv) -> Mapping[str, Row]:
     """The operations of a layer, by name."""
-    forward, data, filter_ = (Convolution(p, conv) for p in PHASES)
+    kind = TransposedConvolution if conv.transposed else Convolution
+    forward, data, filter_ = (kind(p, conv) for p in PHASES)
     found = [
         Row(forward, ("x", "w"), "forward"),
         Row(data, ("dy", "w"), "backward_data"),

@@ -8,30 +8,24 @@ names change places: x and y, C and F. Source: Dumoulin & Visin, arXiv:1603.0728
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from convgen.algebra.conv import Conv, Spatial
+from convgen.algebra.conv import OTHER_TENSOR, Conv, Phase, Spatial
 from convgen.algebra.signature import Made, Operand, Signature
-from convgen.operations.convolution import MAKES, READS, Convolution, Phase
+from convgen.operations.convolution import MAKES, READS, Convolution
 from convgen.operations.row import At, Derived, Operation, Work
 
-OTHER_SIDE: Mapping[Phase, Phase] = {
-    "forward": "backward_data",
-    "backward_data": "forward",
-    "backward_filter": "backward_filter",
-}
-EXCHANGED = {"x": "y", "y": "x", "C": "F", "F": "C"}
+EXCHANGED = {**OTHER_TENSOR, "C": "F", "F": "C"}
 
 
 @dataclass(frozen=True)
 class TransposedConvolution(Operation):
     """One phase of a transposed convolution of x[N, C, ...] with w[C, F/g, ...] to y[N, F, ...].
 
-    Attributes:
-        conv: the convolution that takes y to x.
+    Operands, and the ways of backward-filter, are in a convolution's order: dy, x; rows of y as blocks, then of x.
     """
 
     phase: Phase
@@ -39,12 +33,12 @@ class TransposedConvolution(Operation):
 
     @property
     def name(self) -> str:
-        return f"transposed_conv_{self.phase}"
+        return f"conv_transpose_{self.phase}"
 
     @cached_property
     def sum(self) -> Convolution:
         """The same sum, under a convolution's names."""
-        return Convolution(OTHER_SIDE[self.phase], self.conv)
+        return Convolution(self.conv.direct_phase(self.phase), self.conv.direct)
 
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
@@ -52,34 +46,44 @@ class TransposedConvolution(Operation):
             replace(
                 s,
                 extents=tuple((_other(i), n) for i, n in s.extents),
-                inputs=tuple(map(_renamed, s.inputs)),
+                inputs=self._in_order([_renamed(o) for o in s.inputs]),
                 results=tuple(map(_renamed, s.results)),
             )
-            for s in self.sum.signatures
+            for s in (self.sum.signatures[self._way(i)] for i in range(len(self.sum.signatures)))
         )
 
+    def _in_order(self, of_sum: Sequence[Any]) -> tuple[Any, ...]:
+        """Operands of the sum in the order of this row, and the other way round."""
+        return tuple(of_sum[::-1] if self.phase == "backward_filter" else of_sum)
+
+    def _way(self, way: int) -> int:
+        """The sum's signature that is this row's number `way`; of dw they come in pairs."""
+        return way ^ (self.phase == "backward_filter")
+
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
-        return self.sum.local(way, self._there(at), *operands)
+        return self.sum.local(self._way(way), self._there(at), *self._in_order(operands))
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
-        return self.sum.reference(*operands)
+        return self.sum.reference(*self._in_order(operands))
 
     @cached_property
     def gradients(self) -> Mapping[str, Derived]:
-        reads = {_other(MAKES[OTHER_SIDE[p]]): (p, [_other(t) for t in READS[OTHER_SIDE[p]]]) for p in OTHER_SIDE}
-        result = _other(MAKES[self.sum.phase])
-        return {
-            makes: Derived(replace(self, phase=phase), tuple(f"d{t}" if t == result else t for t in tensors))
-            for makes, (phase, tensors) in reads.items()
-            if makes != result
-        }
+        """The other two phases: each operand's is the phase that makes it."""
+        result = MAKES[self.phase]
+        found: dict[str, Derived] = {}
+        for phase, makes in MAKES.items():
+            if phase != self.phase:
+                reads = tuple(f"d{t}" if t == result else t for t in READS[phase])
+                found[makes] = Derived(replace(self, phase=phase), reads)
+        return found
 
     def work(self, way: int, at: At) -> Work:
-        return self.sum.work(way, self._there(at))
+        return self.sum.work(self._way(way), self._there(at))
 
-    @staticmethod
-    def _there(at: At) -> At:
-        return replace(at, blocks={_other(i): block for i, block in at.blocks.items()})
+    def _there(self, at: At) -> At:
+        """The same place, as the sum has it."""
+        blocks = {_other(i): block for i, block in at.blocks.items()}
+        return At(blocks, self._in_order(at.windows), self._in_order(at.inside))
 
 
 def _other(name: str) -> str:
@@ -101,12 +105,5 @@ def transposed_convolution(
         spatial: name, kernel, stride, padding below and above, and dilation of each dimension; `extent` rows of x.
         output_padding: rows more above, of y, that no product needs to reach.
     """
-    other = tuple(
-        replace(
-            s,
-            extent=(s.extent - 1) * s.stride - s.pad_lo - s.pad_hi + s.reach + 1 + more,
-            pad_hi=s.pad_hi - more,  # so that the convolution back has exactly x's rows
-        )
-        for s, more in zip(spatial, output_padding, strict=True)
-    )
-    return TransposedConvolution("forward", Conv(shape[0], filters, shape[1], other, groups))
+    made = tuple(s.transposed(s.extent, more) for s, more in zip(spatial, output_padding, strict=True))
+    return TransposedConvolution("forward", Conv(shape[0], shape[1], filters, made, groups, transposed=True))

@@ -5,7 +5,8 @@
 
 Needs:  nothing.
 Sound:  the convolution's result is not partial, so the bias is still added once; its type does not change.
-Leaves: a bias behind a reduction or another conversion.
+Leaves: a bias behind a reduction or another conversion; a transposed convolution's, whose kernels make gradients and
+        add none.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class FuseBias(Pass):
             return schedule
         *rest, conv, add = schedule.forward
         follows = isinstance(add, Compute) and add.operation == "add_bias" and add.inputs[0] == conv.result
-        if not (follows and is_convolution(conv)):
+        if not (follows and is_convolution(conv)) or conv.transposed:
             return schedule
         fused = replace(conv, result=add.result, inputs=(*conv.inputs, "bias"))
         return replace(schedule, forward=(*rest, fused))

@@ -22,7 +22,6 @@ from typing import ClassVar
 
 from convgen.algebra.layout import Layout
 from convgen.algebra.space import Space
-from convgen.operations.layer import ROWS_OF_X
 from convgen.passes.contract import Context, Pass
 from convgen.program.forms import boxes, parts
 from convgen.program.nodes import GIVEN, Compute, Convert, Form, Schedule, Step, is_convolution, reads
@@ -93,8 +92,12 @@ class FuseLayouts(Pass):
 
 
 def _reads_rim(step: Step, value: str) -> bool:
-    """Whether a step is a convolution whose windowed operand this is: x, or dy in backward_data."""
+    """Whether a step is a convolution whose windowed operand this is, and that reads it in two places.
+
+    Kernels of backward_filter do so of the fine activation alone: x, or dy of a transposed convolution.
+    """
     if not is_convolution(step):
         return False
-    windowed = {"forward": 0, "backward_data": 0, "backward_filter": 1}[step.phase]
-    return step.inputs[windowed] == value and not (step.phase == "backward_filter" and step.way == ROWS_OF_X)
+    if step.phase != "backward_filter":
+        return step.inputs[0] == value
+    return step.inputs[not step.transposed] == value and not step.by_fine_rows

@@ -61,7 +61,10 @@ def read_edited(text: str, file: str, expected: Expected) -> Schedule:
     types = schedule.types()
     for fault in faults(schedule, expected.space):
         step = fault.step
-        notes = (Note("step", f"{describe(step, types)} : {step.type}"),) if step is not None else ()
+        notes = ()
+        if step is not None:
+            text = describe(step, types, transposed=expected.space.conv.transposed)
+            notes = (Note("step", f"{text} : {step.type}"),)
         notes = (*notes, Note("check", f"{fault.check.replace('_', ' ')}, with {fault.batch} samples"))
         where = lines.where(f"%{step.result} =" if step is not None else "")
         raise InputError(f"the schedule is wrong: {fault.text}", notes=notes, where=where, hint=HINT)

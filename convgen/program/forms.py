@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.space import Space
-from convgen.operations.layer import ROWS_OF_X
 from convgen.program.nodes import Convert, Schedule, Step, is_convolution, reads
 
 
@@ -73,8 +72,8 @@ def check_forms(schedule: Schedule, space: Space) -> Iterator[tuple[Step | None,
             rims = [made[v] for v in step.inputs if forms.get(v) == "rim"]
             if tuple(s.source for s in rims if isinstance(s, Convert)) != step.own:
                 yield step, f"reads rims of {[s.result for s in rims]} around {list(step.own)}"
-            if rims and step.phase == "backward_filter" and step.way == ROWS_OF_X:
-                yield step, "reads dy from a block and its rim"
+            if rims and step.phase == "backward_filter" and step.by_fine_rows:
+                yield step, f"reads {step.inputs[step.transposed]} from a block and its rim"
         if isinstance(step, Convert) and step.form != "whole" and not _delivers(step, types, space):
             yield step, f"its result does not come as {step.form}"
 

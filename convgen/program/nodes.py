@@ -22,7 +22,7 @@ from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.redistribute import Kind
 from convgen.algebra.roles import Roles
-from convgen.operations.layer import CONVOLUTIONS
+from convgen.operations.layer import CONVOLUTIONS, ROWS_OF_X, TRANSPOSED
 
 # whole: a tensor. parts: its channels in equal parts, one behind the other, as an all_gather delivers and a
 # reduce_scatter takes them. rim: of a window the boxes around the rank's own block, as an exchange delivers them.
@@ -52,6 +52,17 @@ class Compute:
     def phase(self) -> Phase:
         """Of a convolution."""
         return CONVOLUTIONS[self.operation]
+
+    @property
+    def transposed(self) -> bool:
+        """Of a convolution: whether it is a transposed one."""
+        return self.operation in TRANSPOSED
+
+    @property
+    def by_fine_rows(self) -> bool:
+        """Of a convolution: whether the fine activation's rows are the blocks, so that the coarse one's are windows."""
+        by_x = self.phase == "backward_data" or self.way == ROWS_OF_X
+        return by_x != self.transposed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +118,11 @@ class Schedule:
         for phase in PHASES:
             for step in self.section(phase):
                 yield phase, step
+
+    @property
+    def transposed(self) -> bool:
+        """Whether it is a transposed convolution's."""
+        return any(is_convolution(step) and step.transposed for _, step in self.steps())
 
     def types(self) -> dict[str, Layout]:
         """Type of every value, the given ones included."""

@@ -28,22 +28,28 @@ CHANNEL_NAMES = {"x": ("N", "C"), "y": ("N", "F"), "w": ("F", "C"), "bias": ("F"
 KNOWN_WAYS = tuple(dict.fromkeys(way for ways in WAYS.values() for way in ways))
 
 
-def dim_names(layout: Layout) -> tuple[str, ...]:
+def dim_names(layout: Layout, *, transposed: bool = False) -> tuple[str, ...]:
+    """Names of a tensor's dimensions; a transposed convolution's w has its own the other way round."""
     head = CHANNEL_NAMES[layout.tensor]
+    head = head[::-1] if transposed and layout.tensor == "w" else head
     spatial = len(layout.axes) - len(head)
     return head + (SPATIAL_NAMES[spatial] if spatial else ())
 
 
-def changed_dims(before: Layout, after: Layout) -> tuple[str, ...]:
+def changed_dims(before: Layout, after: Layout, *, transposed: bool = False) -> tuple[str, ...]:
     """Names of the dimensions that a conversion changes."""
-    names = dim_names(after)
+    names = dim_names(after, transposed=transposed)
     return tuple(
         n for i, n in enumerate(names) if before.axes[i] != after.axes[i] or before.windows[i] != after.windows[i]
     )
 
 
-def describe(step: Step, types: Mapping[str, Layout]) -> str:
-    """A step without its type: `%y = reduce_scatter %y_partial dim=F over=b`."""
+def describe(step: Step, types: Mapping[str, Layout], *, transposed: bool = False) -> str:
+    """A step without its type: `%y = reduce_scatter %y_partial dim=F over=b`.
+
+    Args:
+        transposed: its schedule is a transposed convolution's.
+    """
     values = ", ".join(f"%{v}" for v in reads(step))
     match step:
         case Compute():
@@ -52,7 +58,7 @@ def describe(step: Step, types: Mapping[str, Layout]) -> str:
             own = f" own={','.join(step.own)}" if step.own else ""
             return f"%{step.result} = {step.operation} {values}{way}{own}{_form(step)}"
         case Convert():
-            dims = ",".join(changed_dims(types[step.source], step.type))
+            dims = ",".join(changed_dims(types[step.source], step.type, transposed=transposed))
             words = [f"%{step.result} = {step.kind} {values}"]
             words += [f"dim={dims}"] if dims else []
             words += [f"over={','.join(step.over)}"] if step.over else []
@@ -72,7 +78,7 @@ def show(schedule: Schedule, comments: Mapping[str, str] | None = None) -> str:
     lines += [f"  roles {phase}: {roles}" for phase, roles in schedule.roles]
     if schedule.hold_x != "gathered":
         lines.append(f"  hold_x: {schedule.hold_x}")
-    texts = {step.result: describe(step, types) for _, step in schedule.steps()}
+    texts = {step.result: describe(step, types, transposed=schedule.transposed) for _, step in schedule.steps()}
     kinds = {step.result: str(step.type) for _, step in schedule.steps()}
     wide = max(map(len, texts.values()))
     widest = max(map(len, kinds.values()))

@@ -70,8 +70,8 @@ def check_stride(layer: Layer) -> None:
 def _layer(form: LayerForm, source: Source) -> Layer:
     check_name(form.name)
     conv = _conv(form)
-    if form.memory_format == "channels_last" and form.layer == "conv1d":
-        fact = "conv1d has no memory_format channels_last"
+    if form.memory_format == "channels_last" and len(conv.spatial) == 1:
+        fact = f"{form.layer} has no memory_format channels_last"
         raise InputError(fact, ("memory_format",), hint="memory_format: contiguous")
     check_target(form.target)
     if form.machine == "":
@@ -103,14 +103,15 @@ def _layer(form: LayerForm, source: Source) -> Layer:
 
 
 def _conv(form: LayerForm) -> Conv:
-    names = SPATIAL_NAMES[int(form.layer[4])]
+    names, transposed = SPATIAL_NAMES[int(form.layer[-2])], "transpose" in form.layer
     if len(form.input) != 2 + len(names):
         fact = f"input has {len(form.input)} extents, {form.layer} takes {2 + len(names)}"
         raise InputError(fact, ("input",), hint=f"input: [N, C, {', '.join(names)}]")
     batch, channels, *extents = form.input
-    kernel = _per_dimension("kernel_size", form.kernel_size, names)
-    stride = _per_dimension("stride", form.stride, names)
-    dilation = _per_dimension("dilation", form.dilation, names)
+    kernel = _per_dimension("kernel_size", form.kernel_size, form.layer, names)
+    stride = _per_dimension("stride", form.stride, form.layer, names)
+    dilation = _per_dimension("dilation", form.dilation, form.layer, names)
+    more = _output_padding(form, names, stride, dilation)
     reach = tuple(d * (k - 1) for d, k in zip(dilation, kernel, strict=True))
     padding = _padding(form, names, reach, stride)
     rows = zip(names, extents, kernel, stride, padding, dilation, strict=True)
@@ -118,10 +119,13 @@ def _conv(form: LayerForm) -> Conv:
         Spatial(name=name, extent=n, kernel=k, stride=s, pad_lo=lo, pad_hi=hi, dilation=d)
         for name, n, k, s, (lo, hi), d in rows
     )
-    for i, s in enumerate(spatial):
-        _check_extent(s, form, i)
+    if transposed:
+        spatial = tuple(_made_rows(s, o) for s, o in zip(spatial, more, strict=True))
+    else:
+        for i, s in enumerate(spatial):
+            _check_extent(s, form, i)
     _check_groups(form.groups, channels, form.out_channels)
-    conv = Conv(batch, channels, form.out_channels, spatial, form.groups, form.bias)
+    conv = Conv(batch, channels, form.out_channels, spatial, form.groups, form.bias, transposed)
     for tensor in TENSORS:
         if conv.elements(tensor) >= MAX_ELEMENTS:
             extents = [d.extent for d in conv.dims(tensor)] + ([conv.taps] if tensor == "w" else [])
@@ -130,11 +134,11 @@ def _conv(form: LayerForm) -> Conv:
     return conv
 
 
-def _per_dimension(key: str, value: int | list[int], names: tuple[str, ...]) -> tuple[int, ...]:
+def _per_dimension(key: str, value: int | list[int], layer: str, names: tuple[str, ...]) -> tuple[int, ...]:
     if isinstance(value, int):
         return (value,) * len(names)
     if len(value) != len(names):
-        fact = f"{key} has length {len(value)}, conv{len(names)}d has spatial dimensions {', '.join(names)}"
+        fact = f"{key} has length {len(value)}, {layer} has spatial dimensions {', '.join(names)}"
         raise InputError(fact, (key,), hint=f"{key}: one number, or a list of {len(names)}")
     return tuple(value)
 
@@ -146,6 +150,14 @@ def _padding(
     match form.padding:
         case "valid":
             return ((0, 0),) * len(names)
+        case "same" if "transpose" in form.layer:
+            # What other libraries mean by it: as many rows as of x, times the stride.
+            cut = [r + 1 - s for r, s in zip(reach, stride, strict=True)]
+            crops = [[max(c, 0) // 2, max(c, 0) - max(c, 0) // 2] for c in cut]
+            more = f", output_padding: {[max(-c, 0) for c in cut]}" if min(cut) < 0 else ""
+            rows = "stride times the rows of x" if max(stride) > 1 else "as many rows as x"
+            fact = f"padding same on {form.layer}: it is defined for convolutions only"
+            raise InputError(fact, ("padding",), hint=f"padding: {crops}{more} makes {rows}")
         case "same":
             if any(s != 1 for s in stride):
                 fact = f"padding same with stride {list(stride)}: it is defined for stride 1 only"
@@ -164,6 +176,41 @@ def _padding(
                 hint = f"padding: one number, a list of {len(names)}, or {[[1, 1]] * len(names)}"
                 raise InputError(fact, ("padding",), hint=hint)
             return tuple((e, e) if isinstance(e, int) else (e[0], e[1]) for e in entries)
+
+
+def _output_padding(
+    form: LayerForm, names: tuple[str, ...], stride: tuple[int, ...], dilation: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Rows above that the rows of x leave open; torch's bound: fewer than the stride or the dilation."""
+    if form.output_padding is None:
+        return (0,) * len(names)
+    if "transpose" not in form.layer:
+        fact = f"output_padding on {form.layer}: it is of transposed convolutions"
+        raise InputError(fact, ("output_padding",), hint=f"remove it, or layer: conv_transpose{len(names)}d")
+    more = _per_dimension("output_padding", form.output_padding, form.layer, names)
+    for i, (name, o, s, d) in enumerate(zip(names, more, stride, dilation, strict=True)):
+        if o >= max(s, d):
+            path = ("output_padding", i) if isinstance(form.output_padding, list) else ("output_padding",)
+            fact = f"output_padding {o} along {name}, with stride {s} and dilation {d}: it is less than one of them"
+            raise InputError(fact, path, hint=f"output_padding up to {max(s, d) - 1}")
+    return more
+
+
+def _made_rows(s: Spatial, output_padding: int) -> Spatial:
+    """A dimension of a transposed convolution, given the rows of x as its extent: the rows of y instead."""
+    made = s.transposed(s.extent, output_padding)
+    spanned = made.extent + s.pad_lo + s.pad_hi
+    if made.extent < 1:
+        more = f" + output padding {output_padding}" if output_padding else ""
+        fact = (
+            f"{s.name} has no output: {s.extent} rows with stride {s.stride} and a kernel that spans "
+            f"{s.reach + 1}{more} make {spanned}, padding cuts off {s.pad_lo} + {s.pad_hi}"
+        )
+        raise InputError(fact, ("padding",), hint=f"padding of up to {spanned - 1} rows in all along {s.name}")
+    if made.extent > MAX_SIZE:
+        fact = f"{s.name} has {made.extent} rows of output, more than 2**31 - 1"
+        raise InputError(fact, ("stride",), hint="a smaller stride, dilation or kernel_size")
+    return made
 
 
 def _check_extent(s: Spatial, form: LayerForm, dimension: int) -> None:

@@ -59,7 +59,7 @@ class OptionsForm(_Form):
 
 class DistributionForm(_Form):
     x: list[Entry] = Field(description=f"{_ENTRIES}: N, C, spatial")
-    w: list[Entry] = Field(description=f"{_ENTRIES}: F, C")
+    w: list[Entry] = Field(description=f"{_ENTRIES}: F, C; of conv_transpose C, F")
     y: list[Entry] = Field(description=f"{_ENTRIES}: N, F, spatial")
 
 
@@ -71,13 +71,18 @@ class RolesForm(_Form):
 
 class LayerForm(_Form):
     name: str = Field(description="text, a Python identifier")
-    layer: Literal["conv1d", "conv2d", "conv3d"] = Field(description="conv1d, conv2d or conv3d")
+    layer: Literal["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"] = Field(
+        description="conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d or conv_transpose3d"
+    )
     input: list[Size] = Field(description="a list [N, C, spatial...] of integers from 1 to 2**31 - 1")
     out_channels: Size = Field(description=_SIZE)
     kernel_size: Size | list[Size] = Field(description=_EACH)
     stride: Size | list[Size] = Field(default=1, description=_EACH)
     padding: Rows | Literal["same", "valid"] | list[Rows] | list[Pair] = Field(
         default=0, description="an integer from 0, a list of them or of [lo, hi] per spatial dimension, same, or valid"
+    )
+    output_padding: Rows | list[Rows] | None = Field(
+        default=None, description="an integer from 0, or a list with one per spatial dimension; conv_transpose only"
     )
     dilation: Size | list[Size] = Field(default=1, description=_EACH)
     groups: Size = Field(default=1, description=f"{_SIZE} that divides C and out_channels")
@@ -105,7 +110,7 @@ class LayerForm(_Form):
 
 
 _INNER: dict[str, type[_Form]] = {"options": OptionsForm, "distribution": DistributionForm, "roles": RolesForm}
-_SEVERAL = ("kernel_size", "stride", "padding", "dilation", "distribution")
+_SEVERAL = ("kernel_size", "stride", "padding", "output_padding", "dilation", "distribution")
 
 
 def fill_form(data: object) -> LayerForm:

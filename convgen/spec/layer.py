@@ -35,7 +35,7 @@ class Options:
 class Distribution:
     """Grid axes that block-distribute each dimension, outermost first; dx, dy, dw and bias follow.
 
-    x: (N, C, spatial...), w: (F, C), y: (N, F, spatial...).
+    x: (N, C, spatial...), w: (F, C), or (C, F) of a transposed convolution, y: (N, F, spatial...).
     """
 
     x: tuple[Axes, ...]
@@ -45,7 +45,9 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One convolution layer and how it is laid out, validated on its own (not yet against the grid).
+    """One layer, a convolution or a transposed one, and how it is laid out.
+
+    Validated on its own, not yet against the grid.
 
     `roles[phase]` is the axis -> role map in the order it was written, for the phases that were given;
     exactly one of `algorithm` and `distribution` is set.
@@ -66,7 +68,7 @@ class Layer:
 
     @property
     def kind(self) -> str:
-        return f"conv{len(self.conv.spatial)}d"
+        return self.conv.name
 
     @property
     def on_gpu(self) -> bool:

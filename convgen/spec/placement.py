@@ -57,7 +57,7 @@ def check_letters(algorithm: str, grid: Grid, conv: Conv) -> None:
     for name in grid.names:
         if name not in allowed:
             others = [a for a in ALGORITHMS if name in algorithm_letters(a, conv.letters)]
-            fact = f"algorithm {algorithm} on conv{len(conv.letters)}d has no role for an axis named '{name}'"
+            fact = f"algorithm {algorithm} on {conv.name} has no role for an axis named '{name}'"
             hint = f"axes {', '.join(allowed)}; or algorithm {', '.join([*others, 'auto'])}"
             raise InputError(fact, ("grid", name), hint=hint)
 
@@ -112,7 +112,7 @@ def build_roles(form: RolesForm, grid: Grid, conv: Conv) -> tuple[tuple[str, tup
             path = ("roles", phase, axis)
             _check_axis_of_grid(axis, grid, path, f"roles.{phase}", "")
             if role is not None and role not in known:
-                fact = f"conv{len(conv.letters)}d has no role {shown(role)}, given to axis '{axis}' in {phase}"
+                fact = f"{conv.name} has no role {shown(role)}, given to axis '{axis}' in {phase}"
                 raise InputError(fact, path, hint=f"one of {', '.join(known)}")
         result.append((phase, tuple((axis, role or "none") for axis, role in roles.items())))
     return tuple(result)

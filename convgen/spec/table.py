@@ -1,4 +1,4 @@
-"""CSV files of layers: a layer a row, 2-D, square kernels (tuning/layers)."""
+"""CSV files of layers: a layer a row, 2-D, square kernels, transposed or not (tuning/layers)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from convgen.spec.source import Source
 from convgen.spec.text import read_text, shown
 
 COLUMNS = ("name", "N", "C", "H", "W", "F", "K", "S", "P")
-OPTIONAL = ("groups",)
+OPTIONAL = ("groups", "layer", "output_padding")
+KINDS = ("conv2d", "conv_transpose2d")
 _DIGITS = re.compile(r"[0-9]{1,18}", re.ASCII)
 
 
@@ -34,8 +35,9 @@ def read_csv(
 ) -> list[Layer]:
     """The layers of a CSV file, all laid out alike.
 
-    Lines that begin with # are comments; then a header with COLUMNS in any order and optionally `groups`;
-    then a layer a row. Names become Python identifiers.
+    Lines that begin with # are comments; then a header with COLUMNS in any order and optionally `groups`, `layer`
+    (conv2d where it is empty, or conv_transpose2d) and `output_padding`; then a layer a row. Names become Python
+    identifiers.
 
     Args:
         path: the file.
@@ -115,21 +117,26 @@ def _check_header(header: list[str], where: str) -> None:
 
 def _layer_of(cells: dict[str, str], where: str) -> dict[str, Any]:
     number: dict[str, int] = {"groups": 1}
+    kind = cells.get("layer") or "conv2d"
+    if kind not in KINDS:
+        raise InputError(f"layer is {shown(kind)}", where=where, hint=did_you_mean(kind, KINDS, " or ".join(KINDS)))
     for column, cell in cells.items():
         if column == "name":
             if not cell:
                 raise InputError("a layer without a name", where=where, hint="write one in column name")
+        elif column == "layer" or (column == "output_padding" and not cell):
+            continue
         elif not _DIGITS.fullmatch(cell):
             raise InputError(f"{column} is {shown(cell)}, not a whole number", where=where, hint="digits only")
         else:
             number[column] = int(cell)
     return {
         "name": identifier(cells["name"]),
-        "layer": "conv2d",
+        "layer": kind,
         "input": [number[c] for c in ("N", "C", "H", "W")],
         "out_channels": number["F"],
         "kernel_size": number["K"],
         "stride": number["S"],
         "padding": number["P"],
         "groups": number["groups"],
-    }
+    } | ({"output_padding": number["output_padding"]} if "output_padding" in number else {})

@@ -12,12 +12,13 @@ def convolution_data(name: str, conv: Conv) -> dict[str, Any]:
     """The keys of a layer file that say what is convolved."""
     return {
         "name": name,
-        "layer": f"conv{len(conv.spatial)}d",
-        "input": [conv.batch, conv.channels, *(s.extent for s in conv.spatial)],
+        "layer": conv.name,
+        "input": list(conv.shape("x")),
         "out_channels": conv.filters,
         "kernel_size": [s.kernel for s in conv.spatial],
         "stride": [s.stride for s in conv.spatial],
         "padding": [[s.pad_lo, s.pad_hi] for s in conv.spatial],
+        **({"output_padding": [s.output_padding for s in conv.spatial]} if conv.transposed else {}),
         "dilation": [s.dilation for s in conv.spatial],
         "groups": conv.groups,
         "bias": conv.bias,

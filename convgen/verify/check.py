@@ -177,12 +177,11 @@ def tolerance(
     """
     narrow = TORCH_DTYPES[dtype]
     u, v = ROUNDOFF[narrow], ROUNDOFF[torch.float64 if narrow == torch.float64 else torch.float32]
-    rows = math.prod(s.out for s in conv.spatial)
     terms = {
         "y": conv.channels // conv.groups * conv.taps,
         "dx": conv.filters // conv.groups * conv.taps,
-        "dw": conv.batch * rows,
-        "dbias": conv.batch * rows,
+        "dw": conv.batch * math.prod(s.out for s in conv.spatial),
+        "dbias": conv.elements("y") // conv.filters,
     }[name]
     squares = reference(conv, {k: t.square() for k, t in given.items()})[name]
     scale = float(truth[name].abs().max()) if truth[name].numel() else 0.0

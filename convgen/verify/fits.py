@@ -75,21 +75,23 @@ def _reference(conv: Conv) -> int:
 
     Within 2 % of what was measured in one to three dimensions; up to twice of it with groups, or in one dimension.
     """
-    padded = conv.batch * conv.channels * prod(s.extent + s.pad_lo + s.pad_hi for s in conv.spatial)
-    return WIDE * (2 * padded + conv.elements("x") + 2 * conv.elements("w") + 2 * conv.elements("y")) + _columns(conv)
+    padded = conv.batch * conv.direct.channels * prod(s.extent + s.pad_lo + s.pad_hi for s in conv.spatial)
+    fine, w, coarse = (conv.elements(t) for t in (conv.fine, "w", conv.coarse))
+    return WIDE * (2 * padded + fine + 2 * w + 2 * coarse) + _columns(conv)
 
 
 def _columns(conv: Conv) -> int:
-    """ATen's float64 on a cpu unfolds x for a matrix product: the whole batch, or a sample where taps are apart."""
+    """ATen's float64 on a cpu unfolds what taps read for a matrix product: all, or a sample where taps are apart."""
     rows = prod(s.out for s in conv.spatial)
     samples = 1 if any(s.dilation > 1 for s in conv.spatial) else conv.batch
-    return WIDE * samples * conv.channels * conv.taps * rows if conv.taps > 1 else 0
+    return WIDE * samples * conv.direct.channels * conv.taps * rows if conv.taps > 1 else 0
 
 
 def _copies(compiled: Compiled) -> int:
-    """How often ranks unfold the same rows: once for each part of the filters."""
+    """How often ranks unfold the same rows: once for each part of the coarse activation's channels."""
     most = 1
     for roles in compiled.choice.roles.values():
-        split = {axis for role, axes in roles.nests if role not in ("F", "none") for axis in axes}
+        coarse = "C" if compiled.layer.conv.transposed else "F"
+        split = {axis for role, axes in roles.nests if role not in (coarse, "none") for axis in axes}
         most = max(most, compiled.layer.grid.ranks // compiled.layer.grid.over(split))
     return most

@@ -52,13 +52,7 @@ def global_tensors(layer: Layer, seed: int = 0) -> dict[str, Tensor]:
     """Random x, w, dy (and bias) in float64, rounded to the layer's type, so that all compute on equal numbers."""
     conv = layer.conv
     generator = torch.Generator().manual_seed(seed)
-    rows_in = tuple(s.extent for s in conv.spatial)
-    rows_out = tuple(s.out for s in conv.spatial)
-    shapes: dict[str, tuple[int, ...]] = {
-        "x": (conv.batch, conv.channels, *rows_in),
-        "w": (conv.filters, conv.channels // conv.groups, *(s.kernel for s in conv.spatial)),
-        "dy": (conv.batch, conv.filters, *rows_out),
-    }
+    shapes = {"x": conv.shape("x"), "w": conv.shape("w"), "dy": conv.shape("y")}
     if conv.bias:
         shapes["bias"] = (conv.filters,)
     dtype = TORCH_DTYPES[layer.dtype]
@@ -69,22 +63,26 @@ def global_tensors(layer: Layer, seed: int = 0) -> dict[str, Tensor]:
 
 
 def reference(conv: Conv, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """y, dx, dw and dbias of a single device in float64: zero padding made by hand, one plain convolution."""
+    """y, dx, dw and dbias of a single device in float64: padding made and cut by hand, one plain call of torch's."""
     x = given["x"].double().detach().requires_grad_()
     w = given["w"].double().detach().requires_grad_()
     bias = given["bias"].double().detach().requires_grad_() if conv.bias else None
-    padding = [p for s in reversed(conv.spatial) for p in (s.pad_lo, s.pad_hi)]
-    convolve = (torch.nn.functional.conv1d, torch.nn.functional.conv2d, torch.nn.functional.conv3d)[
-        len(conv.spatial) - 1
-    ]
-    y = convolve(
-        torch.nn.functional.pad(x, padding),
-        w,
-        bias,
-        stride=tuple(s.stride for s in conv.spatial),
-        dilation=tuple(s.dilation for s in conv.spatial),
-        groups=conv.groups,
-    )
+    functions = torch.nn.functional
+    convolve = getattr(functions, conv.name)
+    how = {
+        "stride": tuple(s.stride for s in conv.spatial),
+        "dilation": tuple(s.dilation for s in conv.spatial),
+        "groups": conv.groups,
+    }
+    if conv.transposed:
+        # Rows cut off below, then what is left up to the extent: rows that no product reaches are zeros.
+        whole = convolve(x, w, **how)
+        edges = [(-s.pad_lo, s.extent - (n - s.pad_lo)) for s, n in zip(conv.spatial, whole.shape[2:], strict=True)]
+        y = functions.pad(whole, [p for pair in reversed(edges) for p in pair])
+        y = y if bias is None else y + bias.view(-1, *[1] * len(conv.spatial))
+    else:
+        padding = [p for s in reversed(conv.spatial) for p in (s.pad_lo, s.pad_hi)]
+        y = convolve(functions.pad(x, padding), w, bias, **how)
     torch.autograd.backward(y, given["dy"].double())
     results = {"y": y.detach(), "dx": x.grad, "dw": w.grad}
     if bias is not None:

@@ -83,7 +83,10 @@ def verify(schedule: Schedule, space: Space) -> None:
         raise InternalError(f"schedule {schedule.name} is on {schedule.grid}, its index space on {space.grid}")
     types = schedule.types()
     for fault in faults(schedule, space):
-        line = f"\n  {describe(fault.step, types)} : {fault.step.type}" if fault.step else ""
+        line = ""
+        if fault.step:
+            text = describe(fault.step, types, transposed=space.conv.transposed)
+            line = f"\n  {text} : {fault.step.type}"
         raise InternalError(f"schedule {schedule.name}, {fault.batch} samples: {fault.check}{line}\n  {fault.text}")
 
 

@@ -111,7 +111,8 @@ def check_rows_are_at_hand(f: Facts) -> Iterator[Fault]:
 def check_one_padding_fits(f: Facts) -> Iterator[Fault]:
     """On every rank the local convolution pads both sides alike, as a module says it, and has exactly the rows wanted.
 
-    It pads all rows of x as the layer does, a block or a window not at all, and what a window of dy leaves open.
+    It pads all rows of x as the layer does, a block or a window not at all, and what a window of dy leaves open (of a
+    transposed convolution all rows of y, and what a window of x leaves open).
     Kernels that pad virtually take any padding.
     """
     if f.space.virtual_padding:
@@ -136,10 +137,11 @@ def check_one_padding_fits(f: Facts) -> Iterator[Fault]:
                 busy = (volume(own) > 0) & (volume(index) > 0)
                 fits = np.asarray(fits_one_padding(taps, below, above))
                 if is_convolution(one.step):
-                    x, y = (layout, other) if layout.tensor == "x" else (other, layout)
-                    all_rows = not x.axes[d] and x.windows[d] is None
-                    said = f.space.conv.spatial[d - 2].pad_lo if all_rows else 0
-                    fits = fits & ((y.windows[d] is not None) | np.equal(below, said))
+                    conv = f.space.conv
+                    fine, coarse = (layout, other) if layout.tensor == conv.fine else (other, layout)
+                    all_rows = not fine.axes[d] and fine.windows[d] is None
+                    said = conv.spatial[d - 2].pad_lo if all_rows else 0
+                    fits = fits & ((coarse.windows[d] is not None) | np.equal(below, said))
                 for rank in np.flatnonzero(busy & ~fits)[:1]:
                     name = f.space.dims(layout.tensor)[d].name
                     yield one.step, f"rank {rank} wants padding ({below[rank]}, {above[rank]}) on {name}"

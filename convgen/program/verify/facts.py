@@ -14,7 +14,7 @@ from convgen.algebra.index_sets import Box, volume
 from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.signature import Operand, Signature
 from convgen.algebra.space import Space
-from convgen.operations.layer import Row, rows
+from convgen.operations.layer import MAKES, Row, rows
 from convgen.program.nodes import GIVEN, TENSOR_OF, Compute, Convert, Schedule, Step
 
 Counts = NDArray[np.int64]  # [ranks] or [ranks, ranks]
@@ -62,7 +62,7 @@ class Facts:
         for _, step in self.steps:
             match step:
                 case Compute():
-                    found[step.result] = self.rows[step.operation].makes
+                    found[step.result] = MAKES[step.operation]
                 case Convert():
                     found[step.result] = found.get(step.source, "")
         return found
@@ -78,8 +78,7 @@ class Facts:
         """Every operation with its operands; a convolution's bias is no operand of its products."""
         found: list[Computed] = []
         for _, step in self.steps:
-            if isinstance(step, Compute):
-                row = self.rows[step.operation]
+            if isinstance(step, Compute) and (row := self.rows.get(step.operation)):
                 signature = row.signature(step.way)
                 operands = tuple(
                     (operand, self.types[value]) for operand, value in zip(signature.inputs, step.inputs, strict=False)

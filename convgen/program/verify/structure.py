@@ -75,8 +75,11 @@ def check_steps_take_their_operands(f: Facts) -> Iterator[Fault]:
     for phase, step in f.steps:
         match step:
             case Compute():
-                row = f.rows[step.operation]
+                row = f.rows.get(step.operation)
                 got = tuple(f.origins[v] for v in step.inputs)
+                if row is None:
+                    yield step, f"{f.space.conv.name} has no {step.operation}"
+                    continue
                 fits = row.section == phase and step.type.tensor == TENSOR_OF[row.makes] and step.way in row.ways
                 fits = fits and (got == row.reads or (step.operation == "conv_forward" and got == (*row.reads, "bias")))
             case Convert():
