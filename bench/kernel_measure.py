@@ -11,7 +11,7 @@ from typing import Any
 from convgen.kernels.families import FAMILIES
 from convgen.kernels.problem import Problem
 from convgen.kernels.source import Kernel, kernel_module
-from convgen.kernels.target import Target
+from convgen.spec.target import Target
 from convgen.tune.ahead import Ahead
 from convgen.tune.baseline import FORMATS, accuracy, aten_variants, pads_alike
 from convgen.tune.bind import bind

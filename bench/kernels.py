@@ -37,9 +37,9 @@ from convgen.errors import ConvgenError, InputError, Note
 from convgen.kernels.families import FAMILIES
 from convgen.kernels.partition import SPLITS, local_problem
 from convgen.kernels.problem import Problem
-from convgen.kernels.target import parse_target
 from convgen.resources import data_file
 from convgen.spec.reader import read_csv
+from convgen.spec.target import read_target
 from convgen.tune.key import key_of as problem_key
 from convgen.tune.model import whole_bytes, whole_flops
 
@@ -264,7 +264,7 @@ def run(wanted: Wanted, results: Results, budget_s: float, jobs: int, again: boo
     end = time.monotonic() + budget_s
     facts, device = gpu_facts(), this_gpu()
     assert device is not None
-    target = parse_target(device.target)
+    target = read_target(device.target).known()
     mine, clock = results.of(facts), CudaClock()
     marker = results.path.with_suffix(".running")
     results.path.parent.mkdir(parents=True, exist_ok=True)

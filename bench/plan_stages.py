@@ -13,6 +13,7 @@ from convgen.cost.machines import load_machine
 from convgen.plan.network.planner import plan_network
 from convgen.plan.network.setting import Setting
 from convgen.spec.network_reader import read_network
+from convgen.spec.target import read_target
 
 NETWORKS = Path(__file__).resolve().parent.parent / "examples" / "networks"
 COLUMNS = {"samples": "N", "rows, columns": ("H", "W"), "channels, filters": ("C", "F")}
@@ -20,7 +21,7 @@ COLUMNS = {"samples": "N", "rows, columns": ("H", "W"), "channels, filters": ("C
 
 def stages(name: str, ranks: int, hide_dw: bool) -> None:
     network = read_network(NETWORKS / f"{name}.yaml")
-    setting = Setting(machine=load_machine("lassen"), target="cuda", hide_dw=hide_dw)
+    setting = Setting(machine=load_machine("lassen"), target=read_target("cuda"), hide_dw=hide_dw)
     plan = plan_network(network, setting, ranks)
     found: dict[str, list[set[str]]] = {}
     for node in plan.nodes:

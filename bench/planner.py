@@ -34,6 +34,7 @@ def one(name: str, machine: str, samples: int, ranks: int) -> None:
     from convgen.plan.network.planner import plan_network
     from convgen.plan.network.setting import Setting
     from convgen.spec.network_reader import network_from_dict, read_network, with_batch
+    from convgen.spec.target import read_target
 
     if name.startswith("chain"):
         layer = {"name": "c", "kind": "conv", "out_channels": 256, "kernel_size": 3, "padding": 1}
@@ -42,7 +43,7 @@ def one(name: str, machine: str, samples: int, ranks: int) -> None:
         network = network_from_dict({"name": "chain", "input": [1, 256, 28, 28], "blocks": blocks, "nodes": nodes})
     else:
         network = read_network(ROOT / "examples" / "networks" / f"{name}.yaml")
-    setting = Setting(machine=load_machine(machine), target="cuda")
+    setting = Setting(machine=load_machine(machine), target=read_target("cuda"))
     plan = plan_network(with_batch(network, samples), setting, ranks)
     used = resource.getrusage(resource.RUSAGE_SELF)
     found = {"seconds": used.ru_utime + used.ru_stime, "mib": used.ru_maxrss / 1024, "step_ms": plan.seconds * 1e3}

@@ -27,7 +27,7 @@ from rich.table import Table
 from convgen.kernels.choose import describe
 from convgen.kernels.config import Config, parse_config
 from convgen.kernels.problem import LocalDim, Problem
-from convgen.kernels.target import CPU, Target, parse_target
+from convgen.spec.target import CPU, Target, read_target
 from convgen.tune.candidates import candidates, ranked
 from convgen.tune.database import Ceilings, replace_text
 from convgen.tune.key import key_of, problem_of
@@ -154,7 +154,7 @@ def strategies(order: Ranked, times: Times, limit: int) -> dict[str, list[float]
 def replay(file: Path, console: Console, *, markdown: bool = False) -> list[dict[str, float]]:
     """Print a landscape's table; ratios of the strategies, a problem each."""
     head, landscape = read(file)
-    target, ceilings = parse_target(head["target"]), Ceilings(**head["ceilings"])
+    target, ceilings = read_target(head["target"]).known(), Ceilings(**head["ceilings"])
     table = Table(
         title=f"{file.name}: {head['device']}, {head['versions']}; best found / best there is", title_justify="left",
         box=box.MARKDOWN if markdown else box.SIMPLE_HEAD,

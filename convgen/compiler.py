@@ -40,6 +40,7 @@ from convgen.program.verify import verify
 from convgen.spec.build import check_options, check_stride
 from convgen.spec.layer import Layer
 from convgen.spec.source import locate
+from convgen.spec.target import read_target
 
 PIPELINE: tuple[Pass, ...] = (DropSingleRank(), FuseBias(), HoldX(), Share(), FuseLayouts())
 SCHEDULES = ("lower", *(p.name for p in PIPELINE))  # stages after which there is a schedule
@@ -93,9 +94,8 @@ class Compiled:
         """
         layer = self.layer
         searched = layer.distribution is None and layer.algorithm in (None, "auto")
-        expected = Expected(
-            layer.name, self.space, layer.conv.bias, None if searched else self.choice.stored, layer.on_gpu
-        )
+        stored = None if searched else self.choice.stored
+        expected = Expected(layer.name, self.space, layer.target, layer.conv.bias, stored)
         schedule = read_edited(text, file, expected)
         if schedule == self.schedule:
             return self
@@ -126,7 +126,7 @@ class Compiled:
         Raises:
             InputError: a kernel that the layer names can't do what a rank has to.
         """
-        if not self.layer.on_gpu and not self.layer.options.kernels:
+        if not self.layer.target.is_gpu and not self.layer.options.kernels:
             return ()
         return choose_kernels(self.layer, self.schedule, self.space)
 
@@ -152,11 +152,11 @@ def compile_layer(
         InputError: the layer's layout can't work.
     """
     if target is not None:
-        layer = replace(layer, target=target)
+        layer = replace(layer, target=read_target(target))
     check_options(layer)
     check_stride(layer)
     machine = machine or default_machine(layer)
-    space = Space(layer.conv, layer.grid, virtual_padding=layer.virtual_padding)
+    space = Space(layer.conv, layer.grid, virtual_padding=layer.target.pads_virtually)
     try:
         choice = choose(layer, space, machine, objective)
     except InputError as error:
@@ -168,13 +168,12 @@ def compile_layer(
     tell(after, "choose", None)
     schedule = lower(layer.name, space, choice.stored, choice.roles, bias=layer.conv.bias)
     tell(after, "lower", schedule)
-    context = Context(space, reads_parts=layer.on_gpu)
+    context = Context(space, layer.target)
     schedule = run_passes(pipeline(layer) if passes is None else passes, schedule, context, after)
     made = Compiled(layer, space, machine, choice, schedule)
     if layer.options.kernels:
-        if layer.target == "sw26010":
-            raise InputError(
-                "sw26010 has no families of kernels", ("options", "kernels"), hint="options: {plan: trial}"
-            )
+        if layer.target.is_mesh:
+            fact = "sw26010 has no families of kernels"
+            raise InputError(fact, ("options", "kernels"), hint="options: {plan: trial}")
         made.kernels()  # refuses what can't serve
     return made

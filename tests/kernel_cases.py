@@ -13,11 +13,11 @@ from convgen.kernels.config import Config
 from convgen.kernels.load import load_text
 from convgen.kernels.problem import LocalDim, Problem
 from convgen.kernels.source import Kernel, kernel_module
-from convgen.kernels.target import parse_target
+from convgen.spec.target import read_target
 from convgen.verify.interpreter import launch
 from convgen.verify.program import TORCH_DTYPES
 
-SM_90 = parse_target("cuda:sm_90")
+SM_90 = read_target("cuda:sm_90").known()
 GUARD = 64  # elements of NaN before and behind an operand; a multiple of 16 bytes
 LETTERS = {1: "W", 2: "HW", 3: "DHW"}
 PHASES = ("forward", "backward_data", "backward_filter")

@@ -35,6 +35,7 @@ from convgen.program.build import lower
 from convgen.program.nodes import Schedule, reads
 from convgen.program.text import show
 from convgen.spec.layer import Distribution, Layer, Options
+from convgen.spec.target import read_target
 from convgen.verify.program import TORCH_DTYPES, load_module
 from convgen.verify.virtual import Sent, VirtualTransport, World
 
@@ -59,24 +60,24 @@ class Case:
 
     @cached_property
     def space(self) -> Space:
-        return Space(self.layer.conv, self.layer.grid, virtual_padding=self.layer.virtual_padding)
+        return Space(self.layer.conv, self.layer.grid, virtual_padding=self.layer.target.pads_virtually)
 
     @cached_property
     def schedule(self) -> Schedule:
         schedule = lower(self.layer.name, self.space, self.stored, self.roles, bias=self.layer.conv.bias)
         passes = self.passes or pipeline(self.layer)
-        return passed(schedule, self.space, *passes, reads_parts=self.layer.on_gpu)
+        return passed(schedule, self.space, *passes, target=self.layer.target)
 
     @cached_property
     def source(self) -> str:
-        kernels = choose_kernels(self.layer, self.schedule, self.space) if self.layer.on_gpu else ()
+        kernels = choose_kernels(self.layer, self.schedule, self.space) if self.layer.target.is_gpu else ()
         return emit_module(self.layer, self.schedule, self.space, kernels)
 
     @cached_property
     def module(self) -> ModuleType:
         path = Path(_folder) / f"{self.layer.name}.py"
         path.write_text(self.source, encoding="utf-8")
-        return load_module(path, interpret=self.layer.on_gpu)
+        return load_module(path, interpret=self.layer.target.is_gpu)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -137,13 +138,13 @@ def make(problem: Problem, name: str, rng: random.Random, **changes: Any) -> Cas
 
 def on_gpu(case: Case, target: str = "cuda:sm_90") -> Case:
     """The same case for a GPU, under another name; its module runs in Triton's interpreter."""
-    return replace(case, layer=replace(case.layer, target=target, name=f"{case.layer.name}_gpu"))
+    return replace(case, layer=replace(case.layer, target=read_target(target), name=f"{case.layer.name}_gpu"))
 
 
 def on_mesh(case: Case, options: Options) -> Case:
     """The same case for the emulated mesh of an SW26010, under another name."""
     name = f"{case.layer.name}_mesh{options.core_groups}"
-    return replace(case, layer=replace(case.layer, target="sw26010", name=name, options=options))
+    return replace(case, layer=replace(case.layer, target=read_target("sw26010"), name=name, options=options))
 
 
 def with_dtype(case: Case, dtype: str) -> Case:

@@ -7,11 +7,14 @@ from convgen.compiler import pipeline
 from convgen.passes.contract import Context, Pass, run_passes, with_options
 from convgen.program.nodes import Schedule
 from convgen.spec.layer import Layer
+from convgen.spec.target import CPU, Target, read_target
+
+CUDA = read_target("cuda")
 
 
-def passed(schedule: Schedule, space: Space, *passes: Pass, reads_parts: bool = False) -> Schedule:
+def passed(schedule: Schedule, space: Space, *passes: Pass, target: Target = CPU) -> Schedule:
     """What passes make of a schedule, one after the other."""
-    return run_passes(passes, schedule, Context(space, reads_parts=reads_parts))
+    return run_passes(passes, schedule, Context(space, target))
 
 
 def eager(layer: Layer) -> tuple[Pass, ...]:

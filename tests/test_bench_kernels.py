@@ -15,7 +15,7 @@ import torch
 
 from convgen.kernels.families import FAMILIES
 from convgen.kernels.problem import LocalDim, Problem
-from convgen.kernels.target import parse_target
+from convgen.spec.target import read_target
 from convgen.verify.interpreter import launch
 
 BENCH = Path(__file__).resolve().parent.parent / "bench"
@@ -97,7 +97,7 @@ def test_candidates_are_checked_and_timed(measuring: Any, phase: str, tmp_path: 
         memory_format="channels_last",
     )
     names = [f.NAME for f in FAMILIES]
-    found = measuring.candidates(p, parse_target("cuda"), names, 0)
+    found = measuring.candidates(p, read_target("cuda").known(), names, 0)
     record = measuring.measure(p, "key", found, {}, Watch(), tmp_path / "marker")
     assert not record["left_out"]
     assert {r["family"] for r in record["kernels"].values()} >= {"pointer"}
@@ -112,6 +112,6 @@ def test_a_wrong_kernel_is_left_out(measuring: Any, tmp_path: Path, monkeypatch:
     )
     whole = measuring.kernel_module
     monkeypatch.setattr(measuring, "kernel_module", lambda ks: whole(ks).replace("range(9 * ", "range(8 * "))
-    found = measuring.candidates(p, parse_target("cuda"), ["pointer"], 0)
+    found = measuring.candidates(p, read_target("cuda").known(), ["pointer"], 0)
     record = measuring.measure(p, "key", found, {}, Watch(), tmp_path / "marker")
     assert not record["kernels"] and all("Wrong" in cause for cause in record["left_out"].values())

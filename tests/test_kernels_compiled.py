@@ -17,11 +17,11 @@ from convgen.kernels.facts import facts, launches
 from convgen.kernels.families import FAMILIES, depthwise
 from convgen.kernels.problem import LocalDim, Problem
 from convgen.kernels.source import Kernel
-from convgen.kernels.target import Target, parse_target
 from convgen.resources import data_file
 from convgen.spec.reader import read_csv
+from convgen.spec.target import Target, read_target
 
-SM_90 = parse_target("cuda:sm_90")
+SM_90 = read_target("cuda:sm_90").known()
 GRIDS = {"channels": ({"C": 4}, "stationary-x"), "filters": ({"F": 4}, "stationary-y"), "space": ({"H": 4}, "spatial")}
 
 
@@ -32,7 +32,7 @@ def resnet50(grid: str, dtype: str, memory_format: str) -> tuple[tuple[Problem, 
     layers = read_csv(data_file("tuning", "layers", "resnet50.csv"), grid=axes, algorithm=algorithm, dtype=dtype)
     found: dict[tuple[Problem, ...], None] = {}
     for layer in layers:
-        layer = replace(layer, memory_format="channels_last", target="cuda:sm_90")
+        layer = replace(layer, memory_format="channels_last", target=SM_90)
         layer = replace(layer, memory_format=memory_format)  # type: ignore[arg-type]
         if grid == "space" and layer.conv.spatial[0].out < 4:
             continue  # fewer rows than ranks
@@ -134,7 +134,7 @@ def small(phase: str, dtype: str, memory_format: str, dims: int = 2, stride: int
 )
 @pytest.mark.parametrize("phase", PHASES)
 def test_other_architectures(name: str, dtypes: tuple[str, ...], phase: str) -> None:
-    target = parse_target(name)
+    target = read_target(name).known()
     for dtype in dtypes:
         for memory_format in ("channels_last", "contiguous"):
             for kernel in kernels((small(phase, dtype, memory_format),), target):

@@ -15,7 +15,7 @@ from convgen.kernels.families import CPU_FAMILIES
 from convgen.kernels.load import load_text
 from convgen.kernels.problem import LocalDim, Problem
 from convgen.kernels.source import Kernel, kernel_module
-from convgen.kernels.target import CPU
+from convgen.spec.target import CPU
 
 
 def cpu_dim(rng: random.Random, name: str) -> LocalDim:

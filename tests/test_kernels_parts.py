@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 from kernel_cases import SM_90, operands, reference
-from passing import passed
+from passing import CUDA, passed
 from torch import Tensor
 
 from convgen.algebra.space import Space
@@ -28,11 +28,11 @@ from convgen.kernels.pack import copy_module
 from convgen.kernels.phases import heaviest_first, taps_of
 from convgen.kernels.problem import LocalDim, Problem
 from convgen.kernels.source import kernel_module
-from convgen.kernels.target import parse_target
 from convgen.passes.fuse_layouts import FuseLayouts
 from convgen.program.nodes import Convert, Schedule, is_convolution
 from convgen.program.text import parse, show
 from convgen.program.verify import verify
+from convgen.spec.target import read_target
 from convgen.verify.interpreter import interpreted, launch
 
 # ---- The interpreter -----------------------------------------------------------------------------------------------
@@ -220,8 +220,8 @@ def test_layouts_are_fused(text: str) -> None:
     verify(schedule, space)
     before = plain(schedule)
     verify(before, space)
-    assert passed(before, space, FuseLayouts(), reads_parts=True) == schedule
-    assert passed(schedule, space, FuseLayouts(), reads_parts=True) is schedule
+    assert passed(before, space, FuseLayouts(), target=CUDA) == schedule
+    assert passed(schedule, space, FuseLayouts(), target=CUDA) is schedule
     assert passed(before, space, FuseLayouts()) is before
 
 
@@ -229,8 +229,8 @@ def test_what_does_not_pay_stays_whole() -> None:
     before = plain(parse(STATIONARY_X))
     for channels, filters in ((32, 30), (32, 63), (8, 8)):
         space = space_of(before, channels, filters)
-        assert not passed(before, space, FuseLayouts(), reads_parts=True).forms().get("dy_gathered")
-    assert passed(before, space_of(before, 32, 63), FuseLayouts(), reads_parts=True) is before
+        assert not passed(before, space, FuseLayouts(), target=CUDA).forms().get("dy_gathered")
+    assert passed(before, space_of(before, 32, 63), FuseLayouts(), target=CUDA) is before
 
 
 @pytest.mark.parametrize(
@@ -285,9 +285,9 @@ def test_ranks_may_differ_in_groups() -> None:
 
 
 def test_targets() -> None:
-    assert str(parse_target("cuda")) == "cuda:sm_90" and str(parse_target("hip")) == "hip:gfx942"
-    assert parse_target("cuda:sm_80").shared_bytes < SM_90.shared_bytes
+    assert str(read_target("cuda").known()) == "cuda:sm_90" and str(read_target("hip").known()) == "hip:gfx942"
+    assert read_target("cuda:sm_80").known().shared_bytes < SM_90.shared_bytes
     for name in ("cuda:sm_75", "hip:gfx1100"):
         with pytest.raises(InputError, match="no kernels are made for") as caught:
-            parse_target(name)
+            read_target(name).known()
         assert "cuda:sm_90" in str(caught.value) or "gfx942" in str(caught.value)

@@ -18,6 +18,7 @@ from convgen.algebra.conv import Conv, Spatial
 from convgen.algebra.grid import Grid
 from convgen.compiler import compile_layer
 from convgen.spec.reader import read_layer
+from convgen.spec.target import CPU
 from convgen.verify.program import global_tensors, reference
 
 FILES = sorted((Path(__file__).resolve().parent.parent / "examples").glob("*.yaml"))
@@ -33,7 +34,7 @@ EXCHANGING = {"causal_1d", "depthwise", "integrated", "spatial_2x2", "stem", "sw
 
 def example(file: Path) -> Case:
     """An example's layer in float64 on a CPU, under a name of its own."""
-    layer = replace(read_layer(str(file)), dtype="float64", target="cpu", name=f"{file.stem}_in_order")
+    layer = replace(read_layer(str(file)), dtype="float64", target=CPU, name=f"{file.stem}_in_order")
     layer = replace(layer, options=replace(layer.options, core_groups=type(layer.options)().core_groups))
     made = compile_layer(layer)
     return Case(made.layer, made.choice.stored, made.choice.roles)

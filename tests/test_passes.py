@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 from generate import algorithm_problem, draws, random_problem
-from passing import passed
+from passing import CUDA, passed
 
 from convgen.algebra.conv import Conv, Spatial
 from convgen.algebra.grid import Grid
@@ -307,9 +307,9 @@ def test_axes_of_one_rank_are_dropped_anywhere_in_the_pipeline() -> None:
         naive = lower("s", space, stored, roles, bias=conv.bias)
         for place in range(len(passes) + 1):
             order = (*passes[:place], DropSingleRank(), *passes[place:])
-            schedule = passed(naive, space, *order, reads_parts=True)
+            schedule = passed(naive, space, *order, target=CUDA)
             verify(schedule, space)
-            assert passed(schedule, space, DropSingleRank(), reads_parts=True) is schedule
+            assert passed(schedule, space, DropSingleRank(), target=CUDA) is schedule
 
 
 # ---- all of them
@@ -326,9 +326,9 @@ def test_every_pass_leaves_a_schedule_that_verifies_and_is_done_at_once(chunk: i
         for one in (DropSingleRank(), FuseBias(), held, Share(), FuseLayouts(least_part=1, most_boxes=8)):
             verify(schedule, space)
             before = schedule
-            schedule = passed(before, space, one, reads_parts=True)
+            schedule = passed(before, space, one, target=CUDA)
             assert (schedule is before) == (schedule == before)
-            assert passed(schedule, space, one, reads_parts=True) is schedule
+            assert passed(schedule, space, one, target=CUDA) is schedule
         verify(schedule, space)
 
 

@@ -37,12 +37,13 @@ from convgen.plan.network.write import plan_yaml, planned_layer
 from convgen.spec.network import Network
 from convgen.spec.network_reader import network_from_dict, read_network, with_batch
 from convgen.spec.reader import layer_to_dict, read_layers
+from convgen.spec.target import read_target
 from convgen.verify.check import check
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples" / "networks"
 CPU = Setting(machine=load_machine("cpu"))
-CUDA = Setting(machine=load_machine("cuda"), target="cuda")
+CUDA = Setting(machine=load_machine("cuda"), target=read_target("cuda"))
 
 
 def branched(rng: random.Random, layers: int) -> Network:

@@ -15,6 +15,7 @@ from convgen.spec.layer import Distribution, Layer, Options
 from convgen.spec.placement import algorithm_letters
 from convgen.spec.reader import layer_from_dict, locate, read_layer
 from convgen.spec.source import Source
+from convgen.spec.target import read_target
 from convgen.spec.yaml import parse_yaml
 
 BASE = {
@@ -50,7 +51,7 @@ def test_defaults() -> None:
     layer = read()
     assert (layer.name, layer.kind, layer.dtype, layer.memory_format) == ("res5a", "conv2d", "float32", "contiguous")
     assert (layer.algorithm, layer.distribution, layer.roles) == ("auto", None, ())
-    assert (layer.target, layer.machine, layer.options) == ("cpu", None, Options())
+    assert (layer.target.text, layer.machine, layer.options) == ("cpu", None, Options())
     conv = layer.conv
     assert (conv.batch, conv.channels, conv.filters, conv.groups, conv.bias) == (8, 64, 96, 1, False)
     assert [(s.name, s.extent, s.kernel, s.stride, s.dilation) for s in conv.spatial] == [
@@ -74,7 +75,7 @@ def test_every_key(tmp_path: Path) -> None:
     assert [s.name for s in layer.conv.spatial] == ["D", "H", "W"]
     assert pads(layer) == [(0, 1), (2, 0), (1, 1)]
     assert (layer.conv.groups, layer.conv.bias, layer.dtype) == (2, True, "bfloat16")
-    assert (layer.target, layer.machine, layer.options) == ("cuda:sm_90", "pod", Options("stored", "native"))
+    assert (layer.target.text, layer.machine, layer.options) == ("cuda:sm_90", "pod", Options("stored", "native"))
     assert layer.source.file == str(path)
 
 
@@ -115,7 +116,23 @@ def test_order_of_axes_is_kept() -> None:
 
 @pytest.mark.parametrize("target", ["cpu", "cuda", "cuda:sm_80", "cuda:sm_100", "hip", "hip:gfx90a", "sw26010"])
 def test_targets(target: str) -> None:
-    assert read(target=target).target == target
+    assert read(target=target).target.text == target
+
+
+def test_a_target_answers_for_itself() -> None:
+    kinds = {text: read_target(text) for text in ("cpu", "cuda:sm_80", "hip", "sw26010")}
+    assert [t.pads_virtually for t in kinds.values()] == [False, True, True, True]
+    assert [t.reads_parts for t in kinds.values()] == [False, True, True, False]
+    assert [t.device for t in kinds.values()] == ["cpu", "cuda", "cuda", "cpu"]
+    assert (
+        kinds["hip"] == read_target("hip:gfx942") and str(kinds["hip"]) == "hip:gfx942" and kinds["hip"].text == "hip"
+    )
+    assert kinds["sw26010"].dtypes == ("float64", "float32") and kinds["cpu"].dtypes == tuple(constants.DTYPES)
+    assert read(target="cuda:sm_70").target.kind == "cuda"  # it has schedules and a price, if no kernels
+    for text, hint in (("cuda:sm_70", "cuda:sm_80"), ("hip:gfx908", "hip:gfx90a"), ("sw26010", "convgen sw26010 conv")):
+        with pytest.raises(InputError) as caught:
+            read_target(text).known()
+        assert hint in caught.value.hint
 
 
 def test_letters_are_those_of_the_table() -> None:

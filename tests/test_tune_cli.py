@@ -16,8 +16,8 @@ from convgen.errors import InputError
 from convgen.kernels.choose import misfit
 from convgen.kernels.config import parse_config
 from convgen.kernels.families import family
-from convgen.kernels.target import parse_target
 from convgen.spec.reader import read_layer
+from convgen.spec.target import read_target
 from convgen.tune.candidates import candidates, source_of
 from convgen.tune.database import Ceilings, Entry, update
 from convgen.tune.device import Device, this_cpu, versions
@@ -70,7 +70,7 @@ def convgen(*words: object) -> Result:
 
 def remember(file: Path, cache: Path, device: Device, kernels: dict[str, str], **changed: object) -> None:
     """Entries for a layer's problems, as the tuner would write them."""
-    target = parse_target(device.target)
+    target = read_target(device.target).known()
     compiled = compile_layer(read_layer(file), target=device.target)
     for one in of_layers([compiled]):
         text = kernels.get(one.problem.phase)
@@ -136,7 +136,7 @@ def test_whatever_tuning_finds_can_be_compiled(tmp_path: Path, cache: Path) -> N
     remember(file, cache, this_cpu(), dict.fromkeys(WAYS, "product whole=0"))
     done = convgen("check", file)
     assert done.exit_code == 0 and convgen("compile", file, "--emit", "module").stdout.count("product whole=0") >= 3
-    target = parse_target("cpu")
+    target = read_target("cpu").known()
     for one in of_layers([compile_layer(read_layer(file))]):
         for c in candidates(one.problem, target):
             made = family(c.config.family, target)
@@ -182,7 +182,7 @@ def test_a_gpus_entries_are_for_its_target(file: Path, cache: Path) -> None:
     assert "split=5" not in convgen("compile", file, "--emit", "module", "--target", "cuda:sm_80").stdout
     other = Device("Another GPU", "cuda:sm_90")
     remember(file, cache, other, kernels)
-    memory = remembered("cuda:sm_90")
+    memory = remembered(read_target("cuda:sm_90"))
     assert memory.device is None and "Another GPU, Test GPU" in memory.said
 
 

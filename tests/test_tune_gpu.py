@@ -14,7 +14,7 @@ from test_tune_tuner import Recorder
 
 from convgen.kernels.config import parse_config
 from convgen.kernels.problem import LocalDim, Problem
-from convgen.kernels.target import parse_target
+from convgen.spec.target import read_target
 from convgen.tune import bind, tuner
 from convgen.tune.ahead import prepare
 from convgen.tune.candidates import Candidate, candidates, ranked
@@ -28,7 +28,7 @@ from convgen.tune.work import work
 from convgen.tune.worker import Bench
 from convgen.verify.interpreter import launch
 
-SM_90 = parse_target("cuda:sm_90")
+SM_90 = read_target("cuda:sm_90").known()
 DEVICE = Device("Test GPU", "cuda:sm_90")
 CEILINGS = Ceilings(flops_per_s={"bfloat16": 1e15, "float32": 1e14}, bytes_per_s=1e13, floor_us=0.1)
 DIMS = (LocalDim("H", 5, 5, 3, 1, 1, 1), LocalDim("W", 6, 6, 3, 1, 1, 1))

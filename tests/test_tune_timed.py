@@ -22,6 +22,7 @@ from convgen.kernels.config import largest
 from convgen.program.nodes import is_convolution
 from convgen.spec.layer import Layer
 from convgen.spec.reader import read_layers
+from convgen.spec.target import CPU
 from convgen.tune.database import update
 from convgen.tune.device import this_cpu
 from convgen.tune.key import key_of
@@ -104,7 +105,7 @@ def test_what_is_not_measured_is_as_fast_as_what_is(tmp_path: Path, cache: Path)
     for phase, share in (("forward", 0.2), ("backward_data", 0.6), ("backward_filter", 0.3)):
         remember(file, cache, this_cpu(), {phase: "aten"}, share=share)
     update(cache / "devices" / this_cpu().file_name, this_cpu(), {}, CEILINGS)
-    made = as_measured(load_machine("cpu"), timed("cpu", "float32"))
+    made = as_measured(load_machine("cpu"), timed(CPU, "float32"))
     assert made.flops_per_s("float32") == pytest.approx(0.3 * 1e13)
     assert (made.memory_bytes_per_s, made.launch_s) == (1e13, pytest.approx(1e-7))
 

@@ -18,7 +18,7 @@ import torch
 
 from convgen.kernels.config import parse_config
 from convgen.kernels.problem import LocalDim, Problem
-from convgen.kernels.target import CPU, Target
+from convgen.spec.target import CPU, Target
 from convgen.tune.candidates import Candidate, candidates
 from convgen.tune.clock import CpuClock, ceilings
 from convgen.tune.database import Ceilings, Entry, read_database, update

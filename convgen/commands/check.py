@@ -34,17 +34,17 @@ def check_command(
     for one in all_compiled:
         one.module()  # refuses a target without an emitter before torch is needed
     layer = all_compiled[0].layer
-    if interpret and not layer.on_gpu:
+    if interpret and not layer.target.is_gpu:
         raise InputError(
-            f"target {layer.target} has no Triton kernels to interpret",
+            f"target {layer.target.text} has no Triton kernels to interpret",
             path=("target",),
             hint="check without --interpret",
         )
     need("torch", "convgen check runs the module, which needs torch")
-    if layer.on_gpu:
-        need("triton", f"a module for {layer.target} imports triton")
+    if layer.target.is_gpu:
+        need("triton", f"a module for {layer.target.text} imports triton")
         if not interpret:
-            _need_gpu(layer.target, processes)
+            _need_gpu(layer.target.text, processes)
     from convgen.verify.fits import check_fits
 
     transport = "processes" if processes else "virtual"

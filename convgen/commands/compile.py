@@ -80,15 +80,15 @@ def _print(
 def _emit_kernels(all_compiled: Sequence[Compiled], as_json: bool) -> None:
     """Sources of the local kernels, and what each compiles to for the target."""
     for one in all_compiled:
-        if not one.layer.virtual_padding:
+        if not one.layer.target.has_programs:
             raise InputError(
-                f"target {one.layer.target} has no generated kernels: its local convolution is ATen's",
+                f"target {one.layer.target.text} has no generated kernels: its local convolution is ATen's",
                 path=("target",),
                 hint="--target cuda:sm_90, hip:gfx942 or sw26010; or --emit module, schedule or cost",
             )
     records: list[dict[str, Any]] = []
     for one in all_compiled:
-        if one.layer.on_gpu:
+        if one.layer.target.is_gpu:
             need("torch", "kernels are compiled as torch would launch them")
             need("triton", "compiling kernels needs triton, though no GPU")
             from convgen.explain.kernels import kernels_json, kernels_text

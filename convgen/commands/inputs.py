@@ -101,10 +101,10 @@ def compile_files(
     from convgen.compiler import compile_layer, pipeline
     from convgen.cost.machines import load_machine
     from convgen.passes.contract import tell, with_options
-    from convgen.spec.build import check_target
+    from convgen.spec.target import read_target
 
     if target is not None:
-        check_target(target)
+        read_target(target)
     options = "".join(
         f" --{name} {value}"
         for name, value in (("target", target), ("machine", machine), ("objective", objective))

@@ -87,9 +87,9 @@ def plan_command(
     from convgen.plan.network.report import check_node, explain_text, plan_json, plan_text
     from convgen.plan.network.sample import sample_parallelism
     from convgen.plan.network.setting import Setting
-    from convgen.spec.build import check_target
     from convgen.spec.network_reader import read_network, with_batch
     from convgen.spec.source import locate
+    from convgen.spec.target import read_target
 
     if explain is not None and as_json:
         raise InputError("--explain and --json don't go together", hint="--json alone: it has every step of every node")
@@ -107,17 +107,16 @@ def plan_command(
             f"--measured: of which device? Machine {chosen.name} is of {chosen.device or 'some device'}",
             hint="--target cpu, or --target cuda:sm_90, whose kernels convgen tune has measured",
         )
-    target = target or (chosen.name if chosen.name in TARGETS else "cpu")
-    check_target(target)
+    made_for = read_target(target or (chosen.name if chosen.name in TARGETS else "cpu"))
     known = None
     if measured:
         from convgen.tune.timed import as_measured, timed
 
-        known = timed(target, network.dtype)
+        known = timed(made_for, network.dtype)
         chosen = as_measured(chosen, known)
     setting = Setting(
         machine=chosen,
-        target=target,
+        target=made_for,
         statistics="global" if batch_norm == "global" else "local",
         keep="needed" if keep == "needed" else "every",
         optimizer_states=optimizer_states,

@@ -16,7 +16,7 @@ from convgen.commands.inputs import Finite, compile_files, layer_options, need
 from convgen.commands.outputs import OutputFolder, Picture
 from convgen.errors import InputError
 from convgen.kernels.partition import SPLITS, Split
-from convgen.kernels.target import Target
+from convgen.spec.target import Target
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,7 +71,7 @@ def tune(files: Sequence[str], **given: Any) -> None:
     compiled = compile_files(files, **given)
     wanted = _wanted(compiled, options)
     target_of = _one_target(compiled)
-    if target_of.kind != "cpu":
+    if not target_of.is_cpu:
         need("triton", f"kernels for {target_of} are compiled by triton")
     if options["explain"] is not None:
         _explain(wanted, target_of, options)
@@ -116,7 +116,7 @@ def _device(target: Target, threads: int | None) -> Device | None:
     """The device to measure on; None where this machine lacks it."""
     from convgen.tune.device import this_cpu
 
-    if target.kind == "cpu":
+    if target.is_cpu:
         return this_cpu(threads)
     from convgen.tune.gpu import this_gpu
 
@@ -199,7 +199,7 @@ def _explain(wanted: Sequence[Wanted], target: Target, options: dict[str, Any]) 
     from convgen.tune.explain import explain_text, pick
 
     one = pick(wanted, options["explain"])
-    device: Device | None = this_cpu(options["threads"]) if target.kind == "cpu" else None
+    device: Device | None = this_cpu(options["threads"]) if target.is_cpu else None
     if device is None:
         from convgen.tune.lookup import device_for
 

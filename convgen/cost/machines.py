@@ -25,7 +25,7 @@ def default_machine(layer: Layer) -> Machine:
         InputError: the layer names a machine that there is none of.
     """
     if layer.machine is None:
-        machine = _shipped(layer.target.split(":")[0])
+        machine = _shipped(layer.target.kind)
         return _with_core_groups(machine, layer.options.core_groups)
     try:
         return load_machine(layer.machine)

@@ -15,7 +15,6 @@ from convgen.program.nodes import Compute, Schedule, is_convolution
 from convgen.spec.layer import Layer
 from convgen.sw26010.conv.problem import Axis
 from convgen.sw26010.gemm.plan import Dtype
-from convgen.sw26010.machine.memory import DTYPES
 from convgen.sw26010.target.plan import LocalPlan, LocalProblem, plan_local, predicted
 
 MeshPlans = dict[str, list[tuple[tuple[int, ...], LocalPlan]]]
@@ -42,7 +41,7 @@ class LocalMesh:
 
 def local_mesh(layer: Layer, schedule: Schedule, space: Space, names: LayoutNames, lines: Lines) -> LocalMesh:
     """For an SW26010's module. Raises InputError: what the mesh's plans can't do."""
-    if layer.target != "sw26010":
+    if not layer.target.is_mesh:
         return LocalMesh()
     plans = mesh_plans(layer, schedule, space)
     records = {
@@ -73,7 +72,7 @@ def mesh_plans(layer: Layer, schedule: Schedule, space: Space) -> MeshPlans:
 
 def _check(layer: Layer) -> None:
     about = (Note("layer", f"{layer.name}: {layer.kind} {layer.dtype} for target sw26010"),)
-    if layer.dtype not in DTYPES:
+    if layer.dtype not in layer.target.dtypes:
         fact = f"the mesh computes float32 and float64, not {layer.dtype}"
         raise InputError(fact, ("dtype",), about, "dtype: float32, or target: cpu")
     if layer.conv.transposed:

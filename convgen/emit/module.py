@@ -149,10 +149,10 @@ def module_context(
 ) -> ModuleContext:
     conv, text = layer.conv, show(schedule)
     names = LayoutNames(schedule)
-    lines = Lines(schedule, conv, names, virtual=layer.virtual_padding)
-    on_gpu = kernels if layer.on_gpu else ()
+    lines = Lines(schedule, conv, names, virtual=layer.target.pads_virtually)
+    on_gpu = kernels if layer.target.is_gpu else ()
     local = local_kernels(schedule, names, lines, on_gpu)
-    ways = {} if layer.on_gpu else {k.problem.phase: k for k in kernels if k.config.family != "aten"}
+    ways = {} if layer.target.is_gpu else {k.problem.phase: k for k in kernels if k.config.family != "aten"}
     mesh = local_mesh(layer, schedule, space, names, lines)
     stored = [(n, names.of(t)) for n, t in schedule.stored]
     gradient = {"x": "dx", "w": "dw", "y": "dy", "bias": "dbias"}
@@ -191,9 +191,9 @@ def module_context(
         w_extents=tuple(d.extent for d in conv.dims("w")),
         torch_class=f"Conv{'Transpose' if conv.transposed else ''}{len(conv.spatial)}d",
         bias=conv.bias,
-        device="cuda" if layer.on_gpu else "cpu",
-        gpu=layer.on_gpu,
-        virtual=layer.virtual_padding,
+        device=layer.target.device,
+        gpu=layer.target.is_gpu,
+        virtual=layer.target.pads_virtually,
         core_groups=layer.options.core_groups,
         choosing=layer.options.plan,
         mesh_convolutions=mesh.convolutions,

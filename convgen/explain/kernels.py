@@ -10,7 +10,6 @@ from convgen.kernels.facts import Launch, facts, records
 from convgen.kernels.load import load_text
 from convgen.kernels.pack import copy_launches, copy_module
 from convgen.kernels.source import kernel_module
-from convgen.kernels.target import parse_target
 
 FIELDS = ("registers", "spill_bytes", "shared_bytes", "matrix_instructions", "widest_global_load_bytes")
 
@@ -19,7 +18,7 @@ def kernels_json(compiled: Compiled) -> list[dict[str, Any]]:
     """A record for each kernel that the layer's ranks launch; packing and unpacking kernels last."""
     layer = compiled.layer
     found = list(records(layer.name, compiled.kernels()))
-    target = parse_target(layer.target)
+    target = layer.target.known()
     ranks = {copy_dims(t, len(layer.conv.spatial)) for t in copied_tensors(compiled.schedule)}
     for dims in sorted(ranks):
         module = load_text(copy_module(dims))
@@ -35,7 +34,7 @@ def kernels_text(compiled: Compiled) -> str:
     """The source of the convolution kernels, below a table of what they compile to."""
     rows = kernels_json(compiled)
     width = max(len(r["name"]) for r in rows)
-    lines = [f"# {compiled.layer.name} for {compiled.layer.target}"]
+    lines = [f"# {compiled.layer.name} for {compiled.layer.target.text}"]
     lines.append(f"# {'kernel':<{width}}  registers  spilled  shared  matrix instructions  widest load")
     for r in rows:
         columns = zip(FIELDS, (9, 7, 6, 19, 11), strict=True)

@@ -64,7 +64,7 @@ def cost_json(compiled: Compiled) -> dict[str, Any]:
         "layer": layer.name,
         "problem": layer_line(layer),
         "grid": dict(layer.grid.axes),
-        "target": layer.target,
+        "target": layer.target.text,
         "machine": compiled.machine.name,
         "layout": choice.label,
         "explanation": list(choice.explanation),
@@ -98,7 +98,7 @@ def _heading(compiled: Compiled) -> list[str]:
     return [
         f"{layer.name}: {layer_line(layer)} ({output_line(layer.conv)})",
         f"{layer.grid}, {plural(layer.grid.ranks, 'rank')}; layout {how}",
-        f"target {layer.target}, modelled on machine {compiled.machine.name}",
+        f"target {layer.target.text}, modelled on machine {compiled.machine.name}",
     ]
 
 

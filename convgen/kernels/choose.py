@@ -18,10 +18,10 @@ from convgen.kernels.config import Config, largest, parse_config
 from convgen.kernels.families import families, family
 from convgen.kernels.problem import LocalDim, Problem
 from convgen.kernels.source import Kernel
-from convgen.kernels.target import Target, parse_target
 from convgen.program.forms import boxes, parts
 from convgen.program.nodes import Compute, Convert, Phase, Schedule, Step, is_convolution
 from convgen.spec.layer import Layer
+from convgen.spec.target import Target
 
 
 def choose_kernels(layer: Layer, schedule: Schedule, space: Space) -> tuple[Kernel, ...]:
@@ -30,7 +30,7 @@ def choose_kernels(layer: Layer, schedule: Schedule, space: Space) -> tuple[Kern
     Raises:
         InputError: a kernel that the layer names can't do what a rank has to.
     """
-    target, pinned = parse_target(layer.target), dict(layer.options.kernels)
+    target, pinned = layer.target.known(), dict(layer.options.kernels)
     steps = [s for _, s in schedule.steps() if is_convolution(s)]
     made: list[Kernel] = []
     for step in steps:
@@ -45,7 +45,7 @@ def choose(problems: tuple[Problem, ...], target: Target) -> Kernel:
 
     On a CPU it is ATen's plain call, also where a rank has nothing to do.
     """
-    if target.kind == "cpu":
+    if target.is_cpu:
         return Kernel(problems, Config("aten", warps=0, stages=0), target)
     for made in families(target):
         if all(made.refusal(p, target) is None for p in problems):
@@ -67,7 +67,7 @@ def _pinned(text: str, phase: str, problems: tuple[Problem, ...], target: Target
         raise InputError(f"{config.family} is no family of kernels for {target}", path, hint=f"one of {known}")
     problem = largest(problems)
     busy = [p for p in problems if p.flops] or [problem]
-    for p in busy if target.kind == "cpu" else problems:  # a CPU's module does not come here where nothing is to do
+    for p in busy if target.is_cpu else problems:  # a CPU's module does not come here where nothing is to do
         if (why := made.refusal(p, target)) is not None:
             fact = f"{config.family} can't {phase} here: {why}"
             raise InputError(fact, path, hint="another family, or no word on this phase")
@@ -83,7 +83,7 @@ def misfit(config: Config, example: Config, problems: Sequence[Problem], target:
     Args:
         example: the family's default for these problems, one a rank.
     """
-    if target.kind == "cpu":
+    if target.is_cpu:
         return _cpu_misfit(config, example, problems)
     if config.family == "aten":
         return None if set(config.tile) <= {"last"} else "it wants nothing, or last=0 or last=1"

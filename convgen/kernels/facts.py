@@ -26,8 +26,8 @@ from convgen.errors import InternalError
 from convgen.kernels.load import load_text
 from convgen.kernels.problem import Problem
 from convgen.kernels.source import Kernel, kernel_module
-from convgen.kernels.target import Target
 from convgen.kernels.torch_types import TORCH_DTYPES
+from convgen.spec.target import Target
 
 POINTER = {
     torch.float64: "*fp64",

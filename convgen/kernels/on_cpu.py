@@ -18,7 +18,7 @@ from convgen.kernels.config import Config
 from convgen.kernels.environment import environment
 from convgen.kernels.families.cpu import arranged
 from convgen.kernels.problem import Problem
-from convgen.kernels.target import CPU
+from convgen.spec.target import CPU
 
 TEMPLATES = {"aten": "arranged", "arranged": "arranged", "product": "product", "unfolded": "unfolded"}
 

@@ -12,8 +12,8 @@ from convgen.kernels.family_words import BoxWords, DepthwiseWords, GemmWords, Pa
 from convgen.kernels.on_cpu import cpu_module, cpu_source
 from convgen.kernels.phases import PhaseWords
 from convgen.kernels.problem import Problem
-from convgen.kernels.target import Target
 from convgen.kernels.words import Words
+from convgen.spec.target import Target
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Kernel:
     def source(self) -> str:
         """Triton functions, and the function of the phase's name that launches them; on a CPU that of ATen's calls."""
         p = self.problem
-        if self.target.kind == "cpu":
+        if self.target.is_cpu:
             return cpu_source(p, self.config)
         strided = p.phase == "backward_data" and any(d.stride > 1 for d in p.dims)
         words_of = WORDS.get(self.config.family, PhaseWords if strided else Words)
@@ -96,7 +96,7 @@ def kernel_module(kernels: Sequence[Kernel]) -> str:
 
     A CPU's has one kernel.
     """
-    if kernels[0].target.kind == "cpu":
+    if kernels[0].target.is_cpu:
         (kernel,) = kernels
         return cpu_module(kernel.problem, kernel.config)
     head = """from __future__ import annotations

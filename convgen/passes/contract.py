@@ -11,6 +11,7 @@ from typing import Any, ClassVar, get_args, get_type_hints
 from convgen.algebra.space import Space
 from convgen.errors import InputError
 from convgen.program.nodes import Schedule
+from convgen.spec.target import CPU, Target
 
 # Told a stage and the schedule that there is after it, if any: verifies it, prints it, or takes the time.
 After = Callable[[str, Schedule | None], None]
@@ -22,11 +23,11 @@ class Context:
 
     Attributes:
         space: which part of every value each rank holds.
-        reads_parts: the target's local kernels read and write what collectives deliver and take.
+        target: what the module is made for.
     """
 
     space: Space
-    reads_parts: bool = False
+    target: Target = CPU
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ class FuseLayouts(Pass):
     most_boxes: int = 3
 
     def run(self, schedule: Schedule, context: Context) -> Schedule:
-        forms = self._forms(schedule, context.space) if context.reads_parts else {}
+        forms = self._forms(schedule, context.space) if context.target.reads_parts else {}
         if not forms:
             return schedule
         conversions = [s for _, s in schedule.steps() if isinstance(s, Convert)]

@@ -18,6 +18,7 @@ from convgen.free_memory import check_memory
 from convgen.program.nodes import GIVEN, RESULTS, TENSOR_OF, Convert, Schedule, reads
 from convgen.program.text import describe, parse, show
 from convgen.program.verify import faults
+from convgen.spec.target import Target
 
 HINT = "convgen compile FILE --emit schedule prints one that is right"
 # Values become variables and constants of the module: the words that follow a tensor's name are nobody else's there.
@@ -30,14 +31,13 @@ class Expected:
 
     Attributes:
         stored: layouts that the layer file fixes; None where they are searched.
-        reads_parts: local kernels take parts and rims.
     """
 
     name: str
     space: Space
+    target: Target
     bias: bool
     stored: Mapping[str, Layout] | None
-    reads_parts: bool
 
 
 def read_edited(text: str, file: str, expected: Expected) -> Schedule:
@@ -166,5 +166,6 @@ def _unprintable(schedule: Schedule, expected: Expected) -> Iterator[tuple[str, 
             yield where, f"no value can be called %{step.result}: its name starts with a tensor's, as in %y_sum"
         if isinstance(step, Convert) and step.kind == "slice" and step.result in held:
             yield where, f"backward reads %{step.result}, a view that can't be kept: cut it again there"
-        if step.form != "whole" and not expected.reads_parts:
-            yield where, f"%{step.result} comes as {step.form}: local kernels of this target take whole tensors"
+        if step.form != "whole" and not expected.target.reads_parts:
+            said = f"local kernels of target {expected.target.text} take whole tensors"
+            yield where, f"%{step.result} comes as {step.form}: {said}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from math import gcd, isqrt, prod
 
@@ -13,13 +12,12 @@ from convgen.spec.layer import Layer, Options
 from convgen.spec.names import check_name
 from convgen.spec.placement import build_distribution, build_grid, build_roles, check_letters
 from convgen.spec.source import Source, locate
-from convgen.spec.text import shown
+from convgen.spec.target import read_target
 
 MAX_ELEMENTS = 2**62
 # Along W, on a cpu and but for float64: oneDNN's gradient of x is code that it makes, in time and memory that grow with
 # the square of the stride. With torch 2.13, 16384 takes it 5 to 25 s, once; 32767 a minute or more; 65536 is a crash.
 MAX_STRIDE = 2**14
-_TARGET = re.compile(r"cpu|cuda(:sm_[1-9][0-9]{1,2})?|hip(:gfx[1-9][0-9a-f]{2,3})?|sw26010", re.ASCII)
 
 
 def layer_from_dict(data: object, source: Source = Source()) -> Layer:  # noqa: B008 (frozen)
@@ -41,25 +39,18 @@ def layer_from_dict(data: object, source: Source = Source()) -> Layer:  # noqa: 
         raise locate(error, source) from None
 
 
-def check_target(target: str) -> None:
-    """Refuse what is no target's name; whether a target has an emitter is not asked here."""
-    if not _TARGET.fullmatch(target):
-        hint = "cpu, cuda, cuda:sm_90, hip, hip:gfx942 or sw26010"
-        raise InputError(f"target {shown(target)} is unknown", ("target",), hint=hint)
-
-
 def check_options(layer: Layer) -> None:
     """Refuse options that the layer's target doesn't have."""
     for key, value in (("core_groups", layer.options.core_groups), ("plan", layer.options.plan)):
-        if layer.target != "sw26010" and value != getattr(Options(), key):
-            fact = f"options.{key} {value} is of target sw26010, the target is {layer.target}"
+        if not layer.target.is_mesh and value != getattr(Options(), key):
+            fact = f"options.{key} {value} is of target sw26010, the target is {layer.target.text}"
             raise InputError(fact, ("options", key), hint=f"target: sw26010, or remove {key}")
 
 
 def check_stride(layer: Layer) -> None:
     """Refuse a stride that the target's library hangs or crashes on."""
     s = layer.conv.spatial[-1]
-    if layer.target != "cpu" or layer.dtype == "float64" or s.stride <= MAX_STRIDE:
+    if not layer.target.is_cpu or layer.dtype == "float64" or s.stride <= MAX_STRIDE:
         return
     fact = f"stride {s.stride} along {s.name}: ATen on a cpu takes up to {MAX_STRIDE} in {layer.dtype}"
     same = replace(s, stride=MAX_STRIDE).out == 1  # row of output, wherever the next would be
@@ -73,7 +64,7 @@ def _layer(form: LayerForm, source: Source) -> Layer:
     if form.memory_format == "channels_last" and len(conv.spatial) == 1:
         fact = f"{form.layer} has no memory_format channels_last"
         raise InputError(fact, ("memory_format",), hint="memory_format: contiguous")
-    check_target(form.target)
+    target = read_target(form.target)
     if form.machine == "":
         raise InputError("machine is empty", ("machine",), hint="a machine's name or file; or remove the line")
     grid = build_grid(form.grid)
@@ -95,7 +86,7 @@ def _layer(form: LayerForm, source: Source) -> Layer:
         algorithm=None if form.distribution else form.algorithm or "auto",
         distribution=build_distribution(form.distribution, grid, conv) if form.distribution else None,
         roles=build_roles(form.roles, grid, conv) if form.roles else (),
-        target=form.target,
+        target=target,
         machine=form.machine,
         options=Options(kernels=_kernels(form), **form.options.model_dump(exclude={"kernels"})),
         source=source,

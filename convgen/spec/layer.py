@@ -9,6 +9,7 @@ from convgen.algebra.algorithms import ALGORITHMS
 from convgen.algebra.conv import Conv
 from convgen.algebra.grid import Grid
 from convgen.spec.source import Source
+from convgen.spec.target import CPU, Target
 
 DTYPES = ("float64", "float32", "tfloat32", "bfloat16", "float16")
 DTYPE_BYTES = {"float64": 8, "float32": 4, "tfloat32": 4, "bfloat16": 2, "float16": 2}
@@ -61,7 +62,7 @@ class Layer:
     algorithm: str | None = "auto"
     distribution: Distribution | None = None
     roles: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = ()
-    target: str = "cpu"
+    target: Target = CPU
     machine: str | None = None
     options: Options = Options()
     source: Source = field(default=Source(), compare=False)
@@ -69,15 +70,6 @@ class Layer:
     @property
     def kind(self) -> str:
         return self.conv.name
-
-    @property
-    def on_gpu(self) -> bool:
-        return self.target.split(":")[0] in ("cuda", "hip")
-
-    @property
-    def virtual_padding(self) -> bool:
-        """Whether local convolutions take any zero padding by themselves: Triton's and the mesh's do, ATen's don't."""
-        return self.on_gpu or self.target == "sw26010"
 
     @property
     def element_bytes(self) -> int:

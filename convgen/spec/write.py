@@ -44,13 +44,13 @@ def layer_to_dict(layer: Layer) -> dict[str, Any]:
         data["distribution"] = {"x": _entries(d.x), "w": _entries(d.w), "y": _entries(d.y)}
         if layer.roles:
             data["roles"] = {phase: dict(roles) for phase, roles in layer.roles}
-    data["target"] = layer.target
+    data["target"] = layer.target.text
     if layer.machine is not None:
         data["machine"] = layer.machine
     kernels = {"kernels": dict(options.kernels)} if options.kernels else {}
     data["options"] = {"hold_x": options.hold_x, "sums": options.sums, **kernels}
     for key in ("core_groups", "plan"):
-        if layer.target == "sw26010" or getattr(options, key) != getattr(Options(), key):
+        if layer.target.is_mesh or getattr(options, key) != getattr(Options(), key):
             data["options"][key] = getattr(options, key)
     return data
 

@@ -18,7 +18,7 @@ from multiprocessing.queues import SimpleQueue
 from typing import Any
 
 from convgen.kernels.source import Kernel
-from convgen.kernels.target import Target
+from convgen.spec.target import Target
 from convgen.tune.candidates import Candidate
 from convgen.tune.patience import waited
 

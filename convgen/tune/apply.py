@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from convgen.kernels.choose import local_problems
 from convgen.program.nodes import is_convolution
+from convgen.spec.target import Target
 from convgen.tune.lookup import Found, Remembered, remembered
 
 if TYPE_CHECKING:
@@ -37,18 +38,18 @@ def with_measured(compiled: Sequence[Compiled]) -> tuple[list[Compiled], list[st
     Raises:
         InputError: a database is broken.
     """
-    known: dict[str, Remembered] = {}
+    known: dict[Target, Remembered] = {}
     made: list[Compiled] = []
     looked: list[Looked] = []
     for one in compiled:
         target = one.layer.target
-        if target == "sw26010":
+        if target.is_mesh:
             made.append(one)
             continue
         if target not in known:
             known[target] = remembered(target)
         memory = known[target]
-        if memory.target.kind == "cpu" and not memory.files:
+        if memory.target.is_cpu and not memory.files:
             made.append(one)
             continue
         named = dict(one.layer.options.kernels)
@@ -56,18 +57,18 @@ def with_measured(compiled: Sequence[Compiled]) -> tuple[list[Compiled], list[st
             if is_convolution(step) and step.phase not in named:
                 problems = local_problems(one.layer, one.schedule, one.space, step)
                 if any(p.flops for p in problems):
-                    found = memory.kernel([p for p in problems if p.flops] if target == "cpu" else problems)
+                    found = memory.kernel([p for p in problems if p.flops] if target.is_cpu else problems)
                     looked.append(Looked(one.layer.name, step.phase, found))
                     if found.config is not None and str(found.config) != "aten":
                         named[step.phase] = str(found.config)
-                    elif found.config is not None and one.layer.on_gpu:
+                    elif found.config is not None and one.layer.target.is_gpu:
                         named[step.phase] = "aten"
         options = replace(one.layer.options, kernels=tuple(named.items()))
         made.append(replace(one, layer=replace(one.layer, options=options)))
     return made, _remarks(looked, known)
 
 
-def _remarks(looked: Sequence[Looked], known: dict[str, Remembered]) -> list[str]:
+def _remarks(looked: Sequence[Looked], known: dict[Target, Remembered]) -> list[str]:
     """What is not measured, in a line; stale entries, a line each for a few. Nothing for a CPU that was never tuned."""
     lines: list[str] = []
     for memory in known.values():

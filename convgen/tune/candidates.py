@@ -11,7 +11,7 @@ from convgen.kernels.config import Config
 from convgen.kernels.families import families
 from convgen.kernels.problem import Problem
 from convgen.kernels.source import Kernel, kernel_module
-from convgen.kernels.target import Target
+from convgen.spec.target import Target
 from convgen.tune.database import Ceilings
 from convgen.tune.model import modelled_us
 

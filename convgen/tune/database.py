@@ -16,9 +16,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from convgen.errors import ConvgenError, InputError
 from convgen.kernels.config import parse_config
-from convgen.kernels.target import parse_target
 from convgen.knobs import cache_folder
 from convgen.resources import data_file
+from convgen.spec.target import read_target
 from convgen.tune.device import Device
 from convgen.tune.key import problem_of
 
@@ -40,7 +40,7 @@ def _kernel(text: str) -> str:
 
 def _target(text: str) -> str:
     try:
-        parse_target(text)
+        read_target(text).known()
     except (ConvgenError, KeyError, ValueError) as error:
         raise ValueError(f"no target: {error}") from None
     return text

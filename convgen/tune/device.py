@@ -12,8 +12,8 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from convgen.kernels.target import Target
 from convgen.knobs import cpu_threads
+from convgen.spec.target import Target
 
 PACKAGES = {"cpu": ("torch",), "cuda": ("torch", "triton"), "hip": ("torch", "triton")}
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from convgen.errors import InputError
 from convgen.kernels.choose import describe
 from convgen.kernels.config import Config, parse_config
-from convgen.kernels.target import Target
 from convgen.spec.names import did_you_mean
+from convgen.spec.target import Target
 from convgen.tune.candidates import candidates, ranked
 from convgen.tune.database import Ceilings, Entry, read_database, shipped_folder, user_folder
 from convgen.tune.device import Device, versions, versions_text

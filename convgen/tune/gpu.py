@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from convgen.kernels.target import Target, parse_target
+from convgen.spec.target import Target, read_target
 from convgen.tune.device import Device
 
 
@@ -28,8 +28,8 @@ def this_gpu() -> Device | None:
 
 def _target_of(properties: Any) -> Target:
     if torch.version.hip:
-        return parse_target(f"hip:{properties.gcnArchName.split(':')[0]}")
-    return parse_target(f"cuda:sm_{properties.major}{properties.minor}")
+        return read_target(f"hip:{properties.gcnArchName.split(':')[0]}").known()
+    return read_target(f"cuda:sm_{properties.major}{properties.minor}").known()
 
 
 def gpu_facts() -> dict[str, str]:

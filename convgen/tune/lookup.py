@@ -14,7 +14,7 @@ from convgen.kernels.choose import misfit
 from convgen.kernels.config import Config, largest, parse_config
 from convgen.kernels.families import family
 from convgen.kernels.problem import Problem
-from convgen.kernels.target import Target, parse_target
+from convgen.spec.target import Target
 from convgen.tune.candidates import source_of
 from convgen.tune.database import Ceilings, Database, Entry, read_database, shipped_folder, user_folder
 from convgen.tune.device import Device, minor, this_cpu, this_gpu_name, versions, versions_text
@@ -165,13 +165,13 @@ def _apart(a: Problem, b: Problem) -> float:
     return sum(abs(math.log2(m / n)) for m, n in pairs if m and n)
 
 
-def remembered(target_text: str) -> Remembered:
+def remembered(wanted: Target) -> Remembered:
     """What is known for a target on the device that it is compiled for.
 
     Raises:
         InputError: a database is broken.
     """
-    target = parse_target(target_text)
+    target = wanted.known()
     device, said = _find_device(target)
     if device is None:
         return Remembered(target, None, said=said)
@@ -196,7 +196,7 @@ def device_for(target: Target) -> Device | None:
 
 def _find_device(target: Target) -> tuple[Device | None, str]:
     """This machine's; without one of the target's kind the only one that was measured for it."""
-    if target.kind == "cpu":
+    if target.is_cpu:
         return this_cpu(), ""
     known: dict[str, Device] = {}
     for folder in (user_folder(), shipped_folder()):

@@ -11,7 +11,7 @@ from math import prod
 from convgen.cost.machines import load_machine
 from convgen.kernels.config import Config, ceil_div
 from convgen.kernels.problem import Problem
-from convgen.kernels.target import Target
+from convgen.spec.target import Target
 from convgen.tune.database import Ceilings
 from convgen.tune.work import work
 
@@ -58,7 +58,7 @@ def bounds_us(p: Problem, ceilings: Ceilings) -> dict[str, float]:
 
 def modelled_us(p: Problem, config: Config, target: Target, ceilings: Ceilings) -> float:
     """Microseconds of a launch, by the model."""
-    if target.kind == "cpu":
+    if target.is_cpu:
         return _cpu_s(p, config, ceilings) * 1e6
     if config.family == "aten":
         copies = 2 * whole_bytes(p) / ceilings.bytes_per_s if config.tiles else 0.0

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
-from convgen.kernels.target import Target
+from convgen.spec.target import Target
 from convgen.tune.ahead import Ahead
 from convgen.tune.candidates import Candidate, candidates, ranked
 from convgen.tune.model import assumed_ceilings

@@ -11,7 +11,7 @@ from typing import Any
 
 from convgen.errors import InternalError
 from convgen.kernels.problem import Problem
-from convgen.kernels.target import Target
+from convgen.spec.target import Target
 from convgen.tune.candidates import Candidate
 from convgen.tune.patience import waited
 from convgen.tune.worker import serve

@@ -13,6 +13,7 @@ from convgen.kernels.choose import plain_problem
 from convgen.kernels.config import largest
 from convgen.kernels.problem import Problem
 from convgen.program.nodes import Phase
+from convgen.spec.target import Target
 from convgen.tune.database import Entry
 from convgen.tune.lookup import Remembered, remembered
 
@@ -49,7 +50,7 @@ class Timed:
         )
 
 
-def timed(target: str, dtype: str, memory_format: str = "contiguous") -> Timed:
+def timed(target: Target, dtype: str, memory_format: str = "contiguous") -> Timed:
     """What the databases know for a target, on the device that it is compiled for.
 
     Raises:
@@ -57,8 +58,10 @@ def timed(target: str, dtype: str, memory_format: str = "contiguous") -> Timed:
     """
     memory = remembered(target)
     if not memory.files or not memory.entries(dtype):
-        said = memory.said or f"nothing in {dtype} was measured on {memory.device.name if memory.device else target}"
-        raise InputError(f"no measured kernels for {target}: {said}", hint="convgen tune FILE... first")
+        said = (
+            memory.said or f"nothing in {dtype} was measured on {memory.device.name if memory.device else target.text}"
+        )
+        raise InputError(f"no measured kernels for {target.text}: {said}", hint="convgen tune FILE... first")
     return Timed(memory, dtype, memory_format)
 
 

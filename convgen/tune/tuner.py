@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 from convgen.errors import InputError
 from convgen.kernels.config import Config, parse_config
 from convgen.kernels.problem import Problem
-from convgen.kernels.target import Target
+from convgen.spec.target import Target
 from convgen.tune.ahead import Ahead
 from convgen.tune.candidates import Candidate, candidates, ranked
 from convgen.tune.database import Ceilings, Entry, update
@@ -100,7 +100,7 @@ class Tuner:
         known = update(self.database, self.device, {})
         self._versions = versions(self.target)
         self._runner = Runner(self.target, self.device.threads, self.limit_s)
-        self._ahead = Ahead(self.jobs, fill=True) if self.target.kind != "cpu" else None
+        self._ahead = Ahead(self.jobs, fill=True) if not self.target.is_cpu else None
         self.view.begin(wanted)
         try:
             told, ceilings = self._told(), None
@@ -280,7 +280,7 @@ class Tuner:
 
     def _races(self, config: Config) -> bool:
         """On a CPU the plain call is in the race as ATen itself."""
-        return self.target.kind != "cpu" or config.family != "aten"
+        return not self.target.is_cpu or config.family != "aten"
 
     def _survivors(self, finalists: list[Candidate]) -> list[Candidate]:
         """Those that a race alone does not break."""
@@ -311,14 +311,14 @@ def _winner(
     )
     ours = [r for r in right if not r[0].startswith("aten")]
     atens = [r for r in right if r[0].startswith("aten")]
-    if target.kind == "cpu" and ATEN in records:
+    if target.is_cpu and ATEN in records:
         atens.append((ATEN, records[ATEN]))
     if not ours or not atens:
         return (ours or atens or [None])[0]
     best, aten = ours[0], min(atens, key=lambda r: r[1]["us"])
     record = best[1]
     clear = record["us"] * MARGIN < aten[1]["us"]
-    if target.kind == "cpu":
+    if target.is_cpu:
         clear = clear and record["beats"] >= BEATS and (record["against"] or 0.0) >= MARGIN
     return best if clear else aten
 

@@ -12,9 +12,9 @@ from convgen.kernels.choose import local_problems
 from convgen.kernels.config import largest
 from convgen.kernels.partition import SPLITS, Split, local_problem, with_zero_rows
 from convgen.kernels.problem import Problem
-from convgen.kernels.target import Target, parse_target
 from convgen.program.nodes import PHASES, is_convolution
 from convgen.spec.layer import Layer
+from convgen.spec.target import Target
 from convgen.tune.key import key_of
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def of_partitions(layers: Sequence[Layer], ways: Sequence[int], splits: Sequence
         for count in ways:
             problem = local_problem(layer.conv, split, count, phase, layer.dtype, layer.memory_format)
             if problem is not None and problem.flops:
-                made = problem if layer.on_gpu else with_zero_rows(problem)
+                made = problem if layer.target.is_gpu else with_zero_rows(problem)
                 _add(found, made, Use(layer.name, phase, split, count))
     if not found:
         raise InputError(
@@ -91,8 +91,7 @@ def target_of(layer: Layer) -> Target:
     Raises:
         InputError: nothing is tuned for its target.
     """
-    if layer.target == "sw26010":
-        raise InputError(
-            "nothing is tuned for sw26010: its plans are chosen by counts", ("target",), hint="convgen sw26010 conv"
-        )
-    return parse_target(layer.target)
+    if layer.target.is_mesh:
+        fact = "nothing is tuned for sw26010: its plans are chosen by counts"
+        raise InputError(fact, ("target",), hint="convgen sw26010 conv")
+    return layer.target.known()

@@ -23,7 +23,7 @@ import torch
 from convgen.kernels.config import Config
 from convgen.kernels.problem import Problem
 from convgen.kernels.source import Kernel, kernel_module
-from convgen.kernels.target import Target
+from convgen.spec.target import Target
 from convgen.tune.baseline import accuracy, aten_variants
 from convgen.tune.bind import bind
 from convgen.tune.clock import Clock, CpuClock, CudaClock, Entrant, ceilings, race
@@ -43,7 +43,7 @@ def serve(connection: Connection, target: Target, threads: int, log: str) -> Non
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
-    bench = Bench(target, CpuClock(threads) if target.kind == "cpu" else CudaClock())
+    bench = Bench(target, CpuClock(threads) if target.is_cpu else CudaClock())
     while True:
         try:
             name, *arguments = connection.recv()
@@ -78,7 +78,7 @@ class Bench:
     def aten(self) -> list[Entrant]:
         """ATen's ways that need no conversion of the problem's format; none where ATen has none."""
         p = self.problem
-        if self.target.kind == "cpu":
+        if self.target.is_cpu:
             text = kernel_module([Kernel((p,), Config("aten", warps=0, stages=0), self.target)])
             bound = bind(self.work, p, text)
             return [Entrant(ATEN, bound.run, {"error": bound.check()})]
@@ -154,7 +154,7 @@ class Bench:
 
     def ceilings(self, dtypes: tuple[str, ...]) -> dict[str, Any]:
         """What the device reaches, in all types on a GPU, and the least time of a launch."""
-        if self.target.kind == "cpu":
+        if self.target.is_cpu:
             empty = torch.zeros(16)
             floor = Entrant("floor", lambda: torch.ops.aten.add(empty, empty))
             found = ceilings(self.clock, dtypes, size=1024, elements=1 << 24)

@@ -88,7 +88,7 @@ def check(
         results = run(path, layer.grid.ranks, given, timeout_s, interpret)
     truth = reference(layer.conv, given)
     stored = dict(compiled.schedule.stored)
-    rounds = layer.on_gpu and layer.dtype == "tfloat32"
+    rounds = layer.target.is_gpu and layer.dtype == "tfloat32"
     tolerances = {
         name: tolerance(layer.dtype, layer.conv, layer.grid.ranks, name, given, truth, tf32=rounds) for name in truth
     }

@@ -62,7 +62,7 @@ def needed_bytes(compiled: Compiled, transport: Literal["virtual", "processes"])
     used = memory(compiled.schedule, space, channels_last=layer.memory_format == "channels_last")
     most = max(int(peak.sum()) for peak in used.peak.values()) + int(used.held.sum())
     made = most * layer.element_bytes
-    columns = _columns(conv) * _copies(compiled) if layer.dtype == "float64" and not layer.on_gpu else 0
+    columns = _columns(conv) * _copies(compiled) if layer.dtype == "float64" and not layer.target.is_gpu else 0
     processes = layer.grid.ranks * PER_PROCESS if transport == "processes" else 0
     run = blocks + made + columns + processes
     # Results, the squares of all that is given, and a second reference beside the first's results.

@@ -21,7 +21,7 @@ class MeshReport:
 
 def mesh_report(compiled: Compiled, results: Sequence[RankResult]) -> MeshReport | None:
     """None for other targets."""
-    if compiled.layer.target != "sw26010":
+    if not compiled.layer.target.is_mesh:
         return None
     wrong: list[tuple[int, str]] = []
     for phase, plans in compiled.mesh_plans().items():

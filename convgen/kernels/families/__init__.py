@@ -9,7 +9,7 @@ from convgen.kernels.config import Config
 from convgen.kernels.families import aten, box, depthwise, gemm, packed, pointer
 from convgen.kernels.families.cpu import arranged, product, unfolded
 from convgen.kernels.problem import Problem
-from convgen.kernels.target import Target
+from convgen.spec.target import Target
 
 
 class Family(Protocol):
@@ -30,7 +30,7 @@ CPU_FAMILIES: tuple[Family, ...] = (aten, arranged, product, unfolded)
 
 def families(target: Target) -> tuple[Family, ...]:
     """What there is for a target, in the order of preference of an untuned problem."""
-    return CPU_FAMILIES if target.kind == "cpu" else FAMILIES
+    return CPU_FAMILIES if target.is_cpu else FAMILIES
 
 
 def family(name: str, target: Target) -> Family | None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from convgen.kernels.config import Config
 from convgen.kernels.problem import Problem
-from convgen.kernels.target import Target
+from convgen.spec.target import Target
 
 NAME = "aten"
 
@@ -30,7 +30,7 @@ def refusal(problem: Problem, target: Target) -> str | None:
 def configs(problem: Problem, target: Target) -> Iterator[Config]:
     """As the layer stores its tensors; on a GPU also in the other memory format, copies included."""
     yield default(problem, target)
-    if target.kind != "cpu" and len(problem.dims) > 1:
+    if not target.is_cpu and len(problem.dims) > 1:
         yield Config(NAME, (("last", 1 - problem.channels_last),), warps=0, stages=0)
 
 

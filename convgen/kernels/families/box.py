@@ -10,7 +10,7 @@ from math import prod
 
 from convgen.kernels.config import Config, ceil_div, clamp, power_of_two
 from convgen.kernels.problem import Problem
-from convgen.kernels.target import Target
+from convgen.spec.target import Target
 
 NAME = "box"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from convgen.kernels.config import Config, ceil_div, clamp
 from convgen.kernels.families.pointer import MOST_BOXES
 from convgen.kernels.problem import Problem
-from convgen.kernels.target import Target
+from convgen.spec.target import Target
 
 NAME = "depthwise"
 

@@ -13,7 +13,7 @@ from math import prod
 from convgen.kernels.config import Config, ceil_div, clamp
 from convgen.kernels.families import pointer
 from convgen.kernels.problem import Problem
-from convgen.kernels.target import Target
+from convgen.spec.target import Target
 
 NAME = "gemm"
 

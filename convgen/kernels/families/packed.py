@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from convgen.kernels.config import Config, ceil_div, clamp
 from convgen.kernels.problem import Problem
-from convgen.kernels.target import Target
+from convgen.spec.target import Target
 
 NAME = "packed"
 MOST_CHANNELS = 15  # of 16 on, a step of one tap is full

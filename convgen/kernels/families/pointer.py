@@ -10,7 +10,7 @@ from itertools import product
 
 from convgen.kernels.config import Config, ceil_div, clamp
 from convgen.kernels.problem import Problem
-from convgen.kernels.target import Target
+from convgen.spec.target import Target
 
 NAME = "pointer"
 MOST_BOXES = 8

@@ -89,7 +89,7 @@ class ConvNode:
         """
         self.conv, self.grid, self.dtype, self.setting, self.dx = conv, grid, dtype, setting, dx
         self.model = reduced_model(
-            conv, grid, setting.machine, dtype, virtual_padding=setting.virtual_padding, measured=setting.measured
+            conv, grid, setting.machine, dtype, virtual_padding=setting.target.pads_virtually, measured=setting.measured
         )
         self.space = self.model.reduced
         self._terms = {

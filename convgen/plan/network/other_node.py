@@ -189,7 +189,7 @@ class OtherNode:
         return block_elements(shape, split, self.grid) * self.size
 
     def model(self, conv: Conv) -> ReducedModel:
-        padding = self.setting.virtual_padding
+        padding = self.setting.target.pads_virtually
         return reduced_model(conv, self.grid, self.setting.machine, self.dtype, virtual_padding=padding)
 
 

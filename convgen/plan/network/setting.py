@@ -7,6 +7,7 @@ from typing import Literal
 
 from convgen.cost.machine import Machine
 from convgen.cost.model import Measured
+from convgen.spec.target import CPU, Target
 
 Statistics = Literal["local", "global"]
 Keep = Literal["every", "needed"]
@@ -29,7 +30,7 @@ class Setting:
     """
 
     machine: Machine
-    target: str = "cpu"
+    target: Target = CPU
     statistics: Statistics = "local"
     keep: Keep = "every"
     optimizer_states: int = 1
@@ -38,7 +39,3 @@ class Setting:
     hide_dw: bool = False
     measured: Measured | None = None
     measured_on: str = ""
-
-    @property
-    def virtual_padding(self) -> bool:
-        return self.target.split(":")[0] in ("cuda", "hip")

@@ -58,7 +58,7 @@ def layer_data(plan: Plan, node: NodePlan, option: Option) -> dict[str, Any]:
     one = plan.graph.convs[node.node.name]
     data = convolution_data(node.node.name, conv) | {
         "dtype": plan.network.dtype,
-        "target": plan.setting.target,
+        "target": plan.setting.target.text,
         "grid": dict(plan.grid.axes),
         "distribution": {
             "x": _entries(one.layout("x", node.reads[0]).axes),

@@ -10,7 +10,7 @@ from itertools import product
 from convgen.kernels.config import Config
 from convgen.kernels.families import aten
 from convgen.kernels.problem import Problem
-from convgen.kernels.target import Target
+from convgen.spec.target import Target
 
 NAME = "arranged"
 MULTIPLES = (1, 4, 8, 16, 32)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from convgen.kernels.config import Config
 from convgen.kernels.families import aten
 from convgen.kernels.problem import Problem
-from convgen.kernels.target import Target
+from convgen.spec.target import Target
 
 NAME = "product"
 

@@ -1,0 +1,139 @@
+"""Targets: what a module is made for. Made once, where a layer is read; nobody else looks into its name."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+from convgen.errors import InputError
+from convgen.spec.text import shown
+
+Kind = Literal["cpu", "cuda", "hip", "sw26010"]
+
+_TARGET = re.compile(r"cpu|cuda(:sm_[1-9][0-9]{1,2})?|hip(:gfx[1-9][0-9a-f]{2,3})?|sw26010", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A CPU, a GPU architecture, or the SW26010.
+
+    Attributes:
+        kind: each has a machine of its name.
+        arch: 90 for sm_90, "gfx942" for AMD's; "" where there is only one.
+        shared_bytes: of one program, at most; 0 where no kernels are made for it.
+        processors: of the device that the sizes of a launch are chosen for.
+        text: as it was written: `cuda` is `cuda:sm_90`, and a module says what its layer file did.
+    """
+
+    kind: Kind
+    arch: int | str = ""
+    warp: int = 1
+    shared_bytes: int = 0
+    processors: int = 1
+    text: str = field(default="", compare=False)
+
+    @property
+    def is_cpu(self) -> bool:
+        """Local convolutions are ATen's, or arrangements of its calls."""
+        return self.kind == "cpu"
+
+    @property
+    def is_gpu(self) -> bool:
+        """Local convolutions are Triton kernels."""
+        return self.kind in ("cuda", "hip")
+
+    @property
+    def is_mesh(self) -> bool:
+        """Local convolutions are programs of an SW26010's CPEs."""
+        return self.kind == "sw26010"
+
+    @property
+    def has_programs(self) -> bool:
+        """Local convolutions are generated, not ATen's."""
+        return self.is_gpu or self.is_mesh
+
+    @property
+    def pads_virtually(self) -> bool:
+        """Whether local convolutions take any zero padding by themselves: ATen's don't."""
+        return self.has_programs
+
+    @property
+    def reads_parts(self) -> bool:
+        """Local kernels read what collectives deliver, and write what they take, as it lies in memory."""
+        return self.is_gpu
+
+    @property
+    def device(self) -> str:
+        """torch's word for where its tensors are."""
+        return "cuda" if self.is_gpu else "cpu"
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """Of tensors that its local convolutions take."""
+        wide = ("float64", "float32")
+        return wide if self.is_mesh else (*wide, "tfloat32", "bfloat16", "float16")
+
+    @property
+    def float32_products(self) -> str:
+        """How float32 is multiplied at float32 accuracy: split into TF32 where there are such units."""
+        return "tf32x3" if self.kind == "cuda" else "ieee"
+
+    def known(self) -> Target:
+        """Itself, for which kernels are made and tuned.
+
+        Raises:
+            InputError: its architecture is none of those, or it has no kernels but a mesh.
+        """
+        if self.is_mesh:
+            fact = "sw26010 has no families of kernels: its plans are chosen by counts"
+            raise InputError(fact, ("target",), hint="convgen sw26010 conv")
+        if self.is_gpu and not self.shared_bytes:
+            others = (f"cuda:sm_{a}" for a in _CUDA) if self.kind == "cuda" else (f"hip:{a}" for a in _HIP)
+            name = self.text.partition(":")[2]
+            fact = f"target {self.text}: no kernels are made for {name}"
+            raise InputError(fact, ("target",), hint=", ".join(others))
+        return self
+
+    def __str__(self) -> str:
+        """With its architecture, however it was written."""
+        if not self.is_gpu:
+            return self.kind
+        return f"cuda:sm_{self.arch}" if self.kind == "cuda" else f"hip:{self.arch}"
+
+
+# Shared memory of a block: CUDA C++ Programming Guide, table of compute capabilities; LDS: AMD CDNA ISA guides.
+_CUDA = {
+    80: (166912, 108),
+    86: (101376, 84),
+    89: (101376, 142),
+    90: (232448, 132),
+    100: (232448, 148),
+    120: (101376, 188),
+}
+_HIP = {"gfx90a": (65536, 104), "gfx942": (65536, 304), "gfx950": (163840, 256)}
+_DEFAULT = {"cuda": "sm_90", "hip": "gfx942"}
+CPU = Target("cpu", text="cpu")
+
+
+def read_target(text: str) -> Target:
+    """`cpu`, `cuda`, `cuda:sm_90`, `hip`, `hip:gfx942`, `sw26010`; whether kernels are made for it is not asked here.
+
+    Raises:
+        InputError: it names no target.
+    """
+    if not _TARGET.fullmatch(text):
+        hint = "cpu, cuda, cuda:sm_90, hip, hip:gfx942 or sw26010"
+        raise InputError(f"target {shown(text)} is unknown", ("target",), hint=hint)
+    kind, _, name = text.partition(":")
+    match kind:
+        case "cuda":
+            arch = int((name or _DEFAULT[kind]).removeprefix("sm_"))
+            return Target(kind, arch, 32, *_CUDA.get(arch, (0, 1)), text=text)
+        case "hip":
+            name = name or _DEFAULT[kind]
+            return Target(kind, name, 64, *_HIP.get(name, (0, 1)), text=text)
+        case "sw26010":
+            return Target(kind, text=text)
+        case _:
+            return CPU
