@@ -337,7 +337,9 @@ def attention(draw: Random) -> Case:
     heads = heads_k * draw.choice((1, 1, 2, 3))
     masked = (draw.choice((1, batch)), draw.choice((1, heads))) if draw.random() < 0.4 else None
     sizes = [draw.randint(1, 7) for _ in range(4)]
-    return filled(draw, Attention(batch, heads, heads_k, *sizes, masked, draw.random() < 0.4), normal)
+    return filled(
+        draw, Attention(batch, heads, heads_k, *sizes, masked, draw.random() < 0.4, draw.choice((None, 0.5))), normal
+    )
 
 
 def reduce(draw: Random) -> Case:

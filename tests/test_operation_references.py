@@ -168,7 +168,8 @@ def test_attention_linear_prelu() -> None:
         assert isinstance(operation, Attention)
         if not mask:
             grouped = operation.heads != operation.heads_k
-            right = F.scaled_dot_product_attention(q, k, v, is_causal=operation.causal, enable_gqa=grouped)
+            settings: Any = {"is_causal": operation.causal, "enable_gqa": grouped, "scale": operation.scale}
+            right = F.scaled_dot_product_attention(q, k, v, **settings)
             assert same(operation.reference(q, k, v)[0], right)
     x, w, m = normal(draw, (2, 3, 4)), normal(draw, (5, 4)), normal(draw, (2, 4, 6))
     assert same(linear((2, 3, 4), 5).reference(x, w)[0], F.linear(x, w))

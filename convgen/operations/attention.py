@@ -22,6 +22,7 @@ class Attention(Operation):
     Attributes:
         masked: a fourth operand [N or 1, heads or 1, L, S] is added to the scores.
         causal: the query in row l of the whole sees the keys up to l.
+        scale: of the scores; by default 1 / sqrt(E).
     """
 
     batch: int
@@ -33,6 +34,7 @@ class Attention(Operation):
     width_v: int
     masked: tuple[int, int] | None = None
     causal: bool = False
+    scale: float | None = None
 
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
@@ -61,12 +63,12 @@ class Attention(Operation):
             seen = numbers(at.blocks["L"], q)[:, None] >= numbers((0, self.keys), q)
             later = q.new_zeros(seen.shape).masked_fill(~seen, -inf)
             added = later if added is None else added + later
-        return (torch.nn.functional.scaled_dot_product_attention(q, k, v, added),)
+        return (torch.nn.functional.scaled_dot_product_attention(q, k, v, added, scale=self.scale),)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         q, k, v, *mask = operands
         k, v = (t.repeat_interleave(self.heads // self.heads_k, 1) for t in (k, v))
-        scores = torch.einsum("nhle,nhse->nhls", q, k) / sqrt(self.width)
+        scores = torch.einsum("nhle,nhse->nhls", q, k) * (self.scale or 1 / sqrt(self.width))
         if mask:
             scores = scores + mask[0]
         if self.causal:
