@@ -21,14 +21,17 @@ from convgen.plan.network.reduced import ReducedModel, ReducedSpace
 ONE_LEVEL, LEVELS = load_machine("cpu"), load_machine("lassen")
 
 
-def some_conv(rng: random.Random) -> Conv:
+def some_conv(rng: random.Random, *, transposed: bool = False) -> Conv:
     groups = rng.choice([1, 1, 2, 4])
     kernel = rng.choice([1, 3, 4, 5])
     spatial = tuple(
         Spatial(name, rng.randint(5, 17), kernel, rng.randint(1, 2), rng.randint(0, 2), rng.randint(0, 2))
         for name in ("H", "W")
     )
-    return Conv(rng.randint(1, 9), groups * rng.randint(1, 5), groups * rng.randint(1, 5), spatial, groups, bias=True)
+    if transposed:
+        spatial = tuple(s.transposed(s.extent // 2 + 2, rng.randrange(s.stride)) for s in spatial)
+    channels, filters = (groups * rng.randint(1, 5) for _ in range(2))
+    return Conv(rng.randint(1, 9), channels, filters, spatial, groups, bias=True, transposed=transposed)
 
 
 def some_layout(rng: random.Random, tensor: str, dims: int, axes: list[str]) -> Layout:
@@ -42,8 +45,11 @@ def some_layout(rng: random.Random, tensor: str, dims: int, axes: list[str]) -> 
 def test_every_step_costs_the_same(virtual: bool, machine: Machine) -> None:
     rng = random.Random(5)
     compared = 0
-    for _ in range(20):
-        conv, grid = some_conv(rng), Grid((("p", rng.choice([2, 3])), ("q", 2), ("r", rng.choice([2, 4]))))
+    for i in range(24):
+        conv, grid = (
+            some_conv(rng, transposed=i >= 18),
+            Grid((("p", rng.choice([2, 3])), ("q", 2), ("r", rng.choice([2, 4])))),
+        )
         space = Space(conv, grid, virtual_padding=virtual)
         model = Model(space, machine, "float32")
         small = ReducedModel(ReducedSpace(conv, grid, virtual_padding=virtual), machine, "float32")

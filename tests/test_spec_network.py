@@ -130,8 +130,8 @@ CONV = "{name: a, kind: conv, out_channels: 4, kernel_size: 3}"
 @pytest.mark.parametrize(
     ("nodes", "fact", "line", "hint"),
     [
-        ("- {name: a, kind: conv2d}", "unknown kind 'conv2d'", 4, "conv; kinds are conv, max_pool"),
-        ("- {name: a, kind: [conv]}", "unknown kind ['conv']", 4, "kinds are conv, max_pool"),
+        ("- {name: a, kind: conv2d}", "unknown kind 'conv2d'", 4, "conv; kinds are conv, conv_transpose, max_pool"),
+        ("- {name: a, kind: [conv]}", "unknown kind ['conv']", 4, "kinds are conv, conv_transpose, max_pool"),
         ("- {name: a, kind: relu, from: b}", "a reads b, which no node is", 4, "input"),
         (f"- {CONV}\n  - {{name: b, kind: add, from: [a, input]}}", "add of a [2, 4, 7, 6] and input [2", 5, "shape"),
         (f"- {CONV}\n  - {{name: b, kind: relu, from: input}}", "2 nodes are read by none: a, b", 4, "one output"),

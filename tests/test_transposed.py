@@ -25,14 +25,21 @@ from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Window
 from convgen.algebra.space import Space
 from convgen.compiler import compile_layer
+from convgen.cost.machines import load_machine
+from convgen.cost.model import Model
+from convgen.cost.schedule import schedule_cost
 from convgen.errors import InputError, InternalError
 from convgen.kernels.choose import local_problems
 from convgen.kernels.partition import SPLITS, local_problem
 from convgen.operations.layer import wanted
+from convgen.plan.network.planner import plan_network
+from convgen.plan.network.setting import Setting
+from convgen.plan.network.write import plan_yaml
 from convgen.program.nodes import Schedule, is_convolution
 from convgen.program.text import parse, show
 from convgen.program.verify import verify
-from convgen.spec.reader import layer_from_dict, layer_to_dict, read_csv, read_layer
+from convgen.spec.from_torch import network_from_module
+from convgen.spec.reader import layer_from_dict, layer_to_dict, read_csv, read_layer, read_layers
 from convgen.tune.wanted import of_layers
 from convgen.verify.check import check
 from convgen.verify.program import global_tensors, reference
@@ -377,6 +384,54 @@ def test_padding_that_stands_for_same_is_same() -> None:
         padding, more = eval(first.split(": ")[1]), eval(second or "0")
         made = layer_from_dict(spec | {"padding": padding, "output_padding": more}).conv.shape("y")
         assert made == (4, 8, 7 * stride, 5 * stride), (stride, kernel, dilation)
+
+
+class Decoder(torch.nn.Module):
+    """Down, up, and what was there before beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = torch.nn.Conv2d(6, 8, 3, stride=2, padding=1)
+        self.up = torch.nn.ConvTranspose2d(8, 6, 3, stride=2, padding=1, output_padding=1)
+        self.grouped = torch.nn.ConvTranspose2d(12, 8, 2, stride=2, groups=2, dilation=3, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.grouped(torch.cat([x, self.up(torch.relu(self.down(x)))], 1))
+
+
+def test_networks(tmp_path: Path) -> None:
+    """From PyTorch into a plan; its rows cost what their schedules cost, and its layers are right."""
+    network = network_from_module(Decoder(), (torch.zeros(4, 6, 8, 10),))
+    assert [(n.name, n.kind) for n in network.nodes[1:]] == [
+        ("down", "conv"), ("relu", "relu"), ("up", "conv_transpose"), ("cat", "concat"), ("grouped", "conv_transpose"),
+    ]  # fmt: skip
+    assert network.node["grouped"].shape == tuple(Decoder()(torch.zeros(4, 6, 8, 10)).shape)
+    assert sum(n.weights for n in network.nodes) == sum(p.numel() for p in Decoder().parameters())
+    assert network.node["up"].flops == 2 * 4 * 8 * 4 * 5 * 6 * 9
+    setting = Setting(machine=load_machine("cpu"))
+    for grid in (Grid((("a", 2), ("b", 2))), Grid((("a", 3),))):
+        plan = plan_network(network, setting, grid.ranks, grid=grid)
+        (tmp_path / "plan.yaml").write_text(plan_yaml(plan, "a test"))
+        layers = {layer.name: layer for layer in read_layers(tmp_path / "plan.yaml")}
+        for node in plan.nodes:
+            if node.option is None:
+                continue
+            one = compile_layer(layers[node.node.name], machine=setting.machine)
+            assert check(one).ok
+            if node.node.inputs != ("input",):
+                cost = schedule_cost(one.schedule, Model(one.space, setting.machine, network.dtype))
+                assert cost.time_ps() == sum(s.cost.time_ps for s in node.steps), node.node.name
+
+
+def test_auto_costs_what_its_schedule_costs() -> None:
+    for seed in range(draws(6)):
+        case = draw(seed, algorithm="stationary-w", least=2, most=4, transposed=True)
+        grid = Grid(tuple((f"a{i}", size) for i, (_, size) in enumerate(case.layer.grid.axes)))
+        layer = replace(case.layer, algorithm="auto", distribution=None, roles=(), grid=grid)
+        one = compile_layer(layer)
+        cost = schedule_cost(one.schedule, Model(one.space, one.machine, layer.dtype))
+        assert cost.time_ps() == round(one.choice.seconds * 1e12)
+        assert check(one).ok
 
 
 def test_mesh_of_an_sw26010_refuses() -> None:

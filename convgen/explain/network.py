@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from convgen.spec.network import Network, Node
+from convgen.spec.network import CONVOLUTIONS, Network, Node
 from convgen.spec.text import number_of
 
 MIB = 1 << 20
@@ -39,7 +39,7 @@ def said_kind(node: Node) -> str:
     kernel = "x".join(str(s.kernel) for s in node.conv.spatial)
     strides = [s.stride for s in node.conv.spatial]
     stride = "x".join(map(str, strides if len(set(strides)) > 1 else strides[:1]))
-    groups = f" g{node.conv.groups}" if node.kind == "conv" and node.conv.groups > 1 else ""
+    groups = f" g{node.conv.groups}" if node.kind in CONVOLUTIONS and node.conv.groups > 1 else ""
     return f"{node.kind} {kernel}" + (f"/{stride}" if stride != "1" else "") + groups
 
 
@@ -58,7 +58,7 @@ def network_json(network: Network) -> dict[str, Any]:
         for node in network.nodes
     ]
     total = {
-        "convolutions": sum(node.kind in ("conv", "linear") for node in network.nodes),
+        "convolutions": sum(node.kind in CONVOLUTIONS for node in network.nodes),
         "weights": sum(node.weights for node in network.nodes),
         "output_bytes": sum(node.elements for node in network.nodes) * network.element_bytes,
         "flops": sum(node.flops for node in network.nodes),

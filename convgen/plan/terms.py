@@ -103,11 +103,13 @@ class Terms:
             cost = total((cost, self.bias_addition(forward, stored), self.bias_gradient(stored)))
         return cost
 
+    def takes_bias(self, forward: Roles, y: Layout) -> bool:
+        """Whether the convolution makes y as it is stored, and adds the bias itself; a transposed one never does."""
+        return self.wanted("forward", forward)["y"] == y and not self.space.conv.transposed
+
     def bias_addition(self, forward: Roles, y: Layout) -> Cost:
-        """Adding the bias; nothing where the convolution makes y as it is stored, and takes the bias itself."""
-        if not self.bias or self.wanted("forward", forward)["y"] == y:
-            return ZERO
-        return self.cost(self.model.add_bias(y))
+        """Adding the bias; nothing where the convolution takes it."""
+        return ZERO if not self.bias or self.takes_bias(forward, y) else self.cost(self.model.add_bias(y))
 
     def bias_gradient(self, y: Layout) -> Cost:
         """Summing the stored dy over all but the filters."""

@@ -150,8 +150,9 @@ class _Reader:
         )
         count = sum(map(len, self.failed.values()))
         fact = f"{module} has {number_of(count, 'operator')} that a network can't say"
-        known = "Conv1d-3d, Linear, MaxPool, AvgPool, AdaptiveAvgPool to one pixel, BatchNorm, ReLU, Dropout, "
-        raise InputError(fact, notes=notes, hint=f"{known}+, torch.cat on channels, Flatten, CrossEntropyLoss")
+        known = "Conv1d-3d, ConvTranspose1d-3d, Linear, MaxPool, AvgPool, AdaptiveAvgPool to one pixel, BatchNorm, "
+        more = "ReLU, Dropout, +, torch.cat on channels, Flatten, CrossEntropyLoss"
+        raise InputError(fact, notes=notes, hint=known + more)
 
 
 class _NotUnderstoodError(Exception):
@@ -185,24 +186,40 @@ def _each(value: Any) -> list[int]:
 
 
 def _conv(node: Any) -> Attributes:
-    w = node.args[1].meta["val"]
-    dims = len(w.shape) - 2
-
-    def per(place: int, name: str, default: int) -> list[int]:
-        values = _each(_argument(node, place, name, default))
-        return values if len(values) == dims else values * dims
-
     padding = _argument(node, 4, "padding", 0)
-    return {
+    return _taps(node) | {
         "kind": "conv",
-        "out_channels": int(w.shape[0]),
-        "kernel_size": [int(k) for k in w.shape[2:]],
-        "stride": per(3, "stride", 1),
-        "padding": padding if isinstance(padding, str) else per(4, "padding", 0),
-        "dilation": per(5, "dilation", 1),
+        "out_channels": int(node.args[1].meta["val"].shape[0]),
+        "padding": padding if isinstance(padding, str) else _per_dimension(node, 4, "padding", 0),
+        "dilation": _per_dimension(node, 5, "dilation", 1),
         "groups": int(_argument(node, 6, "groups", 1)),
+    }
+
+
+def _conv_transpose(node: Any) -> Attributes:
+    groups = int(_argument(node, 6, "groups", 1))
+    return _taps(node) | {
+        "kind": "conv_transpose",
+        "out_channels": int(node.args[1].meta["val"].shape[1]) * groups,
+        "padding": _per_dimension(node, 4, "padding", 0),
+        "output_padding": _per_dimension(node, 5, "output_padding", 0),
+        "groups": groups,
+        "dilation": _per_dimension(node, 7, "dilation", 1),
+    }
+
+
+def _taps(node: Any) -> Attributes:
+    return {
+        "kernel_size": [int(k) for k in node.args[1].meta["val"].shape[2:]],
+        "stride": _per_dimension(node, 3, "stride", 1),
         "bias": _argument(node, 2, "bias") is not None,
     }
+
+
+def _per_dimension(node: Any, place: int, name: str, default: int) -> list[int]:
+    dims = len(node.args[1].meta["val"].shape) - 2
+    values = _each(_argument(node, place, name, default))
+    return values if len(values) == dims else values * dims
 
 
 def _linear(node: Any) -> Attributes:
@@ -288,6 +305,8 @@ def _same(node: Any) -> Attributes | None:
 
 _OPERATORS: dict[str, Callable[[Any], Attributes | None]] = {
     **{f"conv{d}d.{overload}": _conv for d in (1, 2, 3) for overload in ("default", "padding")},
+    "conv_transpose1d.default": _conv_transpose,
+    **{f"conv_transpose{d}d.input": _conv_transpose for d in (2, 3)},
     **{f"max_pool{d}d.default": _pool("max_pool") for d in (1, 2, 3)},
     **{f"avg_pool{d}d.default": _pool("avg_pool") for d in (1, 2, 3)},
     **{f"adaptive_avg_pool{d}d.default": _to_one_pixel for d in (1, 2, 3)},

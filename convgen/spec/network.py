@@ -14,6 +14,9 @@ from convgen.spec.source import KeyPath, Source
 # What a node does, and the keys that it takes besides name, kind and from; "!" marks those it needs.
 KINDS: dict[str, tuple[str, ...]] = {
     "conv": ("out_channels!", "kernel_size!", "stride", "padding", "dilation", "groups", "bias"),
+    "conv_transpose": (
+        "out_channels!", "kernel_size!", "stride", "padding", "output_padding", "dilation", "groups", "bias",
+    ),
     "max_pool": ("kernel_size!", "stride", "padding", "dilation"),
     "avg_pool": ("kernel_size!", "stride", "padding"),
     "global_avg_pool": (),
@@ -25,9 +28,9 @@ KINDS: dict[str, tuple[str, ...]] = {
     "flatten": (),
     "linear": ("out_features!", "bias"),
     "softmax_loss": (),
-}
+}  # fmt: skip
 JOINS = ("add", "concat")
-CONVOLUTIONS = ("conv", "linear")
+CONVOLUTIONS = ("conv", "conv_transpose", "linear")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +41,8 @@ class Node:
         kind: "input", or one of KINDS.
         inputs: names of the nodes that it reads, in order.
         shape: of its output, (N, C, spatial...); () for the loss.
-        conv: the index space of a convolution; of a linear layer, as a 1x1 convolution on one pixel; of a pooling,
-            as a depthwise convolution. None for the others.
+        conv: the index space of a convolution, transposed or not; of a linear layer, as a 1x1 convolution on one
+            pixel; of a pooling, as a depthwise convolution. None for the others.
         path: where the file says it.
     """
 
@@ -69,7 +72,8 @@ class Node:
         """Flops of a convolution's forward pass, two for a multiplication and addition; padding counts."""
         if self.kind not in CONVOLUTIONS or self.conv is None:
             return 0
-        return 2 * self.conv.elements("y") * (self.conv.channels // self.conv.groups) * self.conv.taps
+        direct = self.conv.direct
+        return 2 * direct.elements("y") * (direct.channels // direct.groups) * direct.taps
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,13 +37,13 @@ def infer(kind: str, attributes: Mapping[str, Any], inputs: Mapping[str, Shape])
     _check_inputs(kind, inputs)
     (first, shape), *_ = inputs.items()
     match kind:
-        case "conv":
-            conv = _conv(attributes, first, shape)
-            return Made((shape[0], conv.filters, *(s.out for s in conv.spatial)), conv)
+        case "conv" | "conv_transpose":
+            conv = _conv(kind, attributes, first, shape)
+            return Made(conv.shape("y"), conv)
         case "max_pool" | "avg_pool":
             whole = {"out_channels": shape[1], "groups": shape[1], "stride": attributes.get("kernel_size")}
-            conv = _conv({**whole, **attributes}, first, shape)
-            return Made((shape[0], shape[1], *(s.out for s in conv.spatial)), conv)
+            conv = _conv("conv", {**whole, **attributes}, first, shape)
+            return Made(conv.shape("y"), conv)
         case "linear":
             if prod(shape[2:]) != 1:
                 fact = f"linear reads {first} of shape {list(shape)}, which has spatial dimensions"
@@ -91,12 +91,12 @@ def _same(kind: str, inputs: Mapping[str, Shape], dims: Iterable[int]) -> Shape:
     return shape
 
 
-def _conv(attributes: Mapping[str, Any], name: str, shape: Shape) -> Conv:
+def _conv(kind: str, attributes: Mapping[str, Any], name: str, shape: Shape) -> Conv:
     """A convolution's or pooling's index space: what a layer file with these keys describes."""
     if not 3 <= len(shape) <= 5:
         fact = f"it reads {name} of shape {list(shape)}: a convolution or pooling takes 1 to 3 spatial dimensions"
         raise InputError(fact, ("from",), hint="linear for features without space")
-    data = {"name": "node", "layer": f"conv{len(shape) - 2}d", "input": list(shape), "grid": {"N": 1}}
+    data = {"name": "node", "layer": f"{kind}{len(shape) - 2}d", "input": list(shape), "grid": {"N": 1}}
     return layer_from_dict(data | dict(attributes)).conv
 
 

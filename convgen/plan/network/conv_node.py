@@ -117,11 +117,12 @@ class ConvNode:
 
     def _stored_w(self, roles: Roles) -> Iterator[Layout]:
         """As the roles want it; and split further over the axes that would hold copies."""
-        filters, channels = roles.axes("G") + roles.axes("F"), roles.axes("C")
-        yield Layout("w", (filters, channels))
-        spare = tuple(a for a in self.grid.names if a not in filters + channels and self.grid.sizes[a] > 1)
-        extents = (self.conv.filters, self.conv.channels // self.conv.groups)
-        for split in ((filters + spare, channels), (filters, channels + spare)):
+        dims = self.conv.dims("w")
+        outer, inner = roles.axes("G") + roles.axes(dims[0].name), roles.axes(dims[1].name)
+        yield Layout("w", (outer, inner))
+        spare = tuple(a for a in self.grid.names if a not in outer + inner and self.grid.sizes[a] > 1)
+        extents = tuple(d.extent for d in dims)
+        for split in ((outer + spare, inner), (outer, inner + spare)):
             if spare and all(
                 prod(self.grid.sizes[a] for a in axes) <= n for axes, n in zip(split, extents, strict=True)
             ):
@@ -231,11 +232,11 @@ class ConvNode:
             layouts = terms.wanted(phase, roles)
             cost = self.model.convolution(tuple(layouts[t] for t in (*inputs, output)))  # type: ignore[arg-type]
             how = "measured" if cost.measured else "by the roofline"
-            yield NodeStep(phase, f"conv_{phase}", how, cost)
+            yield NodeStep(phase, convolution(self.conv, phase).operation.name, how, cost)
             _, chain = terms.conversion(phase, output, stored[output], roles)
             moved = conversions(phase, ("d" if grad else "") + output, chain)
             yield from self._reductions(moved) if output == "w" else moved
-            if phase == "forward" and self.conv.bias and layouts["y"] != stored["y"]:
+            if phase == "forward" and self.conv.bias and not terms.takes_bias(roles, stored["y"]):
                 yield NodeStep(phase, "add_bias", "y", self.model.add_bias(stored["y"]))
         if self.conv.bias:
             yield NodeStep("backward_filter", "sum_bias", "dy", self.model.sum_bias(stored["y"]))
@@ -274,7 +275,7 @@ def wishes(letters: dict[str, str], tensor: str, dims: tuple[str, ...]) -> Itera
 def _frame_rows(conv: Conv, dim: int, layout: Layout, axes: Axes, grid: Grid, virtual: bool) -> int:
     """The most rows of a window that a rank has."""
     small = Grid(tuple((a, grid.sizes[a]) for a in axes) or (("a", 1),))
-    one = Conv(1, 1, 1, (conv.spatial[dim - 2],))
+    one = Conv(1, 1, 1, (conv.spatial[dim - 2],), transposed=conv.transposed)
     space = ReducedSpace(one, small, virtual_padding=virtual)
     box = space.frame(Layout(layout.tensor, ((), (), axes), (None, None, layout.windows[dim])))
     return int((box[:, 2, 1] - box[:, 2, 0]).max())

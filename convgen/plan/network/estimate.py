@@ -111,16 +111,17 @@ def _seconds(
     samples, groups = share(conv.batch, n), share(conv.groups, g)
     channels = share(conv.channels // conv.groups, c)
     filters = share(conv.filters // conv.groups, f)
-    rows_in, rows_out, split = one.copy(), one.copy(), one.copy()
+    fine, coarse, split = one.copy(), one.copy(), one.copy()  # rows
     halos: list[tuple[Floats, str]] = []
     for s in conv.spatial:
         parts = degree[s.name].astype(np.float64)
         inside, outside = share(s.extent, parts), share(s.out, parts)
         halos.append((np.where(parts > 1, max(s.reach + 1 - s.stride, 0), 0) / inside, s.name))
-        rows_in, rows_out, split = rows_in * inside, rows_out * outside, split * parts
+        fine, coarse, split = fine * inside, coarse * outside, split * parts
+    rows_in, rows_out = (coarse, fine) if conv.transposed else (fine, coarse)
     x, y = samples * groups * channels * rows_in, samples * groups * filters * rows_out
     w = groups * channels * filters * conv.taps
-    flops = 2 * samples * groups * channels * filters * rows_out * conv.taps
+    flops = 2 * samples * groups * channels * filters * coarse * conv.taps
     busy = np.maximum(flops / machine.flops_per_s(dtype), (x + y + w) * size / machine.memory_bytes_per_s)
     total = 3 * (busy + machine.launch_s)
     none = np.zeros(len(one)), np.zeros(len(one))

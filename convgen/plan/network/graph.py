@@ -171,7 +171,7 @@ def _allowed(graph: Graph, node: Node, splits: tuple[Split, ...]) -> tuple[Split
         touching += [
             (ConvNode(reader.conv, graph.grid, network.dtype, graph.setting, (), dx=True), "x")
             for reader in network.readers[m.name]
-            if reader.kind == "conv" and reader.conv is not None and reader.conv.groups > 1
+            if reader.kind in CONVOLUTIONS and reader.conv is not None and reader.conv.groups > 1
         ]
 
     def allowed(split: Split) -> bool:
@@ -321,7 +321,7 @@ def is_kept(network: Network, node: Node, keep: str) -> bool:
     """Whether a node's output stays for backward."""
     if keep == "every" or node.kind == "input":
         return True
-    reads = ("conv", "linear", "batch_norm", "max_pool", "softmax_loss")
+    reads = (*CONVOLUTIONS, "batch_norm", "max_pool", "softmax_loss")
     return node.kind in ("relu", "dropout") or any(r.kind in reads for r in network.readers[node.name])
 
 

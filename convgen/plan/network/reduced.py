@@ -43,7 +43,7 @@ class ReducedSpace(Space):
 
     def window(self, tensor: str, dim: int, axes: Axes) -> Window | None:
         sizes = tuple(self.grid.sizes[a] for a in axes)
-        return _window(self.conv.spatial[dim - 2], tensor, sizes, self.virtual_padding)
+        return _window(self.conv.spatial[dim - 2], self.conv.direct_tensor(tensor), sizes, self.virtual_padding)
 
     def largest_block(self, tensor: str, dim: int, axes: Axes) -> int:
         """The most elements of a dimension that a rank has where these axes split it."""
@@ -195,7 +195,8 @@ class ReducedModel(Model):
             conv = replace(conv, batch=space.largest_block("x", 0, x.axes[0]))
             dropped["x"].add(0)
             dropped["y"].add(0)
-        if conv.groups == 1 and x.axes[1] == w.axes[1] and w.axes[0] == y.axes[1]:
+        of_w = dict(zip((d.name for d in conv.dims("w")), w.axes, strict=True))
+        if conv.groups == 1 and x.axes[1] == of_w["C"] and y.axes[1] == of_w["F"]:
             channels, filters = space.largest_block("x", 1, x.axes[1]), space.largest_block("y", 1, y.axes[1])
             conv = replace(conv, channels=channels, filters=filters)
             for tensor in dropped:
@@ -266,14 +267,16 @@ def _tensor_conv(space: ReducedSpace, layout: Layout, changed: Sequence[bool]) -
         return Conv(1, groups, extent[0], conv.spatial, groups)
     if tensor == "w":
         groups = conv.groups if changed[0] else 1
-        return Conv(1, extent[1] * groups, extent[0], conv.spatial, groups)
+        outer, inner = extent[0], extent[1] * groups
+        channels, filters = (outer, inner) if conv.transposed else (inner, outer)
+        return Conv(1, channels, filters, conv.spatial, groups, transposed=conv.transposed)
     spatial = tuple(
         s if moves else Spatial(s.name, n, kernel=1)
         for s, n, moves in zip(conv.spatial, extent[2:], changed[2:], strict=True)
     )
     groups = conv.groups if changed[1] else 1
     channels, filters = (extent[1], groups) if tensor == "x" else (groups, extent[1])
-    return Conv(extent[0], channels, filters, spatial, groups)
+    return Conv(extent[0], channels, filters, spatial, groups, transposed=conv.transposed)
 
 
 def _renamed(layout: Layout, kept: Sequence[bool], name: dict[str, str], grid: Grid | None = None) -> Layout:
@@ -285,6 +288,7 @@ def _renamed(layout: Layout, kept: Sequence[bool], name: dict[str, str], grid: G
 
 @lru_cache(maxsize=1 << 16)
 def _window(spatial: Spatial, tensor: str, sizes: tuple[int, ...], virtual: bool) -> Window | None:
+    """Of a convolution's x or y."""
     grid = Grid(tuple((f"a{i}", size) for i, size in enumerate(sizes)) or _ONE)
     space = Space(Conv(1, 1, 1, (spatial,)), grid, virtual_padding=virtual)
     return space.window(tensor, 2, grid.names if sizes else ())
