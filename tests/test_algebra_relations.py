@@ -120,8 +120,9 @@ def test_the_inverse_of_a_table_is_the_hull_of_what_reads() -> None:
     draw = Random("inverse table")
     for _ in range(DRAWS // 4):
         relation = rows_of(draw)
-        for row in range(15):
+        for row in range(15):  # some behind all that are read
             readers = [o for o in range(AROUND) if row in relation.row(o)]
+            assert set(readers) <= set(relation.inverse.row(row))
             assert relation.inverse.window(row, row + 1) == ((readers[0], readers[-1] + 1) if readers else (0, 0))
 
 

@@ -209,7 +209,7 @@ class Cyclic(Relation):
 
 @dataclass(frozen=True, slots=True)
 class Table(Relation):
-    """Row o reads the interval `rows[o]`; an empty one reads nothing."""
+    """Row o reads the interval `rows[o]`; with an empty one, or behind the last, nothing."""
 
     rows: tuple[tuple[int, int], ...]
 
@@ -221,7 +221,7 @@ class Table(Relation):
         return Table(tuple((found[0], found[-1] + 1) if found else (0, 0) for found in readers))
 
     def row(self, o: int) -> Sequence[int]:
-        return range(*self.rows[o])
+        return range(*self.rows[o]) if o < len(self.rows) else range(0)
 
     def window(self, lo: Number, hi: Number) -> tuple[Number, Number]:
         ends = [self._hull(int(a), int(b)) for a, b in zip(np.ravel(lo), np.ravel(hi), strict=True)]
