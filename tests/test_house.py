@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import convgen
+from convgen.kernels.families import CPU_FAMILIES, FAMILIES
 
 PACKAGE = Path(convgen.__file__).parent
 
@@ -85,3 +86,16 @@ def test_files_are_short() -> None:
     lines = {str(path.relative_to(PACKAGE)): len(path.read_text(encoding="utf-8").splitlines())
              for path in PACKAGE.rglob("*.py")}  # fmt: skip
     assert {name for name, count in lines.items() if count > LONGEST} == set(LONGER)
+
+
+def test_a_family_of_kernels_is_one_file() -> None:
+    """Nobody else asks a kernel which family it is of; `aten` alone is named, where it is what needs no kernel."""
+    names = {made.NAME for made in (*FAMILIES, *CPU_FAMILIES)} - {"aten"}
+    said = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Compare)
+        and any(isinstance(side, ast.Constant) and side.value in names for side in (node.left, *node.comparators))
+    }
+    assert {name for name in said if not name.startswith(("kernels/families/", "sw26010/"))} == set()

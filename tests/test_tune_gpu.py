@@ -13,6 +13,7 @@ import pytest
 from test_tune_tuner import Recorder
 
 from convgen.kernels.config import parse_config
+from convgen.kernels.families import of_gpu
 from convgen.kernels.problem import LocalDim, Problem
 from convgen.spec.target import read_target
 from convgen.tune import bind, tuner
@@ -24,7 +25,6 @@ from convgen.tune.device import Device
 from convgen.tune.model import assumed_ceilings, bounds_us, modelled_us
 from convgen.tune.operands import halo_regions
 from convgen.tune.wanted import Use, Wanted
-from convgen.tune.work import work
 from convgen.tune.worker import Bench
 from convgen.verify.interpreter import launch
 
@@ -147,7 +147,7 @@ def test_every_product_is_counted(phase: str) -> None:
     seen = set[str]()
     for c in candidates(p, SM_90):
         if c.config.family != "aten":
-            w = work(p, c.config)
+            w = of_gpu(c.config).work(p, c.config)
             made = w.programs * w.steps * w.multiplied
             assert made >= products and math.prod(c.config.tile.values()) > 0
             seen.add(c.config.family)

@@ -9,7 +9,7 @@ from convgen.emit.steps import LayoutNames, Lines
 from convgen.kernels.choose import describe
 from convgen.kernels.config import alignment
 from convgen.kernels.pack import copy_name, copy_source
-from convgen.kernels.source import Kernel, launch_source
+from convgen.kernels.source import Kernel, launch_source, reads_boxes
 from convgen.operations.convolution import READS
 from convgen.operations.layer import convolution
 from convgen.program.nodes import Compute, Convert, Schedule, is_convolution
@@ -126,7 +126,7 @@ def aligned_tensors(kernel: Kernel, arguments: Sequence[str]) -> tuple[str, ...]
     Boxes of memory are described to the copy engine by their start. Where rows lie in a block and a rim, the kernel
     says of pointers what they are multiples of. All else is said of offsets; where a tensor begins, Triton sees.
     """
-    if kernel.config.family == "box":
+    if reads_boxes([kernel]):
         return tuple(name for name in arguments if name != "bias")
     phase = kernel.problem.phase
     if kernel.problem.rim is not None and alignment(kernel.problems, "y" if phase == "backward_data" else "x") > 1:

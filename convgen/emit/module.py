@@ -206,7 +206,7 @@ def module_context(
         rims=local.rims,
         boxes=reads_boxes(on_gpu),
         ways={str(phase): k.source().rstrip("\n") for phase, k in ways.items()},
-        helpers=cpu_helpers([k.config.family for k in ways.values()]),
+        helpers=cpu_helpers([k.config for k in ways.values()]),
         copied=local.copied,
         copy_kernels=local.copy_kernels,
         copy_choice=local.copy_choice,

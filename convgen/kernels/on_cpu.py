@@ -16,27 +16,22 @@ from collections.abc import Sequence
 
 from convgen.kernels.config import Config
 from convgen.kernels.environment import environment
-from convgen.kernels.families.cpu import arranged
+from convgen.kernels.families import of_cpu
 from convgen.kernels.problem import Problem
-from convgen.spec.target import CPU
-
-TEMPLATES = {"aten": "arranged", "arranged": "arranged", "product": "product", "unfolded": "unfolded"}
 
 
 def cpu_source(problem: Problem, config: Config) -> str:
     """The function of a phase."""
-    template = TEMPLATES[config.family]
-    chosen = arranged.default(problem, CPU) if config.family == "aten" else config
-    return environment().get_template(f"kernels/cpu_{template}.py.jinja").render(p=problem, config=chosen)
+    made = of_cpu(config)
+    template = environment().get_template(f"kernels/{made.TEMPLATE}")
+    return template.render(p=problem, config=made.printed(problem, config))
 
 
-def cpu_helpers(families: Sequence[str]) -> str:
-    """Functions that those of the families share."""
-    used = {TEMPLATES[f] for f in families}
+def cpu_helpers(configs: Sequence[Config]) -> str:
+    """Functions that those of the configurations share."""
+    used = {helper for config in configs for helper in of_cpu(config).HELPERS}
     template = environment().get_template("kernels/cpu_helpers.py.jinja")
-    return template.render(
-        pieces=bool(used & {"arranged", "unfolded"}), fills="arranged" in used, rows="product" in used
-    ).rstrip("\n")
+    return template.render(**{helper: helper in used for helper in ("pieces", "fills", "rows")}).rstrip("\n")
 
 
 def cpu_module(problem: Problem, config: Config) -> str:
@@ -54,5 +49,5 @@ aten = torch.ops.aten
 STRIDE, DILATION = {[d.stride for d in problem.dims]}, {[d.dilation for d in problem.dims]}
 MEMORY_FORMAT = torch.{last or "contiguous_format"}
 """
-    parts = (head, cpu_helpers([config.family]), cpu_source(problem, config))
+    parts = (head, cpu_helpers([config]), cpu_source(problem, config))
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"

@@ -8,11 +8,9 @@ from functools import cached_property
 
 from convgen.kernels.config import Config, alignment, even, largest, rows_alignment
 from convgen.kernels.environment import environment
-from convgen.kernels.family_words import BoxWords, DepthwiseWords, GemmWords, PackedWords
+from convgen.kernels.families import of_gpu
 from convgen.kernels.on_cpu import cpu_module, cpu_source
-from convgen.kernels.phases import PhaseWords
 from convgen.kernels.problem import Problem
-from convgen.kernels.words import Words
 from convgen.spec.target import Target
 
 
@@ -41,19 +39,18 @@ class Kernel:
         p = self.problem
         if self.target.is_cpu:
             return cpu_source(p, self.config)
-        strided = p.phase == "backward_data" and any(d.stride > 1 for d in p.dims)
-        words_of = WORDS.get(self.config.family, PhaseWords if strided else Words)
+        made = of_gpu(self.config)
         aligned = (alignment(self.problems, "x"), alignment(self.problems, "y"))
-        words = words_of(
+        words = made.words(p)(
             p,
             float32=self.target.float32_products,
             even=even(self.problems, self.config),
             aligned=aligned,
-            single_channels=self.config.family == "depthwise",
+            single_channels=made.SINGLE_CHANNELS,
             grouped=any(q.groups > 1 for q in self.problems),
             rows=(rows_alignment(self.problems, "x"), rows_alignment(self.problems, "y")),
         )
-        template = TEMPLATES[self.config.family].format(phase=p.phase)
+        template = made.TEMPLATE.format(phase=p.phase)
         return (
             environment()
             .get_template(f"kernels/{template}")
@@ -61,32 +58,15 @@ class Kernel:
         )
 
 
-WORDS: dict[str, type[Words]] = {
-    "packed": PackedWords,
-    "gemm": GemmWords,
-    "box": BoxWords,
-    "depthwise": DepthwiseWords,
-    "aten": Words,
-}
-TEMPLATES = {
-    "aten": "aten.py.jinja",
-    "pointer": "{phase}.py.jinja",
-    "box": "box.py.jinja",
-    "gemm": "gemm.py.jinja",
-    "packed": "packed_{phase}.py.jinja",
-    "depthwise": "depthwise.py.jinja",
-}
-
-
 def reads_boxes(kernels: Sequence[Kernel]) -> bool:
-    return any(k.config.family == "box" for k in kernels)
+    return any("boxes" in of_gpu(k.config).NEEDS for k in kernels)
 
 
 def launch_source(kernels: Sequence[Kernel]) -> str:
     """What kernels are launched with, and functions that they share."""
     rims = any(k.problem.rim is not None for k in kernels)
     rounds = any(k.problem.dtype == "tfloat32" for k in kernels)
-    aten = any(k.config.family == "aten" for k in kernels)
+    aten = any("aten" in of_gpu(k.config).NEEDS for k in kernels)
     template = environment().get_template("kernels/launch.py.jinja")
     return template.render(rims=rims, rounds_tf32=rounds, boxes=reads_boxes(kernels), aten=aten).rstrip("\n")
 

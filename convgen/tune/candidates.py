@@ -61,15 +61,8 @@ def candidates(problem: Problem, target: Target) -> list[Candidate]:
     found: dict[Config, None] = {}
     for family in families(target):
         if family.refusal(problem, target) is None:
-            found |= dict.fromkeys((family.default(problem, target), *family.configs(problem, target)))
-    plain = Config("aten", warps=0, stages=0)
-    same = [c for c in found if c.family == "arranged" and plain in found and _is_plain(problem, c)]
-    return [Candidate(problem, c, target) for c in found if c not in same]
-
-
-def _is_plain(problem: Problem, config: Config) -> bool:
-    """Whether this arrangement is ATen's plain call."""
-    return dict(config.tiles) == {"last": int(problem.channels_last), "C": 1, "F": 1, "samples": 0, "cut": 1}
+            found |= dict.fromkeys(family.configs(problem, target))
+    return [Candidate(problem, c, target) for c in found]
 
 
 def ranked(found: Sequence[Candidate], ceilings: Ceilings) -> list[tuple[float, Candidate]]:

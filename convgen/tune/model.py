@@ -6,24 +6,21 @@ all programs move bounds the whole. On a CPU, ATen's products, the copies around
 
 from __future__ import annotations
 
-from math import prod
-
 from convgen.cost.machines import load_machine
 from convgen.kernels.config import Config, ceil_div
+from convgen.kernels.families import of_cpu, of_gpu
 from convgen.kernels.problem import Problem
+from convgen.kernels.work import Work
 from convgen.spec.target import Target
 from convgen.tune.database import Ceilings
-from convgen.tune.work import work
 
 # Of a GPU, roughly: reading shared memory and L2 by one processor, waiting for memory, filling and draining a loop.
 REGISTERS, MOST_THREADS = 65536, 2048
 CACHE_BYTES_PER_S = 5.0e10
 LATENCY_S = 7.0e-7
 PROLOGUE_S = 1.5e-6
-# Of a CPU: a call through the dispatcher and its threads, and how much of a product's rate is reached.
+# Of a CPU: a call through the dispatcher and its threads.
 CALL_S = 1.2e-5
-SIMD_BYTES = 64
-CPU_RATE = {"aten": 0.6, "arranged": 0.6, "product": 0.8, "unfolded": 0.7}
 
 
 def assumed_ceilings(target: Target) -> Ceilings:
@@ -60,14 +57,15 @@ def modelled_us(p: Problem, config: Config, target: Target, ceilings: Ceilings) 
     """Microseconds of a launch, by the model."""
     if target.is_cpu:
         return _cpu_s(p, config, ceilings) * 1e6
-    if config.family == "aten":
+    done = of_gpu(config).work(p, config)
+    if done is None:  # a library's: what bounds it, and copies to another arrangement
         copies = 2 * whole_bytes(p) / ceilings.bytes_per_s if config.tiles else 0.0
         return max(bounds_us(p, ceilings).values()) / 0.6 + copies * 1e6
-    return _gpu_s(p, config, target, ceilings) * 1e6
+    return _gpu_s(p, config, done, target, ceilings) * 1e6
 
 
-def _gpu_s(p: Problem, config: Config, target: Target, ceilings: Ceilings) -> float:
-    w = work(p, config)
+def _gpu_s(p: Problem, config: Config, w: Work, target: Target, ceilings: Ceilings) -> float:
+    made = of_gpu(config)
     rows, columns, _ = w.tile
     threads = config.warps * target.warp
     shared = w.step_bytes(p.element_bytes) * config.stages
@@ -77,11 +75,11 @@ def _gpu_s(p: Problem, config: Config, target: Target, ceilings: Ceilings) -> fl
     )
     waves = ceil_div(w.programs, target.processors * resident)
     sharing = min(resident, ceil_div(w.programs, target.processors))  # programs that a processor really has at once
-    # Matrix units want tiles of 64x64 and more; depthwise has none.
-    fill = min(1.0, rows / 64) * min(1.0, columns / 64) if config.family != "depthwise" else 0.1
+    # Matrix units want tiles of 64x64 and more.
+    fill = min(1.0, rows / 64) * min(1.0, columns / 64) if made.MATRIX_UNITS else 0.1
     rate = ceilings.flops_per_s[p.dtype] / target.processors * max(fill, 1 / 16)
     read = w.step_bytes(p.element_bytes)
-    wide = 1.0 if p.channels_last or p.is_pointwise or config.family in ("box", "depthwise") else 3.0
+    wide = 1.0 if p.channels_last or p.is_pointwise or made.WHOLE_LINES else 3.0
     step = max(2 * w.multiplied / rate, read * wide / CACHE_BYTES_PER_S) * sharing
     step = max(step, LATENCY_S / max(1, config.stages - 1))
     loops = waves * (PROLOGUE_S + w.steps * step)
@@ -94,37 +92,7 @@ def _gpu_s(p: Problem, config: Config, target: Target, ceilings: Ceilings) -> fl
 
 
 def _cpu_s(p: Problem, config: Config, ceilings: Ceilings) -> float:
-    n, eb, t = p.elements, p.element_bytes, config.tile
-    lanes = SIMD_BYTES // eb
-    rate, bandwidth = ceilings.flops_per_s[p.dtype] * CPU_RATE[config.family], ceilings.bytes_per_s
-    read = {"forward": ("x", "w"), "backward_data": ("y", "w"), "backward_filter": ("y", "x")}[p.phase]
-    made = ({"x", "w", "y"} - set(read)).pop()
-    if config.family in ("product", "unfolded"):
-        seconds = p.flops / rate
-        if config.family == "product":
-            copied = sum(n[o] for o in ("x", "y")) if bool(t["whole"]) != p.channels_last else 0
-            return seconds + CALL_S * (2 if t["whole"] else 1 + p.batch / 8) + 2 * copied * eb / bandwidth
-        windows = p.batch * p.channels * p.taps * prod(d.y for d in p.dims)
-        held = t["samples"] * windows // p.batch * eb
-        slow = 1.0 if held < 2**20 else 1.5  # of what a core's cache holds
-        calls = 3 * ceil_div(p.batch, t["samples"])
-        return seconds + calls * CALL_S + 3 * slow * windows * eb / bandwidth + 2 * n[made] * eb / bandwidth
-    own = int(p.channels_last)
-    last, c, f = t.get("last", own), t.get("C", 1), t.get("F", 1)
-    channels, filters = ceil_div(p.channels, c) * c, ceil_div(p.filters, f) * f
-    pieces = ceil_div(p.batch, t.get("samples") or p.batch) * t.get("cut", 1)
-    products = p.flops / (p.channels * p.filters) * channels * filters
-    # Vectors run over channels of what is made, and what is left of the last one is idle; contiguous tensors go
-    # through blocks of both kinds of channels.
-    cut_filters = ceil_div(filters, t.get("cut", 1)) if p.phase != "backward_data" else filters
-    idle_c, idle_f = (ceil_div(n, lanes) * lanes / n for n in (channels, cut_filters))
-    idle = idle_c * idle_f if not last else idle_c if p.phase == "backward_data" else idle_f
-    seconds = products * min(idle, 6.0) / rate
-    grown = {"x": channels / p.channels, "y": filters / p.filters, "w": channels * filters / (p.channels * p.filters)}
-    copies = sum(2 * n[o] * grown[o] for o in read if last != own or grown[o] > 1)
-    copies += 2 * n[made] * (grown[made] if config.family == "arranged" else 0.0)
-    if not last:  # oneDNN brings contiguous tensors into blocks of channels and back
-        copies += sum(n[o] * grown[o] for o in ("x", "y"))
-    if config.family == "arranged" and p.phase == "backward_filter" and pieces > 1:
-        copies += 2 * n["w"] * pieces
-    return seconds + (1 + 3 * (config.family == "arranged") * pieces) * CALL_S + copies * eb / bandwidth
+    made = of_cpu(config)
+    w = made.work(p, config)
+    rate = ceilings.flops_per_s[p.dtype] * made.RATE
+    return w.flops / rate + w.calls * CALL_S + w.copied_bytes / ceilings.bytes_per_s

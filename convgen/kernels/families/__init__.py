@@ -1,4 +1,7 @@
-"""Families of local kernels: each says which problems it can, its configurations, and a default one."""
+"""Families of local kernels: each file is one whole, and here it is put in its place.
+
+A new family is a file here, its template in templates/kernels, and a word in one of the two rows below.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +10,62 @@ from typing import Protocol
 
 from convgen.kernels.config import Config
 from convgen.kernels.families import aten, box, depthwise, gemm, packed, pointer
-from convgen.kernels.families.cpu import arranged, product, unfolded
+from convgen.kernels.families.cpu import arranged, plain, product, unfolded
 from convgen.kernels.problem import Problem
+from convgen.kernels.words import Words
+from convgen.kernels.work import CpuWork, Work
 from convgen.spec.target import Target
 
 
 class Family(Protocol):
-    """A module of this folder."""
+    """A file of this folder: which problems it can, its configurations, the default one first, and its template."""
 
     @property
     def NAME(self) -> str: ...
+    @property
+    def TEMPLATE(self) -> str: ...
     def refusal(self, problem: Problem, target: Target) -> str | None: ...
     def configs(self, problem: Problem, target: Target) -> Iterator[Config]: ...
     def default(self, problem: Problem, target: Target) -> Config: ...
 
 
+class GpuFamily(Family, Protocol):
+    """Triton kernels. Their template is told `words`; `work` is what the tuner's model asks, None where none can say.
+
+    NEEDS: of what launches share, boxes (descriptors for the copy engine) or aten (ATen's calls).
+    SINGLE_CHANNELS: groups have one channel, and channels are numbered through all groups.
+    MATRIX_UNITS: products fill them. WHOLE_LINES: memory is read by whole lines whatever the memory format.
+    """
+
+    @property
+    def NEEDS(self) -> tuple[str, ...]: ...
+    @property
+    def SINGLE_CHANNELS(self) -> bool: ...
+    @property
+    def MATRIX_UNITS(self) -> bool: ...
+    @property
+    def WHOLE_LINES(self) -> bool: ...
+    def words(self, problem: Problem) -> type[Words]: ...
+    def work(self, problem: Problem, config: Config) -> Work | None: ...
+
+
+class CpuFamily(Family, Protocol):
+    """Arrangements of ATen's calls. HELPERS: functions that they share. RATE: of a product's flops that is reached."""
+
+    @property
+    def HELPERS(self) -> tuple[str, ...]: ...
+    @property
+    def RATE(self) -> float: ...
+    def printed(self, problem: Problem, config: Config) -> Config: ...
+    def work(self, problem: Problem, config: Config) -> CpuWork: ...
+
+
 # In the order of preference of an untuned problem. The pointer family takes every problem; boxes come behind it, since
 # building their descriptors delays a launch, and ATen, since only a measurement can say that it is faster.
-FAMILIES: tuple[Family, ...] = (depthwise, gemm, packed, pointer, box, aten)
-CPU_FAMILIES: tuple[Family, ...] = (aten, arranged, product, unfolded)
+FAMILIES: tuple[GpuFamily, ...] = (depthwise, gemm, packed, pointer, box, aten)
+CPU_FAMILIES: tuple[CpuFamily, ...] = (plain, arranged, product, unfolded)
+_GPU = {made.NAME: made for made in FAMILIES}
+_CPU = {made.NAME: made for made in CPU_FAMILIES}
 
 
 def families(target: Target) -> tuple[Family, ...]:
@@ -35,4 +75,14 @@ def families(target: Target) -> tuple[Family, ...]:
 
 def family(name: str, target: Target) -> Family | None:
     """The target's family of this name."""
-    return next((f for f in families(target) if name == f.NAME), None)
+    return (_CPU if target.is_cpu else _GPU).get(name)
+
+
+def of_gpu(config: Config) -> GpuFamily:
+    """The family that a configuration of a GPU's kernel names."""
+    return _GPU[config.family]
+
+
+def of_cpu(config: Config) -> CpuFamily:
+    """The same of a CPU's."""
+    return _CPU[config.family]

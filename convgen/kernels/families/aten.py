@@ -9,9 +9,13 @@ from collections.abc import Iterator
 
 from convgen.kernels.config import Config
 from convgen.kernels.problem import Problem
+from convgen.kernels.words import Words
 from convgen.spec.target import Target
 
 NAME = "aten"
+TEMPLATE = "aten.py.jinja"
+NEEDS = ("aten",)
+SINGLE_CHANNELS, MATRIX_UNITS, WHOLE_LINES = False, True, True
 
 
 def refusal(problem: Problem, target: Target) -> str | None:
@@ -28,11 +32,19 @@ def refusal(problem: Problem, target: Target) -> str | None:
 
 
 def configs(problem: Problem, target: Target) -> Iterator[Config]:
-    """As the layer stores its tensors; on a GPU also in the other memory format, copies included."""
+    """As the layer stores its tensors, and in the other memory format, copies included."""
     yield default(problem, target)
-    if not target.is_cpu and len(problem.dims) > 1:
+    if len(problem.dims) > 1:
         yield Config(NAME, (("last", 1 - problem.channels_last),), warps=0, stages=0)
 
 
 def default(problem: Problem, target: Target) -> Config:
     return Config(NAME, warps=0, stages=0)
+
+
+def words(problem: Problem) -> type[Words]:
+    return Words
+
+
+def work(problem: Problem, config: Config) -> None:
+    """A library's own: nobody knows its steps."""

@@ -10,9 +10,14 @@ from math import prod
 
 from convgen.kernels.config import Config, ceil_div, clamp, power_of_two
 from convgen.kernels.problem import Problem
+from convgen.kernels.words import Words, times
+from convgen.kernels.work import Work, product_work, rows_made
 from convgen.spec.target import Target
 
 NAME = "box"
+TEMPLATE = "box.py.jinja"
+NEEDS = ("boxes",)
+SINGLE_CHANNELS, MATRIX_UNITS, WHOLE_LINES = False, True, True
 
 
 def refusal(problem: Problem, target: Target) -> str | None:
@@ -87,3 +92,64 @@ def _sides(problem: Problem) -> tuple[int, int]:
 def _config(problem: Problem, tile: dict[str, int], across: int, depth: int, warps: int, stages: int) -> Config:
     names = ("BF", "BC") if problem.phase == "forward" else ("BC", "BF")
     return Config(NAME, (*tile.items(), (names[0], across), (names[1], depth)), warps, stages)
+
+
+def words(problem: Problem) -> type[Words]:
+    return BoxWords
+
+
+def work(problem: Problem, config: Config) -> Work:
+    """What a launch does: boxes cover samples and rows."""
+    tile = config.tile
+    extents = [tile[f"T{d.name}"] for d in problem.dims]
+    covered = prod(ceil_div(r, e) for r, e in zip(rows_made(problem), extents, strict=True))
+    return product_work(problem, config, tile["TN"] * prod(extents), ceil_div(problem.batch, tile["TN"]) * covered)
+
+
+class BoxWords(Words):
+    """Boxes of memory, named by their corner; parts of an operand follow each other as samples do."""
+
+    @property
+    def box_pixels(self) -> str:
+        return " * ".join(["TN", *(f"T{d.letter.upper()}" for d in self.dims)])
+
+    @property
+    def box_extents(self) -> str:
+        return ", ".join(f"T{d.letter.upper()}" for d in self.dims)
+
+    def box_tile(self, config: Config) -> str:
+        return "(" + "".join(f"{config.tile[f'T{d.letter.upper()}']}, " for d in self.dims) + ")"
+
+    def box_place(self, tensor: str, *, made: bool = False) -> str:
+        """Sample and rows of the corner of what is made, or of what a tap reads for it."""
+        words = [f"{tensor}_part * N + n" if self.parts(tensor) > 1 else "n"]
+        for d in self.dims:
+            tap = times(d.k, d.dilation) if d.taps > 1 else ""
+            if made:
+                words.append(getattr(d, tensor))
+            elif tensor == "x":
+                words.append(f"{d.y} - {d.pad}" + (f" + {tap}" if tap else ""))
+            else:
+                words.append(f"{d.x} + {d.pad}" + (f" - {tap}" if tap else ""))
+        return ", ".join(words)
+
+    @property
+    def box_weights(self) -> str:
+        """Corner of a box of w: part and number of the filter, tap, part and number of the channel."""
+        parts = ["y_part" if self.parts("y") > 1 else "0", "f", "tap" if self.problem.taps > 1 else "0"]
+        return ", ".join([*parts, "x_part" if self.parts("x") > 1 else "0", "c"])
+
+    def box_descriptors(self, config: Config) -> list[tuple[str, str, str]]:
+        """For each tensor of the launch its shape and box as text; none for bias, which is read by pointers."""
+        p, tile = self.problem, config.tile
+        box = ", ".join(str(tile[n]) for n in ("TN", *(f"T{d.letter.upper()}" for d in self.dims)))
+
+        def activation(tensor: str, channels: str) -> tuple[str, str]:
+            n = times("s.n", self.parts(tensor))
+            name = "channels" if tensor == "x" else "filters"
+            return f"({n}, *s.{tensor}, s.{name})", f"[{box}, {tile[channels]}]"
+
+        w = f"({p.y_parts}, s.filters, {p.taps}, {p.x_parts}, s.channels)", f"[1, {tile['BF']}, 1, 1, {tile['BC']}]"
+        texts = {"x": activation("x", "BC"), "dx": activation("x", "BC"), "w": w}
+        texts |= {"y": activation("y", "BF"), "dy": activation("y", "BF"), "bias": ("", "")}
+        return [(name, *texts[name]) for name in self.tensors(1)]

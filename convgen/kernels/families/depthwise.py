@@ -7,9 +7,14 @@ from collections.abc import Iterator
 from convgen.kernels.config import Config, ceil_div, clamp
 from convgen.kernels.families.pointer import MOST_BOXES
 from convgen.kernels.problem import Problem
+from convgen.kernels.words import Words, times
+from convgen.kernels.work import Work, summed_pixels
 from convgen.spec.target import Target
 
 NAME = "depthwise"
+TEMPLATE = "depthwise.py.jinja"
+NEEDS = ()
+SINGLE_CHANNELS, MATRIX_UNITS, WHOLE_LINES = True, False, True
 
 
 def refusal(problem: Problem, target: Target) -> str | None:
@@ -54,3 +59,43 @@ def default(problem: Problem, target: Target) -> Config:
         pixels = clamp(problem.pixels, 16, 256)
         others = clamp(_across(problem), 1, 8)
     return Config(NAME, (("BP", pixels), ("BG", others)), 4, 2, _splits(problem, target, pixels, others)[-1])
+
+
+def words(problem: Problem) -> type[Words]:
+    return DepthwiseWords
+
+
+def work(problem: Problem, config: Config) -> Work:
+    """What a launch does: products of single numbers."""
+    tile = config.tile
+    across, product = ceil_div(_across(problem), tile["BG"]), (tile["BP"], tile["BG"], 1)
+    if problem.phase == "backward_filter":
+        return Work(across * problem.taps * config.split, summed_pixels(problem, config), product, config.split)
+    return Work(ceil_div(problem.pixels, tile["BP"]) * across, problem.taps, product)
+
+
+class DepthwiseWords(Words):
+    """A channel a group: vectors of groups or filters instead of tiles of a group's channels."""
+
+    def single(self, tensor: str, coordinate: str) -> str:
+        """From a pixel's start to a group of x, or a filter of y."""
+        text = self._rows_together(tensor).text(c=coordinate)
+        return text if text.isidentifier() else f"({text})"
+
+    def single_element(self, tensor: str, coordinate: str) -> str:
+        row = self.along(f"{tensor}_row")
+        if self.problem.rim is not None and not self.last:
+            return f"{row} + {self.across(coordinate)} * {self.along(f'{tensor}_step')}"
+        return f"{row} + {self.across(self.single(tensor, coordinate))}"
+
+    def rows_that_read(self) -> list[str]:
+        """Rows of y of which this tap reads rows xh, xw of x; there are none between a stride's."""
+        lines, conditions = list[str](), ["made"]
+        for d in self.dims:
+            tap = f" - {times(d.k, d.dilation)}" if d.taps > 1 else ""
+            if d.stride == 1:
+                lines.append(f"{d.y} = {d.x} + {d.pad}{tap}")
+            else:
+                lines.append(f"{d.y} = ({d.x} + {d.pad}{tap}) // {d.stride}")
+                conditions.append(f"({d.x} + {d.pad}{tap} == {d.y} * {d.stride})")
+        return [*lines, f"inside = {' & '.join([*conditions, self.inside('y')])}"]

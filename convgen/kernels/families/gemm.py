@@ -12,10 +12,16 @@ from math import prod
 
 from convgen.kernels.config import Config, ceil_div, clamp
 from convgen.kernels.families import pointer
+from convgen.kernels.index import IndexMap
 from convgen.kernels.problem import Problem
+from convgen.kernels.words import CHANNEL, Words
+from convgen.kernels.work import Work, product_work, rows_made
 from convgen.spec.target import Target
 
 NAME = "gemm"
+TEMPLATE = "gemm.py.jinja"
+NEEDS = ()
+SINGLE_CHANNELS, MATRIX_UNITS, WHOLE_LINES = False, True, False
 
 
 def refusal(problem: Problem, target: Target) -> str | None:
@@ -56,3 +62,35 @@ def _fitted(problem: Problem, config: Config) -> Config:
     if problem.phase == "backward_filter" and not problem.channels_last:
         split = max(1, min(split, problem.batch))
     return replace(config, family=NAME, split=split)
+
+
+def words(problem: Problem) -> type[Words]:
+    return GemmWords
+
+
+def work(problem: Problem, config: Config) -> Work:
+    """What a launch does; where channels are not last, tiles end with a sample."""
+    pixels = config.tile["BP"]
+    if problem.channels_last or problem.phase == "backward_filter":
+        tiles = ceil_div(problem.pixels, pixels)
+    else:
+        tiles = problem.batch * ceil_div(prod(rows_made(problem)), pixels)
+    return product_work(problem, config, pixels, tiles)
+
+
+class GemmWords(Words):
+    """One tap on every pixel: rows are numbered through, a sample has P of them."""
+
+    def gemm_element(self, tensor: str) -> str:
+        """From an activation's start to a tile: pixels m of sample n, or of all samples where channels are last."""
+        v = CHANNEL[tensor]
+        parts = [("part", "PARTS")] if self.parts(tensor) > 1 else []
+        if self.last:
+            order = [*parts, ("at", "N * P"), ("c", self.channels(tensor))]
+        else:
+            order = [*parts, ("n", "N"), ("c", self.channels(tensor)), ("m", "P")]
+        m = IndexMap(tuple(order))
+        along = m.text(at="at") if self.last else m.text(n="n", m="m")
+        across = m.text(c=f"group * {v.upper()} + {v}" if self.grouped else v)
+        part = " + " + m.text(part=f"{tensor}_part") if parts else ""
+        return f"{self.along(f'({along})')} + {self.across(across if across.isidentifier() else f'({across})')}{part}"

@@ -9,9 +9,14 @@ from collections.abc import Iterator
 
 from convgen.kernels.config import Config, ceil_div, clamp
 from convgen.kernels.problem import Problem
+from convgen.kernels.words import Words, times
+from convgen.kernels.work import Work, summed_pixels
 from convgen.spec.target import Target
 
 NAME = "packed"
+TEMPLATE = "packed_{phase}.py.jinja"
+NEEDS = ()
+SINGLE_CHANNELS, MATRIX_UNITS, WHOLE_LINES = False, True, False
 MOST_CHANNELS = 15  # of 16 on, a step of one tap is full
 
 
@@ -61,3 +66,41 @@ def default(problem: Problem, target: Target) -> Config:
     columns = clamp(summed, 16, 64 if problem.element_bytes < 8 else 16)
     split = _splits(problem, target, filters, columns, pixels)[-1]
     return Config(NAME, (("BF", filters), ("BK", columns), ("BP", pixels)), 8, stages, split)
+
+
+def words(problem: Problem) -> type[Words]:
+    return PackedWords
+
+
+def work(problem: Problem, config: Config) -> Work:
+    """What a launch does: taps and channels are one index."""
+    tile, packed = config.tile, problem.channels * problem.taps
+    filters, columns = ceil_div(problem.filters, tile["BF"]), ceil_div(packed, tile["BK"])
+    if problem.phase == "backward_filter":
+        steps, product = summed_pixels(problem, config), (tile["BF"], tile["BK"], tile["BP"])
+        return Work(filters * columns * config.split, steps, product, config.split)
+    tiles = ceil_div(problem.pixels, tile["BP"])
+    return Work(tiles * filters * problem.y_parts * problem.groups, columns, (tile["BP"], tile["BF"], tile["BK"]))
+
+
+class PackedWords(Words):
+    """Taps and channels as one index of the sum."""
+
+    def flat_taps(self, j: str) -> list[str]:
+        """Channel and tap of an index that runs over both in w's memory order, and the rows that the tap reads."""
+        taps = self.problem.taps
+        pair = f"tap, c = {j} // C, {j} % C" if self.last else f"c, tap = {j} // {taps}, {j} % {taps}"
+        lines = [pair, self.taps] if self.tapped else [pair]
+        for d in self.dims:
+            back = f" + {self.across(f'({times(d.k, d.dilation)})')}" if d.taps > 1 else ""
+            lines.append(f"{d.x} = {d.x}_first{back}")
+        return lines
+
+    @property
+    def flat_element(self) -> str:
+        """Where x's element of a pixel and such an index lies."""
+        rows = {d.x: d.x for d in self.dims}
+        start = self.activation("x").text(n="sample", **rows)
+        channel = self.activation("x").text(c="c")
+        channel = channel if self.last else channel.replace("c *", "c.to(tl.int64) *", 1)
+        return f"{start} + {self.across(f'({channel})')}"

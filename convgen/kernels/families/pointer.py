@@ -9,10 +9,16 @@ from collections.abc import Iterator
 from itertools import product
 
 from convgen.kernels.config import Config, ceil_div, clamp
+from convgen.kernels.phases import PhaseWords
 from convgen.kernels.problem import Problem
+from convgen.kernels.words import Words
+from convgen.kernels.work import Work, product_work
 from convgen.spec.target import Target
 
 NAME = "pointer"
+TEMPLATE = "{phase}.py.jinja"
+NEEDS = ()
+SINGLE_CHANNELS, MATRIX_UNITS, WHOLE_LINES = False, True, False
 MOST_BOXES = 8
 
 
@@ -91,3 +97,15 @@ def _default(problem: Problem, target: Target, *, pixels: int, most: int, depth:
         made, summed, names = problem.channels, problem.filters, ("BC", "BF")
     across, depth = clamp(made, 16, most), clamp(summed, 16, depth)
     return Config(NAME, (("BP", pixels), (names[0], across), (names[1], depth)), warps, stages)
+
+
+def words(problem: Problem) -> type[Words]:
+    """Backward-data with a stride goes by output phase."""
+    strided = problem.phase == "backward_data" and any(d.stride > 1 for d in problem.dims)
+    return PhaseWords if strided else Words
+
+
+def work(problem: Problem, config: Config) -> Work:
+    """What a launch does."""
+    pixels = config.tile["BP"]
+    return product_work(problem, config, pixels, ceil_div(problem.pixels, pixels))

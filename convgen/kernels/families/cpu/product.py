@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from convgen.kernels.config import Config
 from convgen.kernels.families import aten
 from convgen.kernels.problem import Problem
+from convgen.kernels.work import CpuWork
 from convgen.spec.target import Target
 
 NAME = "product"
+TEMPLATE, HELPERS, RATE = "cpu_product.py.jinja", ("rows",), 0.8
 
 
 def refusal(problem: Problem, target: Target) -> str | None:
@@ -28,3 +30,15 @@ def configs(problem: Problem, target: Target) -> Iterator[Config]:
 
 def default(problem: Problem, target: Target) -> Config:
     return Config(NAME, (("whole", 1),), warps=0, stages=0)
+
+
+def printed(problem: Problem, config: Config) -> Config:
+    """The configuration that the template is told."""
+    return config
+
+
+def work(problem: Problem, config: Config) -> CpuWork:
+    """What the products do, and the copies around them."""
+    whole = bool(config.tile["whole"])
+    copied = sum(problem.elements[o] for o in ("x", "y")) if whole != problem.channels_last else 0
+    return CpuWork(problem.flops, 2 if whole else 1 + problem.batch / 8, 2 * copied * problem.element_bytes)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
-from convgen.kernels.config import Config
+from convgen.kernels.config import Config, ceil_div
 from convgen.kernels.families import aten
-from convgen.kernels.problem import Problem
+from convgen.kernels.problem import MADE, Problem
+from convgen.kernels.work import CpuWork
 from convgen.spec.target import Target
 
 NAME = "unfolded"
+TEMPLATE, HELPERS, RATE = "cpu_unfolded.py.jinja", ("pieces",), 0.7
 
 
 def refusal(problem: Problem, target: Target) -> str | None:
@@ -30,3 +33,18 @@ def configs(problem: Problem, target: Target) -> Iterator[Config]:
 
 def default(problem: Problem, target: Target) -> Config:
     return Config(NAME, (("samples", 1),), warps=0, stages=0)
+
+
+def printed(problem: Problem, config: Config) -> Config:
+    """The configuration that the template is told."""
+    return config
+
+
+def work(problem: Problem, config: Config) -> CpuWork:
+    """What the products do, and the windows that are written for them."""
+    samples = config.tile["samples"]
+    windows = problem.batch * problem.channels * problem.taps * prod(d.y for d in problem.dims)
+    held = samples * windows // problem.batch * problem.element_bytes
+    slow = 1.0 if held < 2**20 else 1.5  # of what a core's cache holds
+    copied = 3 * slow * windows + 2 * problem.elements[MADE[problem.phase]]
+    return CpuWork(problem.flops, 3 * ceil_div(problem.batch, samples), copied * problem.element_bytes)

@@ -1,0 +1,77 @@
+"""What a kernel does, by closed form: what a family says of its own, from which the tuner models seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from convgen.kernels.config import Config, ceil_div
+from convgen.kernels.problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A GPU's launch: programs, steps of a program, and what a step multiplies and reads.
+
+    Attributes:
+        programs: of the grid. steps: that a program loops over.
+        tile: rows, columns, and what is summed, of a step's product.
+        split: addends of each result that a second launch sums.
+    """
+
+    programs: int
+    steps: int
+    tile: tuple[int, int, int]
+    split: int = 1
+
+    @property
+    def multiplied(self) -> int:
+        """Products of a step, idle ones at the tile's edges included."""
+        return prod(self.tile)
+
+    def step_bytes(self, element_bytes: int) -> int:
+        """Both operands of a step, as shared memory holds them."""
+        rows, columns, summed = self.tile
+        return (rows + columns) * summed * element_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CpuWork:
+    """Calls of ATen on a CPU.
+
+    Attributes:
+        flops: idle lanes included. calls: through the dispatcher. copied_bytes: read and written around them.
+    """
+
+    flops: float
+    calls: float
+    copied_bytes: float
+
+
+def summed_pixels(p: Problem, config: Config) -> int:
+    """Steps of a program of backward-filter, which sums a piece of the pixels."""
+    return ceil_div(ceil_div(p.pixels, config.split), config.tile["BP"])
+
+
+def product_work(p: Problem, config: Config, pixels: int, tiles: int) -> Work:
+    """Of an implicit GEMM with a step a tap: a product of pixels, filters BF and channels BC.
+
+    Args:
+        pixels: of a tile, and how many tiles cover them all; not asked in backward-filter.
+    """
+    t, groups, parts = config.tile, p.groups, p.x_parts * p.y_parts
+    if p.phase == "backward_filter":
+        programs = ceil_div(p.filters, t["BF"]) * ceil_div(p.channels, t["BC"]) * parts * p.taps * groups
+        return Work(programs * config.split, summed_pixels(p, config), (t["BF"], t["BC"], t["BP"]), config.split)
+    if p.phase == "forward":
+        columns = ceil_div(p.filters, t["BF"]) * p.y_parts * groups
+        steps = p.taps * p.x_parts * ceil_div(p.channels, t["BC"])
+        return Work(tiles * columns, steps, (pixels, t["BF"], t["BC"]))
+    columns = ceil_div(p.channels, t["BC"]) * p.x_parts * groups
+    taps = ceil_div(p.taps, prod(d.stride for d in p.dims))  # of an output phase, on average
+    return Work(tiles * columns, taps * p.y_parts * ceil_div(p.filters, t["BF"]), (pixels, t["BC"], t["BF"]))
+
+
+def rows_made(p: Problem) -> list[int]:
+    """Rows of one sample of what a phase other than backward-filter makes."""
+    return [d.x if p.phase == "backward_data" else d.y for d in p.dims]
