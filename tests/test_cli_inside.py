@@ -130,6 +130,7 @@ def test_a_schedule_that_was_not_edited_makes_the_same_module(layer: Path, tmp_p
     assert convgen(*words, "module", "--schedule", tmp_path / "s.txt").stdout == convgen(*words, "module").stdout
 
 
+@pytest.mark.slow
 def test_an_edited_schedule_is_compiled_and_right(layer: Path, tmp_path: Path) -> None:
     """dy is gathered for backward_filter again: more is sent, less is kept between the phases."""
     text = schedule_of(layer)
@@ -147,6 +148,7 @@ def test_an_edited_schedule_is_compiled_and_right(layer: Path, tmp_path: Path) -
     assert "edited" in convgen("explain", layer, "--schedule", tmp_path / "s.txt").stdout
 
 
+@pytest.mark.slow
 def test_what_is_held_can_be_edited(tmp_path: Path) -> None:
     """hold_x is what the schedule says, in the module's SPEC too."""
     (path := tmp_path / "small.yaml").write_text(LAYER.replace("x", "y", 1).replace("stationary-x", "stationary-w"))
@@ -244,6 +246,7 @@ def detour(rng: Random, schedule: Schedule, space: Space) -> Schedule:
     return replace(schedule, **{phase: (*steps[:i], *made, *steps[i + 1 :])}) if made else schedule
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(4))
 def test_other_ways_are_refused_or_right(part: int) -> None:
     """Other roles, fewer passes, detours: what verifies is what a reference says, on every rank."""
@@ -274,6 +277,7 @@ def test_other_ways_are_refused_or_right(part: int) -> None:
     assert seen["right"] > 3 * seen["refused"], seen
 
 
+@pytest.mark.slow
 def test_damaged_text_is_refused_or_right(layer: Path) -> None:
     """Lines dropped, doubled, swapped; words of one line in another. Never a traceback."""
     (one,) = read_layers(layer)
