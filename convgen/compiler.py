@@ -22,6 +22,7 @@ from convgen.cost.model import Model
 from convgen.cost.schedule import schedule_cost
 from convgen.emit.local_mesh import MeshPlans, mesh_plans
 from convgen.emit.module import emit_module
+from convgen.emit.paste import SharedRuntime
 from convgen.errors import InputError
 from convgen.kernels.choose import choose_kernels
 from convgen.kernels.source import Kernel
@@ -72,12 +73,17 @@ class Compiled:
     schedule: Schedule
     options: str = ""  # of the command line, where they differ from the defaults
 
-    def module(self, after: Sequence[After] = ()) -> str:
-        """Source of the generated module. Raises InputError: a convolution that the target can't do."""
+    def module(self, beside: SharedRuntime | None = None, after: Sequence[After] = ()) -> str:
+        """Source of the generated module. Raises InputError: a convolution that the target can't do.
+
+        Args:
+            beside: the runtime in a file of the module's folder; by default the module has what it needs of it.
+            after: told each stage when it is done.
+        """
         try:
             kernels = self.kernels()
             tell(after, "kernels", self.schedule)
-            text = emit_module(self.layer, self.schedule, self.space, kernels, command=self.options)
+            text = emit_module(self.layer, self.schedule, self.space, kernels, command=self.options, beside=beside)
         except InputError as error:
             raise locate(error, self.layer.source) from None
         tell(after, "emit", self.schedule)

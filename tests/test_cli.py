@@ -77,7 +77,9 @@ def test_check_fails_on_a_wrong_module(layer: Path, monkeypatch: pytest.MonkeyPa
 
     right = Compiled.module
     monkeypatch.setattr(
-        Compiled, "module", lambda self: right(self).replace("y = y.contiguous(", "y = (y * 1.001).contiguous(")
+        Compiled,
+        "module",
+        lambda self: right(self).replace("return y.to(layer.dtype)", "return (y * 1.001).to(layer.dtype)"),
     )
     assert run(monkeypatch, "check", layer) == 1
 

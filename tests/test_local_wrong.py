@@ -1,6 +1,6 @@
 """What oneDNN gets wrong is right in a module, and CONVGEN_CHECK_LOCAL sees a kernel that is wrong.
 
-The layers are of the kinds that templates/parts/local_aten.py.jinja lists; bench/local_fuzz.py finds more of them.
+The layers are of the kinds that templates/runtime/local.py lists; bench/local_fuzz.py finds more of them.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def test_one_channel_with_any_strides(form: str) -> None:
     for stride in (1, 20, 7):
         for first in (x.as_strided(x.shape, (20, stride, 4, 1)), x):
             for second in (w.as_strided(w.shape, (12, stride, 3, 1)), w):
-                y = module.conv_forward(first, second, None, [0, 0], (3, 8, 2, 1))
+                y = module.conv_forward(module.LAYER, first, second, None, [0, 0], (3, 8, 2, 1))
                 assert y.is_contiguous(memory_format=module.MEMORY_FORMAT)
                 assert float((y.double() - wanted).abs().max()) < 1e-5
 
@@ -94,14 +94,14 @@ def test_every_first_call_is_compared(case: Case, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("CONVGEN_CHECK_LOCAL", "1")
     module, calls = case.module, list[str]()
     compare = module.error_and_limit
-    monkeypatch.setattr(module, "error_and_limit", lambda *a: (calls.append(a[0]), compare(*a))[1])
+    monkeypatch.setattr(module, "error_and_limit", lambda *a: (calls.append(a[1]), compare(*a))[1])
     run(case, global_tensors(case.layer))
     assert set(calls) == {"forward", "backward_data", "backward_filter"}
-    assert len(module._compared) >= len(set(calls))
+    assert len(module.compared) >= len(set(calls))
     calls.clear()
     run(case, global_tensors(case.layer, seed=1))
     assert not calls
-    module._compared.clear()
+    module.compared.clear()
 
 
 @pytest.mark.parametrize("phase", ["forward", "backward_data", "backward_filter"])
@@ -129,12 +129,12 @@ def test_a_wrong_kernel_is_named(phase: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(module, "aten", aten)
     run(case, global_tensors(case.layer))
     monkeypatch.setenv("CONVGEN_CHECK_LOCAL", "1")
-    module._compared.clear()
+    module.compared.clear()
     with pytest.raises(
         RuntimeError, match=rf"{case.layer.name}: CONVGEN_CHECK_LOCAL: the local {phase} is off by .* x \("
     ):
         run(case, global_tensors(case.layer))
-    module._compared.clear()
+    module.compared.clear()
 
 
 def test_a_wrong_gpu_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +148,7 @@ def test_a_wrong_gpu_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(module, "forward", wrong)
     monkeypatch.setenv("CONVGEN_CHECK_LOCAL", "1")
-    module._compared.clear()
+    module.compared.clear()
     with pytest.raises(RuntimeError, match="CONVGEN_CHECK_LOCAL: the local forward is off by"):
         run(case, global_tensors(case.layer))
-    module._compared.clear()
+    module.compared.clear()

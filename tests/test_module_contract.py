@@ -640,7 +640,7 @@ def test_any_ranks_in_any_order(ranks: tuple[int, ...]) -> None:
         x, w = local["x"].requires_grad_(), local["w"].requires_grad_()
         y = layer.conv(x, w, local["bias"], mesh=mesh)
         y.backward(local["dy"])
-        place = layer.coordinates(ranks.index(end.rank))
+        place = layer.coordinates(layer.LAYER, ranks.index(end.rank))
         assert torch.equal(layer.scatter("w", given["w"], mesh), w.detach())
         assert place == {"C": ranks.index(end.rank) // 2, "F": ranks.index(end.rank) % 2}
         return {"y": layer.gather("y", y, mesh), "dx": layer.gather("dx", x.grad, mesh)}

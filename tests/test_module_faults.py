@@ -112,7 +112,7 @@ def test_other_modules(tmp_path: Path, change: str, how: str, agree: bool) -> No
         mesh = module.init_mesh("cpu", timeout=NEVER_S)
         seen = watch()
         error = told(lambda: first_call(how, module, global_tensors(cases[which].layer), mesh))
-        return error, seen, module.IDENTITY.hex()[:8]
+        return error, seen, module.LAYER.identity.hex()[:8]
 
     ran = spawn(program, 4, GUARD_S)
     hashes = [ran[0][2], ran[1][2]]

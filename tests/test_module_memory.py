@@ -94,7 +94,7 @@ def measure(case: Case) -> list[list[int]]:
         transport = Watched(end)
         mesh = layer.init_mesh(transport=transport)
         local = {name: layer.scatter(name, value, mesh) for name, value in given.items()}
-        here = layer._here(layer.mesh_key(mesh), case.layer.conv.batch)
+        here = layer.LAYER.here(layer.mesh_key(mesh), case.layer.conv.batch)
 
         def peak(call: Callable[..., Any], *args: Any) -> tuple[Any, Allocations]:
             with torch.no_grad(), Allocations([a for a in args if isinstance(a, Tensor)]) as mode:

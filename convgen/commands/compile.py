@@ -12,6 +12,7 @@ import click
 from convgen.commands.inputs import compile_files, layer_options, need, schedule_options, untuned_option
 from convgen.commands.outputs import OutputFolder
 from convgen.commands.stages import Bare, look_options, looking
+from convgen.emit.paste import shared_runtime
 from convgen.errors import InputError
 from convgen.files import check_file, check_folder, write_file
 
@@ -36,7 +37,10 @@ def compile_command(
     files: Sequence[str], output: Path | None, emit: str | None, as_json: bool, untuned: bool, dump_ir: str | None,
     time_passes: bool, **options: Any
 ) -> None:  # fmt: skip
-    """Write DIR/NAME.py for each layer, or print the stage asked for. Needs no GPU and no process group."""
+    """Write DIR/NAME.py for each layer, or print the stage asked for. Needs no GPU and no process group.
+
+    Modules written together import what they do alike from DIR/_convgen_runtime_HASH.py.
+    """
     if emit is not None and output is not None:
         raise InputError(f"--emit {emit} prints to stdout: it writes no file to -o {output}", hint="one of the two")
     if as_json and emit not in ("cost", "kernels"):
@@ -72,7 +76,7 @@ def _print(
 
         click.echo("\n".join(show(c.schedule) for c in all_compiled), nl=False)
     elif emit == "module":
-        click.echo("\n".join(c.module(after) for c in all_compiled), nl=False)
+        click.echo("\n".join(c.module(after=after) for c in all_compiled), nl=False)
     else:
         _write_modules(all_compiled, folder, after)
 
@@ -104,19 +108,25 @@ def _emit_kernels(all_compiled: Sequence[Compiled], as_json: bool) -> None:
 
 
 def _write_modules(all_compiled: Sequence[Compiled], folder: Path, after: Sequence[After]) -> None:
-    """All or nothing: modules are printed, and their files looked at, before the first is written."""
+    """All or nothing: modules are printed, and their files looked at, before the first is written.
+
+    A single module has its runtime in it; several have one beside them.
+    """
+    beside = shared_runtime() if len(all_compiled) > 1 else None
     paths = [folder / f"{c.layer.name}.py" for c in all_compiled]
+    paths += [folder / f"{beside.name}.py"] if beside else []
     for path in paths if folder.exists() else ():
         check_file(path, "-o")
         _keep_own(path)
-    texts = [c.module(after) for c in all_compiled]
+    texts = [c.module(beside, after) for c in all_compiled] + ([beside.text] if beside else [])
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         fact = f"cannot write to {folder}: {error.strerror}"
         raise InputError(fact, hint="-o DIR with a folder you may write to") from error
-    for path, text in zip(paths, texts, strict=True):
+    for path, text in reversed([*zip(paths, texts, strict=True)]):  # what is imported before what imports it
         write_file(path, text, "-o")
+    for path in paths[: len(all_compiled)]:
         click.echo(str(path))
 
 

@@ -18,12 +18,13 @@ from convgen.algebra.space import Space
 from convgen.emit.literals import literal, yaml_flow
 from convgen.emit.local import Convolution, local_kernels
 from convgen.emit.local_mesh import MeshConvolution, local_mesh
+from convgen.emit.paste import SharedRuntime, insert_runtime
 from convgen.emit.steps import LayoutNames, Lines, NamedLayout
 from convgen.emit.volume import volume
 from convgen.kernels.environment import environment as kernels_environment
 from convgen.kernels.on_cpu import cpu_helpers
-from convgen.kernels.source import Kernel, reads_boxes
-from convgen.program.nodes import Convert, Schedule, reads
+from convgen.kernels.source import Kernel
+from convgen.program.nodes import Schedule, reads
 from convgen.program.text import show
 from convgen.spec.layer import Layer
 from convgen.spec.reader import layer_to_dict
@@ -52,11 +53,10 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class PhaseText:
-    """A function of the module: what it does, its lines, and its op's schema and shapes."""
+    """A function of the module: what it does, its lines, and memory for its results."""
 
     summary: str
     lines: tuple[str, ...]
-    schema: tuple[str, str]
     fakes: str = ""
 
 
@@ -70,29 +70,14 @@ class ModuleContext:
     spec: str
     schedule: str
     volume: str
-    grid: str
     torch_dtype: str
     memory_format: str
-    kernel: tuple[int, ...]
-    stride: list[int]
-    dilation: list[int]
     spatial: tuple[Rows, ...]
     dims: int
-    channels: int
-    filters: int
-    groups: int
-    transposed: bool
-    fine: str
-    coarse: str
-    fine_channels: int
-    w_extents: tuple[int, ...]
     torch_class: str
     bias: bool
     device: str
-    sums: str
     channels_last: bool
-    windows: bool
-    kinds: tuple[str, ...]
     layouts: tuple[NamedLayout, ...]
     stored: tuple[tuple[str, str], ...]
     stored_names: str
@@ -101,18 +86,14 @@ class ModuleContext:
     forward: PhaseText
     backward: PhaseText
     gpu: bool
-    virtual: bool
     core_groups: int
     choosing: str
     mesh_convolutions: tuple[MeshConvolution, ...]
     plans: str
-    forms: tuple[str, ...]
-    rearranges: bool
     launch: str
     kernels: tuple[str, ...]
     convolutions: tuple[Convolution, ...]
     rims: bool
-    boxes: bool
     copied: tuple[str, ...]
     copy_kernels: str
     copy_choice: str
@@ -129,7 +110,13 @@ def environment() -> jinja2.Environment:
 
 
 def emit_module(
-    layer: Layer, schedule: Schedule, space: Space, kernels: Sequence[Kernel] = (), *, command: str = ""
+    layer: Layer,
+    schedule: Schedule,
+    space: Space,
+    kernels: Sequence[Kernel] = (),
+    *,
+    command: str = "",
+    beside: SharedRuntime | None = None,
 ) -> str:
     """Python source of a layer's module.
 
@@ -137,35 +124,33 @@ def emit_module(
         schedule: after its passes; no decision is left.
         kernels: one a convolution of the schedule, in its order, for a GPU target.
         command: options that the layer was compiled with besides its file, for the header.
+        beside: the runtime's file in the module's folder, to import from; else the module has what it needs of it.
     """
     context = module_context(layer, schedule, space, kernels, command)
     values = {f.name: getattr(context, f.name) for f in fields(context)}
     text = environment().get_template("module.py.jinja").render(**values)
-    return _tidy(text)
+    return insert_runtime(text, beside)
 
 
 def module_context(
     layer: Layer, schedule: Schedule, space: Space, kernels: Sequence[Kernel], command: str
 ) -> ModuleContext:
     conv, text = layer.conv, show(schedule)
-    names = LayoutNames(schedule)
-    lines = Lines(schedule, conv, names, virtual=layer.target.pads_virtually)
-    on_gpu = kernels if layer.target.is_gpu else ()
-    local = local_kernels(schedule, names, lines, on_gpu)
-    ways = {} if layer.target.is_gpu else {k.problem.phase: k for k in kernels if k.config.family != "aten"}
+    gpu = layer.target.is_gpu
+    names = LayoutNames(schedule, virtual=layer.target.pads_virtually)
+    ways = {} if gpu else {k.problem.phase: k for k in kernels if k.config.family != "aten"}
+    lines = Lines(schedule, conv, names, tuple(ways))
+    local = local_kernels(schedule, names, lines, kernels if gpu else ())
     mesh = local_mesh(layer, schedule, space, names, lines)
     stored = [(n, names.of(t)) for n, t in schedule.stored]
     gradient = {"x": "dx", "w": "dw", "y": "dy", "bias": "dbias"}
     everything = stored + [(gradient[n], layout) for n, layout in stored]
-    held, types = schedule.held(), schedule.types()
+    held = schedule.held()
     fakes = [lines.fake(v) for v in ("y", *held)]
     backward_reads = {
         v for s in (*schedule.backward_data, *schedule.backward_filter) for v in reads(s) if v in ("x", "w", *held)
     }
     saved = tuple(v for v in ("x", "w", *held) if v in backward_reads)
-    steps = [s for _, s in schedule.steps()]
-    kinds = sorted({s.kind for s in steps if isinstance(s, Convert)})
-    returns = ", ".join(["Tensor"] * (1 + len(held)))
     return ModuleContext(
         header=_header(layer, text, command),
         summary=_summary(layer, schedule),
@@ -173,47 +158,28 @@ def module_context(
         spec=literal(layer_to_dict(layer)),
         schedule=text,
         volume=literal(volume(schedule, space, layer.element_bytes)),
-        grid=literal(dict(schedule.grid.axes)),
         torch_dtype="float32" if layer.dtype == "tfloat32" else layer.dtype,
         memory_format=MEMORY_FORMATS[layer.memory_format, len(conv.spatial)],
-        kernel=tuple(s.kernel for s in conv.spatial),
-        stride=[s.stride for s in conv.spatial],
-        dilation=[s.dilation for s in conv.spatial],
         spatial=tuple(_rows(s, conv.transposed) for s in conv.spatial),
         dims=len(conv.spatial),
-        channels=conv.channels,
-        filters=conv.filters,
-        groups=conv.groups,
-        transposed=conv.transposed,
-        fine=conv.fine,
-        coarse=conv.coarse,
-        fine_channels=conv.direct.channels // conv.groups,
-        w_extents=tuple(d.extent for d in conv.dims("w")),
         torch_class=f"Conv{'Transpose' if conv.transposed else ''}{len(conv.spatial)}d",
         bias=conv.bias,
         device=layer.target.device,
-        gpu=layer.target.is_gpu,
-        virtual=layer.target.pads_virtually,
+        gpu=gpu,
         core_groups=layer.options.core_groups,
         choosing=layer.options.plan,
         mesh_convolutions=mesh.convolutions,
         plans=mesh.plans,
-        forms=tuple(sorted(set(schedule.forms().values()))),
-        rearranges=any(isinstance(s, Convert) and s.kind == "exchange" and s.form == "whole" for s in steps),
         launch=local.launch,
         kernels=local.kernels,
         convolutions=local.convolutions,
         rims=local.rims,
-        boxes=reads_boxes(on_gpu),
         ways={str(phase): k.source().rstrip("\n") for phase, k in ways.items()},
         helpers=cpu_helpers([k.config for k in ways.values()]),
         copied=local.copied,
         copy_kernels=local.copy_kernels,
         copy_choice=local.copy_choice,
-        sums=layer.options.sums,
         channels_last=layer.memory_format == "channels_last",
-        windows=any(layout.has_window for layout in types.values()),
-        kinds=tuple(kinds),
         layouts=tuple(names.table.values()),
         stored=tuple(everything),
         stored_names=" ".join(n for n, _ in everything),
@@ -222,19 +188,11 @@ def module_context(
         forward=PhaseText(
             summary=_phase_summary(schedule, "forward"),
             lines=tuple(lines.forward()),
-            schema=(
-                "(Tensor x, Tensor w, Tensor? bias, str mesh, int batch)",
-                f" -> {f'({returns})' if held else returns}",
-            ),
-            fakes=f"({', '.join(fakes)})" if held else fakes[0],
+            fakes=", ".join(fakes) + ("" if held else ","),
         ),
         backward=PhaseText(
             summary=_phase_summary(schedule, "backward"),
             lines=tuple(lines.backward()),
-            schema=(
-                f"(Tensor dy, {''.join(f'Tensor {v}, ' for v in saved)}str mesh, int batch,",
-                " bool need_dx, bool need_dw, bool need_db) -> (Tensor, Tensor, Tensor)",
-            ),
         ),
     )
 
@@ -278,13 +236,3 @@ def _phase_summary(schedule: Schedule, phase: str) -> str:
             f", and {', '.join(schedule.held())}, which backward reads" if schedule.held() else ""
         )
     return f"{stored['y']} as dy -> {stored['x']} as dx, {stored['w']} as dw"
-
-
-def _tidy(text: str) -> str:
-    """At most two blank lines in a row, none at the end."""
-    lines: list[str] = []
-    for line in text.splitlines():
-        line = line.rstrip()
-        if line or lines[-2:] != ["", ""]:
-            lines.append(line)
-    return "\n".join(lines).rstrip() + "\n"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Literal
 
 from convgen.algebra.conv import Conv
 from convgen.algebra.layout import Layout
@@ -11,14 +13,17 @@ from convgen.program.liveness import Stretch, backward_stretches, forward_stretc
 from convgen.program.nodes import Compute, Convert, Schedule, Step
 from convgen.program.text import describe
 
+# Of which phase the kernel is that a transposed convolution's phase calls: its y is what the kernel reads as x.
+TRANSPOSED = {"forward": "backward_data", "backward_data": "forward", "backward_filter": "backward_filter"}
 Key = tuple[str, tuple[tuple[str, ...], ...], tuple[bool, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class NamedLayout:
-    """A layout constant of the module."""
+    """A layout constant of the module, of one of the runtime's kinds."""
 
     name: str
+    kind: Literal["Layout", "Window", "PaddedWindow"]
     tensor: str
     axes: tuple[tuple[str, ...], ...]
     rows: tuple[bool, ...]
@@ -26,9 +31,13 @@ class NamedLayout:
 
 
 class LayoutNames:
-    """Each distinct layout of a schedule once, named after the first value that has it."""
+    """Each distinct layout of a schedule once, named after the first value that has it.
 
-    def __init__(self, schedule: Schedule) -> None:
+    `virtual`: local convolutions pad by themselves, so that windows have no rows of zeros.
+    """
+
+    def __init__(self, schedule: Schedule, *, virtual: bool) -> None:
+        self.virtual = virtual
         self.table: dict[Key, NamedLayout] = {}
         for tensor, layout in schedule.stored:
             self._add(tensor, layout)
@@ -39,7 +48,9 @@ class LayoutNames:
         key = self._key(layout)
         if key not in self.table:
             text = str(layout).split(" partial")[0]
-            self.table[key] = NamedLayout(value.upper(), *key, text)
+            window = "Window" if self.virtual else "PaddedWindow"
+            kind = window if layout.has_window else "Layout"
+            self.table[key] = NamedLayout(value.upper(), kind, *key, text)
 
     @staticmethod
     def _key(layout: Layout) -> Key:
@@ -52,11 +63,12 @@ class LayoutNames:
 class Lines:
     """Writes the body of `run_forward` and `run_backward`.
 
-    `virtual`: local convolutions know the layouts of their operands, and pad by themselves.
+    Args:
+        ways: phases whose local convolution is a function of the module's own, instead of ATen's.
     """
 
-    def __init__(self, schedule: Schedule, conv: Conv, names: LayoutNames, *, virtual: bool = False) -> None:
-        self.schedule, self.conv, self.names, self.virtual = schedule, conv, names, virtual
+    def __init__(self, schedule: Schedule, conv: Conv, names: LayoutNames, ways: Collection[str] = ()) -> None:
+        self.schedule, self.conv, self.names, self.ways = schedule, conv, names, ways
         self.types = schedule.types()
         self.forms, self.owned = schedule.forms(), schedule.owned()
         self.sources = {s.result: s for _, s in schedule.steps() if isinstance(s, Convert)}
@@ -96,7 +108,7 @@ class Lines:
                 src, dst = name(self.types[step.source]), name(step.type)
                 call = f"take({step.source}, {src}, {dst}, here)"
                 own = step.result in self.owned
-                return f"{call}.clone(memory_format=format_of({src}.tensor))" if own else call
+                return f"{call}.clone(memory_format=LAYER.format({src}.tensor))" if own else call
             case Convert(form="parts"):
                 src = name(self.types[step.source])
                 return f'all_gather_parts("{step.result}", {step.source}, {src}, {literal(step.over)}, here)'
@@ -108,7 +120,7 @@ class Lines:
                 if step.kind in ("all_to_all", "exchange"):
                     return f'rearrange("{step.result}", "{step.kind}", {tail}'
                 return f'{step.kind}("{step.result}", {tail}'
-            case Compute() if self.virtual:
+            case Compute() if self.names.virtual:
                 rims = [v for v in step.inputs if self.forms.get(v) == "rim"]
                 inputs = [self.sources[v].source if v in rims else v for v in step.inputs]
                 return f"{step.operation}({', '.join([*inputs, *rims])}, here)"
@@ -136,7 +148,9 @@ class Lines:
         if step.operation == "conv_forward" and len(step.inputs) == 2:
             inputs += ", None"
         padding = "[" + ", ".join(self._padding(i, types) for i in range(len(self.conv.spatial))) + "]"
-        return f"{step.operation}({inputs}, {padding}, here.shape({self.names.of(step.type)}))"
+        kernel = TRANSPOSED[step.phase] if self.conv.transposed else step.phase
+        way = f", {kernel}" if kernel in self.ways else ""
+        return f"{step.operation}(LAYER, {inputs}, {padding}, here.shape({self.names.of(step.type)}){way})"
 
     def _padding(self, i: int, types: dict[str, Layout]) -> str:
         """Zero padding of one spatial dimension, both sides alike, as the local convolution is told it."""

@@ -37,6 +37,7 @@ def load_module(path: Path, *, interpret: bool = False) -> ModuleType:
         from convgen.verify.interpreter import launch
 
         vars(module).update(DEVICE="cpu", launch=launch)
+        module.LAYER.device = "cpu"
     return module
 
 

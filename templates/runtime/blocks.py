@@ -1,4 +1,25 @@
-# ---- Parameters that torch's tools understand, or that refuse them --------------------------------------------------
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false, reportIncompatibleMethodOverride=false
+# (what torch leaves untyped or private, and calls by another signature than it declares)
+"""Parameters that torch's tools understand, or that refuse them."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import sys
+from contextlib import suppress
+from typing import Any, NamedTuple, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from .layout import Box
+from .mesh import shared
 
 
 class Held(NamedTuple):
@@ -26,26 +47,32 @@ class Block(torch.Tensor):
     of: frozenset[Held]
     _block: Tensor
     _is_param: bool = False
-    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore
+    __torch_function__: Any = torch._C._disabled_torch_function_impl
 
     # The same elements elsewhere, or filled with something, besides what torch tags as pointwise; of torch's operations
     # on lists all but some are. What draws random numbers is not here: copies would part.
-    ALIKE = frozenset(
-        "detach alias lift_fresh copy_ _to_copy zero_ fill_ masked_fill masked_fill_ empty_like zeros_like "
-        "ones_like full_like".split()
-    )
-    FUSED = frozenset("_fused_sgd_ _fused_adam_ _fused_adamw_ _fused_adagrad_".split())
-    NOT_POINTWISE = frozenset("_foreach_norm _foreach_powsum _foreach_max _foreach_mm".split())
-    REARRANGED = frozenset(
-        "view _unsafe_view as_strided slice split split_with_sizes select narrow cat _chunk_cat chunk_cat "
-        "split_with_sizes_copy new_zeros new_empty new_empty_strided unsqueeze squeeze permute t transpose".split()
-    )
+    ALIKE = frozenset({
+        "detach", "alias", "lift_fresh", "copy_", "_to_copy", "zero_", "fill_", "masked_fill", "masked_fill_",
+        "empty_like", "zeros_like", "ones_like", "full_like",
+    })  # fmt: skip
+    FUSED = frozenset({"_fused_sgd_", "_fused_adam_", "_fused_adamw_", "_fused_adagrad_"})
+    NOT_POINTWISE = frozenset({"_foreach_norm", "_foreach_powsum", "_foreach_max", "_foreach_mm"})
+    REARRANGED = frozenset({
+        "view", "_unsafe_view", "as_strided", "slice", "split", "split_with_sizes", "select", "narrow", "cat",
+        "_chunk_cat", "chunk_cat", "split_with_sizes_copy", "new_zeros", "new_empty", "new_empty_strided", "unsqueeze",
+        "squeeze", "permute", "t", "transpose",
+    })  # fmt: skip
 
     @staticmethod
-    def __new__(cls, block: Tensor, held: Held | None, of: frozenset[Held] = frozenset()) -> Block:
-        made = torch.Tensor._make_wrapper_subclass(  # pyright: ignore
-            cls, block.shape, strides=block.stride(), storage_offset=block.storage_offset(),
-            dtype=block.dtype, device=block.device, requires_grad=block.requires_grad,
+    def __new__(cls: Any, block: Tensor, held: Held | None, of: frozenset[Held] = frozenset()) -> Block:
+        made = torch.Tensor._make_wrapper_subclass(
+            cls,
+            block.shape,
+            strides=block.stride(),
+            storage_offset=block.storage_offset(),
+            dtype=block.dtype,
+            device=block.device,
+            requires_grad=block.requires_grad,
         )
         made._block, made.held, made.of = block, held, of | ({held} if held else set())
         return made
@@ -69,11 +96,15 @@ class Block(torch.Tensor):
         if many:
             lists = [a for a in args if isinstance(a, (list, tuple))]
             places = [next((a[i] for a in lists if isinstance(a[i], Block)), None) for i in range(len(result))]
-            return [t if at is None else Block(t, at.held, at.of) for t, at in zip(result, places)]
+            return [t if at is None else Block(t, at.held, at.of) for t, at in zip(result, places, strict=True)]
         same = isinstance(result, Tensor) and result.shape == given[0].shape and name not in cls.REARRANGED
         if name == "as_strided" and (result.shape, result.stride()) == (given[0].shape, given[0].stride()):
             same = True
-        return tree_map(lambda t: Block(t, given[0].held if same else None, of) if isinstance(t, Tensor) else t, result)
+
+        def as_block(t: Any) -> Any:
+            return Block(t, given[0].held if same else None, of) if isinstance(t, Tensor) else t
+
+        return tree_map(as_block, result)
 
     @classmethod
     def _may(cls, func: Any, name: str, many: bool, args: Any, given: list[Block]) -> None:
@@ -83,7 +114,7 @@ class Block(torch.Tensor):
         if name in cls.REARRANGED or (name == "copy_" and parts):
             return
         lists = [[t for t in a if isinstance(t, Tensor)] for a in args if isinstance(a, (list, tuple))]
-        together = zip(*lists) if many else [given]  # of operations on lists, element by element
+        together = zip(*lists, strict=False) if many else [given]  # of operations on lists, element by element
         if alike and all(len({t.place for t in row if isinstance(t, Block)}) < 2 for row in together):
             return
         held = next((t.held for t in given if t.held), None) or min(given[0].of)
@@ -95,7 +126,7 @@ class Block(torch.Tensor):
             "block; reset_parameters and load_full fill it"
         )
 
-    def size(self, dim: int | None = None) -> Any:  # pyright: ignore
+    def size(self, dim: int | None = None) -> Any:
         """As torch has it; but DCP, which has no other way to ask, compares with the size that it has stored."""
         if dim is not None or self.held is None or not called_by("torch.distributed.checkpoint."):
             return self.shape if dim is None else self.shape[dim]
@@ -108,7 +139,7 @@ class Block(torch.Tensor):
 
     def to_local(self) -> Tensor:
         """The plain block; autograd goes through."""
-        return Inside.apply(self)  # pyright: ignore
+        return Inside.apply(self)
 
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
         return ["_block"], (self.held, self.of)
@@ -139,7 +170,8 @@ class Block(torch.Tensor):
 
         if self.held is None:
             names = ", ".join(sorted(h.name for h in self.of))
-            raise RuntimeError(f"{names}: a part of a block can't be stored; store the module before it is wrapped in FSDP2")
+            what = "a part of a block can't be stored; store the module before it is wrapped in FSDP2"
+            raise RuntimeError(f"{names}: {what}")
         box = self.held.box
         chunk = ChunkStorageMetadata(torch.Size([lo for lo, _ in box]), torch.Size([hi - lo for lo, hi in box]))
         return [chunk] if self.numel() else []
@@ -151,7 +183,8 @@ class Block(torch.Tensor):
         kind, chunks = WriteItemType.SHARD, self.__create_chunk_list__()
         properties, whole = TensorProperties.create_from_tensor(self._block), torch.Size(cast(Held, self.held).whole)
         return [
-            WriteItem(MetadataIndex(fqn, c.offsets), kind, tensor_data=TensorWriteData(c, properties, whole)) for c in chunks
+            WriteItem(MetadataIndex(fqn, c.offsets), kind, tensor_data=TensorWriteData(c, properties, whole))
+            for c in chunks
         ]
 
     def __get_tensor_shard__(self, index: Any) -> Tensor:
@@ -179,7 +212,7 @@ def keep_blocks(sharded: Any) -> None:
     gradient = sharded.grad
     if not isinstance(gradient._local_tensor, Block):
         part = Block(gradient._local_tensor, None, sharded._local_tensor.of)
-        sharded.grad = DTensor(part, gradient._spec, requires_grad=False)  # pyright: ignore
+        sharded.grad = DTensor(part, gradient._spec, requires_grad=False)
 
 
 def fits_ddp(block: Block) -> None:
@@ -189,8 +222,8 @@ def fits_ddp(block: Block) -> None:
         may_share(block.of, wrapper.process_group)
         if wrapper.gradient_as_bucket_view:
             raise RuntimeError(
-                f"{min(block.of).name}: DDP with gradient_as_bucket_view=True would leave plain gradients, of which a norm "
-                "is that of a part; leave it False"
+                f"{min(block.of).name}: DDP with gradient_as_bucket_view=True would leave plain gradients, of which a "
+                "norm is that of a part; leave it False"
             )
 
 
@@ -215,7 +248,7 @@ def process_group_among(arguments: Any) -> Any:
             with suppress(Exception):  # a reduction's kind is such an object, too
                 return dist.ProcessGroup.unbox(argument)
         if isinstance(argument, str):
-            return dist.distributed_c10d._resolve_process_group(argument)
+            return dist.distributed_c10d._resolve_process_group(cast(Any, argument))
     return None
 
 
@@ -228,22 +261,79 @@ def may_share(of: frozenset[Held], group: Any) -> None:
     ranks = tuple(dist.get_process_group_ranks(group))
     if all(r in held.ranks for r in ranks for held in of):
         differ = {r for r in ranks for held in of if r not in held.copies}
-    elif (of, ranks) in (agreed := _shared.setdefault("agreed", set())):
+    elif (of, ranks) in (agreed := shared.setdefault("agreed", set())):
         return
     else:
         mine = digest(sorted((held.name, held.whole, held.box) for held in of)).to(next(iter(of)).device)
         all_of_them = [torch.empty_like(mine) for _ in ranks]
         dist.all_gather(all_of_them, mine, group=group)
-        differ = {r for r, other in zip(ranks, all_of_them) if not torch.equal(mine, other)}
+        differ = {r for r, other in zip(ranks, all_of_them, strict=True) if not torch.equal(mine, other)}
         agreed |= set() if differ else {(of, ranks)}
     if differ:
         held = min(of)
         raise RuntimeError(
-            f"{held.name}: ranks {sorted(differ)} hold other blocks of it than this one, {list(held.box)} of {held.whole}, "
-            f"so a collective of ranks {list(ranks)} would mix them up. DDP and FSDP2 are right over ranks that hold "
-            f"copies: {list(held.copies)}, or over meshes of the same layer, position by position"
+            f"{held.name}: ranks {sorted(differ)} hold other blocks of it than this one, {list(held.box)} of "
+            f"{held.whole}, so a collective of ranks {list(ranks)} would mix them up. DDP and FSDP2 are right over "
+            f"ranks that hold copies: {list(held.copies)}, or over meshes of the same layer, position by position"
         )
 
 
+def digest(what: object) -> Tensor:
+    """32 bytes that say whether two ranks have the same."""
+    return torch.frombuffer(bytearray(hashlib.sha256(repr(what).encode()).digest()), dtype=torch.uint8).clone()
+
+
+class Function(torch.autograd.Function):
+    """torch's, whose apply asks for the signature of forward at every call: here it is made once."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.forward.__signature__ = inspect.signature(cls.forward)
+
+
+class Inside(Function):
+    """The plain block of a DTensor or a Block."""
+
+    @staticmethod
+    def forward(of: Any) -> Tensor:
+        plain = of._block if isinstance(of, Block) else of._local_tensor
+        return plain.view_as(plain)  # autograd marks what is returned, which must not be the tensor's own
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        (of,) = inputs
+        ctx.place = (of.held, of.of) if isinstance(of, Block) else of._spec
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return Around.apply(gradient, ctx.place)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, of: Any) -> Any:
+        raise TypeError("vmap maps over plain blocks, not over the members of a DTensor or a Block")
+
+
+class Around(Function):
+    """A plain block as the DTensor or the Block that has this place."""
+
+    @staticmethod
+    def forward(block: Tensor, place: Any) -> Any:
+        return Block(block, *place) if isinstance(place, tuple) else DTensor(block, place, requires_grad=False)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.place = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        if not isinstance(ctx.place, tuple) and gradient.placements != ctx.place.placements:
+            gradient = gradient.redistribute(ctx.place.mesh, ctx.place.placements)
+        return Inside.apply(gradient), None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, block: Tensor, place: Any) -> Any:
+        raise TypeError("vmap maps over plain blocks, not over the members of a DTensor or a Block")
+
+
 # One class for all modules of a process, so that their parameters mix in one optimizer.
-Held, Block = _shared.setdefault("blocks 1", (Held, Block))
+Held, Block = shared.setdefault("blocks 1", (Held, Block))

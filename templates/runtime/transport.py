@@ -1,4 +1,24 @@
-# ---- The seam: everything that leaves a rank goes through here ------------------------------------------------------
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportPrivateUsage=false, reportDeprecated=false
+# (what torch leaves untyped or private, and calls by another signature than it declares)
+"""The seam: everything that leaves a rank goes through here."""
+
+from __future__ import annotations
+
+import re
+import time
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, NamedTuple, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+Splits = Sequence[int]
+TIMED_OUT = re.compile(r"\btim(?:ed?[ -]?out|eout)\b", re.IGNORECASE)
 
 
 class Group(NamedTuple):
@@ -6,10 +26,7 @@ class Group(NamedTuple):
 
     ranks: tuple[int, ...]
     sums: str  # "ordered": in rank order, in float32 (float64 for float64), rounded once. "native": by the backend
-
-    @property
-    def wide(self) -> torch.dtype:
-        return torch.float64 if DTYPE == torch.float64 else torch.float32
+    wide: torch.dtype = torch.float32  # what ordered sums are added in
 
 
 class Transport(Protocol):
@@ -35,35 +52,41 @@ def ordered_sum(pieces: Sequence[Tensor], wide: torch.dtype) -> Tensor:
     return total.to(pieces[0].dtype)
 
 
-def default_timeout() -> timedelta | None:
+def default_timeout(device: str = "cpu") -> timedelta | None:
     """How long the default group waits; a new group would wait 30 minutes, whatever the default one was given."""
     world = dist.group.WORLD
-    options = world._get_backend(torch.device(DEVICE)).options if world is not None else None
+    options = world._get_backend(torch.device(device)).options if world is not None else None
     return getattr(options, "_timeout", None)
 
 
 class TorchTransport:
     """torch.distributed behind the seam. A process group for each set of ranks, made on first use."""
 
-    def __init__(self, timeout: timedelta | None) -> None:
+    def __init__(self, timeout: timedelta | None, device: str = "cpu", maker: str = "convgen") -> None:
+        """
+        Args:
+            maker: name of the layer whose mesh is the first on it, for errors.
+        """
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self.timeout = timeout
+        self.timeout, self.device, self.maker = timeout, device, maker
         # Torch owns the groups: one that outlived destroy_process_group would take the interpreter down at its end.
         self._groups: dict[tuple[int, ...], weakref.ref[dist.ProcessGroup]] = {}
 
     def process_group(self, ranks: Sequence[int]) -> dist.ProcessGroup:
         """torch's group of these ranks, in the order of their numbers; only they take part in making it."""
         ranks = tuple(sorted(ranks))
-        known = self._groups[ranks]() if ranks in self._groups else None
+        known: Any = self._groups[ranks]() if ranks in self._groups else None
         if known is None:
             try:
                 known = dist.new_group(list(ranks), timeout=self.timeout, use_local_synchronization=True)
             except Exception as error:
                 kind = TimeoutError if TIMED_OUT.search(str(error)) else RuntimeError
-                raise kind(f"{NAME}: rank {self.rank} did not meet all of ranks {list(ranks)}: {error}") from error
+                text = f"{self.maker}: rank {self.rank} did not meet all of ranks {list(ranks)}: {error}"
+                raise kind(text) from error
             assert known is not None
-            if DEVICE == "cuda":  # a batch of messages may leave ranks out only where a collective of all came first
-                dist.all_reduce(torch.zeros(1, device=DEVICE), group=known)
+            if self.device == "cuda":
+                # A batch of messages may leave ranks out only where a collective of all came first.
+                dist.all_reduce(torch.zeros(1, device=self.device), group=known)
             self._groups[ranks] = weakref.ref(known)
         return known
 
@@ -76,17 +99,16 @@ class TorchTransport:
         """
         me = group.ranks.index(self.rank)
         receives[me].copy_(sends[me])
-        messages = [(self.rank, peer, dist.isend, part) for peer, part in zip(group.ranks, sends)]
-        messages += [(peer, self.rank, dist.irecv, part) for peer, part in zip(group.ranks, receives)]
+        messages = [(self.rank, peer, dist.isend, part) for peer, part in zip(group.ranks, sends, strict=True)]
+        messages += [(peer, self.rank, dist.irecv, part) for peer, part in zip(group.ranks, receives, strict=True)]
         messages = [m for m in messages if m[0] != m[1] and m[3].numel()]
         messages.sort(key=lambda m: (min(m[:2]), max(m[:2]), m[0]))
         if not messages:
             return
         handle = self.process_group(group.ranks)
         peers = [src + dst - self.rank for src, dst, _, _ in messages]
-        work = dist.batch_isend_irecv(
-            [dist.P2POp(how, part, peer, handle) for (_, _, how, part), peer in zip(messages, peers)]
-        )
+        pairs = zip(messages, peers, strict=True)
+        work = dist.batch_isend_irecv([dist.P2POp(how, part, peer, handle) for (_, _, how, part), peer in pairs])
         for i, one in enumerate(work):
             try:
                 one.wait()

@@ -1,0 +1,132 @@
+"""What generated modules do alike, templates/runtime, as statements that name each other.
+
+A module gets those that its code names, directly or through others. So a module without halos has no exchange in it.
+"""
+
+from __future__ import annotations
+
+import ast
+import symtable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from convgen.resources import data_file
+
+# In the order of imports: each uses those before it.
+PARTS = (
+    "layout", "transport", "mesh", "here", "conversions", "blocks", "checks", "local_check", "local", "ops",
+    "gradients", "parameters", "clipping", "conv_module", "layer",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """One imported name."""
+
+    name: str  # that it binds
+    module: str
+    origin: str = ""  # the name in the module; none where the module itself is imported
+
+    @property
+    def group(self) -> int:
+        """Standard library, others, convgen."""
+        return 2 if self.module.startswith("convgen") else 1 if self.module.startswith(("torch", "triton")) else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A top-level statement of the runtime, with the comments above it."""
+
+    part: str
+    names: tuple[str, ...]  # that it binds; none: it has an effect, and is always wanted
+    uses: frozenset[str]
+    text: str
+    blank: bool  # it stands apart from the one before
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """All parts, one behind the other."""
+
+    statements: tuple[Statement, ...]
+    imports: dict[str, Import]  # of other packages, by the name that each binds
+    titles: dict[str, str]  # of the parts
+    defined: dict[str, list[Statement]]  # those that bind a name
+
+    def needed(self, names: Iterable[str]) -> tuple[Statement, ...]:
+        """Statements that code with these names wants, in their order."""
+        wanted, todo = set[str](), [*names, *(u for s in self.statements if not s.names for u in s.uses)]
+        while todo:
+            name = todo.pop()
+            if name not in wanted and name in self.defined:
+                todo += [u for s in self.defined[name] for u in s.uses]
+            wanted.add(name)
+        return tuple(s for s in self.statements if not s.names or not wanted.isdisjoint(s.names))
+
+
+@cache
+def runtime() -> Runtime:
+    statements: list[Statement] = []
+    imports: dict[str, Import] = {}
+    titles: dict[str, str] = {}
+    for part in PARTS:
+        source = data_file("templates", "runtime", f"{part}.py").read_text(encoding="utf-8")
+        tree = ast.parse(source)
+        titles[part] = (ast.get_docstring(tree) or "").splitlines()[0].rstrip(".")
+        imports |= {i.name: i for i in imported(tree.body)}
+        statements += _statements(part, source, tree)
+    defined: dict[str, list[Statement]] = {}
+    for statement in statements:
+        for name in statement.names:
+            defined.setdefault(name, []).append(statement)
+    return Runtime(tuple(statements), imports, titles, defined)
+
+
+def imported(body: Iterable[ast.stmt]) -> Iterator[Import]:
+    """Names that absolute imports among these statements bind; those of other parts and of the future are left out."""
+    for node in body:
+        if isinstance(node, ast.Import):
+            yield from (Import(a.asname or a.name, a.name) for a in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module not in (None, "__future__") and node.level == 0:
+            yield from (Import(a.asname or a.name, node.module or "", a.name) for a in node.names)
+
+
+def _statements(part: str, source: str, tree: ast.Module) -> Iterator[Statement]:
+    lines, end = source.splitlines(), 0
+    for node in tree.body:
+        decorators = getattr(node, "decorator_list", [])
+        start, before = min([node.lineno, *(d.lineno for d in decorators)]) - 1, end
+        end = node.end_lineno or node.lineno
+        if isinstance(node, (ast.Import, ast.ImportFrom, ast.If)) or node is tree.body[0]:
+            continue  # the part's imports, and its docstring
+        above = lines[before:start]
+        comments = next((i for i, line in enumerate(above) if line), len(above))
+        text = "\n".join([*above[comments:], *lines[start:end]])
+        yield Statement(part, tuple(bound(node)), frozenset(named_in(text)), text, comments > 0)
+
+
+def bound(node: ast.stmt) -> Iterator[str]:
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        yield node.name
+    elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        yield from (n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name))
+
+
+def named_in(text: str) -> set[str]:
+    """Names of its module that code reads, its annotations' too; those that it binds itself are among them."""
+    return names_of(text)[0]
+
+
+def names_of(text: str) -> tuple[set[str], set[str]]:
+    """Names of its module that code reads, and those that it binds other than by imports."""
+    found: set[str] = set()
+    outermost = symtable.symtable(text.replace("from __future__ import annotations\n", ""), "module", "exec")
+    tables = [outermost]
+    while tables:
+        table = tables.pop()
+        module = table is outermost
+        found |= {s.get_name() for s in table.get_symbols() if s.is_referenced() and (module or s.is_global())}
+        tables += table.get_children()
+    return found, {s.get_name() for s in outermost.get_symbols() if s.is_assigned() and not s.is_imported()}

@@ -1,0 +1,25 @@
+"""What all generated modules do alike, as plain Python.
+
+convgen/emit/paste.py pastes of it what a single module needs, and writes all of it beside modules that are compiled
+together.
+
+A file an idea; those that `import` one another run down this list, and types may name what comes later.
+
+    layout       which part of a tensor a rank holds: blocks, and windows of rows
+    transport    the seam: everything that leaves a rank goes through it
+    mesh         where this rank is
+    here         this rank in this call
+    conversions  from one layout to another
+    blocks       parameters that torch's tools understand, or that refuse them
+    checks       arguments and modules that don't fit are refused before anything is sent
+    local_check  CONVGEN_CHECK_LOCAL=1
+    local        local convolutions of ATen
+    ops          the torch ops of a layer
+    gradients    of convolutions, of gather and scatter
+    parameters   a rank's block as part of a whole tensor
+    clipping     a norm of any mix of parameters
+    conv_module  a layer as torch.nn.Module
+    layer        what a module says of its layer, and what users call
+
+What depends on the layer comes in a Layer. No file knows convgen.
+"""

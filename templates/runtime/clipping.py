@@ -1,0 +1,91 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportPrivateUsage=false
+# (what torch leaves untyped or private, and calls by another signature than it declares)
+"""A norm of any mix of parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate
+
+from .blocks import Block
+from .mesh import places, transport_of
+from .transport import Group, Transport
+
+Stage = tuple[Transport, tuple[int, ...]]
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The memory of this rank's part of a tensor, unknown to autograd."""
+    inner = getattr(tensor, "_block", getattr(tensor, "_local_tensor", tensor))
+    return inner.detach()
+
+
+@torch.no_grad()
+def clip_grad_norm_(
+    parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+) -> Tensor:
+    """torch.nn.utils.clip_grad_norm_ for any mix of DTensors, Blocks and plain tensors, on any meshes: the norm of all
+    whole gradients as one vector, which every rank gets; every rank calls it.
+
+    A plain gradient counts once: it is taken to be the same on all ranks. Each set of ranks among which some gradients
+    are split gathers one number.
+    """
+    if norm_type <= 0:
+        raise ValueError(f"clip_grad_norm_ wants a norm_type above 0, or inf, got {norm_type}")
+    parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    meshes = [getattr(p, "device_mesh", None) for p in parameters if p.grad is not None]
+    powers: dict[Any, list[Tensor]] = {}
+    ends: dict[int, Transport] = {}
+    for gradient, mesh in zip(gradients, meshes, strict=True):
+        found, part = split_among(gradient, mesh)
+        ends |= {id(end): end for end, _ in found}
+        stages = tuple((id(end), ranks) for end, ranks in found)
+        norm = part.new_zeros((), dtype=torch.float64)
+        norm = torch.linalg.vector_norm(part.double(), norm_type) if part.numel() else norm
+        powers.setdefault(stages, []).append(norm if norm_type == math.inf else norm**norm_type)
+    combine = torch.max if norm_type == math.inf else torch.sum
+    totals: list[Tensor] = []
+    for stages, terms in powers.items():
+        mine = combine(torch.stack(terms))
+        for end, ranks in stages:
+            if len(ranks) > 1:
+                mine = combine(ends[end].all_gather(mine.view(1), [1] * len(ranks), Group(ranks, "ordered")))
+        totals.append(mine)
+    total = combine(torch.stack(totals)) if totals else torch.tensor(0.0, dtype=torch.float64)
+    total = total if norm_type == math.inf else total ** (1 / norm_type)
+    if error_if_nonfinite and not torch.isfinite(total):
+        raise RuntimeError(f"the norm of the gradients is {float(total)}, so they can't be clipped")
+    scale = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+    for gradient in gradients:
+        local(gradient).mul_(scale.to(gradient.dtype))
+    return total
+
+
+def split_among(gradient: Any, mesh: Any = None) -> tuple[tuple[Stage, ...], Tensor]:
+    """Sets of ranks that hold the parts of a gradient once, with what they talk through, and this rank's part of it.
+
+    Args:
+        mesh: the parameter's, as torch may give its gradient an equal one of before.
+    """
+    if isinstance(gradient, Block):
+        held = gradient.held or min(gradient.of)
+        return ((places[held.key].transport, held.blocks),), gradient._block
+    if not isinstance(gradient, DTensor):
+        return (), gradient
+    mesh = gradient.device_mesh if mesh is None else mesh
+    placements = [Replicate() if p.is_partial() else p for p in gradient.placements]
+    whole = gradient.redistribute(gradient.device_mesh, placements)
+    at = mesh.get_coordinate() or []
+    split = tuple(i if p.is_replicate() else slice(None) for i, p in zip(at, whole.placements, strict=False))
+    stage = transport_of(mesh), tuple(mesh.mesh[split].flatten().tolist())
+    if isinstance(whole._local_tensor, Block):  # FSDP2 has cut a block over ranks that hold copies
+        stages, part = split_among(whole._local_tensor)
+        return (stage, *stages), part
+    return (stage,), whole._local_tensor

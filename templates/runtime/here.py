@@ -1,0 +1,74 @@
+"""This rank in this call."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .layout import Box, Layout, padding_below
+from .mesh import Place, coordinates, members
+from .transport import Group
+
+if TYPE_CHECKING:
+    from .layer import Layer
+
+
+@cache
+def frame_at(layer: Layer, layout: Layout, position: int, batch: int) -> Box:
+    return layout.frame(layer, coordinates(layer, position), batch)
+
+
+@cache
+def held_at(layer: Layer, layout: Layout, position: int, batch: int) -> Box:
+    return layout.held(layer, coordinates(layer, position), batch)
+
+
+@cache
+def shape_at(layer: Layer, layout: Layout, position: int, batch: int) -> tuple[int, ...]:
+    return layer.shape(frame_at(layer, layout, position, batch), layout.tensor)
+
+
+class Here(NamedTuple):
+    """A layer, this rank's place on the mesh and the global number of samples."""
+
+    layer: Layer
+    place: Place
+    batch: int
+
+    def frame(self, layout: Layout) -> Box:
+        """Where this rank's piece sits."""
+        return frame_at(self.layer, layout, self.place.me, self.batch)
+
+    def held(self, layout: Layout) -> Box:
+        """What of the tensor is in it: all but rows of padding."""
+        return held_at(self.layer, layout, self.place.me, self.batch)
+
+    def shape(self, layout: Layout) -> tuple[int, ...]:
+        """Shape of this rank's piece, kernel dimensions included."""
+        return shape_at(self.layer, layout, self.place.me, self.batch)
+
+    def below(self, i: int, fine: Layout, coarse: Layout) -> int:
+        """Zero rows below this rank's fine rows, along spatial dimension i, for its coarse rows."""
+        return padding_below(self.layer.spatial[i], self.frame(fine)[2 + i][0], self.frame(coarse)[2 + i][0])
+
+    def empty(self, layout: Layout, like: Tensor, padded: bool = False) -> Tensor:
+        """Memory for this rank's piece, zeros where it has rows of padding."""
+        memory = self.layer.format(layout.tensor)
+        out = torch.empty(self.shape(layout), dtype=self.layer.dtype, device=like.device, memory_format=memory)
+        return out.zero_() if padded else out
+
+    @property
+    def at(self) -> dict[str, int]:
+        """This rank's coordinates."""
+        return coordinates(self.layer, self.place.me)
+
+    def members(self, axes: tuple[str, ...]) -> tuple[int, ...]:
+        """Positions of the ranks that differ from this one only along `axes`, itself among them."""
+        return members(self.layer, self.place.me, axes)
+
+    def group(self, axes: tuple[str, ...]) -> Group:
+        wide = torch.float64 if self.layer.dtype == torch.float64 else torch.float32
+        return Group(tuple(self.place.ranks[p] for p in self.members(axes)), self.layer.sums, wide)

@@ -1,0 +1,204 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (what torch leaves untyped or private, and calls by another signature than it declares)
+"""What a module says of its layer, and what users call."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, Shard
+
+from .checks import claim, refuse_forward_mode
+from .conversions import copy_parts
+from .gradients import Part, Whole
+from .here import Here
+from .layout import Box, Layout, Spatial
+from .mesh import make_mesh, place_key, places
+from .ops import Ops, Phase, define_ops
+from .parameters import convolve, find_placements, plain
+from .transport import Transport
+
+
+class Layer:
+    """One layer as the functions of this file are told of it.
+
+    Args:
+        spec, schedule: the layer in a layer file's keys, and its schedule's text; alike on all ranks of a mesh.
+        file: of the module.
+        stored: layouts of x, w, y and bias, and of their gradients by their names.
+        copy: packs and unpacks pieces of tensors, as copy_parts does.
+    """
+
+    ops: Ops
+
+    def __init__(
+        self,
+        spec: dict[str, Any],
+        schedule: str,
+        *,
+        file: str,
+        device: str,
+        dtype: torch.dtype,
+        memory_format: torch.memory_format,
+        spatial: tuple[Spatial, ...],
+        stored: dict[str, Layout],
+        copy: Callable[..., None] = copy_parts,
+    ) -> None:
+        self.spec, self.schedule, self.file = spec, schedule, file
+        self.identity = hashlib.sha256(repr((spec, schedule)).encode()).digest()
+        self.name: str = spec["name"]
+        self.transposed = str(spec["layer"]).startswith("conv_transpose")
+        self.fine = "y" if self.transposed else "x"
+        self.grid: dict[str, int] = spec["grid"]
+        self.sums: str = spec["options"]["sums"]
+        self.batch, self.channels = (int(n) for n in spec["input"][:2])
+        self.filters, self.groups = int(spec["out_channels"]), int(spec["groups"])
+        self.device, self.dtype, self.memory_format, self.copy = device, dtype, memory_format, copy
+        self.channels_last = memory_format != torch.contiguous_format
+        self.spatial = spatial
+        self.kernel = tuple(s.kernel for s in spatial)
+        self.stride, self.dilation = [s.stride for s in spatial], [s.dilation for s in spatial]
+        self.stored = stored
+        self.learnt = {n: stored[t] for n, t in (("weight", "w"), ("bias", "bias")) if t in stored}
+        self._placements: dict[Any, list[Shard | Replicate] | None] = {}
+
+    # ---- Shapes ----
+
+    def extents(self, tensor: str, batch: int) -> tuple[int, ...]:
+        """Global extents of the dimensions that may be split."""
+        if tensor == "x":
+            return batch, self.channels, *(s.x for s in self.spatial)
+        if tensor == "y":
+            return batch, self.filters, *(s.y for s in self.spatial)
+        read, made = (self.filters, self.channels) if self.transposed else (self.channels, self.filters)
+        return (made, read // self.groups) if tensor == "w" else (self.filters,)
+
+    def other(self, activation: str) -> str:
+        """y for x, and x for y."""
+        return "y" if activation == "x" else "x"
+
+    def whole_shape(self, layout: Layout, batch: int) -> tuple[int, ...]:
+        return self.extents(layout.tensor, batch) + (self.kernel if layout.tensor == "w" else ())
+
+    def shape(self, box: Box, tensor: str) -> tuple[int, ...]:
+        """Shape of a piece, kernel dimensions included."""
+        return tuple(max(hi - lo, 0) for lo, hi in box) + (self.kernel if tensor == "w" else ())
+
+    def size(self, box: Box, tensor: str) -> int:
+        """Elements of a piece."""
+        return math.prod(self.shape(box, tensor))
+
+    def format(self, tensor: str) -> torch.memory_format:
+        return torch.contiguous_format if tensor == "bias" else self.memory_format
+
+    # ---- Ranks ----
+
+    def here(self, key: str, batch: int) -> Here:
+        """This rank on the mesh that has this key."""
+        if key not in places:
+            raise RuntimeError(f"{self.name}: no mesh {key!r} in this process")
+        refuse_forward_mode(self.name)
+        return Here(self, places[key], batch)
+
+    # For the eyes of torch.compile constants.
+
+    @torch.compiler.assume_constant_result
+    def mesh_key(self, mesh: DeviceMesh) -> str:
+        """The key by which the ops find this rank's place on a mesh."""
+        return place_key(self, mesh)
+
+    @torch.compiler.assume_constant_result
+    def placements(self, name: str, mesh: DeviceMesh) -> list[Shard | Replicate] | None:
+        """DTensor's placements for a stored tensor, if any; the samples are taken to be as many as can be split."""
+        key = (name, tuple(mesh.mesh_dim_names or ()))
+        if key not in self._placements:
+            samples = math.prod(self.grid.values())
+            self._placements[key] = find_placements(self, self.stored[name], key[1], samples)
+        return self._placements[key]
+
+    @torch.compiler.assume_constant_result
+    def own_box(self, name: str, key: str) -> Box:
+        """What of a parameter this rank holds."""
+        return self.here(key, self.batch).frame(self.stored[name])
+
+    # ---- For users ----
+
+    def init_mesh(
+        self,
+        device_type: str | None = None,
+        *,
+        ranks: Sequence[int] | None = None,
+        transport: Transport | None = None,
+        timeout: float | None = None,
+    ) -> DeviceMesh:
+        """A DeviceMesh with this layer's grid axes, in order, size-1 axes included.
+
+        Args:
+            device_type: the module's by default.
+            ranks: which ranks of the world, in grid order; all of them by default. With it only those ranks call.
+            transport: what collectives run on instead of torch.distributed.
+            timeout: seconds after which a collective gives up, by default torch.distributed's.
+        """
+        return make_mesh(self, device_type or self.device, ranks, transport, timeout)
+
+    def conv(
+        self, x: Tensor, w: Tensor, bias: Tensor | None = None, *, mesh: DeviceMesh, batch: int | None = None
+    ) -> Tensor:
+        """This rank's block of y from its blocks of x, w and bias; autograd gives its blocks of the gradients.
+
+        Each may be a plain block or a DTensor, w and bias a Block, too; y is a DTensor exactly if x is one.
+
+        Args:
+            mesh: a DeviceMesh with this layer's axes; init_mesh makes one.
+            batch: the global number of samples, where it is not the compiled one.
+        """
+        return convolve(self, x, w, bias, mesh, self.mesh_key(mesh), self.batch if batch is None else batch)
+
+    def scatter(self, name: str, value: Tensor, mesh: DeviceMesh, *, batch: int | None = None) -> Tensor:
+        """This rank's block of a tensor that every rank has whole; no communication, but for the gradient of a value
+        that requires one: the whole gradient on every rank, gathered.
+
+        Args:
+            name: x, w, bias or y; dx, dw, dbias or dy.
+            value: the global tensor; its type and device are converted to the layer's.
+        """
+        batch = self.batch if batch is None else batch
+        whole = self.whole_shape(self._layout_of(name), batch)
+        if tuple(value.shape) != whole:
+            raise ValueError(f"{self.name}: the whole {name} has shape {whole}, got {tuple(value.shape)}")
+        key = self.mesh_key(mesh)
+        if torch.compiler.is_compiling():
+            return self.ops.scatter(value, name, key, batch)
+        return Part.apply(value, name, self, key, batch)
+
+    def gather(self, name: str, value: Tensor, mesh: DeviceMesh, *, batch: int | None = None) -> Tensor:
+        """The whole tensor on every rank, from the ranks' blocks; every rank of the mesh calls it.
+
+        Its gradient is this rank's part of what comes back, which adds nothing up: what is computed from the whole
+        tensor is computed by every rank alike.
+        """
+        batch = self.batch if batch is None else batch
+        self._layout_of(name)
+        key = self.mesh_key(mesh)
+        block = plain(self, name, value, mesh, key, batch)
+        if torch.compiler.is_compiling():
+            return self.ops.gather(block, name, key, batch)
+        return Whole.apply(block, name, self, key, batch)
+
+    def _layout_of(self, name: str) -> Layout:
+        if name not in self.stored:
+            raise ValueError(f"{self.name}: no tensor {name!r}; there are {', '.join(self.stored)}")
+        return self.stored[name]
+
+    def define_ops(
+        self, forward: Phase, backward: Phase, like_forward: Phase, *, saved: tuple[str, ...], held: tuple[str, ...]
+    ) -> None:
+        """The ops that conv, scatter and gather run, from the schedule's functions."""
+        claim(self)
+        self.ops = define_ops(self, forward, backward, like_forward, saved, held)

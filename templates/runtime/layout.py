@@ -1,0 +1,139 @@
+"""Which part of a tensor a rank holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from .layer import Layer
+
+Box = tuple[tuple[int, int], ...]  # half-open intervals, one a dimension; kernel dimensions are never split
+
+
+class Spatial(NamedTuple):
+    """One spatial dimension: rows of x and y, and how a row of the coarse one reads rows of the fine one.
+
+    Of a convolution x is the fine activation and y the coarse one, of a transposed convolution it is y and x.
+    """
+
+    x: int
+    y: int
+    kernel: int
+    stride: int
+    padding: int  # below; what is above follows from the coarse rows
+    dilation: int
+
+
+def block(lo: int, hi: int, parts: int, i: int) -> tuple[int, int]:
+    """Part i of [lo, hi): the first (hi - lo) % parts parts get one element more."""
+    size, extra = divmod(hi - lo, parts)
+    start = lo + i * size + min(i, extra)
+    return start, start + size + (i < extra)
+
+
+def interval(
+    extent: int, groups: int, axes: tuple[str, ...], grid: dict[str, int], at: dict[str, int]
+) -> tuple[int, int]:
+    """Elements of a dimension that the rank at these coordinates holds: each axis splits the block of the one
+    before it, by whole groups as long as some rank has more than one, then inside the group."""
+    group, inside, most = (0, groups), (0, extent // groups), groups
+    for axis in axes:
+        if most > 1:
+            group, most = block(*group, grid[axis], at[axis]), -(-most // grid[axis])
+        else:
+            inside = block(*inside, grid[axis], at[axis])
+    count, unit = group[1] - group[0], extent // groups
+    lo = group[0] * unit + inside[0]
+    return lo, lo + max(count - 1, 0) * unit + (inside[1] - inside[0]) * (count > 0)
+
+
+def input_rows(s: Spatial, lo: int, hi: int) -> tuple[int, int]:
+    """Fine rows that coarse rows [lo, hi) read. Rows outside the tensor are zero padding."""
+    start = lo * s.stride - s.padding
+    return start, (hi - 1) * s.stride - s.padding + s.dilation * (s.kernel - 1) + 1 if hi > lo else start
+
+
+def output_rows(s: Spatial, lo: int, hi: int) -> tuple[int, int]:
+    """Coarse rows that read some of fine rows [lo, hi); possibly none."""
+    start = -((s.dilation * (s.kernel - 1) - lo - s.padding) // s.stride)
+    return start, (hi - 1 + s.padding) // s.stride + 1 if hi > lo else start
+
+
+def padding_below(s: Spatial, fine_lo: int, coarse_lo: int) -> int:
+    """Zero rows below fine_lo when the first coarse row is coarse_lo."""
+    return fine_lo - (coarse_lo * s.stride - s.padding)
+
+
+def output_frame(s: Spatial, lo: int, hi: int) -> tuple[int, int]:
+    """output_rows and the fewest zero rows around them that let the convolution pad both its sides alike."""
+    start, end = output_rows(s, lo, hi)
+    if hi <= lo:
+        return start, start
+    below = padding_below(s, lo, start)
+    above = (end - 1) * s.stride - s.padding + s.dilation * (s.kernel - 1) + 1 - hi
+    more = max(0, -((below - max(above, 0)) // s.stride))
+    return start - more, end + max(0, (below + more * s.stride - above) // s.stride)
+
+
+CHANNEL_DIM = {"x": 1, "w": 0, "y": 1, "bias": 0}  # where a dimension is made of groups
+
+
+class Layout(NamedTuple):
+    """How a tensor is split: the grid axes on each dimension, outermost first; a rank holds a block."""
+
+    tensor: str
+    axes: tuple[tuple[str, ...], ...]
+    rows: tuple[bool, ...] = ()  # of a Window: the dimensions that are one
+
+    def frame(self, layer: Layer, at: dict[str, int], batch: int) -> Box:
+        """Where the piece of the rank at these coordinates sits."""
+        channels = CHANNEL_DIM[self.tensor]
+        return tuple(
+            interval(extent, layer.groups if d == channels else 1, axes, layer.grid, at)
+            for d, (extent, axes) in enumerate(zip(layer.extents(self.tensor, batch), self.axes, strict=True))
+        )
+
+    def held(self, layer: Layer, at: dict[str, int], batch: int) -> Box:
+        """The elements of the tensor in that piece."""
+        return self.frame(layer, at, batch)
+
+
+class Window(Layout):
+    """Of a dimension with `rows` set, the rows that a block of the other activation needs, instead of a block of its
+    own; rows of zero padding are no part of it."""
+
+    __slots__ = ()
+
+    def frame(self, layer: Layer, at: dict[str, int], batch: int) -> Box:
+        return self.held(layer, at, batch)
+
+    def held(self, layer: Layer, at: dict[str, int], batch: int) -> Box:
+        box = list(super().frame(layer, at, batch))
+        for d, extent in enumerate(layer.extents(self.tensor, batch)):
+            if self.rows[d]:
+                s, other = layer.spatial[d - 2], layer.extents(layer.other(self.tensor), batch)[d]
+                read = input_rows if self.tensor == layer.fine else output_rows
+                lo, hi = read(s, *interval(other, 1, self.axes[d], layer.grid, at))
+                box[d] = min(max(lo, 0), extent), min(max(hi, 0), extent)
+        return tuple(box)
+
+
+class PaddedWindow(Window):
+    """A window whose frame has the rows of zero padding, too."""
+
+    __slots__ = ()
+
+    def frame(self, layer: Layer, at: dict[str, int], batch: int) -> Box:
+        box = list(Layout.frame(self, layer, at, batch))
+        for d, padded in enumerate(self.rows):
+            if padded:
+                s, other = layer.spatial[d - 2], layer.extents(layer.other(self.tensor), batch)[d]
+                read = input_rows if self.tensor == layer.fine else output_frame
+                box[d] = read(s, *interval(other, 1, self.axes[d], layer.grid, at))
+        return tuple(box)
+
+
+def common(a: Box, b: Box) -> Box:
+    """The elements in both boxes."""
+    pairs = zip(a, b, strict=True)
+    return tuple((lo := max(p[0], q[0]), max(min(p[1], q[1]), lo)) for p, q in pairs)

@@ -1,0 +1,147 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportPrivateUsage=false
+# (what torch leaves untyped or private, and calls by another signature than it declares)
+"""A rank's block as part of a whole tensor: DTensor where it can say the layout, else Block."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from .blocks import Block, Held, Inside, fits_ddp
+from .checks import layout_text, refuse_forward_mode
+from .gradients import Convolution
+from .here import Here, frame_at
+from .layout import Layout
+from .mesh import coordinates, members
+
+if TYPE_CHECKING:
+    from .layer import Layer
+
+
+def find_placements(layer: Layer, layout: Layout, axes: tuple[str, ...], batch: int) -> list[Shard | Replicate] | None:
+    """DTensor's placements on a mesh with these axes, if it has any: every split must be even, and the axes of a
+    dimension must nest in the mesh's order."""
+    grid = layer.grid
+    for position in range(math.prod(grid.values())):
+        at, frame = coordinates(layer, position), frame_at(layer, layout, position, batch)
+        for extent, split, mine in zip(layer.extents(layout.tensor, batch), layout.axes, frame, strict=True):
+            parts, index = math.prod(grid[a] for a in split), 0
+            for axis in axes:
+                index = index * grid[axis] + at[axis] if axis in split else index
+            if extent % parts or mine != (index * extent // parts, (index + 1) * extent // parts):
+                return None
+    dims = [[d for d, split in enumerate(layout.axes) if axis in split] for axis in axes]
+    return [Shard(d[0]) if d else Replicate() for d in dims]
+
+
+def sharding(layer: Layer, name: str, mesh: DeviceMesh, batch: int) -> list[Shard | Replicate] | None:
+    """Layer.placements for this number of samples."""
+    layout = layer.stored[name]
+    split = math.prod([layer.grid[a] for a in layout.axes[0]]) if layout.tensor in ("x", "y") else 1
+    return layer.placements(name, mesh) if batch % split == 0 else None
+
+
+def as_dtensor(block: Tensor, name: str, mesh: DeviceMesh, batch: int, layer: Layer) -> DTensor | None:
+    """The DTensor that has this block on this rank; none where DTensor can't say the layout."""
+    placed, layout = sharding(layer, name, mesh, batch), layer.stored[name]
+    if placed is None:
+        return None
+    if torch.compiler.is_compiling():
+        return DTensor.from_local(block, mesh, placed, run_check=False)  # every split is even
+    shape = layer.whole_shape(layout, batch)
+    stride = torch.empty(shape, device="meta", memory_format=layer.format(layout.tensor)).stride()
+    return DTensor.from_local(block, mesh, placed, run_check=False, shape=torch.Size(shape), stride=stride)
+
+
+def number(op: Any, args: Any, kwargs: Any) -> Any:
+    """The number in a DTensor, of all ranks: torch (2.13) takes this rank's part of a partial sum, or norm."""
+    given = args[0]
+    return op(given._local_tensor if all(p.is_replicate() for p in given.placements) else given.full_tensor())
+
+
+# For every DTensor of the process, since item() of a norm that differs from rank to rank is right for none.
+DTensor._op_dispatcher._custom_op_handlers.setdefault(torch.ops.aten._local_scalar_dense.default, number)
+
+
+def as_held(block: Tensor, name: str, layout: Layout, here: Here) -> Block:
+    """The Block that has this block on this rank."""
+    layer, place, grid = here.layer, here.place, here.layer.grid
+    box, whole = here.frame(layout), layer.whole_shape(layout, here.batch)
+    split = tuple(a for a in grid if any(a in dim for dim in layout.axes) and grid[a] > 1)
+    same = tuple(a for a in grid if a not in split)
+    copies, blocks = (tuple(place.ranks[p] for p in members(layer, place.me, axes)) for axes in (same, split))
+    box += tuple((0, n) for n in whole[len(box) :])
+    return Block(block, Held(f"{layer.name} {name}", place.key, whole, box, place.ranks, layer.device, copies, blocks))
+
+
+def plain(layer: Layer, name: str, given: Any, mesh: DeviceMesh, key: str, batch: int) -> Any:
+    """The plain block of an operand, which may be a DTensor, a Block or a plain block already."""
+    if name not in layer.stored or not isinstance(given, (Block, DTensor)):
+        return given
+    layout = layer.stored[name]
+    if isinstance(given, Block):
+        if not torch.compiler.is_compiling():
+            fits_ddp(given)
+        own = layer.own_box(name, key)
+        if given.held is None or given.held.box[: len(own)] != own:
+            raise ValueError(
+                f"{layer.name}: this rank's block of {stored_as(layer, name, batch)} is {own}, got {given.held}"
+            )
+        return in_graph(layer.ops.inside, Inside)(given)
+    placed, line = sharding(layer, name, mesh, batch), ""
+    if placed is None:
+        block = f"layer.scatter({name!r}, {name}.full_tensor(), mesh)"
+        line = f"DTensor has no placements for it: pass this rank's block, {block}"
+    elif given.device_mesh != mesh:
+        line = f"its mesh is {given.device_mesh}, mesh= is {mesh}"
+    elif tuple(given.shape) != layer.whole_shape(layout, batch):
+        line = f"its shape is {tuple(given.shape)}; batch= tells the global number of samples, if it is another one"
+    elif tuple(given.placements) != tuple(placed):
+        line = f"its placements are {given.placements}: pass {name}.redistribute(mesh, {placed})"
+    if line:
+        what = f"{layer.name}: the layer stores {stored_as(layer, name, batch)} on {layer.grid}"
+        raise ValueError(f"{what}, got a DTensor; {line}")
+    return given.to_local() if torch.compiler.is_compiling() else Inside.apply(given)
+
+
+def stored_as(layer: Layer, name: str, batch: int) -> str:
+    layout = layer.stored[name]
+    return f"{name} as {layout_text(layout)} {layer.whole_shape(layout, batch)}"
+
+
+def in_graph(op: Any, function: Any) -> Any:
+    """The op, whose first gradients are registered, where torch.compile looks; else what is differentiable in turn."""
+    return op if torch.compiler.is_compiling() else function.apply
+
+
+def convolve(layer: Layer, x: Any, w: Any, bias: Any, mesh: DeviceMesh, key: str, batch: int) -> Any:
+    """Layer.conv, and ConvModule's forward."""
+    if torch.compiler.is_exporting():
+        raise RuntimeError(
+            f"{layer.name}: an exported program would hold this rank's place on the mesh and this number of samples as "
+            "constants; export the original layer, and compile its copies with convgen"
+        )
+    if not torch.compiler.is_compiling():
+        refuse_forward_mode(layer.name)
+    whole = isinstance(x, DTensor)
+    if whole and sharding(layer, "y", mesh, batch) is None:
+        raise ValueError(
+            f"{layer.name}: DTensor has no placements for y as {layout_text(layer.stored['y'])} "
+            f"{layer.extents('y', batch)} on {layer.grid}; "
+            "pass this rank's block of x, x.to_local(): then y is a block, too"
+        )
+    x, w, bias = (plain(layer, name, t, mesh, key, batch) for name, t in (("x", x), ("w", w), ("bias", bias)))
+    if torch.is_autocast_enabled(layer.device):
+        x, w, bias = (t.to(layer.dtype) if t is not None and t.dtype != torch.float64 else t for t in (x, w, bias))
+    if torch.compiler.is_compiling():
+        made = layer.ops.forward(x, w, bias, key, batch)
+    else:
+        made = Convolution.apply(x, w, bias, layer, key, batch)
+    y = made[0] if layer.ops.held else made
+    return as_dtensor(y, "y", mesh, batch, layer) if whole else y
