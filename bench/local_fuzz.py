@@ -22,25 +22,16 @@ from collections import defaultdict
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from convgen.emit.module import environment
+from convgen.emit.paste import shared_runtime
 from convgen.kernels.load import load_text
 
 PHASES = ("forward", "backward_data", "backward_filter")
 DTYPES = ("float32", "float32", "bfloat16", "bfloat16", "float16", "float64")
-HEAD = """from __future__ import annotations
-import itertools, math, os
-from collections.abc import Iterator, Sequence
-from functools import cache
-from typing import Any
-import torch
-from torch import Tensor
-aten = torch.ops.aten
-NAME, SPEC, SPATIAL, KERNEL, STRIDE, DILATION = "fuzz", {}, (), (), [], []
-"""
 
 
 @dataclass(frozen=True)
@@ -80,7 +71,7 @@ class Case:
 
     @property
     def kind(self) -> str:
-        """Which of the kinds that templates/parts/local_aten.py.jinja lists, if it is wrong."""
+        """Which of the kinds that templates/runtime/local.py lists, if it is wrong."""
         sides = list(zip(self.x, self.y, self.kernel, self.stride, self.padding, self.dilation, strict=True))
         if any(all(not 0 <= i * s - p + j * d < x for i in range(y) for j in range(k)) for x, y, k, s, p, d in sides):
             return "windows that all miss x"
@@ -137,11 +128,23 @@ def laid(value: Tensor, case: Case, rng: random.Random) -> Tensor:
 
 
 @cache
-def local_module(dtype: str, memory_format: torch.memory_format) -> ModuleType:
-    """The part of a generated module that convolves, without a layer around it."""
-    template = environment().get_template("parts/local_aten.py.jinja")
-    text = template.render(ways={}, channels=1, groups=1, helpers="", torch_dtype=dtype)
-    return load_text(f"{HEAD}DTYPE, MEMORY_FORMAT = torch.{dtype}, {memory_format}\n{text}")
+def runtime() -> ModuleType:
+    """What a generated module convolves with."""
+    return load_text(shared_runtime().text)
+
+
+@cache
+def layer_of(case: Case) -> Any:
+    sides = zip(case.x, case.y, case.kernel, case.stride, case.padding, case.dilation, strict=True)
+    shapes = case.shapes()
+    spec = {
+        "name": "fuzz", "layer": "conv", "grid": {"N": 1}, "options": {"sums": "ordered"}, "input": shapes["x"],
+        "out_channels": shapes["w"][0], "groups": case.groups,
+    }  # fmt: skip
+    return runtime().Layer(
+        spec, "", file="", device="cpu", dtype=case.torch_dtype, memory_format=case.memory_format,
+        spatial=tuple(runtime().Spatial(*side) for side in sides), stored={},
+    )  # fmt: skip
 
 
 def by_aten(case: Case, phase: str, x: Tensor, w: Tensor, dy: Tensor, bias: Tensor | None) -> Tensor:
@@ -153,20 +156,12 @@ def by_aten(case: Case, phase: str, x: Tensor, w: Tensor, dy: Tensor, bias: Tens
 
 
 def by_module(case: Case, phase: str, x: Tensor, w: Tensor, dy: Tensor, bias: Tensor | None) -> Tensor:
-    module, shapes, padding = module_of(case), case.shapes(), list(case.padding)
+    layer, shapes, padding = layer_of(case), case.shapes(), list(case.padding)
     if phase == "forward":
-        return module.conv_forward(x, w, bias, padding, shapes["y"])
+        return runtime().conv_forward(layer, x, w, bias, padding, shapes["y"])
     if phase == "backward_data":
-        return module.conv_backward_data(dy, w, padding, shapes["x"])
-    return module.conv_backward_filter(dy, x, padding, shapes["w"])
-
-
-def module_of(case: Case) -> ModuleType:
-    module = local_module(case.dtype, case.memory_format)
-    module.KERNEL, module.STRIDE, module.DILATION = case.kernel, list(case.stride), list(case.dilation)
-    module.SPATIAL, module.local_groups = case.x, lambda channels: case.groups
-    module.are_small.cache_clear()
-    return module
+        return runtime().conv_backward_data(layer, dy, w, padding, shapes["x"])
+    return runtime().conv_backward_filter(layer, dy, x, padding, shapes["w"])
 
 
 WAYS = {"ATen": by_aten, "module": by_module}
@@ -182,7 +177,7 @@ def over_limit(case: Case, phase: str, way: str) -> float:
     poison = [torch.full_like(made, math.nan) for _ in range(3)]  # the memory that the result will get
     del poison
     found = WAYS[way](case, phase, x, w, dy, bias)
-    error, limit = module_of(case).error_and_limit(phase, x, w, dy, bias, case.padding, found)
+    error, limit = runtime().error_and_limit(layer_of(case), phase, x, w, dy, bias, case.padding, found)
     return error / limit if limit else math.inf if error else 0.0
 
 
