@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -200,7 +201,7 @@ def test_golden_volume_of_conv1_with_uneven_channels() -> None:
         assert np.mean(counts) == 3612672
 
 
-def divisible_conv(rng: Random, grid: Grid) -> Conv:
+def divisible_conv(rng: Random, grid: Grid, *, transposed: bool = False) -> Conv:
     """A layer whose every extent every set of axes divides, with H = S Ho and blocks wider than halos."""
     ranks = grid.ranks
     spatial: list[Spatial] = []
@@ -211,7 +212,11 @@ def divisible_conv(rng: Random, grid: Grid) -> Conv:
         hi = rng.randint(max(0, reach + 1 - stride - lo), max(reach - lo, 0))
         spatial.append(Spatial(name, stride * ranks * 12, kernel, stride, lo, hi, dilation))
         assert spatial[-1].out == ranks * 12
-    return Conv(ranks, ranks * rng.randint(1, 2), ranks * rng.randint(1, 2), tuple(spatial), bias=rng.random() < 0.3)
+    if transposed:  # what the last window leaves of the rows is output padding
+        left = ((s.extent + s.pad_lo + s.pad_hi - s.reach - 1) % s.stride for s in spatial)
+        spatial = [replace(s, output_padding=more) for s, more in zip(spatial, left, strict=True)]
+    channels, filters = (ranks * rng.randint(1, 2) for _ in range(2))
+    return Conv(ranks, channels, filters, tuple(spatial), bias=rng.random() < 0.3, transposed=transposed)
 
 
 def placed(rng: Random, grid: Grid, dims: int) -> tuple[Axes, ...]:
@@ -244,22 +249,23 @@ def interior(space: Space, layouts: tuple[Layout, ...]) -> np.ndarray:
     return inside
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(5))
 def test_formulas_are_the_index_sets(seed: int) -> None:
-    """Where extents divide, the numbers of every interior rank: elements sent, flops, bytes moved."""
+    """Where extents divide, the numbers of every interior rank: elements sent, flops, bytes moved; of a transposed
+    convolution with the last seed."""
     rng, compared = Random(seed), dict[str, int]()
     for _ in range(12):
         sizes = rng.choice(((5,), (5, 2), (2, 5), (6, 2), (5, 5), (2, 2, 5)))
         grid = Grid(tuple(zip("abc", sizes, strict=False)))
-        layer = divisible_conv(rng, grid)
+        layer = divisible_conv(rng, grid, transposed=seed == 4)
         space = Space(layer, grid)
         stored = {t: Layout(t, placed(rng, grid, len(layer.dims(t)))) for t in ("x", "w", "y")}
         roles = {phase: random_roles(rng, layer, grid, phase) for phase in PHASES}
         schedule = passed(lower("s", space, stored, roles, bias=layer.bias), space, Share())
         types, table = schedule.types(), formulas(schedule, layer, 4)
         values = {axis_size(a): size for a, size in grid.axes} | {N: layer.batch, C: layer.channels, F: layer.filters}
-        for s in layer.spatial:
-            values |= {symbol(s.name): s.extent, symbol(s.name + "o"): s.out}
+        for x, y in zip(layer.dims("x")[2:], layer.dims("y")[2:], strict=True):
+            values |= {symbol(x.name): x.extent, symbol(y.name + "o"): y.extent}
         for _, step in schedule.steps():
             formula = table[step.result]
             if isinstance(step, Convert) and formula.elements is not None:
