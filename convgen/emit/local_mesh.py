@@ -11,6 +11,7 @@ from convgen.emit.steps import LayoutNames, Lines
 from convgen.errors import InputError, Note
 from convgen.kernels.choose import local_problems
 from convgen.kernels.problem import Problem
+from convgen.operations.layer import VALUE_MADE, VALUES_READ
 from convgen.program.nodes import Compute, Schedule, is_convolution
 from convgen.spec.layer import Layer
 from convgen.sw26010.conv.problem import Axis
@@ -102,9 +103,9 @@ def _local(problem: Problem) -> LocalProblem:
 
 def _convolution(step: Compute, names: LayoutNames, lines: Lines) -> MeshConvolution:
     types: dict[str, Any] = {lines.types[v].tensor: lines.types[v] for v in step.inputs} | {step.type.tensor: step.type}
-    inputs = {"forward": ("x", "w"), "backward_data": ("dy", "w"), "backward_filter": ("dy", "x")}[step.phase]
+    inputs = VALUES_READ[step.phase]
     bias = len(step.inputs) > 2
-    result = {"forward": "y", "backward_data": "dx", "backward_filter": "dw"}[step.phase]
+    result = VALUE_MADE[step.phase]
     x, w, y = (names.of(types[t]) for t in ("x", "w", "y"))
     return MeshConvolution(
         phase=step.phase,

@@ -11,8 +11,7 @@ import numpy as np
 
 from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.space import Space
-from convgen.explain.words import PHASE_TENSORS
-from convgen.operations.layer import ROWS_OF_X
+from convgen.operations.layer import ROWS_OF_X, VALUE_MADE, VALUES_READ
 from convgen.pictures.tracks import Block
 from convgen.program.nodes import PHASES, TENSOR_OF, Compute, Phase, Schedule, is_convolution
 
@@ -62,7 +61,7 @@ def parts_of(schedule: Schedule, space: Space, phase: Phase, rank: int) -> tuple
     types = schedule.types()
     stored = dict(schedule.stored)
     conv = next(s for s in schedule.section(phase) if is_convolution(s))
-    names = PHASE_TENSORS[phase]
+    names = (*VALUES_READ[phase], VALUE_MADE[phase])
     layouts = (types[conv.inputs[0]], types[conv.inputs[1]], conv.type)
     by_tensor = {TENSOR_OF[name]: layout for name, layout in zip(names, layouts, strict=True)}
     parts: list[Part] = []

@@ -16,12 +16,6 @@ PHASE_TITLE: dict[Phase, str] = {
     "backward_data": "backward-data",
     "backward_filter": "backward-filter",
 }
-# The tensors of a phase by their own names: (first input, second input, result).
-PHASE_TENSORS: dict[Phase, tuple[str, str, str]] = {
-    "forward": ("x", "w", "y"),
-    "backward_data": ("dy", "w", "dx"),
-    "backward_filter": ("dy", "x", "dw"),
-}
 INDEX_WORDS = {
     "N": "samples",
     "C": "channels",

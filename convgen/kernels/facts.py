@@ -27,6 +27,7 @@ from convgen.kernels.load import load_text
 from convgen.kernels.problem import Problem
 from convgen.kernels.source import Kernel, kernel_module
 from convgen.kernels.torch_types import TORCH_DTYPES
+from convgen.operations.convolution import MAKES, READS
 from convgen.spec.target import Target
 
 POINTER = {
@@ -91,9 +92,10 @@ def launches(kernel: Kernel, problem: Problem) -> list[Launch]:
     y = torch.empty(elements["y"] * p.y_parts, dtype=dtype, device="meta")
     rows = (tuple(d.x for d in p.dims), tuple(d.y for d in p.dims), tuple(d.below for d in p.dims))
     sizes = module.Sizes(p.batch, *rows, p.channels, p.filters, p.groups)
-    tensors = {"forward": [x, w], "backward_data": [y, w], "backward_filter": [y, x]}[p.phase]
+    of = {"x": x, "w": w, "y": y}
+    tensors = [of[t] for t in READS[p.phase]]
     tensors += [torch.empty(p.groups * p.filters * p.y_parts, dtype=dtype, device="meta")] if p.bias else []
-    out = {"forward": y, "backward_data": x, "backward_filter": w}[p.phase]
+    out = of[MAKES[p.phase]]
     rim: list[Any] = []
     if p.rim is not None:
         boxes = torch.empty((p.rim, 1 + 2 * len(p.dims)), dtype=torch.int64, device="meta")

@@ -9,11 +9,6 @@ from math import gcd, prod
 from convgen.program.nodes import Phase
 from convgen.spec.layer import DTYPE_BYTES
 
-READ: dict[Phase, tuple[str, str]] = {
-    "forward": ("x", "w"), "backward_data": ("y", "w"), "backward_filter": ("y", "x"),
-}  # fmt: skip
-MADE: dict[Phase, str] = {"forward": "y", "backward_data": "x", "backward_filter": "w"}
-
 
 @dataclass(frozen=True, slots=True)
 class LocalDim:

@@ -13,6 +13,7 @@ from functools import cached_property
 from convgen.kernels.config import Config
 from convgen.kernels.index import IndexMap, activation_map, filter_map
 from convgen.kernels.problem import Problem
+from convgen.operations.layer import VALUE_MADE
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,6 @@ def times(name: str, factor: int) -> str:
 
 
 CHANNEL = {"x": "c", "y": "f"}
-RESULT = {"forward": "y", "backward_data": "dx", "backward_filter": "dw"}
 
 
 class Words:
@@ -80,7 +80,7 @@ class Words:
         self.row_vector = rows[1]
         self.single_channels = single_channels
         self.grouped = grouped or problem.groups > 1 or single_channels
-        self.result = RESULT[problem.phase]
+        self.result = VALUE_MADE[problem.phase]
 
     def pointer(self, tensor: str) -> str:
         """The name of the activation: backward reads dy."""

@@ -24,6 +24,8 @@ from convgen.algebra.signature import Signature
 from convgen.algebra.space import Space
 from convgen.algebra.wants import layouts
 from convgen.operations.bias import AddBias, SumBias
+from convgen.operations.convolution import MAKES as MADE
+from convgen.operations.convolution import READS as READ
 from convgen.operations.convolution import Convolution
 from convgen.operations.row import Operation
 from convgen.operations.transposed import TransposedConvolution
@@ -32,8 +34,18 @@ ROWS_OF_X = "rows=input"  # backward_filter with the rows of x as blocks, those 
 TRANSPOSED: Mapping[str, Phase] = {f"conv_transpose_{p}": p for p in PHASES}
 CONVOLUTIONS: Mapping[str, Phase] = {**{f"conv_{p}": p for p in PHASES}, **TRANSPOSED}
 
-_MADE: Mapping[Phase, str] = {"forward": "y", "backward_data": "dx", "backward_filter": "dw"}
-MAKES: Mapping[str, str] = {name: _MADE[p] for name, p in CONVOLUTIONS.items()} | {"add_bias": "y", "sum_bias": "db"}
+
+def _value(phase: Phase, tensor: str) -> str:
+    """What backward reads of y, and makes, are gradients."""
+    gradient = phase != "forward" and (tensor == "y" or tensor == MADE[phase])
+    return f"d{tensor}" if gradient else tensor
+
+
+# By phase the values that a convolution reads, in order, and the one that it makes.
+VALUES_READ: Mapping[Phase, tuple[str, ...]] = {p: tuple(_value(p, t) for t in READ[p]) for p in PHASES}
+VALUE_MADE: Mapping[Phase, str] = {p: _value(p, MADE[p]) for p in PHASES}
+# By operation.
+MAKES: Mapping[str, str] = {n: VALUE_MADE[p] for n, p in CONVOLUTIONS.items()} | {"add_bias": "y", "sum_bias": "db"}
 # Words of the signatures of each operation, in their order; the first needs none.
 WAYS: Mapping[str, tuple[str, ...]] = {
     name: ("", ROWS_OF_X) if CONVOLUTIONS.get(name) == "backward_filter" else ("",) for name in MAKES
@@ -74,11 +86,8 @@ class Row:
 def rows(conv: Conv) -> Mapping[str, Row]:
     """The operations of a layer, by name."""
     kind = TransposedConvolution if conv.transposed else Convolution
-    forward, data, filter_ = (kind(p, conv) for p in PHASES)
     found = [
-        Row(forward, ("x", "w"), "forward"),
-        Row(data, ("dy", "w"), "backward_data"),
-        Row(filter_, ("dy", "x"), "backward_filter"),
+        *(Row(kind(p, conv), VALUES_READ[p], p) for p in PHASES),
         Row(AddBias(conv), ("y", "bias"), "forward"),
         Row(SumBias(conv), ("dy",), "backward_filter"),
     ]

@@ -14,10 +14,9 @@ from torch import Tensor
 
 from convgen.kernels.load import load_text
 from convgen.kernels.problem import Problem
+from convgen.operations.layer import VALUES_READ
 from convgen.tune.clock import Call
 from convgen.tune.operands import Operands, Wrong, logical, result_of
-
-READ = {"forward": ("x", "w"), "backward_data": ("dy", "w"), "backward_filter": ("dy", "x")}
 
 
 @dataclass(frozen=True)
@@ -44,11 +43,11 @@ def _bind(work: Operands, p: Problem, text: str) -> Bound:
     module, last = load_text(text), p.channels_last
     rows = (tuple(d.x for d in p.dims), tuple(d.y for d in p.dims), tuple(d.below for d in p.dims))
     sizes = module.Sizes(p.batch, *rows, p.channels, p.filters, p.groups)
-    tensors = [work.flat(n, last) for n in READ[p.phase]]
+    tensors = [work.flat(n, last) for n in VALUES_READ[p.phase]]
     rest: list[object] = []
     if p.rim is not None:
         own, buffer, boxes, place = work.rim
-        tensors[READ[p.phase].index("dy" if p.phase == "backward_data" else "x")] = own
+        tensors[VALUES_READ[p.phase].index("dy" if p.phase == "backward_data" else "x")] = own
         rest = [module.Rim(buffer, boxes, place)]
     tensors += [work.flat("bias", last)] if p.bias else []
     args = (*tensors, work.out, sizes, *rest)
@@ -68,7 +67,7 @@ def _bind_cpu(work: Operands, p: Problem, text: str) -> Bound:
     module, last = load_text(text), p.channels_last
     form = {2: torch.channels_last, 3: torch.channels_last_3d}[len(p.dims)] if last else torch.contiguous_format
     shape, padding = work.shapes[result_of(p)[0]], [d.below for d in p.dims]
-    tensors: list[Tensor | None] = [logical(work.flat(n, last), work.shapes[n], last)[0] for n in READ[p.phase]]
+    tensors: list[Tensor | None] = [logical(work.flat(n, last), work.shapes[n], last)[0] for n in VALUES_READ[p.phase]]
     tensors += [work.flat("bias", last) if p.bias else None] if p.phase == "forward" else []
     function = getattr(module, p.phase)
 
@@ -89,7 +88,7 @@ def _bind_cpu(work: Operands, p: Problem, text: str) -> Bound:
 
 def _check_operands(work: Operands, p: Problem) -> None:
     """Raises Wrong where a kernel wrote to what it reads."""
-    for name in READ[p.phase]:
+    for name in VALUES_READ[p.phase]:
         if p.rim is None:
             flat = logical(work.flat(name, p.channels_last), work.shapes[name], p.channels_last, work.parts(name))
             given = work.given[name]

@@ -9,8 +9,9 @@ from itertools import product
 
 from convgen.kernels.config import Config, ceil_div
 from convgen.kernels.families import aten
-from convgen.kernels.problem import MADE, READ, Problem
+from convgen.kernels.problem import Problem
 from convgen.kernels.work import CpuWork
+from convgen.operations.convolution import MAKES, READS
 from convgen.spec.target import Target
 
 NAME = "arranged"
@@ -77,7 +78,7 @@ def printed(problem: Problem, config: Config) -> Config:
 
 def work(problem: Problem, config: Config) -> CpuWork:
     """What the calls do, and the copies around them."""
-    made, tile = MADE[problem.phase], config.tile
+    made, tile = MAKES[problem.phase], config.tile
     channels, filters, pieces = _padded(problem, tile)
     one = called(problem, tile)
     copies = 2 * problem.elements[made] * _grown(problem, channels, filters)[made]
@@ -98,7 +99,7 @@ def called(p: Problem, tile: Mapping[str, int]) -> CpuWork:
     idle_c, idle_f = (ceil_div(count, lanes) * lanes / count for count in (channels, cut_filters))
     idle = idle_c * idle_f if not last else idle_c if p.phase == "backward_data" else idle_f
     grown = _grown(p, channels, filters)
-    copies = sum(2 * n[o] * grown[o] for o in READ[p.phase] if last != own or grown[o] > 1)
+    copies = sum(2 * n[o] * grown[o] for o in READS[p.phase] if last != own or grown[o] > 1)
     if not last:  # oneDNN brings contiguous tensors into blocks of channels and back
         copies += sum(n[o] * grown[o] for o in ("x", "y"))
     return CpuWork(products * min(idle, 6.0), 1, copies * p.element_bytes)

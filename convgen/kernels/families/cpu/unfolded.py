@@ -7,8 +7,9 @@ from math import prod
 
 from convgen.kernels.config import Config, ceil_div
 from convgen.kernels.families import aten
-from convgen.kernels.problem import MADE, Problem
+from convgen.kernels.problem import Problem
 from convgen.kernels.work import CpuWork
+from convgen.operations.convolution import MAKES
 from convgen.spec.target import Target
 
 NAME = "unfolded"
@@ -46,5 +47,5 @@ def work(problem: Problem, config: Config) -> CpuWork:
     windows = problem.batch * problem.channels * problem.taps * prod(d.y for d in problem.dims)
     held = samples * windows // problem.batch * problem.element_bytes
     slow = 1.0 if held < 2**20 else 1.5  # of what a core's cache holds
-    copied = 3 * slow * windows + 2 * problem.elements[MADE[problem.phase]]
+    copied = 3 * slow * windows + 2 * problem.elements[MAKES[problem.phase]]
     return CpuWork(problem.flops, 3 * ceil_div(problem.batch, samples), copied * problem.element_bytes)
