@@ -13,8 +13,6 @@ from convgen.program.liveness import Stretch, backward_stretches, forward_stretc
 from convgen.program.nodes import Compute, Convert, Schedule, Step
 from convgen.program.text import describe
 
-# Of which phase the kernel is that a transposed convolution's phase calls: its y is what the kernel reads as x.
-TRANSPOSED = {"forward": "backward_data", "backward_data": "forward", "backward_filter": "backward_filter"}
 Key = tuple[str, tuple[tuple[str, ...], ...], tuple[bool, ...]]
 
 
@@ -148,7 +146,7 @@ class Lines:
         if step.operation == "conv_forward" and len(step.inputs) == 2:
             inputs += ", None"
         padding = "[" + ", ".join(self._padding(i, types) for i in range(len(self.conv.spatial))) + "]"
-        kernel = TRANSPOSED[step.phase] if self.conv.transposed else step.phase
+        kernel = self.conv.direct_phase(step.phase)
         way = f", {kernel}" if kernel in self.ways else ""
         return f"{step.operation}(LAYER, {inputs}, {padding}, here.shape({self.names.of(step.type)}){way})"
 
