@@ -42,6 +42,7 @@ class IndexSets:
         """
         self.grid, self.tensors, self.rows, self.virtual_padding = grid, tensors, rows, virtual_padding
         self._spans: dict[tuple[Dim, Axes], Spans] = {}
+        self._blocks: dict[tuple[str, int, Axes], Spans] = {}  # the same by name, which is found faster
         self._owned: dict[Layout, Box] = {}
         self._frames: dict[Layout, Box] = {}
         self._flows: dict[tuple[Layout, Layout], tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
@@ -52,16 +53,19 @@ class IndexSets:
 
     def split(self, dim: Dim, axes: Axes) -> Spans:
         """Interval of a dimension that each rank's block over `axes` covers."""
-        if (dim, axes) not in self._spans:
+        if (found := self._spans.get((dim, axes))) is None:
             zero = np.zeros(self.grid.ranks, dtype=np.int64)
             coordinates = tuple(self.grid.coordinates[a] for a in axes)
             sizes = tuple(self.grid.sizes[a] for a in axes)
-            self._spans[dim, axes] = span(dim.extent, dim.groups, sizes, coordinates, zero)
-        return self._spans[dim, axes]
+            found = self._spans[dim, axes] = span(dim.extent, dim.groups, sizes, coordinates, zero)
+        return found
 
     def block(self, tensor: str, dim: int, axes: Axes) -> Spans:
         """Interval of one dimension of a tensor that each rank's block covers."""
-        return self.split(self.tensors[tensor].dims[dim], axes)
+        key = (tensor, dim, axes)
+        if (found := self._blocks.get(key)) is None:
+            found = self._blocks[key] = self.split(self.tensors[tensor].dims[dim], axes)
+        return found
 
     def needed(self, tensor: str, dim: int, axes: Axes) -> Spans:
         """Rows of the tensor that a block over `axes` of its reader's index needs, padding included."""

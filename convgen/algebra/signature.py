@@ -155,8 +155,10 @@ class Signature:
 
     def wants(self, operand: Operand, roles: Mapping[str, Axes]) -> Wanted:
         """What a rank reads of an operand, or makes of a result, under these roles (index -> axes, outermost first)."""
-        pieces = tuple(Piece(tuple(a for i in d.indices for a in roles.get(i, ())), d.relation) for d in operand.dims)
-        if operand not in self.results:
+        pieces = tuple(
+            [Piece(tuple([a for i in d.indices for a in roles.get(i, ())]), d.relation) for d in operand.dims]
+        )
+        if all(operand is not r for r in self.results):
             return Wanted(pieces)
         read = {i for o in self.inputs for i in o.indices}
         return Wanted(
