@@ -22,7 +22,7 @@ from runtime_parts import ROOT, layer_of, layout_of
 from convgen.algebra.layout import Layout as Stored
 from convgen.compiler import compile_layer
 from convgen.emit.paste import shared_runtime
-from convgen.emit.runtime import PARTS, bound, imported, named_in, runtime
+from convgen.emit.runtime import PARTS, imported, names_of, runtime
 from convgen.spec.reader import layer_from_dict
 from convgen.verify.virtual import VirtualTransport, World
 
@@ -192,20 +192,16 @@ SAMPLE = {**SPATIAL, "name": "sample", "grid": {"N": 2}, "algorithm": "sample"}
 SPATIAL = {**SPATIAL, "grid": {"H": 2}, "algorithm": "spatial"}
 
 
-def names_of(source: str) -> set[str]:
-    return {n for node in ast.parse(source).body for n in bound(node)}
-
-
 def test_a_module_gets_what_it_needs_and_no_more() -> None:
-    samples, halos = (names_of(compile_layer(layer_from_dict(spec)).module()) for spec in (SAMPLE, SPATIAL))
+    samples, halos = (names_of(compile_layer(layer_from_dict(spec)).module())[1] for spec in (SAMPLE, SPATIAL))
     exchanged = {"rearrange", "missing", "PaddedWindow", "Window", "input_rows", "output_rows", "common"}
     assert exchanged <= halos
     assert not exchanged & samples
     assert "all_reduce" in samples & halos
     assert not {"reduce_scatter", "exchange_rim"} & (samples | halos)
     on_gpu = compile_layer(layer_from_dict({**SPATIAL, "target": "cuda:sm_90"})).module()
-    assert {"exchange_rim", "Window", "check_local"} <= names_of(on_gpu)
-    assert not {"rearrange", "PaddedWindow", "are_small", "aten_forward"} & names_of(on_gpu)
+    assert {"exchange_rim", "Window", "check_local"} <= names_of(on_gpu)[1]
+    assert not {"rearrange", "PaddedWindow", "are_small", "aten_forward"} & names_of(on_gpu)[1]
 
 
 @pytest.mark.parametrize("beside", [False, True], ids=["pasted", "beside"])
@@ -221,8 +217,8 @@ def test_every_name_is_defined_and_every_import_used(beside: bool) -> None:
         taken = {i.name for i in imported(n for n in nodes if isinstance(n, ast.stmt))} | {"annotations"}
         ours = [n for n in nodes if isinstance(n, ast.ImportFrom) and (n.level or "_convgen" in (n.module or ""))]
         taken |= {a.name for n in ours for a in n.names}
-        named = named_in(source)
-        assert not named - taken - names_of(source) - set(dir(builtins)) - {"__file__", "__name__", "__package__"}
+        named, own = names_of(source)
+        assert not named - taken - own - set(dir(builtins)) - {"__file__", "__name__", "__package__"}
         public = {"Block", "Group", "TorchTransport", "Transport", "clip_grad_norm_"}
         unused = {i.name for i in imported(tree.body)} - named - public
         assert not unused, f"{unused} in\n{source[:2000]}"

@@ -10,6 +10,7 @@ import symtable
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 
 from convgen.resources import data_file
 
@@ -18,6 +19,9 @@ PARTS = (
     "layout", "transport", "mesh", "here", "conversions", "blocks", "checks", "local_check", "local", "ops",
     "gradients", "parameters", "clipping", "conv_module", "layer",
 )  # fmt: skip
+
+
+HEAD = ('"""', "import ", "from ", "if ")  # what a part begins with, which no module gets
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +75,11 @@ def runtime() -> Runtime:
     imports: dict[str, Import] = {}
     titles: dict[str, str] = {}
     for part in PARTS:
-        source = data_file("templates", "runtime", f"{part}.py").read_text(encoding="utf-8")
-        tree = ast.parse(source)
-        titles[part] = (ast.get_docstring(tree) or "").splitlines()[0].rstrip(".")
-        imports |= {i.name: i for i in imported(tree.body)}
-        statements += _statements(part, source, tree)
+        lines = data_file("templates", "runtime", f"{part}.py").read_text(encoding="utf-8").splitlines()
+        titles[part] = next(line for line in lines if line.startswith('"""')).strip('".')
+        head = "\n".join(line for line in lines if line.startswith(("import ", "from ")))
+        imports |= {i.name: i for i in imported(ast.parse(head).body)}
+        statements += _statements(part, lines)
     defined: dict[str, list[Statement]] = {}
     for statement in statements:
         for name in statement.names:
@@ -92,35 +96,25 @@ def imported(body: Iterable[ast.stmt]) -> Iterator[Import]:
             yield from (Import(a.asname or a.name, node.module or "", a.name) for a in node.names)
 
 
-def _statements(part: str, source: str, tree: ast.Module) -> Iterator[Statement]:
-    lines, end = source.splitlines(), 0
-    for node in tree.body:
-        decorators = getattr(node, "decorator_list", [])
-        start, before = min([node.lineno, *(d.lineno for d in decorators)]) - 1, end
-        end = node.end_lineno or node.lineno
-        if isinstance(node, (ast.Import, ast.ImportFrom, ast.If)) or node is tree.body[0]:
-            continue  # the part's imports, and its docstring
-        above = lines[before:start]
-        comments = next((i for i, line in enumerate(above) if line), len(above))
-        text = "\n".join([*above[comments:], *lines[start:end]])
-        yield Statement(part, tuple(bound(node)), frozenset(named_in(text)), text, comments > 0)
-
-
-def bound(node: ast.stmt) -> Iterator[str]:
-    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-        yield node.name
-    elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        yield from (n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name))
-
-
-def named_in(text: str) -> set[str]:
-    """Names of its module that code reads, its annotations' too; those that it binds itself are among them."""
-    return names_of(text)[0]
+def _statements(part: str, lines: list[str]) -> Iterator[Statement]:
+    """By lines, which is quicker than a parser: what begins a statement begins a line, but for what is decorated."""
+    begin = [i for i, line in enumerate(lines) if line[:1] not in ("", " ", "#", ")", "]", "}")]
+    begin = [i for before, i in pairwise([0, *begin]) if not lines[before].startswith("@")]
+    above: list[str] = []
+    for start, following in pairwise([*begin, len(lines)]):
+        end = following
+        while not lines[end - 1] or lines[end - 1].startswith("#"):
+            end -= 1
+        if not lines[start].startswith(HEAD):
+            comments = next((i for i, line in enumerate(above) if line), len(above))
+            text = "\n".join([*above[comments:], *lines[start:end]])
+            uses, names = names_of(text)
+            yield Statement(part, tuple(sorted(names)), frozenset(uses), text, comments > 0)
+        above = lines[end:following]
 
 
 def names_of(text: str) -> tuple[set[str], set[str]]:
-    """Names of its module that code reads, and those that it binds other than by imports."""
+    """Names of its module that code reads, annotations too, and those that it binds other than by imports."""
     found: set[str] = set()
     outermost = symtable.symtable(text.replace("from __future__ import annotations\n", ""), "module", "exec")
     tables = [outermost]
