@@ -23,12 +23,12 @@ def stages(name: str, ranks: int, hide_dw: bool) -> None:
     network = read_network(NETWORKS / f"{name}.yaml")
     setting = Setting(machine=load_machine("lassen"), target=read_target("cuda"), hide_dw=hide_dw)
     plan = plan_network(network, setting, ranks)
-    found: dict[str, list[set[str]]] = {}
+    found: dict[str, list[frozenset[str]]] = {}
     for node in plan.nodes:
         if node.option is not None:
             stage = node.node.name.split("_")[0]
             stage = stage[:4] if stage.startswith("res") else stage
-            found.setdefault(stage, []).append({letter for _, letter in node.option.letters if letter})
+            found.setdefault(stage, []).append(node.option.letters)
     hidden = "hidden" if hide_dw else "not hidden"
     print(f"{name}, {network.batch} samples on {ranks} ranks, reductions of gradients {hidden}: {plan.grid}")
     print(f"  {'layers split by':<18}" + "".join(f"{column:>19}" for column in COLUMNS))

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from convgen.algebra.layout import Layout
 from convgen.algebra.redistribute import Conversion, redistribute
@@ -48,6 +49,7 @@ class StepCost:
 
 
 Chain = tuple[tuple[Conversion, StepCost], ...]
+Counts = NDArray[np.int64]
 Operands = tuple[Layout, Layout, Layout]  # of a convolution: its two inputs and its output, whose tensor says the phase
 Measured = Callable[[Space, Operands], float | None]
 FREE = StepCost()
@@ -116,7 +118,10 @@ class Model:
         return StepCost(most_sent, most_sent * self.element_bytes, 0, round(time_s * PICOSECONDS))
 
     def _exchanged(self, step: Conversion) -> float:
-        members, flows = self.space.flows(step.src, step.dst)
+        return self._flowing(*self.space.flows(step.src, step.dst))
+
+    def _flowing(self, members: Counts, flows: Counts) -> float:
+        """Seconds of an exchange of so many elements [group, sender, receiver], all at once."""
         group, sender, receiver = np.nonzero(flows)
         sizes = flows[group, sender, receiver] * self.element_bytes
         return self.links.exchange(members[group, sender], members[group, receiver], sizes)

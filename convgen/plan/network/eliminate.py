@@ -12,7 +12,7 @@ way back down, which gives every value's best total.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from convgen.errors import InputError
 
 Table = NDArray[np.int64]
+Belief = tuple[tuple[int, ...], Table]  # variables, ascending, and for all of their values a least total
 MAX_CELLS = 1 << 26
 
 
@@ -89,8 +90,15 @@ class Elimination:
 
     def best_with(self) -> list[Table]:
         """For every variable and each of its values, the minimum over all assignments that have it."""
-        down: dict[int, Table] = {}
         found: list[Table] = [np.zeros(0, dtype=np.int64)] * len(self.problem.sizes)
+        for variable, (scope, belief) in self.beliefs():
+            found[variable] = _least(belief, scope, (variable,))
+        return found
+
+    def beliefs(self) -> Iterator[tuple[int, Belief]]:
+        """For every variable some that are in tables with it, itself included, and for all of their values the minimum
+        over all assignments that have these."""
+        down: dict[int, Table] = {}
         roots = {i: int(b.message) for i, b in enumerate(self._buckets) if not b.separator}
         above = dict.fromkeys(range(len(self._buckets)), 0)
         for i in range(len(self._buckets) - 1, -1, -1):
@@ -98,13 +106,12 @@ class Elimination:
             if i in roots:
                 above[i] = self.minimum - roots[i]
             belief = bucket.table + _spread(down[i], bucket.separator, bucket.scope) if i in down else bucket.table
-            found[bucket.variable] = _least(belief, bucket.scope, (bucket.variable,)) + above[i]
+            yield bucket.variable, (bucket.scope, belief + above[i])
             for source in bucket.sources:
                 child = self._buckets[source]
                 above[source] = above[i]
                 without = belief - _spread(child.message, child.separator, bucket.scope)
                 down[source] = _least(without, bucket.scope, child.separator)
-        return found
 
 
 def _run(problem: Problem, given: Sequence[Table]) -> list[_Bucket]:

@@ -39,11 +39,10 @@ def estimates(conv: Conv, sizes: tuple[int, ...], setting: Setting, dtype: str) 
     A spatial dimension takes an axis only if the one before it has an axis already, or has one row: H before W.
     """
     known = ("N", *(("G",) if conv.groups > 1 else ("C", "F")), *conv.letters, "")
-    assigned, place, degrees = _assignments(known, sizes)
+    assigned, place, degrees = assignments(known, sizes)
     degree = dict(zip(known, degrees.T, strict=True))
-    fits = _fits(conv, degree)
-    machine = setting.machine
-    lines = [_line(sizes, i, machine) for i in range(len(sizes))]
+    fits = fitting(conv, degree)
+    lines = axis_lines(sizes, setting.machine)
     slowest: dict[str, tuple[Floats, Floats]] = {}
     for letter in known:
         has = place[fits] == known.index(letter)
@@ -57,7 +56,7 @@ def estimates(conv: Conv, sizes: tuple[int, ...], setting: Setting, dtype: str) 
 
 
 @lru_cache(maxsize=1 << 10)
-def _assignments(
+def assignments(
     known: tuple[str, ...], sizes: tuple[int, ...]
 ) -> tuple[tuple[tuple[str, ...], ...], NDArray[np.int64], NDArray[np.int64]]:
     """Letters for axes, the same by number, and for each assignment the product of sizes that each letter has."""
@@ -67,6 +66,11 @@ def _assignments(
     for i, size in enumerate(sizes):
         degrees[np.arange(len(found)), place[:, i]] *= size
     return found, place, degrees
+
+
+def axis_lines(sizes: tuple[int, ...], machine: Machine) -> list[tuple[float, float]]:
+    """alpha and beta of a ring over each axis of a grid of these sizes."""
+    return [_line(sizes, i, machine) for i in range(len(sizes))]
 
 
 @lru_cache(maxsize=1 << 10)
@@ -80,7 +84,8 @@ def _line(sizes: tuple[int, ...], axis: int, machine: Machine) -> tuple[float, f
     return start / (sizes[axis] - 1), (full - start) / 1e9
 
 
-def _fits(conv: Conv, degree: dict[str, NDArray[np.int64]]) -> NDArray[np.bool_]:
+def fitting(conv: Conv, degree: dict[str, NDArray[np.int64]]) -> NDArray[np.bool_]:
+    """Which assignments leave no rank empty, rows split before columns."""
     most = {"N": conv.batch, "C": conv.channels, "F": conv.filters, "G": conv.groups}
     most |= {s.name: min(s.extent, s.out) for s in conv.spatial}
     fits = np.ones(len(degree["N"]), dtype=np.bool_)
@@ -93,15 +98,30 @@ def _fits(conv: Conv, degree: dict[str, NDArray[np.int64]]) -> NDArray[np.bool_]
     return fits
 
 
-def _seconds(
-    conv: Conv,
-    degree: dict[str, NDArray[np.int64]],
-    slowest: dict[str, tuple[Floats, Floats]],
-    setting: Setting,
-    dtype: str,
-) -> Floats:
-    """Estimated seconds of each assignment; `slowest` are alpha and beta of the slowest axis of each letter."""
-    size, machine = DTYPE_BYTES[dtype], setting.machine
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """The largest blocks of an assignment's operands, in elements.
+
+    Attributes:
+        halos: for each split spatial dimension, what share of a block its halo is.
+        copies: ranks with addends of the same dw.
+    """
+
+    x: Floats
+    w: Floats
+    y: Floats
+    flops: Floats
+    halos: tuple[tuple[Floats, str], ...]
+    copies: Floats
+
+    def busy_s(self, machine: Machine, dtype: str) -> Floats:
+        """Seconds of one phase by the roofline."""
+        moved = (self.x + self.y + self.w) * DTYPE_BYTES[dtype]
+        return np.maximum(self.flops / machine.flops_per_s(dtype), moved / machine.memory_bytes_per_s)
+
+
+def blocks_of(conv: Conv, degree: dict[str, NDArray[np.int64]]) -> Blocks:
+    """Blocks by how many ranks share each index."""
     one = np.ones(len(degree["N"]))
     n, c, f, g = (degree.get(letter, one).astype(np.float64) for letter in "NCFG")
 
@@ -122,18 +142,33 @@ def _seconds(
     x, y = samples * groups * channels * rows_in, samples * groups * filters * rows_out
     w = groups * channels * filters * conv.taps
     flops = 2 * samples * groups * channels * filters * coarse * conv.taps
-    busy = np.maximum(flops / machine.flops_per_s(dtype), (x + y + w) * size / machine.memory_bytes_per_s)
+    return Blocks(x, w, y, flops, tuple(halos), n * split)
+
+
+def _seconds(
+    conv: Conv,
+    degree: dict[str, NDArray[np.int64]],
+    slowest: dict[str, tuple[Floats, Floats]],
+    setting: Setting,
+    dtype: str,
+) -> Floats:
+    """Estimated seconds of each assignment; `slowest` are alpha and beta of the slowest axis of each letter."""
+    size, machine = DTYPE_BYTES[dtype], setting.machine
+    one = np.ones(len(degree["N"]))
+    c, f = (degree.get(letter, one).astype(np.float64) for letter in "CF")
+    blocks = blocks_of(conv, degree)
+    x, w, y, busy = blocks.x, blocks.w, blocks.y, blocks.busy_s(machine, dtype)
     total = 3 * (busy + machine.launch_s)
     none = np.zeros(len(one)), np.zeros(len(one))
     for parts, gathered, letter in ((f, x, "F"), (c, y, "C")):
         alpha, beta = slowest.get(letter, none)
         total += 2 * np.where(parts > 1, (parts - 1) * alpha + gathered * (parts - 1) / parts * size * beta, 0)
-    for halo, letter in halos:
+    for halo, letter in blocks.halos:
         alpha, beta = slowest[letter]
         total += np.where(halo > 0, 4 * alpha + halo * (x + y) * size * beta, 0)
     alpha, beta = (np.max([slowest[n][k] for n in ("N", *conv.letters)], axis=0) for k in (0, 1))
     if setting.hide_dw:
         return total
-    copies = n * split
+    copies = blocks.copies
     total += np.where(copies > 1, 2 * (copies - 1) * (alpha + w / copies * size * beta), 0)
     return total

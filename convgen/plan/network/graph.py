@@ -3,11 +3,11 @@
 | variable | values |
 |---|---|
 | a stored activation | splits (splits.py); normalisation, ReLU and dropout keep the one of what they read |
-| a convolution or linear layer | options (conv_node.py) |
+| a convolution or linear layer | options (conv_node.py), the best for each pair of splits of its input and output |
 | with `recompute`, an activation that is made in place from another | kept, or computed again in backward |
 
-A convolution joins its input's and its output's variables through its option; other nodes join their inputs' and
-output's directly. Redistribution needs no variable: it is in the tables, done by who reads.
+A convolution joins its input's and its output's variables and its option; other nodes join their inputs' and output's.
+Redistribution needs no variable: it is in the tables, done by who reads.
 """
 
 from __future__ import annotations
@@ -24,17 +24,20 @@ from convgen.algebra.grid import Grid
 from convgen.cost.model import PICOSECONDS
 from convgen.cost.training_memory import parameter_bytes
 from convgen.errors import InputError
-from convgen.plan.network.conv_node import ConvNode, ConvTables, candidates, wishes
+from convgen.plan.network.conv_node import ConvNode, Option, candidates, same_blocks, wishes
+from convgen.plan.network.conv_tables import NEVER
 from convgen.plan.network.eliminate import Factor, Problem, Table
 from convgen.plan.network.node_step import NodeStep, passes
 from convgen.plan.network.other_node import IN_PLACE, OtherNode, block_elements
+from convgen.plan.network.phase_roles import Letters
 from convgen.plan.network.reduced import largest
 from convgen.plan.network.setting import Setting
 from convgen.plan.network.splits import Shape, Split, any_splits, fits
 from convgen.spec.network import CONVOLUTIONS, Network, Node
 
-MOST = 1 << 62  # of bytes and of picoseconds, added up in 64 bits
+MOST = 1 << 62  # of bytes, added up in 64 bits
 MOST_ROLES = 12
+MOST_MORE = 6
 MOST_SPLITS = 14
 _DIMS = {2: ("N", "C"), 3: ("N", "C", "W"), 4: ("N", "C", "H", "W"), 5: ("N", "C", "D", "H", "W")}
 
@@ -65,6 +68,12 @@ class Graph:
     def problem(self) -> Problem:
         return Problem(tuple(self.sizes), tuple(self.factors))
 
+    def option(self, values: tuple[int, ...], name: str) -> Option:
+        """What a convolution chooses under an assignment."""
+        inputs = self.network.node[name].inputs
+        kinds = ("split", self.root[inputs[0]]), ("split", self.root[name]), ("option", name)
+        return self.convs[name].option(*(values[self.variable[kind]] for kind in kinds))
+
     def recomputed(self, values: tuple[int, ...], node: Node) -> bool:
         """Whether a node's output is computed again in backward under an assignment."""
         choice = self.variable.get(("recompute", self.root.get(node.name, "")))
@@ -84,6 +93,7 @@ def build(
     *,
     roles: Mapping[str, str] | None = None,
     most_roles: int = MOST_ROLES,
+    most_more: int = MOST_MORE,
     most_splits: int = MOST_SPLITS,
 ) -> Graph:
     """The graph of a network on a grid.
@@ -92,6 +102,7 @@ def build(
         roles: only this role for each axis, in every convolution (for pure sample parallelism, say).
         most_roles, most_splits: how many role assignments of a convolution and splits of a shape stay; those with
             the best estimates.
+        most_more: how many more roles each phase may have, and how many more ways there are to store w.
     Raises:
         InputError: bytes or picoseconds that sums in 64 bits would not hold.
     """
@@ -105,10 +116,10 @@ def build(
         if node.shape:
             in_place = node.kind in IN_PLACE
             graph.root[node.name] = graph.root[node.inputs[0]] if in_place else node.name
-    assigned: dict[Conv, tuple[dict[str, str], ...]] = {}
+    assigned: dict[Conv, tuple[Letters, ...]] = {}
     for node in network.nodes:
         if node.kind in CONVOLUTIONS and node.conv is not None and node.conv not in assigned:
-            given = (dict(roles),) if roles is not None else ()
+            given = (tuple(roles[a] for a in grid.names),) if roles is not None else ()
             assigned[node.conv] = given or candidates(node.conv, grid, setting, network.dtype, most_roles)
     domains = _domains(network, grid, assigned, most_splits)
     for node in network.nodes:
@@ -116,16 +127,16 @@ def build(
             graph.splits[node.name] = _allowed(graph, node, domains[node.shape])
             _add_variable(graph, "split", node.name, len(graph.splits[node.name]))
     try:
-        _Filler(graph, assigned).fill()
+        _Filler(graph, assigned, most_more).fill()
         most = max(
-            sum(int(t.max()) for f in graph.factors if (t := f.memory if m else f.cost) is not None) for m in (0, 1)
+            sum(int(t.max()) for f in graph.factors if (t := f.memory if m else f.cost) is not None) * NEVER // limit
+            for m, limit in enumerate((NEVER, MOST))
         )
     except OverflowError:
-        most = MOST
-    if most >= MOST:
-        fact = (
-            f"a step of {network.name} on {setting.machine.name} may take {MOST / 86400 / PICOSECONDS:.0f} days or more"
-        )
+        most = NEVER
+    if most >= NEVER:
+        days = NEVER / 86400 / PICOSECONDS
+        fact = f"a step of {network.name} on {setting.machine.name} may take {days:.0f} days or more"
         hint = "fewer samples (--batch), or a machine file with other numbers: see its latencies and rates"
         raise InputError(fact, ("input",), hint=hint)
     return graph
@@ -138,7 +149,7 @@ def _add_variable(graph: Graph, kind: str, name: str, size: int) -> int:
 
 
 def _domains(
-    network: Network, grid: Grid, assigned: Mapping[Conv, tuple[dict[str, str], ...]], most: int
+    network: Network, grid: Grid, assigned: Mapping[Conv, tuple[Letters, ...]], most: int
 ) -> dict[Shape, tuple[Split, ...]]:
     """For each shape, the splits that convolutions on it wish for, best roles first, in turns."""
     wished: dict[Shape, dict[tuple[Conv, str], list[Split]]] = {}
@@ -146,7 +157,9 @@ def _domains(
         if node.kind in CONVOLUTIONS and node.conv is not None:
             for tensor, shape in (("x", network.node[node.inputs[0]].shape), ("y", node.shape)):
                 wished.setdefault(shape, {})[node.conv, tensor] = [
-                    split for letters in assigned[node.conv] for split in wishes(letters, tensor, _DIMS[len(shape)])
+                    split
+                    for letters in assigned[node.conv]
+                    for split in wishes(dict(zip(grid.names, letters, strict=True)), tensor, _DIMS[len(shape)])
                 ]
     found: dict[Shape, tuple[Split, ...]] = {}
     for node in network.nodes:
@@ -164,18 +177,18 @@ def _allowed(graph: Graph, node: Node, splits: tuple[Split, ...]) -> tuple[Split
     network = graph.network
     members = [n for n in network.nodes if graph.root.get(n.name) == node.name]
     checks = [_other(graph, m) for m in members if m.kind not in (*CONVOLUTIONS, "input")]
-    touching: list[tuple[ConvNode, str]] = []
+    touching: list[tuple[Conv, str]] = []
     for m in members:
         if m.kind in CONVOLUTIONS and m.conv is not None and m.conv.groups > 1:
-            touching.append((ConvNode(m.conv, graph.grid, network.dtype, graph.setting, (), dx=True), "y"))
+            touching.append((m.conv, "y"))
         touching += [
-            (ConvNode(reader.conv, graph.grid, network.dtype, graph.setting, (), dx=True), "x")
+            (reader.conv, "x")
             for reader in network.readers[m.name]
             if reader.kind in CONVOLUTIONS and reader.conv is not None and reader.conv.groups > 1
         ]
 
     def allowed(split: Split) -> bool:
-        return all(c.allows(split) for c in checks) and all(c.same_blocks(t, split) for c, t in touching)
+        return all(c.allows(split) for c in checks) and all(same_blocks(c, graph.grid, t, split) for c, t in touching)
 
     found = tuple(s for s in splits if allowed(s))
     if not found:
@@ -192,10 +205,9 @@ def _other(graph: Graph, node: Node) -> OtherNode:
 class _Filler:
     """Makes the tables; those of nodes alike are made once."""
 
-    def __init__(self, graph: Graph, assigned: Mapping[Conv, tuple[dict[str, str], ...]]) -> None:
-        self.graph, self.assigned = graph, assigned
-        self._convs: dict[tuple[Conv, bool], ConvNode] = {}
-        self._conv_tables: dict[object, ConvTables] = {}
+    def __init__(self, graph: Graph, assigned: Mapping[Conv, tuple[Letters, ...]], most_more: int) -> None:
+        self.graph, self.assigned, self.most_more = graph, assigned, most_more
+        self._convs: dict[object, ConvNode] = {}
         self._others: dict[object, OtherNode] = {}
         self._tables: dict[object, Table] = {}
 
@@ -221,20 +233,23 @@ class _Filler:
         assert conv is not None
         x_root, y_root = graph.root[node.inputs[0]], node.name
         dx = graph.network.node[x_root].kind != "input"
-        if (conv, dx) not in self._convs:
-            self._convs[conv, dx] = ConvNode(
-                conv, graph.grid, graph.network.dtype, graph.setting, self.assigned[conv], dx=dx
+        xs, ys = graph.splits[x_root], graph.splits[y_root]
+        if (key := (conv, dx, xs, ys)) not in self._convs:
+            self._convs[key] = ConvNode(
+                conv,
+                graph.grid,
+                graph.network.dtype,
+                graph.setting,
+                self.assigned[conv],
+                xs,
+                ys,
+                dx=dx,
+                most_more=self.most_more,
             )
-        one = graph.convs[node.name] = self._convs[conv, dx]
-        key = (conv, dx, graph.splits[x_root], graph.splits[y_root])
-        if key not in self._conv_tables:
-            self._conv_tables[key] = one.tables(graph.splits[x_root], graph.splits[y_root])
-        tables = self._conv_tables[key]
+        one = graph.convs[node.name] = self._convs[key]
         x, y = graph.variable["split", x_root], graph.variable["split", y_root]
-        option = _add_variable(graph, "option", node.name, len(one.options))
-        self.put(node, (option,), tables.own, tables.own_memory)
-        self.put(node, (x, option), tables.x, tables.x_memory)
-        self.put(node, (y, option), tables.y, tables.y_memory)
+        option = _add_variable(graph, "option", node.name, one.best.cost.shape[2])
+        self.put(node, (x, y, option), one.best.cost, one.best.memory)
 
     def other(self, node: Node) -> None:
         graph = self.graph

@@ -1,7 +1,7 @@
 """The heuristic of [SP] V-C, to compare with: lay out the longest path exactly, fix it, and go on with the next.
 
-A path's length is the least seconds that its layers' options take by themselves, so the longest is the most
-computationally intensive. The next is the longest that contains as few of the layers already laid out as possible,
+A path's length is the least seconds that its layers take, however their activations are stored, so the longest is the
+most computationally intensive. The next is the longest that contains as few of the layers already laid out as possible,
 until every layer has a layout.
 """
 
@@ -35,7 +35,7 @@ def _longest(graph: Graph, laid_out: set[str]) -> list[str]:
         own = 0
         if node.name in graph.convs:
             option = graph.variable["option", node.name]
-            own = next(int(f.cost.min()) for f in graph.factors if f.scope == (option,))
+            own = next(int(f.cost.min()) for f in graph.factors if option in f.scope)
         here = (0, 0) if node.name in laid_out else (1, own)
         before = [best[name] for name in node.inputs]
         # New layers first: a path without any would be no progress.

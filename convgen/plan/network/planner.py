@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+
+import numpy as np
 
 from convgen.algebra.conv import Conv
 from convgen.algebra.grid import Grid
@@ -14,7 +16,7 @@ from convgen.errors import InputError, Note
 from convgen.plan.network.bounded import FREE, DoesNotFit, least_memory, solve
 from convgen.plan.network.collection import without_collection
 from convgen.plan.network.conv_node import Option
-from convgen.plan.network.eliminate import Elimination
+from convgen.plan.network.eliminate import Belief, Elimination
 from convgen.plan.network.graph import Graph, build, run_again
 from convgen.plan.network.grids import grids
 from convgen.plan.network.longest_path import longest_paths
@@ -29,7 +31,7 @@ from convgen.spec.text import number_of
 
 GIB = 1 << 30
 SCOUTED = 4  # how many of the best estimated grids are searched with few candidates
-FEW_ROLES, FEW_SPLITS = 5, 6
+FEW_ROLES, FEW_MORE, FEW_SPLITS = 5, 1, 6
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,8 +42,8 @@ class NodePlan:
         reads, stored: splits of its inputs as they are stored, and of its output (None for a loss).
         option: of a convolution or linear layer.
         memory_bytes: that its weights, what it holds, and its output take on the fullest rank.
-        runner_up: roles of the next best option for the layer, everything else chosen anew, and the seconds that the
-            whole plan then takes more, whatever memory that takes; None where memory decided on the plan.
+        runner_up: the best roles that the layer can have with others in forward, everything else chosen anew, and the
+            seconds that the whole plan then takes more, whatever memory that takes; None where memory decided on it.
     """
 
     node: Node
@@ -172,7 +174,7 @@ def plan_network(
     tried: list[tuple[Grid, float | None]] = []
     if len(all_grids) > 1:
         for one in all_grids[:SCOUTED]:
-            scout = build(network, one, setting, most_roles=FEW_ROLES, most_splits=FEW_SPLITS)
+            scout = build(network, one, setting, most_roles=FEW_ROLES, most_more=FEW_MORE, most_splits=FEW_SPLITS)
             tried.append((one, _solved_s(scout, budget_bytes)))
         all_grids = sorted(all_grids[:SCOUTED], key=lambda g: dict(tried)[g] or float("inf"))
     missed: list[tuple[int, Graph, DoesNotFit]] = []
@@ -246,7 +248,7 @@ def _ways(network: Network, setting: Setting, budget: int, ranks: int, given: Gr
         one = given
         if one is None or one.ranks != ranks:
             one = grids(ranks, list(convolutions(network).items()), setting, network.dtype)[0]
-        few = build(network, one, setting, most_roles=FEW_ROLES, most_splits=FEW_SPLITS)
+        few = build(network, one, setting, most_roles=FEW_ROLES, most_more=FEW_MORE, most_splits=FEW_SPLITS)
         return least_memory(few.problem) <= budget
 
     for option, other in (
@@ -268,7 +270,7 @@ def _ways(network: Network, setting: Setting, budget: int, ranks: int, given: Gr
 
 def _nodes(plan: Plan) -> Iterator[NodePlan]:
     graph, values = plan.graph, plan.values
-    best = Elimination(graph.problem).best_with() if plan.free else None
+    beliefs = dict(Elimination(graph.problem).beliefs()) if plan.free else {}
     for node in graph.network.nodes:
         if node.kind == "input":
             continue
@@ -276,19 +278,32 @@ def _nodes(plan: Plan) -> Iterator[NodePlan]:
         stored = graph.split(values, node.name) if node.shape else None
         option, runner = None, None
         if node.name in graph.convs:
-            conv, variable = graph.convs[node.name], graph.variable["option", node.name]
-            option = conv.options[values[variable]]
+            conv = graph.convs[node.name]
+            option = graph.option(values, node.name)
             assert stored is not None
             steps = tuple(conv.steps(reads[0], stored, option))
-            if best is not None:
-                others = [i for i, o in enumerate(conv.options) if o.letters != option.letters]
-                if others:
-                    i = min(others, key=lambda i: int(best[variable][i]))
-                    extra = (int(best[variable][i]) - plan.cost_ps) / PICOSECONDS
-                    runner = conv.options[i].roles_text(), extra
+            if plan.free:
+                runner = _runner_up(plan, node, option, beliefs)
         else:
             other = graph.others[node.name]
             steps = tuple(other.steps(reads, stored if stored is not None else ()))
             if stored is not None and graph.recomputed(values, node):
                 steps += (run_again(node, other.block_bytes(node.shape, stored), graph.setting),)
         yield NodePlan(node, reads, stored, option, steps, plan.memory_of.get(node.name, 0), runner)
+
+
+def _runner_up(plan: Plan, node: Node, option: Option, beliefs: Mapping[int, Belief]) -> tuple[str, float] | None:
+    """The best other roles in forward of a convolution, and what the plan then costs more."""
+    graph, conv = plan.graph, plan.graph.convs[node.name]
+    if (others := conv.other_roles(option)) is None:
+        return None
+    least, option_of = others
+    kinds = ("split", graph.root[node.inputs[0]]), ("split", node.name), ("option", node.name)
+    x, y, own = (graph.variable[kind] for kind in kinds)
+    # The first of the three to be eliminated is so together with the other two.
+    scope, belief = next(b for b in (beliefs[v] for v in (own, x, y)) if x in b[0] and y in b[0])
+    order = [v for v in scope if v in (x, y)]
+    rest = belief.min(axis=tuple(i for i, v in enumerate(scope) if v not in order))
+    total = (rest if order == [x, y] else rest.T) - conv.best.cost[..., 0] + least
+    i, j = map(int, np.unravel_index(int(total.argmin()), total.shape))
+    return option_of(i, j).roles_text(), (int(total[i, j]) - plan.cost_ps) / PICOSECONDS

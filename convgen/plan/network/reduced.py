@@ -117,6 +117,11 @@ class ReducedModel(Model):
         elif step.kind == "all_reduce" and plain:
             whole = self.reduced.largest_elements(src)
             sent = busiest = whole + (group - 2) * -(-whole // group)
+        elif step.kind == "exchange" and self._few_pairs(step):
+            members, flows = self.reduced.flows(step.src, step.dst)
+            sent = int(flows.sum(axis=2).max())
+            time_s = self._flowing(members, flows)
+            return StepCost(sent, sent * self.element_bytes, 0, round(time_s * PICOSECONDS))
         else:
             sent, busiest, peers = self._on_its_axes(step)
             if step.kind == "exchange":
@@ -133,14 +138,20 @@ class ReducedModel(Model):
             return start + n * full
         return collective_seconds(grid, levels, step.kind, step.over, n, self.machine.add_s_per_byte, algorithm)[0]
 
+    def _few_pairs(self, step: Conversion) -> bool:
+        """Whether an exchange is priced message by message: on several levels, where messages are few."""
+        levels, grid = self.machine.levels, self.reduced.grid
+        if len(levels) == 1 and levels[0].shared_bytes_per_s is None:
+            return False
+        involved = {a for t in (step.src, step.dst) for axes in t.axes for a in axes}
+        return grid.ranks * prod(grid.sizes[a] for a in involved) <= MOST_PAIRS
+
     def _exchange_s(self, step: Conversion, peers: int, n: int) -> float:
-        """Seconds of an exchange: exact on one level and where messages are few, else a bound from above."""
+        """Seconds of an exchange where messages are many: exact on one level, else a bound from above."""
         levels, grid = self.machine.levels, self.reduced.grid
         if len(levels) == 1 and levels[0].shared_bytes_per_s is None:
             return peers * levels[0].latency_s + n / levels[0].bytes_per_s
         involved = {a for t in (step.src, step.dst) for axes in t.axes for a in axes}
-        if grid.ranks * prod(grid.sizes[a] for a in involved) <= MOST_PAIRS:
-            return self._exchanged(step)
         # As if every message crossed the outermost level that the axes reach, all ranks of a unit at once.
         over = grid.ordered(a for b, c in zip(step.src.axes, step.dst.axes, strict=True) for a in (*b, *c) if b != c)
         over = over or grid.ordered(involved)
@@ -179,8 +190,13 @@ class ReducedModel(Model):
             _renamed(src, changed, name, grid),
             _renamed(dst, changed, name, grid),
         )
-        conv = _tensor_conv(space, src, changed)
-        return _small_traffic(conv, grid, small, space.virtual_padding)
+        if step.kind == "reduce_scatter":
+            return _small_traffic(_tensor_conv(space, src, changed), grid, small, space.virtual_padding)
+        # In proportion to what it leaves alone.
+        left = prod(space.largest_block(src.tensor, d, src.axes[d]) for d, moves in enumerate(changed) if not moves)
+        conv = _tensor_conv(space, src, changed, alone=1)
+        sent, busiest, peers = _small_traffic(conv, grid, small, space.virtual_padding)
+        return left * sent, left * busiest, peers
 
     def convolution(self, operands: tuple[Layout, Layout, Layout]) -> StepCost:
         if (found := self._local_found.get(operands)) is None:
@@ -255,11 +271,15 @@ def largest(extent: int, groups: int, sizes: tuple[int, ...]) -> int:
     return groups * unit
 
 
-def _tensor_conv(space: ReducedSpace, layout: Layout, changed: Sequence[bool]) -> Conv:
-    """A convolution whose tensor of this name has its full extent where a conversion changes it, else a block's."""
+def _tensor_conv(space: ReducedSpace, layout: Layout, changed: Sequence[bool], alone: int | None = None) -> Conv:
+    """A convolution whose tensor of this name has its full extent where a conversion changes it, else a block's.
+
+    Args:
+        alone: instead of a block's extent.
+    """
     conv, tensor = space.conv, layout.tensor
     extent = [
-        d.extent if moves else space.largest_block(tensor, i, layout.axes[i])
+        d.extent if moves else alone or space.largest_block(tensor, i, layout.axes[i])
         for i, (d, moves) in enumerate(zip(conv.dims(tensor), changed, strict=True))
     ]
     if tensor == "bias":

@@ -182,7 +182,7 @@ def memory_parts(plan: Plan, node: NodePlan) -> list[tuple[str, int]]:
     if node.option is not None:
         conv = graph.convs[node.node.name]
         states = plan.setting.optimizer_states
-        parts.append((f"w, its gradient and {states} optimizer states", conv.weight_bytes(node.option)))
+        parts.append((f"w, its gradient and {states} optimizer states", conv.weight_bytes(node.option.w)))
         if node.stored is not None and conv.conv.bias:
             parts.append(("bias, its gradient and states", conv.bias_bytes(conv.layout("y", node.stored))))
         held = conv.held(conv.layout("x", node.reads[0]), node.option) * plan.network.element_bytes
