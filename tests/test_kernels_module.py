@@ -18,7 +18,7 @@ from convgen.spec.reader import layer_from_dict
 from convgen.verify.check import check
 from convgen.verify.program import global_tensors, reference
 
-LAYERS = draws(48)
+LAYERS = draws(30)
 
 
 def fused(case: Case) -> Case:
@@ -49,7 +49,7 @@ def test_random_layers_fused(part: int) -> None:
 
 @pytest.mark.parametrize("algorithm", ["stationary-x", "stationary-y", "stationary-w", "spatial", "integrated"])
 def test_named_algorithms_fused(algorithm: str) -> None:
-    for seed in range(draws(3)):
+    for seed in range(draws(2)):
         assert_right(fused(draw(seed, algorithm=algorithm, least=2, most=6)))
 
 
@@ -75,8 +75,15 @@ def even_layer(algorithm: str, memory_format: str, kernel: int, stride: int, dty
     return compile_layer(layer, passes=eager(layer))
 
 
-@pytest.mark.parametrize("memory_format", ["contiguous", "channels_last"])
-@pytest.mark.parametrize("algorithm", ["stationary-x", "stationary-y", "stationary-w"])
+@pytest.mark.parametrize(
+    ("algorithm", "memory_format"),
+    [
+        (algorithm, memory_format)
+        for i, algorithm in enumerate(("stationary-x", "stationary-y", "stationary-w"))
+        for j, memory_format in enumerate(("contiguous", "channels_last"))
+        if draws(1) > 1 or (i + j) % 2 == 0  # each format with some algorithm
+    ],
+)
 def test_parts(algorithm: str, memory_format: str) -> None:
     for kernel, stride, dtype in ((3, 1, "float64"), (3, 2, "bfloat16"), (1, 1, "float32"), (1, 2, "tfloat32")):
         compiled = even_layer(algorithm, memory_format, kernel, stride, dtype)

@@ -167,10 +167,10 @@ def test_other_configurations(name: str) -> None:
     rng = random.Random(name)
     for phase in PHASES:
         found = [p for p in cases(name, phase) if p.pixels < 400]
-        for seed, p in enumerate(found[:3]):
+        for seed, p in enumerate(found[:2]):
             offered = list(family.configs(p, SM_90))
             assert offered[0] == family.default(p, SM_90)
-            for config in rng.sample(offered, min(3, len(offered))):
+            for config in rng.sample(offered, min(draws(2), len(offered))):
                 assert_right(p, config, seed, integers=p.dtype != "float64")
 
 

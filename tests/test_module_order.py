@@ -29,7 +29,7 @@ MODES = [
     pytest.param("one", False, id="one stream, one after the other"),
 ]
 # Those of example layers whose modules send point to point; the others have collectives of torch's alone.
-EXCHANGING = {"causal_1d", "depthwise", "integrated", "spatial_2x2", "stem", "sw26010_rows", "volume_3d"}
+EXCHANGING = {"causal_1d", "depthwise", "integrated", "spatial_2x2", "stem", "sw26010_rows", "transposed", "volume_3d"}
 
 
 def example(file: Path) -> Case:
