@@ -18,7 +18,7 @@ from convgen.spec.reader import layer_from_dict
 from convgen.verify.check import check
 from convgen.verify.program import global_tensors, reference
 
-LAYERS = draws(30)
+LAYERS = draws(48)
 
 
 def fused(case: Case) -> Case:

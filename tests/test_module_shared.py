@@ -170,7 +170,6 @@ WAYS = {
         "sys.path.insert(0, FOLDER + '/..'); before = list(sys.path); from build import first, second",
         True,
     ),
-    "by path": ("first, second = by_path('first'), by_path('second')", True),
     "by path, without sys.modules": ("first, second = by_path('first'), by_path('second')", False),
 }
 

@@ -40,7 +40,7 @@ def check(case: Case) -> None:
     assert_adjoint(case, given, ran)
 
 
-LAYERS = draws(180)
+LAYERS = draws(240)
 
 
 @pytest.mark.parametrize("batch", seeds(LAYERS), ids=str)
