@@ -122,13 +122,18 @@ class IndexSets:
 
     def _find_window(self, tensor: str, dim: int, axes: Axes) -> Window | None:
         own, index = self.block(tensor, dim, axes), self.split(self.rows[tensor, dim].index, axes)
-        lo, hi = self.needed(tensor, dim, axes)
-        if self._serves(tensor, dim, axes, own, index, (lo, hi)):
+        if self._serves(tensor, dim, axes, own, index, self.needed(tensor, dim, axes)):
             return None
+        return self.widest(tensor, dim, axes)
+
+    def widest(self, tensor: str, dim: int, axes: Axes) -> Window:
+        """Rows wanted below and above the own block by the reader's block, the most over all ranks."""
+        own_lo, own_hi = self.block(tensor, dim, axes)
+        lo, hi = self.needed(tensor, dim, axes)
         some = hi > lo
         if not some.any():
             return Window(0, 0)
-        return Window(int((own[0] - lo)[some].max()), int((hi - own[1])[some].max()))
+        return Window(int((own_lo - lo)[some].max()), int((hi - own_hi)[some].max()))
 
     def _serves(self, tensor: str, dim: int, axes: Axes, own: Spans, index: Spans, needed: Spans) -> bool:
         """Whether every rank's block holds what it needs and convolves without rows of padding, just as it is.

@@ -9,7 +9,7 @@ exact for blocks that cut groups. Source: [CF] Eqs. 1 to 3; DESIGN sections 1 an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -40,6 +40,16 @@ class Held(NamedTuple):
     channels: int
     lo: int
     hi: int
+
+
+def other_phases(phase: Phase, row: Callable[[Phase], Operation]) -> Mapping[str, Derived]:
+    """Gradients of a phase's operands: each is the phase that makes it, a row of its own."""
+    found: dict[str, Derived] = {}
+    for other, makes in MAKES.items():
+        if other != phase:
+            reads = tuple(f"d{t}" if t == MAKES[phase] else t for t in READS[other])
+            found[makes] = Derived(row(other), reads)
+    return found
 
 
 @dataclass(frozen=True)
@@ -198,14 +208,7 @@ class Convolution(Operation):
 
     @cached_property
     def gradients(self) -> Mapping[str, Derived]:
-        """The other two phases: each operand's is the phase that makes it."""
-        result = MAKES[self.phase]
-        found: dict[str, Derived] = {}
-        for phase, makes in MAKES.items():
-            if phase != self.phase:
-                reads = tuple(f"d{t}" if t == result else t for t in READS[phase])
-                found[makes] = Derived(replace(self, phase=phase), reads)
-        return found
+        return other_phases(self.phase, lambda phase: replace(self, phase=phase))
 
     def work(self, way: int, at: At) -> Work:
         """Two flops a product; padding and rows that nobody reads count as read."""

@@ -24,9 +24,7 @@ from convgen.algebra.signature import Signature
 from convgen.algebra.space import Space
 from convgen.algebra.wants import layouts
 from convgen.operations.bias import AddBias, SumBias
-from convgen.operations.convolution import MAKES as MADE
-from convgen.operations.convolution import READS as READ
-from convgen.operations.convolution import Convolution
+from convgen.operations.convolution import MAKES, READS, Convolution
 from convgen.operations.row import Operation
 from convgen.operations.transposed import TransposedConvolution
 
@@ -37,18 +35,18 @@ CONVOLUTIONS: Mapping[str, Phase] = {**{f"conv_{p}": p for p in PHASES}, **TRANS
 
 def _value(phase: Phase, tensor: str) -> str:
     """What backward reads of y, and makes, are gradients."""
-    gradient = phase != "forward" and (tensor == "y" or tensor == MADE[phase])
+    gradient = phase != "forward" and (tensor == "y" or tensor == MAKES[phase])
     return f"d{tensor}" if gradient else tensor
 
 
 # By phase the values that a convolution reads, in order, and the one that it makes.
-VALUES_READ: Mapping[Phase, tuple[str, ...]] = {p: tuple(_value(p, t) for t in READ[p]) for p in PHASES}
-VALUE_MADE: Mapping[Phase, str] = {p: _value(p, MADE[p]) for p in PHASES}
+VALUES_READ: Mapping[Phase, tuple[str, ...]] = {p: tuple(_value(p, t) for t in READS[p]) for p in PHASES}
+VALUE_MADE: Mapping[Phase, str] = {p: _value(p, MAKES[p]) for p in PHASES}
 # By operation.
-MAKES: Mapping[str, str] = {n: VALUE_MADE[p] for n, p in CONVOLUTIONS.items()} | {"add_bias": "y", "sum_bias": "db"}
+MADE_BY: Mapping[str, str] = {n: VALUE_MADE[p] for n, p in CONVOLUTIONS.items()} | {"add_bias": "y", "sum_bias": "db"}
 # Words of the signatures of each operation, in their order; the first needs none.
 WAYS: Mapping[str, tuple[str, ...]] = {
-    name: ("", ROWS_OF_X) if CONVOLUTIONS.get(name) == "backward_filter" else ("",) for name in MAKES
+    name: ("", ROWS_OF_X) if CONVOLUTIONS.get(name) == "backward_filter" else ("",) for name in MADE_BY
 }
 
 
@@ -66,7 +64,7 @@ class Row:
 
     @property
     def makes(self) -> str:
-        return MAKES[self.operation.name]
+        return MADE_BY[self.operation.name]
 
     @property
     def ways(self) -> tuple[str, ...]:

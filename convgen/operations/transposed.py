@@ -15,7 +15,7 @@ from typing import Any
 
 from convgen.algebra.conv import OTHER_TENSOR, Conv, Phase, Spatial
 from convgen.algebra.signature import Made, Operand, Signature
-from convgen.operations.convolution import MAKES, READS, Convolution
+from convgen.operations.convolution import Convolution, other_phases
 from convgen.operations.row import At, Derived, Operation, Work
 
 EXCHANGED = {**OTHER_TENSOR, "C": "F", "F": "C"}
@@ -68,14 +68,7 @@ class TransposedConvolution(Operation):
 
     @cached_property
     def gradients(self) -> Mapping[str, Derived]:
-        """The other two phases: each operand's is the phase that makes it."""
-        result = MAKES[self.phase]
-        found: dict[str, Derived] = {}
-        for phase, makes in MAKES.items():
-            if phase != self.phase:
-                reads = tuple(f"d{t}" if t == result else t for t in READS[phase])
-                found[makes] = Derived(replace(self, phase=phase), reads)
-        return found
+        return other_phases(self.phase, lambda phase: replace(self, phase=phase))
 
     def work(self, way: int, at: At) -> Work:
         return self.sum.work(self._way(way), self._there(at))

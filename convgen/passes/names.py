@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from convgen.operations.layer import MAKES
+from convgen.operations.layer import MADE_BY
 from convgen.program.build import SUFFIX
 from convgen.program.nodes import GIVEN, PHASES, RESULTS, Compute, Convert, Schedule, Step
 
@@ -61,4 +61,4 @@ def _word(step: Step, names: Mapping[str, str]) -> str:
             halo = step.kind == "exchange" and step.type.has_window
             return f"{names[step.source].split('_')[0]}_{'halo' if halo else SUFFIX[step.kind]}"
         case Compute():
-            return MAKES[step.operation] + ("_partial" if step.type.partial else "_local")
+            return MADE_BY[step.operation] + ("_partial" if step.type.partial else "_local")

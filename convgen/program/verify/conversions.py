@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from convgen.algebra.index_sets import IndexSets
-from convgen.algebra.layout import Axes, Layout, Window
+from convgen.algebra.layout import Axes, Layout
 from convgen.program.nodes import Convert, reads
 from convgen.program.verify.facts import Facts, Fault, listed
 
@@ -26,7 +25,7 @@ def check_windows_are_needed(f: Facts) -> Iterator[Fault]:
     for _, step in f.steps:
         layout = step.type
         for d, window in enumerate(layout.windows):
-            if window is not None and window != (needed := _window(f.space, layout, d)):
+            if window is not None and window != (needed := f.space.widest(layout.tensor, d, layout.axes[d])):
                 name = f.space.dims(layout.tensor)[d].name
                 yield step, f"on {name} {needed} rows are needed, {window} are wanted"
 
@@ -86,16 +85,6 @@ def check_sent_is_received(f: Facts) -> Iterator[Fault]:
             continue
         for i, j in [(int(w[0]), int(w[-1])) for w in wrong[:1]]:
             yield step, text.format(i, j, size[i], taken[i, j], taken[i].sum())
-
-
-def _window(sets: IndexSets, layout: Layout, d: int) -> Window:
-    """Rows wanted below and above the own block by the reader's block, the most over all ranks."""
-    own_lo, own_hi = sets.block(layout.tensor, d, layout.axes[d])
-    lo, hi = sets.needed(layout.tensor, d, layout.axes[d])
-    some = hi > lo
-    if not some.any():
-        return Window(0, 0)
-    return Window(int((own_lo - lo)[some].max()), int((hi - own_hi)[some].max()))
 
 
 def _untyped(f: Facts, step: Convert, src: Layout, dst: Layout) -> str:

@@ -14,7 +14,7 @@ from convgen.algebra.index_sets import Box, volume
 from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.signature import Operand, Signature
 from convgen.algebra.space import Space
-from convgen.operations.layer import MAKES, Row, rows
+from convgen.operations.layer import MADE_BY, Row, rows
 from convgen.program.nodes import GIVEN, TENSOR_OF, Compute, Convert, Schedule, Step
 
 Counts = NDArray[np.int64]  # [ranks] or [ranks, ranks]
@@ -62,7 +62,7 @@ class Facts:
         for _, step in self.steps:
             match step:
                 case Compute():
-                    found[step.result] = MAKES[step.operation]
+                    found[step.result] = MADE_BY[step.operation]
                 case Convert():
                     found[step.result] = found.get(step.source, "")
         return found
