@@ -20,8 +20,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from convgen.algebra.index_sets import IndexSets
 from convgen.algebra.layout import Axes, Layout
-from convgen.algebra.space import Space
+from convgen.algebra.signature import Reduction
 
 Kind = Literal["slice", "reduce_scatter", "all_reduce", "all_to_all", "all_gather", "exchange"]
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "exchange")
@@ -29,15 +30,21 @@ COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "exch
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """One step from `src` to `dst` over the ranks that differ along `over` (none for a slice)."""
+    """One step from `src` to `dst` over the ranks that differ along `over` (none for a slice).
+
+    Attributes:
+        reduction: of an exchange: parts overlap and are added; of an all_gather: blocks are addends, which every rank
+            reduces alike. The kinds that sum by nature have none.
+    """
 
     kind: Kind
     over: Axes
     src: Layout
     dst: Layout
+    reduction: Reduction | None = None
 
 
-def redistribute(space: Space, src: Layout, dst: Layout) -> tuple[Conversion, ...]:
+def redistribute(space: IndexSets, src: Layout, dst: Layout) -> tuple[Conversion, ...]:
     """Conversions that turn `src` into `dst`, in order; empty when they are the same type.
 
     Args:

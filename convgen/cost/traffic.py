@@ -18,15 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convgen.algebra.blocks import block
-from convgen.algebra.index_sets import volume
+from convgen.algebra.index_sets import IndexSets, volume
 from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.redistribute import Kind
-from convgen.algebra.space import Space
 
 Counts = NDArray[np.int64]
 
 
-def elements_sent(space: Space, kind: Kind, over: Axes, src: Layout, dst: Layout) -> Counts:
+def elements_sent(space: IndexSets, kind: Kind, over: Axes, src: Layout, dst: Layout) -> Counts:
     """Elements that leave each rank in a conversion from `src` to `dst` over the axes `over`."""
     match kind:
         case "slice":
@@ -43,7 +42,7 @@ def elements_sent(space: Space, kind: Kind, over: Axes, src: Layout, dst: Layout
             return _by_rank(space, src, dst, axis=2)
 
 
-def elements_received(space: Space, kind: Kind, over: Axes, src: Layout, dst: Layout) -> Counts:
+def elements_received(space: IndexSets, kind: Kind, over: Axes, src: Layout, dst: Layout) -> Counts:
     """Elements that reach each rank."""
     match kind:
         case "slice":
@@ -60,7 +59,7 @@ def elements_received(space: Space, kind: Kind, over: Axes, src: Layout, dst: La
             return _by_rank(space, src, dst, axis=1)
 
 
-def _by_rank(space: Space, src: Layout, dst: Layout, axis: int) -> Counts:
+def _by_rank(space: IndexSets, src: Layout, dst: Layout, axis: int) -> Counts:
     """What each rank sends (axis 2) or receives (axis 1) in an exchange."""
     members, flows = space.flows(src, dst)
     counts = np.zeros(space.grid.ranks, dtype=np.int64)
@@ -68,7 +67,7 @@ def _by_rank(space: Space, src: Layout, dst: Layout, axis: int) -> Counts:
     return counts
 
 
-def blocks_volume(space: Space, layout: Layout) -> Counts:
+def blocks_volume(space: IndexSets, layout: Layout) -> Counts:
     """Elements of each rank's block of a layout without windows, kernel taps included."""
     count = np.full(space.grid.ranks, space.weight(layout.tensor), dtype=np.int64)
     for i, axes in enumerate(layout.axes):
@@ -77,13 +76,13 @@ def blocks_volume(space: Space, layout: Layout) -> Counts:
     return count
 
 
-def _held(space: Space, layout: Layout) -> Counts:
+def _held(space: IndexSets, layout: Layout) -> Counts:
     if layout.has_window:
         return volume(space.held(layout)) * space.weight(layout.tensor)
     return blocks_volume(space, layout)
 
 
-def _kept(space: Space, src: Layout, dst: Layout) -> Counts:
+def _kept(space: IndexSets, src: Layout, dst: Layout) -> Counts:
     """What a rank has before and after an all-to-all: where its two blocks overlap."""
     count = np.full(space.grid.ranks, space.weight(src.tensor), dtype=np.int64)
     for i, (before, after) in enumerate(zip(src.axes, dst.axes, strict=True)):
@@ -95,7 +94,7 @@ def _kept(space: Space, src: Layout, dst: Layout) -> Counts:
     return count
 
 
-def _rows(space: Space, layout: Layout, dim: int) -> tuple[Counts, Counts]:
+def _rows(space: IndexSets, layout: Layout, dim: int) -> tuple[Counts, Counts]:
     """The interval of one dimension that each rank holds."""
     if layout.windows[dim] is None:
         return space.block(layout.tensor, dim, layout.axes[dim])
@@ -103,7 +102,7 @@ def _rows(space: Space, layout: Layout, dim: int) -> tuple[Counts, Counts]:
     return box[:, dim, 0], box[:, dim, 1]
 
 
-def _all_reduced(space: Space, over: Axes, src: Layout) -> Counts:
+def _all_reduced(space: IndexSets, over: Axes, src: Layout) -> Counts:
     """Reduce-scatter and all-gather of pieces by the block rule; each rank receives as much as it sends."""
     size, place = 1, np.zeros(space.grid.ranks, dtype=np.int64)
     for axis in space.grid.ordered(over):

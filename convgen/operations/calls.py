@@ -1,0 +1,133 @@
+"""Operators of ATen as they stand: elementwise ones on blocks, and what no row describes, whole.
+
+Arguments are those of the operator's schema, all of them; operands are `Slot`s among them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from convgen.algebra.signature import WHOLE, Operand, Signature
+from convgen.operations.late import torch
+from convgen.operations.row import At, Operation, numbered, own
+
+
+@dataclass(frozen=True)
+class Slot:
+    """An operand's place among arguments."""
+
+    k: int
+
+
+def overload(op: str) -> Any:
+    """`add.Tensor`, `relu`."""
+    name, _, kind = op.partition(".")
+    return getattr(getattr(torch.ops.aten, name), kind or "default")
+
+
+def call(op: str, args: tuple[Any, ...], operands: tuple[Any, ...]) -> Any:
+    """The operator on operands; it is made where they are, whatever device its arguments name."""
+    found = overload(op)
+    here = operands[0].device if operands else None
+    given: dict[str, Any] = {}
+    positional: list[Any] = []
+    for wanted, arg in zip(found._schema.arguments, args, strict=True):
+        value = _value(arg, operands)
+        if wanted.name == "device":
+            value = here
+        elif wanted.name in ("dtype", "layout", "memory_format") and isinstance(value, str):
+            value = getattr(torch, value)
+        if wanted.kwarg_only:
+            given[wanted.name] = value
+        else:
+            positional.append(value)
+    return found(*positional, **given)
+
+
+def _value(arg: Any, operands: tuple[Any, ...]) -> Any:
+    if isinstance(arg, Slot):
+        return operands[arg.k]
+    return [_value(a, operands) for a in arg] if isinstance(arg, tuple) else arg
+
+
+@dataclass(frozen=True)
+class Elementwise(Operation):
+    """An operator that makes each element of its operands' elements in the same place, as broadcasting has it.
+
+    Attributes:
+        op: of ATen, with its overload.
+        shape: of the result, `shapes` of operands.
+        differentiable: by operand; () if all are.
+    """
+
+    op: str
+    args: tuple[Any, ...]
+    shape: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    differentiable: tuple[bool, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.op.partition(".")[0]
+
+    @cached_property
+    def signatures(self) -> tuple[Signature, ...]:
+        names, inputs = numbered(len(self.shape)), list[Operand]()
+        for k, shape in enumerate(self.shapes):
+            last = len(self.shape) - len(shape)
+            dims = (names[last + d] if n == self.shape[last + d] else None for d, n in enumerate(shape))
+            inputs.append(Operand(f"x{k}", shape, own(*dims), gradient=not self.differentiable or self.differentiable[k]))
+        y = Operand("y", self.shape, own(*names))
+        return (Signature(tuple(zip(names, self.shape, strict=True)), tuple(inputs), (y,)),)
+
+    def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
+        return (call(self.op, self.args, operands).expand([at.extent(i) for i in numbered(len(self.shape))]),)
+
+    def reference(self, *operands: Any) -> tuple[Any, ...]:
+        """Element by element."""
+        wide = [t.expand(self.shape).reshape(-1) for t in operands]
+        made = [call(self.op, self.args, tuple(t[i] for t in wide)) for i in range(wide[0].numel())]
+        return (torch.stack(made).reshape(self.shape),)
+
+
+@dataclass(frozen=True)
+class Whole(Operation):
+    """An operator that no row describes: every rank has its operands whole, and computes it alike.
+
+    Attributes:
+        results: shapes; of those with a number among `integers` there is no gradient.
+    """
+
+    op: str
+    args: tuple[Any, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    results: tuple[tuple[int, ...], ...]
+    differentiable: tuple[bool, ...] = ()
+    integers: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return f"whole_{self.op.partition('.')[0]}"
+
+    @cached_property
+    def signatures(self) -> tuple[Signature, ...]:
+        grads = self.differentiable or (True,) * len(self.shapes)
+        inputs = tuple(
+            Operand(f"x{k}", s, (WHOLE,) * len(s), gradient=g)
+            for k, (s, g) in enumerate(zip(self.shapes, grads, strict=True))
+        )
+        results = tuple(
+            Operand(f"y{k}", s, (WHOLE,) * len(s), gradient=k not in self.integers) for k, s in enumerate(self.results)
+        )
+        return (Signature((), inputs, results, runs_empty=True),)
+
+    def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
+        made = call(self.op, self.args, operands)
+        return tuple(made) if isinstance(made, (tuple, list)) else (made,)
+
+    def reference(self, *operands: Any) -> tuple[Any, ...]:
+        """The same call."""
+        made = call(self.op, self.args, operands)
+        return tuple(made) if isinstance(made, (tuple, list)) else (made,)

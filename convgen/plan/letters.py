@@ -1,0 +1,286 @@
+"""A network laid out by the letters of a grid: a named algorithm for every row.
+
+Letters travel with dimensions, as the axes that split a value. A row's index takes the axes of the dimensions that it is
+of; an axis has one role in a row, and where several would do, what keeps more ranks at work is taken, then what sends
+fewer bytes. A result is stored as its row makes it. What a sum leaves partial is split along an index that only
+parameters have (the filters of a convolution): so channels stay split from layer to layer.
+
+Source: DESIGN section 11; the algorithms are [CF] 3.1 to 3.4's and [INT]'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
+from math import prod
+
+from convgen.algebra.algorithms import ALGORITHMS
+from convgen.algebra.grid import Grid
+from convgen.algebra.layout import Axes
+from convgen.algebra.signature import Made, Operand, Signature
+from convgen.cost.network import bytes_of
+from convgen.errors import InputError
+from convgen.operations.bound import Bound
+from convgen.operations.row import Operation
+from convgen.program.network import Program, Value
+from convgen.program.rows import PlacedRow, Stored, place, serves, several
+
+ROLES_AT_MOST = 256  # combinations of one row that are looked at
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A value that has no layout yet. `kind` as a program's values have it."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    kind: str
+    letters: tuple[str, ...] = ()  # of an input's dimensions; "" for none
+
+
+def lay_out(
+    name: str,
+    tensors: Sequence[Tensor],
+    rows: Sequence[Bound],
+    updates: Sequence[tuple[str, str]],
+    outputs: Sequence[tuple[str, str]],
+    grid: Grid,
+    algorithm: str | None = None,
+) -> Program:
+    """The program of a network whose rows follow the letters of a grid.
+
+    Args:
+        tensors: all that rows read and make, by name.
+        algorithm: of ALGORITHMS; by default the one that has the grid's letters.
+    Raises:
+        InputError: a letter that no algorithm, or this one, has.
+    """
+    rule = _rule(grid, algorithm)
+    bare = Grid(tuple((a, n) for a, n in grid.axes if n > 1))
+    known: dict[str, Stored] = {}
+    by_name = {t.name: t for t in tensors}
+    for t in tensors:
+        if t.kind == "input":
+            known[t.name] = rule.of_input(t, bare)
+    placed: list[PlacedRow] = []
+    for bound in rows:
+        reads = tuple(known.get(v) for v in bound.reads)
+        row, stored, made = _placed(bound.operation, reads, bare, rule)
+        placed.append(_renamed(row, bound))
+        known |= {v: s for v, s in zip(bound.reads, stored, strict=True) if v not in known}
+        known |= {v: s for v, s in zip(bound.makes, made, strict=True) if v}
+    for t in tensors:
+        known.setdefault(t.name, ((),) * len(t.shape))
+    values = {n: Value(n, t.shape, t.dtype, known[n], t.kind) for n, t in by_name.items()}  # type: ignore[arg-type]
+    return Program(
+        name=name,
+        grid=grid,
+        values=values,
+        rows=tuple(placed),
+        updates=tuple(updates),
+        outputs=tuple(outputs),
+    )
+
+
+def _renamed(row: PlacedRow, bound: Bound) -> PlacedRow:
+    return replace(row, bound=bound)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What an algorithm says of letters.
+
+    Attributes:
+        letters: of inputs' dimensions, that axes may split.
+        made: axes that split what a sum makes instead of what it sums over, as long as they are alone on channels.
+        copied: axes of `made` that no activation is split along.
+    """
+
+    letters: str
+    made: Axes = ()
+    copied: Axes = ()
+
+    def of_input(self, tensor: Tensor, grid: Grid) -> Stored:
+        stored: list[Axes] = []
+        for letter, extent in zip(tensor.letters, tensor.shape, strict=True):
+            axes = [a for a in grid.names if a in self.letters and extent > 1]
+            channels = [a for a in "CF" if a in axes and a not in self.copied]
+            stored.append(tuple(channels) if letter == "C" else tuple(a for a in axes if a == letter))
+        return tuple(stored)
+
+
+def _rule(grid: Grid, algorithm: str | None) -> Rule:
+    letters = [a for a, n in grid.axes if n > 1]
+    for a, n in grid.axes:
+        if n > 1 and a not in "NCFDHW":
+            fact = f"axis {a} of {grid} is no letter that a network's dimensions carry"
+            raise InputError(fact, ("grid", a), hint="axes N, C, F, D, H or W")
+    if algorithm is None:
+        names = {(False, False): "spatial", (True, False): "stationary-x", (False, True): "stationary-y"}
+        algorithm = names.get(("C" in letters, "F" in letters), "stationary-w")
+    chosen = ALGORITHMS[algorithm]
+    for a in letters:
+        if a not in chosen.letters:
+            fact = f"algorithm {algorithm} has no axis {a}; the grid is {grid}"
+            raise InputError(fact, ("grid", a), hint=f"axes of {', '.join(chosen.letters)}, or another algorithm")
+    copied = ("F",) if algorithm == "integrated" else ()
+    return Rule(chosen.letters, ("F",), copied)
+
+
+@lru_cache(maxsize=4096)
+def _placed(
+    operation: Operation, reads: tuple[Stored | None, ...], grid: Grid, rule: Rule
+) -> tuple[PlacedRow, tuple[Stored, ...], tuple[Stored, ...]]:
+    """The best way and roles of a row, how its operands are stored, and its results.
+
+    Args:
+        reads: how operands are stored; None for what this row decides (a parameter).
+    """
+    nothing = Bound(operation, ("",) * len(reads), ("",) * len(operation.signatures[0].results))
+    found: list[tuple[tuple[int, int, int], PlacedRow, tuple[Stored, ...], tuple[Stored, ...]]] = []
+    for way, signature in enumerate(operation.signatures):
+        if signature.reduction == "max":
+            continue  # where the largest is found is not followed across ranks
+        for roles in _roles(signature, reads, grid, rule):
+            operands = tuple(
+                _wanted(o, signature, roles) if axes is None else axes
+                for o, axes in zip(signature.inputs, reads, strict=True)
+            )
+            results = tuple(_made(r, signature, roles, grid, rule) for r in signature.results)
+            row = _with_gradients(nothing, grid, way, roles, operands, results)
+            busy = prod(grid.sizes[a] for axes in roles.values() for a in axes)
+            found.append(((-busy, bytes_of(row, grid), way), row, operands, results))
+    _, row, operands, results = min(found, key=lambda one: one[0])
+    return row, operands, results
+
+
+def _roles(
+    signature: Signature, reads: Sequence[Stored | None], grid: Grid, rule: Rule
+) -> Iterator[dict[str, Axes]]:
+    """Each axis with one of the indices whose dimensions it splits, or with none where that is not possible."""
+    options: dict[str, list[str]] = {}
+    order: dict[str, list[str]] = {}
+    fresh = _fresh(signature, reads)
+    for operand, axes in zip(signature.inputs, reads, strict=True):
+        for made, split in zip(operand.dims, axes or ((),) * len(operand.dims), strict=True):
+            index = _index(made, signature)
+            for place_, axis in enumerate(split):
+                goal = index
+                if index in signature.summed and fresh and operand.gradient:
+                    alone = len(split) == 1 and axis in rule.made
+                    goal = fresh if alone or place_ == 1 else index
+                if goal:
+                    options.setdefault(axis, [])
+                    if goal not in options[axis]:
+                        options[axis].append(goal)
+                    order.setdefault(goal, []).append(axis)
+    if fresh:
+        for axis in rule.copied:
+            if axis in grid.names and axis not in options:
+                options[axis] = [fresh]
+                order.setdefault(fresh, []).append(axis)
+    axes = [a for a in grid.names if a in options]
+    seen = False
+    for chosen in list(product(*(options[a] for a in axes)))[:ROLES_AT_MOST]:
+        roles: dict[str, Axes] = {}
+        for index, _ in signature.extents:
+            mine = [a for a, i in zip(axes, chosen, strict=True) if i == index]
+            if mine:
+                roles[index] = tuple(dict.fromkeys(a for a in order[index] if a in mine))
+        if serves(signature, roles, grid):
+            seen = True
+            yield roles
+    if not seen:
+        yield {}
+
+
+def _index(made: Made, signature: Signature) -> str | None:
+    """The index that blocks of a dimension are blocks of."""
+    found = several(made, signature)
+    return found[0] if found else None
+
+
+def _fresh(signature: Signature, reads: Sequence[Stored | None]) -> str | None:
+    """The index of a sum's result that only parameters have, such as filters."""
+    if signature.reduction != "sum" or not signature.summed or len(signature.results) != 1:
+        return None
+    given = {
+        i
+        for o, axes in zip(signature.inputs, reads, strict=True)
+        if axes is not None
+        for made in o.dims
+        for i in made.indices
+    }
+    (result,) = signature.results
+    alone = [f for made in result.dims if (f := _index(made, signature)) and f not in given]
+    return alone[0] if len(alone) == 1 else None
+
+
+def _wanted(operand: Operand, signature: Signature, roles: Mapping[str, Axes]) -> Stored:
+    """A parameter is stored as its first row wants it."""
+    return tuple(
+        () if made.relation is not None else tuple(a for i in made.indices for a in roles.get(i, ()))
+        for made in operand.dims
+    )
+
+
+def _made(result: Operand, signature: Signature, roles: Mapping[str, Axes], grid: Grid, rule: Rule) -> Stored:
+    """A result is stored as it is made; what is partial is split along the index that only parameters have."""
+    wants = signature.wants(result, roles)
+    stored = [p.axes for p in wants.pieces]
+    read = {i for o in signature.inputs[:1] for made in o.dims for i in made.indices}
+    for d, made in enumerate(result.dims):
+        index = _index(made, signature)
+        if index and index not in read and result.shape[d] > 1 and signature.reduction == "sum":
+            kept = tuple(a for a in stored[d] if a not in rule.copied)
+            channels = tuple(a for a in wants.partial if a in _channel_axes(signature, roles))
+            stored[d] = kept + channels
+            break
+    return tuple(stored)
+
+
+def _channel_axes(signature: Signature, roles: Mapping[str, Axes]) -> Axes:
+    """Axes of summed indices that both of a product's operands have: channels, not samples or rows."""
+    both = [i for i in signature.summed if all(i in o.indices for o in signature.inputs)]
+    return tuple(a for i in both for a in roles.get(i, ()))
+
+
+def _with_gradients(
+    bound: Bound, grid: Grid, way: int, roles: Mapping[str, Axes], reads: Sequence[Stored], makes: Sequence[Stored]
+) -> PlacedRow:
+    """A row with the cheaper gradient of each operand: the vjp's, or a row of its own."""
+    row = place(bound, grid, way, roles, reads, makes)
+    if not bound.operation.gradients:
+        return row
+    signature = row.signature
+    names = {o.name: axes for o, axes in zip(signature.inputs, reads, strict=True)}
+    names |= {r.name: axes for r, axes in zip(signature.results, makes, strict=True) if r.name not in names}
+    names |= {f"d{r.name}": axes for r, axes in zip(signature.results, makes, strict=True)}
+    derived: dict[str, PlacedRow] = {}
+    numbers = {o.name: k for k, o in enumerate(signature.inputs)}
+    for name, one in bound.operation.gradients.items():
+        stored = tuple(names[r] for r in one.reads)
+        best = _gradient(one.operation, one.reads, name, stored, names[name], grid)
+        own = row.back[numbers[name]]
+        asked = place(bound, grid, way, roles, reads, makes, {name: best})
+        if signature.reduction != "sum" or own is None or bytes_of(asked, grid) < bytes_of(row, grid):
+            derived[name] = best
+    return place(bound, grid, way, roles, reads, makes, derived) if derived else row
+
+
+@lru_cache(maxsize=4096)
+def _gradient(
+    operation: Operation, reads: tuple[str, ...], makes: str, stored: tuple[Stored, ...], to: Stored, grid: Grid
+) -> PlacedRow:
+    """A gradient's row with the roles that keep most ranks at work, then send least."""
+    found: list[tuple[tuple[int, int, int], PlacedRow]] = []
+    for way, signature in enumerate(operation.signatures):
+        for roles in _roles(signature, stored, grid, Rule("")):
+            row = place(Bound(operation, reads, (makes,)), grid, way, roles, stored, (to,))
+            row = replace(row, back=(None,) * len(reads))
+            busy = prod(grid.sizes[a] for axes in roles.values() for a in axes)
+            found.append(((-busy, bytes_of(row, grid), way), row))
+    return min(found, key=lambda one: one[0])[1]

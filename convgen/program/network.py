@@ -1,0 +1,120 @@
+"""A network as one program: values with tensors of their own, rows in order, and what each row moves.
+
+Forward and backward are cuts: the steps of every row's `fetch` and `store`, and of its `given`, `derived` and `back` in
+the opposite order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from convgen.algebra.grid import Grid
+from convgen.algebra.redistribute import Conversion
+from convgen.program.rows import Chain, PlacedRow, Stored
+
+Kind = Literal["input", "parameter", "buffer", "constant", "made"]
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor of a network.
+
+    Attributes:
+        shape: of the whole.
+        stored: for each dimension the axes that split it, outermost first; over other axes there are copies.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    stored: Stored
+    kind: Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A conversion of a program.
+
+    Attributes:
+        step: its name, alike in text, VOLUME and errors.
+        row: number of the row that it is of.
+        chain: which of its chains, and which operand or result.
+    """
+
+    step: str
+    row: int
+    chain: tuple[str, int]
+    value: str
+    placed: PlacedRow
+    conversion: Conversion
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """A network on a grid.
+
+    Attributes:
+        updates: (buffer, value that it becomes after a step of training).
+        outputs: (name, value).
+    """
+
+    name: str
+    grid: Grid
+    values: Mapping[str, Value]
+    rows: tuple[PlacedRow, ...]
+    updates: tuple[tuple[str, str], ...]
+    outputs: tuple[tuple[str, str], ...]
+
+    def forward(self) -> Iterator[Moved]:
+        """Conversions of the forward pass, in order."""
+        for i, row in enumerate(self.rows):
+            for k, chain in enumerate(row.fetch):
+                yield from _named(chain, i, ("fetch", k), row.bound.reads[k], f"{label(row)}.{_name(row, k)}", row)
+            for k, chain in enumerate(row.store):
+                made = row.bound.makes[k] or f"{label(row)}_{k}"
+                yield from _named(chain, i, ("store", k), made, made, row)
+
+    def backward(self) -> Iterator[Moved]:
+        """Conversions of the backward pass where every value wants a gradient, in order."""
+        for i, row in reversed([*enumerate(self.rows)]):
+            yield from gradients(row, i)
+
+
+def gradients(row: PlacedRow, number: int) -> Iterator[Moved]:
+    """Conversions of a row's gradients."""
+    if all(b is None for b in row.back) and not row.derived:
+        return
+    base = label(row)
+    if any(b is not None for b in row.back):
+        for k, chain in enumerate(row.given):
+            if row.signature.results[k].gradient:
+                made = row.bound.makes[k]
+                yield from _named(chain, number, ("given", k), made, f"{base}.d{row.signature.results[k].name}", row)
+    for k, one in row.derived:
+        name = row.signature.inputs[k].name
+        for j, chain in enumerate(one.fetch):
+            step = f"{base}.d{name}.{one.signature.inputs[j].name}"
+            yield from _named(chain, number, (f"derived {k} fetch", j), row.bound.reads[k], step, one)
+        yield from _named(one.store[0], number, (f"derived {k} store", 0), row.bound.reads[k], f"{base}.d{name}", one)
+    for k, chain in enumerate(row.back):
+        if chain is not None:
+            step = f"{base}.d{row.signature.inputs[k].name}"
+            yield from _named(chain, number, ("back", k), row.bound.reads[k], step, row)
+
+
+def label(row: PlacedRow) -> str:
+    """What a row's steps are called: the first value that it makes."""
+    return next(filter(None, row.bound.makes), row.bound.operation.name)
+
+
+def _name(row: PlacedRow, k: int) -> str:
+    return row.signature.inputs[k].name
+
+
+def _named(
+    chain: Chain, number: int, of: tuple[str, int], value: str, step: str, row: PlacedRow
+) -> Iterator[Moved]:
+    for i, conversion in enumerate(chain):
+        yield Moved(f"{step}_{i + 1}" if len(chain) > 1 else step, number, of, value, row, conversion)

@@ -1,0 +1,200 @@
+"""A row on a grid: what is moved for its operands, of its results, and of the gradients of both.
+
+Everything follows from a signature, roles and how values are stored:
+
+| chain | from | to |
+|---|---|---|
+| fetch | an operand as it is stored | as the row wants it |
+| store | a result as the row makes it, perhaps partial | as it is stored |
+| given | a result's gradient, stored as the result | the block that each rank has made |
+| back | an operand's gradient as the row read it | as the operand is stored |
+
+A gradient with a row of its own (`Operation.gradients`) has roles of its own; the cheaper of it and the vjp's is taken.
+
+Source: DESIGN section 10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import prod
+
+import numpy as np
+
+from convgen.algebra.grid import Grid
+from convgen.algebra.index_sets import IndexSets
+from convgen.algebra.layout import Axes, Layout
+from convgen.algebra.redistribute import Conversion, redistribute
+from convgen.algebra.signature import Made, Operand, Signature, Wanted
+from convgen.algebra.tensors import Dim, Rows, Tensor
+from convgen.operations.bound import Bound
+from convgen.operations.row import Operation
+
+Chain = tuple[Conversion, ...]
+Stored = tuple[Axes, ...]  # of a value: for each dimension the axes that split it, outermost first
+Roles = tuple[tuple[str, Axes], ...]
+
+NAMES = {1: ("N",), 2: ("N", "C"), 3: ("N", "C", "W"), 4: ("N", "C", "H", "W"), 5: ("N", "C", "D", "H", "W")}
+
+
+@dataclass(frozen=True)
+class PlacedRow:
+    """A row with its roles, and chains of conversions around it.
+
+    Attributes:
+        reads, makes: how operands and results are stored.
+        back: by operand; None where there is no gradient, or a row of its own makes it.
+        derived: by operand its gradient's row, and what that row reads: ("operand" | "result" | "gradient", number).
+    """
+
+    bound: Bound
+    way: int
+    roles: Roles
+    reads: tuple[Stored, ...]
+    makes: tuple[Stored, ...]
+    fetch: tuple[Chain, ...]
+    store: tuple[Chain, ...]
+    given: tuple[Chain, ...]
+    back: tuple[Chain | None, ...]
+    derived: tuple[tuple[int, PlacedRow], ...] = ()
+
+    @property
+    def signature(self) -> Signature:
+        return self.bound.operation.signatures[self.way]
+
+    @property
+    def is_silent(self) -> bool:
+        """Nothing moves, forward or backward."""
+        chains = (*self.fetch, *self.store, *self.given, *(b for b in self.back if b))
+        return not any(chains) and not self.derived
+
+
+@lru_cache(maxsize=4096)
+def index_sets(signature: Signature, grid: Grid) -> IndexSets:
+    """Operands and results as tensors on a grid."""
+    tensors: dict[str, Tensor] = {}
+    rows: dict[tuple[str, int], Rows] = {}
+    for operand in (*signature.inputs, *signature.results):
+        names = NAMES.get(len(operand.shape), tuple(f"d{d}" for d in range(len(operand.shape))))
+        tensors[operand.name] = Tensor(operand.name, tuple(map(Dim, names, operand.shape)))
+        for d, made in enumerate(operand.dims):
+            if made.relation is not None:
+                (index,) = made.indices
+                rows[operand.name, d] = Rows(made.relation, Dim(index, signature.extent[index]))
+    return IndexSets(grid, tensors, rows, virtual_padding=True)
+
+
+def several(made: Made, signature: Signature) -> tuple[str, ...]:
+    """Indices of a nest that have more than one element."""
+    return tuple(i for i in made.indices if signature.extent[i] > 1)
+
+
+def serves(signature: Signature, roles: Mapping[str, Axes], grid: Grid) -> bool:
+    """Whether blocks of nests are plain blocks of their dimensions: only the outermost index is split, evenly."""
+    for operand in (*signature.inputs, *signature.results):
+        for made in operand.dims:
+            outer, *inner = several(made, signature) or ("",)
+            if inner and any(roles.get(i) for i in inner):
+                return False
+            if inner and signature.extent[outer] % prod(grid.sizes[a] for a in roles.get(outer, ())):
+                return False
+    return True
+
+
+def layout(sets: IndexSets, operand: Operand, wanted: Wanted) -> Layout:
+    """A wanted type; windows only where the rank's block does not serve as it is."""
+    windows = tuple(
+        None if p.relation is None else sets.window(operand.name, d, p.axes) for d, p in enumerate(wanted.pieces)
+    )
+    return Layout(operand.name, tuple(p.axes for p in wanted.pieces), windows, sets.grid.ordered(wanted.partial))
+
+
+def place(
+    bound: Bound,
+    grid: Grid,
+    way: int,
+    roles: Mapping[str, Axes],
+    reads: Sequence[Stored],
+    makes: Sequence[Stored],
+    derived: Mapping[str, PlacedRow] | None = None,
+) -> PlacedRow:
+    """A row's chains.
+
+    Args:
+        way: number of its signature.
+        roles: index -> axes, outermost first.
+        reads, makes: how operands and results are stored.
+        derived: by operand the rows that make its gradient, instead of the vjp.
+    """
+    signature = bound.operation.signatures[way]
+    sets = index_sets(signature, grid)
+    fetch: list[Chain] = []
+    back: list[Chain | None] = []
+    derived = derived or {}
+    for operand, axes in zip(signature.inputs, reads, strict=True):
+        stored = Layout(operand.name, axes)
+        fetch.append(redistribute(sets, stored, layout(sets, operand, signature.wants(operand, roles))))
+        if not operand.gradient or operand.name in derived:
+            back.append(None)
+            continue
+        found = layout(sets, operand, signature.gradient(operand, roles))
+        back.append(_collect(sets, found, stored))
+    store: list[Chain] = []
+    given: list[Chain] = []
+    for result, axes in zip(signature.results, makes, strict=True):
+        made, stored = layout(sets, result, signature.wants(result, roles)), Layout(result.name, axes)
+        store.append(_reduce(sets, made, stored, signature))
+        given.append(redistribute(sets, stored, replace(made, partial=())))
+    numbers = {o.name: k for k, o in enumerate(signature.inputs)}
+    return PlacedRow(
+        bound,
+        way,
+        tuple((i, a) for i, a in roles.items() if a),
+        tuple(reads),
+        tuple(makes),
+        tuple(fetch),
+        tuple(store),
+        tuple(given),
+        tuple(back),
+        tuple((numbers[name], row) for name, row in derived.items()),
+    )
+
+
+def _reduce(sets: IndexSets, made: Layout, stored: Layout, signature: Signature) -> Chain:
+    """A result to where it is stored. What is no sum is gathered, and reduced by every rank alike."""
+    if signature.reduction == "sum" or not made.partial:
+        return redistribute(sets, made, stored)
+    whole = replace(made, partial=())
+    first = Conversion("all_gather", made.partial, made, whole, signature.reduction)
+    return (first, *redistribute(sets, whole, stored))
+
+
+def _collect(sets: IndexSets, found: Layout, stored: Layout) -> Chain:
+    """A gradient as a row found it to where the operand is stored; parts that overlap are added."""
+    if not found.has_window:
+        return redistribute(sets, found, stored)
+    grid = sets.grid
+    apart = grid.group_ids(grid.ordered({*found.used, *found.partial}))
+    held, kept = sets.held(found), sets.held(stored)
+    lo = np.maximum(held[:, None, :, 0], kept[None, :, :, 0])
+    hi = np.minimum(held[:, None, :, 1], kept[None, :, :, 1])
+    one, other = np.nonzero((hi > lo).all(axis=-1) & (apart[:, None] == apart[None, :]))
+    moved = {a for a, at in grid.coordinates.items() if np.any(at[one] != at[other])}
+    return (Conversion("exchange", grid.ordered(moved | {*found.partial}), found, stored, "sum"),)
+
+
+def reads_of(bound: Bound, operation: Operation, names: Sequence[str]) -> list[tuple[str, int]]:
+    """Where a gradient's row finds its operands: ("operand" | "result" | "gradient", number).
+
+    Args:
+        operation: of the row whose gradient it is.
+        names: operands and results by their names, a result's gradient with a d before it.
+    """
+    signature = operation.signatures[0]
+    places = {o.name: ("operand", k) for k, o in enumerate(signature.inputs)}
+    for k, result in enumerate(signature.results):
+        places.setdefault(result.name, ("result", k))
+        places[f"d{result.name}"] = ("gradient", k)
+    return [places[name] for name in names]

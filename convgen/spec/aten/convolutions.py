@@ -1,0 +1,72 @@
+"""Convolutions, transposed ones, and their biases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from convgen.algebra.conv import SPATIAL_NAMES, Conv, Spatial
+from convgen.operations.convolution import Convolution
+from convgen.operations.pointwise import bias
+from convgen.operations.transposed import transposed_convolution
+from convgen.spec.aten.reader import Reader, Tensor, knows, many
+from convgen.spec.graph import Call
+
+
+@knows("conv1d", "conv2d", "conv3d")
+def convolution(reader: Reader, call: Call) -> bool:
+    """y = conv(x, w, bias, stride, padding, dilation, groups); padding may be "same" or "valid"."""
+    x, w, b, stride, padding, dilation, groups = call.args
+    x, w = reader.of(x), reader.of(w)
+    n = len(w.shape) - 2
+    if len(x.shape) != n + 2:
+        return False
+    dilations = many(dilation, n)
+    reach = [d * (k - 1) for d, k in zip(dilations, w.shape[2:], strict=True)]
+    if padding == "valid":
+        pads = [(0, 0)] * n
+    elif padding == "same":
+        pads = [(r // 2, r - r // 2) for r in reach]
+    else:
+        pads = [(p, p) for p in many(padding, n)]
+    sides = tuple(
+        Spatial(name, extent, k, s, below, above, d)
+        for name, extent, k, s, (below, above), d in zip(
+            SPATIAL_NAMES[n], x.shape[2:], w.shape[2:], many(stride, n), pads, dilations, strict=True
+        )
+    )
+    conv = Conv(x.shape[0], x.shape[1], w.shape[0], sides, int(groups))  # type: ignore[arg-type]
+    with_bias(reader, call, Convolution("forward", conv), [x, w], b)
+    return True
+
+
+@knows("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+def transposed(reader: Reader, call: Call) -> bool:
+    """y = conv_transpose(x, w, bias, stride, padding, output_padding, groups, dilation)."""
+    x, w, b, stride, padding, more, groups, dilation = call.args
+    x, w = reader.of(x), reader.of(w)
+    n = len(w.shape) - 2
+    if len(x.shape) != n + 2:
+        return False
+    sides = tuple(
+        Spatial(name, extent, k, s, p, p, d)
+        for name, extent, k, s, p, d in zip(
+            SPATIAL_NAMES[n], x.shape[2:], w.shape[2:], many(stride, n), many(padding, n), many(dilation, n), strict=True
+        )
+    )
+    filters = w.shape[1] * int(groups)  # type: ignore[arg-type]
+    operation = transposed_convolution(x.shape, filters, sides, many(more, n), int(groups))  # type: ignore[arg-type]
+    with_bias(reader, call, operation, [x, w], b)
+    return True
+
+
+def with_bias(reader: Reader, call: Call, operation: object, reads: Sequence[Tensor], b: object, d: int = 1) -> None:
+    """An operation, and a vector over dimension d added to what it makes."""
+    (result,) = call.results
+    assert result is not None
+    y = reader.tensors[result.name]
+    if b is None:
+        reader.add(operation, reads, [y.name])  # type: ignore[arg-type]
+        return
+    summed = reader.made(f"{y.name}_sum", y.shape, y.dtype)
+    reader.add(operation, reads, [summed.name])  # type: ignore[arg-type]
+    reader.add(bias(y.shape, d), [summed, reader.of(b)], [y.name])

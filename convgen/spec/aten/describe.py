@@ -1,0 +1,83 @@
+"""From a graph to its values and rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from convgen.errors import InputError
+from convgen.operations.bound import Bound
+from convgen.operations.calls import Elementwise, Whole, overload
+from convgen.operations.late import torch
+from convgen.spec.aten import convolutions, dense, norms, pooling, rows, views  # noqa: F401  (each registers its own)
+from convgen.spec.aten.reader import FLOATS, KNOWN, Reader, Tensor, slots
+from convgen.spec.graph import Call, Graph
+
+
+@dataclass(frozen=True)
+class Described:
+    """A graph as rows.
+
+    Attributes:
+        calls: of each row, the number of the graph's call that it is of.
+        whole: numbers of calls that run whole.
+    """
+
+    tensors: dict[str, Tensor]
+    rows: tuple[Bound, ...]
+    calls: tuple[int, ...]
+    whole: tuple[int, ...]
+
+
+def describe(graph: Graph) -> Described:
+    """Rows of a graph whose sizes are numbers (`Graph.at`).
+
+    Raises:
+        InputError: an operator draws random numbers, or changes an operand, and no row describes it.
+    """
+    reader = Reader()
+    given = (("input", graph.inputs), ("parameter", graph.parameters), ("buffer", graph.buffers))
+    for kind, values in (*given, ("constant", graph.constants)):
+        for v in values:
+            reader.tensors[v.name] = Tensor(v.name, tuple(map(int, v.shape)), v.dtype, kind)  # type: ignore[arg-type]
+    for number, call in enumerate(graph.calls):
+        for v in call.results:
+            if v is not None:
+                reader.tensors[v.name] = Tensor(v.name, tuple(map(int, v.shape)), v.dtype, "made")  # type: ignore[arg-type]
+        reader.number, reader.module = number, call.module
+        known = KNOWN.get(call.op) or KNOWN.get(call.op.partition(".")[0])
+        if known is None or not known(reader, call):
+            _as_it_stands(reader, call)
+    return Described(reader.tensors, tuple(reader.rows), tuple(reader.calls), tuple(reader.whole))
+
+
+def _as_it_stands(reader: Reader, call: Call) -> None:
+    """Elementwise on blocks, where torch says that it is; else whole."""
+    found: list[Tensor] = []
+    args = tuple(slots(a, reader, found) for a in call.args)
+    differentiable = tuple(t.floats for t in found)
+    if overload_tags_allow(call, reader) and found and len(call.results) == 1 and call.results[0] is not None:
+        y = reader.tensors[call.results[0].name]
+        shapes = tuple(t.shape for t in found)
+        if torch.broadcast_shapes(*shapes) == y.shape:
+            reader.add(Elementwise(call.op, args, y.shape, shapes, differentiable), found, [y.name])
+            return
+    results = [None if v is None else reader.tensors[v.name] for v in call.results]
+    shapes = tuple(() if t is None else t.shape for t in results)
+    integers = tuple(k for k, t in enumerate(results) if t is None or t.dtype not in FLOATS)
+    operation = Whole(call.op, args, tuple(t.shape for t in found), shapes, differentiable, integers)
+    reader.add(operation, found, [t.name if t else "" for t in results])
+    reader.whole.append(reader.number)
+
+
+def overload_tags_allow(call: Call, reader: Reader) -> bool:
+    """Whether torch says that an operator is elementwise.
+
+    Raises:
+        InputError: it draws random numbers, or changes an operand.
+    """
+    op = overload(call.op)
+    if torch.Tag.nondeterministic_seeded in op.tags or op._schema.is_mutable:
+        what = "changes an operand" if op._schema.is_mutable else "draws random numbers"
+        fact = f"{call.module or 'the module'}: {call.op} {what}, and no operation describes it"
+        raise InputError(fact, hint="eval mode, or a module without it")
+    return torch.Tag.pointwise in op.tags

@@ -1,0 +1,109 @@
+"""Batch norm, and other norms, as moments and what is normalised by them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from convgen.operations.moments import Averaged, Moments, Normalise, RunningStatistics
+from convgen.operations.pointwise import Pointwise, affine, bias
+from convgen.spec.aten.reader import Reader, Tensor, knows
+from convgen.spec.graph import Call
+
+
+@knows("batch_norm")
+def batch_norm(reader: Reader, call: Call) -> bool:
+    """(y, new mean, new variance) = batch_norm(x, weight, bias, mean, variance, training, momentum, eps)."""
+    given, w, b, mean, variance, training, momentum, eps = call.args
+    x = reader.of(given)
+    y, *new = call.results
+    if y is None:
+        return False
+    of = Averaged(x.shape, (1,))
+    if not training and mean is None:
+        return False
+    if training:
+        m = reader.made(f"{y.name}_moments", of.moments, "float64" if x.dtype == "float64" else "float32")
+        reader.add(Moments(of), [x], [m.name])
+        if mean is not None and new and new[0] is not None:
+            running = RunningStatistics(x.shape[1], float(momentum))  # type: ignore[arg-type]
+            makes = [v.name if v is not None else "" for v in new]
+            reader.add(running, [reader.of(mean), reader.of(variance), m], makes)
+        _normalised(reader, of, x, m, w, b, float(eps), y.name)  # type: ignore[arg-type]
+        return True
+    means, variances = reader.of(mean), reader.of(variance)
+    shifted = reader.made(f"{y.name}_scaled", x.shape, x.dtype)
+    settings = (float(eps),)  # type: ignore[arg-type]
+    scale = Pointwise("standardise", x.shape, (x.shape, means.shape, variances.shape), ((), (1,), (1,)), settings)
+    _with_affine(reader, scale, [x, means, variances], w, b, shifted, y.name)
+    return True
+
+
+def _normalised(
+    reader: Reader, of: Averaged, x: Tensor, m: Tensor, w: Any, b: Any, eps: float, makes: str
+) -> None:
+    normal = reader.made(f"{makes}_normal", x.shape, x.dtype)
+    _with_affine(reader, Normalise(of, eps), [x, m], w, b, normal, makes)
+
+
+def _with_affine(
+    reader: Reader, operation: Any, reads: list[Tensor], w: Any, b: Any, between: Tensor, makes: str
+) -> None:
+    """An operation, and its result scaled and shifted by channel where there are weights."""
+    if w is None and b is None:
+        del reader.tensors[between.name]
+        reader.add(operation, reads, [makes])
+        return
+    reader.add(operation, reads, [between.name])
+    shape = between.shape
+    if w is None or b is None:
+        vector = reader.of(w if b is None else b)
+        one = bias(shape) if w is None else Pointwise("mul", shape, (shape, vector.shape), ((), (1,)))
+        reader.add(one, [between, vector], [makes])
+    else:
+        reader.add(affine(shape), [between, reader.of(w), reader.of(b)], [makes])
+
+
+@knows("group_norm", "instance_norm")
+def group_norm(reader: Reader, call: Call) -> bool:
+    """group_norm(x, groups, weight, bias, eps, ...); instance_norm(x, w, b, mean, var, use_input_stats, momentum, eps)."""
+    x = reader.of(call.args[0])
+    (y,) = call.results
+    assert y is not None
+    if call.op == "group_norm":
+        _, groups, w, b, eps, *_ = call.args
+        size = x.shape[1] // int(groups)  # type: ignore[arg-type]
+    else:
+        _, w, b, _, _, own, _, eps, *_ = call.args
+        size = 1
+        if not own:
+            return False
+    of = Averaged(x.shape, (0, 1), size)
+    m = reader.made(f"{y.name}_moments", of.moments, "float64" if x.dtype == "float64" else "float32")
+    reader.add(Moments(of), [x], [m.name])
+    _normalised(reader, of, x, m, w, b, float(eps), y.name)  # type: ignore[arg-type]
+    return True
+
+
+@knows("layer_norm", "rms_norm")
+def layer_norm(reader: Reader, call: Call) -> bool:
+    """layer_norm(x, normalized_shape, weight, bias, eps, ...), rms_norm(x, normalized_shape, weight, eps)."""
+    x = reader.of(call.args[0])
+    (y,) = call.results
+    assert y is not None
+    rms = call.op == "rms_norm"
+    _, shape, w, *rest = call.args
+    b, eps = (None, rest[0]) if rms else (rest[0], rest[1])
+    if eps is None:
+        return False
+    last = len(shape)  # type: ignore[arg-type]
+    of = Averaged(x.shape, tuple(range(len(x.shape) - last)))
+    m = reader.made(f"{y.name}_moments", of.moments, "float64" if x.dtype == "float64" else "float32")
+    reader.add(Moments(of), [x], [m.name])
+    steps = [(name, reader.of(v)) for name, v in (("mul", w), ("add", b)) if v is not None]
+    here = reader.made(f"{y.name}_normal", x.shape, x.dtype) if steps else reader.tensors[y.name]
+    reader.add(Normalise(of, float(eps), rms), [x, m], [here.name])  # type: ignore[arg-type]
+    for i, (function, vector) in enumerate(steps):
+        made = reader.tensors[y.name] if i == len(steps) - 1 else reader.made(f"{y.name}_scaled", x.shape, x.dtype)
+        reader.add(Pointwise(function, x.shape, (x.shape, vector.shape)), [here, vector], [made.name])
+        here = made
+    return True

@@ -1,0 +1,85 @@
+"""Pooling, adaptive pooling, interpolation."""
+
+from __future__ import annotations
+
+from convgen.algebra.relations import Taps
+from convgen.operations.average_pooling import AdaptiveAveragePool, AveragePool
+from convgen.operations.max_pooling import AdaptiveMaxPool, MaxPool
+from convgen.operations.upsampling import Upsample
+from convgen.spec.aten.reader import Reader, knows, many
+from convgen.spec.graph import Call
+
+
+@knows("max_pool1d", "max_pool2d", "max_pool3d", "max_pool2d_with_indices", "max_pool3d_with_indices")
+def max_pool(reader: Reader, call: Call) -> bool:
+    """max_pool(x, kernel, stride, padding, dilation, ceil_mode); numbers of places are not followed."""
+    x, (result, *rest) = reader.of(call.args[0]), call.results
+    n = int(call.op[8])
+    if result is None or any(rest) or len(x.shape) != n + 2:
+        return False
+    _, kernel, stride, padding, dilation, _ = call.args
+    kernels = many(kernel, n)
+    taps = zip(kernels, many(stride or kernels, n), many(padding, n), many(dilation, n), strict=True)
+    y = reader.tensors[result.name]
+    reader.add(MaxPool(x.shape, tuple(Taps(*t) for t in taps), y.shape[2:]), [x], [y.name])
+    return True
+
+
+@knows("avg_pool1d", "avg_pool2d", "avg_pool3d")
+def avg_pool(reader: Reader, call: Call) -> bool:
+    """avg_pool(x, kernel, stride, padding, ceil_mode, count_include_pad, divisor)."""
+    x, (result,) = reader.of(call.args[0]), call.results
+    n = int(call.op[8])
+    if result is None or len(x.shape) != n + 2:
+        return False
+    _, kernel, stride, padding, ceil_mode, include, *divisor = call.args
+    kernels = many(kernel, n)
+    taps = tuple(Taps(*t) for t in zip(kernels, many(stride or kernels, n), many(padding, n), strict=True))
+    y = reader.tensors[result.name]
+    own = divisor[0] if divisor else None
+    reader.add(AveragePool(x.shape, taps, y.shape[2:], bool(ceil_mode), bool(include), own), [x], [y.name])  # type: ignore[arg-type]
+    return True
+
+
+@knows("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
+def adaptive_avg_pool(reader: Reader, call: Call) -> bool:
+    x, (result,) = reader.of(call.args[0]), call.results
+    if result is None or len(x.shape) != int(call.op[17]) + 2:
+        return False
+    y = reader.tensors[result.name]
+    reader.add(AdaptiveAveragePool(x.shape, y.shape[2:]), [x], [y.name])
+    return True
+
+
+@knows("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
+def adaptive_max_pool(reader: Reader, call: Call) -> bool:
+    x, (result, *numbers) = reader.of(call.args[0]), call.results
+    if result is None or len(x.shape) != int(call.op[17]) + 2:
+        return False
+    y = reader.tensors[result.name]
+    number = numbers[0].name if numbers and numbers[0] is not None else reader.made(f"{y.name}_at", y.shape, "int64").name
+    reader.add(AdaptiveMaxPool(x.shape, y.shape[2:]), [x], [y.name, number])
+    return True
+
+
+@knows(
+    "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d",
+    "_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d",
+    "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
+)  # fmt: skip
+def upsample(reader: Reader, call: Call) -> bool:
+    """upsample_MODE(x, size, [align_corners], scales...), or .vec with one list of scale factors."""
+    x, (result,) = reader.of(call.args[0]), call.results
+    assert result is not None
+    y = reader.tensors[result.name]
+    base, _, kind = call.op.partition(".")
+    rest = list(call.args[2:])
+    nearest = "nearest" in base
+    corners = False if nearest else bool(rest.pop(0))
+    n = len(y.shape) - 2
+    given = rest[0] if kind == "vec" and isinstance(rest[0], tuple) else tuple(rest) if kind != "vec" else ()
+    scales = tuple(float(s) for s in given if s is not None)  # type: ignore[arg-type]
+    mode = "nearest-exact" if "exact" in base else "nearest" if nearest else "bicubic" if "cubic" in base else "linear"
+    operation = Upsample(x.shape, y.shape[2:], mode, corners, scales if len(scales) == n else None)
+    reader.add(operation, [x], [y.name])
+    return True

@@ -1,0 +1,93 @@
+"""What describes operators: values as rows are found for them, and the table of those who know one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from convgen.operations.bound import Bound
+from convgen.operations.calls import Slot
+from convgen.operations.row import Operation
+from convgen.spec.graph import Call, Ref
+
+FLOATS = frozenset({"float64", "float32", "bfloat16", "float16"})
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A value: shape of the whole at the number of samples that is described."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    kind: str  # input, parameter, buffer, constant or made
+
+    @property
+    def floats(self) -> bool:
+        return self.dtype in FLOATS
+
+
+@dataclass
+class Reader:
+    """Rows and values of a network, call by call.
+
+    Attributes:
+        rows: those found so far; `calls` the number of the call that each is of.
+        whole: operators that run whole, by call.
+    """
+
+    tensors: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    rows: list[Bound] = field(default_factory=list[Bound])
+    calls: list[int] = field(default_factory=list[int])
+    whole: list[int] = field(default_factory=list[int])
+    number: int = 0
+    module: str = ""
+
+    def of(self, arg: Any) -> Tensor:
+        """The value that an argument names."""
+        assert isinstance(arg, Ref), arg
+        return self.tensors[arg.name]
+
+    def add(self, operation: Operation, reads: Sequence[Tensor], makes: Sequence[str]) -> None:
+        """A row; results have the dtype of the call's, or are known already."""
+        self.rows.append(Bound(operation, tuple(t.name for t in reads), tuple(makes), self.module))
+        self.calls.append(self.number)
+
+    def made(self, name: str, shape: Sequence[int], dtype: str) -> Tensor:
+        """A value between the rows of a call."""
+        found, n = name, 1
+        while found in self.tensors:
+            n += 1
+            found = f"{name}_{n}"
+        self.tensors[found] = Tensor(found, tuple(shape), dtype, "made")
+        return self.tensors[found]
+
+
+Describer = Callable[[Reader, Call], bool]  # whether it has described the call
+KNOWN: dict[str, Describer] = {}
+
+
+def knows(*operators: str) -> Callable[[Describer], Describer]:
+    """Register a function for operators, with or without an overload."""
+
+    def register(function: Describer) -> Describer:
+        for name in operators:
+            KNOWN[name] = function
+        return function
+
+    return register
+
+
+def slots(args: Any, reader: Reader, found: list[Tensor]) -> Any:
+    """Arguments with a slot for every value, which is added to `found`."""
+    if isinstance(args, Ref):
+        found.append(reader.of(args))
+        return Slot(len(found) - 1)
+    return tuple(slots(a, reader, found) for a in args) if isinstance(args, tuple) else args
+
+
+def many(value: Any, count: int) -> tuple[int, ...]:
+    """One number for all dimensions, or one each."""
+    values = tuple(value) if isinstance(value, tuple) else (value,)
+    return values if len(values) == count else values * count

@@ -1,0 +1,386 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportIncompatibleMethodOverride=false
+# (what torch leaves untyped or private, and calls by another signature than it declares)
+"""A network as torch.nn.Module."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from .blocks import Block, Function, Inside
+from .checks import identify, refuse_forward_mode
+from .clipping import local
+from .conversions import all_gather, copy_parts
+from .layout import Box
+from .mesh import Place, make_mesh, place_key, places
+from .parameters import as_dtensor, as_held, find_placements
+from .rows import ENTRY, Row, RowHere, Split, block_of
+from .transport import Transport
+
+Size = int | str  # of a dimension; "N", "2*N": so many times the samples
+
+
+def sized(shape: Sequence[Size], batch: int) -> tuple[int, ...]:
+    """A shape for so many samples."""
+    return tuple(n if isinstance(n, int) else int(n.removesuffix("N").removesuffix("*") or 1) * batch for n in shape)
+
+
+class Net:
+    """What a package says of its network.
+
+    Args:
+        spec, schedule: the network in a graph file's keys, and its program's text; alike on all ranks of a mesh.
+        batch: the number of samples that it was compiled for.
+        values: inputs, outputs, parameters and buffers: shape and layout, `[N * H *]`.
+        init: of parameters and buffers, how torch fills them.
+    """
+
+    channels_last = False
+    copy = staticmethod(copy_parts)
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        file: str,
+        grid: dict[str, int],
+        batch: int,
+        dtype: torch.dtype,
+        device: str,
+        sums: str,
+        identity: str,
+        values: Mapping[str, tuple[Sequence[Size], str]],
+    ) -> None:
+        self.name, self.file, self.grid, self.batch = name, file, grid, batch
+        self.dtype, self.device, self.sums, self.values = dtype, device, sums, values
+        self.wide = torch.float64 if dtype == torch.float64 else torch.float32
+        self.identity = hashlib.sha256(identity.encode()).digest()
+        self.stored = {n: self.split(n, batch) for n in values}
+        self._placements: dict[Any, list[Shard | Replicate] | None] = {}
+
+    def split(self, name: str, batch: int) -> Split:
+        shape, text = self.values[name]
+        entries = [ENTRY.fullmatch(e) for e in text[1:-1].split(" ") if e]
+        axes = tuple(() if e[1] == "*" else tuple(e[1].strip("()").split(",")) for e in entries if e)
+        return Split(name, sized(shape, batch), axes)
+
+    # ---- What conversions and parameters ask of a layer ----
+
+    def extents(self, tensor: str, batch: int) -> tuple[int, ...]:
+        return sized(self.values[tensor][0], batch)
+
+    def whole_shape(self, layout: Split, batch: int) -> tuple[int, ...]:
+        return layout.extents
+
+    def size(self, box: Box, tensor: str) -> int:
+        return math.prod(hi - lo for lo, hi in box)
+
+    def shape(self, box: Box, tensor: str) -> tuple[int, ...]:
+        return tuple(hi - lo for lo, hi in box)
+
+    def format(self, tensor: str) -> torch.memory_format:
+        return torch.contiguous_format
+
+    def placements(self, name: str, mesh: DeviceMesh) -> list[Shard | Replicate] | None:
+        """DTensor's placements for a parameter, if any."""
+        key = (name, tuple(mesh.mesh_dim_names or ()))
+        if key not in self._placements:
+            self._placements[key] = find_placements(self, self.stored[name], key[1], self.batch)  # type: ignore[arg-type]
+        return self._placements[key]
+
+    # ---- For users ----
+
+    def init_mesh(
+        self,
+        device_type: str | None = None,
+        *,
+        ranks: Sequence[int] | None = None,
+        transport: Transport | None = None,
+        timeout: float | None = None,
+    ) -> DeviceMesh:
+        """A DeviceMesh with the network's grid axes, in order, size-1 axes included; as of a layer."""
+        return make_mesh(self, device_type or self.device, ranks, transport, timeout)  # type: ignore[arg-type]
+
+    def place(self, mesh: DeviceMesh) -> Place:
+        return places[place_key(self, mesh)]  # type: ignore[arg-type]
+
+    def here(self, mesh: DeviceMesh) -> RowHere:
+        return RowHere(self, self.place(mesh), 0)  # type: ignore[arg-type]
+
+    def scatter(self, name: str, value: Tensor, mesh: DeviceMesh) -> Tensor:
+        """This rank's block of an input that every rank has whole; no communication but for a gradient of it."""
+        layout = self._activation(name, value.shape)
+        return ScatterValue.apply(value, layout, self.here(mesh))
+
+    def gather(self, name: str, value: Tensor, mesh: DeviceMesh, *, batch: int | None = None) -> Tensor:
+        """The whole of an output, on every rank, from the ranks' blocks; its gradient is this rank's part."""
+        known = self._known(name)
+        layout, here = self.split(known, self.batch if batch is None else batch), self.here(mesh)
+        wanted = here.shape(layout)
+        if tuple(value.shape) != wanted:
+            hint = "; batch= tells the number of samples" if batch is None else ""
+            raise ValueError(f"{self.name}: this rank's block of {name} is {wanted}, got {tuple(value.shape)}{hint}")
+        return GatherValue.apply(value, layout, here)
+
+    def _known(self, name: str | int) -> str:
+        if str(name) not in self.values:
+            raise ValueError(f"{self.name}: no value {name!r}; there are {', '.join(self.values)}")
+        return str(name)
+
+    def _activation(self, name: str, shape: Sequence[int]) -> Split:
+        known = self._known(name)
+        pattern = self.values[known][0]
+        batch = next((n for n, size in zip(shape, pattern, strict=False) if size == "N"), self.batch)
+        layout = self.split(known, batch)
+        if tuple(shape) != layout.extents:
+            raise ValueError(f"{self.name}: the whole {name} has shape {list(pattern)}, got {tuple(shape)}")
+        return layout
+
+
+class ScatterValue(Function):
+    """This rank's block of a whole tensor; the gradient is gathered."""
+
+    @staticmethod
+    def forward(value: Tensor, layout: Split, here: RowHere) -> Tensor:
+        return block_of(value, layout, here.layer, here.place).clone(memory_format=torch.contiguous_format)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _, *ctx.where = inputs
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return GatherValue.apply(gradient.contiguous(), *ctx.where), None, None
+
+
+class GatherValue(Function):
+    """A whole tensor, of the ranks' blocks; the gradient is this rank's part."""
+
+    @staticmethod
+    def forward(value: Tensor, layout: Split, here: RowHere) -> Tensor:
+        return gathered(value, layout, here)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _, *ctx.where = inputs
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return ScatterValue.apply(gradient, *ctx.where), None, None
+
+
+def gathered(value: Tensor, layout: Split, here: RowHere) -> Tensor:
+    """The whole tensor, of the ranks' blocks."""
+    grid = here.layer.grid
+    axes = tuple(a for a in grid if any(a in dim for dim in layout.axes) and grid[a] > 1)
+    identify(here)
+    if not axes:
+        return value.clone()
+    whole = Split(layout.tensor, layout.extents, ((),) * len(layout.extents))
+    return all_gather(layout.tensor, value.contiguous(), layout, whole, axes, here)  # type: ignore[arg-type]
+
+
+class Run:
+    """A network's parameters and rows for one call; `within` a module of the source.
+
+    Attributes:
+        prefix: of names of parameters; `label` of names of values.
+    """
+
+    def __init__(self, module: NetworkModule, batch: int, prefix: str = "", label: str = "") -> None:
+        self.module, self.batch, self.prefix, self.label = module, batch, prefix, label
+        self.net, self.place = module.net, module.net.place(module.mesh)
+        self.training = module.training
+        self.name, self.grid, self.sums = self.net.name, self.net.grid, self.net.sums
+        self.dtype, self.device = self.net.dtype, self.net.device
+
+    def within(self, prefix: str, label: str) -> Run:
+        return Run(self.module, self.batch, f"{self.prefix}{prefix}", label)
+
+    def __getitem__(self, name: str) -> Tensor:
+        """This rank's plain block of a parameter or buffer."""
+        return plain_block(self.module.known[f"{self.prefix}{name}"])
+
+    def __call__(self, row: Row, *operands: Tensor) -> Any:
+        """What a row makes."""
+        made = row.stand(self.batch, self).run(self.place, operands)
+        return made if len(made) > 1 else made[0]
+
+    def update(self, name: str, value: Tensor) -> None:
+        """A buffer's new value."""
+        if self.training:
+            with torch.no_grad():
+                local(self.module.known[f"{self.prefix}{name}"]).copy_(value)
+
+
+def plain_block(value: Tensor) -> Tensor:
+    return Inside.apply(value) if isinstance(value, (Block, DTensor)) else value
+
+
+class Scope(torch.nn.Module):
+    """A module of the source, for its parameters' names."""
+
+
+class NetworkModule(torch.nn.Module):
+    """The network: of every parameter and buffer this rank has its block, under the source's names.
+
+    Args:
+        seed: of the initialisation, torch's default of each kind of layer.
+        parameters: dtensors, or Blocks where DTensor can't say the layout; or blocks: Blocks throughout.
+    """
+
+    net: ClassVar[Net]
+    learnt: ClassVar[Mapping[str, str]]  # parameters: how torch fills them
+    buffered: ClassVar[Mapping[str, tuple[str, str]]]  # buffers: how they begin, and their dtype
+    aliases: ClassVar[Mapping[str, str]] = {}
+    inputs: ClassVar[tuple[str, ...]]
+    modes: ClassVar[tuple[str, ...]] = ("train", "eval")
+    constants: ClassVar[Mapping[str, Tensor]] = {}
+
+    def __init__(self, mesh: DeviceMesh, *, seed: int = 0, parameters: str = "dtensors") -> None:
+        super().__init__()
+        if parameters not in ("dtensors", "blocks"):
+            raise ValueError(f"{self.net.name}: parameters= is dtensors or blocks, got {parameters!r}")
+        self.mesh = mesh
+        self.known: dict[str, Any] = {}
+        net, here = self.net, self.net.here(mesh)
+        for name in self.learnt:
+            block = torch.empty(here.shape(net.stored[name]), dtype=net.dtype, device=net.device)
+            value = torch.nn.Parameter(self._as_known(name, block, parameters))
+            owner, leaf = self._owner(name)
+            owner.register_parameter(leaf, value)
+            self.known[name] = value
+        for name, (_, dtype) in self.buffered.items():
+            block = torch.zeros(here.shape(net.stored[name]), dtype=getattr(torch, dtype), device=net.device)
+            value = self._as_known(name, block, parameters) if block.dim() else block
+            owner, leaf = self._owner(name)
+            owner.register_buffer(leaf, value)
+            self.known[name] = value
+        for name, same in self.aliases.items():
+            owner, leaf = self._owner(name)
+            owner.register_parameter(leaf, self.known[same])
+        self.reset_parameters(seed)
+        if self.modes == ("eval",):
+            self.eval()
+
+    def _as_known(self, name: str, block: Tensor, parameters: str) -> Tensor:
+        net, mesh = self.net, self.mesh
+        dtensors = parameters == "dtensors"
+        known = as_dtensor(block, name, mesh, net.batch, net) if dtensors else None  # type: ignore[arg-type]
+        return as_held(block, name, net.stored[name], net.here(mesh)) if known is None else known  # type: ignore[arg-type]
+
+    def _owner(self, name: str) -> tuple[torch.nn.Module, str]:
+        here: torch.nn.Module = self
+        *path, leaf = name.split(".")
+        for part in path:
+            if part not in here._modules:
+                here.add_module(part, Scope())
+            here = here._modules[part]  # type: ignore[assignment]
+        return here, leaf
+
+    @torch.no_grad()
+    def reset_parameters(self, seed: int = 0) -> None:
+        """This rank's blocks of what torch draws for each kind of layer, from a seed a parameter."""
+        for number, (name, how) in enumerate(self.learnt.items()):
+            self._fill(name, initial(how, self.net.stored[name].extents, seed, number))
+        for name, (how, _) in self.buffered.items():
+            if how == "seed":
+                self._fill(name, torch.tensor([seed, 0]))
+            elif how != "given":
+                self._fill(name, initial(how, self.net.stored[name].extents, seed, 0))
+        for name, value in self.constants.items():
+            if name in self.known:
+                self._fill(name, value)
+
+    def _fill(self, name: str, whole: Tensor) -> None:
+        here = self.net.here(self.mesh)
+        local(self.known[name]).copy_(block_of(whole, self.net.stored[name], self.net, here.place))
+
+    @torch.no_grad()
+    def load_full(self, state: Mapping[str, Tensor]) -> None:
+        """This rank's blocks of a whole state dict of the source.
+
+        Raises:
+            KeyError: a name is missing, or not the network's.
+        """
+        own = [n for n in (*self.learnt, *self.buffered) if self.buffered.get(n, ("", ""))[0] != "seed"]
+        missing = [n for n in own if n not in state and n not in self.constants]
+        unknown = [n for n in state if n not in self.known and n not in self.aliases]
+        if missing or unknown:
+            text = [f"missing {', '.join(missing)}"] * bool(missing) + [f"unknown {', '.join(unknown)}"] * bool(unknown)
+            raise KeyError(f"{self.net.name}: {'; '.join(text)}")
+        for name in own:
+            if name in state:
+                wanted = self.net.stored[name].extents
+                if tuple(state[name].shape) != wanted:
+                    got = tuple(state[name].shape)
+                    raise ValueError(f"{self.net.name}: {name} has shape {wanted}, got {got}")
+                self._fill(name, state[name].detach())
+
+    @torch.no_grad()
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """The source's state dict, whole, on every rank; every rank calls it."""
+        here = self.net.here(self.mesh)
+        found = {
+            name: gathered(local(value), self.net.stored[name], here)
+            for name, value in self.known.items()
+            if self.buffered.get(name, ("", ""))[0] != "seed"
+        }
+        return found | {name: found[same] for name, same in self.aliases.items()}
+
+    def forward(self, *given: Tensor, batch: int | None = None) -> Any:
+        """This rank's blocks of the outputs, of its blocks of the inputs.
+
+        Args:
+            batch: the number of samples, where it is not the compiled one.
+        """
+        net = self.net
+        refuse_forward_mode(net.name)
+        mode = "train" if self.training else "eval"
+        if mode not in self.modes:
+            hint = f"import it in {mode} mode too" if mode == "train" else "import it again with --eval"
+            raise RuntimeError(f"{net.name}: compiled for {self.modes[0]} mode alone, the graphs differ; {hint}")
+        count = net.batch if batch is None else batch
+        here = net.here(self.mesh)
+        if len(given) != len(self.inputs):
+            raise TypeError(f"{net.name}: takes {', '.join(self.inputs)}, got {len(given)} tensors")
+        for name, value in zip(self.inputs, given, strict=True):
+            wanted = here.shape(net.split(name, count))
+            if tuple(value.shape) != wanted:
+                hint = "; batch= tells the number of samples, if it is another one" if batch is None else ""
+                got = tuple(value.shape)
+                raise ValueError(f"{net.name}: this rank's block of {name} has shape {wanted}, got {got}{hint}")
+        identify(here)
+        return self.compute(Run(self, count), *given)
+
+    def compute(self, run: Run, *given: Tensor) -> Any:
+        raise NotImplementedError
+
+
+def initial(how: str, shape: tuple[int, ...], seed: int, number: int) -> Tensor:
+    """What torch fills a parameter with: ones, zeros, fill:0.25, normal, kaiming_uniform:FAN_IN, uniform:FAN_IN."""
+    kind, _, value = how.partition(":")
+    generator = torch.Generator("cpu").manual_seed(seed * 1_000_003 + number)
+    whole = torch.empty(shape, dtype=torch.float64)
+    match kind:
+        case "ones":
+            return whole.fill_(1)
+        case "zeros" | "given":
+            return whole.zero_()
+        case "fill":
+            return whole.fill_(float(value))
+        case "normal":
+            return whole.normal_(generator=generator)
+        case "kaiming_uniform":
+            bound = math.sqrt(3.0) * (math.sqrt(2.0 / 6.0) / math.sqrt(int(value)))
+        case _:
+            bound = 1 / math.sqrt(int(value))
+    return whole.uniform_(-bound, bound, generator=generator)

@@ -1,0 +1,420 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportIncompatibleMethodOverride=false
+# (what torch leaves untyped or private, and calls by another signature than it declares)
+"""Rows of a network on this rank: what moves for them, and where their local code stands."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from convgen.algebra.relations import Relation
+from convgen.algebra.signature import Made, Operand
+from convgen.operations.row import At, Operation
+
+from .blocks import Function
+from .conversions import (
+    all_gather,
+    all_reduce,
+    copy_parts,
+    flat,
+    named,
+    pack,
+    rearrange,
+    reduce_scatter,
+    take,
+    unflat,
+    within,
+)
+from .here import Here, frame_at, held_at
+from .layout import Box, common, interval
+from .mesh import Place, coordinates
+from .transport import Group
+
+Axes = tuple[str, ...]
+CHAIN = re.compile(r"\[([^\]]*)\]|(\w+)\(([\w,]*)\)")
+ENTRY = re.compile(r"(\*|\w+|\([\w,]+\))(\+?)")
+
+
+class Split(NamedTuple):
+    """Blocks of a tensor: the axes that split each dimension, outermost first."""
+
+    tensor: str
+    extents: tuple[int, ...]
+    axes: tuple[Axes, ...]
+
+    def frame(self, layer: Any, at: dict[str, int], batch: int) -> Box:
+        """What the rank at these coordinates holds."""
+        return tuple(interval(n, 1, a, layer.grid, at) for n, a in zip(self.extents, self.axes, strict=True))
+
+    def held(self, layer: Any, at: dict[str, int], batch: int) -> Box:
+        return self.frame(layer, at, batch)
+
+
+class Reach:
+    """A tensor as a row reads it: of some dimensions the rows that a block of an index reads, else blocks."""
+
+    def __init__(self, blocks: Split, windows: tuple[tuple[Relation, int] | None, ...]) -> None:
+        self.blocks, self.tensor, self.windows = blocks, blocks.tensor, windows
+
+    def frame(self, layer: Any, at: dict[str, int], batch: int) -> Box:
+        box = list(self.blocks.frame(layer, at, batch))
+        for d, window in enumerate(self.windows):
+            if window is not None:
+                relation, extent = window
+                block = interval(extent, 1, self.blocks.axes[d], layer.grid, at)
+                box[d] = relation.hull(*relation.window(*block), self.blocks.extents[d])
+        return tuple(box)
+
+    def held(self, layer: Any, at: dict[str, int], batch: int) -> Box:
+        return self.frame(layer, at, batch)
+
+
+class Move(NamedTuple):
+    """A step between two layouts, over the ranks that differ along some axes. `exchange_add` sums parts that overlap,
+    `merge` moments of disjoint parts."""
+
+    kind: str
+    over: Axes
+    src: Any
+    dst: Any
+    step: str
+
+
+Chain = tuple[Move, ...]
+
+
+class RowHere(Here):
+    """This rank in a row: its values need not have the network's dtype."""
+
+    __slots__ = ()
+
+    def empty(self, layout: Any, like: Tensor, padded: bool = False) -> Tensor:
+        return like.new_zeros(self.shape(layout)) if padded else like.new_empty(self.shape(layout))
+
+    def group(self, axes: Axes) -> Group:
+        return Group(tuple(self.place.ranks[p] for p in self.members(axes)), self.layer.sums, self.layer.wide)
+
+
+class Stand:
+    """A row for so many samples: its operation, its layouts, and what conversions ask of a layer."""
+
+    channels_last = False
+    copy = staticmethod(copy_parts)
+
+    def __init__(self, row: Row, operation: Operation, net: Any) -> None:
+        self.row, self.operation, self.signature = row, operation, operation.signatures[row.way]
+        self.label = net.label
+        self.name, self.grid, self.sums, self.device = net.name, net.grid, net.sums, net.device
+        self.dtype, self.wide = net.dtype, torch.float64 if net.dtype == torch.float64 else torch.float32
+        s, text = self.signature, row.chains
+        self.fetch = tuple(self._chain(c, o, o.name) for c, o in zip(text["fetch"], s.inputs, strict=True))
+        self.store = tuple(self._chain(c, o, "") for c, o in zip(text["store"], s.results, strict=True))
+        self.given = tuple(self._chain(c, o, f"d{o.name}") for c, o in zip(text["given"], s.results, strict=True))
+        self.back = tuple(self._chain(c, o, f"d{o.name}") for c, o in zip(text["back"], s.inputs, strict=True))
+        self.windows = tuple(self._layout(c, o, last=True) for c, o in zip(text["fetch"], s.inputs, strict=True))
+        self.made = tuple(self._layout(c, o) for c, o in zip(text["store"], s.results, strict=True))
+        self.derived = {k: one.stand(net.batch, net) for k, one in row.derived.items()}
+        self._ats: dict[int, At] = {}
+
+    # ---- What conversions ask of a layer ----
+
+    def size(self, box: Box, tensor: str) -> int:
+        return math.prod(hi - lo for lo, hi in box)
+
+    def shape(self, box: Box, tensor: str) -> tuple[int, ...]:
+        return tuple(hi - lo for lo, hi in box)
+
+    def format(self, tensor: str) -> torch.memory_format:
+        return torch.contiguous_format
+
+    # ---- Layouts ----
+
+    def _layout(self, chain: str, operand: Operand, last: bool = False) -> Any:
+        return self._read([m[0] for m in CHAIN.finditer(chain) if m[0].startswith("[")][-last], operand)
+
+    def _read(self, text: str, operand: Operand) -> Any:
+        entries = [ENTRY.fullmatch(e) for e in text[1:-1].split(" ") if e]
+        axes = tuple(() if e[1] == "*" else tuple(e[1].strip("()").split(",")) for e in entries if e)
+        blocks = Split(operand.name, operand.shape, axes)
+        if not any(e[2] for e in entries if e):
+            return blocks
+        windows = tuple(
+            (made.relation, self.signature.extent[made.indices[0]]) if e and e[2] and made.relation else None
+            for e, made in zip(entries, operand.dims, strict=True)
+        )
+        return Reach(blocks, windows)
+
+    def _chain(self, text: str, operand: Operand, suffix: str) -> Chain:
+        found: list[Move] = []
+        src, kind, over = None, "", ()
+        steps = len(re.findall(r"\w+\(", text))
+        for m in CHAIN.finditer(text):
+            if m[2]:
+                kind, over = m[2], tuple(filter(None, m[3].split(",")))
+                continue
+            dst = self._read(m[0], operand)
+            if src is not None:
+                name = f"{self.row.label}.{suffix}" if suffix else self.row.names[self.signature.results.index(operand)]
+                number = f"_{len(found) + 1}" if steps > 1 else ""
+                found.append(Move(kind, over, src, dst, f"{self.label}{name}{number}"))
+            src = dst
+        return tuple(found)
+
+    # ---- Where local code stands ----
+
+    def at(self, place: Place) -> At:
+        if place.me not in self._ats:
+            here = coordinates(self, place.me)  # type: ignore[arg-type]
+            blocks = {i: interval(n, 1, self.row.roles.get(i, ()), self.grid, here) for i, n in self.signature.extents}
+            read = [[self._side(made, n, blocks) for made, n in zip(o.dims, o.shape, strict=True)]
+                    for o in self.signature.inputs]  # fmt: skip
+            self._ats[place.me] = At(
+                blocks,
+                tuple(tuple(wished for wished, _ in operand) for operand in read),
+                tuple(tuple(inside for _, inside in operand) for operand in read),
+            )
+        return self._ats[place.me]
+
+    def _side(self, made: Made, extent: int, blocks: dict[str, tuple[int, int]]) -> Any:
+        """Rows wished for, and those that there are, in the relation's numbering."""
+        if made.relation is None:
+            block = self.nest(made, blocks) if made.indices else (0, extent)
+            return block, block
+        lo, hi = made.relation.window(*blocks[made.indices[0]])
+        parts = [p for p in made.relation.fold(lo, hi, extent) if p[1] > p[0]]
+        inside = (lo + parts[0][2], lo + parts[-1][2] + parts[-1][1] - parts[-1][0]) if parts else (lo, lo)
+        return (lo, hi), inside
+
+    def nest(self, made: Made, blocks: dict[str, tuple[int, int]]) -> tuple[int, int]:
+        """Flat numbers of a nest of blocks, outermost first."""
+        start, count = 0, 1
+        for i in made.indices:
+            lo, hi = blocks[i]
+            start, count = start * self.signature.extent[i] + lo, count * (hi - lo)
+        return start, start + count
+
+    def made_shape(self, result: Operand, at: At) -> list[int]:
+        """Of a rank's part of a result."""
+        return [
+            math.prod(at.extent(i) for i in made.indices) if made.indices else n
+            for made, n in zip(result.dims, result.shape, strict=True)
+        ]
+
+    def cut(self, k: int, tensor: Tensor, here: RowHere, at: At) -> Tensor:
+        """Of what a rank has of an operand, the rows that local code takes, those that come round again behind."""
+        held = here.held(self.windows[k])
+        for d, made in enumerate(self.signature.inputs[k].dims):
+            (first, last), (lo, hi) = held[d], at.inside[k][d]
+            if made.relation is None:
+                if (lo, hi) != (first, last):
+                    tensor = tensor.narrow(d, lo - first, hi - lo)
+                continue
+            wished = at.windows[k][d]
+            parts = [p for p in made.relation.fold(*wished, self.signature.inputs[k].shape[d]) if p[1] > p[0]]
+            if not parts:
+                tensor = tensor.narrow(d, 0, 0)
+            elif len(parts) > 1:
+                tensor = torch.cat([tensor.narrow(d, a - first, b - a) for a, b, _ in parts], d)
+            elif (parts[0][0], parts[0][1]) != (first, last):
+                tensor = tensor.narrow(d, parts[0][0] - first, parts[0][1] - parts[0][0])
+        return tensor
+
+    # ---- Running ----
+
+    def run(self, place: Place, operands: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """This rank's blocks of the results, of its blocks of the operands; autograd goes through."""
+        here, at = RowHere(self, place, 0), self.at(place)  # type: ignore[arg-type]
+        parts: list[Tensor] = []
+        for k, t in enumerate(operands):
+            t = t.detach() if k in self.derived else t
+            parts.append(self.cut(k, moved(t, self.fetch[k], self.back[k], here), here, at))
+        shapes = [self.made_shape(r, at) for r in self.signature.results]
+        empty = any(not p.numel() for p in parts) and not self.signature.runs_empty
+        if empty or not any(map(math.prod, shapes)):
+            made = tuple(self._nothing(r, s, parts) for r, s in zip(self.signature.results, shapes, strict=True))
+        else:
+            made = self.operation.local(self.row.way, at, *parts)
+        results = tuple(moved(t, self.store[j], self.given[j], here) for j, t in enumerate(made))
+        if self.derived and torch.is_grad_enabled() and any(operands[k].requires_grad for k in self.derived):
+            attached = Attach.apply(self, place, len(results), *results, *operands)
+            results = attached if isinstance(attached, tuple) else (attached,)
+        return results
+
+    def _nothing(self, result: Operand, shape: list[int], parts: list[Tensor]) -> Tensor:
+        """Where a rank has nothing to add; in the graph like any other, so that all ranks come to the same gradients."""
+        if result.integer:
+            return torch.zeros(shape, dtype=torch.int64, device=self.device)
+        floats = [p for p in parts if p.is_floating_point()]
+        kind = floats[0].dtype if floats else self.dtype
+        made = torch.zeros(shape, dtype=kind, device=self.device)
+        return made + sum(p.flatten()[:0].sum().to(kind) for p in floats if p.requires_grad)
+
+    def gradients(self, place: Place, dys: Sequence[Tensor | None], results: Any, operands: Any) -> list[Tensor | None]:
+        """Of the operands that have rows for them, from the gradients of the results."""
+        found: list[Tensor | None] = [None] * len(operands)
+        for k, one in self.derived.items():
+            reads: list[Tensor] = []
+            for kind, j in self.row.derived[k].sources:
+                dy = dys[j] if kind == "gradient" else None
+                t = operands[j] if kind == "operand" else results[j] if kind == "result" else dy
+                reads.append(torch.zeros_like(results[j]) if t is None else t)
+            (found[k],) = one.run(place, reads)
+        return found
+
+
+class Row:
+    """One operation of a network: how it is laid out, and what moves for it.
+
+    Args:
+        operation: for a number of samples.
+        chains: of fetch, store, given and back, a text for each operand or result: `[N * H *] exchange(H) [N * H+ *]`.
+        derived: by operand the row that makes its gradient.
+        sources: of such a row: where its operands are found.
+    """
+
+    def __init__(
+        self,
+        operation: Callable[[int], Operation],
+        *,
+        way: int = 0,
+        roles: dict[str, Axes] | None = None,
+        derived: dict[int, Row] | None = None,
+        sources: tuple[tuple[str, int], ...] = (),
+        label: str = "",
+        names: tuple[str, ...] = (),
+        **chains: tuple[str, ...],
+    ) -> None:
+        self.operation, self.way, self.roles = operation, way, roles or {}
+        self.chains, self.derived, self.sources = chains, derived or {}, sources
+        self.label, self.names = label, names
+        self._stands: dict[Any, Stand] = {}
+
+    def stand(self, batch: int, net: Any) -> Stand:
+        key = (batch, net.label, net.dtype, net.device)
+        if key not in self._stands:
+            self._stands[key] = Stand(self, self.operation(batch), net)
+        return self._stands[key]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def moved(tensor: Tensor, there: Chain, back: Chain, here: RowHere) -> Tensor:
+    """A tensor in another layout; its gradient comes the way back."""
+    if not there and not back:
+        return tensor
+    if not (torch.is_grad_enabled() and tensor.requires_grad):
+        return travel(tensor, there, here)
+    return Travel.apply(tensor, there, back, here)
+
+
+class Travel(Function):
+    """Conversions one way, and those of the gradient the other way."""
+
+    @staticmethod
+    def forward(tensor: Tensor, there: Chain, back: Chain, here: RowHere) -> Tensor:
+        made = travel(tensor, there, here)
+        return made.view_as(made) if made is tensor else made
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _, ctx.there, ctx.back, ctx.here = inputs
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return Travel.apply(gradient.contiguous(), ctx.back, ctx.there, ctx.here), None, None, None
+
+
+class Attach(Function):
+    """Results as they are; gradients of some operands from rows of their own."""
+
+    @staticmethod
+    def forward(stand: Stand, place: Place, count: int, *values: Tensor) -> Any:
+        results = tuple(t.view_as(t) for t in values[:count])
+        return results if count > 1 else results[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.stand, ctx.place, ctx.count, *values = inputs
+        ctx.save_for_backward(*values)
+        outputs = output if isinstance(output, tuple) else (output,)
+        ctx.mark_non_differentiable(*(t for t in outputs if not t.is_floating_point()))
+
+    @staticmethod
+    def backward(ctx: Any, *dys: Any) -> Any:
+        values = ctx.saved_tensors
+        results, operands = values[: ctx.count], values[ctx.count :]
+        dys = tuple(None if g is None else g.contiguous() for g in dys)
+        found = ctx.stand.gradients(ctx.place, dys, results, operands)
+        through = tuple(g if r.is_floating_point() else None for g, r in zip(dys, results, strict=True))
+        return None, None, None, *through, *found
+
+
+def travel(tensor: Tensor, chain: Chain, here: RowHere) -> Tensor:
+    """One conversion after the other."""
+    for kind, over, src, dst, step in chain:
+        if tensor.dtype == torch.bool:
+            return travel(tensor.to(torch.uint8), chain, here).bool()
+        tensor = tensor.contiguous()
+        match kind:
+            case "slice":
+                tensor = take(tensor, src, dst, here)
+            case "all_gather":
+                tensor = all_gather(step, tensor, src, dst, over, here)
+            case "reduce_scatter":
+                tensor = reduce_scatter(step, tensor, src, dst, over, here)
+            case "all_reduce":
+                tensor = all_reduce(step, tensor, src, dst, over, here)
+            case "exchange_add":
+                tensor = exchange_add(step, tensor, src, dst, over, here)
+            case "merge":
+                tensor = merge(step, tensor, over, here)
+            case _:
+                tensor = rearrange(step, kind, tensor, src, dst, over, here)
+    return tensor
+
+
+def exchange_add(step: str, value: Tensor, src: Any, dst: Any, axes: Axes, here: RowHere) -> Tensor:
+    """Parts that overlap, added where they are stored: in rank order, in a wide type, rounded once."""
+    stand, me = here.layer, here.place.me
+    held, kept = here.held(src), here.held(dst)
+    peers = here.members(axes)
+    nothing = tuple((0, 0) for _ in held)
+    sends = [nothing if p == me else common(held, held_at(stand, dst, p, 0)) for p in peers]
+    receives = [nothing if p == me else common(held_at(stand, src, p, 0), kept) for p in peers]
+    splits = [stand.size(b, "") for b in sends], [stand.size(b, "") for b in receives]
+    packed = pack(value, held, sends, "", stand)
+    with named(step, "exchange", axes, here):
+        got = here.place.transport.exchange(packed, splits, here.group(axes))
+    total = torch.zeros(here.shape(dst), dtype=here.group(axes).wide, device=value.device)
+    for p, piece, box in zip(peers, got.split(splits[1]), receives, strict=True):
+        mine = common(held, kept) if p == me else box
+        if stand.size(mine, ""):
+            addend = within(value, held, mine) if p == me else unflat(piece, stand.shape(mine, ""), stand)
+            within(total, kept, mine).add_(addend)
+    return total.to(value.dtype)
+
+
+def merge(step: str, value: Tensor, axes: Axes, here: RowHere) -> Tensor:
+    """Moments [count, mean, M2] of the union of the ranks' parts, the same on all."""
+    group = here.group(axes)
+    with named(step, "all_gather", axes, here):
+        got = here.place.transport.all_gather(flat(value, here.layer), [value.numel()] * len(group.ranks), group)
+    count, mean, m2 = got.view(len(group.ranks), *value.shape).unbind(1)
+    total = count.sum(0)
+    whole = (count * mean).sum(0) / total.clamp(min=1)
+    return torch.stack([total, whole, (m2 + count * (mean - whole).square()).sum(0)])
+
+
+def block_of(value: Tensor, layout: Split, layer: Any, place: Place) -> Tensor:
+    """This rank's block of a whole tensor."""
+    box = frame_at(layer, layout, place.me, 0)
+    return within(value, tuple((0, n) for n in value.shape), box)
+
+
