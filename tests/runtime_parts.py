@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "templates"))
 
 from runtime.layer import Layer  # noqa: E402
-from runtime.layout import Layout, PaddedWindow, Spatial, Window  # noqa: E402
+from runtime.layout import Layout, PaddedWindow, SpatialRows, Window  # noqa: E402
 
 
 @cache
@@ -33,7 +33,7 @@ def layer_of(case: Case) -> Layer:
         dtype=case.dtype,
         memory_format=getattr(torch, MEMORY_FORMATS[layer.memory_format, len(conv.spatial)]),
         spatial=tuple(
-            Spatial(x.extent, y.extent, s.kernel, s.stride, s.pad_lo, s.dilation)
+            SpatialRows(x.extent, y.extent, s.kernel, s.stride, s.pad_lo, s.dilation)
             for s, x, y in zip(conv.spatial, conv.dims("x")[2:], conv.dims("y")[2:], strict=True)
         ),
         stored={name: layout_of(case, layout) for name, layout in case.schedule.stored},

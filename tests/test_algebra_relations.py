@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from convgen.algebra import relations
 from convgen.algebra.relations import Cyclic, Ratio, ReadBy, Relation, Reverse, Table, Taps
 from convgen.operations.linear_maps import of_unit_vectors, table
 
@@ -79,6 +80,42 @@ def test_a_fold_says_where_each_row_of_a_window_lies(kind: str) -> None:
                 assert place[row] == row % extent
             else:
                 assert place.get(row) == (row if 0 <= row < extent else None), (relation, a, b, extent)
+
+
+@pytest.mark.parametrize("kind", RELATIONS)
+def test_a_hull_holds_what_a_fold_says(kind: str) -> None:
+    """And no more, unless rows come round; of windows of any size and place, and of arrays of them."""
+    draw = Random(f"hull {kind}")
+    for _ in range(DRAWS):
+        relation = RELATIONS[kind](draw)
+        extent = relation.extent if isinstance(relation, Cyclic) else draw.randint(1, 12)
+        starts = [draw.randint(-20, 20) for _ in range(4)]
+        windows = [(lo, lo + draw.choice((0, 1, 2, 5, 9))) for lo in starts]
+        for lo, hi in windows:
+            first, last = relation.hull(lo, hi, extent)
+            parts = [p for p in relation.fold(lo, hi, extent) if p[1] > p[0]]
+            rows = {r for a, b, _ in parts for r in range(a, b)}
+            where = (relation, lo, hi, extent)
+            assert 0 <= first <= last <= extent, where
+            assert rows <= set(range(first, last)), where
+            assert (last > first) == bool(rows), where
+            if len(parts) > 1:
+                assert (first, last) == (0, extent), where
+            else:
+                assert len(rows) == last - first, where
+        found = relation.hull(*(np.array(side) for side in zip(*windows, strict=True)), extent)
+        assert [*zip(*(side.tolist() for side in found), strict=True)] == [relation.hull(*w, extent) for w in windows]
+
+
+@pytest.mark.parametrize("kind", RELATIONS)
+def test_integers_need_no_numpy(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relations, "np", None)
+    draw = Random(f"integers {kind}")
+    for _ in range(DRAWS // 4):
+        relation, extent = RELATIONS[kind](draw), draw.randint(1, 12)
+        window = relation.window(*some_block(draw))
+        ends = [*window, *relation.hull(*window, extent), *(n for p in relation.fold(*window, extent) for n in p)]
+        assert {type(n) for n in ends} == {int}
 
 
 @pytest.mark.parametrize("kind", RELATIONS)

@@ -15,7 +15,7 @@ PACKAGE = Path(convgen.__file__).parent
 
 # From the ground up. A file imports from its own room and from rooms that stand before it.
 ROOMS = (
-    "__init__", "errors", "knobs", "resources", "free_memory",
+    "__init__", "errors", "knobs", "resources", "free_memory", "late",
     "algebra", "operations", "spec", "files", "pictures", "program", "passes", "cost", "plan",
     "kernels", "sw26010", "emit", "compiler", "explain", "tune", "calibrate", "verify",
     "commands", "cli", "__main__",

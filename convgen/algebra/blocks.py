@@ -33,7 +33,7 @@ def block(lo: Number, hi: Number, parts: int, index: Number) -> tuple[Number, Nu
 
 def plain(value: Any) -> Any:
     """Arrays as they are, numpy's scalars as Python's."""
-    return value if np.ndim(value) else int(value)
+    return value if getattr(value, "ndim", 0) else int(value)
 
 
 def groups_left(groups: int, sizes: tuple[int, ...]) -> int:

@@ -18,8 +18,8 @@ from typing import Literal
 from convgen.algebra.relations import ReadBy, Taps
 from convgen.algebra.tensors import Dim, Rows, Tensor
 
-Operand = Literal["x", "w", "y"]
-TENSORS: tuple[Operand, ...] = ("x", "w", "y")
+TensorName = Literal["x", "w", "y"]
+TENSORS: tuple[TensorName, ...] = ("x", "w", "y")
 Phase = Literal["forward", "backward_data", "backward_filter"]
 PHASES: tuple[Phase, ...] = ("forward", "backward_data", "backward_filter")
 # A transposed convolution's phases and tensors, under the names that the convolution of the same sum has for them.
@@ -28,7 +28,7 @@ OTHER_PHASE: dict[Phase, Phase] = {
     "backward_data": "forward",
     "backward_filter": "backward_filter",
 }
-OTHER_TENSOR: dict[str, Operand] = {"x": "y", "w": "w", "y": "x"}
+OTHER_TENSOR: dict[str, TensorName] = {"x": "y", "w": "w", "y": "x"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +89,12 @@ class Conv:
     transposed: bool = False
 
     @property
-    def fine(self) -> Operand:
+    def fine(self) -> TensorName:
         """The activation that taps read: x, or a transposed convolution's y."""
         return "y" if self.transposed else "x"
 
     @property
-    def coarse(self) -> Operand:
+    def coarse(self) -> TensorName:
         """The activation whose rows read by taps."""
         return OTHER_TENSOR[self.fine]
 
@@ -145,7 +145,7 @@ class Conv:
         """conv2d, conv_transpose2d."""
         return f"{'conv_transpose' if self.transposed else 'conv'}{len(self.spatial)}d"
 
-    def shape(self, tensor: Operand) -> tuple[int, ...]:
+    def shape(self, tensor: TensorName) -> tuple[int, ...]:
         """Of the whole tensor, as torch has it."""
         taps = tuple(s.kernel for s in self.spatial) if tensor == "w" else ()
         return tuple(d.extent for d in self.dims(tensor)) + taps
@@ -171,7 +171,7 @@ class Conv:
         """Elements of the whole tensor, kernel included."""
         return self.tensors[tensor].elements
 
-    def largest_first(self, *tensors: Operand) -> tuple[Operand, ...]:
+    def largest_first(self, *tensors: TensorName) -> tuple[TensorName, ...]:
         return tuple(sorted(tensors, key=lambda t: (-self.elements(t), TENSORS.index(t))))
 
 

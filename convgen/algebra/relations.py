@@ -3,7 +3,8 @@
 A block `[lo, hi)` of the index wishes for a *window* of rows: an interval in the relation's own numbering. The window
 may leave the tensor; `fold` says where its rows lie in it, and what lies nowhere is padding (or, where an operation
 says so, nothing). Rows are anything that is numbered: pixels, channels of groups, flat numbers of a view. Half-open
-intervals; integers and arrays (an entry a rank) alike.
+intervals; integers and arrays (an entry a rank) alike. On integers nothing here needs numpy: generated packages have
+this file in them.
 
 | relation | row o reads |
 |---|---|
@@ -22,11 +23,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from convgen.algebra.blocks import plain
+from convgen.late import np
 
-from convgen.algebra.blocks import Number, plain
+if TYPE_CHECKING:
+    from convgen.algebra.blocks import Number
 
 Part = tuple[Any, Any, Any]  # of a window: where it begins and ends in the tensor, and in the window
 
@@ -54,14 +57,32 @@ class Relation(ABC):
 
     def fold(self, lo: Number, hi: Number, extent: int) -> tuple[Part, ...]:
         """Where a window's rows lie in a tensor of `extent` rows: one interval, unless rows come round again."""
-        first: Any = np.clip(lo, 0, extent)
-        last: Any = np.maximum(np.clip(hi, 0, extent), first)
+        first = _least(_most(lo, 0), extent)
+        last = _most(_least(hi, extent), first)
         return ((plain(first), plain(last), plain(first - lo)),)
+
+    def hull(self, lo: Number, hi: Number, extent: int) -> tuple[Number, Number]:
+        """The interval of the tensor's rows that holds all rows of a window: its one part, unless rows come round."""
+        ((first, last, _),) = self.fold(lo, hi, extent)
+        return first, last
+
+
+def _least(a: Any, b: Any) -> Any:
+    return min(a, b) if isinstance(a, int) and isinstance(b, int) else np.minimum(a, b)
+
+
+def _most(a: Any, b: Any) -> Any:
+    return max(a, b) if isinstance(a, int) and isinstance(b, int) else np.maximum(a, b)
+
+
+def _choice(which: Any, a: Any, b: Any) -> Any:
+    """a where `which` is true, else b."""
+    return plain((a if which else b) if isinstance(which, bool) else np.where(which, a, b))
 
 
 def _where(hi: Any, lo: Any, start: Any, end: Any) -> tuple[Any, Any]:
     """An interval, empty where `[lo, hi)` is."""
-    return plain(start), plain(np.where(hi > lo, end, start))
+    return plain(start), _choice(hi > lo, end, start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,13 +219,20 @@ class Cyclic(Relation):
         return plain(lo - self.by), plain(hi - self.by)
 
     def fold(self, lo: Number, hi: Number, extent: int) -> tuple[Part, ...]:
-        rounds = range(int(np.min(np.floor_divide(lo, extent))), int(np.max(-np.floor_divide(-hi, extent))))
+        turn, end = lo // extent, -(-hi // extent)  # a rank's; all ranks' have the first of them and the last
+        rounds = range(turn, end) if isinstance(lo, int) and isinstance(hi, int) else range(np.min(turn), np.max(end))
         parts: list[Part] = []
         for turn in rounds:
-            first: Any = np.maximum(lo, turn * extent)
-            last: Any = np.maximum(np.minimum(hi, (turn + 1) * extent), first)
+            first = _most(lo, turn * extent)
+            last = _most(_least(hi, (turn + 1) * extent), first)
             parts.append((plain(first - turn * extent), plain(last - turn * extent), plain(first - lo)))
         return tuple(parts)
+
+    def hull(self, lo: Number, hi: Number, extent: int) -> tuple[Number, Number]:
+        """All rows, as soon as some lie in the next turn: those between the last part and the first may be few."""
+        turn, end = lo // extent, _most(hi, lo)
+        several = end > (turn + 1) * extent
+        return _choice(several, 0, lo - turn * extent), _choice(several, extent, end - turn * extent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,10 +252,12 @@ class Table(Relation):
         return range(*self.rows[o]) if o < len(self.rows) else range(0)
 
     def window(self, lo: Number, hi: Number) -> tuple[Number, Number]:
-        ends = [self._hull(int(a), int(b)) for a, b in zip(np.ravel(lo), np.ravel(hi), strict=True)]
+        if isinstance(lo, int) and isinstance(hi, int):
+            return self._all(lo, hi)
+        ends = [self._all(int(a), int(b)) for a, b in zip(np.ravel(lo), np.ravel(hi), strict=True)]
         first, last = (np.array(side, dtype=np.int64).reshape(np.shape(lo)) for side in zip(*ends, strict=True))
         return plain(first), plain(last)
 
-    def _hull(self, lo: int, hi: int) -> tuple[int, int]:
+    def _all(self, lo: int, hi: int) -> tuple[int, int]:
         some = [r for r in self.rows[lo:hi] if r[1] > r[0]]
         return (min(r[0] for r in some), max(r[1] for r in some)) if some else (0, 0)

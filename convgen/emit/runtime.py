@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 
+from convgen.errors import InternalError
 from convgen.resources import data_file
 
 # In the order of imports: each uses those before it.
@@ -20,6 +21,8 @@ PARTS = (
     "gradients", "parameters", "clipping", "conv_module", "layer",
 )  # fmt: skip
 
+# Only networks have these.
+NETWORK_PARTS: tuple[str, ...] = ()
 
 HEAD = ('"""', "import ", "from ", "if ")  # what a part begins with, which no module gets
 
@@ -72,19 +75,39 @@ class Runtime:
 @cache
 def runtime() -> Runtime:
     statements: list[Statement] = []
-    imports: dict[str, Import] = {}
+    imports: list[Import] = []
     titles: dict[str, str] = {}
     for part in PARTS:
-        lines = data_file("templates", "runtime", f"{part}.py").read_text(encoding="utf-8").splitlines()
+        lines = template(part).splitlines()
         titles[part] = next(line for line in lines if line.startswith('"""')).strip('".')
         head = "\n".join(line for line in lines if line.startswith(("import ", "from ")))
-        imports |= {i.name: i for i in imported(ast.parse(head).body)}
+        imports += imported(ast.parse(head).body)
         statements += _statements(part, lines)
+    return assembled(statements, imports, titles)
+
+
+def template(part: str) -> str:
+    """A part's text."""
+    return data_file("templates", "runtime", f"{part}.py").read_text(encoding="utf-8")
+
+
+def assembled(statements: Iterable[Statement], imports: Iterable[Import], titles: dict[str, str]) -> Runtime:
+    """Parts that are put together in one file.
+
+    Raises:
+        InternalError: one name that is two things.
+    """
+    table: dict[str, Import] = {}
     defined: dict[str, list[Statement]] = {}
+    statements, imports = tuple(statements), tuple(imports)
     for statement in statements:
         for name in statement.names:
             defined.setdefault(name, []).append(statement)
-    return Runtime(tuple(statements), imports, titles, defined)
+    twice = [n for n, those in defined.items() if len({s.part for s in those}) > 1]
+    twice += [i.name for i in imports if i.name in defined or table.setdefault(i.name, i) != i]
+    if twice:
+        raise InternalError(f"the runtime defines or imports twice: {', '.join(sorted(twice))}")
+    return Runtime(statements, table, titles, defined)
 
 
 def imported(body: Iterable[ast.stmt]) -> Iterator[Import]:

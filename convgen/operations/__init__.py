@@ -16,4 +16,6 @@ ranks. A signature prints as a line, `tests/test_operation_signatures.py` has th
 | reductions, losses | sums, means; cross entropy, squared error |
 
 To add one: a frozen dataclass of `row.Operation` in a file here, a kind of random cases in `tests/operation_cases.py`.
+Generated networks have these files in them (`convgen/emit/package.py`, which lists them): imports at the top, other
+packages than torch and the standard library nowhere, what only tests and prices call in `reference` and `work`.
 """

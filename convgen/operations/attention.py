@@ -9,7 +9,7 @@ from typing import Any
 
 from convgen.algebra.relations import Ratio
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
-from convgen.operations.late import torch
+from convgen.late import torch
 from convgen.operations.row import At, Operation, Work, numbers, own, touched
 
 

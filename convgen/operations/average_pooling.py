@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from convgen.algebra.relations import Ratio, Relation, Taps
-from convgen.operations.late import torch
+from convgen.late import torch
 from convgen.operations.linear_maps import LinearMap, of_unit_vectors
 from convgen.operations.row import At
 

@@ -15,10 +15,10 @@ from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
 
-from convgen.algebra.conv import Conv, Phase
+from convgen.algebra.conv import Conv, Phase, Spatial
 from convgen.algebra.relations import Ratio, Taps
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
-from convgen.operations.late import torch
+from convgen.late import torch
 from convgen.operations.row import At, Derived, Interval, Operation, Work, fit, own, touched
 
 READS: Mapping[Phase, str] = {"forward": "xw", "backward_data": "yw", "backward_filter": "yx"}
@@ -33,7 +33,7 @@ class Channels(NamedTuple):
     made: dict[str, tuple[Made, Made]]
 
 
-class Held(NamedTuple):
+class HeldGroups(NamedTuple):
     """Groups that a rank's operands hold: channels that they make, and [lo, hi) of these that are its block."""
 
     groups: int
@@ -174,14 +174,14 @@ class Convolution(Operation):
         zeros = [0] * len(self.taps)
         return [t.stride for t in self.taps], zeros, [t.dilation for t in self.taps], transposed, zeros, groups
 
-    def _groups(self, at: At, index: str, size: int) -> Held:
+    def _groups(self, at: At, index: str, size: int) -> HeldGroups:
         """`index`: channels of what is made, or filters of w; `size` of them in a group."""
         if "G" in at.blocks:
             channels = at.extent("G") * at.extent(index)
-            return Held(at.extent("G"), channels, 0, channels)
+            return HeldGroups(at.extent("G"), channels, 0, channels)
         lo, hi = at.blocks[index]
         first, end = lo // size, -(-hi // size)
-        return Held(end - first, (end - first) * size, lo - first * size, hi - first * size)
+        return HeldGroups(end - first, (end - first) * size, lo - first * size, hi - first * size)
 
     # ---------------------------------------------------------------- what it is, what it takes
     def reference(self, *operands: Any) -> tuple[Any, ...]:
@@ -191,20 +191,12 @@ class Convolution(Operation):
             (names[t][: 3 + len(self.taps)], operand.unflatten(CHANNELS[t], (self.conv.groups, -1)))
             for t, operand in zip(READS[self.phase], operands, strict=True)
         )
-        reads = [self._hits(d, first.dtype) for d in range(len(self.taps))]
+        reads = [_hits(t, s, first.dtype) for t, s in zip(self.taps, self.conv.spatial, strict=True)]
         of_rows = ["".join(names[t][3 + d] for t in "yxw") for d in range(len(self.taps))]
         made = MAKES[self.phase]
         subscripts = f"{','.join([one, *of_rows, other])}->{names[made][: 3 + len(self.taps)]}"
         result = torch.einsum(subscripts, first, *reads, second)
         return (result.flatten(CHANNELS[made], CHANNELS[made] + 1),)
-
-    def _hits(self, d: int, dtype: Any) -> Any:
-        """1 where output row o reads row h by tap k: [o, h, k]."""
-        t, s = self.taps[d], self.conv.spatial[d]
-        hits = [(o, h, k) for o in range(s.out) for k, h in enumerate(t.row(o)) if 0 <= h < s.extent]
-        found = torch.zeros(s.out, s.extent, s.kernel, dtype=dtype)
-        found[tuple(torch.tensor(hits, dtype=torch.int64).reshape(-1, 3).T)] = 1
-        return found
 
     @cached_property
     def gradients(self) -> Mapping[str, Derived]:
@@ -217,3 +209,11 @@ class Convolution(Operation):
         if self.conv.groups > 1 and "G" not in signature.extent:
             products *= self._channels if "F" in signature.extent else self._filters
         return Work(2 * products, touched(at, signature))
+
+
+def _hits(t: Taps, s: Spatial, dtype: Any) -> Any:
+    """1 where output row o reads row h by tap k: [o, h, k]."""
+    hits = [(o, h, k) for o in range(s.out) for k, h in enumerate(t.row(o)) if 0 <= h < s.extent]
+    found = torch.zeros(s.out, s.extent, s.kernel, dtype=dtype)
+    found[tuple(torch.tensor(hits, dtype=torch.int64).reshape(-1, 3).T)] = 1
+    return found

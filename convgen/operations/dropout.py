@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from convgen.algebra.signature import WHOLE, Operand, Signature
-from convgen.operations.late import torch
+from convgen.late import torch
 from convgen.operations.row import At, Derived, Operation, numbered, numbers, own
 
 WORD = 0xFFFFFFFF

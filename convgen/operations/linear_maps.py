@@ -16,7 +16,7 @@ from typing import Any
 
 from convgen.algebra.relations import Relation, Table
 from convgen.algebra.signature import Made, Operand, Signature
-from convgen.operations.late import torch
+from convgen.late import torch
 from convgen.operations.row import At, Derived, Operation, Work, made_here, numbered, own, touched
 
 

@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 from convgen.algebra.signature import WHOLE, Operand, Signature
-from convgen.operations.late import torch
+from convgen.late import torch
 from convgen.operations.row import At, Operation, numbered, own
 
 

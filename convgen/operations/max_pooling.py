@@ -14,7 +14,7 @@ from typing import Any
 
 from convgen.algebra.relations import Ratio, Taps
 from convgen.algebra.signature import Made, Operand, Signature
-from convgen.operations.late import torch
+from convgen.late import torch
 from convgen.operations.row import At, Derived, Operation, Work, numbered, numbers, own, touched
 
 

@@ -18,7 +18,7 @@ from math import prod
 from typing import Any
 
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
-from convgen.operations.late import torch
+from convgen.late import torch
 
 Interval = tuple[int, int]
 

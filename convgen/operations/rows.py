@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from convgen.algebra.relations import Cyclic, Relation, Reverse, Table, Taps
 from convgen.algebra.signature import Made, Operand, Signature
-from convgen.operations.late import torch
+from convgen.late import torch
 from convgen.operations.row import At, Operation, fit, numbered, own
 
 

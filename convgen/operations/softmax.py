@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from convgen.algebra.signature import Operand, Signature
-from convgen.operations.late import torch
+from convgen.late import torch
 from convgen.operations.row import At, Operation, numbered, own
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from convgen.operations.late import torch
+from convgen.late import torch
 from convgen.operations.linear_maps import LinearMap, of_unit_vectors
 
 

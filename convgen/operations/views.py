@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from convgen.algebra.relations import Ratio
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
-from convgen.operations.late import torch
+from convgen.late import torch
 from convgen.operations.row import At, Operation, made_here, numbered, own
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .layer import Layer
 
 
-class Convolution(Function):
+class ConvolutionFunction(Function):
     """conv on plain blocks: y, and what of forward's values backward reads besides x and w."""
 
     @staticmethod
@@ -40,7 +40,7 @@ class Convolution(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
-        return one_by_one(Convolution, arguments[3], info, in_dims, arguments)
+        return one_by_one(ConvolutionFunction, arguments[3], info, in_dims, arguments)
 
 
 class Gradients(Function):
@@ -75,12 +75,12 @@ class Gradients(Function):
         of_x = of_w = None
         if a is not None or c is not None:
             a = torch.zeros_like(x) if a is None else a
-            part, *held = outputs(Convolution.apply(a, w, no_bias(*where) if c is None else c, *where))
+            part, *held = outputs(ConvolutionFunction.apply(a, w, no_bias(*where) if c is None else c, *where))
             parts.append(part)
             if ctx.needs_input_grad[2]:
                 of_w = Gradients.apply(dy, a, w, *where, False, True, False, *held)[1]
         if b is not None:
-            part, *held = outputs(Convolution.apply(x, b, no_bias(*where), *where))
+            part, *held = outputs(ConvolutionFunction.apply(x, b, no_bias(*where), *where))
             parts.append(part)
             if ctx.needs_input_grad[1]:
                 of_x = Gradients.apply(dy, x, b, *where, True, False, False, *held)[0]
@@ -118,7 +118,7 @@ def one_by_one(function: Any, layer: Layer, info: Any, in_dims: Any, arguments: 
     return (stacked, (0,) * len(stacked)) if isinstance(members[0], tuple) else (stacked[0], 0)
 
 
-class Part(Function):
+class Scatter(Function):
     """This rank's block of a whole tensor; the gradient is gathered."""
 
     @staticmethod
@@ -132,14 +132,14 @@ class Part(Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return Whole.apply(gradient, *ctx.where).to(*ctx.like), None, None, None, None
+        return Gather.apply(gradient, *ctx.where).to(*ctx.like), None, None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
-        return one_by_one(Part, arguments[2], info, in_dims, arguments)
+        return one_by_one(Scatter, arguments[2], info, in_dims, arguments)
 
 
-class Whole(Function):
+class Gather(Function):
     """A whole tensor, of the ranks' blocks; the gradient is this rank's part."""
 
     @staticmethod
@@ -152,8 +152,8 @@ class Whole(Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return Part.apply(gradient, *ctx.where), None, None, None, None
+        return Scatter.apply(gradient, *ctx.where), None, None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
-        return one_by_one(Whole, arguments[2], info, in_dims, arguments)
+        return one_by_one(Gather, arguments[2], info, in_dims, arguments)

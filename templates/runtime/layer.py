@@ -16,12 +16,12 @@ from torch.distributed.tensor import Replicate, Shard
 
 from .checks import claim, refuse_forward_mode
 from .conversions import copy_parts
-from .gradients import Part, Whole
+from .gradients import Gather, Scatter
 from .here import Here
-from .layout import Box, Layout, Spatial
+from .layout import Box, Layout, SpatialRows
 from .mesh import make_mesh, place_key, places
-from .ops import Ops, Phase, define_ops
-from .parameters import convolve, find_placements, plain
+from .ops import Ops, PhaseCode, define_ops
+from .parameters import convolve, find_placements, plain_block
 from .transport import Transport
 
 
@@ -46,7 +46,7 @@ class Layer:
         device: str,
         dtype: torch.dtype,
         memory_format: torch.memory_format,
-        spatial: tuple[Spatial, ...],
+        spatial: tuple[SpatialRows, ...],
         stored: dict[str, Layout],
         copy: Callable[..., None] = copy_parts,
     ) -> None:
@@ -175,7 +175,7 @@ class Layer:
         key = self.mesh_key(mesh)
         if torch.compiler.is_compiling():
             return self.ops.scatter(value, name, key, batch)
-        return Part.apply(value, name, self, key, batch)
+        return Scatter.apply(value, name, self, key, batch)
 
     def gather(self, name: str, value: Tensor, mesh: DeviceMesh, *, batch: int | None = None) -> Tensor:
         """The whole tensor on every rank, from the ranks' blocks; every rank of the mesh calls it.
@@ -186,10 +186,10 @@ class Layer:
         batch = self.batch if batch is None else batch
         self._layout_of(name)
         key = self.mesh_key(mesh)
-        block = plain(self, name, value, mesh, key, batch)
+        block = plain_block(self, name, value, mesh, key, batch)
         if torch.compiler.is_compiling():
             return self.ops.gather(block, name, key, batch)
-        return Whole.apply(block, name, self, key, batch)
+        return Gather.apply(block, name, self, key, batch)
 
     def _layout_of(self, name: str) -> Layout:
         if name not in self.stored:
@@ -197,7 +197,13 @@ class Layer:
         return self.stored[name]
 
     def define_ops(
-        self, forward: Phase, backward: Phase, like_forward: Phase, *, saved: tuple[str, ...], held: tuple[str, ...]
+        self,
+        forward: PhaseCode,
+        backward: PhaseCode,
+        like_forward: PhaseCode,
+        *,
+        saved: tuple[str, ...],
+        held: tuple[str, ...],
     ) -> None:
         """The ops that conv, scatter and gather run, from the schedule's functions."""
         claim(self)

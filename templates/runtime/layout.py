@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 Box = tuple[tuple[int, int], ...]  # half-open intervals, one a dimension; kernel dimensions are never split
 
 
-class Spatial(NamedTuple):
+class SpatialRows(NamedTuple):
     """One spatial dimension: rows of x and y, and how a row of the coarse one reads rows of the fine one.
 
     Of a convolution x is the fine activation and y the coarse one, of a transposed convolution it is y and x.
@@ -47,24 +47,24 @@ def interval(
     return lo, lo + max(count - 1, 0) * unit + (inside[1] - inside[0]) * (count > 0)
 
 
-def input_rows(s: Spatial, lo: int, hi: int) -> tuple[int, int]:
+def input_rows(s: SpatialRows, lo: int, hi: int) -> tuple[int, int]:
     """Fine rows that coarse rows [lo, hi) read. Rows outside the tensor are zero padding."""
     start = lo * s.stride - s.padding
     return start, (hi - 1) * s.stride - s.padding + s.dilation * (s.kernel - 1) + 1 if hi > lo else start
 
 
-def output_rows(s: Spatial, lo: int, hi: int) -> tuple[int, int]:
+def output_rows(s: SpatialRows, lo: int, hi: int) -> tuple[int, int]:
     """Coarse rows that read some of fine rows [lo, hi); possibly none."""
     start = -((s.dilation * (s.kernel - 1) - lo - s.padding) // s.stride)
     return start, (hi - 1 + s.padding) // s.stride + 1 if hi > lo else start
 
 
-def padding_below(s: Spatial, fine_lo: int, coarse_lo: int) -> int:
+def padding_below(s: SpatialRows, fine_lo: int, coarse_lo: int) -> int:
     """Zero rows below fine_lo when the first coarse row is coarse_lo."""
     return fine_lo - (coarse_lo * s.stride - s.padding)
 
 
-def output_frame(s: Spatial, lo: int, hi: int) -> tuple[int, int]:
+def output_frame(s: SpatialRows, lo: int, hi: int) -> tuple[int, int]:
     """output_rows and the fewest zero rows around them that let the convolution pad both its sides alike."""
     start, end = output_rows(s, lo, hi)
     if hi <= lo:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .layer import Layer
 
 
-Phase = Callable[..., tuple[Tensor, ...]]
+PhaseCode = Callable[..., tuple[Tensor, ...]]
 
 
 class Ops(NamedTuple):
@@ -36,9 +36,9 @@ class Ops(NamedTuple):
 
 def define_ops(
     layer: Layer,
-    run_forward: Phase,
-    run_backward: Phase,
-    like_forward: Phase,
+    run_forward: PhaseCode,
+    run_backward: PhaseCode,
+    like_forward: PhaseCode,
     saved: tuple[str, ...],
     held: tuple[str, ...],
 ) -> Ops:

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from .blocks import Block, Held, Inside, fits_ddp
 from .checks import layout_text, refuse_forward_mode
-from .gradients import Convolution
+from .gradients import ConvolutionFunction
 from .here import Here, frame_at
 from .layout import Layout
 from .mesh import coordinates, members
@@ -80,7 +80,7 @@ def as_held(block: Tensor, name: str, layout: Layout, here: Here) -> Block:
     return Block(block, Held(f"{layer.name} {name}", place.key, whole, box, place.ranks, layer.device, copies, blocks))
 
 
-def plain(layer: Layer, name: str, given: Any, mesh: DeviceMesh, key: str, batch: int) -> Any:
+def plain_block(layer: Layer, name: str, given: Any, mesh: DeviceMesh, key: str, batch: int) -> Any:
     """The plain block of an operand, which may be a DTensor, a Block or a plain block already."""
     if name not in layer.stored or not isinstance(given, (Block, DTensor)):
         return given
@@ -136,12 +136,12 @@ def convolve(layer: Layer, x: Any, w: Any, bias: Any, mesh: DeviceMesh, key: str
             f"{layer.extents('y', batch)} on {layer.grid}; "
             "pass this rank's block of x, x.to_local(): then y is a block, too"
         )
-    x, w, bias = (plain(layer, name, t, mesh, key, batch) for name, t in (("x", x), ("w", w), ("bias", bias)))
+    x, w, bias = (plain_block(layer, name, t, mesh, key, batch) for name, t in (("x", x), ("w", w), ("bias", bias)))
     if torch.is_autocast_enabled(layer.device):
         x, w, bias = (t.to(layer.dtype) if t is not None and t.dtype != torch.float64 else t for t in (x, w, bias))
     if torch.compiler.is_compiling():
         made = layer.ops.forward(x, w, bias, key, batch)
     else:
-        made = Convolution.apply(x, w, bias, layer, key, batch)
+        made = ConvolutionFunction.apply(x, w, bias, layer, key, batch)
     y = made[0] if layer.ops.held else made
     return as_dtensor(y, "y", mesh, batch, layer) if whole else y

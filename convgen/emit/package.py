@@ -1,0 +1,125 @@
+"""The compiler's own files as parts of the runtime: what an operation is, its relations, signatures and local code.
+
+A network's ranks run the same statements that the compiler plans by, so they are said once. What only the compiler asks
+for stays behind: methods that check and price, arrays of all ranks.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+import convgen
+from convgen.emit.runtime import NETWORK_PARTS, Import, Runtime, Statement, assembled, imported, names_of, template
+from convgen.emit.runtime import runtime as of_layers
+from convgen.errors import InternalError
+
+# In the order of imports: each uses those before it.
+ROWS = (
+    "row", "linear_maps", "convolution", "transposed", "max_pooling", "average_pooling", "upsampling", "rows", "views",
+    "pixels", "pointwise", "dropout", "moments", "contraction", "softmax", "attention", "reductions", "losses",
+)  # fmt: skip
+PACKAGE_PARTS = (
+    "late", "algebra/blocks", "algebra/relations", "algebra/layout", "algebra/signature", "algebra/conv",
+    *(f"operations/{name}" for name in ROWS),
+)  # fmt: skip
+# Of files that are mostly the compiler's, what a rank needs.
+TAKEN: Mapping[str, tuple[str, ...]] = {
+    "late": ("Late", "np"),  # torch is imported as such
+    "algebra/blocks": ("plain",),
+    "algebra/layout": ("Axes",),
+}
+# Of classes that are mostly the compiler's, methods that a rank needs beside the fields.
+KEPT: Mapping[str, tuple[str, ...]] = {"Conv": ("direct", "direct_phase", "letters")}
+COMPILERS = ("reference", "work")  # methods of rows that only tests and prices call
+TORCH = Import("torch", "torch")
+# What stands for the compiler's, which is of arrays too.
+NUMBER = Statement(
+    "algebra/blocks", ("Number",), frozenset(), "Number = int  # of rows: a rank has no arrays of them", True
+)
+
+
+@cache
+def network() -> Runtime:
+    """Package files, then the parts that layers have, then those of networks."""
+    layers = of_layers()
+    package = Path(convgen.__file__).parent
+    texts = {p: (package / f"{p}.py").read_text(encoding="utf-8") for p in PACKAGE_PARTS}
+    texts |= {p: template(p) for p in NETWORK_PARTS}
+    trees = {part: ast.parse(text) for part, text in texts.items()}
+    found = {part: statements_of(part, trees[part], text.splitlines()) for part, text in texts.items()}
+    imports = [i for tree in trees.values() for i in outside(tree.body)]
+    titles = {part: title(ast.get_docstring(tree) or part) for part, tree in trees.items()}
+    statements = [*(s for p in PACKAGE_PARTS for s in _taken(p, found[p])), *layers.statements]
+    statements += [s for p in NETWORK_PARTS for s in found[p]]
+    return assembled(statements, [*layers.imports.values(), *imports], layers.titles | titles)
+
+
+def _taken(part: str, statements: Iterable[Statement]) -> Iterator[Statement]:
+    """Those that a rank may need."""
+    names = TAKEN.get(part)
+    yield from (s for s in statements if names is None or not set(names).isdisjoint(s.names))
+    if part == NUMBER.part:
+        yield NUMBER
+
+
+def title(docstring: str) -> str:
+    """What comes before its first colon or the end of its first sentence."""
+    return re.split(r"[.:;](?:\s|$)", docstring, maxsplit=1)[0].replace("\n", " ")
+
+
+def outside(body: Iterable[ast.stmt]) -> Iterator[Import]:
+    """Imports of other packages. Names of convgen's live in the same file, under the same names; so does a late np."""
+    for i in imported(body):
+        if i.module.split(".")[0] not in ("convgen", "numpy"):
+            yield i
+        elif i.module.startswith("convgen") and i.name != i.origin:
+            raise InternalError(f"{i.module}.{i.origin} has another name, {i.name}, where it is imported")
+        elif i.module == "convgen.late" and i.name == TORCH.name:
+            yield TORCH
+
+
+def statements_of(part: str, tree: ast.Module, lines: list[str]) -> Iterator[Statement]:
+    """Top-level statements with the comments above them, but for imports, docstrings and what only checkers read."""
+    end = 0
+    for node in tree.body:
+        start, above, end = _first(node), lines[end : _first(node)], node.end_lineno or 0
+        if isinstance(node, ast.Import | ast.ImportFrom | ast.If) or _is_text(node):
+            continue
+        blank = next((k for k, line in enumerate(above) if line), len(above))
+        own = lines[start:end]
+        own = _stripped(node, own, start) if part in PACKAGE_PARTS else own
+        text = "\n".join([*above[blank:], *own])
+        uses, names = names_of(text)
+        yield Statement(part, tuple(sorted(names)), frozenset(uses), text, blank > 0)
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _first(node: ast.stmt) -> int:
+    """The line, from 0, where a statement or its first decorator begins."""
+    decorators: Collection[ast.expr] = getattr(node, "decorator_list", ())
+    return min([node.lineno, *(d.lineno for d in decorators)]) - 1
+
+
+def _stripped(node: ast.stmt, lines: list[str], start: int) -> list[str]:
+    """A class without the methods that are the compiler's alone."""
+    kept = dict(enumerate(lines, start))
+    for method in node.body if isinstance(node, ast.ClassDef) else ():
+        if isinstance(method, ast.FunctionDef) and not _is_wanted(node, method):
+            end = method.end_lineno or 0
+            while end in kept and not kept[end]:
+                end += 1
+            for k in range(_first(method), end):
+                del kept[k]
+    return "\n".join(kept.values()).rstrip().splitlines()
+
+
+def _is_wanted(owner: ast.stmt, method: ast.FunctionDef) -> bool:
+    names = KEPT.get(owner.name) if isinstance(owner, ast.ClassDef) else None
+    return method.name not in COMPILERS if names is None else method.name in names
