@@ -1,0 +1,325 @@
+"""Graphs from PyTorch: any module that torch.export can trace, as calls of ATen's operators.
+
+The program is decomposed with an empty table: what is left is functional, and new values of buffers are among its
+results. The number of samples stays open where every size is a multiple of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
+
+from convgen.errors import InputError, Note
+from convgen.spec.exported_examples import Examples, examples_of
+from convgen.spec.exported_names import result_names
+from convgen.spec.exported_state import GIVEN, State, dtype_name, state_of
+from convgen.spec.exported_walk import FixedError, Found, Walk
+from convgen.spec.graph import Graph, Value, refs
+from convgen.spec.graph_edit import eval_graph, pruned, renamed, same_calls
+from convgen.spec.names import identifier
+from convgen.spec.text import number_of, one_line
+
+if TYPE_CHECKING:
+    import torch
+    from torch.export import ExportedProgram
+
+PROBES = (*range(2, 17), 31, 64, 97, 1021, 65536)  # numbers of samples for which conditions must hold
+
+
+def graph_of(
+    module: torch.nn.Module,
+    example_inputs: Sequence[Any] | Mapping[str, Any],
+    *,
+    name: str | None = None,
+    source: str = "",
+    training: bool | None = None,
+    remark: Callable[[str], None] | None = None,
+) -> tuple[Graph, dict[str, torch.Tensor]]:
+    """The graph that a module computes, and the tensors that no initialisation makes.
+
+    Args:
+        module: traced as it stands; its mode and its values stay as they are.
+        example_inputs: the arguments, by place or by name. The first tensor's extent 0 is the number of samples; so is
+            that of every other tensor that agrees with it. Numbers, texts and None become part of the graph.
+        name: of the graph; by default the module's class's.
+        source: where the module is from, for people.
+        training: True: the graph of training, which is that of evaluation too where they differ by batch norms' flags
+            and dropouts alone; False: of evaluation; None: as the module stands.
+        remark: is told why the number of samples is fixed, where it is.
+    Returns:
+        The graph; its constants, and parameters and buffers whose `init` is `given`, by name.
+    Raises:
+        InputError: torch.export can't trace the module, or it does what can't be right: draws random numbers other than
+            dropout's, changes its arguments, computes with complex numbers or without gradients.
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU())
+        >>> graph, _ = graph_of(net, (torch.zeros(4, 3, 9, 9),))
+        >>> [call.op for call in graph.calls], graph.calls[-1].results[0].shape
+        (['conv2d', 'relu'], (Samples(times=1), 8, 7, 7))
+    """
+    name = identifier(name or type(module).__name__)
+    examples = examples_of(module, example_inputs)
+    made = _Made(module, examples, state_of(module), name, source, remark or (lambda _: None))
+    training = module.training if training is None else training
+    graph, tensors = made.graph(training)
+    if not training:
+        return graph, tensors
+    try:
+        other, others = made.graph(False)
+    except InputError:
+        return graph, tensors
+    evaluated = eval_graph(graph)
+    if same_calls(evaluated, other, lambda a, b: _same(tensors[a], others[b])):
+        graph = replace(graph, modes=("train", "eval"))
+    return graph, tensors
+
+
+@dataclass
+class _Made:
+    """Exports of one module."""
+
+    module: torch.nn.Module
+    examples: Examples
+    state: State
+    name: str
+    source: str
+    remark: Callable[[str], None]
+
+    def graph(self, training: bool) -> tuple[Graph, dict[str, torch.Tensor]]:
+        """The graph of one mode, with an open number of samples if that works."""
+        with _mode(self.module, training):
+            try:
+                several = self.examples.doubled() if self.examples.batch == 1 else self.examples
+                program = self.export(several, training, several.dynamic_shapes())
+                return self.read(program, training, self.examples.open)
+            except (FixedError, _ExportError) as error:
+                why = str(error)
+            try:
+                read = self.read(self.export(self.examples, training, None), training, ())
+            except FixedError as error:
+                raise InputError(f"{self.name} can't be imported: {error}", hint="sizes known in advance") from None
+            except _ExportError as error:
+                hint = "no control flow that depends on data; torch.export's documentation has ways around it"
+                raise InputError(f"torch.export can't trace {self.name}: {error}", hint=hint) from error
+        if training or not self.module.training:
+            self.remark(f"the number of samples is fixed, {self.examples.batch}: {why}")
+        return read
+
+    def export(self, examples: Examples, training: bool, dynamic: dict[str, Any] | None) -> ExportedProgram:
+        import torch
+
+        args, keywords = examples.arguments
+        try:
+            program = torch.export.export(self.module, args, keywords, dynamic_shapes=dynamic, strict=False)
+            silent = any("set_grad_enabled" in str(node.target) for node in program.graph.nodes)
+            program = program.run_decompositions({})
+        except Exception as error:  # whatever the module raises
+            raise _ExportError(_first_line(error)) from error
+        if training and silent:
+            fact = f"{self.name} computes without gradients (torch.no_grad), which torch.export loses in training"
+            raise InputError(fact, hint="--eval; or .detach() in the place of torch.no_grad()")
+        return program
+
+    def read(
+        self, program: ExportedProgram, training: bool, opened: Sequence[str]
+    ) -> tuple[Graph, dict[str, torch.Tensor]]:
+        names, inputs, constants = self.placeholders(program)
+        known = (*inputs, *(v.name for v in (*self.state.parameters, *self.state.buffers)))
+        _check_names((*known, *(k for k in constants if k not in known)))
+        smooth = {k for k, v in inputs.items() if v.is_floating_point()}
+        smooth |= {v.name for v in self.state.parameters if "float" in v.dtype}
+        walk = Walk(names, _symbols(program, {k: inputs[k] for k in opened}), smooth)
+        for node in program.graph.nodes:
+            walk.read(node)
+        outputs, updates = _results(program, walk, self)
+        if updates and not training:
+            raise InputError(f"{self.name} changes {next(iter(updates))} in evaluation", hint="in training only")
+        found = _checked(walk.found, [*outputs.values(), *updates.values()], self.name)
+        leaves = [path for path, one in self.module.named_modules() if not any(True for _ in one.children())]
+        calls = [(one.call, one.visit) for one in found]
+        new = result_names(calls, leaves, [*outputs.values()], [*updates.items()], (*known, *constants))
+
+        def named(name: str) -> str:
+            return new.get(name, name)
+
+        read = {name for call, _ in calls for arg in call.args for name in refs(arg)}
+        constants = {k: v for k, v in constants.items() if k in read or k in outputs.values()}
+        buffers = tuple(v for v in self.state.buffers if v.name not in self.state.hidden)
+        graph = Graph(
+            name=self.name,
+            source=self.source,
+            modes=("train",) if training else ("eval",),
+            batch=self.examples.batch,
+            inputs=tuple(_value(k, v, walk) for k, v in inputs.items()),
+            parameters=self.state.parameters,
+            buffers=buffers,
+            constants=tuple(_value(k, v, walk) for k, v in sorted(constants.items())),
+            calls=tuple(renamed(call, named) for call, _ in calls),
+            updates=tuple((buffer, named(name)) for buffer, name in updates.items()),
+            outputs=tuple((key, named(name)) for key, name in outputs.items()),
+            aliases=self.state.aliases,
+        )
+        given = [v.name for v in (*self.state.parameters, *buffers) if v.init == GIVEN]
+        return graph, {k: self.state.tensors[k].detach() for k in given} | constants
+
+    def placeholders(
+        self, program: ExportedProgram
+    ) -> tuple[dict[str, str], dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """Names of placeholders; inputs and constants by name, the inputs as the program has them."""
+        nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+        left = iter(self.examples.values)
+        names: dict[str, str] = {}
+        inputs: dict[str, torch.Tensor] = {}
+        constants: dict[str, torch.Tensor] = {}
+        for spec in program.graph_signature.input_specs:
+            kind, target, placeholder = spec.kind.name, spec.target or "", spec.arg.name
+            if kind == "USER_INPUT":
+                name = next(left)
+                if name not in self.examples.tensors:
+                    continue
+                inputs[name] = nodes[placeholder].meta["val"]
+            elif kind in ("PARAMETER", "BUFFER"):
+                name = self.state.canonical[target]
+                if name in self.state.hidden:
+                    constants[name] = self.state.tensors[name].detach()
+            elif kind == "CONSTANT_TENSOR":
+                name = target
+                constants[name] = cast("torch.Tensor", program.constants[target]).detach()
+            else:
+                raise InputError(f"{self.name} reads {target or placeholder}, no tensor ({kind})", hint="tensors")
+            names[placeholder] = name
+        return names, inputs, constants
+
+
+class _ExportError(Exception):
+    pass
+
+
+def _value(name: str, tensor: torch.Tensor, walk: Walk) -> Value:
+    return Value(name=name, shape=tuple(walk.size(n) for n in tensor.shape), dtype=dtype_name(tensor))
+
+
+def _check_names(names: Sequence[str]) -> None:
+    for k, name in enumerate(names):
+        if name in names[:k]:
+            fact = f"{name} is an input and a parameter, buffer or constant"
+            raise InputError(fact, hint="another name for forward's argument")
+
+
+def _symbols(program: ExportedProgram, opened: Mapping[str, torch.Tensor]) -> frozenset[Any]:
+    """The symbols that stand for the number of samples.
+
+    Raises:
+        FixedError: the program holds for some numbers only.
+    """
+    import sympy
+
+    found: set[Any] = set()
+    guards: dict[str, Any] = {}
+    for name, tensor in opened.items():
+        size: Any = tensor.shape[0]
+        if isinstance(size, int) or not size.node.expr.is_Symbol:
+            raise FixedError(f"{name} has {size} of them by the way it is used")
+        found.add(size.node.expr)
+        conditions = size.node.shape_env
+        for guard in conditions.guards:  # said before symbols that are equal became one
+            guards[str(guard.expr)] = guard.expr.subs(conditions.replacements)
+    for symbol, allowed in program.range_constraints.items():
+        if symbol in found and (allowed.lower > PROBES[0] or allowed.upper < PROBES[-1]):
+            raise FixedError(f"the module's control flow is for {allowed.lower} to {allowed.upper}")
+    for said, guard in guards.items():
+        if guard.free_symbols & found:  # sympy's true and false have none
+            for probe in PROBES:
+                if guard.subs(dict.fromkeys(found, probe)) is not sympy.true:
+                    raise FixedError(f"the module's control flow depends on it ({said})")
+    return frozenset(found)
+
+
+def _results(program: ExportedProgram, walk: Walk, made: _Made) -> tuple[dict[str, str], dict[str, str]]:
+    """Values by the names of outputs, and those that buffers become, by buffer."""
+    from torch.utils._pytree import tree_unflatten
+
+    updates: dict[str, str] = {}
+    given: list[Any] = []
+    for spec in program.graph_signature.output_specs:
+        kind, argument = spec.kind.name, cast("Any", spec.arg)
+        if kind == "BUFFER_MUTATION":
+            buffer = made.state.canonical[spec.target or ""]
+            if buffer in made.state.hidden:
+                fact = f"{made.name} changes {buffer}, which its state dict doesn't hold"
+                raise InputError(fact, hint="register_buffer(..., persistent=True)")
+            if walk.known[argument.name] != buffer:
+                updates[buffer] = walk.known[argument.name]
+        elif kind != "USER_OUTPUT":
+            what = "input" if "INPUT" in kind else "parameter" if "PARAMETER" in kind else kind
+            raise InputError(f"{made.name} changes its {what} {spec.target or ''}".rstrip(), hint="a copy of it")
+        elif type(argument).__name__ == "TensorArgument":
+            given.append(walk.known[argument.name])
+        elif getattr(argument, "value", argument) is None:
+            given.append(None)
+        else:
+            fact = f"{made.name} gives {getattr(argument, 'value', 'a number')}, no tensor"
+            raise InputError(fact, hint="tensors, in tuples or dicts")
+    spec = program.call_spec.out_spec
+    assert spec is not None
+    return dict(_named_outputs(tree_unflatten(given, spec), "")), updates
+
+
+def _named_outputs(tree: Any, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(tree, str):
+        yield path or "output", tree
+    elif isinstance(tree, Mapping):
+        for key, one in cast("Mapping[Any, Any]", tree).items():
+            yield from _named_outputs(one, f"{path}.{key}" if path else str(key))
+    elif isinstance(tree, (tuple, list)):
+        several = cast("Sequence[Any]", tree)
+        for key, one in zip(getattr(tree, "_fields", range(len(several))), several, strict=True):
+            yield from _named_outputs(one, f"{path}.{key}" if path else str(key))
+    elif tree is not None:
+        raise InputError(f"an output is a {type(tree).__name__}", hint="tensors, in tuples or dicts")
+
+
+def _checked(found: Sequence[Found], needed: Iterable[str], name: str) -> list[Found]:
+    """The calls that are needed.
+
+    Raises:
+        InputError: some can't be right; each is said.
+    """
+    kept = pruned([one.call for one in found], needed)
+    left = [replace(one, call=call) for one, call in zip(found, kept, strict=True) if call is not None]
+    wrong = [one for one in left if one.problem]
+    if wrong:
+        said = dict.fromkeys(
+            f"{one.call.module or name} ({one.call.kind}): {one.call.op} {one.problem}" for one in wrong
+        )
+        notes = tuple(Note("module", text) for text in list(said)[:8])
+        fact = f"{name} has {number_of(len(wrong), 'operator')} that can't be right on many ranks"
+        raise InputError(fact, notes=notes, hint="--eval, where it computes without them; or nn.Dropout")
+    return left
+
+
+@contextmanager
+def _mode(module: torch.nn.Module, training: bool) -> Iterator[None]:
+    """The module in training or evaluation; as it was, where that is its own mode."""
+    before = [(one, one.training) for one in module.modules()]
+    if module.training != training:
+        module.train(training)
+    try:
+        yield
+    finally:
+        for one, mode in before:
+            one.training = mode
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    import torch
+
+    return a.dtype == b.dtype and torch.equal(a, b)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return one_line(lines[0] if lines else type(error).__name__, 200)

@@ -1,0 +1,111 @@
+"""Parameters and buffers of a module: their names, and how torch initialises them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from convgen.errors import InputError
+from convgen.spec.graph import Value
+
+if TYPE_CHECKING:
+    import torch
+
+GIVEN = "given"
+_NORMS = ("BatchNorm", "LazyBatchNorm", "SyncBatchNorm", "GroupNorm", "LayerNorm", "RMSNorm", "InstanceNorm")
+_STATISTICS = {"running_mean": "zeros", "running_var": "ones", "num_batches_tracked": "zeros"}
+
+
+@dataclass(frozen=True)
+class State:
+    """What a module holds.
+
+    Args:
+        tensors: by canonical name, the first of a tensor's names.
+        canonical: of every name.
+        hidden: names of buffers that no state dict holds.
+    """
+
+    parameters: tuple[Value, ...]
+    buffers: tuple[Value, ...]
+    tensors: dict[str, torch.Tensor]
+    canonical: dict[str, str]
+    hidden: frozenset[str]
+
+    @property
+    def aliases(self) -> tuple[tuple[str, str], ...]:
+        """Other names in the state dict, with the canonical ones."""
+        return tuple((a, b) for a, b in self.canonical.items() if a != b and a not in self.hidden)
+
+
+def state_of(module: torch.nn.Module) -> State:
+    """The parameters and buffers of a module.
+
+    Raises:
+        InputError: one has complex values, or none yet (a lazy module).
+    """
+    by_id: dict[int, str] = {}
+    canonical: dict[str, str] = {}
+    tensors: dict[str, torch.Tensor] = {}
+
+    def values(named: Iterable[tuple[str, torch.Tensor]]) -> tuple[Value, ...]:
+        found: list[Value] = []
+        for name, tensor in named:
+            first = by_id.setdefault(id(tensor), name)
+            canonical[name] = first
+            if first == name:
+                tensors[name] = tensor
+                found.append(_value(module, name, tensor))
+        return tuple(found)
+
+    parameters = values(module.named_parameters(remove_duplicate=False))
+    buffers = values(module.named_buffers(remove_duplicate=False))
+    kept = frozenset(
+        f"{path}.{name}" if path else name
+        for path, owner in module.named_modules(remove_duplicate=False)
+        for name in cast("set[str]", owner._non_persistent_buffers_set)  # pyright: ignore[reportPrivateUsage]
+    )
+    return State(parameters, buffers, tensors, canonical, kept)
+
+
+def _value(module: torch.nn.Module, name: str, tensor: torch.Tensor) -> Value:
+    from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+    if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
+        raise InputError(f"{name} has no shape yet: its module is lazy", hint="call the module once before the import")
+    dtype = dtype_name(tensor)
+    path, _, leaf = name.rpartition(".")
+    init = initialisation(module.get_submodule(path), leaf)
+    return Value(name=name, shape=tuple(tensor.shape), dtype=dtype, init=init)
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def initialisation(owner: Any, leaf: str) -> str:
+    """How torch initialises an entry of one of its own modules; `given` where it can't be said in a word.
+
+    Source:
+        `reset_parameters` of each module of torch.nn; fan_in is `nn.init._calculate_fan_in_and_fan_out`'s.
+    """
+    if not type(owner).__module__.startswith("torch.nn.modules."):
+        return GIVEN
+    kind = type(owner).__name__
+    if kind.startswith(_NORMS):
+        return ({"weight": "ones", "bias": "zeros"} | _STATISTICS).get(leaf, GIVEN)
+    if kind == "NonDynamicallyQuantizableLinear" and leaf == "bias":
+        return "zeros"  # of nn.MultiheadAttention, which sets it after the linear layer's own
+    if kind.startswith(("Conv", "Linear", "NonDynamicallyQuantizableLinear")):
+        fan_in = int(owner.weight[0].numel())
+        return {"weight": f"kaiming_uniform:{fan_in}", "bias": f"uniform:{fan_in}"}.get(leaf, GIVEN)
+    if kind == "Bilinear":
+        return f"uniform:{owner.in1_features}"
+    if kind in ("RNN", "LSTM", "GRU"):
+        return f"uniform:{owner.hidden_size}"
+    if kind in ("Embedding", "EmbeddingBag") and owner.padding_idx is None:
+        return "normal"
+    if kind == "PReLU":
+        return f"fill:{float(owner.init)!r}"
+    return "zeros" if kind == "MultiheadAttention" and leaf == "in_proj_bias" else GIVEN

@@ -1,0 +1,279 @@
+"""The nodes of an exported program as calls: operators with all arguments, in one form where export has several."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import getitem
+from typing import Any, cast
+
+from convgen.errors import InputError
+from convgen.spec.exported_state import dtype_name
+from convgen.spec.graph import Arg, Call, Ref, Samples, Size, Value, refs
+from convgen.spec.graph_edit import BATCH_NORM, DROPOUT
+from convgen.spec.text import one_line
+
+IDENTITIES = ("contiguous", "clone", "alias", "lift_fresh", "lift_fresh_copy", "to", "_to_copy", "type_as")
+SAME_SHAPE = (
+    "view",
+    "_unsafe_view",
+    "reshape",
+    "expand",
+    "slice",
+    "narrow",
+    "squeeze",
+)  # nothing is done where shapes agree
+DROPOUTS = ("dropout", "native_dropout")
+# By operator: places of training, momentum and eps, of a new mean and variance among the results.
+BATCH_NORMS: dict[str, tuple[int | None, int, int, tuple[int, int] | None]] = {
+    "_native_batch_norm_legit_functional": (5, 6, 7, (3, 4)),
+    "_native_batch_norm_legit_no_training": (None, 5, 6, None),
+    "_native_batch_norm_legit": (5, 6, 7, None),
+    "_native_batch_norm_legit.no_stats": (3, 4, 5, None),
+    "_batch_norm_with_update_functional": (-1, 5, 6, (4, 5)),
+    "_batch_norm_no_update": (None, 5, 6, None),
+    "native_batch_norm": (5, 6, 7, None),
+    "batch_norm": (5, 6, 7, None),
+}
+
+
+class FixedError(Exception):
+    """The number of samples is part of what was exported."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A call, which visit of its module it belongs to, and why it can't be right, if so."""
+
+    call: Call
+    visit: str
+    problem: str = ""
+
+
+@dataclass
+class Walk:
+    """Walks an exported program's nodes.
+
+    Args:
+        names: of placeholders, as the graph calls them.
+        symbols: those that stand for the number of samples.
+        smooth: values that gradients reach, by name.
+    """
+
+    names: Mapping[str, str]
+    symbols: frozenset[Any]
+    smooth: set[str]
+    found: list[Found] = field(default_factory=list[Found])
+    known: dict[str, Any] = field(default_factory=dict[str, Any])  # by node, a name or a tuple of them
+
+    def read(self, node: Any) -> None:
+        """One node of the program.
+
+        Raises:
+            FixedError: its sizes are not multiples of the number of samples.
+            InputError: it is no operator of ATen's.
+        """
+        from torch._ops import OpOverload
+
+        value = node.meta.get("val")
+        if node.op == "placeholder":
+            if node.name in self.names:
+                self.known[node.name] = self.names[node.name]
+        elif node.op == "get_attr":
+            self.refuse(node, f"attribute {node.target}")
+        elif node.op != "call_function" or _is_number(value):
+            return  # numbers are evaluated where they are arguments
+        elif node.target is getitem:
+            source, place = cast("tuple[Any, int]", node.args)
+            self.known[node.name] = self.known[source.name][place]
+        elif not isinstance(node.target, OpOverload) or node.target.namespace != "aten":
+            self.refuse(node, str(node.target))
+        elif value is None:
+            self.asserted(node)
+        else:
+            self.operator(node, value)
+
+    def asserted(self, node: Any) -> None:
+        """Metadata hold in what was exported; numbers that are checked are known at run time only."""
+        if node.target.__name__.startswith("_assert_tensor_metadata"):
+            return
+        if self.symbols:
+            raise FixedError(f"{node.target} checks a number")
+        self.refuse(node, str(node.target))
+
+    def operator(self, node: Any, value: Any) -> None:
+        schema: Sequence[Any] = node.target._schema.arguments
+        args = tuple(
+            self.arg(node.args[k] if k < len(node.args) else node.kwargs.get(a.name, a.default_value))
+            for k, a in enumerate(schema)
+        )
+        several: tuple[Any, ...] = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+        results = tuple(self.result(node, k, one) for k, one in enumerate(several))
+        op = str(node.target).removeprefix("aten.").removesuffix(".default")
+        base, shape = op.split(".")[0], None if results[0] is None else results[0].shape
+        by_name = dict(zip((a.name for a in schema), args, strict=True))
+        problem = _problem(node, by_name)
+        if base == "squeeze":
+            self.check_squeezed(node, by_name.get("dim"))
+        if (source := self.identity(base, args, by_name, node, shape)) is not None:
+            self.known[node.name] = source if not isinstance(value, (list, tuple)) else (source, *[None] * 2)
+            return
+        names = tuple(v and v.name for v in results)
+        if base in DROPOUTS:
+            args, results, op = (args[0], float(cast("float", args[1])), True), results[:1], DROPOUT
+        elif op in BATCH_NORMS:
+            args, picked = _batch_norm(op, args)
+            lost = args[5] and args[3] is not None and picked is None
+            problem = "updates running statistics that its results don't have" if lost else problem
+            names = (names[0], *[None] * (max(picked or (0,)) + 1))
+            for k in picked or ():
+                names = (*names[:k], results[k] and results[k].name, *names[k + 1 :])
+            results = (results[0], *((results[k] for k in picked) if picked else (None, None)))
+            op = BATCH_NORM
+        elif base == "instance_norm" and args[3] is not None and args[5]:
+            problem = "updates running statistics, which torch.export loses"
+        self.known[node.name] = names if isinstance(value, (list, tuple)) else names[0]
+        self.note_smooth(op, args, results)
+        path, kind, visit = module_of(node)
+        self.found.append(Found(Call(op=op, args=args, results=results, module=path, kind=kind), visit, problem))
+
+    def identity(
+        self, base: str, args: tuple[Arg, ...], by_name: Mapping[str, Arg], node: Any, shape: object
+    ) -> str | None:
+        """The name of what a node hands on as it is."""
+        if not args or not isinstance(args[0], Ref):
+            return None
+        if base in DROPOUTS:
+            return args[0].name if args[2] is False or args[1] == 0 else None
+        if by_name.get("train") is False and base.endswith("_dropout"):
+            return args[0].name
+        if base == "slice_scatter":
+            same = isinstance(args[1], Ref) and _alike(node.args[1], node) and self.shape(node.args[1]) == shape
+            return refs(args[1])[0] if same else None
+        if not _alike(node.args[0], node):
+            return None
+        if base == "detach":
+            return None if args[0].name in self.smooth else args[0].name
+        same = base in IDENTITIES or (base in SAME_SHAPE and self.shape(node.args[0]) == shape)
+        return args[0].name if same else None
+
+    def check_squeezed(self, node: Any, dims: Arg) -> None:
+        shape = self.shape(node.args[0])
+        places = range(len(shape)) if dims is None else dims if isinstance(dims, tuple) else (dims,)
+        if any(isinstance(shape[cast("int", place)], Samples) for place in places):
+            raise FixedError("squeeze drops their dimension where there is one")
+
+    def note_smooth(self, op: str, args: tuple[Arg, ...], results: tuple[Value | None, ...]) -> None:
+        if op == "detach" or not any(name in self.smooth for arg in args for name in refs(arg)):
+            return
+        self.smooth.update(v.name for v in results if v is not None and v.dtype.startswith(("float", "bfloat")))
+
+    def shape(self, node: Any) -> tuple[Size, ...]:
+        return tuple(self.size(n) for n in node.meta["val"].shape)
+
+    def result(self, node: Any, place: int, value: Any) -> Value | None:
+        import torch
+
+        if not isinstance(value, torch.Tensor):
+            return None
+        if value.dtype.is_complex:
+            self.refuse(node, f"{node.target} gives {dtype_name(value)}: complex numbers are not described")
+        name = f"%{node.name}" if place == 0 else f"%{node.name}.{place}"  # no source's name begins with %
+        return Value(name=name, shape=tuple(self.size(n) for n in value.shape), dtype=dtype_name(value))
+
+    def size(self, value: Any) -> Size:
+        """A size or number as an integer, or as a multiple of the number of samples."""
+        import sympy
+
+        if isinstance(value, int):
+            return value
+        n = sympy.Symbol("N", positive=True, integer=True)
+        expression = sympy.expand(value.node.expr.subs(dict.fromkeys(self.symbols, n)))
+        if expression.is_Integer:
+            return int(expression)
+        times = sympy.simplify(expression / n)
+        if not (times.is_Integer and times > 0):
+            said = sympy.sstr(expression)
+            raise FixedError(f"a size is {said}" if self.symbols else f"the size {said} depends on data")
+        return Samples(int(times))
+
+    def arg(self, value: Any) -> Arg:
+        import torch
+
+        match value:
+            case None | bool() | int() | float() | str():
+                return value
+            case torch.fx.Node():
+                return self.node_arg(value)
+            case torch.SymInt():
+                return self.size(value)
+            case list() | tuple():
+                return tuple(self.arg(one) for one in cast("Sequence[Any]", value))
+            case torch.dtype() | torch.layout() | torch.memory_format():
+                return str(value).removeprefix("torch.")
+            case torch.device():
+                return str(value)
+            case complex():
+                raise InputError("a complex number is an argument", hint="real numbers")
+            case _:
+                raise FixedError(f"an argument is {one_line(str(value))}")
+
+    def node_arg(self, node: Any) -> Arg:
+        value = node.meta.get("val")
+        if _is_number(value):
+            return self.arg(value)
+        name: str | tuple[str, ...] = self.known[node.name]
+        return Ref(name) if isinstance(name, str) else tuple(Ref(one) for one in name)
+
+    def refuse(self, node: Any, what: str) -> None:
+        path, kind, _ = module_of(node)
+        where = f"{path or 'the module'}{f' ({kind})' if kind else ''}"
+        raise InputError(f"{where}: {what} can't be imported", hint="operators of ATen's, on real tensors")
+
+
+def module_of(node: Any) -> tuple[str, str, str]:
+    """Path and class of the innermost module that makes a value, and which call of it."""
+    stack = cast("dict[str, tuple[str, Any]]", node.meta.get("nn_module_stack") or {})
+    for key, (path, kind) in reversed(stack.items()):
+        if not key.startswith("_empty_nn_module_stack"):
+            name = kind.__name__ if isinstance(kind, type) else str(kind).rpartition(".")[2]
+            return path.split("@")[0], name, f"{path}@{key.partition('@')[2]}"
+    return "", "", ""
+
+
+def _is_number(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def _alike(source: Any, made: Any) -> bool:
+    value = made.meta["val"]
+    value = cast("Sequence[Any]", value)[0] if isinstance(value, (list, tuple)) else value
+    return source.meta["val"].dtype == value.dtype
+
+
+def _problem(node: Any, args: Mapping[str, Arg]) -> str:
+    """Why a call can't be right: it draws random numbers, or changes what it reads."""
+    import torch
+
+    if node.target._schema.is_mutable:
+        return "changes what it reads"
+    if torch.Tag.nondeterministic_seeded not in node.target.tags or node.target._schema.name in _DROPOUT_NAMES:
+        return ""
+    off = args.get("train", args.get("training", True)) is False
+    return "" if off or args.get("dropout_p", args.get("dropout")) == 0 else "draws random numbers"
+
+
+_DROPOUT_NAMES = tuple(f"aten::{name}" for name in DROPOUTS)
+
+
+def _batch_norm(op: str, args: tuple[Arg, ...]) -> tuple[tuple[Arg, ...], tuple[int, int] | None]:
+    """The arguments of `batch_norm`, and the places of new statistics among the operator's results."""
+    training, momentum, eps, new = BATCH_NORMS[op]
+    flag = False if training is None else True if training < 0 else bool(args[training])
+    statistics: tuple[Arg, Arg] = (None, None) if op.endswith(".no_stats") else (args[3], args[4])
+    if statistics[0] is None or not flag:
+        new = None
+    flag = flag or statistics[0] is None
+    return (*args[:3], *statistics, flag, args[momentum], args[eps]), new

@@ -1,0 +1,157 @@
+"""What a PyTorch module computes: calls of ATen's operators on named values. Pure data, without torch.
+
+    Graph   = name source modes batch inputs parameters buffers constants Call* updates outputs aliases
+    Call    = op, every argument of its schema, results, the module that it stems from
+    Arg     = Ref(name) | Samples | None | bool | int | float | str | tuple of them
+    Size    = int | Samples                     # k times the number of samples, which is known at run time
+
+Dtypes, layouts, memory formats and devices are text, as torch prints them without `torch.`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias, cast
+
+from convgen.spec.source import Source
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """k times the number of samples N, which is known at run time.
+
+    Example:
+        >>> str(Samples()), str(Samples(3))
+        ('N', '3*N')
+    """
+
+    times: int = 1
+
+    def __str__(self) -> str:
+        return "N" if self.times == 1 else f"{self.times}*N"
+
+
+Size: TypeAlias = int | Samples
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A value, in a call's arguments."""
+
+    name: str
+
+
+Arg: TypeAlias = "Ref | Samples | None | bool | int | float | str | tuple[Arg, ...]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Value:
+    """A tensor.
+
+    Args:
+        name: inputs: the source's argument; parameters, buffers, constants: the source's dotted name; results: an
+            identifier. Unique in a graph.
+        dtype: as torch prints it: float32, int64, ...
+        init: of parameters and buffers: torch's default of the kind of module that owns it. `kaiming_uniform:FAN_IN`
+            (a = sqrt(5)), `uniform:FAN_IN` (bound 1 / sqrt(FAN_IN)), `zeros`, `ones`, `normal`, `fill:NUMBER`; `given`:
+            its values stand in the file of constants.
+    """
+
+    name: str
+    shape: tuple[Size, ...]
+    dtype: str
+    init: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One operator's call.
+
+    Args:
+        op: ATen's overload without namespace and `.default`: conv2d, add.Tensor. `batch_norm` is (x, weight, bias,
+            running_mean, running_var, training, momentum, eps) to (y, new mean, new variance), `dropout` (x, p, train).
+        args: every argument of the operator's schema, in its order, keyword-only ones too, defaults filled in.
+        results: None where nobody reads one.
+        module: dotted path of the module that it stems from; "" is the whole.
+        kind: that module's class.
+    """
+
+    op: str
+    args: tuple[Arg, ...]
+    results: tuple[Value | None, ...]
+    module: str
+    kind: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Graph:
+    """A module's forward pass.
+
+    Args:
+        source: where it was imported from.
+        modes: ("train", "eval"): the graph of training, of which `graph_edit.eval_graph` is that of evaluation;
+            ("train",) or ("eval",): of this one only.
+        batch: samples that it was exported with.
+        updates: (buffer, value that it becomes after a forward pass in training).
+        outputs: (name, value): "output" where the module gives one tensor; the keys of a mapping; "0", "1", ... of a
+            tuple, without those that are None; nested ones with points between.
+        aliases: (another name in the state dict, name of the parameter or buffer that it is too).
+    """
+
+    name: str
+    source: str
+    modes: tuple[str, ...]
+    batch: int
+    inputs: tuple[Value, ...]
+    parameters: tuple[Value, ...]
+    buffers: tuple[Value, ...]
+    constants: tuple[Value, ...]
+    calls: tuple[Call, ...]
+    updates: tuple[tuple[str, str], ...]
+    outputs: tuple[tuple[str, str], ...]
+    aliases: tuple[tuple[str, str], ...]
+    source_file: Source = field(default_factory=Source, compare=False)
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Is the number of samples known at run time only?"""
+        return any(isinstance(size, Samples) for value in self.inputs for size in value.shape)
+
+    def at(self, batch: int) -> Graph:
+        """The graph for a number of samples: every Samples is an integer."""
+        inputs = tuple(_value_at(value, batch) for value in self.inputs)
+        calls = tuple(
+            replace(
+                call,
+                args=tuple(_arg_at(arg, batch) for arg in call.args),
+                results=tuple(value and _value_at(value, batch) for value in call.results),
+            )
+            for call in self.calls
+        )
+        return replace(self, batch=batch, inputs=inputs, calls=calls)
+
+
+def refs(arg: Arg) -> tuple[str, ...]:
+    """Names of the values that an argument reads.
+
+    Example:
+        >>> refs((Ref("x"), 3, (Ref("y"), None)))
+        ('x', 'y')
+    """
+    if isinstance(arg, Ref):
+        return (arg.name,)
+    return tuple(name for one in arg for name in refs(one)) if isinstance(arg, tuple) else ()
+
+
+def _value_at(value: Value, batch: int) -> Value:
+    return replace(value, shape=tuple(cast("int", _arg_at(size, batch)) for size in value.shape))
+
+
+def _arg_at(arg: Arg, batch: int) -> Arg:
+    match arg:
+        case Samples():
+            return arg.times * batch
+        case tuple():
+            return tuple(_arg_at(one, batch) for one in arg)
+        case _:
+            return arg

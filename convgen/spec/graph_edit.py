@@ -1,0 +1,103 @@
+"""Graphs from graphs: without what nobody reads, with other names, in evaluation; and when two are one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from convgen.spec.graph import Arg, Call, Graph, Ref, refs
+
+BATCH_NORM = "batch_norm"
+DROPOUT = "dropout"
+
+
+def pruned(calls: Sequence[Call], needed: Iterable[str]) -> tuple[Call | None, ...]:
+    """The calls that `needed` values depend on, None in the place of others; results that nobody reads are None."""
+    read = set(needed)
+    kept: list[Call | None] = []
+    for call in reversed(calls):
+        results = tuple(value if value is not None and value.name in read else None for value in call.results)
+        live = any(results)
+        if live:
+            read.update(name for arg in call.args for name in refs(arg))
+        kept.append(replace(call, results=results) if live else None)
+    return tuple(reversed(kept))
+
+
+def renamed(call: Call, name: Callable[[str], str]) -> Call:
+    """The call with other names of what it reads and makes."""
+    results = tuple(value and replace(value, name=name(value.name)) for value in call.results)
+    return replace(call, args=tuple(_renamed(arg, name) for arg in call.args), results=results)
+
+
+def eval_graph(graph: Graph) -> Graph:
+    """The graph in evaluation: batch norms that have running statistics use them, dropouts vanish, nothing is updated.
+
+    It is the module's where `"eval" in graph.modes`.
+    """
+    if graph.modes == ("eval",):
+        return graph
+    same: dict[str, str] = {}
+    calls: list[Call] = []
+    for call in graph.calls:
+        call = renamed(call, lambda name: same.get(name, name))
+        result = call.results[0]
+        if call.op == DROPOUT and result is not None:
+            same[result.name] = refs(call.args[0])[0]
+            continue
+        if call.op == BATCH_NORM and call.args[3] is not None:
+            call = replace(call, args=(*call.args[:5], False, *call.args[6:]), results=(call.results[0], None, None))
+        calls.append(call)
+    outputs = tuple((key, same.get(name, name)) for key, name in graph.outputs)
+    left = tuple(call for call in pruned(calls, (name for _, name in outputs)) if call is not None)
+    return replace(graph, modes=("eval",), calls=left, outputs=outputs, updates=())
+
+
+def same_calls(a: Graph, b: Graph, same_constant: Callable[[str, str], bool]) -> bool:
+    """Do two graphs of one module compute the same? Names of results and of constants may differ.
+
+    Args:
+        same_constant: whether a constant of `a` holds what one of `b` does.
+    """
+    mine, theirs = _Numbered(a), _Numbered(b)
+    pairs = list(zip(mine.constants, theirs.constants, strict=False))
+    alike = len(mine.constants) == len(theirs.constants) and mine.calls == theirs.calls
+    return alike and mine.said == theirs.said and all(same_constant(x, y) for x, y in pairs)
+
+
+class _Numbered:
+    """A graph with numbers for the names of results and constants, in the order of their use."""
+
+    def __init__(self, graph: Graph) -> None:
+        constant = {value.name for value in graph.constants}
+        numbers: dict[str, str] = {}
+        self.constants: list[str] = []
+
+        def number(name: str) -> str:
+            if name in constant and name not in numbers:
+                self.constants.append(name)
+                numbers[name] = f"constant {len(self.constants)}"
+            return numbers.get(name, name)
+
+        self.calls: list[Call] = []
+        for call in graph.calls:
+            for place, value in enumerate(call.results):
+                if value is not None:
+                    numbers[value.name] = f"result {len(self.calls)} {place}"
+            self.calls.append(renamed(call, number))
+        outputs = tuple((key, number(name)) for key, name in graph.outputs)
+        self.said: tuple[object, ...] = (graph.inputs, graph.parameters, graph.buffers, outputs)
+
+
+def _renamed(arg: Arg, name: Callable[[str], str]) -> Arg:
+    if isinstance(arg, Ref):
+        return Ref(name(arg.name))
+    return tuple(_renamed(one, name) for one in arg) if isinstance(arg, tuple) else arg
+
+
+def all_names(graph: Graph) -> Mapping[str, str]:
+    """What each value of a graph is, by its name: input, parameter, buffer, constant or result."""
+    groups = {"input": graph.inputs, "parameter": graph.parameters, "buffer": graph.buffers}
+    known = {value.name: kind for kind, values in groups.items() for value in values}
+    known |= {value.name: "constant" for value in graph.constants}
+    return known | {value.name: "result" for call in graph.calls for value in call.results if value is not None}
