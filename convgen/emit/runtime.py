@@ -22,7 +22,7 @@ PARTS = (
 )  # fmt: skip
 
 # Only networks have these.
-NETWORK_PARTS: tuple[str, ...] = ()
+NETWORK_PARTS: tuple[str, ...] = ("rows", "network")
 
 HEAD = ('"""', "import ", "from ", "if ")  # what a part begins with, which no module gets
 

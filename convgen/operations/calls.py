@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from convgen.algebra.signature import WHOLE, Operand, Signature
-from convgen.operations.late import torch
+from convgen.late import torch
 from convgen.operations.row import At, Operation, numbered, own
 
 
@@ -21,7 +21,7 @@ class Slot:
     k: int
 
 
-def overload(op: str) -> Any:
+def operator_of(op: str) -> Any:
     """`add.Tensor`, `relu`."""
     name, _, kind = op.partition(".")
     return getattr(getattr(torch.ops.aten, name), kind or "default")
@@ -29,7 +29,7 @@ def overload(op: str) -> Any:
 
 def call(op: str, args: tuple[Any, ...], operands: tuple[Any, ...]) -> Any:
     """The operator on operands; it is made where they are, whatever device its arguments name."""
-    found = overload(op)
+    found = operator_of(op)
     here = operands[0].device if operands else None
     given: dict[str, Any] = {}
     positional: list[Any] = []

@@ -6,7 +6,7 @@ the opposite order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,6 +14,7 @@ from convgen.algebra.grid import Grid
 from convgen.algebra.redistribute import Conversion
 from convgen.program.rows import Chain, PlacedRow, Stored
 
+FLOATS = frozenset({"float64", "float32", "bfloat16", "float16"})
 Kind = Literal["input", "parameter", "buffer", "constant", "made"]
 
 
@@ -76,32 +77,51 @@ class Program:
                 made = row.bound.makes[k] or f"{label(row)}_{k}"
                 yield from _named(chain, i, ("store", k), made, made, row)
 
-    def backward(self) -> Iterator[Moved]:
-        """Conversions of the backward pass where every value wants a gradient, in order."""
+    def backward(self, *, of_inputs: bool = False) -> Iterator[Moved]:
+        """Conversions of the backward pass, in the order in which autograd comes to them.
+
+        Args:
+            of_inputs: whether inputs want gradients, too; parameters always do.
+        """
+        wanted = self.differentiable(of_inputs=of_inputs)
         for i, row in reversed([*enumerate(self.rows)]):
-            yield from gradients(row, i)
+            yield from gradients(row, i, [v in wanted for v in row.bound.reads])
+
+    def differentiable(self, *, of_inputs: bool) -> frozenset[str]:
+        """Values that depend on what wants a gradient."""
+        kinds = ("parameter", "input") if of_inputs else ("parameter",)
+        found = {n for n, v in self.values.items() if v.kind in kinds and v.dtype in FLOATS}
+        for row in self.rows:
+            operands = zip(row.signature.inputs, row.bound.reads, strict=True)
+            if any(v in found and o.gradient for o, v in operands):
+                results = zip(row.signature.results, row.bound.makes, strict=True)
+                found |= {v for r, v in results if v and r.gradient and self.values[v].dtype in FLOATS}
+        return frozenset(found)
 
 
-def gradients(row: PlacedRow, number: int) -> Iterator[Moved]:
-    """Conversions of a row's gradients."""
-    if all(b is None for b in row.back) and not row.derived:
-        return
-    base = label(row)
-    if any(b is not None for b in row.back):
-        for k, chain in enumerate(row.given):
-            if row.signature.results[k].gradient:
-                made = row.bound.makes[k]
-                yield from _named(chain, number, ("given", k), made, f"{base}.d{row.signature.results[k].name}", row)
+def gradients(row: PlacedRow, number: int, wanted: Sequence[bool]) -> Iterator[Moved]:
+    """Conversions of a row's gradients: rows of their own first, then what local code's is made of, last operand first.
+
+    Args:
+        wanted: by operand.
+    """
+    base, names = label(row), row.signature.inputs
     for k, one in row.derived:
-        name = row.signature.inputs[k].name
-        for j, chain in enumerate(one.fetch):
-            step = f"{base}.d{name}.{one.signature.inputs[j].name}"
-            yield from _named(chain, number, (f"derived {k} fetch", j), row.bound.reads[k], step, one)
-        yield from _named(one.store[0], number, (f"derived {k} store", 0), row.bound.reads[k], f"{base}.d{name}", one)
-    for k, chain in enumerate(row.back):
-        if chain is not None:
-            step = f"{base}.d{row.signature.inputs[k].name}"
-            yield from _named(chain, number, ("back", k), row.bound.reads[k], step, row)
+        if wanted[k]:
+            for j, chain in enumerate(one.fetch):
+                step = f"{base}.d{names[k].name}.{one.signature.inputs[j].name}"
+                yield from _named(chain, number, (f"derived {k} fetch", j), row.bound.reads[k], step, one)
+            step = f"{base}.d{names[k].name}"
+            yield from _named(one.store[0], number, (f"derived {k} store", 0), row.bound.reads[k], step, one)
+    back = [k for k, chain in enumerate(row.back) if chain is not None and wanted[k]]
+    if not back:
+        return
+    for k, chain in reversed([*enumerate(row.given)]):
+        if row.signature.results[k].gradient:
+            step = f"{base}.d{row.signature.results[k].name}"
+            yield from _named(chain, number, ("given", k), row.bound.makes[k], step, row)
+    for k in reversed(back):
+        yield from _named(row.back[k] or (), number, ("back", k), row.bound.reads[k], f"{base}.d{names[k].name}", row)
 
 
 def label(row: PlacedRow) -> str:

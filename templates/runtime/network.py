@@ -207,7 +207,7 @@ class Run:
 
     def __getitem__(self, name: str) -> Tensor:
         """This rank's plain block of a parameter or buffer."""
-        return plain_block(self.module.known[f"{self.prefix}{name}"])
+        return inside_block(self.module.known[f"{self.prefix}{name}"])
 
     def __call__(self, row: Row, *operands: Tensor) -> Any:
         """What a row makes."""
@@ -221,7 +221,7 @@ class Run:
                 local(self.module.known[f"{self.prefix}{name}"]).copy_(value)
 
 
-def plain_block(value: Tensor) -> Tensor:
+def inside_block(value: Tensor) -> Tensor:
     return Inside.apply(value) if isinstance(value, (Block, DTensor)) else value
 
 
@@ -335,6 +335,13 @@ class NetworkModule(torch.nn.Module):
             if self.buffered.get(name, ("", ""))[0] != "seed"
         }
         return found | {name: found[same] for name, same in self.aliases.items()}
+
+    @torch.no_grad()
+    def full_gradients(self) -> dict[str, Tensor]:
+        """The whole gradient of each parameter that has one, on every rank; every rank calls it."""
+        here = self.net.here(self.mesh)
+        grads = {n: self.known[n].grad for n in self.learnt}
+        return {n: gathered(local(g), self.net.stored[n], here) for n, g in grads.items() if g is not None}
 
     def forward(self, *given: Tensor, batch: int | None = None) -> Any:
         """This rank's blocks of the outputs, of its blocks of the inputs.

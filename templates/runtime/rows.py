@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from convgen.algebra.layout import Axes
 from convgen.algebra.relations import Relation
 from convgen.algebra.signature import Made, Operand
 from convgen.operations.row import At, Operation
@@ -36,7 +37,7 @@ from .layout import Box, common, interval
 from .mesh import Place, coordinates
 from .transport import Group
 
-Axes = tuple[str, ...]
+
 CHAIN = re.compile(r"\[([^\]]*)\]|(\w+)\(([\w,]*)\)")
 ENTRY = re.compile(r"(\*|\w+|\([\w,]+\))(\+?)")
 

@@ -8,7 +8,7 @@ from convgen.operations.losses import SquaredError
 from convgen.operations.reductions import Reduce
 from convgen.operations.softmax import Softmax
 from convgen.spec.aten.convolutions import with_bias
-from convgen.spec.aten.reader import Reader, knows
+from convgen.spec.aten.reader import Reader, Tensor, knows
 from convgen.spec.graph import Call
 
 SEED = "convgen.seed"  # the buffer of a network that drops
@@ -52,7 +52,7 @@ def dropout(reader: Reader, call: Call) -> bool:
     assert result is not None
     p = float(call.args[1])  # type: ignore[arg-type]
     if SEED not in reader.tensors:
-        reader.tensors[SEED] = reader.made(SEED, (2,), "int64")
+        reader.tensors[SEED] = Tensor(SEED, (2,), "int64", "buffer")
     number = sum(isinstance(r.operation, Dropout) for r in reader.rows)
     reader.add(Dropout(x.shape, p, number), [x, reader.tensors[SEED]], [result.name])
     return True

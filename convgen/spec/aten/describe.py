@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from convgen.errors import InputError
 from convgen.operations.bound import Bound
-from convgen.operations.calls import Elementwise, Whole, overload
-from convgen.operations.late import torch
+from convgen.operations.calls import Elementwise, Whole, operator_of
+from convgen.late import torch
 from convgen.spec.aten import convolutions, dense, norms, pooling, rows, views  # noqa: F401  (each registers its own)
 from convgen.spec.aten.reader import FLOATS, KNOWN, Reader, Tensor, slots
 from convgen.spec.graph import Call, Graph
@@ -75,7 +75,7 @@ def overload_tags_allow(call: Call, reader: Reader) -> bool:
     Raises:
         InputError: it draws random numbers, or changes an operand.
     """
-    op = overload(call.op)
+    op = operator_of(call.op)
     if torch.Tag.nondeterministic_seeded in op.tags or op._schema.is_mutable:
         what = "changes an operand" if op._schema.is_mutable else "draws random numbers"
         fact = f"{call.module or 'the module'}: {call.op} {what}, and no operation describes it"
