@@ -6,9 +6,11 @@ results. The number of samples stays open where every size is a multiple of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
 from convgen.errors import InputError, Note
@@ -113,9 +115,11 @@ class _Made:
 
         args, keywords = examples.arguments
         try:
-            program = torch.export.export(self.module, args, keywords, dynamic_shapes=dynamic, strict=False)
-            silent = any("set_grad_enabled" in str(node.target) for node in program.graph.nodes)
-            program = program.run_decompositions({})
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch's, about its own insides
+                traced: Any = torch.export.export(self.module, args, keywords, dynamic_shapes=dynamic, strict=False)
+                silent = any("set_grad_enabled" in str(node.target) for node in traced.graph.nodes)
+                program = cast("ExportedProgram", traced.run_decompositions({}))
         except Exception as error:  # whatever the module raises
             raise _ExportError(_first_line(error)) from error
         if training and silent:
@@ -138,7 +142,8 @@ class _Made:
         if updates and not training:
             raise InputError(f"{self.name} changes {next(iter(updates))} in evaluation", hint="in training only")
         found = _checked(walk.found, [*outputs.values(), *updates.values()], self.name)
-        leaves = [path for path, one in self.module.named_modules() if not any(True for _ in one.children())]
+        whole: Any = self.module
+        leaves = [path for path, one in whole.named_modules() if not any(True for _ in one.children())]
         calls = [(one.call, one.visit) for one in found]
         new = result_names(calls, leaves, [*outputs.values()], [*updates.items()], (*known, *constants))
 
@@ -215,8 +220,7 @@ def _symbols(program: ExportedProgram, opened: Mapping[str, torch.Tensor]) -> fr
     Raises:
         FixedError: the program holds for some numbers only.
     """
-    import sympy
-
+    true: Any = import_module("sympy").true
     found: set[Any] = set()
     guards: dict[str, Any] = {}
     for name, tensor in opened.items():
@@ -227,13 +231,14 @@ def _symbols(program: ExportedProgram, opened: Mapping[str, torch.Tensor]) -> fr
         conditions = size.node.shape_env
         for guard in conditions.guards:  # said before symbols that are equal became one
             guards[str(guard.expr)] = guard.expr.subs(conditions.replacements)
-    for symbol, allowed in program.range_constraints.items():
+    ranges: Any = cast("Any", program).range_constraints
+    for symbol, allowed in ranges.items():
         if symbol in found and (allowed.lower > PROBES[0] or allowed.upper < PROBES[-1]):
             raise FixedError(f"the module's control flow is for {allowed.lower} to {allowed.upper}")
     for said, guard in guards.items():
         if guard.free_symbols & found:  # sympy's true and false have none
             for probe in PROBES:
-                if guard.subs(dict.fromkeys(found, probe)) is not sympy.true:
+                if guard.subs(dict.fromkeys(found, probe)) is not true:
                     raise FixedError(f"the module's control flow depends on it ({said})")
     return frozenset(found)
 
@@ -276,7 +281,7 @@ def _named_outputs(tree: Any, path: str) -> Iterator[tuple[str, str]]:
             yield from _named_outputs(one, f"{path}.{key}" if path else str(key))
     elif isinstance(tree, (tuple, list)):
         several = cast("Sequence[Any]", tree)
-        for key, one in zip(getattr(tree, "_fields", range(len(several))), several, strict=True):
+        for key, one in zip(getattr(several, "_fields", range(len(several))), several, strict=True):
             yield from _named_outputs(one, f"{path}.{key}" if path else str(key))
     elif tree is not None:
         raise InputError(f"an output is a {type(tree).__name__}", hint="tensors, in tuples or dicts")
@@ -302,7 +307,7 @@ def _checked(found: Sequence[Found], needed: Iterable[str], name: str) -> list[F
 
 
 @contextmanager
-def _mode(module: torch.nn.Module, training: bool) -> Iterator[None]:
+def _mode(module: torch.nn.Module, training: bool) -> Generator[None]:
     """The module in training or evaluation; as it was, where that is its own mode."""
     before = [(one, one.training) for one in module.modules()]
     if module.training != training:

@@ -15,6 +15,8 @@ from typing import TypeAlias, cast
 
 from convgen.spec.source import Source
 
+DTYPES = ("float64", "float32", "float16", "bfloat16", "bool", "uint8", "int8", "int16", "int32", "int64")
+
 
 @dataclass(frozen=True, slots=True)
 class Samples:
