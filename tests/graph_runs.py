@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from convgen.spec.graph import Arg, Graph, Ref
 
-DTYPES = ("dtype",)
-TORCHS = {"layout": torch, "memory_format": torch, "dtype": torch}
+TORCHS = ("layout", "memory_format", "dtype")  # arguments that are torch's, and text in a graph
 
 
 def run_graph(graph: Graph, values: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -34,14 +33,13 @@ def plain(arg: Arg, env: dict[str, Tensor]) -> Any:
 
 
 def aten(op: str, args: list[Any]) -> Any:
-    name, _, overload = op.partition(".")
+    name, _, overload = ("reshape" if op == "view" else op).partition(".")
     function = getattr(getattr(torch.ops.aten, name), overload or "default")
     schema = function._schema.arguments
-    args = [
-        getattr(torch, a) if s.name in TORCHS and isinstance(a, str) else a for s, a in zip(schema, args, strict=True)
-    ]
-    places = [a for s, a in zip(schema, args, strict=True) if not s.kwarg_only]
-    return function(*places, **{s.name: a for s, a in zip(schema, args, strict=True) if s.kwarg_only})
+    said = [(s, getattr(torch, a) if s.name in TORCHS and isinstance(a, str) else a)
+            for s, a in zip(schema, args, strict=True)]  # fmt: skip
+    places = [a for s, a in said if not s.kwarg_only]
+    return function(*places, **{s.name: a for s, a in said if s.kwarg_only})
 
 
 def batch_norm(x: Tensor, w: Any, b: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float) -> Any:

@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
 from convgen.errors import InputError, Note
+from convgen.spec.exported_dropout import in_place_dropouts
 from convgen.spec.exported_examples import Examples, examples_of
 from convgen.spec.exported_names import result_names
 from convgen.spec.exported_state import GIVEN, State, dtype_name, state_of
@@ -141,7 +142,7 @@ class _Made:
         outputs, updates = _results(program, walk, self)
         if updates and not training:
             raise InputError(f"{self.name} changes {next(iter(updates))} in evaluation", hint="in training only")
-        found = _checked(walk.found, [*outputs.values(), *updates.values()], self.name)
+        found = _checked(in_place_dropouts(walk.found), [*outputs.values(), *updates.values()], self.name)
         whole: Any = self.module
         leaves = [path for path, one in whole.named_modules() if not any(True for _ in one.children())]
         calls = [(one.call, one.visit) for one in found]

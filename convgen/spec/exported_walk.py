@@ -24,6 +24,7 @@ SAME_SHAPE = (
     "narrow",
     "squeeze",
 )  # nothing is done where shapes agree
+RESHAPES = ("_unsafe_view", "reshape")  # views, where contiguity is nobody's concern
 DROPOUTS = ("dropout", "native_dropout")
 # By operator: places of training, momentum and eps, of a new mean and variance among the results.
 BATCH_NORMS: dict[str, tuple[int | None, int, int, tuple[int, int] | None]] = {
@@ -130,6 +131,8 @@ class Walk:
                 names = (*names[:k], new and new.name, *names[k + 1 :])
             results = (results[0], *((results[k] for k in picked) if picked else (None, None)))
             op = BATCH_NORM
+        elif base in RESHAPES:
+            op = "view"
         elif base == "instance_norm" and args[3] is not None and args[5]:
             problem = "updates running statistics, which torch.export loses"
         self.known[node.name] = names if isinstance(value, (list, tuple)) else names[0]
