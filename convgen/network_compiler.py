@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from convgen.algebra.grid import Grid
 from convgen.emit.network import NetworkInput, Package, emit_network
 from convgen.plan.letters import Tensor, lay_out
-from convgen.program.network import Program
+from convgen.program.network import FLOATS, Program
 from convgen.spec.aten.describe import Described, describe
 from convgen.spec.graph import Graph
 
@@ -39,6 +39,12 @@ class CompiledNetwork:
     target: str = "cpu"
     command: str = ""
 
+    @property
+    def dtype(self) -> str:
+        """Of what is computed: the first parameter's or input's of floats."""
+        values = (*self.graph.parameters, *self.graph.inputs)
+        return next((v.dtype for v in values if v.dtype in FLOATS), "float32")
+
     def package(self, *, constants: bool = False) -> Package:
         """The generated files."""
         g = self.graph
@@ -50,7 +56,7 @@ class CompiledNetwork:
                 other=self.other,
                 batch=g.batch,
                 other_batch=other_batch(g),
-                dtype=next((v.dtype for v in (*g.parameters, *g.inputs) if v.dtype.startswith(("float", "b"))), "float32"),
+                dtype=self.dtype,
                 device=self.target,
                 sums="ordered",
                 modes=g.modes,

@@ -18,10 +18,11 @@ from convgen.program.rows import PlacedRow, index_sets
 
 def volume(program: Program) -> dict[str, list[dict[str, Any]]]:
     """Bytes that each rank sends in each step of "forward" and "backward"; slices send nothing and are left out."""
-    return {"forward": _records(program, program.forward()), "backward": _records(program, program.backward())}
+    return {"forward": records(program, program.forward()), "backward": records(program, program.backward())}
 
 
-def _records(program: Program, steps: Iterable[Moved]) -> list[dict[str, Any]]:
+def records(program: Program, steps: Iterable[Moved]) -> list[dict[str, Any]]:
+    """Of some conversions of a program, in VOLUME's form."""
     return [record for moved in steps for record in _record(program, moved)]
 
 
