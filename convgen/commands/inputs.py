@@ -41,9 +41,9 @@ def layer_options(command: Any) -> Any:
             "--objective", type=click.Choice(OBJECTIVES), default="seconds", show_default=True,
             help="What `algorithm: auto` and unstated roles minimise.",
         ),
-        click.option("--grid", help="For a CSV of layers: axes and ranks, e.g. N=2,C=2."),
-        click.option("--algorithm", help="For a CSV of layers: a named algorithm, or auto (default)."),
-        click.option("--dtype", help="For a CSV of layers; float32 by default."),
+        click.option("--grid", help="For a CSV of layers, or a network: axes and ranks, e.g. N=2,C=2."),
+        click.option("--algorithm", help="For a CSV of layers, or a network: a named algorithm, or auto."),
+        click.option("--dtype", help="For a CSV of layers, float32 by default; or a network, its own by default."),
         click.option(
             "--memory-format", type=click.Choice(("contiguous", "channels_last")),
             help="For a CSV of layers; contiguous by default.",
