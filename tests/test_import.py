@@ -170,10 +170,3 @@ def test_evaluation_stays_where_training_differs() -> None:
     was = copy.deepcopy([m.training for m in module.modules()])
     assert graph_of(module, (torch.zeros(2, 3),))[0].modes == ("train",)
     assert [m.training for m in module.modules()] == was
-
-
-def test_torchvision() -> None:
-    pytest.importorskip("torchvision.transforms", exc_type=(ImportError, RuntimeError))
-    from torchvision.models import resnet18
-
-    assert graph_of(resnet18(), (torch.zeros(2, 3, 64, 64),))[0].modes == ("train", "eval")

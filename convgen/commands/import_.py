@@ -123,7 +123,6 @@ def _module(text: str, positional: list[Any], named: dict[str, Any]) -> torch.nn
     """What the factory gives, with the default generator's seed 0."""
     import torch
 
-    seeded: Any = torch.manual_seed
     path, _, name = text.partition(":")
     if not path or not name:
         raise InputError(f"{shown(text)} names no factory", hint="MODULE:FACTORY, e.g. torchvision.models:resnet18")
@@ -135,7 +134,7 @@ def _module(text: str, positional: list[Any], named: dict[str, Any]) -> torch.nn
             hint = did_you_mean(part, (n for n in dir(found) if not n.startswith("_")), f"a name in {path}")
             raise InputError(f"{path} has no {name}", hint=hint)
         found = getattr(found, part)
-    seeded(0)
+    cast("Any", torch).manual_seed(0)
     try:
         module = found(*positional, **named)
     except Exception as error:  # whatever the factory raises

@@ -7,7 +7,7 @@ constant. Sizes that follow the number of samples are written with N.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -15,15 +15,18 @@ from convgen import __version__
 from convgen.algebra.layout import Axes, Layout
 from convgen.cost.network import volume
 from convgen.emit.blocks import Block, blocks
-from convgen.emit.literals import literal
+from convgen.emit.literals import WIDTH
 from convgen.emit.module import environment
+from convgen.emit.norms import Norm, norms
 from convgen.emit.paste import SharedRuntime, network_runtime
 from convgen.errors import InternalError
 from convgen.operations.calls import Elementwise, Slot
+from convgen.operations.dropout import Dropout
 from convgen.program.network import Program, label
 from convgen.program.rows import Chain, PlacedRow, Stored, reads_of
 from convgen.program.network_text import show
 
+STATE = ("parameter", "buffer", "constant")
 NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.])")
 TORCH = frozenset({"relu", "sigmoid", "tanh", "exp", "sqrt", "square"})
 SIGNS = {"add.Tensor": "+", "sub.Tensor": "-", "mul.Tensor": "*", "div.Tensor": "/"}
@@ -90,22 +93,13 @@ def _imports(runtime: SharedRuntime, names: Sequence[str]) -> str:
     return from_line(f".{runtime.name}", wanted) + "\n"
 
 
-@dataclass(frozen=True)
-class Line:
-    """A row in a function: comments, and the call."""
-
-    comments: tuple[str, ...]
-    code: str
-
-
 class _Writer:
     def __init__(self, given: NetworkInput) -> None:
         self.given, self.program = given, given.program
         self.rows: dict[str, str] = {}  # text of a row -> its constant
-        self.used: set[str] = set()
-        self.functions: dict[str, str] = {}  # text of a function without its head -> its name
-        self.heads: dict[str, list[str]] = {}
-        self.names: set[str] = set()
+        self.used: set[str] = set()  # names of the runtime
+        self.functions: dict[tuple[str, str], tuple[str, list[str]]] = {}  # by head and text: its name, modules that call
+        self.norms, self.gone = norms(self.program)
 
     # ---------------------------------------------------------------- the file
     def text(self) -> tuple[str, list[str]]:
@@ -113,13 +107,17 @@ class _Writer:
         body = self._compute()
         rows = [f"{name} = {text}" for text, name in self.rows.items()]
         functions = [
-            f"def {name}({', '.join(['run: Run', *self._of[name][0]])}) -> Any:\n"
-            f'    """{", ".join(self.heads[name])}"""\n' + text
-            for text, name in self.functions.items()
+            f'def {name}({head}) -> Any:\n    """{", ".join(paths)}"""\n{text}'
+            for (head, text), (name, paths) in self.functions.items()
         ]
-        values = {n: self._value(n, n) for n in (*g.inputs, *self._state())}
+        values = {n: self._value(n, n) for n in g.inputs}
         values |= {name: self._value(value, value) for name, value in p.outputs}
         values |= {str(k): self._value(value, value) for k, (_, value) in enumerate(p.outputs)}
+        state = {
+            n: (*self._value(n, n), g.init.get(n, "given"), "" if v.kind == "parameter" else v.dtype)
+            for n, v in p.values.items()
+            if v.kind in STATE
+        }
         context = {
             "header": self._header(),
             "name": p.name,
@@ -129,10 +127,7 @@ class _Writer:
             "device": g.device,
             "sums": g.sums,
             "values": values,
-            "learnt": {n: g.init[n] for n, v in p.values.items() if v.kind == "parameter"},
-            "buffered": {
-                n: (g.init.get(n, "given"), v.dtype) for n, v in p.values.items() if v.kind in ("buffer", "constant")
-            },
+            "state": state,
             "aliases": dict(g.aliases),
             "inputs": g.inputs,
             "modes": g.modes,
@@ -143,7 +138,7 @@ class _Writer:
             "constants": g.constants,
         }
         text = environment().get_template("network.py.jinja").render(**context)
-        names = sorted(self.used | {"Row", "Run", "Net", "NetworkModule", "clip_grad_norm_", "Block"})
+        names = sorted(self.used | {"BatchNorm", "Row", "Run", "Net", "NetworkModule", "clip_grad_norm_", "Block"})
         return text, names
 
     def _header(self) -> list[str]:
@@ -153,9 +148,6 @@ class _Writer:
             f"  {self.given.command}",
             f"{self.given.source or p.name} on {p.grid}; schedule.txt has every step, volume.json the bytes each sends.",
         ]
-
-    def _state(self) -> list[str]:
-        return [n for n, v in self.program.values.items() if v.kind in ("parameter", "buffer", "constant")]
 
     def _value(self, name: str, other: str) -> tuple[tuple[Any, ...], str]:
         here, there = self.program.values[name], self.given.other.values[other]
@@ -173,124 +165,120 @@ class _Writer:
     # ---------------------------------------------------------------- functions
     def _compute(self) -> list[str]:
         p = self.program
-        self._of: dict[str, tuple[list[str], list[str]]] = {}
-        last = {v: i for i, row in enumerate(p.rows) for v in row.bound.reads}
-        wanted = {v for _, v in p.outputs} | {v for _, v in p.updates}
+        shown = [i for i in range(len(p.rows)) if i not in self.gone]
+        last: dict[str, int] = {}
+        for i, row in enumerate(p.rows):
+            last |= dict.fromkeys(row.bound.reads, i)
+        wanted = {v for _, v in p.outputs}
         lines: list[str] = []
-        for block in blocks([row.bound.module for row in p.rows]):
-            numbers = range(block.start, block.stop)
+        for block in blocks([p.rows[i].bound.module for i in shown]):
+            numbers = shown[block.start : block.stop]
             if not block.path:
                 for i in numbers:
                     lines += self._line(i, "", "")
                 continue
-            made = [v for i in numbers for v in p.rows[i].bound.makes if v]
-            reads = dict.fromkeys(v for i in numbers for v in p.rows[i].bound.reads if v not in made)
-            takes = [v for v in reads if not self._is_state(v)]
-            updates = dict(map(reversed, p.updates))  # type: ignore[arg-type]
-            inside = {v for v in made if v in updates and last.get(v, -1) < block.stop and self._under(updates[v], block)}
-            gives = [
-                v for v in made if (v in wanted and v not in inside) or last.get(v, -1) >= block.stop
-            ]
-            lines += self._block(block, takes, gives)
-        shown = [identifier(v) for _, v in p.outputs]
+            stop = max(n for i in numbers for n in self._parts(i)) + 1
+            made = [v for i in numbers for n in self._parts(i) for v in p.rows[n].bound.makes if v]
+            reads = dict.fromkeys(v for i in numbers for n in self._parts(i) for v in p.rows[n].bound.reads)
+            takes = [v for v in reads if v not in made and not self._is_state(v)]
+            gives = [v for v in made if v in wanted or last.get(v, -1) >= stop]
+            lines += self._block(block, numbers, takes, gives)
+        outputs = [identifier(v) for _, v in p.outputs]
         if len(p.outputs) > 1 and not all(n.isdecimal() for n, _ in p.outputs):
-            pairs = ", ".join(f"{n!r}: {v}" for (n, _), v in zip(p.outputs, shown, strict=True))
+            pairs = ", ".join(f'"{n}": {v}' for (n, _), v in zip(p.outputs, outputs, strict=True))
             lines.append(f"return {{{pairs}}}")
         else:
-            lines.append(f"return {', '.join(shown)}")
+            lines.append(f"return {', '.join(outputs)}")
         return lines
 
-    def _under(self, buffer: str, block: Block) -> bool:
-        return buffer.startswith(f"{block.path}.")
+    def _parts(self, i: int) -> tuple[int, ...]:
+        """Rows that a line is of."""
+        norm = self.norms.get(i)
+        return (i,) if norm is None else (norm.moments, norm.coefficients, norm.centred)
 
     def _is_state(self, name: str) -> bool:
-        return self.program.values[name].kind in ("parameter", "buffer", "constant")
+        return self.program.values[name].kind in STATE
 
-    def _block(self, block: Block, takes: list[str], gives: list[str]) -> list[str]:
+    def _block(self, block: Block, numbers: Sequence[int], takes: list[str], gives: list[str]) -> list[str]:
         """A function for a block, unless an equal one is there; and the call of it."""
         prefix, start = f"{block.path}.", identifier(block.path) + "_"
-        lines: list[str] = []
-        for i in range(block.start, block.stop):
-            lines += self._line(i, prefix, start)
+        lines = [line for i in numbers for line in self._line(i, prefix, start)]
         arguments = [relative(v, start) for v in takes]
-        result = ", ".join(relative(v, start) for v in gives)
-        text = "\n".join(f"    {line}" for line in [*lines, f"return {result}"])
-        key = f"{arguments}\n{text}"
-        if key not in self._known_functions:
-            name = identifier(block.path)
-            self._known_functions[key] = name
-            self.functions[text + " " * len(self.functions)] = name  # texts of different arguments may be equal
-            self._of[name] = ([f"{a}: Tensor" for a in arguments], gives)
-            self.heads[name] = []
-        name = self._known_functions[key]
-        self.heads[name].append(block.path)
-        call = f"{name}({', '.join([f'run.within({prefix!r}, {start!r})', *(identifier(v) for v in takes)])})"
+        places = dict(zip(arguments, "xyzuvw", strict=False)) if len(arguments) <= 6 else {}
+        text = "\n".join(f"    {line}" for line in [*lines, f"return {', '.join(relative(v, start) for v in gives)}"])
+        for argument, place in places.items():
+            text = re.sub(rf"(?<![\w.\"'=%]){argument}(?![\w\"'=])", place, text)
+        head = ", ".join(["run: Run", *(f"{places.get(a, a)}: Tensor" for a in arguments)])
+        known = self.functions.setdefault((head, text), (identifier(block.path), []))
+        known[1].append(block.path)
+        within = f'run.within("{prefix}", "{start}")'
+        call = f"{known[0]}({', '.join([within, *(identifier(v) for v in takes)])})"
         return [f"{', '.join(identifier(v) for v in gives)} = {call}"]
-
-    @property
-    def _known_functions(self) -> dict[str, str]:
-        return self.__dict__.setdefault("_functions_by_key", {})
 
     def _line(self, i: int, prefix: str, start: str) -> list[str]:
         """A row's comments and its call, and updates of buffers by what it makes."""
+        if i in self.norms:
+            return self._norm(self.norms[i], prefix, start)
         row = self.program.rows[i]
         makes = [relative(v, start) if v else "_" for v in row.bound.makes]
-        lines = [*(f"# {c}" for c in travels(row))]
         operands = [self._operand(v, prefix, start) for v in row.bound.reads]
-        lines.append(f"{', '.join(makes)} = {self._call(i, row, operands, start)}")
+        name = relative(label(row), start)
+        call = plain_call(row, operands)
+        if not call:
+            arguments = [self._constant(i), f'"{name}"', *operands]
+            call = f"run({', '.join(arguments)})"
+        if isinstance(row.bound.operation, Dropout):
+            call = f"{call} if run.training else {operands[0]}"
+        stored = ", ".join(self._typed(v) for v in row.bound.makes if v)
+        lines = [*(f"# {c}" for c in travels([row])), f"{', '.join(makes)} = {call}  # {stored}"]
         for buffer, value in self.program.updates:
             if value in row.bound.makes:
-                inside = buffer.removeprefix(prefix) if buffer.startswith(prefix) else None
-                if inside is not None:
-                    lines.append(f"run.update({inside!r}, {relative(value, start)})")
+                inside = f'run.update("{buffer.removeprefix(prefix)}"'
+                inside = inside if buffer.startswith(prefix) else f'run.whole.update("{buffer}"'
+                lines.append(f"{inside}, {relative(value, start)})")
         return lines
 
+    def _norm(self, norm: Norm, prefix: str, start: str) -> list[str]:
+        rows = [self.program.rows[n] for n in (norm.moments, norm.coefficients, norm.centred)]
+        texts = [self._row(n, "    ") for n in (norm.moments, norm.coefficients, norm.centred)]
+        text = "BatchNorm(\n    " + ",\n    ".join([*texts, f"momentum={norm.momentum}, eps={norm.eps}"]) + ",\n)"
+        name = self.rows.setdefault(text, constant("batch_norm", self.rows.values()))
+        x, y = self._operand(rows[0].bound.reads[0], prefix, start), relative(rows[2].bound.makes[0], start)
+        module, made = norm.module.removeprefix(prefix), self._typed(rows[2].bound.makes[0])
+        return [*(f"# {c}" for c in travels(rows)), f'{y} = run.batch_norm({name}, "{y}", {x}, "{module}")  # {made}']
+
+    def _typed(self, value: str) -> str:
+        return entries(self.program.values[value].stored)
+
     def _operand(self, value: str, prefix: str, start: str) -> str:
+        if self.given.init.get(value) == "seed":
+            return "run.seed"
         if not self._is_state(value):
             return relative(value, start)
-        return f"run[{value.removeprefix(prefix)!r}]" if value.startswith(prefix) else f"run.top[{value!r}]"
+        return f'run["{value.removeprefix(prefix)}"]' if value.startswith(prefix) else f'run.whole["{value}"]'
 
-    def _call(self, i: int, row: PlacedRow, operands: list[str], start: str) -> str:
-        plain = plain_call(row, operands)
-        if plain:
-            return plain
-        text = self._row(i, row, start)
-        self.rows.setdefault(text, constant(row, len(self.rows), set(self.rows.values())))
-        return f"run({', '.join([self.rows[text], *operands])})"
+    def _constant(self, i: int) -> str:
+        name = constant(self.program.rows[i].bound.operation.name, self.rows.values())
+        return self.rows.setdefault(self._row(i), name)
 
     # ---------------------------------------------------------------- rows
-    def _row(self, i: int, row: PlacedRow, start: str) -> str:
-        return self._constructor(row, self.given.other.rows[i], relative(label(row), start), start)
+    def _row(self, i: int, indent: str = "") -> str:
+        return self._constructor(self.program.rows[i], self.given.other.rows[i], indent)
 
-    def _constructor(self, row: PlacedRow, other: PlacedRow, name: str, start: str) -> str:
+    def _constructor(self, row: PlacedRow, other: PlacedRow, indent: str = "") -> str:
         operation = self._expression(row.bound.operation, other.bound.operation)
-        parts = [f"lambda N: {operation}"]
-        if row.way:
-            parts.append(f"way={row.way}")
-        if row.roles:
-            parts.append(f"roles={literal(dict(row.roles))}")
-        for key in ("fetch", "store", "given"):
-            stored = row.reads if key == "fetch" else row.makes
-            chains = [chain_text(c, s) for c, s in zip(getattr(row, key), stored, strict=True)]
-            parts.append(f"{key}={literal(tuple(chains))}")
-        back = [chain_text(c, s, backwards=True) if c is not None else "" for c, s in zip(row.back, row.reads, strict=True)]
-        parts.append(f"back={literal(tuple(back))}")
-        if row.derived:
-            there = dict(other.derived)
-            inner = [
-                f"{k}: {self._gradient(row, one, there[k], f'{name}.d{row.signature.inputs[k].name}')}"
-                for k, one in row.derived
-            ]
-            parts.append(f"derived={{{', '.join(inner)}}}")
-        parts.append(f"label={name!r}")
-        parts.append(f"names={literal(tuple(relative(v, start) if v else '' for v in row.bound.makes))}")
-        return "Row(\n    " + ",\n    ".join(parts) + ",\n)"
-
-    def _gradient(self, row: PlacedRow, one: PlacedRow, other: PlacedRow, name: str) -> str:
-        sources = reads_of(one.bound, row.bound.operation, one.bound.reads)
-        text = self._constructor(one, other, name, "")
-        text = re.sub(r"\n    label=.*\n    names=.*\n", f"\n    label={name!r},\n    names=({name!r},),\n", text)
-        return text.replace("\n", "\n    ")[:-1].rstrip() + f"    sources={tuple(sources)!r},\n    )"
+        roles = " ".join(f"{i}={a[0] if len(a) == 1 else '(' + ','.join(a) + ')'}" for i, a in row.roles)
+        reads = [both(f, s, b) for f, s, b in zip(row.fetch, row.reads, row.back, strict=True)]
+        makes = [both(s, stored, g) for s, stored, g in zip(row.store, row.makes, row.given, strict=True)]
+        sides = [_listed(reads, indent), _listed(makes, indent)]
+        sides += [f"way={row.way}"] * bool(row.way)
+        inner: list[str] = []
+        for k, one in row.derived:
+            there = dict(other.derived)[k]
+            sources = reads_of(one.bound, row.bound.operation, one.bound.reads)
+            inner.append(f"{k}: ({self._constructor(one, there, indent + '    ')}, {tuple(sources)!r})".replace("'", '"'))
+        sides += [f"derived={{{', '.join(inner)}}}"] * bool(inner)
+        return f'Row(lambda N: {operation}, "{roles}",\n    {indent}' + f",\n    {indent}".join(sides) + ")"
 
     def _expression(self, operation: Any, other: Any) -> str:
         """How an operation is made, with N where a size follows the number of samples."""
@@ -301,6 +289,19 @@ class _Writer:
             raise InternalError(f"{here} and {there} differ in more than the number of samples")
         pairs = iter([self._size(int(a), int(b)) for a, b in zip(numbers, others, strict=True)])
         return NUMBER.sub(lambda _: str(next(pairs)).replace("*", " * "), here)
+
+
+def _listed(texts: Sequence[str], indent: str) -> str:
+    """A list in one line, or a line each where that is too long."""
+    line = "[" + ", ".join(f'"{t}"' for t in texts) + "]"
+    if len(line) + len(indent) < WIDTH - 8:
+        return line
+    return "[" + f",\n     {indent}".join(f'"{t}"' for t in texts) + "]"
+
+
+def both(there: Chain, stored: Stored, back: Chain | None) -> str:
+    """A chain, and behind a bar that of the gradient."""
+    return chain_text(there, stored) + (f" | {chain_text(back, stored)}" if back else "")
 
 
 def constructor(value: Any) -> str:
@@ -331,22 +332,24 @@ def plain_call(row: PlacedRow, operands: Sequence[str]) -> str:
     return ""
 
 
-def travels(row: PlacedRow) -> Iterator[str]:
-    """What moves for a row, in words."""
-    chains = [(row.signature.inputs[k].name, c) for k, c in enumerate(row.fetch)]
-    forward = [f"{name}: {arrow(c)}" for name, c in chains if moves(c)]
-    forward += [f"{row.signature.results[k].name}: {arrow(c)}" for k, c in enumerate(row.store) if moves(c)]
-    if forward:
-        yield "; ".join(forward)
-    backward = [f"d{row.signature.inputs[k].name}: {arrow(c)}" for k, c in enumerate(row.back) if c and moves(c)]
-    for k, one in row.derived:
-        name = row.signature.inputs[k].name
-        inner = [f"{one.signature.inputs[j].name} {arrow(c)}" for j, c in enumerate(one.fetch) if moves(c)]
-        inner += [arrow(c) for c in one.store if moves(c)]
-        if inner:
-            backward.append(f"d{name}: {', '.join(inner)}")
-    if backward:
-        yield f"backward {'; '.join(backward)}"
+def travels(rows: Sequence[PlacedRow]) -> Iterator[str]:
+    """What moves for rows, forward and backward."""
+    forward: list[str] = []
+    backward: list[str] = []
+    for row in rows:
+        inputs, results = row.signature.inputs, row.signature.results
+        forward += [f"{inputs[k].name} {arrow(c)}" for k, c in enumerate(row.fetch) if moves(c)]
+        forward += [f"{results[k].name} {arrow(c)}" for k, c in enumerate(row.store) if moves(c)]
+        for k, one in row.derived:
+            inner = [f"{one.bound.reads[j]} {arrow(c)}" for j, c in enumerate(one.fetch) if moves(c)]
+            inner += [f"d{inputs[k].name} {arrow(c)}" for c in one.store if moves(c)]
+            backward += inner
+        backward += [f"d{results[k].name} {arrow(c)}" for k, c in enumerate(row.given) if moves(c)]
+        backward += [f"d{inputs[k].name} {arrow(c)}" for k, c in enumerate(row.back) if c and moves(c)]
+    texts = [("forward: " if backward else "") + "; ".join(forward)] * bool(forward)
+    texts += ["backward: " + "; ".join(backward)] * bool(backward)
+    if texts:
+        yield " | ".join(texts)
 
 
 def moves(chain: Chain) -> bool:
@@ -354,14 +357,14 @@ def moves(chain: Chain) -> bool:
 
 
 def arrow(chain: Chain) -> str:
-    return ", ".join(f"{kind_of(c)} over {','.join(c.over)}" for c in chain if c.kind != "slice") + f" -> {chain[-1].dst}"
+    return ", ".join(f"{kind_of(c)} {','.join(c.over)}" for c in chain if c.kind != "slice")
 
 
 def kind_of(c: Any) -> str:
     return {("exchange", "sum"): "exchange_add", ("all_gather", "merge"): "merge"}.get((c.kind, c.reduction), c.kind)
 
 
-def chain_text(chain: Chain, stored: Stored, *, backwards: bool = False) -> str:
+def chain_text(chain: Chain, stored: Stored) -> str:
     """`[N * H *] exchange(H) [N * H+ *]`."""
     if not chain:
         return entries(stored)
@@ -390,11 +393,11 @@ def relative(value: str, start: str) -> str:
     return identifier(found if not found[:1].isdigit() else f"_{found}")
 
 
-def constant(row: PlacedRow, count: int, taken: set[str]) -> str:
+def constant(name: str, taken: Collection[str]) -> str:
     """A name for a row: its operation's, numbered."""
-    base = re.sub(r"\W", "_", row.bound.operation.name).upper()
-    name, n = base, 1
-    while name in taken:
+    base = re.sub(r"\W", "_", name).strip("_").upper()
+    found, n = f"{base}_1", 1
+    while found in taken:
         n += 1
-        name = f"{base}_{n}"
-    return name
+        found = f"{base}_{n}"
+    return found

@@ -35,17 +35,12 @@ def _affine(x: Any, w: Any, b: Any) -> Any:
     return x * w + b
 
 
-def _standardise(x: Any, mean: Any, variance: Any, eps: float) -> Any:
-    return (x - mean) * torch.rsqrt(variance + eps)
-
-
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     **{name: _aten(name) for name in ("relu", "sigmoid", "tanh", "exp", "sqrt", "square", "add", "sub", "mul", "div")},
     **{name: _aten(f"nn.functional.{name}") for name in ("leaky_relu", "silu", "gelu", "softplus", "hardswish")},
     "relu6": _relu6,
     "prelu": _prelu,
     "affine": _affine,
-    "standardise": _standardise,
 }
 
 

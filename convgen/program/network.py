@@ -74,8 +74,8 @@ class Program:
             for k, chain in enumerate(row.fetch):
                 yield from _named(chain, i, ("fetch", k), row.bound.reads[k], f"{label(row)}.{_name(row, k)}", row)
             for k, chain in enumerate(row.store):
-                made = row.bound.makes[k] or f"{label(row)}_{k}"
-                yield from _named(chain, i, ("store", k), made, made, row)
+                step = f"{label(row)}_{k}" if k else label(row)
+                yield from _named(chain, i, ("store", k), row.bound.makes[k], step, row)
 
     def backward(self, *, of_inputs: bool = False) -> Iterator[Moved]:
         """Conversions of the backward pass, in the order in which autograd comes to them.

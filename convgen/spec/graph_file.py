@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["constants_path", "given_names", "is_graph_file", "read_constants", "read_graph", "write_graph"]
 
 _PLAIN = re.compile(r"[A-Za-z0-9_]+([.:/-][A-Za-z0-9_]+)*")
-_WORDS = frozenset(("null", "true", "false", "yes", "no", "on", "off", "y", "n"))  # of YAML 1.1 too
+_WORDS = frozenset(("null", "true", "false", "yes", "no", "on", "off"))  # of YAML 1.1 too
 
 
 def constants_path(path: str | Path) -> Path:

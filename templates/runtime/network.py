@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,8 +39,8 @@ class Net:
     Args:
         spec, schedule: the network in a graph file's keys, and its program's text; alike on all ranks of a mesh.
         batch: the number of samples that it was compiled for.
-        values: inputs, outputs, parameters and buffers: shape and layout, `[N * H *]`.
-        init: of parameters and buffers, how torch fills them.
+        values: inputs and outputs: shape and layout, `[N * H *]`.
+        state: parameters and buffers: the same, how torch fills them, and a buffer's dtype ("" for a parameter).
     """
 
     channels_last = False
@@ -58,12 +58,14 @@ class Net:
         sums: str,
         identity: str,
         values: Mapping[str, tuple[Sequence[Size], str]],
+        state: Mapping[str, tuple[Sequence[Size], str, str, str]],
     ) -> None:
         self.name, self.file, self.grid, self.batch = name, file, grid, batch
-        self.dtype, self.device, self.sums, self.values = dtype, device, sums, values
+        self.dtype, self.device, self.sums, self.state = dtype, device, sums, state
+        self.values = {**values, **{n: (shape, text) for n, (shape, text, _, _) in state.items()}}
         self.wide = torch.float64 if dtype == torch.float64 else torch.float32
         self.identity = hashlib.sha256(identity.encode()).digest()
-        self.stored = {n: self.split(n, batch) for n in values}
+        self.stored = {n: self.split(n, batch) for n in self.values}
         self._placements: dict[Any, list[Shard | Replicate] | None] = {}
 
     def split(self, name: str, batch: int) -> Split:
@@ -188,30 +190,45 @@ def gathered(value: Tensor, layout: Split, here: RowHere) -> Tensor:
     return all_gather(layout.tensor, value.contiguous(), layout, whole, axes, here)  # type: ignore[arg-type]
 
 
+class BatchNorm(NamedTuple):
+    """Rows of a batch norm over the whole batch: moments, coefficients of them, and what is made with these."""
+
+    moments: Row
+    coefficients: Row
+    centred: Row
+    momentum: float
+    eps: float
+
+
 class Run:
     """A network's parameters and rows for one call; `within` a module of the source.
 
     Attributes:
-        prefix: of names of parameters; `label` of names of values.
+        prefix: of names of parameters; `start` of names of values.
     """
 
-    def __init__(self, module: NetworkModule, batch: int, prefix: str = "", label: str = "") -> None:
-        self.module, self.batch, self.prefix, self.label = module, batch, prefix, label
+    def __init__(self, module: NetworkModule, batch: int, seed: Tensor | None, prefix: str = "", start: str = "") -> None:
+        self.module, self.batch, self.seed, self.prefix, self.start = module, batch, seed, prefix, start
         self.net, self.place = module.net, module.net.place(module.mesh)
         self.training = module.training
         self.name, self.grid, self.sums = self.net.name, self.net.grid, self.net.sums
-        self.dtype, self.device = self.net.dtype, self.net.device
+        self.dtype, self.wide, self.device = self.net.dtype, self.net.wide, self.net.device
 
-    def within(self, prefix: str, label: str) -> Run:
-        return Run(self.module, self.batch, f"{self.prefix}{prefix}", label)
+    def within(self, prefix: str, start: str) -> Run:
+        return Run(self.module, self.batch, self.seed, prefix, start)
+
+    @property
+    def whole(self) -> Run:
+        """The whole network, for parameters of other modules."""
+        return self.within("", self.start)
 
     def __getitem__(self, name: str) -> Tensor:
         """This rank's plain block of a parameter or buffer."""
         return inside_block(self.module.known[f"{self.prefix}{name}"])
 
-    def __call__(self, row: Row, *operands: Tensor) -> Any:
+    def __call__(self, row: Row, label: str, *operands: Tensor) -> Any:
         """What a row makes."""
-        made = row.stand(self.batch, self).run(self.place, operands)
+        made = row.stand(self, f"{self.start}{label}").run(self.place, operands)
         return made if len(made) > 1 else made[0]
 
     def update(self, name: str, value: Tensor) -> None:
@@ -219,6 +236,38 @@ class Run:
         if self.training:
             with torch.no_grad():
                 local(self.module.known[f"{self.prefix}{name}"]).copy_(value)
+
+    def batch_norm(self, rows: BatchNorm, label: str, x: Tensor, name: str) -> Tensor:
+        """Batch norm of a module of the source, by statistics of the whole batch, or running ones in evaluation."""
+        known, module = self.module.known, f"{self.prefix}{name}"
+        w, b, *running = [known.get(f"{module}.{n}") for n in ("weight", "bias", "running_mean", "running_var")]
+        vectors = [inside_block(v) for v in (w, b) if v is not None]
+        mean, variance = (None if v is None else local(v) for v in running)
+        own = self.training or mean is None
+        counted = known.get(f"{module}.num_batches_tracked")
+        if self.training and counted is not None:
+            counted.add_(1)
+        stand = rows.moments.stand(self, f"{self.start}{label}_moments")
+        if not stand.store[0] and x.numel():
+            shift = None if b is None else vectors[-1]
+            scale = None if w is None else vectors[0]
+            if stand_is_silent(rows.centred, self, f"{self.start}{label}"):
+                return torch.nn.functional.batch_norm(x, mean, variance, scale, shift, own, rows.momentum, rows.eps)
+        if own:
+            (m,) = stand.run(self.place, [x])
+            if self.training and mean is not None and variance is not None:
+                count, new, m2 = m.detach()
+                mean.lerp_(new.to(mean.dtype), rows.momentum)
+                variance.lerp_((m2 / (count - 1)).to(variance.dtype), rows.momentum)
+        else:
+            assert mean is not None and variance is not None
+            m = torch.stack([torch.ones_like(mean), mean, variance])
+        return self(rows.centred, label, x, self(rows.coefficients, f"{label}_coefficients", m, *vectors))
+
+
+def stand_is_silent(row: Row, run: Run, label: str) -> bool:
+    """Nothing moves for a row, nor for its gradients."""
+    return row.stand(run, label).is_silent
 
 
 def inside_block(value: Tensor) -> Tensor:
@@ -238,8 +287,6 @@ class NetworkModule(torch.nn.Module):
     """
 
     net: ClassVar[Net]
-    learnt: ClassVar[Mapping[str, str]]  # parameters: how torch fills them
-    buffered: ClassVar[Mapping[str, tuple[str, str]]]  # buffers: how they begin, and their dtype
     aliases: ClassVar[Mapping[str, str]] = {}
     inputs: ClassVar[tuple[str, ...]]
     modes: ClassVar[tuple[str, ...]] = ("train", "eval")
@@ -251,6 +298,8 @@ class NetworkModule(torch.nn.Module):
             raise ValueError(f"{self.net.name}: parameters= is dtensors or blocks, got {parameters!r}")
         self.mesh = mesh
         self.known: dict[str, Any] = {}
+        self.learnt = {n: how for n, (_, _, how, dtype) in self.net.state.items() if not dtype}
+        self.buffered = {n: (how, dtype) for n, (_, _, how, dtype) in self.net.state.items() if dtype}
         net, here = self.net, self.net.here(mesh)
         for name in self.learnt:
             block = torch.empty(here.shape(net.stored[name]), dtype=net.dtype, device=net.device)
@@ -366,7 +415,13 @@ class NetworkModule(torch.nn.Module):
                 got = tuple(value.shape)
                 raise ValueError(f"{net.name}: this rank's block of {name} has shape {wanted}, got {got}{hint}")
         identify(here)
-        return self.compute(Run(self, count), *given)
+        seed = next((self.known[n] for n, (how, _) in self.buffered.items() if how == "seed"), None)
+        seed = None if seed is None else local(seed).clone()
+        made = self.compute(Run(self, count, seed), *given)
+        if seed is not None and self.training:
+            seed_now = next(self.known[n] for n, (how, _) in self.buffered.items() if how == "seed")
+            local(seed_now)[1] += 1
+        return made
 
     def compute(self, run: Run, *given: Tensor) -> Any:
         raise NotImplementedError

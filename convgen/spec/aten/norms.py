@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from convgen.operations.batch_norm import Centred, Coefficients, RunningMoments
 from convgen.operations.moments import Averaged, Moments, Normalise, RunningStatistics
 from convgen.operations.pointwise import Pointwise, affine, bias
 from convgen.spec.aten.reader import Reader, Tensor, knows
@@ -18,23 +19,22 @@ def batch_norm(reader: Reader, call: Call) -> bool:
     y, *new = call.results
     if y is None:
         return False
-    of = Averaged(x.shape, (1,))
     if not training and mean is None:
         return False
+    of = Averaged(x.shape, (1,))
+    m = reader.made(f"{y.name}_moments", of.moments, "float64" if x.dtype == "float64" else "float32")
     if training:
-        m = reader.made(f"{y.name}_moments", of.moments, "float64" if x.dtype == "float64" else "float32")
         reader.add(Moments(of), [x], [m.name])
-        if mean is not None and new and new[0] is not None:
+        if mean is not None and any(new):
             running = RunningStatistics(x.shape[1], float(momentum))  # type: ignore[arg-type]
             makes = [v.name if v is not None else "" for v in new]
             reader.add(running, [reader.of(mean), reader.of(variance), m], makes)
-        _normalised(reader, of, x, m, w, b, float(eps), y.name)  # type: ignore[arg-type]
-        return True
-    means, variances = reader.of(mean), reader.of(variance)
-    shifted = reader.made(f"{y.name}_scaled", x.shape, x.dtype)
-    settings = (float(eps),)  # type: ignore[arg-type]
-    scale = Pointwise("standardise", x.shape, (x.shape, means.shape, variances.shape), ((), (1,), (1,)), settings)
-    _with_affine(reader, scale, [x, means, variances], w, b, shifted, y.name)
+    else:
+        reader.add(RunningMoments(x.shape[1]), [reader.of(mean), reader.of(variance)], [m.name])
+    p = reader.made(f"{y.name}_coefficients", of.moments, m.dtype)
+    vectors = [reader.of(v) for v in (w, b) if v is not None]
+    reader.add(Coefficients(x.shape[1], float(eps), w is not None, b is not None), [m, *vectors], [p.name])  # type: ignore[arg-type]
+    reader.add(Centred(x.shape), [x, p], [y.name])
     return True
 
 
