@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -10,6 +12,8 @@ from torch import Tensor, nn
 from convgen.algebra.grid import Grid
 from convgen.network_compiler import CompiledNetwork, compile_network
 from convgen.spec.exported import graph_of
+from convgen.spec.graph import Graph
+from convgen.spec.graph_edit import with_dtype
 
 
 class Block(nn.Module):
@@ -37,7 +41,7 @@ class Block(nn.Module):
 class ResNet(nn.Module):
     """A stem of 5x5/2 and max pooling, two blocks, global pooling, dropout, a linear layer."""
 
-    def __init__(self, p: float = 0.25) -> None:
+    def __init__(self, p: float) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, 4, 5, 2, 2)
         self.bn1 = nn.BatchNorm2d(4)
@@ -77,10 +81,15 @@ class UNet(nn.Module):
         return {"out": y * self.weights, "low": b}
 
 
-def resnet(p: float = 0.25) -> tuple[nn.Module, Tensor]:
+def resnet() -> tuple[nn.Module, Tensor]:
     """The module in float64, and an input whose rows no 2 divides."""
     seeded()
-    return ResNet(p).double(), torch.randn(3, 3, 29, 22, dtype=torch.float64)
+    return ResNet(0.25).double(), torch.randn(3, 3, 29, 22, dtype=torch.float64)
+
+
+def undropped() -> tuple[nn.Module, Tensor]:
+    seeded()
+    return ResNet(0.0).double(), torch.randn(3, 3, 29, 22, dtype=torch.float64)
 
 
 def unet() -> tuple[nn.Module, Tensor]:
@@ -93,8 +102,17 @@ def seeded() -> None:
     manual_seed(0)
 
 
+Made = Callable[[], tuple[nn.Module, Tensor]]
+
+
+@cache
+def exported(made: Made) -> tuple[Graph, dict[str, Tensor]]:
+    module, x = made()
+    return graph_of(module, (x,))
+
+
 def compiled(
-    module: nn.Module, x: Tensor, algorithm: str | None = None, **grid: int
+    made: Made, algorithm: str | None = None, dtype: str = "float64", **grid: int
 ) -> tuple[CompiledNetwork, dict[str, Tensor]]:
-    graph, tensors = graph_of(module, (x,))
-    return compile_network(graph, Grid(tuple(grid.items())), algorithm), tensors
+    graph, tensors = exported(made)
+    return compile_network(with_dtype(graph, dtype), Grid(tuple(grid.items())), algorithm), tensors
