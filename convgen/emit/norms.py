@@ -66,6 +66,8 @@ def norms(program: Program) -> tuple[dict[int, Norm], set[int]]:
 def _counts(program: Program, j: int, buffer: str) -> bool:
     """Whether a row adds one to a buffer, which becomes it."""
     bound = program.rows[j].bound
-    return isinstance(bound.operation, Elementwise) and bound.reads == (buffer,) and (buffer, *bound.makes) in {
-        (b, v) for b, v in program.updates
-    }
+    return (
+        isinstance(bound.operation, Elementwise)
+        and bound.reads == (buffer,)
+        and (buffer, *bound.makes) in {(b, v) for b, v in program.updates}
+    )

@@ -133,8 +133,6 @@ def _name(row: PlacedRow, k: int) -> str:
     return row.signature.inputs[k].name
 
 
-def _named(
-    chain: Chain, number: int, of: tuple[str, int], value: str, step: str, row: PlacedRow
-) -> Iterator[Moved]:
+def _named(chain: Chain, number: int, of: tuple[str, int], value: str, step: str, row: PlacedRow) -> Iterator[Moved]:
     for i, conversion in enumerate(chain):
         yield Moved(f"{step}_{i + 1}" if len(chain) > 1 else step, number, of, value, row, conversion)

@@ -207,7 +207,9 @@ class Run:
         prefix: of names of parameters; `start` of names of values.
     """
 
-    def __init__(self, module: NetworkModule, batch: int, seed: Tensor | None, prefix: str = "", start: str = "") -> None:
+    def __init__(
+        self, module: NetworkModule, batch: int, seed: Tensor | None, prefix: str = "", start: str = ""
+    ) -> None:
         self.module, self.batch, self.seed, self.prefix, self.start = module, batch, seed, prefix, start
         self.net, self.place = module.net, module.net.place(module.mesh)
         self.training = module.training
@@ -229,7 +231,8 @@ class Run:
     def __call__(self, row: Row, label: str, *operands: Tensor) -> Any:
         """What a row makes."""
         made = row.stand(self, f"{self.start}{label}").run(self.place, operands)
-        return made if len(made) > 1 else made[0]
+        (first, *others) = made
+        return made if others else first
 
     def update(self, name: str, value: Tensor) -> None:
         """A buffer's new value."""

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -37,7 +37,6 @@ from .here import Here, frame_at, held_at
 from .layout import Box, common, interval
 from .mesh import Place, coordinates
 from .transport import Group
-
 
 CHAIN = re.compile(r"\[([^\]]*)\]|(\w+)\(([\w,]*)\)")
 ENTRY = re.compile(r"(\*|\w+|\([\w,]+\))(\+?)")
@@ -99,8 +98,19 @@ class RowHere(Here):
     def empty(self, layout: Any, like: Tensor, padded: bool = False) -> Tensor:
         return like.new_zeros(self.shape(layout)) if padded else like.new_empty(self.shape(layout))
 
+    def frame(self, layout: Any) -> Box:
+        return super().frame(layout)
+
+    def held(self, layout: Any) -> Box:
+        return super().held(layout)
+
+    def shape(self, layout: Any) -> tuple[int, ...]:
+        return super().shape(layout)
+
     def group(self, axes: Axes) -> Group:
-        return Group(tuple(self.place.ranks[p] for p in self.members(axes)), self.layer.sums, self.layer.wide)
+        return Group(
+            tuple(self.place.ranks[p] for p in self.members(axes)), self.layer.sums, cast(Any, self.layer).wide
+        )
 
 
 class Stand:
@@ -121,9 +131,7 @@ class Stand:
         self.given = tuple(self._chain(c, o, f"{label}.d{o.name}") for c, o in zip(row.given, results, strict=True))
         self.windows = tuple(self._layouts(c, o)[-1] for c, o in zip(row.fetch, inputs, strict=True))
         self.is_silent = not any((*self.fetch, *self.back, *self.store, *self.given))
-        self.derived = {
-            k: one.stand(net, f"{label}.d{inputs[k].name}") for k, (one, _) in row.derived.items()
-        }
+        self.derived = {k: one.stand(net, f"{label}.d{inputs[k].name}") for k, (one, _) in row.derived.items()}
         self._ats: dict[int, At] = {}
 
     # ---- What conversions ask of a layer ----
@@ -244,7 +252,7 @@ class Stand:
         return results
 
     def _nothing(self, result: Operand, shape: list[int], parts: list[Tensor]) -> Tensor:
-        """Where a rank has nothing to add; in the graph like any other, so that all ranks come to the same gradients."""
+        """Where a rank has nothing to add; in the graph like any other, so that all come to the same gradients."""
         if result.integer:
             return torch.zeros(shape, dtype=torch.int64, device=self.device)
         floats = [p for p in parts if p.is_floating_point()]
@@ -426,5 +434,3 @@ def block_of(value: Tensor, layout: Split, layer: Any, place: Place) -> Tensor:
     """This rank's block of a whole tensor."""
     box = frame_at(layer, layout, place.me, 0)
     return within(value, tuple((0, n) for n in value.shape), box)
-
-

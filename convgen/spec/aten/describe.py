@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from convgen.errors import InputError
+from convgen.late import torch
 from convgen.operations.bound import Bound
 from convgen.operations.calls import Elementwise, Whole, operator_of
-from convgen.late import torch
-from convgen.spec.aten import convolutions, dense, norms, pooling, rows, views  # noqa: F401  (each registers its own)
+from convgen.spec.aten import convolutions, dense, norms, pooling, rows, views
 from convgen.spec.aten.reader import FLOATS, KNOWN, Reader, Tensor, slots
 from convgen.spec.graph import Call, Graph
+
+FAMILIES = (convolutions, dense, norms, pooling, rows, views)  # each registers its own
 
 
 @dataclass(frozen=True)

@@ -38,9 +38,7 @@ def batch_norm(reader: Reader, call: Call) -> bool:
     return True
 
 
-def _normalised(
-    reader: Reader, of: Averaged, x: Tensor, m: Tensor, w: Any, b: Any, eps: float, makes: str
-) -> None:
+def _normalised(reader: Reader, of: Averaged, x: Tensor, m: Tensor, w: Any, b: Any, eps: float, makes: str) -> None:
     normal = reader.made(f"{makes}_normal", x.shape, x.dtype)
     _with_affine(reader, Normalise(of, eps), [x, m], w, b, normal, makes)
 
@@ -65,7 +63,7 @@ def _with_affine(
 
 @knows("group_norm", "instance_norm")
 def group_norm(reader: Reader, call: Call) -> bool:
-    """group_norm(x, groups, weight, bias, eps, ...); instance_norm(x, w, b, mean, var, use_input_stats, momentum, eps)."""
+    """group_norm(x, groups, w, b, eps, ...); instance_norm(x, w, b, mean, variance, use_input_stats, momentum, eps)."""
     x = reader.of(call.args[0])
     (y,) = call.results
     assert y is not None
