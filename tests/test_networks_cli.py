@@ -98,7 +98,7 @@ def test_stages(files: Path) -> None:
         assert cost[f"{part}_bytes_busiest_rank"] == max(map(sum, zip(*sent, strict=True)))
         assert f"{cost[f'{part}_bytes']:,}" in text
     explained = convgen("explain", files, *GRID).stdout
-    assert "x     [3/N, 2, 20/H, 12]" in explained and f"{cost['forward_bytes']:,}" in explained
+    assert "x    [3/N, 2, 20/H, 12]" in explained and f"{cost['forward_bytes']:,}" in explained
     assert json.loads(convgen("explain", files, *GRID, "--json").stdout) == [cost]
 
 
