@@ -54,7 +54,7 @@ class CompiledNetwork:
     def package(self, *, constants: bool = False) -> Package:
         """The generated files."""
         g = self.graph
-        init = {v.name: v.init for v in (*g.parameters, *g.buffers)} | {v.name: "given" for v in g.constants}
+        init = {v.name: v.init for v in (*g.parameters, *g.buffers)} | {v.name: "constant" for v in g.constants}
         init |= {n: "seed" for n, v in self.program.values.items() if v.kind == "buffer" and n not in init}
         return emit_network(
             NetworkInput(

@@ -310,11 +310,11 @@ class NetworkModule(torch.nn.Module):
             owner, leaf = self._owner(name)
             owner.register_parameter(leaf, value)
             self.known[name] = value
-        for name, (_, dtype) in self.buffered.items():
+        for name, (how, dtype) in self.buffered.items():
             block = torch.zeros(here.shape(net.stored[name]), dtype=getattr(torch, dtype), device=net.device)
             value = self._as_known(name, block, parameters) if block.dim() else block
             owner, leaf = self._owner(name)
-            owner.register_buffer(leaf, value)
+            owner.register_buffer(leaf, value, persistent=how != "constant")  # no state dict of the source has those
             self.known[name] = value
         for name, same in self.aliases.items():
             owner, leaf = self._owner(name)
@@ -346,7 +346,7 @@ class NetworkModule(torch.nn.Module):
         for name, (how, _) in self.buffered.items():
             if how == "seed":
                 self._fill(name, torch.tensor([seed, 0]))
-            elif how != "given":
+            elif how not in ("given", "constant"):
                 self._fill(name, initial(how, self.net.stored[name].extents, seed, 0))
         for name, value in self.constants.items():
             if name in self.known:
@@ -384,7 +384,7 @@ class NetworkModule(torch.nn.Module):
         found = {
             name: gathered(local(value), self.net.stored[name], here)
             for name, value in self.known.items()
-            if self.buffered.get(name, ("", ""))[0] != "seed"
+            if self.buffered.get(name, ("", ""))[0] not in ("seed", "constant")
         }
         return found | {name: found[same] for name, same in self.aliases.items()}
 
