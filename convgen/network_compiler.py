@@ -91,7 +91,8 @@ def compile_network(graph: Graph, grid: Grid, algorithm: str | None = None, *, c
     """
     if algorithm not in (None, "auto", *ALGORITHMS):
         names = ("auto", *ALGORITHMS)
-        raise InputError(f"there is no algorithm {algorithm}", hint=did_you_mean(str(algorithm), names, ", ".join(names)))
+        hint = did_you_mean(str(algorithm), names, ", ".join(names))
+        raise InputError(f"there is no algorithm {algorithm}", hint=hint)
     described = describe(graph.at(graph.batch))
     if algorithm == "auto":
         letters = {a for a, n in grid.axes if n > 1}

@@ -4,8 +4,8 @@
     net = convgen.from_torch(module, (torch.zeros(8, 3, 64, 64),), grid="N=2,H=2")    # as `import resnet18 as net`
     model = convgen.parallelize(module, (torch.zeros(8, 3, 64, 64),), {"N": 2, "H": 2})
 
-Packages are kept in the cache folder (CONVGEN_CACHE), by what they were compiled from and by convgen's own content. Every
-rank exports and compiles for itself, with one result: nothing is sent for it.
+Packages are kept in the cache folder (CONVGEN_CACHE), by what they were compiled from and by convgen's own content.
+Every rank exports and compiles for itself, with one result: nothing is sent for it.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def parallelize(
         whole: it takes whole tensors on every rank, as the module's forward does, and gives whole tensors; else it is
             the package's Network, which takes and gives this rank's blocks.
     Returns:
-        An nn.Module: of every parameter this rank's block, under the module's own names; `load_full`, `full_state_dict`,
-        `full_gradients` as of a generated Network, whose package is its `package`.
+        An nn.Module: of every parameter this rank's block, under the module's own names; `load_full`,
+        `full_state_dict`, `full_gradients` as of a generated Network; the package is its `package`.
     Raises:
         InputError: as of `from_torch`; or the ranks' modules have different weights.
         RuntimeError: there is no process group.
@@ -192,14 +192,13 @@ def _whole(package: Any, graph: Graph, examples: Examples, module: torch.nn.Modu
             inputs = take(args, keywords)
             batch = _batch(package, inputs)
             blocks = [package.scatter(name, x, self.mesh) for name, x in inputs.items()]
-            made = super().forward(*blocks, batch=batch)
-            several = list(made.values()) if isinstance(made, dict) else made if isinstance(made, tuple) else [made]
-            outputs = [package.gather(n, y, self.mesh, batch=batch) for n, y in zip(names, several, strict=True)]
+            made: Any = base.forward(self, *blocks, batch=batch)
             if names == ["output"]:
-                return outputs[0]
-            if all(n.isdecimal() for n in names):
-                return tuple(outputs)
-            return dict(zip(names, outputs, strict=True))
+                return package.gather("output", made, self.mesh, batch=batch)
+            if isinstance(made, tuple):
+                several = enumerate(cast("tuple[Tensor, ...]", made))
+                return tuple(package.gather(k, y, self.mesh, batch=batch) for k, y in several)
+            return {n: package.gather(n, y, self.mesh, batch=batch) for n, y in made.items()}
 
     Whole.__name__ = Whole.__qualname__ = type(module).__name__
     return Whole
@@ -225,7 +224,8 @@ def _taken(
         found: dict[str, Tensor] = {}
         for key, example in examples.values.items():
             argument, place = examples.place[key]
-            value = bound.arguments[argument] if place is None else bound.arguments[argument][place]
+            whole: Any = bound.arguments[argument]
+            value: Any = whole if place is None else whole[place]
             if key in examples.tensors:
                 found[key] = value
             elif value != example:

@@ -57,7 +57,8 @@ def test_a_package_is_written_and_runs_without_convgen(files: Path, tmp_path: Pa
         "print(net.NAME, net.SPEC['grid'], net.Network.constants['weights'].flatten().tolist(), len(net.VOLUME))"
     )
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"PYTHONPATH": str(tmp_path)}
-    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd=tmp_path)
+    command = [sys.executable, "-c", code]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert ran.stdout == "UNet {'N': 2, 'H': 2} [0.5, 1.5, 2.5] 2\n", ran.stderr
 
 
@@ -118,7 +119,8 @@ def test_what_makes_no_sense_is_refused(files: Path) -> None:
     assert "algorithm sample has no axis H" in refused("compile", files, *GRID, "--algorithm", "sample")
     assert "--dtype int8 is no type of floats" in refused("compile", files, *GRID, "--dtype", "int8")
     for command, *words in (
-        ("compile", "--schedule", "s"), ("compile", "--pass", "p"), ("compile", "--dump-ir"), ("compile", "--time-passes"),
+        ("compile", "--schedule", "s"), ("compile", "--pass", "p"), ("compile", "--dump-ir"),
+        ("compile", "--time-passes"),
         ("compile", "--memory-format", "channels_last"), ("compile", "--untuned"), ("compile", "--machine", "m"),
         ("compile", "--objective", "bytes"), ("compile", "--target", "cuda"), ("compile", "--emit", "kernels"),
         ("check", "--interpret"), ("check", "--untuned"), ("explain", "--plot", "a.svg"),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_networks import resnet, seeded, undropped, unet
+from small_networks import seeded, unet
 from torch import Tensor, nn
 
 import convgen
@@ -32,18 +32,17 @@ def losses_of(made: Any) -> Tensor:
 
 
 def test_importing_convgen_is_cheap() -> None:
-    code = "import sys, convgen; assert 'torch' not in sys.modules; assert convgen.parallelize.__module__ == 'convgen.parallel'"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    code = "import sys, convgen; assert 'torch' not in sys.modules; print(convgen.parallelize.__module__)"
+    assert subprocess.check_output([sys.executable, "-c", code]) == b"convgen.parallel\n"
     assert {"from_torch", "parallelize"} <= set(dir(convgen))
     with pytest.raises(AttributeError, match="no attribute 'bla'"):
         convgen.bla  # type: ignore[attr-defined]  # noqa: B018
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("made", [undropped, unet])
-def test_a_module_on_two_processes(made: Any, tmp_path: Path) -> None:
+def test_a_module_on_two_processes(tmp_path: Path) -> None:
     """A step of training and evaluation, with another number of samples than the example."""
-    module, x = made()
+    module, x = unet()
     other = torch.cat([x, x[:2] + 1])
 
     def program(rank: int) -> list[float]:
@@ -81,7 +80,7 @@ def test_ranks_with_other_weights_are_refused() -> None:
 
 
 def test_a_package_from_a_module(tmp_path: Path) -> None:
-    module, x = resnet()
+    module, x = nn.Conv2d(3, 4, 3), torch.zeros(2, 3, 6, 6)
     net = convgen.from_torch(module, (x,), "C=2,N=1", name="small")
     assert (net.NAME, net.SPEC["grid"]) == ("small", {"C": 2, "N": 1})
     assert net is convgen.from_torch(module, (x,), {"C": 2, "N": 1}, name="small")
@@ -126,7 +125,8 @@ def test_arguments_and_outputs_are_the_modules() -> None:
         assert not model.training
         assert [p.requires_grad for _, p in model.named_parameters()] == [True, True, False, False]
         blocks: Any = convgen.parallelize(module, (x, 2.0), {"N": 2}, whole=False)
-        assert tuple(blocks(x[rank * 2 :][:2]).shape) == (2, 4)
+        (block,) = blocks(x[rank * 2 :][:2])
+        assert tuple(block.shape) == (2, 4)
         with pytest.raises(InputError, match="scale=3"):
             model(x, 3.0, x)
         (found,), (truth,) = model(x, 2.0, y=x), module(x, 2.0, x)

@@ -34,7 +34,9 @@ _INPUT = re.compile(r"(?:([^\W\d]\w*)=)?([0-9]+(?:,[0-9]+)*)(?::(\w+))?")
 )  # fmt: skip
 @click.option("--args", "arguments", metavar="JSON", help="The factory's: an object by name, or a list by place.")
 @click.option("--eval", "evaluation", is_flag=True, help="In evaluation; by default training, and both where it can.")
-@click.option("--strict", is_flag=True, help="Refuse operators that no row describes, which every rank would run whole.")
+@click.option(
+    "--strict", is_flag=True, help="Refuse operators that no row describes, which every rank would run whole."
+)
 @click.option("-o", "--output", type=OutputFile((".yaml", ".yml")), required=True, metavar="FILE", help="YAML.")
 def import_command(
     factory: str, inputs: tuple[str, ...], arguments: str | None, evaluation: bool, strict: bool, output: Path

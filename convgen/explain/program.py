@@ -88,7 +88,7 @@ def program_text(compiled: CompiledNetwork) -> str:
     program = compiled.program
     lines = [_heading(compiled), "", "stored"]
     shown = {v.name: v.name for v in program.values.values() if v.kind == "input"}
-    shown |= {name: value for name, value in program.outputs}
+    shown |= dict(program.outputs)
     wide = max(map(len, shown), default=0)
     for name, value in shown.items():
         v = program.values[value]
@@ -96,7 +96,7 @@ def program_text(compiled: CompiledNetwork) -> str:
         lines.append(f"  {name:<{wide}}  [{dims}]")
     forward = steps(program, program.forward())
     backward = steps(program, program.backward())
-    table = [("row", "operation", "roles", "forward", "bytes", "backward", "bytes")]
+    table: list[tuple[str, ...]] = [("row", "operation", "roles", "forward", "bytes", "backward", "bytes")]
     silent = 0
     for i, row in enumerate(program.rows):
         there, back = [s for s in forward if s.row == i], [s for s in backward if s.row == i]

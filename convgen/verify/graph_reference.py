@@ -1,15 +1,15 @@
 """A network's graph on one device: its calls one after the other, in float64 or in a type of its own.
 
-Operators are ATen's. Two calls of a graph have a form of their own (spec/graph.py): `batch_norm`, which gives new running
-statistics too, and `dropout`, whose masks are those of operations/dropout.py.
+Operators are ATen's. Two calls of a graph have a form of their own (spec/graph.py): `batch_norm`, which gives new
+running statistics too, and `dropout`, whose masks are those of operations/dropout.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ def run_graph(
 
     Args:
         graph: its number of samples is `graph.batch`.
-        given: inputs, parameters, buffers and constants by name; those with floats share one type, which is computed in.
+        given: inputs, parameters, buffers and constants by name; floats share one type, which is computed in.
         training: else `eval_graph`.
         seed: of dropout's masks, and the step.
     """
@@ -98,7 +98,7 @@ def _operator(call: Call, values: Mapping[str, Tensor], kind: torch.dtype) -> tu
     operands: list[Tensor] = []
     args = tuple(_slots(arg, values, operands, kind) for arg in call.args)
     made: Any = run_operator(call.op, args, tuple(operands))
-    return tuple(made) if isinstance(made, (tuple, list)) else (made,)
+    return tuple(cast("Sequence[Any]", made)) if isinstance(made, (tuple, list)) else (made,)
 
 
 def _slots(arg: Arg, values: Mapping[str, Tensor], operands: list[Tensor], kind: torch.dtype) -> Any:

@@ -6,7 +6,6 @@ evaluation. What it holds afterwards is compared with its part of the reference;
 
 from __future__ import annotations
 
-import json
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from torch import Tensor
 from convgen.cost.network import records
 from convgen.network_compiler import CompiledNetwork
 from convgen.packages import files_of, forget_package, load_package, runtime_of
-from convgen.verify.network_program import KINDS, LATER, Given, RankRun, Results, given_of, run_rank, truth_of
+from convgen.verify.network_program import KINDS, LATER, Given, RankRun, given_of, run_rank, truth_of
 from convgen.verify.processes import count_calls, spawn
 from convgen.verify.virtual import VirtualTransport, World
 
@@ -126,8 +125,8 @@ def check_network(
 
 EXACTLY = "1e-10 in float64"
 ROUNDED = (
-    "10 times how far one device in the same type is from float64, and one with all that is given rounded otherwise; at "
-    "least 16 unit roundoffs"
+    "10 times how far one device in the same type is from float64, and one with all that is given rounded otherwise; "
+    "at least 16 unit roundoffs"
 )
 
 
@@ -234,12 +233,12 @@ def report_text(report: NetworkReport) -> str:
     for one in report.compared:
         verdict = "ok" if one.ok else "WRONG" if one.error > one.tolerance else "COPIES DIFFER"
         worst = one.worst if one.error > one.tolerance or not one.unequal else one.unequal[0]
-        lines.append(f"  {one.kind:<26}  {one.count:>7}  {one.error:>20.2e}  {one.tolerance:>10.1e}  {verdict}  ({worst})")
+        lines.append(
+            f"  {one.kind:<26}  {one.count:>7}  {one.error:>20.2e}  {one.tolerance:>10.1e}  {verdict}  ({worst})"
+        )
     sent = "  ".join(f"{part} {n:,}" for part, n in report.bytes_sent.items())
     counted = "VOLUME as counted behind the seam" if not report.uncounted else f"NOT AS VOLUME: {report.uncounted}"
-    return "\n".join(
-        [*lines, f"  bytes sent, all ranks: {sent}; {counted}", f"  tolerance: {report.tolerance_from}"]
-    )
+    return "\n".join([*lines, f"  bytes sent, all ranks: {sent}; {counted}", f"  tolerance: {report.tolerance_from}"])
 
 
 def report_json(report: NetworkReport) -> dict[str, Any]:

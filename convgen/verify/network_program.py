@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -142,7 +142,7 @@ def truth_of(graph: Graph, given: Given, dtype: torch.dtype, *, shaken: bool = F
     for n in learnt:
         state[n].requires_grad_()
     found: dict[str, dict[str, Tensor]] = {kind: {} for kind in KINDS}
-    optimizer = torch.optim.SGD([state[n] for n in learnt], RATE, MOMENTUM) if learnt else None
+    optimizer: Any = torch.optim.SGD([state[n] for n in learnt], RATE, MOMENTUM) if learnt else None
     steps = [{n: moved(t) for n, t in one.items()} for one in given.inputs]
     for k, inputs in enumerate(steps):
         for x in inputs.values():
@@ -198,7 +198,7 @@ def run_rank(package: Any, given: Given, mesh: Any, sent: list[Any]) -> RankRun:
             found[kind][name] = (here.held(net.stored[of or name]), block.detach().clone())
 
     learnt = [p for p in parameters.values() if p.is_floating_point()]
-    optimizer = torch.optim.SGD(learnt, RATE, MOMENTUM) if learnt else None
+    optimizer: Any = torch.optim.SGD(learnt, RATE, MOMENTUM) if learnt else None
     for k, whole in enumerate(given.inputs):
         inputs = {n: package.scatter(n, x, mesh) for n, x in whole.items()}
         for x in inputs.values():
@@ -239,6 +239,6 @@ def run_rank(package: Any, given: Given, mesh: Any, sent: list[Any]) -> RankRun:
 def by_name(graph: Graph, made: Any) -> dict[str, Tensor]:
     """A package's outputs by their names."""
     if isinstance(made, dict):
-        return {str(n): t for n, t in made.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-    several: Sequence[Tensor] = made if isinstance(made, tuple) else (made,)
+        return cast("dict[str, Tensor]", made)
+    several = cast("tuple[Tensor, ...]", made) if isinstance(made, tuple) else (made,)
     return {n: t for (n, _), t in zip(graph.outputs, several, strict=True)}
