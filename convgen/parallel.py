@@ -207,9 +207,9 @@ def _whole(package: Any, graph: Graph, examples: Examples, module: torch.nn.Modu
 def _batch(package: Any, inputs: Mapping[str, Tensor]) -> int | None:
     """The number of samples, where it is open."""
     for name, x in inputs.items():
-        pattern = package.NET.values[name][0]
+        pattern: Sequence[int | str] = package.NET.values[name][0]
         if "N" in pattern and x.dim() == len(pattern):
-            return int(x.shape[pattern.index("N")])
+            return x.shape[pattern.index("N")]
     return None
 
 
