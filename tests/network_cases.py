@@ -13,7 +13,7 @@ from convgen.operations.calls import Elementwise, Slot, Whole
 from convgen.operations.moments import Averaged
 
 
-def centred(draw: Random) -> Case:
+def centred_rows(draw: Random) -> Case:
     return filled(draw, Centred(shape_of(draw, draw.randint(2, 5), 5)), normal)
 
 
@@ -63,7 +63,7 @@ def as_a_whole(draw: Random) -> Case:
 
 
 NETWORK_CASES: Mapping[str, Callable[[Random], Case]] = {
-    "centred": centred,
+    "centred": centred_rows,
     "running moments": running_moments,
     "coefficients": coefficients,
     "elementwise": elementwise,

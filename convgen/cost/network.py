@@ -16,9 +16,14 @@ from convgen.program.network import Moved, Program
 from convgen.program.rows import PlacedRow, index_sets
 
 
-def volume(program: Program) -> dict[str, list[dict[str, Any]]]:
-    """Bytes that each rank sends in each step of "forward" and "backward"; slices send nothing and are left out."""
-    return {"forward": records(program, program.forward()), "backward": records(program, program.backward())}
+def volume(program: Program, *, of_inputs: bool = False) -> dict[str, list[dict[str, Any]]]:
+    """Bytes that each rank sends in each step of "forward" and "backward"; slices send nothing and are left out.
+
+    Args:
+        of_inputs: whether inputs want gradients, too.
+    """
+    backward = program.backward(of_inputs=of_inputs)
+    return {"forward": records(program, program.forward()), "backward": records(program, backward)}
 
 
 def records(program: Program, steps: Iterable[Moved]) -> list[dict[str, Any]]:

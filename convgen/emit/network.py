@@ -7,6 +7,7 @@ constant. Sizes that follow the number of samples are written with N.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -103,6 +104,8 @@ class _Writer:
             tuple[str, str], tuple[str, list[str]]
         ] = {}  # by head and text: its name, modules that call
         self.norms, self.gone = norms(self.program)
+        self.readers = Counter(v for row in self.program.rows for v in row.bound.reads)
+        self.makers = {v: i for i, row in enumerate(self.program.rows) for v in row.bound.makes if v}
 
     # ---------------------------------------------------------------- the file
     def text(self) -> tuple[str, list[str]]:
@@ -228,7 +231,7 @@ class _Writer:
         makes = [relative(v, start) if v else "_" for v in row.bound.makes]
         operands = [self._operand(v, prefix, start) for v in row.bound.reads]
         name = relative(label(row), start)
-        call = plain_call(row, operands)
+        call = plain_call(row, operands, self._may_be_overwritten(i))
         if not call:
             arguments = [self._constant(i), f'"{name}"', *operands]
             call = f"run({', '.join(arguments)})"
@@ -242,6 +245,20 @@ class _Writer:
                 inside = inside if buffer.startswith(prefix) else f'run.whole.update("{buffer}"'
                 lines.append(f"{inside}, {relative(value, start)})")
         return lines
+
+    def _may_be_overwritten(self, i: int) -> bool:
+        """Whether nothing but this row needs its first operand: no other reader, and its maker's gradient neither."""
+        value = self.program.rows[i].bound.reads[0]
+        if self.readers.get(value) != 1 or value in {v for _, v in self.program.outputs}:
+            return False
+        maker = self.makers.get(value)
+        if maker is None:
+            return False
+        row = self.program.rows[maker]
+        added = (
+            is_plain(row) and isinstance(row.bound.operation, Elementwise) and row.bound.operation.op == "add.Tensor"
+        )
+        return added or any(norm.centred == maker for norm in self.norms.values())
 
     def _norm(self, norm: Norm, prefix: str, start: str) -> list[str]:
         rows = [self.program.rows[n] for n in (norm.moments, norm.coefficients, norm.centred)]
@@ -324,19 +341,31 @@ def constructor(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) else repr(value)
 
 
-def plain_call(row: PlacedRow, operands: Sequence[str]) -> str:
-    """Plain torch, where nothing moves and local code needs not know where it stands."""
+def plain_call(row: PlacedRow, operands: Sequence[str], own: bool) -> str:
+    """Plain torch, where nothing moves and local code needs not know where it stands.
+
+    Args:
+        own: the first operand may be written over.
+    """
+    operation = row.bound.operation
+    if not is_plain(row):
+        return ""
+    assert isinstance(operation, Elementwise)
+    if sign := SIGNS.get(operation.op):
+        return f"{operands[0]}.add_({operands[1]})" if own and sign == "+" else f"{operands[0]} {sign} {operands[1]}"
+    return f"torch.{operation.name}{'_' if own and operation.name == 'relu' else ''}({operands[0]})"
+
+
+def is_plain(row: PlacedRow) -> bool:
+    """Whether a row is one of a few that read like Python."""
     operation = row.bound.operation
     if not isinstance(operation, Elementwise) or not row.is_silent or operation.shape == ():
-        return ""
+        return False
     if any(s != operation.shape for s in operation.shapes):
-        return ""
-    sign = SIGNS.get(operation.op)
-    if sign and operation.args[:2] == (Slot(0), Slot(1)) and operation.args[2:] in ((), (1,)):
-        return f"{operands[0]} {sign} {operands[1]}"
-    if operation.name in TORCH and operation.args == (Slot(0),):
-        return f"torch.{operation.name}({operands[0]})"
-    return ""
+        return False
+    if operation.op in SIGNS:
+        return operation.args[:2] == (Slot(0), Slot(1)) and operation.args[2:] in ((), (1,))
+    return operation.name in TORCH and operation.args == (Slot(0),)
 
 
 def travels(rows: Sequence[PlacedRow]) -> Iterator[str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from convgen.algebra.signature import WHOLE, Operand, Signature
 from convgen.late import torch
+from convgen.operations.moments import centred
 from convgen.operations.row import At, Operation, numbered, own
 
 
@@ -92,11 +93,8 @@ class Centred(Operation):
         return (Signature(tuple(zip(names, self.shape, strict=True)), (x, p), (y,)),)
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
-        """ATen's, fused: of the mean it has no gradient, so that comes in by the shift, where it is nothing."""
         x, (mean, scale, shift) = operands
-        fixed = mean.detach()
-        shift = shift - scale * (mean - fixed)
-        return (torch.nn.functional.batch_norm(x, fixed, torch.ones_like(fixed), scale, shift, False, 0.0, 0.0),)
+        return (centred(x, mean, scale, shift),)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         x, p = operands

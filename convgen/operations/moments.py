@@ -143,6 +143,14 @@ def _moments(x: Any, dims: list[int]) -> Any:
     return torch.stack([torch.full_like(mean, count), mean, variance * count])
 
 
+def centred(x: Any, mean: Any, scale: Any, shift: Any) -> Any:
+    """(x - mean) * scale + shift by channel, ATen's, fused: of the mean that has no gradient, so it comes in by the
+    shift, where it is nothing."""
+    fixed = mean.detach()
+    shift = shift - scale * (mean - fixed)
+    return torch.nn.functional.batch_norm(x, fixed, torch.ones_like(fixed), scale, shift, False, 0.0, 0.0)
+
+
 def _merged(m: Any, k: int, group: Any, groups: int) -> Any:
     """Parts along dimension k merged into their groups; without parts a group has zeros."""
     shape = list(m.shape)
@@ -173,8 +181,7 @@ class MomentsGradient(Operation):
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         if self.of.keep == (1,) and self.of.size == 1:  # (x - mean) * a + b, which ATen does at once
             (_, dmean, dm2), (count, mean, _), x = operands
-            ones = torch.ones_like(mean)
-            return (torch.nn.functional.batch_norm(x, mean, ones, 2 * dm2, dmean / count, False, 0.0, 0.0),)
+            return (centred(x, mean, 2 * dm2, dmean / count),)
         _, dmean, dm2 = self.of.spread(at, 0, operands[0])
         count, mean, _ = self.of.spread(at, 1, operands[1])
         return ((dmean / count + 2 * (operands[2] - mean) * dm2).to(operands[2].dtype),)
