@@ -93,6 +93,10 @@ def compile_network(graph: Graph, grid: Grid, algorithm: str | None = None, *, c
         names = ("auto", *ALGORITHMS)
         hint = did_you_mean(str(algorithm), names, ", ".join(names))
         raise InputError(f"there is no algorithm {algorithm}", hint=hint)
+    both = sorted({v.name for v in graph.inputs} & {name for name, _ in graph.outputs})
+    if both:
+        fact = f"{graph.name}: {both[0]} is an input and an output; scatter and gather know them by their names"
+        raise InputError(fact, hint="another key in the mapping that forward returns")
     described = describe(graph.at(graph.batch))
     if algorithm == "auto":
         letters = {a for a, n in grid.axes if n > 1}

@@ -133,3 +133,13 @@ def test_arguments_and_outputs_are_the_modules() -> None:
         return [far(found, truth)]
 
     assert max(map(max, spawn(program, 2))) < 1e-6
+
+
+class SameName(nn.Module):
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"x": x + 1}
+
+
+def test_an_output_named_as_an_input_is_refused() -> None:
+    with pytest.raises(InputError, match="x is an input and an output"):
+        convgen.from_torch(SameName(), (torch.zeros(2, 3),))

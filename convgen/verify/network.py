@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from convgen.cost.network import records
+from convgen.cost.network import records, volume
 from convgen.network_compiler import CompiledNetwork
 from convgen.packages import files_of, forget_package, load_package, runtime_of
 from convgen.verify.network_program import KINDS, LATER, Given, RankRun, given_of, run_rank, truth_of
@@ -112,7 +112,7 @@ def check_network(
         for kind in KINDS
         if truth.get(kind)
     ]
-    sent = {"forward": records(program, program.forward()), "backward": records(program, program.backward())}
+    sent = volume(program)
     return NetworkReport(
         name=graph.name,
         grid=str(program.grid),
