@@ -63,8 +63,9 @@ def import_command(
     )
     if strict:
         _refuse_whole(graph)
+    listing = graph_text(graph)  # refuses what can't be right, before anything is written
     write_file(output, write_graph(graph), "-o")
-    click.echo(graph_text(graph))
+    click.echo(listing)
     click.echo(f"wrote {output}")
     if tensors:
         write_file(beside, tensors_bytes(tensors), "-o")
