@@ -27,7 +27,8 @@ Transport = Literal["virtual", "processes"]
 DTYPE_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 EXACT = 1e-10  # float64
 LARGEST = 0.5  # of other types: what was never computed is off by 1
-LEAST = 1e-3  # a gradient that is smaller than so many times the largest is compared as if it were that large
+LEAST = 1e-3  # a gradient that is smaller than so many times the largest is compared as if it were that large;
+LEAST_ROUNDOFFS = 16  # and so many unit roundoffs, where those are more
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +104,13 @@ def check_network(
     dtype = compiled.dtype
     truth = truth_of(graph, given, torch.float64)
     slack: Mapping[str, float] = {}
+    least = max(LEAST, LEAST_ROUNDOFFS * DTYPE_ROUNDOFF[dtype])
     if dtype != "float64":
         one, other = (truth_of(graph, given, getattr(torch, dtype), shaken=s) for s in (False, True))
-        slack = {k: max(_farthest(truth.get(k, {}), found.get(k, {})) for found in (one, other)) for k in KINDS}
+        slack = {k: max(_farthest(truth[k], found[k], least) for found in (one, other)) for k in KINDS}
     floor = EXACT if dtype == "float64" else 16 * DTYPE_ROUNDOFF[dtype]
     compared = [
-        _compare(kind, runs, truth[kind], min(max(floor, 10 * slack.get(kind, 0.0)), LARGEST))
+        _compare(kind, runs, truth[kind], _tolerance(floor, slack.get(kind, 0.0)), least)
         for kind in KINDS
         if truth.get(kind)
     ]
@@ -129,7 +131,7 @@ def check_network(
 EXACTLY = "1e-10 in float64"
 ROUNDED = (
     "10 times how far one device in the same type is from float64, and one with all that is given rounded otherwise; "
-    "at least 16 unit roundoffs, at most 0.5 (rounding may turn a rectifier over); --dtype float64 compares to 1e-10"
+    "at least 16 unit roundoffs; above 0.5 (rounding may turn a rectifier over) 2 times. --dtype float64 has 1e-10"
 )
 
 
@@ -176,12 +178,14 @@ def _uncounted(compiled: CompiledNetwork, runs: Sequence[RankRun], sent: Mapping
 # ---- What was found ----
 
 
-def _compare(kind: str, runs: Sequence[RankRun], truth: Mapping[str, Tensor], tolerance: float) -> Compared:
+def _compare(
+    kind: str, runs: Sequence[RankRun], truth: Mapping[str, Tensor], tolerance: float, least: float
+) -> Compared:
     """Each rank's blocks beside their parts of the reference; every copy counts, none is taken for another's."""
     worst, error, unequal = "", -1.0, list[str]()
     for name, whole in truth.items():
         first: dict[tuple[Any, ...], Tensor] = {}
-        scale, farthest = _scale(kind, truth, name), 0.0
+        scale, farthest = _scale(kind, truth, name, least), 0.0
         for run in runs:
             box, block = run.results[kind].get(name, ((), None))
             part = whole[tuple(slice(lo, hi) for lo, hi in box)] if block is not None else None
@@ -197,11 +201,16 @@ def _compare(kind: str, runs: Sequence[RankRun], truth: Mapping[str, Tensor], to
     return Compared(kind, len(truth), worst, max(error, 0.0), tolerance, tuple(unequal))
 
 
-def _scale(kind: str, truth: Mapping[str, Tensor], name: str) -> float:
+def _tolerance(floor: float, slack: float) -> float:
+    """See ROUNDED."""
+    return max(floor, min(10 * slack, max(LARGEST, 2 * slack)))
+
+
+def _scale(kind: str, truth: Mapping[str, Tensor], name: str, least: float) -> float:
     """What an error is divided by. Gradients that vanish but for rounding (of a bias in front of a batch norm) are
     measured by the others."""
     largest = max(map(_largest, truth.values()))
-    return max(_largest(truth[name]), LEAST * largest if "gradient" in kind or kind in LATER else 0.0)
+    return max(_largest(truth[name]), least * largest if "gradient" in kind or kind in LATER else 0.0)
 
 
 def _largest(tensor: Tensor) -> float:
@@ -217,9 +226,9 @@ def _difference(a: Tensor, b: Tensor) -> float:
     return float(torch.where(same, 0.0, torch.nan_to_num((a - b).abs(), nan=math.inf)).max())
 
 
-def _farthest(truth: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> float:
+def _farthest(truth: Mapping[str, Tensor], found: Mapping[str, Tensor], least: float) -> float:
     """Of a kind's tensors, the largest relative difference."""
-    errors = [_difference(found[n], truth[n]) / (_scale("gradient", truth, n) or 1.0) for n in truth]
+    errors = [_difference(found[n], truth[n]) / (_scale("gradient", truth, n, least) or 1.0) for n in truth]
     return max(errors, default=0.0)
 
 
