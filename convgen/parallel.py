@@ -191,14 +191,14 @@ def _whole(package: Any, graph: Graph, examples: Examples, module: torch.nn.Modu
         def forward(self, *args: Any, **keywords: Any) -> Any:
             inputs = take(args, keywords)
             batch = _batch(package, inputs)
-            blocks = [package.scatter(name, x, self.mesh) for name, x in inputs.items()]
+            blocks = [package.scatter(name, x, self._mesh) for name, x in inputs.items()]
             made: Any = base.forward(self, *blocks, batch=batch)
             if names == ["output"]:
-                return package.gather("output", made, self.mesh, batch=batch)
+                return package.gather("output", made, self._mesh, batch=batch)
             if isinstance(made, tuple):
                 several = enumerate(cast("tuple[Tensor, ...]", made))
-                return tuple(package.gather(k, y, self.mesh, batch=batch) for k, y in several)
-            return {n: package.gather(n, y, self.mesh, batch=batch) for n, y in made.items()}
+                return tuple(package.gather(k, y, self._mesh, batch=batch) for k, y in several)
+            return {n: package.gather(n, y, self._mesh, batch=batch) for n, y in made.items()}
 
     Whole.__name__ = Whole.__qualname__ = type(module).__name__
     return Whole

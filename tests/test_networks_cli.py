@@ -54,7 +54,7 @@ def test_a_package_is_written_and_runs_without_convgen(files: Path, tmp_path: Pa
     assert str(tmp_path) not in (package / "network.py").read_text()
     code = (
         "import sys, UNet as net; assert not any(m.split('.')[0] == 'convgen' for m in sys.modules); "
-        "print(net.NAME, net.SPEC['grid'], net.Network.constants['weights'].flatten().tolist(), len(net.VOLUME))"
+        "print(net.NAME, net.SPEC['grid'], net.Network._constants['weights'].flatten().tolist(), len(net.VOLUME))"
     )
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-c", code]

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import convgen
 from convgen.errors import InputError
 from convgen.verify.processes import ProcessFailed, spawn
+from convgen.verify.virtual import VirtualTransport, World
 
 
 @pytest.fixture(autouse=True)
@@ -143,3 +144,31 @@ class SameName(nn.Module):
 def test_an_output_named_as_an_input_is_refused() -> None:
     with pytest.raises(InputError, match="x is an input and an output"):
         convgen.from_torch(SameName(), (torch.zeros(2, 3),))
+
+
+class Names(nn.Module):
+    """Names that a generated Network might have for itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.mesh = nn.Sequential(nn.Linear(3, 4)), nn.Linear(4, 4)
+        self.modes = nn.Parameter(torch.ones(4))
+        self.register_buffer("inputs", torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mesh(self.net(x)) * self.modes + self.inputs
+
+
+def test_names_of_the_source_are_free() -> None:
+    module, x = Names(), torch.zeros(2, 3)
+    net = convgen.from_torch(module, (x,), "N=2")
+
+    def program(end: VirtualTransport) -> Tensor:
+        mesh = net.init_mesh("cpu", transport=end)
+        model = net.Network(mesh)
+        model.load_full(module.state_dict())
+        assert set(model.state_dict()) == set(module.state_dict())
+        return net.gather("output", model(net.scatter("x", x, mesh)), mesh)
+
+    for y in World(2).run(program):
+        torch.testing.assert_close(y, module(x))

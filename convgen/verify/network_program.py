@@ -188,7 +188,7 @@ def run_rank(package: Any, given: Given, mesh: Any, sent: list[Any]) -> RankRun:
     held: dict[str, list[tuple[str, int]]] = {}
     found: Results = {kind: {} for kind in KINDS}
     model = package.Network(mesh)
-    model.load_full({n: t for n, t in given.state.items() if n in model.known})
+    model.load_full({n: t for n, t in given.state.items() if n in net.state})
     model.train(given.trains)
     parameters: dict[str, Any] = {v.name: model.get_parameter(v.name) for v in graph.parameters}
     before = {n: local(p).clone() for n, p in parameters.items()}
