@@ -4,26 +4,32 @@
 |---|---|---|
 | read (spec/graph_file, spec/exported) | a graph file, or a PyTorch module | Graph: calls of ATen's operators |
 | describe (spec/aten) | Graph | rows: operations bound to values |
-| lay out (plan/letters) | rows, a grid's letters | Program: every row's roles, every value's storage, what moves |
+| lay out (plan/letters, plan/program) | rows, a grid's letters or a machine | Program: roles, storage, what moves |
 | emit (emit/network) | Program | the package's files |
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from convgen.algebra.algorithms import ALGORITHMS
 from convgen.algebra.grid import Grid
-from convgen.cost.network import volume
+from convgen.cost.machine import Machine
+from convgen.cost.machines import load_machine
 from convgen.emit.network import NetworkInput, Package, emit_network
 from convgen.errors import InputError
 from convgen.operations.bound import Bound
 from convgen.plan.letters import Tensor, lay_out
+from convgen.plan.program.ranks import NetworkPlan, grids_of, plan_network
+from convgen.plan.program.written import program_of
 from convgen.program.network import FLOATS, Program
 from convgen.program.rows import PlacedRow
 from convgen.spec.aten.describe import Described, describe
 from convgen.spec.graph import Graph
 from convgen.spec.names import did_you_mean
+from convgen.spec.network_plan import PlanFile
+from convgen.spec.source import locate
 
 LETTERS = {1: ("N",), 2: ("N", "C"), 3: ("N", "C", "W"), 4: ("N", "C", "H", "W"), 5: ("N", "C", "D", "H", "W")}
 OF_NUMBERS = {1: ("N",), 2: ("N", "W"), 3: ("N", "H", "W"), 4: ("N", "D", "H", "W")}  # of labels: no channels
@@ -80,12 +86,20 @@ def other_batch(graph: Graph) -> int:
     return 2 * graph.batch + 1
 
 
-def compile_network(graph: Graph, grid: Grid, algorithm: str | None = None, *, command: str = "") -> CompiledNetwork:
-    """Lay out a network by the letters of a grid.
+def compile_network(
+    graph: Graph,
+    grid: Grid,
+    algorithm: str | None = None,
+    *,
+    machine: Machine | None = None,
+    command: str = "",
+) -> CompiledNetwork:
+    """Lay out a network by the letters of a grid, or by price.
 
     Args:
-        algorithm: a named one; by default the one with the grid's letters; auto: of those with these letters the one
-            that sends fewest bytes in a step of training.
+        algorithm: a named one; by default the one with the grid's letters; auto: every value and row as the search for
+            the least modelled seconds finds, whatever the axes are called.
+        machine: what `auto` models; by default one node of the target's kind.
     Raises:
         InputError: no such algorithm, an operator that can't be run, or an axis that no dimension carries.
     """
@@ -93,35 +107,68 @@ def compile_network(graph: Graph, grid: Grid, algorithm: str | None = None, *, c
         names = ("auto", *ALGORITHMS)
         hint = did_you_mean(str(algorithm), names, ", ".join(names))
         raise InputError(f"there is no algorithm {algorithm}", hint=hint)
+    described = _described(graph)
+    if algorithm == "auto":
+        found = _planned(graph, described, [grid], machine or load_machine("cpu"))
+        program = found.program
+    else:
+        program = lay_out(*_parts(graph, described), grid, algorithm)
+    return _compiled(graph, described, program, algorithm, command)
+
+
+def compile_plan(graph: Graph, plan: PlanFile, *, command: str = "") -> CompiledNetwork:
+    """A network as a plan's file lays it out.
+
+    Raises:
+        InputError: it is another network's plan, or its layouts can't work.
+    """
+    described = _described(graph)
+    try:
+        program = program_of(plan, *_parts(graph, described))
+    except InputError as error:
+        raise locate(error, plan.source) from None
+    return _compiled(graph, described, program, "plan", command)
+
+
+def plan_graph(
+    graph: Graph, ranks: int, machine: Machine, grid: Grid | None = None
+) -> tuple[CompiledNetwork, NetworkPlan]:
+    """The layout of least modelled seconds of a training step, over grids of so many ranks or on one."""
+    described = _described(graph)
+    found = _planned(graph, described, [grid] if grid is not None else grids_of(ranks, machine), machine)
+    return _compiled(graph, described, found.program, "auto", ""), found
+
+
+def _described(graph: Graph) -> Described:
     both = sorted({v.name for v in graph.inputs} & {name for name, _ in graph.outputs})
     if both:
         fact = f"{graph.name}: {both[0]} is an input and an output; scatter and gather know them by their names"
         raise InputError(fact, hint="another key in the mapping that forward returns")
-    described = describe(graph.at(graph.batch))
-    if algorithm == "auto":
-        letters = {a for a, n in grid.axes if n > 1}
-        named = ["integrated"] if "F" in letters and letters <= set(ALGORITHMS["integrated"].letters) else []
-        several = [(name, _program(graph, described, grid, name)) for name in (None, *named)]
-        algorithm, program = min(several, key=lambda one: sent_in_all(one[1]))
-    else:
-        program = _program(graph, described, grid, algorithm)
-    again = describe(graph.at(other_batch(graph)))
-    other = program_like(program, again)
+    return describe(graph.at(graph.batch))
+
+
+def _compiled(
+    graph: Graph, described: Described, program: Program, algorithm: str | None, command: str
+) -> CompiledNetwork:
+    other = program_like(program, describe(graph.at(other_batch(graph))))
     return CompiledNetwork(graph, described, program, other, algorithm, command=command)
 
 
-def sent_in_all(program: Program) -> int:
-    """Bytes that all ranks send in a step of training."""
-    return sum(sum(step["bytes_sent_per_rank"]) for steps in volume(program).values() for step in steps)
+def _planned(graph: Graph, described: Described, grids: Sequence[Grid], machine: Machine) -> NetworkPlan:
+    dtype = next((v.dtype for v in (*graph.parameters, *graph.inputs) if v.dtype in FLOATS), "float32")
+    return plan_network(*_parts(graph, described), grids, machine, dtype)
 
 
-def _program(graph: Graph, described: Described, grid: Grid, algorithm: str | None) -> Program:
+def _parts(
+    graph: Graph, described: Described
+) -> tuple[str, list[Tensor], tuple[Bound, ...], tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
+    """What all that lay a network out are told of it."""
     inputs = {v.name for v in graph.inputs}
     tensors = [
         Tensor(t.name, t.shape, t.dtype, t.kind, _letters(t.shape, t.floats) if t.name in inputs else ())
         for t in described.tensors.values()
     ]
-    return lay_out(graph.name, tensors, described.rows, graph.updates, graph.outputs, grid, algorithm)
+    return graph.name, tensors, described.rows, graph.updates, graph.outputs
 
 
 def _letters(shape: tuple[int, ...], floats: bool) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import click
 from convgen.commands.inputs import need, parse_grid
 from convgen.errors import InputError
 from convgen.spec.graph_reader import is_graph_file
+from convgen.spec.network_plan import is_plan_file, read_plan
 from convgen.spec.source import locate
 
 if TYPE_CHECKING:
@@ -27,8 +28,7 @@ LAYERS_ONLY = {
     "memory_format": "is of layers",
     "untuned": "is of layers: a network's local code is ATen's",
     "interpret": "is of a GPU's kernels: a network's local code is ATen's",
-    "machine": "is for planning, which networks from graph files don't have yet: letters say the layout",
-    "objective": "is for planning, which networks from graph files don't have yet: letters say the layout",
+    "objective": "is of layers: a network's plan is for the least seconds",
 }
 FLAGS = {"passes": "--pass", "dump_ir": "--dump-ir", "time_passes": "--time-passes", "memory_format": "--memory-format"}
 DEFAULTS: Mapping[str, Any] = {"objective": "seconds"}
@@ -44,8 +44,8 @@ class CompiledFile:
 
 
 def are_graphs(files: Sequence[str]) -> bool:
-    """Whether the files are graph files. Raises InputError: some are."""
-    graphs = [is_graph_file(file) for file in files]
+    """Whether the files are graph files, or plans of networks. Raises InputError: some are."""
+    graphs = [is_graph_file(file) or is_plan_file(file) for file in files]
     if any(graphs) and not all(graphs):
         one, other = files[graphs.index(True)], files[graphs.index(False)]
         raise InputError(f"{one} is a network's graph and {other} a layer's file", hint="a command for each")
@@ -59,9 +59,10 @@ def compile_graphs(
     algorithm: str | None,
     dtype: str | None,
     target: str | None,
+    machine: str | None = None,
     **others: Any,
 ) -> list[CompiledFile]:
-    """Every network of the files, laid out by the letters of the grid.
+    """Every network of the files, laid out by the letters of the grid, by price, or as a plan says.
 
     Args:
         others: options that layers have; refused where they are given.
@@ -70,32 +71,45 @@ def compile_graphs(
     _refuse(name, others)
     if target not in (None, "cpu"):
         raise InputError(f"--target {target}: networks are compiled for cpu", hint="without --target")
-    if grid is None:
+    if machine is not None and algorithm != "auto":
+        raise InputError("--machine is what --algorithm auto models", hint="--algorithm auto, or without --machine")
+    if grid is None and not all(map(is_plan_file, files)):
         fact = f"{name} is a network, and says no grid: its dimensions' letters are N, C, F, D, H and W"
         raise InputError(fact, hint="--grid N=2,H=2")
     need("torch", "a network's operators are ATen's, which needs torch")
     from convgen.algebra.grid import Grid
-    from convgen.network_compiler import compile_network
+    from convgen.cost.machines import load_machine
+    from convgen.network_compiler import compile_network, compile_plan
     from convgen.spec.graph_edit import with_dtype
     from convgen.spec.graph_file import read_constants, read_graph
 
-    axes = parse_grid(grid, "N=2,H=2")
-    said = f" --grid {','.join(f'{a}={n}' for a, n in axes.items())}"
-    said += "".join(f" --{k} {v}" for k, v in (("algorithm", algorithm), ("dtype", dtype)) if v is not None)
+    axes = parse_grid(grid, "N=2,H=2") if grid is not None else {}
+    chosen = load_machine(machine) if machine is not None else None
+    said = f" --grid {','.join(f'{a}={n}' for a, n in axes.items())}" * bool(axes)
+    said += "".join(f" --{k} {v}" for k, v in (("algorithm", algorithm), ("machine", machine), ("dtype", dtype)) if v)
     found: list[CompiledFile] = []
     seen: dict[str, str] = {}
     for file in files:
-        graph = read_graph(file)
+        plan = read_plan(file) if is_plan_file(file) else None
+        if plan is not None and (grid is not None or algorithm is not None):
+            flag = "--grid" if grid is not None else "--algorithm"
+            raise InputError(f"{flag}: {file} is a plan, which says the layout", hint=f"without {flag}")
+        beside = file if plan is None else str(Path(file).parent / plan.graph)
+        graph = read_graph(beside)
         if graph.name in seen:
             fact = f"two networks are named {graph.name}: {seen[graph.name]} and {file}"
             raise InputError(fact, hint="another name for one")
         seen[graph.name] = file
-        tensors = read_constants(file, graph)
+        tensors = read_constants(beside, graph)
         if dtype is not None:
             graph = with_dtype(graph, dtype)
         try:
             command = f"convgen compile {Path(file).name}{said}"
-            made = compile_network(graph, Grid(tuple(axes.items())), algorithm, command=command)
+            if plan is not None:
+                made = compile_plan(graph, plan, command=command)
+            else:
+                where = Grid(tuple(axes.items()))
+                made = compile_network(graph, where, algorithm, machine=chosen, command=command)
         except InputError as error:
             raise locate(error, graph.source_file) from None
         found.append(CompiledFile(file, made, tensors))

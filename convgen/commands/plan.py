@@ -13,6 +13,7 @@ from convgen.commands.outputs import OutputFile, Picture
 from convgen.errors import InputError
 from convgen.files import keep_input, write_file
 from convgen.plan.network.collection import without_collection
+from convgen.spec.graph_reader import is_graph_file
 
 if TYPE_CHECKING:
     from convgen.algebra.grid import Grid
@@ -91,6 +92,13 @@ def plan_command(
     from convgen.spec.source import locate
     from convgen.spec.target import read_target
 
+    if is_graph_file(file):
+        from convgen.commands.plan_graph import plan_graph_file
+
+        given = {"memory": memory, "target": target, "regather": regather, "recompute": recompute,
+                 "hide_dw": hide_dw, "measured": measured, "explain": explain, "plot": plot}  # fmt: skip
+        plan_graph_file(file, machine, ranks, _grid(grid, ranks), batch, output, as_json, given)
+        return
     if explain is not None and as_json:
         raise InputError("--explain and --json don't go together", hint="--json alone: it has every step of every node")
     if output is not None:

@@ -1,0 +1,74 @@
+"""`convgen plan` of a network from PyTorch."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from convgen.commands.inputs import need
+from convgen.errors import InputError
+from convgen.files import keep_input, write_file
+
+if TYPE_CHECKING:
+    from convgen.algebra.grid import Grid
+
+
+def plan_graph_file(
+    file: str,
+    machine: str,
+    ranks: int,
+    grid: Grid | None,
+    batch: int | None,
+    output: Path | None,
+    as_json: bool,
+    others: Mapping[str, Any],
+) -> None:
+    """Choose the layout of every value and row for the least modelled seconds of a training step.
+
+    Args:
+        others: options that plans of hand-written networks have; refused where they are given.
+    """
+    for name, value in others.items():
+        if value:
+            flag = "--" + name.replace("_", "-")
+            raise InputError(f"{flag} is of hand-written networks; {file} is a graph", hint=f"without {flag}")
+    need("torch", "a network's operators are ATen's, which needs torch")
+    from convgen.cost.machines import load_machine
+    from convgen.explain.planned import planned_json, planned_text
+    from convgen.network_compiler import plan_graph
+    from convgen.plan.program.written import plan_of
+    from convgen.spec.graph_file import read_graph
+    from convgen.spec.network_plan import write_plan
+    from convgen.spec.source import locate
+
+    if output is not None:
+        keep_input(output, file, "-o")
+    graph = read_graph(file)
+    if batch is not None:
+        if not graph.is_dynamic and batch != graph.batch:
+            raise InputError(
+                f"--batch: {file} is of {graph.batch} samples, and no other number", hint="import it again"
+            )
+        graph = replace(graph, batch=batch)
+    chosen = load_machine(machine)
+    try:
+        compiled, found = plan_graph(graph, ranks, chosen, grid)
+    except InputError as error:
+        raise locate(error, graph.source_file) from None
+    click.echo(
+        json.dumps(planned_json(compiled, found, chosen), indent=1)
+        if as_json
+        else planned_text(compiled, found, chosen)
+    )
+    if output is not None:
+        beside = os.path.relpath(Path(file).absolute(), output.absolute().parent)
+        plan = plan_of(found.program, Path(beside).as_posix(), chosen.name, found.seconds)
+        size = f" --batch {batch}" * (batch is not None)
+        head = (f"convgen plan {Path(file).name} --machine {machine} --ranks {ranks}{size}",)
+        write_file(output, write_plan(plan, head), "-o")
