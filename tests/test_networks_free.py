@@ -91,6 +91,12 @@ def compare(module: nn.Module, x: torch.Tensor, net: object, grid: Grid, program
         for n, b in module.named_buffers():
             assert differ(ran.state[n].double(), b.double()) < 1e-10, n
         assert ran.sent == sent_by(program, rank, of_inputs=True)  # type: ignore[arg-type]
+    state = {n: t.detach().clone() for n, t in module.state_dict().items()}
+    with torch.no_grad():
+        y = module.eval()(x)
+    module.train()
+    for ran in ranks_of(net, grid, {"x": x}, state, [dy], ["output"], train=False):
+        assert differ(ran.outputs[0], y) < 1e-10
 
 
 @pytest.mark.parametrize("seed", range(draws(8)))

@@ -19,11 +19,12 @@ from convgen.cost.network import volume
 from convgen.emit.blocks import Block, blocks
 from convgen.emit.literals import WIDTH
 from convgen.emit.module import environment
-from convgen.emit.norms import Norm, norms
+from convgen.emit.norms import Norm, evaluated, norms
 from convgen.emit.paste import SharedRuntime, network_runtime
 from convgen.errors import InternalError
 from convgen.operations.calls import Elementwise, Slot
 from convgen.operations.dropout import Dropout
+from convgen.operations.moments import Moments
 from convgen.program.network import Program, label
 from convgen.program.network_text import show
 from convgen.program.rows import Chain, PlacedRow, Stored, reads_of
@@ -235,6 +236,11 @@ class _Writer:
         if not call:
             arguments = [self._constant(i), f'"{name}"', *operands]
             call = f"run({', '.join(arguments)})"
+        if isinstance(row.bound.operation, Moments) and (other := evaluated(self.program, i)):
+            text = self._constructor(other, other)
+            known = self.rows.setdefault(text, constant(other.bound.operation.name, self.rows.values()))
+            buffers = ", ".join(self._operand(v, prefix, start) for v in other.bound.reads)
+            call = f'{call} if run.training else run({known}, "{name}_running", {buffers})'
         if isinstance(row.bound.operation, Dropout):
             call = f"{call} if run.training else {operands[0]}"
         stored = ", ".join(self._typed(v) for v in row.bound.makes if v)

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from convgen.operations.batch_norm import Centred, Coefficients
+from convgen.operations.batch_norm import Centred, Coefficients, RunningMoments
+from convgen.operations.bound import Bound
 from convgen.operations.calls import Elementwise
 from convgen.operations.moments import Moments, RunningStatistics
 from convgen.program.network import Program
+from convgen.program.rows import PlacedRow, place
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ def norms(program: Program) -> tuple[dict[int, Norm], set[int]]:
         assert isinstance(operation, Coefficients)
         centred = next(j for j in range(c + 1, len(rows)) if isinstance(rows[j].bound.operation, Centred))
         wanted = [f"{module}.{n}" for n, there in (("weight", operation.weight), ("bias", operation.bias)) if there]
-        if list(rows[c].bound.reads[1:]) != wanted or not rows[c].is_silent:
+        if list(rows[c].bound.reads[1:]) != wanted:
             continue
         momentum, parts = 0.0, {i, c, centred}
         if RunningStatistics in kinds:
@@ -68,6 +70,20 @@ def norms(program: Program) -> tuple[dict[int, Norm], set[int]]:
         found[i] = Norm(module, i, c, centred, momentum, operation.eps)
         gone |= parts - {i}
     return found, gone
+
+
+def evaluated(program: Program, moments: int) -> PlacedRow | None:
+    """Of moments that have running ones, the row that stands in evaluation for theirs: of what the buffers hold."""
+    row = program.rows[moments]
+    (m,) = row.bound.makes
+    for other in program.rows[moments + 1 :]:
+        if isinstance(other.bound.operation, RunningStatistics) and m in other.bound.reads:
+            channels, stored = other.bound.operation.channels, program.values[m].stored
+            buffers = other.bound.reads[:2]
+            bound = Bound(RunningMoments(channels), buffers, (m,), row.bound.module)
+            reads = [program.values[b].stored for b in buffers]
+            return place(bound, program.grid, 0, {"C": stored[1]}, reads, [stored])
+    return None
 
 
 def _counts(program: Program, j: int, buffer: str) -> bool:

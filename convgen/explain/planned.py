@@ -21,11 +21,10 @@ def planned_text(compiled: CompiledNetwork, found: NetworkPlan, machine: Machine
         f"{data['network']} on {found.program.grid}, {compiled.graph.batch} samples, machine {machine.name}",
         f"{'layer':32} {'roles':22} {'stored':22} {'compute ms':>10} {'move ms':>9}",
     ]
-    for row in data["rows"]:
-        lines.append(
-            f"{row['makes'][:32]:32} {row['roles']:22} {row['stored']:22} "
-            f"{row['compute_ms']:10.3f} {row['move_ms']:9.3f}"
-        )
+    lines += [
+        f"{row['makes'][:32]:32} {row['roles']:22} {row['stored']:22} {row['compute_ms']:10.3f} {row['move_ms']:9.3f}"
+        for row in data["rows"]
+    ]
     lines.append(f"{'everything else':78} {data['others']['compute_ms']:10.3f} {data['others']['move_ms']:9.3f}")
     lines.append(f"a step of training: {data['milliseconds']:.3f} ms modelled, one step after the other")
     lines += [f"  scouted {grid}: {seconds * 1e3:.3f} ms with few candidates" for grid, seconds in found.tried]

@@ -257,7 +257,9 @@ class Run:
         if self.training and counted is not None:
             counted.add_(1)
         stand = rows.moments.stand(self, f"{self.start}{label}_moments")
-        if not stand.store[0] and x.numel() and rows.centred.stand(self, f"{self.start}{label}").is_silent:
+        coefficients = rows.coefficients.stand(self, f"{self.start}{label}_coefficients")
+        centred = rows.centred.stand(self, f"{self.start}{label}")
+        if not stand.store[0] and x.numel() and centred.is_silent and coefficients.is_silent:
             return torch.nn.functional.batch_norm(x, mean, variance, w, b, own, rows.momentum, rows.eps)
         if own:
             (m,) = stand.run(self.place, [x])
