@@ -112,7 +112,7 @@ def compile_network(
         found = _planned(graph, described, [grid], machine or load_machine("cpu"))
         program = found.program
     else:
-        program = lay_out(*_parts(graph, described), grid, algorithm)
+        program = lay_out(*network_parts(graph, described), grid, algorithm)
     return _compiled(graph, described, program, algorithm, command)
 
 
@@ -124,7 +124,7 @@ def compile_plan(graph: Graph, plan: PlanFile, *, command: str = "") -> Compiled
     """
     described = _described(graph)
     try:
-        program = program_of(plan, *_parts(graph, described))
+        program = program_of(plan, *network_parts(graph, described))
     except InputError as error:
         raise locate(error, plan.source) from None
     return _compiled(graph, described, program, "plan", command)
@@ -156,10 +156,10 @@ def _compiled(
 
 def _planned(graph: Graph, described: Described, grids: Sequence[Grid], machine: Machine) -> NetworkPlan:
     dtype = next((v.dtype for v in (*graph.parameters, *graph.inputs) if v.dtype in FLOATS), "float32")
-    return plan_network(*_parts(graph, described), grids, machine, dtype)
+    return plan_network(*network_parts(graph, described), grids, machine, dtype)
 
 
-def _parts(
+def network_parts(
     graph: Graph, described: Described
 ) -> tuple[str, list[Tensor], tuple[Bound, ...], tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
     """What all that lay a network out are told of it."""

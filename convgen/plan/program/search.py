@@ -134,7 +134,7 @@ class Search:
             fitting = [s for s in options if without_idle(s, shape, self.bare)]
             domains[v] = tuple(fitting[: self.effort.stored]) or (((),) * len(shape),)
 
-    def _question(self, i: int) -> Question:
+    def question(self, i: int) -> Question:
         bound = self.rows[i]
         operands = tuple(None if v in self.own else self.domains[v] for v in bound.reads)
         signature = bound.operation.signatures[0]
@@ -188,7 +188,7 @@ class Search:
         factors: list[Factor] = []
         constant = 0
         for i in range(len(self.rows)):
-            question = self._question(i)
+            question = self.question(i)
             if question not in answers:
                 answers[question] = Asking(question, self.price).answer()
             answer = answers[question]
@@ -223,14 +223,14 @@ class Search:
         total = constant + (solved.minimum if solved else 0)
         return Found(program, total, len(sizes), sum(f.cost.size for f in factors))
 
-    def _places(self, i: int) -> list[str]:
+    def places(self, i: int) -> list[str]:
         """Values of a row's table, in its order."""
         bound = self.rows[i]
         return [v for v in bound.reads if v not in self.own] + list(bound.makes)
 
     def _factor(self, i: int, answer: Answer) -> tuple[tuple[int, ...], Any]:
         """A row's table over variables, ascending; of a value that is read twice, the diagonal."""
-        names = self._places(i)
+        names = self.places(i)
         scope = sorted({self.number[n] for n in names if n in self.number})
         letters = {n: k for k, n in enumerate(dict.fromkeys(n for n in names if n in self.number))}
         table = answer.table[tuple(slice(None) if n in self.number else 0 for n in names)]
@@ -239,4 +239,4 @@ class Search:
         return tuple(scope), np.einsum(table, axes, wanted_order)
 
     def _cell(self, i: int, chosen: Mapping[str, int]) -> tuple[int, ...]:
-        return tuple(chosen.get(n, 0) for n in self._places(i))
+        return tuple(chosen.get(n, 0) for n in self.places(i))
