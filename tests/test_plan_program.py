@@ -157,7 +157,7 @@ def test_a_planned_network_is_right_and_its_file_says_it(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("roles: \"", "roles: \"Q=N ", "has no index Q"),
+        ("roles: \"N=N", "roles: \"Q=N", "has no index Q"),
         ("way: 0", "way: 7", "has ways 0 to"),
         ("network_plan: small\n", "network_plan: small\nrowz: 3\n", "unknown key rowz"),
         ("grid: {N: 2}", "grid: {b: 2}", "axes are b"),
