@@ -131,11 +131,16 @@ def compile_plan(graph: Graph, plan: PlanFile, *, command: str = "") -> Compiled
 
 
 def plan_graph(
-    graph: Graph, ranks: int, machine: Machine, grid: Grid | None = None
+    graph: Graph, ranks: int, machine: Machine, grid: Grid | None = None, memory_bytes: int | None = None
 ) -> tuple[CompiledNetwork, NetworkPlan]:
-    """The layout of least modelled seconds of a training step, over grids of so many ranks or on one."""
+    """The layout of least modelled seconds of a training step, over grids of so many ranks or on one.
+
+    Args:
+        memory_bytes: that a rank may take; by default what the machine's have, where it says.
+    """
     described = _described(graph)
-    found = _planned(graph, described, [grid] if grid is not None else grids_of(ranks, machine), machine)
+    most = memory_bytes or (int(machine.memory_bytes) if machine.memory_bytes else None)
+    found = _planned(graph, described, [grid] if grid is not None else grids_of(ranks, machine), machine, most)
     return _compiled(graph, described, found.program, "auto", ""), found
 
 
@@ -154,9 +159,11 @@ def _compiled(
     return CompiledNetwork(graph, described, program, other, algorithm, command=command)
 
 
-def _planned(graph: Graph, described: Described, grids: Sequence[Grid], machine: Machine) -> NetworkPlan:
+def _planned(
+    graph: Graph, described: Described, grids: Sequence[Grid], machine: Machine, memory_bytes: int | None = None
+) -> NetworkPlan:
     dtype = next((v.dtype for v in (*graph.parameters, *graph.inputs) if v.dtype in FLOATS), "float32")
-    return plan_network(*network_parts(graph, described), grids, machine, dtype)
+    return plan_network(*network_parts(graph, described), grids, machine, dtype, memory_bytes)
 
 
 def network_parts(

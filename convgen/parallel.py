@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from convgen.algebra.grid import Grid
+from convgen.cost.machine import Machine
+from convgen.cost.machines import load_machine
 from convgen.errors import InputError
 from convgen.network_compiler import compile_network
 from convgen.packages import cached, files_of, keep, key_of, load_package
@@ -50,8 +52,7 @@ def from_torch(
         example_inputs: the arguments of its forward, by place or by name, whole; extent 0 counts samples.
         grid: axes that are letters N, C, F, D, H, W, and their ranks: {"N": 2, "H": 2}, or "N=2,H=2". By default N over
             all ranks of the default process group.
-        algorithm: a named one; auto: of those with the grid's letters the one that sends fewest bytes; by default the
-            one with the grid's letters.
+        algorithm: a named one, by default the one with the grid's letters; auto: planned by price, on any axes.
         name: of the network; by default the module's class's.
     Raises:
         InputError: the module can't be traced, or not be right on many ranks; an axis that is no letter.
@@ -81,7 +82,7 @@ def parallelize(
         example_inputs: as of `from_torch`.
         mesh_or_grid: a DeviceMesh whose axes are letters, or a grid, whose mesh is made of the default process group.
         algorithm: as of `from_torch`.
-        machine: what a plan is for; there are none yet from modules.
+        machine: what auto models: a name in tuning/machines, or a YAML file; by default one node of CPUs.
         whole: it takes whole tensors on every rank, as the module's forward does, and gives whole tensors; else it is
             the package's Network, which takes and gives this rank's blocks.
     Returns:
@@ -91,12 +92,12 @@ def parallelize(
         InputError: as of `from_torch`; or the ranks' modules have different weights.
         RuntimeError: there is no process group.
     """
-    if machine is not None:
-        raise InputError(f"machine={shown(machine)}: modules are laid out by letters", hint="without machine=")
+    if machine is not None and algorithm != "auto":
+        raise InputError(f"machine={shown(machine)}: what auto models", hint='algorithm="auto", or without machine=')
     graph, tensors = _graph(module, example_inputs, name)
     given = isinstance(mesh_or_grid, (str, Mapping))
     axes = _axes(mesh_or_grid) if given else _axes_of(mesh_or_grid)
-    package = _package(graph, tensors, axes, algorithm)
+    package = _package(graph, tensors, axes, algorithm, None if machine is None else load_machine(machine))
     mesh: Any = package.init_mesh() if given else mesh_or_grid
     kind: Any = _whole(package, graph, examples_of(module, example_inputs), module) if whole else package.Network
     model: Any = kind(mesh)
@@ -144,13 +145,19 @@ def _axes_of(mesh: Any) -> dict[str, int]:
     return dict(zip(names, mesh.shape, strict=True))
 
 
-def _package(graph: Graph, tensors: dict[str, Tensor], axes: dict[str, int], algorithm: str | None) -> Any:
+def _package(
+    graph: Graph,
+    tensors: dict[str, Tensor],
+    axes: dict[str, int],
+    algorithm: str | None,
+    machine: Machine | None = None,
+) -> Any:
     """The package, from the cache or new."""
-    folder = cached(graph.name, key_of((write_graph(graph), tuple(axes.items()), algorithm), tensors))
+    folder = cached(graph.name, key_of((write_graph(graph), tuple(axes.items()), algorithm, machine), tensors))
     if not folder.is_dir():
         said = ", ".join([repr(axes), *([repr(algorithm)] if algorithm else [])])
         command = f"convgen.from_torch(module, example_inputs, {said})"
-        compiled = compile_network(graph, Grid(tuple(axes.items())), algorithm, command=command)
+        compiled = compile_network(graph, Grid(tuple(axes.items())), algorithm, machine=machine, command=command)
         keep(folder, files_of(compiled, tensors))
     return load_package(folder)
 

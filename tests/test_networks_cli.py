@@ -103,13 +103,12 @@ def test_stages(files: Path) -> None:
     assert json.loads(convgen("explain", files, *GRID, "--json").stdout) == [cost]
 
 
-def test_auto_sends_no_more_than_any(files: Path) -> None:
-    def sent(*words: str) -> int:
-        done = convgen("compile", files, "--grid", "F=2", "--emit", "cost", "--json", *words)
-        (cost,) = json.loads(done.stdout)
-        return cost["forward_bytes"] + cost["backward_bytes"]
-
-    assert sent("--algorithm", "auto") == min(sent(), sent("--algorithm", "integrated"))
+def test_auto_is_planned_by_price(files: Path) -> None:
+    """On any names of axes, for a machine; here nothing is worth a message."""
+    words = ("--grid", "a=2", "--algorithm", "auto", "--machine", "lassen")
+    (cost,) = json.loads(convgen("compile", files, "--emit", "cost", "--json", *words).stdout)
+    assert cost["forward_bytes"] + cost["backward_bytes"] == 0
+    assert "--machine is what --algorithm auto models" in refused("compile", files, *GRID, "--machine", "lassen")
 
 
 def test_what_makes_no_sense_is_refused(files: Path) -> None:

@@ -98,7 +98,7 @@ def test_what_cant_be_is_refused() -> None:
     with pytest.raises(InputError, match="can't have 0 ranks"):
         convgen.from_torch(module, (x,), {"N": 0})
     with pytest.raises(InputError, match="machine="):
-        convgen.parallelize(module, (x,), {"N": 2}, machine="m")
+        convgen.parallelize(module, (x,), {"N": 2}, "sample", machine="lassen")
     with pytest.raises(InputError, match="without names of axes"):
         convgen.parallelize(module, (x,), 3)  # type: ignore[arg-type]
 
@@ -125,7 +125,7 @@ def test_arguments_and_outputs_are_the_modules() -> None:
         model: Any = convgen.parallelize(module, {"x": x, "scale": 2.0, "y": x}, {"N": 2})
         assert not model.training
         assert [p.requires_grad for _, p in model.named_parameters()] == [True, True, False, False]
-        blocks: Any = convgen.parallelize(module, (x, 2.0), {"N": 2}, whole=False)
+        blocks: Any = convgen.parallelize(module, (x, 2.0), {"N": 2}, "sample", whole=False)
         (block,) = blocks(x[rank * 2 :][:2])
         assert tuple(block.shape) == (2, 4)
         with pytest.raises(InputError, match="scale=3"):

@@ -95,9 +95,9 @@ def plan_command(
     if is_graph_file(file):
         from convgen.commands.plan_graph import plan_graph_file
 
-        given = {"memory": memory, "target": target, "regather": regather, "recompute": recompute,
+        given = {"target": target, "regather": regather, "recompute": recompute,
                  "hide_dw": hide_dw, "measured": measured, "explain": explain, "plot": plot}  # fmt: skip
-        plan_graph_file(file, machine, ranks, _grid(grid, ranks), batch, output, as_json, given)
+        plan_graph_file(file, machine, ranks, _grid(grid, ranks), batch, memory, output, as_json, given)
         return
     if explain is not None and as_json:
         raise InputError("--explain and --json don't go together", hint="--json alone: it has every step of every node")

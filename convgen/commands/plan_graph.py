@@ -15,6 +15,7 @@ from convgen.commands.inputs import need
 from convgen.errors import InputError
 from convgen.files import keep_input, write_file
 
+GIB = 1 << 30
 if TYPE_CHECKING:
     from convgen.algebra.grid import Grid
 
@@ -25,6 +26,7 @@ def plan_graph_file(
     ranks: int,
     grid: Grid | None,
     batch: int | None,
+    memory: float | None,
     output: Path | None,
     as_json: bool,
     others: Mapping[str, Any],
@@ -32,6 +34,7 @@ def plan_graph_file(
     """Choose the layout of every value and row for the least modelled seconds of a training step.
 
     Args:
+        memory: GiB that a rank may take.
         others: options that plans of hand-written networks have; refused where they are given.
     """
     for name, value in others.items():
@@ -58,7 +61,7 @@ def plan_graph_file(
         graph = replace(graph, batch=batch)
     chosen = load_machine(machine)
     try:
-        compiled, found = plan_graph(graph, ranks, chosen, grid)
+        compiled, found = plan_graph(graph, ranks, chosen, grid, None if memory is None else round(memory * GIB))
     except InputError as error:
         raise locate(error, graph.source_file) from None
     click.echo(

@@ -13,6 +13,7 @@ from itertools import permutations
 from convgen.algebra.grid import Grid
 from convgen.cost.machine import Machine
 from convgen.cost.moving import PICOSECONDS
+from convgen.errors import InputError
 from convgen.operations.bound import Bound
 from convgen.plan.letters import Tensor
 from convgen.plan.network.grids import MOST_AXES, NAMES, factorisations, primes
@@ -24,10 +25,15 @@ SCOUT = Effort(ways=2, others=4, stored=3)
 
 @dataclass(frozen=True)
 class NetworkPlan:
-    """The best program found, its modelled seconds, and what the other grids came to with few candidates."""
+    """The best program found, its modelled seconds, and the bytes that the fullest rank keeps.
+
+    Attributes:
+        tried: seconds on the other grids, with few candidates.
+    """
 
     program: Program
     seconds: float
+    memory_bytes: int
     tried: tuple[tuple[Grid, float], ...]
 
 
@@ -53,18 +59,30 @@ def plan_network(
     grids: Sequence[Grid],
     machine: Machine,
     dtype: str,
+    memory_bytes: int | None = None,
 ) -> NetworkPlan:
     """The best layout over these grids.
 
     Args:
         grids: all of the same number of ranks.
+        memory_bytes: of a rank; by default no bound.
+    Raises:
+        InputError: no layout takes so little.
     """
 
     def search(grid: Grid, effort: Effort) -> Found:
-        return Search(name, tensors, rows, updates, outputs, grid, machine, dtype, effort).run()
+        return Search(name, tensors, rows, updates, outputs, grid, machine, dtype, effort, memory_bytes).run()
 
-    scouted = [(grid, search(grid, SCOUT).time_ps) for grid in grids] if len(grids) > 1 else [(grids[0], 0)]
-    best = min(scouted, key=lambda pair: pair[1])[0]
+    scouted: list[tuple[Grid, int]] = []
+    refused: InputError | None = None
+    for grid in grids if len(grids) > 1 else ():
+        try:
+            scouted.append((grid, search(grid, SCOUT).time_ps))
+        except InputError as error:  # with few candidates it does not fit
+            refused = error
+    if refused is not None and not scouted:
+        raise refused
+    best = min(scouted, key=lambda pair: pair[1])[0] if scouted else grids[0]
     found = search(best, Effort())
-    tried = tuple((grid, ps / PICOSECONDS) for grid, ps in scouted) if len(grids) > 1 else ()
-    return NetworkPlan(found.program, found.time_ps / PICOSECONDS, tried)
+    tried = tuple((grid, ps / PICOSECONDS) for grid, ps in scouted)
+    return NetworkPlan(found.program, found.time_ps / PICOSECONDS, found.memory_bytes, tried)

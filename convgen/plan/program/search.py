@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from convgen.algebra.grid import Grid
 from convgen.cost.machine import Machine
+from convgen.cost.network import element_bytes
 from convgen.cost.rows import Price
+from convgen.errors import InputError
 from convgen.operations.bound import Bound
 from convgen.plan.letters import Tensor
+from convgen.plan.network.bounded import DoesNotFit, solve
 from convgen.plan.network.eliminate import Elimination, Factor, Problem
 from convgen.plan.program.candidates import (
     Way,
@@ -28,7 +32,7 @@ from convgen.plan.program.candidates import (
     votes,
     without_idle,
 )
-from convgen.plan.program.tables import Answer, Asking, Question, placed
+from convgen.plan.program.tables import PARAMETER_COPIES, Answer, Asking, Question, Table, placed
 from convgen.program.network import FLOATS, Program, Value, differentiable
 from convgen.program.rows import Stored, serves
 
@@ -44,12 +48,16 @@ class Effort:
     stored: int = 7
 
 
+THOROUGH = Effort()
+
+
 @dataclass(frozen=True)
 class Found:
-    """The best program, its price in picoseconds, and how large the search was."""
+    """The best program, its price in picoseconds, what a rank keeps in memory, and how large the search was."""
 
     program: Program
     time_ps: int
+    memory_bytes: int
     variables: int
     cells: int
 
@@ -67,10 +75,15 @@ class Search:
         grid: Grid,
         machine: Machine,
         dtype: str,
-        effort: Effort = Effort(),
+        effort: Effort = THOROUGH,
+        memory_bytes: int | None = None,
     ) -> None:
+        """
+        Args:
+            memory_bytes: that a rank has for values kept for backward, parameters, gradients and optimizer's states.
+        """
         self.name, self.rows, self.updates, self.outputs = name, tuple(rows), tuple(updates), tuple(outputs)
-        self.grid, self.effort = grid, effort
+        self.grid, self.effort, self.memory_bytes = grid, effort, memory_bytes
         self.bare = Grid(tuple((a, n) for a, n in grid.axes if n > 1))
         self.price = Price(self.bare, machine, dtype)
         self.tensors = {t.name: t for t in tensors}
@@ -186,21 +199,30 @@ class Search:
         answers: dict[Question, Answer] = {}
         of: list[Answer] = []
         factors: list[Factor] = []
-        constant = 0
+        constant = held = 0
         for i in range(len(self.rows)):
             question = self.question(i)
             if question not in answers:
                 answers[question] = Asking(question, self.price).answer()
             answer = answers[question]
             of.append(answer)
-            scope, table = self._factor(i, answer)
+            scope, table = self._factor(i, answer.table)
+            _, takes = self._factor(i, answer.memory)
             if scope:
-                factors.append(Factor(scope, table))
+                factors.append(Factor(scope, table, takes))
             else:
                 constant += int(table)
+                held += int(takes)
+        for n, domain in self.domains.items():
+            bytes_of = np.array([self._kept_bytes(n, s) for s in domain], dtype=np.int64)
+            if n in self.number:
+                factors.append(Factor((self.number[n],), np.zeros_like(bytes_of), bytes_of))
+            else:
+                held += int(bytes_of[0])
         sizes = tuple(len(self.domains[n]) for n in self.variables)
-        solved = Elimination(Problem(sizes, tuple(factors))) if sizes else None
-        values = solved.values if solved else ()
+        problem = Problem(sizes, tuple(factors))
+        values = self._solved(problem, held) if sizes else ()
+        cost, memory = problem.total(values)
         chosen = {n: values[self.number[n]] if n in self.number else 0 for n in self.domains}
         rows = [
             placed(answer, self._cell(i, chosen), bound, self.price)
@@ -220,20 +242,39 @@ class Search:
             updates=self.updates,
             outputs=self.outputs,
         )
-        total = constant + (solved.minimum if solved else 0)
-        return Found(program, total, len(sizes), sum(f.cost.size for f in factors))
+        return Found(program, constant + cost, held + memory, len(sizes), sum(f.cost.size for f in factors))
+
+    def _solved(self, problem: Problem, held: int) -> tuple[int, ...]:
+        """The best storage of every variable, within the memory that there is."""
+        if self.memory_bytes is None:
+            return Elimination(problem).values
+        try:
+            return solve(problem, self.memory_bytes - held).values
+        except DoesNotFit as error:
+            fact = f"{self.name} on {self.grid} takes {error.memory + held} bytes a rank at least"
+            hint = f"more ranks, a smaller batch, or more than {self.memory_bytes} bytes"
+            raise InputError(fact, hint=hint) from None
+
+    def _kept_bytes(self, name: str, stored: Stored) -> int:
+        """What a value takes on the fullest rank until backward has read it; what nobody differentiates is let go."""
+        t = self.tensors[name]
+        if t.kind != "input" and name not in self.wanted and t.kind not in GIVEN:
+            return 0
+        parts = (-(-n // prod(self.bare.sizes[a] for a in axes)) for n, axes in zip(t.shape, stored, strict=True))
+        copies = PARAMETER_COPIES if t.kind == "parameter" else 1
+        return prod(parts) * element_bytes(t.dtype) * copies
 
     def places(self, i: int) -> list[str]:
         """Values of a row's table, in its order."""
         bound = self.rows[i]
         return [v for v in bound.reads if v not in self.own] + list(bound.makes)
 
-    def _factor(self, i: int, answer: Answer) -> tuple[tuple[int, ...], Any]:
+    def _factor(self, i: int, over: Table) -> tuple[tuple[int, ...], Any]:
         """A row's table over variables, ascending; of a value that is read twice, the diagonal."""
         names = self.places(i)
         scope = sorted({self.number[n] for n in names if n in self.number})
         letters = {n: k for k, n in enumerate(dict.fromkeys(n for n in names if n in self.number))}
-        table = answer.table[tuple(slice(None) if n in self.number else 0 for n in names)]
+        table = over[tuple(slice(None) if n in self.number else 0 for n in names)]
         axes = [letters[n] for n in names if n in self.number]
         wanted_order = [letters[self.variables[v]] for v in scope]
         return tuple(scope), np.einsum(table, axes, wanted_order)

@@ -22,6 +22,7 @@ from convgen.plan.program.candidates import Way, kept
 from convgen.program.rows import PlacedRow, Stored, collect, converted, index_sets, layout, place, reduced
 
 Table = NDArray[np.int64]
+PARAMETER_COPIES = 3  # itself, its gradient, an optimizer's state
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Answer:
     question: Question
     table: Table
     best: NDArray[np.int64]
+    memory: Table
     derived: list[dict[str, tuple[Table, list[Way]]]] = field(default_factory=list[dict[str, tuple[Table, list[Way]]]])
 
 
@@ -63,14 +65,35 @@ class Asking:
 
     def answer(self) -> Answer:
         tables: list[Table] = []
+        takes: list[Table] = []
         derived: list[dict[str, tuple[Table, list[Way]]]] = []
         for way in self.q.ways:
             table, own = self._of(way)
             tables.append(table)
+            takes.append(self._memory(way))
             derived.append(own)
         stacked = np.stack(tables)
         best = stacked.argmin(0)
-        return Answer(self.q, stacked.min(0), best, derived)
+        memory = np.take_along_axis(np.stack(takes), best[None], 0)[0]
+        return Answer(self.q, stacked.min(0), best, memory, derived)
+
+    def _memory(self, way: Way) -> Table:
+        """Bytes on the fullest rank: parameters with gradient and optimizer's states, and what of operands is fetched
+        and kept for the vjp."""
+        q, number, nests = self.q, way[0], dict(way[1])
+        signature = q.operation.signatures[number]
+        sets, size = index_sets(signature, self.price.grid), self.price.element_bytes
+        total = np.zeros(self.shape, dtype=np.int64)
+        for k, operand in enumerate(signature.inputs):
+            if q.operands[k] is None:
+                stored = Layout(operand.name, kept(operand, signature, nests))
+                total += int(sets.elements(stored).max()) * size * PARAMETER_COPIES
+                continue
+            wants = layout(sets, operand, signature.wants(operand, nests))
+            held = int(sets.elements(wants).max()) * size if operand.gradient and any(q.wanted) else 0
+            moved = [Layout(operand.name, s) != wants for s in q.operands[k] or ()]
+            total += self._spread([held if there else 0 for there in moved], k)
+        return total
 
     # ---------------------------------------------------------------- one way
     def _of(self, way: Way) -> tuple[Table, dict[str, tuple[Table, list[Way]]]]:
