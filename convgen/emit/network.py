@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from math import isfinite
 from typing import Any
 
 from convgen import __version__
@@ -313,6 +314,8 @@ def constructor(value: Any) -> str:
     if isinstance(value, tuple):
         items: Sequence[Any] = value  # type: ignore[assignment]
         return "(" + ", ".join(map(constructor, items)) + ("," if len(items) == 1 else "") + ")"
+    if isinstance(value, float) and not isfinite(value):
+        return f'float("{value}")'
     return f'"{value}"' if isinstance(value, str) else repr(value)
 
 

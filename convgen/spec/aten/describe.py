@@ -6,9 +6,21 @@ from dataclasses import dataclass
 
 from convgen.errors import InputError
 from convgen.operations.bound import Bound
-from convgen.operations.calls import Elementwise, Whole, operator_of
+from convgen.operations.calls import Whole, operator_of
 from convgen.late import torch
-from convgen.spec.aten import convolutions, dense, norms, pooling, rows, views  # noqa: F401  (each registers its own)
+from convgen.spec.aten import (  # noqa: F401  (each registers its own)
+    along,
+    convolutions,
+    dense,
+    elementwise,
+    losses,
+    norms,
+    pooling,
+    products,
+    rows,
+    seeds,
+    views,
+)
 from convgen.spec.aten.reader import FLOATS, KNOWN, Reader, Tensor, slots
 from convgen.spec.graph import Call, Graph
 
@@ -57,9 +69,7 @@ def _as_it_stands(reader: Reader, call: Call) -> None:
     differentiable = tuple(t.floats for t in found)
     if overload_tags_allow(call, reader) and found and len(call.results) == 1 and call.results[0] is not None:
         y = reader.tensors[call.results[0].name]
-        shapes = tuple(t.shape for t in found)
-        if torch.broadcast_shapes(*shapes) == y.shape:
-            reader.add(Elementwise(call.op, args, y.shape, shapes, differentiable), found, [y.name])
+        if reader.elementwise(call.op, call.args, y):
             return
     results = [None if v is None else reader.tensors[v.name] for v in call.results]
     shapes = tuple(() if t is None else t.shape for t in results)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from convgen.late import torch
 from convgen.operations.moments import Averaged, Moments, Normalise, RunningStatistics
 from convgen.operations.pointwise import Pointwise, affine, bias
 from convgen.spec.aten.reader import Reader, Tensor, knows
@@ -30,12 +31,17 @@ def batch_norm(reader: Reader, call: Call) -> bool:
             reader.add(running, [reader.of(mean), reader.of(variance), m], makes)
         _normalised(reader, of, x, m, w, b, float(eps), y.name)  # type: ignore[arg-type]
         return True
-    means, variances = reader.of(mean), reader.of(variance)
-    shifted = reader.made(f"{y.name}_scaled", x.shape, x.dtype)
-    settings = (float(eps),)  # type: ignore[arg-type]
-    scale = Pointwise("standardise", x.shape, (x.shape, means.shape, variances.shape), ((), (1,), (1,)), settings)
-    _with_affine(reader, scale, [x, means, variances], w, b, shifted, y.name)
+    _standardised(reader, x, mean, variance, w, b, float(eps), y.name)  # type: ignore[arg-type]
     return True
+
+
+def _standardised(reader: Reader, x: Tensor, mean: Any, variance: Any, w: Any, b: Any, eps: float, makes: str) -> None:
+    """By statistics that are given."""
+    means, variances = reader.of(mean), reader.of(variance)
+    shifted = reader.made(f"{makes}_scaled", x.shape, x.dtype)
+    shapes = (x.shape, means.shape, variances.shape)
+    scale = Pointwise("standardise", x.shape, shapes, ((), (1,), (1,)), (eps,))
+    _with_affine(reader, scale, [x, means, variances], w, b, shifted, makes)
 
 
 def _normalised(
@@ -73,10 +79,11 @@ def group_norm(reader: Reader, call: Call) -> bool:
         _, groups, w, b, eps, *_ = call.args
         size = x.shape[1] // int(groups)  # type: ignore[arg-type]
     else:
-        _, w, b, _, _, own, _, eps, *_ = call.args
+        _, w, b, mean, variance, own, _, eps, *_ = call.args
         size = 1
         if not own:
-            return False
+            _standardised(reader, x, mean, variance, w, b, float(eps), y.name)  # type: ignore[arg-type]
+            return True
     of = Averaged(x.shape, (0, 1), size)
     m = reader.made(f"{y.name}_moments", of.moments, "float64" if x.dtype == "float64" else "float32")
     reader.add(Moments(of), [x], [m.name])
@@ -93,8 +100,7 @@ def layer_norm(reader: Reader, call: Call) -> bool:
     rms = call.op == "rms_norm"
     _, shape, w, *rest = call.args
     b, eps = (None, rest[0]) if rms else (rest[0], rest[1])
-    if eps is None:
-        return False
+    eps = torch.finfo(getattr(torch, x.dtype)).eps if eps is None else eps
     last = len(shape)  # type: ignore[arg-type]
     of = Averaged(x.shape, tuple(range(len(x.shape) - last)))
     m = reader.made(f"{y.name}_moments", of.moments, "float64" if x.dtype == "float64" else "float32")
