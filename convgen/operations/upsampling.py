@@ -43,9 +43,11 @@ class Upsample(LinearMap):
             case "bicubic":  # of two dimensions only: one column beside the rows
                 flat = aten.upsample_bicubic2d
                 return of_unit_vectors(lambda x: flat(x[..., None], [*rows, 1], corners, scale, None)[..., 0], n)
-            case "linear-aa" | "bicubic-aa":
-                flat = aten._upsample_bicubic2d_aa if self.mode == "bicubic-aa" else aten._upsample_bilinear2d_aa
-                return of_unit_vectors(lambda x: flat(x[..., None], [*rows, 1], corners, scale, None)[..., 0], n)
+            case "linear-aa" | "bicubic-aa":  # two columns: with one ATen takes rows for channels that come last
+                wide = aten._upsample_bicubic2d_aa if self.mode == "bicubic-aa" else aten._upsample_bilinear2d_aa
+                return of_unit_vectors(
+                    lambda x: wide(x[..., None].repeat(1, 1, 1, 2), [*rows, 2], corners, scale, None)[..., 0], n
+                )
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """ATen's operator of as many dimensions as there are."""

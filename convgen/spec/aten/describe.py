@@ -86,7 +86,9 @@ def overload_tags_allow(call: Call, reader: Reader) -> bool:
         InputError: it draws random numbers, or changes an operand.
     """
     op = operator_of(call.op)
-    if torch.Tag.nondeterministic_seeded in op.tags or op._schema.is_mutable:
+    args = dict(zip((a.name for a in op._schema.arguments), call.args, strict=True))
+    off = args.get("train", True) is False or args.get("dropout_p", args.get("dropout")) == 0  # recurrent layers
+    if (torch.Tag.nondeterministic_seeded in op.tags and not off) or op._schema.is_mutable:
         what = "changes an operand" if op._schema.is_mutable else "draws random numbers"
         fact = f"{call.module or 'the module'}: {call.op} {what}, and no operation describes it"
         raise InputError(fact, hint="eval mode, or a module without it")

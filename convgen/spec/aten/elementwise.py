@@ -6,13 +6,14 @@ from convgen.operations.calls import Whole
 from convgen.operations.pointwise import Pointwise, prelu
 from convgen.operations.reductions import Reduce
 from convgen.operations.rows import sliced
+from convgen.operations.views import Expand
 from convgen.spec.aten.reader import Reader, knows
 from convgen.spec.graph import Call, Ref
 
 
 @knows(
     "hardswish", "log_sigmoid", "celu", "selu", "hardshrink", "softshrink", "logit", "_to_copy", "to", "where", "rsub",
-    "copy", "fill", "masked_fill", "clamp_min", "clamp_max", "threshold", "mish", "relu6", "square", "isnan", "nan_to_num",
+    "fill", "masked_fill", "clamp_min", "clamp_max", "threshold", "mish", "relu6", "square", "isnan", "nan_to_num",
 )  # fmt: skip
 def untagged(reader: Reader, call: Call) -> bool:
     (result,) = call.results
@@ -23,6 +24,18 @@ def untagged(reader: Reader, call: Call) -> bool:
 def detach(reader: Reader, call: Call) -> bool:
     (result,) = call.results
     return result is not None and reader.elementwise(call.op, call.args, reader.tensors[result.name], smooth=False)
+
+
+@knows("copy")
+def copy(reader: Reader, call: Call) -> bool:
+    """The second operand in the first one's place."""
+    x, (result,) = reader.of(call.args[1]), call.results
+    assert result is not None
+    y = reader.tensors[result.name]
+    if x.dtype != y.dtype:
+        return False
+    reader.add(Expand(x.shape, y.shape), [x], [y.name])
+    return True
 
 
 @knows("prelu")
@@ -58,8 +71,6 @@ def glu(reader: Reader, call: Call) -> bool:
 
 @knows("broadcast_tensors")
 def broadcast_tensors(reader: Reader, call: Call) -> bool:
-    from convgen.operations.views import Expand
-
     (given,) = call.args
     assert isinstance(given, tuple)
     for part, result in zip(given, call.results, strict=True):
