@@ -61,14 +61,14 @@ def _check_writable(folder: Path, path: Path, option: str, hint: str) -> None:
         raise InputError(f"{option}: cannot write {said(path)}: {_why(error)}", hint=hint) from None
 
 
-def write_file(path: Path, text: str, option: str) -> None:
-    """Write a text.
+def write_file(path: Path, text: str | bytes, option: str) -> None:
+    """Write a text, or bytes.
 
     Raises:
         InputError: the disk is full, or the file can no longer be written.
     """
     try:
-        path.write_text(text, encoding="utf-8")
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
     except OSError as error:
         fact = f"{option}: cannot write {said(path)}: {_why(error)}"
         raise InputError(fact, hint=f"{option} FILE in a folder that you may write to") from None

@@ -10,12 +10,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from convgen.algebra.grid import Grid
 from convgen.emit.network import NetworkInput, Package, emit_network
+from convgen.operations.bound import Bound
 from convgen.plan.letters import Tensor, lay_out
 from convgen.program.network import Program
+from convgen.program.rows import PlacedRow
 from convgen.spec.aten.describe import Described, describe
 from convgen.spec.graph import Graph
 
@@ -50,7 +52,9 @@ class CompiledNetwork:
                 other=self.other,
                 batch=g.batch,
                 other_batch=other_batch(g),
-                dtype=next((v.dtype for v in (*g.parameters, *g.inputs) if v.dtype.startswith(("float", "b"))), "float32"),
+                dtype=next(
+                    (v.dtype for v in (*g.parameters, *g.inputs) if v.dtype.startswith(("float", "b"))), "float32"
+                ),
                 device=self.target,
                 sums="ordered",
                 modes=g.modes,
@@ -99,8 +103,6 @@ def _letters(shape: tuple[int, ...], floats: bool) -> tuple[str, ...]:
 
 def _program_like(program: Program, described: Described) -> Program:
     """The same layout of a network of another number of samples."""
-    from dataclasses import replace
-
     rows = tuple(
         replace(row, bound=bound, derived=tuple((k, _derived(one, bound, k)) for k, one in row.derived))
         for row, bound in zip(program.rows, described.rows, strict=True)
@@ -112,9 +114,7 @@ def _program_like(program: Program, described: Described) -> Program:
     return replace(program, rows=rows, values=values)
 
 
-def _derived(one, bound, k):  # type: ignore[no-untyped-def]
-    from dataclasses import replace
-
+def _derived(one: PlacedRow, bound: Bound, k: int) -> PlacedRow:
     name = bound.operation.signatures[0].inputs[k].name
     operation = bound.operation.gradients[name].operation
     return replace(one, bound=replace(one.bound, operation=operation))

@@ -15,7 +15,8 @@ from typing import Any
 
 import brute
 import pytest
-from operation_cases import CASES, check
+from network_cases import ALL_CASES as CASES
+from operation_cases import check
 
 from convgen.algebra.relations import Cyclic, Ratio, ReadBy, Table, Taps
 from convgen.algebra.signature import Signature

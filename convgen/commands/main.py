@@ -18,6 +18,7 @@ from convgen.commands.calibrate import calibrate_command
 from convgen.commands.check import check_command
 from convgen.commands.compile import compile_command
 from convgen.commands.explain import explain_command
+from convgen.commands.import_ import import_command
 from convgen.commands.network import network_command
 from convgen.commands.plan import plan_command
 from convgen.commands.sw26010 import sw26010
@@ -43,7 +44,8 @@ def cli() -> None:
 
 
 for command in (
-    calibrate_command, check_command, compile_command, explain_command, network_command, plan_command, sw26010, tune,
+    calibrate_command, check_command, compile_command, explain_command, import_command, network_command, plan_command,
+    sw26010, tune,
 ):  # fmt: skip
     cli.add_command(command)
 

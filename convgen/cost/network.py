@@ -29,7 +29,8 @@ def _record(program: Program, moved: Moved) -> Iterator[dict[str, Any]]:
     c = moved.conversion
     if c.kind == "slice":
         return
-    size = element_bytes(program.values[moved.value].dtype)
+    known = program.values.get(moved.value)
+    size = element_bytes(known.dtype if known else "float32")
     yield {
         "step": moved.step,
         "collective": c.kind,

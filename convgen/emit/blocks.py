@@ -30,14 +30,21 @@ def _split(modules: Sequence[str], start: int, stop: int, inside: str, found: li
     several = {name for name, count in _counted(runs).items() if count > 1}
     at = start
     for name, count in runs:
-        deeper = any(m != name for m in modules[at : at + count])
-        if name == inside or name in several or not deeper:
+        here = modules[at : at + count]
+        if name == inside or name in several or all(m == name for m in here):
             found.append(Block("", at, at + count))
-        elif count <= LONGEST:
-            found.append(Block(name, at, at + count))
-        else:
+        elif count > LONGEST or _holds_blocks(here, name):
             _split(modules, at, at + count, name, found)
+        else:
+            found.append(Block(name, at, at + count))
         at += count
+
+
+def _holds_blocks(modules: Sequence[str], name: str) -> bool:
+    """Whether a module only holds others, and several of these are more than a line."""
+    depth = len(name.split("."))
+    children = _runs([_prefix(m, depth + 1) for m in modules])
+    return all(child != name for child, _ in children) and sum(count > 2 for _, count in children) > 1
 
 
 def _prefix(path: str, depth: int) -> str:

@@ -49,7 +49,14 @@ def call(op: str, args: tuple[Any, ...], operands: tuple[Any, ...]) -> Any:
 def _value(arg: Any, operands: tuple[Any, ...]) -> Any:
     if isinstance(arg, Slot):
         return operands[arg.k]
-    return [_value(a, operands) for a in arg] if isinstance(arg, tuple) else arg
+    if not isinstance(arg, tuple):
+        return arg
+    items: tuple[Any, ...] = arg  # pyright: ignore[reportUnknownVariableType]
+    return [_value(a, operands) for a in items]
+
+
+def _results(made: Any) -> tuple[Any, ...]:
+    return tuple(made) if isinstance(made, (tuple, list)) else (made,)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
 
 
 @dataclass(frozen=True)
@@ -78,7 +85,9 @@ class Elementwise(Operation):
         for k, shape in enumerate(self.shapes):
             last = len(self.shape) - len(shape)
             dims = (names[last + d] if n == self.shape[last + d] else None for d, n in enumerate(shape))
-            inputs.append(Operand(f"x{k}", shape, own(*dims), gradient=not self.differentiable or self.differentiable[k]))
+            inputs.append(
+                Operand(f"x{k}", shape, own(*dims), gradient=not self.differentiable or self.differentiable[k])
+            )
         y = Operand("y", self.shape, own(*names))
         return (Signature(tuple(zip(names, self.shape, strict=True)), tuple(inputs), (y,), runs_empty=True),)
 
@@ -124,13 +133,11 @@ class Whole(Operation):
         return (Signature((), inputs, results, runs_empty=True),)
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
-        made = call(self.op, self.args, operands)
-        return tuple(made) if isinstance(made, (tuple, list)) else (made,)
+        return _results(call(self.op, self.args, operands))
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """The same call."""
-        made = call(self.op, self.args, operands)
-        return tuple(made) if isinstance(made, (tuple, list)) else (made,)
+        return _results(call(self.op, self.args, operands))
 
 
 @dataclass(frozen=True)
@@ -174,8 +181,7 @@ class Along(Operation):
         return (Signature(extents, (Operand("x", self.shape, dims, gradient=self.differentiable),), results),)
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
-        made = call(self.op, self.args, operands)
-        return tuple(made) if isinstance(made, (tuple, list)) else (made,)
+        return _results(call(self.op, self.args, operands))
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """Number by number of a dimension that is left."""

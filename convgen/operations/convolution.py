@@ -139,7 +139,22 @@ class Convolution(Operation):
 
     def _forward(self, at: At, x: Any, w: Any) -> Any:
         here = self._groups(at, "F", self._filters)
-        return self._convolution(at.wished(0, x), w, here.groups)[:, here.lo : here.hi]
+        padding = self._padding(at)
+        inside = [(lo - p, hi + p) for (lo, hi), p in zip(at.inside[0][2:], padding, strict=True)]
+        wished = [w if p == 0 else i for w, i, p in zip(at.windows[0][2:], inside, padding, strict=True)]
+        y = self._convolution(fit(x, inside, wished), w, here.groups, padding)
+        return y if here.hi - here.lo == y.shape[1] else y[:, here.lo : here.hi]
+
+    def _padding(self, at: At) -> list[int]:
+        """Zero rows that ATen adds by itself, alike on both sides: where that makes just the rows that are here."""
+        found: list[int] = []
+        for t, i, (lo, _), (first, last) in zip(
+            self.taps, self.conv.letters, at.windows[0][2:], at.inside[0][2:], strict=True
+        ):
+            p = first - lo
+            rows = (last - first + 2 * p - t.reach - 1) // t.stride + 1
+            found.append(p if p > 0 and rows == at.extent(i) else 0)
+        return found
 
     def _backward_data(self, at: At, dy: Any, w: Any) -> Any:
         here = self._groups(at, "C", self._channels)
@@ -166,13 +181,16 @@ class Convolution(Operation):
         """Rows of x that the rows of y here read: all that they do, whoever has them."""
         return [t.window(*rows) for t, rows in zip(self.taps, at.windows[0][2:], strict=True)]
 
-    def _convolution(self, x: Any, w: Any, groups: int, *, transposed: bool = False) -> Any:
-        return torch.convolution(x, w, None, *self._settings(groups, transposed))
+    def _convolution(
+        self, x: Any, w: Any, groups: int, padding: list[int] | None = None, *, transposed: bool = False
+    ) -> Any:
+        return torch.convolution(x, w, None, *self._settings(groups, transposed, padding))
 
-    def _settings(self, groups: int, transposed: bool) -> tuple[Any, ...]:
-        """ATen's, without padding: operands have got theirs."""
+    def _settings(self, groups: int, transposed: bool, padding: list[int] | None = None) -> tuple[Any, ...]:
+        """ATen's; without padding where operands have got theirs."""
         zeros = [0] * len(self.taps)
-        return [t.stride for t in self.taps], zeros, [t.dilation for t in self.taps], transposed, zeros, groups
+        strides, dilations = [t.stride for t in self.taps], [t.dilation for t in self.taps]
+        return strides, padding or zeros, dilations, transposed, zeros, groups
 
     def _groups(self, at: At, index: str, size: int) -> HeldGroups:
         """`index`: channels of what is made, or filters of w; `size` of them in a group."""

@@ -35,10 +35,6 @@ def _affine(x: Any, w: Any, b: Any) -> Any:
     return x * w + b
 
 
-def _standardise(x: Any, mean: Any, variance: Any, eps: float) -> Any:
-    return (x - mean) * torch.rsqrt(variance + eps)
-
-
 def _root(x: Any) -> Any:
     """Its gradient at 0 is 0, as that of a norm."""
     return torch.where(x > 0, torch.where(x > 0, x, 1.0).sqrt(), 0.0)
@@ -51,7 +47,6 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "relu6": _relu6,
     "prelu": _prelu,
     "affine": _affine,
-    "standardise": _standardise,
 }
 
 

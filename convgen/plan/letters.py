@@ -1,8 +1,8 @@
 """A network laid out by the letters of a grid: a named algorithm for every row.
 
-Letters travel with dimensions, as the axes that split a value. A row's index takes the axes of the dimensions that it is
-of; an axis has one role in a row, and where several would do, what keeps more ranks at work is taken, then what sends
-fewer bytes. A result is stored as its row makes it. What a sum leaves partial is split along an index that only
+Letters travel with dimensions, as the axes that split a value. A row's index takes the axes of the dimensions that it
+is of; an axis has one role in a row, and where several would do, what keeps more ranks at work is taken, then what
+sends fewer bytes. A result is stored as its row makes it. What a sum leaves partial is split along an index that only
 parameters have (the filters of a convolution): so channels stay split from layer to layer.
 
 Source: DESIGN section 11; the algorithms are [CF] 3.1 to 3.4's and [INT]'s.
@@ -157,9 +157,7 @@ def _placed(
     return row, operands, results
 
 
-def _roles(
-    signature: Signature, reads: Sequence[Stored | None], grid: Grid, rule: Rule
-) -> Iterator[dict[str, Axes]]:
+def _roles(signature: Signature, reads: Sequence[Stored | None], grid: Grid, rule: Rule) -> Iterator[dict[str, Axes]]:
     """Each axis with one of the indices whose dimensions it splits, or with none where that is not possible."""
     options: dict[str, list[str]] = {}
     order: dict[str, list[str]] = {}

@@ -74,8 +74,8 @@ class Program:
             for k, chain in enumerate(row.fetch):
                 yield from _named(chain, i, ("fetch", k), row.bound.reads[k], f"{label(row)}.{_name(row, k)}", row)
             for k, chain in enumerate(row.store):
-                made = row.bound.makes[k] or f"{label(row)}_{k}"
-                yield from _named(chain, i, ("store", k), made, made, row)
+                step = f"{label(row)}_{k}" if k else label(row)
+                yield from _named(chain, i, ("store", k), row.bound.makes[k], step, row)
 
     def backward(self, *, of_inputs: bool = False) -> Iterator[Moved]:
         """Conversions of the backward pass, in the order in which autograd comes to them.
@@ -133,8 +133,6 @@ def _name(row: PlacedRow, k: int) -> str:
     return row.signature.inputs[k].name
 
 
-def _named(
-    chain: Chain, number: int, of: tuple[str, int], value: str, step: str, row: PlacedRow
-) -> Iterator[Moved]:
+def _named(chain: Chain, number: int, of: tuple[str, int], value: str, step: str, row: PlacedRow) -> Iterator[Moved]:
     for i, conversion in enumerate(chain):
         yield Moved(f"{step}_{i + 1}" if len(chain) > 1 else step, number, of, value, row, conversion)

@@ -49,5 +49,3 @@ def _step(m: Moved) -> str:
     how = {"sum": " add", "merge": " merge"}.get(c.reduction or "", "")
     over = f" over={','.join(c.over)}" if c.over else ""
     return f"    %{m.step} = {c.kind}{how} %{m.value}{over} : {c.dst}"
-
-

@@ -6,14 +6,18 @@ results. The number of samples stays open where every size is a multiple of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
 from convgen.errors import InputError, Note
+from convgen.spec.exported_dropout import in_place_dropouts
 from convgen.spec.exported_examples import Examples, examples_of
 from convgen.spec.exported_names import result_names
+from convgen.spec.exported_results import results_of
 from convgen.spec.exported_state import GIVEN, State, dtype_name, state_of
 from convgen.spec.exported_walk import FixedError, Found, Walk
 from convgen.spec.graph import Graph, Value, refs
@@ -113,9 +117,11 @@ class _Made:
 
         args, keywords = examples.arguments
         try:
-            program = torch.export.export(self.module, args, keywords, dynamic_shapes=dynamic, strict=False)
-            silent = any("set_grad_enabled" in str(node.target) for node in program.graph.nodes)
-            program = program.run_decompositions({})
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch's, about its own insides
+                traced: Any = torch.export.export(self.module, args, keywords, dynamic_shapes=dynamic, strict=False)
+                silent = any("set_grad_enabled" in str(node.target) for node in traced.graph.nodes)
+                program = cast("ExportedProgram", traced.run_decompositions({}))
         except Exception as error:  # whatever the module raises
             raise _ExportError(_first_line(error)) from error
         if training and silent:
@@ -134,11 +140,12 @@ class _Made:
         walk = Walk(names, _symbols(program, {k: inputs[k] for k in opened}), smooth)
         for node in program.graph.nodes:
             walk.read(node)
-        outputs, updates = _results(program, walk, self)
+        outputs, updates = results_of(program, walk.known, self.state, self.name)
         if updates and not training:
             raise InputError(f"{self.name} changes {next(iter(updates))} in evaluation", hint="in training only")
-        found = _checked(walk.found, [*outputs.values(), *updates.values()], self.name)
-        leaves = [path for path, one in self.module.named_modules() if not any(True for _ in one.children())]
+        found = _checked(in_place_dropouts(walk.found), [*outputs.values(), *updates.values()], self.name)
+        whole: Any = self.module
+        leaves = [path for path, one in whole.named_modules() if not any(True for _ in one.children())]
         calls = [(one.call, one.visit) for one in found]
         new = result_names(calls, leaves, [*outputs.values()], [*updates.items()], (*known, *constants))
 
@@ -215,8 +222,7 @@ def _symbols(program: ExportedProgram, opened: Mapping[str, torch.Tensor]) -> fr
     Raises:
         FixedError: the program holds for some numbers only.
     """
-    import sympy
-
+    true: Any = import_module("sympy").true
     found: set[Any] = set()
     guards: dict[str, Any] = {}
     for name, tensor in opened.items():
@@ -227,59 +233,16 @@ def _symbols(program: ExportedProgram, opened: Mapping[str, torch.Tensor]) -> fr
         conditions = size.node.shape_env
         for guard in conditions.guards:  # said before symbols that are equal became one
             guards[str(guard.expr)] = guard.expr.subs(conditions.replacements)
-    for symbol, allowed in program.range_constraints.items():
+    ranges: Any = cast("Any", program).range_constraints
+    for symbol, allowed in ranges.items():
         if symbol in found and (allowed.lower > PROBES[0] or allowed.upper < PROBES[-1]):
             raise FixedError(f"the module's control flow is for {allowed.lower} to {allowed.upper}")
     for said, guard in guards.items():
         if guard.free_symbols & found:  # sympy's true and false have none
             for probe in PROBES:
-                if guard.subs(dict.fromkeys(found, probe)) is not sympy.true:
+                if guard.subs(dict.fromkeys(found, probe)) is not true:
                     raise FixedError(f"the module's control flow depends on it ({said})")
     return frozenset(found)
-
-
-def _results(program: ExportedProgram, walk: Walk, made: _Made) -> tuple[dict[str, str], dict[str, str]]:
-    """Values by the names of outputs, and those that buffers become, by buffer."""
-    from torch.utils._pytree import tree_unflatten
-
-    updates: dict[str, str] = {}
-    given: list[Any] = []
-    for spec in program.graph_signature.output_specs:
-        kind, argument = spec.kind.name, cast("Any", spec.arg)
-        if kind == "BUFFER_MUTATION":
-            buffer = made.state.canonical[spec.target or ""]
-            if buffer in made.state.hidden:
-                fact = f"{made.name} changes {buffer}, which its state dict doesn't hold"
-                raise InputError(fact, hint="register_buffer(..., persistent=True)")
-            if walk.known[argument.name] != buffer:
-                updates[buffer] = walk.known[argument.name]
-        elif kind != "USER_OUTPUT":
-            what = "input" if "INPUT" in kind else "parameter" if "PARAMETER" in kind else kind
-            raise InputError(f"{made.name} changes its {what} {spec.target or ''}".rstrip(), hint="a copy of it")
-        elif type(argument).__name__ == "TensorArgument":
-            given.append(walk.known[argument.name])
-        elif getattr(argument, "value", argument) is None:
-            given.append(None)
-        else:
-            fact = f"{made.name} gives {getattr(argument, 'value', 'a number')}, no tensor"
-            raise InputError(fact, hint="tensors, in tuples or dicts")
-    spec = program.call_spec.out_spec
-    assert spec is not None
-    return dict(_named_outputs(tree_unflatten(given, spec), "")), updates
-
-
-def _named_outputs(tree: Any, path: str) -> Iterator[tuple[str, str]]:
-    if isinstance(tree, str):
-        yield path or "output", tree
-    elif isinstance(tree, Mapping):
-        for key, one in cast("Mapping[Any, Any]", tree).items():
-            yield from _named_outputs(one, f"{path}.{key}" if path else str(key))
-    elif isinstance(tree, (tuple, list)):
-        several = cast("Sequence[Any]", tree)
-        for key, one in zip(getattr(tree, "_fields", range(len(several))), several, strict=True):
-            yield from _named_outputs(one, f"{path}.{key}" if path else str(key))
-    elif tree is not None:
-        raise InputError(f"an output is a {type(tree).__name__}", hint="tensors, in tuples or dicts")
 
 
 def _checked(found: Sequence[Found], needed: Iterable[str], name: str) -> list[Found]:
@@ -302,7 +265,7 @@ def _checked(found: Sequence[Found], needed: Iterable[str], name: str) -> list[F
 
 
 @contextmanager
-def _mode(module: torch.nn.Module, training: bool) -> Iterator[None]:
+def _mode(module: torch.nn.Module, training: bool) -> Generator[None]:
     """The module in training or evaluation; as it was, where that is its own mode."""
     before = [(one, one.training) for one in module.modules()]
     if module.training != training:

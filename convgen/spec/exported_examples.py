@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from convgen.errors import InputError
+from convgen.spec.exported_state import dtype_name
+from convgen.spec.graph import DTYPES
 from convgen.spec.text import number_of, one_line
 
 if TYPE_CHECKING:
@@ -107,7 +109,7 @@ def examples_of(module: torch.nn.Module, inputs: Sequence[Any] | Mapping[str, An
 
 
 def _check_tensor(name: str, value: torch.Tensor) -> None:
-    if value.dtype.is_complex:
-        raise InputError(f"input {name} is complex", hint="real and imaginary part as two inputs")
+    if dtype_name(value) not in DTYPES:
+        raise InputError(f"input {name} has the dtype {dtype_name(value)}", hint=f"one of {', '.join(DTYPES)}")
     if not value.numel():
         raise InputError(f"input {name} of shape {list(value.shape)} is empty", hint="extents of 1 or more")

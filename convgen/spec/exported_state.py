@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from convgen.errors import InputError
-from convgen.spec.graph import Value
+from convgen.spec.graph import DTYPES, Value
 
 if TYPE_CHECKING:
     import torch
@@ -61,12 +61,13 @@ def state_of(module: torch.nn.Module) -> State:
 
     parameters = values(module.named_parameters(remove_duplicate=False))
     buffers = values(module.named_buffers(remove_duplicate=False))
-    kept = frozenset(
+    whole: Any = module
+    hidden = frozenset(
         f"{path}.{name}" if path else name
-        for path, owner in module.named_modules(remove_duplicate=False)
-        for name in cast("set[str]", owner._non_persistent_buffers_set)  # pyright: ignore[reportPrivateUsage]
+        for path, owner in whole.named_modules(remove_duplicate=False)
+        for name in cast("set[str]", owner._non_persistent_buffers_set)
     )
-    return State(parameters, buffers, tensors, canonical, kept)
+    return State(parameters, buffers, tensors, canonical, hidden)
 
 
 def _value(module: torch.nn.Module, name: str, tensor: torch.Tensor) -> Value:
@@ -75,6 +76,8 @@ def _value(module: torch.nn.Module, name: str, tensor: torch.Tensor) -> Value:
     if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
         raise InputError(f"{name} has no shape yet: its module is lazy", hint="call the module once before the import")
     dtype = dtype_name(tensor)
+    if dtype not in DTYPES:
+        raise InputError(f"{name} has the dtype {dtype}", hint=f"one of {', '.join(DTYPES)}")
     path, _, leaf = name.rpartition(".")
     init = initialisation(module.get_submodule(path), leaf)
     return Value(name=name, shape=tuple(tensor.shape), dtype=dtype, init=init)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from operator import getitem
 from typing import Any, cast
 
 from convgen.errors import InputError
 from convgen.spec.exported_state import dtype_name
-from convgen.spec.graph import Arg, Call, Ref, Samples, Size, Value, refs
+from convgen.spec.graph import DTYPES, Arg, Call, Ref, Samples, Size, Value, refs
 from convgen.spec.graph_edit import BATCH_NORM, DROPOUT
 from convgen.spec.text import one_line
 
@@ -23,6 +24,7 @@ SAME_SHAPE = (
     "narrow",
     "squeeze",
 )  # nothing is done where shapes agree
+RESHAPES = ("_unsafe_view", "reshape")  # views, where contiguity is nobody's concern
 DROPOUTS = ("dropout", "native_dropout")
 # By operator: places of training, momentum and eps, of a new mean and variance among the results.
 BATCH_NORMS: dict[str, tuple[int | None, int, int, tuple[int, int] | None]] = {
@@ -73,8 +75,6 @@ class Walk:
             FixedError: its sizes are not multiples of the number of samples.
             InputError: it is no operator of ATen's.
         """
-        from torch._ops import OpOverload
-
         value = node.meta.get("val")
         if node.op == "placeholder":
             if node.name in self.names:
@@ -86,7 +86,7 @@ class Walk:
         elif node.target is getitem:
             source, place = cast("tuple[Any, int]", node.args)
             self.known[node.name] = self.known[source.name][place]
-        elif not isinstance(node.target, OpOverload) or node.target.namespace != "aten":
+        elif not str(node.target).startswith("aten."):
             self.refuse(node, str(node.target))
         elif value is None:
             self.asserted(node)
@@ -107,7 +107,7 @@ class Walk:
             self.arg(node.args[k] if k < len(node.args) else node.kwargs.get(a.name, a.default_value))
             for k, a in enumerate(schema)
         )
-        several: tuple[Any, ...] = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+        several = tuple(cast("Sequence[Any]", value)) if isinstance(value, (list, tuple)) else (value,)
         results = tuple(self.result(node, k, one) for k, one in enumerate(several))
         op = str(node.target).removeprefix("aten.").removesuffix(".default")
         base, shape = op.split(".")[0], None if results[0] is None else results[0].shape
@@ -127,9 +127,12 @@ class Walk:
             problem = "updates running statistics that its results don't have" if lost else problem
             names = (names[0], *[None] * (max(picked or (0,)) + 1))
             for k in picked or ():
-                names = (*names[:k], results[k] and results[k].name, *names[k + 1 :])
+                new = results[k]
+                names = (*names[:k], new and new.name, *names[k + 1 :])
             results = (results[0], *((results[k] for k in picked) if picked else (None, None)))
             op = BATCH_NORM
+        elif base in RESHAPES:
+            op = "view"
         elif base == "instance_norm" and args[3] is not None and args[5]:
             problem = "updates running statistics, which torch.export loses"
         self.known[node.name] = names if isinstance(value, (list, tuple)) else names[0]
@@ -176,26 +179,24 @@ class Walk:
 
         if not isinstance(value, torch.Tensor):
             return None
-        if value.dtype.is_complex:
-            self.refuse(node, f"{node.target} gives {dtype_name(value)}: complex numbers are not described")
+        if dtype_name(value) not in DTYPES:
+            self.refuse(node, f"{node.target}, which gives {dtype_name(value)},")
         name = f"%{node.name}" if place == 0 else f"%{node.name}.{place}"  # no source's name begins with %
         return Value(name=name, shape=tuple(self.size(n) for n in value.shape), dtype=dtype_name(value))
 
     def size(self, value: Any) -> Size:
         """A size or number as an integer, or as a multiple of the number of samples."""
-        import sympy
-
         if isinstance(value, int):
             return value
+        sympy: Any = import_module("sympy")
         n = sympy.Symbol("N", positive=True, integer=True)
         expression = sympy.expand(value.node.expr.subs(dict.fromkeys(self.symbols, n)))
         if expression.is_Integer:
             return int(expression)
-        times = sympy.simplify(expression / n)
-        if not (times.is_Integer and times > 0):
-            said = sympy.sstr(expression)
-            raise FixedError(f"a size is {said}" if self.symbols else f"the size {said} depends on data")
-        return Samples(int(times))
+        times = expression.coeff(n)
+        if times.is_Integer and times > 0 and expression == times * n:
+            return Samples(int(times))
+        raise FixedError(f"a size is {expression}" if self.symbols else f"the size {expression} depends on data")
 
     def arg(self, value: Any) -> Arg:
         import torch

@@ -15,6 +15,8 @@ from typing import TypeAlias, cast
 
 from convgen.spec.source import Source
 
+DTYPES = ("float64", "float32", "float16", "bfloat16", "bool", "uint8", "int8", "int16", "int32", "int64")
+
 
 @dataclass(frozen=True, slots=True)
 class Samples:
@@ -69,7 +71,8 @@ class Call:
 
     Args:
         op: ATen's overload without namespace and `.default`: conv2d, add.Tensor. `batch_norm` is (x, weight, bias,
-            running_mean, running_var, training, momentum, eps) to (y, new mean, new variance), `dropout` (x, p, train).
+            running_mean, running_var, training, momentum, eps) to (y, new mean, new variance), `dropout` (x, p, train);
+            `view` is any reshape: what made values contiguous for it is gone.
         args: every argument of the operator's schema, in its order, keyword-only ones too, defaults filled in.
         results: None where nobody reads one.
         module: dotted path of the module that it stems from; "" is the whole.

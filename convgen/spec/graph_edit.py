@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from convgen.spec.graph import Arg, Call, Graph, Ref, refs
@@ -93,11 +93,3 @@ def _renamed(arg: Arg, name: Callable[[str], str]) -> Arg:
     if isinstance(arg, Ref):
         return Ref(name(arg.name))
     return tuple(_renamed(one, name) for one in arg) if isinstance(arg, tuple) else arg
-
-
-def all_names(graph: Graph) -> Mapping[str, str]:
-    """What each value of a graph is, by its name: input, parameter, buffer, constant or result."""
-    groups = {"input": graph.inputs, "parameter": graph.parameters, "buffer": graph.buffers}
-    known = {value.name: kind for kind, values in groups.items() for value in values}
-    known |= {value.name: "constant" for value in graph.constants}
-    return known | {value.name: "result" for call in graph.calls for value in call.results if value is not None}

@@ -27,7 +27,7 @@ from ruamel.yaml.events import (
 
 from convgen.errors import InputError
 from convgen.spec.source import KeyPath, Source
-from convgen.spec.text import kind, one_line, read_text, shown
+from convgen.spec.text import MAX_FILE_BYTES, kind, one_line, read_text, shown
 
 Scalar: TypeAlias = "None | bool | int | float | str"
 Value: TypeAlias = "Scalar | list[Value] | dict[str, Value]"
@@ -69,18 +69,19 @@ class _Node:
     line: int
 
 
-def read_yaml(path: str | Path) -> Document:
+def read_yaml(path: str | Path, times: int = 1) -> Document:
     """The mapping that a file holds.
 
     Args:
         path: the file; its name as given goes into messages.
+        times: how much longer than a layer file it may be.
     Raises:
         InputError: the file can't be read, isn't YAML 1.2, or isn't one mapping; names file and line.
     """
-    return parse_yaml(read_text(path), str(path))
+    return parse_yaml(read_text(path, MAX_FILE_BYTES * times), str(path), times)
 
 
-def parse_yaml(text: str, file: str = "") -> Document:
+def parse_yaml(text: str, file: str = "", times: int = 1) -> Document:
     """`read_yaml` for text in memory.
 
     Example:
@@ -90,7 +91,7 @@ def parse_yaml(text: str, file: str = "") -> Document:
     reader = _Reader(text, file)
     root = reader.document()
     lines: dict[KeyPath, int] = {}
-    value = _Copier(lines, file).value(root, ())
+    value = _Copier(lines, file, MAX_VALUES * times).value(root, ())
     assert isinstance(value, dict)
     return Document(value, Source(file, lines))
 
@@ -247,13 +248,13 @@ class _Reader:
 class _Copier:
     """Nodes to plain data: aliases copied out, the line of every key path noted."""
 
-    def __init__(self, lines: dict[KeyPath, int], file: str) -> None:
-        self.lines, self.file, self.left = lines, file, MAX_VALUES
+    def __init__(self, lines: dict[KeyPath, int], file: str, most: int) -> None:
+        self.lines, self.file, self.most, self.left = lines, file, most, most
 
     def value(self, node: _Node, path: KeyPath) -> Value:
         self.left -= 1
         if self.left < 0 or len(path) > MAX_DEPTH:
-            fact = f"more than {MAX_VALUES} values or {MAX_DEPTH} levels, aliases written out"
+            fact = f"more than {self.most} values or {MAX_DEPTH} levels, aliases written out"
             raise InputError(fact, where=f"{self.file}:{node.line}", hint="a layer file has about 50 values")
         self.lines[path] = node.line
         match node.content:

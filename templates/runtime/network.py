@@ -8,14 +8,14 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from .blocks import Block, Function, Inside
+from .blocks import Around, Block, Function
 from .checks import identify, refuse_forward_mode
 from .clipping import local
 from .conversions import all_gather, copy_parts
@@ -39,8 +39,8 @@ class Net:
     Args:
         spec, schedule: the network in a graph file's keys, and its program's text; alike on all ranks of a mesh.
         batch: the number of samples that it was compiled for.
-        values: inputs, outputs, parameters and buffers: shape and layout, `[N * H *]`.
-        init: of parameters and buffers, how torch fills them.
+        values: inputs and outputs: shape and layout, `[N * H *]`.
+        state: parameters and buffers: the same, how torch fills them, and a buffer's dtype ("" for a parameter).
     """
 
     channels_last = False
@@ -58,12 +58,14 @@ class Net:
         sums: str,
         identity: str,
         values: Mapping[str, tuple[Sequence[Size], str]],
+        state: Mapping[str, tuple[Sequence[Size], str, str, str]],
     ) -> None:
         self.name, self.file, self.grid, self.batch = name, file, grid, batch
-        self.dtype, self.device, self.sums, self.values = dtype, device, sums, values
+        self.dtype, self.device, self.sums, self.state = dtype, device, sums, state
+        self.values = {**values, **{n: (shape, text) for n, (shape, text, _, _) in state.items()}}
         self.wide = torch.float64 if dtype == torch.float64 else torch.float32
         self.identity = hashlib.sha256(identity.encode()).digest()
-        self.stored = {n: self.split(n, batch) for n in values}
+        self.stored = {n: self.split(n, batch) for n in self.values}
         self._placements: dict[Any, list[Shard | Replicate] | None] = {}
 
     def split(self, name: str, batch: int) -> Split:
@@ -188,41 +190,105 @@ def gathered(value: Tensor, layout: Split, here: RowHere) -> Tensor:
     return all_gather(layout.tensor, value.contiguous(), layout, whole, axes, here)  # type: ignore[arg-type]
 
 
+class BatchNorm(NamedTuple):
+    """Rows of a batch norm over the whole batch: moments, coefficients of them, and what is made with these."""
+
+    moments: Row
+    coefficients: Row
+    centred: Row
+    momentum: float
+    eps: float
+
+
+class Called(NamedTuple):
+    """A call of a network: this rank's plain blocks of parameters and buffers, and of the seed as it was."""
+
+    module: NetworkModule
+    place: Place
+    batch: int
+    blocks: dict[str, Tensor]
+    seed: Tensor | None
+
+
 class Run:
     """A network's parameters and rows for one call; `within` a module of the source.
 
     Attributes:
-        prefix: of names of parameters; `label` of names of values.
+        prefix: of names of parameters; `start` of names of values.
     """
 
-    def __init__(self, module: NetworkModule, batch: int, prefix: str = "", label: str = "") -> None:
-        self.module, self.batch, self.prefix, self.label = module, batch, prefix, label
-        self.net, self.place = module.net, module.net.place(module.mesh)
-        self.training = module.training
+    def __init__(self, of: Called, prefix: str = "", start: str = "") -> None:
+        self.of, self.prefix, self.start = of, prefix, start
+        self.net, self.place, self.batch = of.module.net, of.place, of.batch
+        self.training, self.seed = of.module.training, of.seed
         self.name, self.grid, self.sums = self.net.name, self.net.grid, self.net.sums
-        self.dtype, self.device = self.net.dtype, self.net.device
+        self.dtype, self.wide, self.device = self.net.dtype, self.net.wide, self.net.device
 
-    def within(self, prefix: str, label: str) -> Run:
-        return Run(self.module, self.batch, f"{self.prefix}{prefix}", label)
+    def within(self, prefix: str, start: str) -> Run:
+        return Run(self.of, prefix, start)
+
+    @property
+    def whole(self) -> Run:
+        """The whole network, for parameters of other modules."""
+        return self.within("", self.start)
 
     def __getitem__(self, name: str) -> Tensor:
         """This rank's plain block of a parameter or buffer."""
-        return inside_block(self.module.known[f"{self.prefix}{name}"])
+        return self.of.blocks[f"{self.prefix}{name}"]
 
-    def __call__(self, row: Row, *operands: Tensor) -> Any:
+    def __call__(self, row: Row, label: str, *operands: Tensor) -> Any:
         """What a row makes."""
-        made = row.stand(self.batch, self).run(self.place, operands)
-        return made if len(made) > 1 else made[0]
+        made = row.stand(self, f"{self.start}{label}").run(self.place, operands)
+        (first, *others) = made
+        return made if others else first
 
     def update(self, name: str, value: Tensor) -> None:
         """A buffer's new value."""
         if self.training:
             with torch.no_grad():
-                local(self.module.known[f"{self.prefix}{name}"]).copy_(value)
+                self[name].copy_(value)
+
+    def batch_norm(self, rows: BatchNorm, label: str, x: Tensor, name: str) -> Tensor:
+        """Batch norm of a module of the source, by statistics of the whole batch, or running ones in evaluation."""
+        blocks, module = self.of.blocks, f"{self.prefix}{name}"
+        names = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+        w, b, mean, variance, counted = [blocks.get(f"{module}.{n}") for n in names]
+        own = self.training or mean is None
+        if self.training and counted is not None:
+            counted.add_(1)
+        stand = rows.moments.stand(self, f"{self.start}{label}_moments")
+        if not stand.store[0] and x.numel() and rows.centred.stand(self, f"{self.start}{label}").is_silent:
+            return torch.nn.functional.batch_norm(x, mean, variance, w, b, own, rows.momentum, rows.eps)
+        if own:
+            (m,) = stand.run(self.place, [x])
+            if self.training and mean is not None and variance is not None:
+                count, new, m2 = m.detach()
+                mean.lerp_(new.to(mean.dtype), rows.momentum)
+                variance.lerp_((m2 / (count - 1)).to(variance.dtype), rows.momentum)
+        else:
+            assert mean is not None and variance is not None
+            m = torch.stack([torch.ones_like(mean), mean, variance])
+        vectors = [v for v in (w, b) if v is not None]
+        return self(rows.centred, label, x, self(rows.coefficients, f"{label}_coefficients", m, *vectors))
 
 
-def inside_block(value: Tensor) -> Tensor:
-    return Inside.apply(value) if isinstance(value, (Block, DTensor)) else value
+class InsideAll(Function):
+    """Plain blocks of DTensors and Blocks, all in one node of autograd's graph."""
+
+    @staticmethod
+    def forward(*of: Any) -> tuple[Tensor, ...]:
+        blocks = (t._block if isinstance(t, Block) else t._local_tensor if isinstance(t, DTensor) else t for t in of)
+        return tuple([t.view_as(t) for t in blocks])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.places = [(t.held, t.of) if isinstance(t, Block) else getattr(t, "_spec", None) for t in inputs]
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        pairs = zip(gradients, ctx.places, strict=True)
+        return tuple([g if g is None or p is None else Around.apply(g, p) for g, p in pairs])
 
 
 class Scope(torch.nn.Module):
@@ -238,8 +304,6 @@ class NetworkModule(torch.nn.Module):
     """
 
     net: ClassVar[Net]
-    learnt: ClassVar[Mapping[str, str]]  # parameters: how torch fills them
-    buffered: ClassVar[Mapping[str, tuple[str, str]]]  # buffers: how they begin, and their dtype
     aliases: ClassVar[Mapping[str, str]] = {}
     inputs: ClassVar[tuple[str, ...]]
     modes: ClassVar[tuple[str, ...]] = ("train", "eval")
@@ -250,26 +314,31 @@ class NetworkModule(torch.nn.Module):
         if parameters not in ("dtensors", "blocks"):
             raise ValueError(f"{self.net.name}: parameters= is dtensors or blocks, got {parameters!r}")
         self.mesh = mesh
-        self.known: dict[str, Any] = {}
+        self._owners: dict[str, tuple[torch.nn.Module, str]] = {}
+        self.learnt = {n: how for n, (_, _, how, dtype) in self.net.state.items() if not dtype}
+        self.buffered = {n: (how, dtype) for n, (_, _, how, dtype) in self.net.state.items() if dtype}
         net, here = self.net, self.net.here(mesh)
         for name in self.learnt:
             block = torch.empty(here.shape(net.stored[name]), dtype=net.dtype, device=net.device)
             value = torch.nn.Parameter(self._as_known(name, block, parameters))
-            owner, leaf = self._owner(name)
+            owner, leaf = self._owners[name] = self._owner(name)
             owner.register_parameter(leaf, value)
-            self.known[name] = value
         for name, (_, dtype) in self.buffered.items():
             block = torch.zeros(here.shape(net.stored[name]), dtype=getattr(torch, dtype), device=net.device)
             value = self._as_known(name, block, parameters) if block.dim() else block
-            owner, leaf = self._owner(name)
+            owner, leaf = self._owners[name] = self._owner(name)
             owner.register_buffer(leaf, value)
-            self.known[name] = value
         for name, same in self.aliases.items():
             owner, leaf = self._owner(name)
             owner.register_parameter(leaf, self.known[same])
         self.reset_parameters(seed)
         if self.modes == ("eval",):
             self.eval()
+
+    @property
+    def known(self) -> dict[str, Any]:
+        """Parameters and buffers by name, as the modules have them now."""
+        return {name: getattr(owner, leaf) for name, (owner, leaf) in self._owners.items()}
 
     def _as_known(self, name: str, block: Tensor, parameters: str) -> Tensor:
         net, mesh = self.net, self.mesh
@@ -366,7 +435,15 @@ class NetworkModule(torch.nn.Module):
                 got = tuple(value.shape)
                 raise ValueError(f"{net.name}: this rank's block of {name} has shape {wanted}, got {got}{hint}")
         identify(here)
-        return self.compute(Run(self, count), *given)
+        known = self.known
+        blocks = dict(zip(self.learnt, InsideAll.apply(*(known[n] for n in self.learnt)), strict=True))
+        blocks |= {n: local(known[n]) for n in self.buffered}
+        drawn = next((blocks[n] for n, (how, _) in self.buffered.items() if how == "seed"), None)
+        called = Called(self, here.place, count, blocks, None if drawn is None else drawn.clone())
+        made = self.compute(Run(called), *given)
+        if drawn is not None and self.training:
+            drawn[1] += 1
+        return made
 
     def compute(self, run: Run, *given: Tensor) -> Any:
         raise NotImplementedError

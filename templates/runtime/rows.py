@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -36,7 +37,6 @@ from .here import Here, frame_at, held_at
 from .layout import Box, common, interval
 from .mesh import Place, coordinates
 from .transport import Group
-
 
 CHAIN = re.compile(r"\[([^\]]*)\]|(\w+)\(([\w,]*)\)")
 ENTRY = re.compile(r"(\*|\w+|\([\w,]+\))(\+?)")
@@ -98,8 +98,19 @@ class RowHere(Here):
     def empty(self, layout: Any, like: Tensor, padded: bool = False) -> Tensor:
         return like.new_zeros(self.shape(layout)) if padded else like.new_empty(self.shape(layout))
 
+    def frame(self, layout: Any) -> Box:
+        return super().frame(layout)
+
+    def held(self, layout: Any) -> Box:
+        return super().held(layout)
+
+    def shape(self, layout: Any) -> tuple[int, ...]:
+        return super().shape(layout)
+
     def group(self, axes: Axes) -> Group:
-        return Group(tuple(self.place.ranks[p] for p in self.members(axes)), self.layer.sums, self.layer.wide)
+        return Group(
+            tuple(self.place.ranks[p] for p in self.members(axes)), self.layer.sums, cast(Any, self.layer).wide
+        )
 
 
 class Stand:
@@ -108,19 +119,19 @@ class Stand:
     channels_last = False
     copy = staticmethod(copy_parts)
 
-    def __init__(self, row: Row, operation: Operation, net: Any) -> None:
+    def __init__(self, row: Row, operation: Operation, net: Any, label: str) -> None:
         self.row, self.operation, self.signature = row, operation, operation.signatures[row.way]
-        self.label = net.label
         self.name, self.grid, self.sums, self.device = net.name, net.grid, net.sums, net.device
-        self.dtype, self.wide = net.dtype, torch.float64 if net.dtype == torch.float64 else torch.float32
-        s, text = self.signature, row.chains
-        self.fetch = tuple(self._chain(c, o, o.name) for c, o in zip(text["fetch"], s.inputs, strict=True))
-        self.store = tuple(self._chain(c, o, "") for c, o in zip(text["store"], s.results, strict=True))
-        self.given = tuple(self._chain(c, o, f"d{o.name}") for c, o in zip(text["given"], s.results, strict=True))
-        self.back = tuple(self._chain(c, o, f"d{o.name}") for c, o in zip(text["back"], s.inputs, strict=True))
-        self.windows = tuple(self._layout(c, o, last=True) for c, o in zip(text["fetch"], s.inputs, strict=True))
-        self.made = tuple(self._layout(c, o) for c, o in zip(text["store"], s.results, strict=True))
-        self.derived = {k: one.stand(net.batch, net) for k, one in row.derived.items()}
+        self.dtype, self.wide = net.dtype, net.wide
+        inputs, results = self.signature.inputs, self.signature.results
+        made = [f"{label}_{j}" if j else label for j in range(len(results))]
+        self.fetch = tuple(self._chain(c, o, f"{label}.{o.name}") for c, o in zip(row.fetch, inputs, strict=True))
+        self.back = tuple(self._chain(c, o, f"{label}.d{o.name}") for c, o in zip(row.back, inputs, strict=True))
+        self.store = tuple(self._chain(c, o, n) for c, o, n in zip(row.store, results, made, strict=True))
+        self.given = tuple(self._chain(c, o, f"{label}.d{o.name}") for c, o in zip(row.given, results, strict=True))
+        self.windows = tuple(self._layouts(c, o)[-1] for c, o in zip(row.fetch, inputs, strict=True))
+        self.is_silent = not any((*self.fetch, *self.back, *self.store, *self.given))
+        self.derived = {k: one.stand(net, f"{label}.d{inputs[k].name}") for k, (one, _) in row.derived.items()}
         self._ats: dict[int, At] = {}
 
     # ---- What conversions ask of a layer ----
@@ -136,8 +147,8 @@ class Stand:
 
     # ---- Layouts ----
 
-    def _layout(self, chain: str, operand: Operand, last: bool = False) -> Any:
-        return self._read([m[0] for m in CHAIN.finditer(chain) if m[0].startswith("[")][-last], operand)
+    def _layouts(self, chain: str, operand: Operand) -> list[Any]:
+        return [self._read(m[0], operand) for m in CHAIN.finditer(chain) if m[0].startswith("[")]
 
     def _read(self, text: str, operand: Operand) -> Any:
         entries = [ENTRY.fullmatch(e) for e in text[1:-1].split(" ") if e]
@@ -151,21 +162,14 @@ class Stand:
         )
         return Reach(blocks, windows)
 
-    def _chain(self, text: str, operand: Operand, suffix: str) -> Chain:
-        found: list[Move] = []
-        src, kind, over = None, "", ()
-        steps = len(re.findall(r"\w+\(", text))
-        for m in CHAIN.finditer(text):
-            if m[2]:
-                kind, over = m[2], tuple(filter(None, m[3].split(",")))
-                continue
-            dst = self._read(m[0], operand)
-            if src is not None:
-                name = f"{self.row.label}.{suffix}" if suffix else self.row.names[self.signature.results.index(operand)]
-                number = f"_{len(found) + 1}" if steps > 1 else ""
-                found.append(Move(kind, over, src, dst, f"{self.label}{name}{number}"))
-            src = dst
-        return tuple(found)
+    def _chain(self, text: str, operand: Operand, step: str) -> Chain:
+        layouts = self._layouts(text, operand)
+        kinds = [(m[2], tuple(filter(None, m[3].split(",")))) for m in CHAIN.finditer(text) if m[2]]
+        names = [f"{step}_{i + 1}" if len(kinds) > 1 else step for i in range(len(kinds))]
+        return tuple(
+            Move(kind, over, *pair, name)
+            for (kind, over), pair, name in zip(kinds, pairwise(layouts), names, strict=True)
+        )
 
     # ---- Where local code stands ----
 
@@ -248,7 +252,7 @@ class Stand:
         return results
 
     def _nothing(self, result: Operand, shape: list[int], parts: list[Tensor]) -> Tensor:
-        """Where a rank has nothing to add; in the graph like any other, so that all ranks come to the same gradients."""
+        """Where a rank has nothing to add; in the graph like any other, so that all come to the same gradients."""
         if result.integer:
             return torch.zeros(shape, dtype=torch.int64, device=self.device)
         floats = [p for p in parts if p.is_floating_point()]
@@ -261,7 +265,7 @@ class Stand:
         found: list[Tensor | None] = [None] * len(operands)
         for k, one in self.derived.items():
             reads: list[Tensor] = []
-            for kind, j in self.row.derived[k].sources:
+            for kind, j in self.row.derived[k][1]:
                 dy = dys[j] if kind == "gradient" else None
                 t = operands[j] if kind == "operand" else results[j] if kind == "result" else dy
                 reads.append(torch.zeros_like(results[j]) if t is None else t)
@@ -274,33 +278,46 @@ class Row:
 
     Args:
         operation: for a number of samples.
-        chains: of fetch, store, given and back, a text for each operand or result: `[N * H *] exchange(H) [N * H+ *]`.
-        derived: by operand the row that makes its gradient.
-        sources: of such a row: where its operands are found.
+        roles: the grid's axes that split each index, outermost first: `N=N H=(H,W)`.
+        reads: for each operand how it is stored and fetched, and behind a bar how its gradient comes back:
+            `[N * H *] exchange(H) [N * H+ *] | [N * H+ *] exchange_add(H) [N * H *]`.
+        makes: for each result how it is made and stored, and behind a bar how its gradient is fetched.
+        derived: by operand the row that makes its gradient, and where that row finds its operands.
     """
 
     def __init__(
         self,
         operation: Callable[[int], Operation],
+        roles: str,
+        reads: Sequence[str],
+        makes: Sequence[str],
         *,
         way: int = 0,
-        roles: dict[str, Axes] | None = None,
-        derived: dict[int, Row] | None = None,
-        sources: tuple[tuple[str, int], ...] = (),
-        label: str = "",
-        names: tuple[str, ...] = (),
-        **chains: tuple[str, ...],
+        derived: dict[int, tuple[Row, tuple[tuple[str, int], ...]]] | None = None,
     ) -> None:
-        self.operation, self.way, self.roles = operation, way, roles or {}
-        self.chains, self.derived, self.sources = chains, derived or {}, sources
-        self.label, self.names = label, names
+        self.operation, self.way, self.derived = operation, way, derived or {}
+        pairs = (word.split("=") for word in roles.split())
+        self.roles: dict[str, Axes] = {index: tuple(axes.strip("()").split(",")) for index, axes in pairs}
+        self.fetch, self.back = _sides(reads)
+        self.store, self.given = _sides(makes)
         self._stands: dict[Any, Stand] = {}
 
-    def stand(self, batch: int, net: Any) -> Stand:
-        key = (batch, net.label, net.dtype, net.device)
+    def stand(self, net: Any, label: str) -> Stand:
+        """The row in a call of a network.
+
+        Args:
+            label: what its steps are called.
+        """
+        key = (net.batch, label, net.dtype, net.device)
         if key not in self._stands:
-            self._stands[key] = Stand(self, self.operation(batch), net)
+            self._stands[key] = Stand(self, self.operation(net.batch), net, label)
         return self._stands[key]
+
+
+def _sides(texts: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What stands before the bars, and behind them."""
+    pairs = [text.partition(" | ")[::2] for text in texts]
+    return tuple(before for before, _ in pairs), tuple(behind for _, behind in pairs)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -417,5 +434,3 @@ def block_of(value: Tensor, layout: Split, layer: Any, place: Place) -> Tensor:
     """This rank's block of a whole tensor."""
     box = frame_at(layer, layout, place.me, 0)
     return within(value, tuple((0, n) for n in value.shape), box)
-
-

@@ -50,7 +50,13 @@ def transposed(reader: Reader, call: Call) -> bool:
     sides = tuple(
         Spatial(name, extent, k, s, p, p, d)
         for name, extent, k, s, p, d in zip(
-            SPATIAL_NAMES[n], x.shape[2:], w.shape[2:], many(stride, n), many(padding, n), many(dilation, n), strict=True
+            SPATIAL_NAMES[n],
+            x.shape[2:],
+            w.shape[2:],
+            many(stride, n),
+            many(padding, n),
+            many(dilation, n),
+            strict=True,
         )
     )
     filters = w.shape[1] * int(groups)  # type: ignore[arg-type]

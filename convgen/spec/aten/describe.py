@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from convgen.errors import InputError
+from convgen.late import torch
 from convgen.operations.bound import Bound
 from convgen.operations.calls import Whole, operator_of
-from convgen.late import torch
-from convgen.spec.aten import (  # noqa: F401  (each registers its own)
+from convgen.spec.aten import (
     along,
     convolutions,
     dense,
@@ -23,6 +23,8 @@ from convgen.spec.aten import (  # noqa: F401  (each registers its own)
 )
 from convgen.spec.aten.reader import FLOATS, KNOWN, Reader, Tensor, slots
 from convgen.spec.graph import Call, Graph
+
+FAMILIES = (along, convolutions, dense, elementwise, losses, norms, pooling, products, rows, seeds, views)  # each registers its own
 
 
 @dataclass(frozen=True)

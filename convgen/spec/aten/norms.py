@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from convgen.late import torch
+from convgen.operations.batch_norm import Centred, Coefficients, RunningMoments
 from convgen.operations.moments import Averaged, Moments, Normalise, RunningStatistics
 from convgen.operations.pointwise import Pointwise, affine, bias
 from convgen.spec.aten.reader import Reader, Tensor, knows
@@ -19,34 +20,31 @@ def batch_norm(reader: Reader, call: Call) -> bool:
     y, *new = call.results
     if y is None:
         return False
-    of = Averaged(x.shape, (1,))
     if not training and mean is None:
         return False
+    of = Averaged(x.shape, (1,))
+    m = reader.made(f"{y.name}_moments", of.moments, "float64" if x.dtype == "float64" else "float32")
     if training:
-        m = reader.made(f"{y.name}_moments", of.moments, "float64" if x.dtype == "float64" else "float32")
         reader.add(Moments(of), [x], [m.name])
-        if mean is not None and new and new[0] is not None:
+        if mean is not None and any(new):
             running = RunningStatistics(x.shape[1], float(momentum))  # type: ignore[arg-type]
             makes = [v.name if v is not None else "" for v in new]
             reader.add(running, [reader.of(mean), reader.of(variance), m], makes)
-        _normalised(reader, of, x, m, w, b, float(eps), y.name)  # type: ignore[arg-type]
-        return True
-    _standardised(reader, x, mean, variance, w, b, float(eps), y.name)  # type: ignore[arg-type]
+    else:
+        reader.add(RunningMoments(x.shape[1]), [reader.of(mean), reader.of(variance)], [m.name])
+    _by_channel(reader, x, m, w, b, float(eps), y.name)  # type: ignore[arg-type]
     return True
 
 
-def _standardised(reader: Reader, x: Tensor, mean: Any, variance: Any, w: Any, b: Any, eps: float, makes: str) -> None:
-    """By statistics that are given."""
-    means, variances = reader.of(mean), reader.of(variance)
-    shifted = reader.made(f"{makes}_scaled", x.shape, x.dtype)
-    shapes = (x.shape, means.shape, variances.shape)
-    scale = Pointwise("standardise", x.shape, shapes, ((), (1,), (1,)), (eps,))
-    _with_affine(reader, scale, [x, means, variances], w, b, shifted, makes)
+def _by_channel(reader: Reader, x: Tensor, m: Tensor, w: Any, b: Any, eps: float, makes: str) -> None:
+    """x by moments a channel."""
+    p = reader.made(f"{makes}_coefficients", m.shape, m.dtype)
+    vectors = [reader.of(v) for v in (w, b) if v is not None]
+    reader.add(Coefficients(x.shape[1], eps, w is not None, b is not None), [m, *vectors], [p.name])
+    reader.add(Centred(x.shape), [x, p], [makes])
 
 
-def _normalised(
-    reader: Reader, of: Averaged, x: Tensor, m: Tensor, w: Any, b: Any, eps: float, makes: str
-) -> None:
+def _normalised(reader: Reader, of: Averaged, x: Tensor, m: Tensor, w: Any, b: Any, eps: float, makes: str) -> None:
     normal = reader.made(f"{makes}_normal", x.shape, x.dtype)
     _with_affine(reader, Normalise(of, eps), [x, m], w, b, normal, makes)
 
@@ -71,7 +69,7 @@ def _with_affine(
 
 @knows("group_norm", "instance_norm")
 def group_norm(reader: Reader, call: Call) -> bool:
-    """group_norm(x, groups, weight, bias, eps, ...); instance_norm(x, w, b, mean, var, use_input_stats, momentum, eps)."""
+    """group_norm(x, groups, w, b, eps, ...); instance_norm(x, w, b, mean, variance, use_input_stats, momentum, eps)."""
     x = reader.of(call.args[0])
     (y,) = call.results
     assert y is not None
@@ -82,7 +80,9 @@ def group_norm(reader: Reader, call: Call) -> bool:
         _, w, b, mean, variance, own, _, eps, *_ = call.args
         size = 1
         if not own:
-            _standardised(reader, x, mean, variance, w, b, float(eps), y.name)  # type: ignore[arg-type]
+            m = reader.made(f"{y.name}_moments", (3, x.shape[1]), "float64" if x.dtype == "float64" else "float32")
+            reader.add(RunningMoments(x.shape[1]), [reader.of(mean), reader.of(variance)], [m.name])
+            _by_channel(reader, x, m, w, b, float(eps), y.name)  # type: ignore[arg-type]
             return True
     of = Averaged(x.shape, (0, 1), size)
     m = reader.made(f"{y.name}_moments", of.moments, "float64" if x.dtype == "float64" else "float32")

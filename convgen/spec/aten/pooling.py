@@ -57,7 +57,9 @@ def adaptive_max_pool(reader: Reader, call: Call) -> bool:
     if result is None or len(x.shape) != int(call.op[17]) + 2:
         return False
     y = reader.tensors[result.name]
-    number = numbers[0].name if numbers and numbers[0] is not None else reader.made(f"{y.name}_at", y.shape, "int64").name
+    number = (
+        numbers[0].name if numbers and numbers[0] is not None else reader.made(f"{y.name}_at", y.shape, "int64").name
+    )
     reader.add(AdaptiveMaxPool(x.shape, y.shape[2:]), [x], [y.name, number])
     return True
 

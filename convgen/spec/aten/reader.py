@@ -108,10 +108,13 @@ def slots(args: Any, reader: Reader, found: list[Tensor]) -> Any:
     if isinstance(args, Ref):
         found.append(reader.of(args))
         return Slot(len(found) - 1)
-    return tuple(slots(a, reader, found) for a in args) if isinstance(args, tuple) else args
+    if not isinstance(args, tuple):
+        return args
+    items: tuple[Any, ...] = args  # pyright: ignore[reportUnknownVariableType]
+    return tuple(slots(a, reader, found) for a in items)
 
 
 def many(value: Any, count: int) -> tuple[int, ...]:
     """One number for all dimensions, or one each."""
-    values = tuple(value) if isinstance(value, tuple) else (value,)
+    values: tuple[int, ...] = value if isinstance(value, tuple) else (value,)  # pyright: ignore[reportUnknownVariableType]
     return values if len(values) == count else values * count

@@ -1,0 +1,149 @@
+"""`convgen import`: a network from PyTorch."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from convgen.commands.outputs import OutputFile
+from convgen.errors import InputError
+from convgen.files import check_file, write_file
+from convgen.spec.graph import DTYPES
+from convgen.spec.names import did_you_mean
+from convgen.spec.text import one_line, shown
+
+if TYPE_CHECKING:
+    import torch
+
+_INPUT = re.compile(r"(?:([^\W\d]\w*)=)?([0-9]+(?:,[0-9]+)*)(?::(\w+))?")
+
+
+@click.command("import")
+@click.argument("factory", metavar="MODULE:FACTORY")
+@click.option(
+    "--input", "inputs", multiple=True, required=True, metavar="[NAME=]SHAPE[:DTYPE]",
+    help="Of an argument of forward, e.g. 8,3,64,64 or t=8:int64. The first extent counts samples.",
+)  # fmt: skip
+@click.option("--args", "arguments", metavar="JSON", help="The factory's: an object by name, or a list by place.")
+@click.option("--eval", "evaluation", is_flag=True, help="In evaluation; by default training, and both where it can.")
+@click.option("-o", "--output", type=OutputFile((".yaml", ".yml")), required=True, metavar="FILE", help="YAML.")
+def import_command(
+    factory: str, inputs: tuple[str, ...], arguments: str | None, evaluation: bool, output: Path
+) -> None:
+    """Import a network: the nn.Module that FACTORY gives, a class or function of a Python module."""
+    from convgen.explain.graph import graph_text
+    from convgen.spec.exported import graph_of
+    from convgen.spec.graph_file import constants_path, write_graph
+    from convgen.spec.safetensors import tensors_bytes
+
+    shapes = [_input(text) for text in inputs]
+    positional, named = _arguments(arguments)
+    beside = constants_path(output)
+    check_file(beside, "-o")
+    module = _module(factory, positional, named)
+    source = f"{factory} {arguments}" if arguments else factory
+    graph, tensors = graph_of(
+        module,
+        _examples(shapes),
+        name=factory.rpartition(":")[2].rpartition(".")[2],
+        source=source,
+        training=not evaluation,
+        remark=lambda text: click.echo(text, err=True),
+    )
+    write_file(output, write_graph(graph), "-o")
+    click.echo(graph_text(graph))
+    click.echo(f"wrote {output}")
+    if tensors:
+        write_file(beside, tensors_bytes(tensors), "-o")
+        click.echo(f"wrote {beside}")
+
+
+def _input(text: str) -> tuple[str, list[int], str]:
+    found = _INPUT.fullmatch(text.replace(" ", ""))
+    if found is None:
+        raise InputError(f"--input {shown(text)} is no shape", hint="--input 8,3,64,64, or --input t=8:int64")
+    shape, dtype = [int(n) for n in found[2].split(",")], found[3] or "float32"
+    if dtype not in DTYPES:
+        hint = did_you_mean(dtype, DTYPES, f"one of {', '.join(DTYPES)}")
+        raise InputError(f"--input {text}: dtype can't be {shown(dtype)}", hint=hint)
+    if 0 in shape:
+        raise InputError(f"--input {text} is empty", hint="extents of 1 or more")
+    return found[1] or "", shape, dtype
+
+
+def _examples(inputs: list[tuple[str, list[int], str]]) -> list[torch.Tensor] | dict[str, torch.Tensor]:
+    import torch
+
+    made = [torch.zeros(shape, dtype=getattr(torch, dtype)) for _, shape, dtype in inputs]
+    names = [name for name, _, _ in inputs if name]
+    if not names:
+        return made
+    if len(names) < len(made) or len(set(names)) < len(names):
+        raise InputError("--input: some have a name and some have none, or the same", hint="--input x=8,3 --input t=8")
+    return dict(zip(names, made, strict=True))
+
+
+def _arguments(text: str | None) -> tuple[list[Any], dict[str, Any]]:
+    if text is None:
+        return [], {}
+    try:
+        data: object = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"--args is no JSON: {error}", hint="--args '{\"num_classes\": 10}'") from None
+    if isinstance(data, list):
+        return cast("list[Any]", data), {}
+    if isinstance(data, dict):
+        return [], cast("dict[str, Any]", data)
+    raise InputError(f"--args can't be {shown(data)}", hint="--args '{\"num_classes\": 10}', or a list")
+
+
+def _module(text: str, positional: list[Any], named: dict[str, Any]) -> torch.nn.Module:
+    """What the factory gives, with the default generator's seed 0."""
+    import torch
+
+    path, _, name = text.partition(":")
+    if not path or not name:
+        raise InputError(f"{shown(text)} names no factory", hint="MODULE:FACTORY, e.g. torchvision.models:resnet18")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    found: Any = _imported(path)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            hint = did_you_mean(part, (n for n in dir(found) if not n.startswith("_")), f"a name in {path}")
+            raise InputError(f"{path} has no {name}", hint=hint)
+        found = getattr(found, part)
+    cast("Any", torch).manual_seed(0)
+    try:
+        module = found(*positional, **named)
+    except Exception as error:  # whatever the factory raises
+        raise InputError(f"{text} failed: {_said(error)}", hint="--args '{...}' with what it takes") from error
+    if not isinstance(module, torch.nn.Module):
+        raise InputError(f"{text} gives a {type(module).__name__}, no torch.nn.Module", hint="a class or function")
+    return module
+
+
+def _imported(path: str) -> Any:
+    from convgen.spec.torchvision_ops import SYMPTOM, declare_operators
+
+    try:
+        try:
+            return import_module(path)
+        except RuntimeError as error:
+            if SYMPTOM not in str(error):
+                raise
+            for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+                del sys.modules[name]  # half imported
+            declare_operators()
+            return import_module(path)
+    except Exception as error:  # whatever the module raises
+        raise InputError(f"can't import {path}: {_said(error)}", hint="a module that python -m finds here") from error
+
+
+def _said(error: Exception) -> str:
+    return one_line(f"{type(error).__name__}: {error}", 200)

@@ -1,0 +1,73 @@
+"""Batch norms of a network's program, each a line of its package: the rows that they are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from convgen.operations.batch_norm import Centred, Coefficients
+from convgen.operations.calls import Elementwise
+from convgen.operations.moments import Moments, RunningStatistics
+from convgen.program.network import Program
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A batch norm whose parameters and buffers are those of one module of the source.
+
+    Attributes:
+        moments, coefficients, centred: numbers of rows.
+        momentum: of running statistics; 0 where there are none.
+    """
+
+    module: str
+    moments: int
+    coefficients: int
+    centred: int
+    momentum: float
+    eps: float
+
+
+def norms(program: Program) -> tuple[dict[int, Norm], set[int]]:
+    """Batch norms by the number of their first row, and rows that they stand for."""
+    found: dict[int, Norm] = {}
+    gone: set[int] = set()
+    rows = program.rows
+    updates = {value: buffer for buffer, value in program.updates}
+    for i, row in enumerate(rows):
+        if not isinstance(row.bound.operation, Moments):
+            continue
+        (m,) = row.bound.makes
+        readers = [j for j in range(i + 1, min(i + 5, len(rows))) if m in rows[j].bound.reads]
+        kinds = {type(rows[j].bound.operation): j for j in readers}
+        if Coefficients not in kinds or not set(kinds) <= {Coefficients, RunningStatistics}:
+            continue
+        c, module = kinds[Coefficients], row.bound.module
+        operation = rows[c].bound.operation
+        assert isinstance(operation, Coefficients)
+        centred = next(j for j in range(c + 1, len(rows)) if isinstance(rows[j].bound.operation, Centred))
+        wanted = [f"{module}.{n}" for n, there in (("weight", operation.weight), ("bias", operation.bias)) if there]
+        if list(rows[c].bound.reads[1:]) != wanted:
+            continue
+        momentum, parts = 0.0, {i, c, centred}
+        if RunningStatistics in kinds:
+            running = rows[kinds[RunningStatistics]]
+            assert isinstance(running.bound.operation, RunningStatistics)
+            buffers = [f"{module}.running_mean", f"{module}.running_var"]
+            if list(running.bound.reads[:2]) != buffers or [updates.get(v) for v in running.bound.makes] != buffers:
+                continue
+            momentum = running.bound.operation.momentum
+            parts.add(kinds[RunningStatistics])
+        parts |= {j for j, other in enumerate(rows) if _counts(program, j, f"{module}.num_batches_tracked") and other}
+        found[i] = Norm(module, i, c, centred, momentum, operation.eps)
+        gone |= parts - {i}
+    return found, gone
+
+
+def _counts(program: Program, j: int, buffer: str) -> bool:
+    """Whether a row adds one to a buffer, which becomes it."""
+    bound = program.rows[j].bound
+    return (
+        isinstance(bound.operation, Elementwise)
+        and bound.reads == (buffer,)
+        and (buffer, *bound.makes) in {(b, v) for b, v in program.updates}
+    )

@@ -1,0 +1,181 @@
+"""Graph files: what `convgen import` writes, and what reads it back as it was.
+
+    network: resnet18
+    source: "torchvision.models:resnet18"
+    modes: [train, eval]
+    batch: 8
+    dtype: float32
+    inputs:
+      x: {shape: [N, 3, 64, 64]}
+    parameters:
+      conv1.weight: {shape: [64, 3, 7, 7], init: kaiming_uniform:147}
+    calls:
+      - {make: conv1, op: conv2d, args: ["%x", "%conv1.weight", null, [2, 2], ...], shape: [N, 64, 32, 32],
+         module: conv1, kind: Conv2d}                       # in one line
+
+In arguments `%NAME` is a value and `N` or `3*N` a multiple of the number of samples; a text that would read as one of
+them has `%%` before it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from convgen.errors import InputError
+from convgen.spec.graph import Arg, Call, Graph, Ref, Samples, Value
+from convgen.spec.graph_reader import DTYPE, SAMPLES, is_graph_file, read_graph
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["constants_path", "given_names", "is_graph_file", "read_constants", "read_graph", "write_graph"]
+
+_PLAIN = re.compile(r"[A-Za-z0-9_]+([.:/-][A-Za-z0-9_]+)*")
+_WORDS = frozenset(("null", "true", "false", "yes", "no", "on", "off"))  # of YAML 1.1 too
+
+
+def constants_path(path: str | Path) -> Path:
+    """Where the tensors of a graph file stand: beside it, as NAME.constants.safetensors."""
+    return Path(path).with_suffix(".constants.safetensors")
+
+
+def given_names(graph: Graph) -> tuple[str, ...]:
+    """The constants, parameters and buffers whose values stand in the file of tensors."""
+    held = (*graph.parameters, *graph.buffers)
+    return (*(v.name for v in graph.constants), *(v.name for v in held if v.init == "given"))
+
+
+def read_constants(path: str | Path, graph: Graph) -> dict[str, torch.Tensor]:
+    """The tensors that stand beside a graph's file, by name: `given_names`; none without a need for any.
+
+    Raises:
+        InputError: the file of tensors can't be read, or is another graph's.
+    """
+    from convgen.spec.safetensors import read_tensors
+
+    names = given_names(graph)
+    if not names:
+        return {}
+    values = {v.name: v for v in (*graph.constants, *graph.parameters, *graph.buffers)}
+    beside = constants_path(path)
+    tensors = read_tensors(beside)
+    for name in names:
+        found = tensors.get(name)
+        if found is None or tuple(found.shape) != values[name].shape:
+            said = "no tensor" if found is None else f"a tensor {list(found.shape)}"
+            fact = f"{beside} has {said} for {name} {list(values[name].shape)}"
+            raise InputError(fact, where=str(beside), hint="the file that convgen import wrote with this one")
+    return {name: tensors[name] for name in names}
+
+
+def write_graph(graph: Graph) -> str:
+    """The text of a graph's file; `read_graph` makes an equal graph of it."""
+    dtype = graph.inputs[0].dtype if graph.inputs else DTYPE
+    lines = [
+        f"network: {_scalar(graph.name)}",
+        f"source: {_scalar(graph.source)}",
+        f"modes: {_flow(graph.modes)}",
+        f"batch: {graph.batch}",
+        f"dtype: {dtype}",
+    ]
+    for key in ("inputs", "parameters", "buffers", "constants"):
+        values: tuple[Value, ...] = getattr(graph, key)
+        lines += _block(key, (f"{_scalar(v.name)}: {_value(v, dtype)}" for v in values), "{}")
+    lines += _block("calls", (f"- {_call(call, dtype)}" for call in graph.calls), "[]")
+    for key in ("updates", "outputs", "aliases"):
+        pairs: tuple[tuple[str, str], ...] = getattr(graph, key)
+        lines += _block(key, (f"{_scalar(a)}: {_scalar(b)}" for a, b in pairs), "{}")
+    return "\n".join(lines) + "\n"
+
+
+def _block(key: str, entries: Iterable[str], empty: str) -> list[str]:
+    lines = [f"  {entry}" for entry in entries]
+    return [f"{key}:", *lines] if lines else [f"{key}: {empty}"]
+
+
+def _value(value: Value, dtype: str) -> str:
+    said: dict[str, str] = {"shape": _flow(value.shape)}
+    if value.dtype != dtype:
+        said["dtype"] = value.dtype
+    if value.init:
+        said["init"] = _scalar(value.init)
+    return _mapping(said)
+
+
+def _call(call: Call, dtype: str) -> str:
+    results = call.results
+    made = [None if v is None else v.name for v in results]
+    shapes = [None if v is None else v.shape for v in results]
+    dtypes = [None if v is None else v.dtype for v in results]
+    one = len(results) == 1
+    said = {"make": _flow(made[0] if one else tuple(made)), "op": _scalar(call.op), "args": _args(call.args)}
+    said["shape"] = _flow(shapes[0] if one else tuple(shapes))
+    if any(d not in (None, dtype) for d in dtypes):
+        said["dtype"] = _flow(dtypes[0] if one else tuple(dtypes))
+    said["module"] = _scalar(call.module)
+    if call.kind:
+        said["kind"] = _scalar(call.kind)
+    return _mapping(said)
+
+
+def _mapping(said: Mapping[str, str]) -> str:
+    return "{" + ", ".join(f"{key}: {text}" for key, text in said.items()) + "}"
+
+
+def _args(args: tuple[Arg, ...]) -> str:
+    return _flow(tuple(_escaped(arg) for arg in args))
+
+
+def _escaped(arg: Arg) -> Arg:
+    match arg:
+        case str() if arg.startswith("%") or SAMPLES.fullmatch(arg):
+            return f"%%{arg}"
+        case Ref():
+            return f"%{arg.name}"
+        case tuple():
+            return tuple(_escaped(one) for one in arg)
+        case _:
+            return arg
+
+
+def _flow(value: Arg) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case float():
+            return _float(value)
+        case int() | Samples():
+            return str(value)
+        case tuple():
+            return "[" + ", ".join(map(_flow, value)) + "]"
+        case Ref():
+            return _scalar(f"%{value.name}")
+        case str():
+            return _scalar(value)
+
+
+def _float(value: float) -> str:
+    if math.isfinite(value):
+        return repr(value)
+    return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
+
+
+def _scalar(text: str) -> str:
+    """A text as YAML reads it back as one: plain where that is plain, else as JSON writes it."""
+    plain = _PLAIN.fullmatch(text) and text.lower() not in _WORDS and not SAMPLES.fullmatch(text)
+    return text if plain and not _is_number(text) else json.dumps(text)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return text[:1].isdigit() and not re.fullmatch(r"[0-9]+\.[A-Za-z_].*", text)
+    return True

@@ -1,0 +1,232 @@
+"""Reads graph files; what is wrong is said with its line. `graph_file` says how they look."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from convgen.errors import InputError
+from convgen.spec.graph import DTYPES, Arg, Call, Graph, Ref, Samples, Size, Value
+from convgen.spec.names import did_you_mean
+from convgen.spec.source import KeyPath, Source, locate
+from convgen.spec.text import as_list, shown
+from convgen.spec.yaml import read_yaml
+
+KEYS = (
+    "network", "source", "modes", "batch", "dtype", "inputs", "parameters", "buffers", "constants", "calls", "updates",
+    "outputs", "aliases",
+)  # fmt: skip
+NEEDED = ("network", "modes", "batch", "inputs", "calls", "outputs")
+CALL_KEYS = ("make", "op", "args", "shape", "dtype", "module", "kind")
+MODES = (["train", "eval"], ["train"], ["eval"])
+DTYPE = "float32"
+SAMPLES = re.compile(r"(?:([1-9][0-9]*)\*)?N", re.ASCII)
+TIMES = 32  # longer than layer files: a thousand calls are ordinary
+_INIT = re.compile(r"given|zeros|ones|normal|(kaiming_uniform|uniform):[0-9]+|fill:\S+", re.ASCII)
+_FIRST = re.compile(r"\s*network\s*:")
+
+
+def is_graph_file(path: str | Path) -> bool:
+    """Does a file begin as a graph file does, with its key `network`? False for what can't be read."""
+    try:
+        with open(path, encoding="utf-8-sig", errors="replace") as stream:
+            for line in stream:
+                if line.strip() and not line.lstrip().startswith(("#", "---", "%YAML")):
+                    return bool(_FIRST.match(line))
+    except (OSError, ValueError):
+        pass
+    return False
+
+
+def read_graph(path: str | Path) -> Graph:
+    """The graph that a file holds.
+
+    Raises:
+        InputError: the file can't be read, or is no graph file; names the line.
+    """
+    document = read_yaml(path, TIMES)
+    try:
+        return _Reader(document.source).graph(document.data)
+    except InputError as error:
+        raise locate(error, document.source) from None
+
+
+@dataclass
+class _Reader:
+    source: Source
+    dtype: str = DTYPE
+    known: dict[str, KeyPath] = field(default_factory=dict[str, KeyPath])  # values so far, and where they are made
+
+    def graph(self, data: dict[str, Any]) -> Graph:
+        _check_keys(data, (), KEYS, NEEDED)
+        self.dtype = _dtype(data.get("dtype", DTYPE), ("dtype",))
+        modes = data["modes"]
+        if modes not in MODES:
+            raise InputError(f"modes can't be {shown(modes)}", ("modes",), hint="[train, eval], [train] or [eval]")
+        batch = data["batch"]
+        if type(batch) is not int or batch < 1:
+            raise InputError(f"batch can't be {shown(batch)}", ("batch",), hint="the number of samples, 1 or more")
+        groups = {key: self.values(data.get(key), key) for key in ("inputs", "parameters", "buffers", "constants")}
+        calls = as_list(data["calls"])
+        if calls is None:
+            raise InputError(f"calls can't be {shown(data['calls'])}", ("calls",), hint="a list of calls")
+        made = tuple(self.call(one, ("calls", k)) for k, one in enumerate(calls))
+        buffers = [v.name for v in groups["buffers"]]
+        held = [*buffers, *(v.name for v in groups["parameters"])]
+        updates = self.pairs(data, "updates")
+        for buffer, _ in updates:
+            if buffer not in buffers:
+                hint = did_you_mean(buffer, buffers, "a buffer, and the value that it becomes")
+                raise InputError(f"{shown(buffer)} is no buffer", ("updates", buffer), hint=hint)
+        return Graph(
+            name=_text(data["network"], ("network",)),
+            source=_text(data.get("source", ""), ("source",)),
+            modes=tuple(cast("list[str]", modes)),
+            batch=batch,
+            **groups,
+            calls=made,
+            updates=updates,
+            outputs=self.pairs(data, "outputs"),
+            aliases=self.pairs(data, "aliases", held),
+            source_file=self.source,
+        )
+
+    def values(self, data: object, key: str) -> tuple[Value, ...]:
+        found: list[Value] = []
+        keys = ("shape", "dtype", "init") if key in ("parameters", "buffers") else ("shape", "dtype")
+        for name, said in _entries(data, (key,)):
+            path: KeyPath = (key, name)
+            if not isinstance(said, dict):
+                raise InputError(f"{name} can't be {shown(said)}", path, hint="{shape: [...]}")
+            entry = cast("dict[str, Any]", said)
+            _check_keys(entry, path, keys, ("shape", *(k for k in keys if k == "init")))
+            init = entry.get("init", "")
+            if init and not (isinstance(init, str) and _INIT.fullmatch(init)):
+                hint = "kaiming_uniform:FAN_IN, uniform:FAN_IN, zeros, ones, normal, fill:NUMBER or given"
+                raise InputError(f"init can't be {shown(init)}", (*path, "init"), hint=hint)
+            shape, dtype = _shape(entry["shape"], (*path, "shape")), entry.get("dtype", self.dtype)
+            if key != "inputs" and any(isinstance(size, Samples) for size in shape):
+                raise InputError(f"{name} has a size of N: inputs and results have", (*path, "shape"), hint="integers")
+            found.append(self.value(name, shape, _dtype(dtype, (*path, "dtype")), path, init))
+        return tuple(found)
+
+    def value(self, name: object, shape: tuple[Size, ...], dtype: str, path: KeyPath, init: str = "") -> Value:
+        said = _text(name, path)
+        if said in self.known:
+            where = self.source.where(self.known[said])
+            raise InputError(f"{said} is made twice, first at {where}", path, hint="a name a value")
+        self.known[said] = path
+        return Value(name=said, shape=shape, dtype=dtype, init=init)
+
+    def call(self, data: object, path: KeyPath) -> Call:
+        if not isinstance(data, dict):
+            raise InputError(f"a call can't be {shown(data)}", path, hint="{make: ..., op: ..., args: [...], ...}")
+        said = cast("dict[str, Any]", data)
+        _check_keys(said, path, CALL_KEYS, ("make", "op", "args", "shape"))
+        args = as_list(said["args"])
+        if args is None:
+            raise InputError(f"args can't be {shown(said['args'])}", (*path, "args"), hint="a list of arguments")
+        read = tuple(self.arg(one, (*path, "args", k)) for k, one in enumerate(args))
+        return Call(
+            op=_text(said["op"], (*path, "op")),
+            args=read,
+            results=self.results(said, path),
+            module=_text(said.get("module", ""), (*path, "module")),
+            kind=_text(said.get("kind", ""), (*path, "kind")),
+        )
+
+    def results(self, said: dict[str, Any], path: KeyPath) -> tuple[Value | None, ...]:
+        names = as_list(said["make"])
+        if names is None:
+            shape = _shape(said["shape"], (*path, "shape"))
+            return (self.value(said["make"], shape, _dtype(said.get("dtype", self.dtype), (*path, "dtype")), path),)
+        shapes, dtypes = as_list(said["shape"]) or [], as_list(said.get("dtype", [self.dtype] * len(names))) or []
+        if not len(names) == len(shapes) == len(dtypes):
+            fact = f"{len(names)} results, {len(shapes)} shapes, {len(dtypes)} dtypes"
+            raise InputError(fact, path, hint="lists as long as make's; null for a result that nobody reads")
+        found: list[Value | None] = []
+        for name, shape, dtype in zip(names, shapes, dtypes, strict=True):
+            sizes = None if name is None else _shape(shape, (*path, "shape"))
+            kind = None if name is None else _dtype(dtype, (*path, "dtype"))
+            found.append(None if sizes is None or kind is None else self.value(name, sizes, kind, path))
+        return tuple(found)
+
+    def arg(self, data: object, path: KeyPath) -> Arg:
+        match data:
+            case str() if data.startswith("%%"):
+                return data[2:]
+            case str() if data.startswith("%"):
+                return Ref(self.read(data[1:], path))
+            case str() if SAMPLES.fullmatch(data):
+                return cast("Samples", _size(data))
+            case None | bool() | int() | float() | str():
+                return data
+            case list():
+                return tuple(self.arg(one, path) for one in cast("list[object]", data))
+            case _:
+                raise InputError(f"an argument can't be {shown(data)}", path, hint="text, numbers, null and lists")
+
+    def read(self, name: str, path: KeyPath) -> str:
+        if name not in self.known:
+            hint = did_you_mean(name, self.known, "an input, a parameter, a buffer, a constant or a result above")
+            raise InputError(f"{shown(name)} is no value that stands before", path, hint=hint)
+        return name
+
+    def pairs(self, data: dict[str, Any], key: str, of: list[str] | None = None) -> tuple[tuple[str, str], ...]:
+        found: list[tuple[str, str]] = []
+        for name, value in _entries(data.get(key), (key,)):
+            made = self.read(_text(value, (key, name)), (key, name))
+            if of is not None and made not in of:
+                hint = did_you_mean(made, of, "the name of a parameter or buffer")
+                raise InputError(f"{made} is no parameter or buffer", (key, name), hint=hint)
+            found.append((name, made))
+        return tuple(found)
+
+
+def _check_keys(data: dict[str, Any], path: KeyPath, known: tuple[str, ...], needed: tuple[str, ...]) -> None:
+    for key in data:
+        if key not in known:
+            hint = did_you_mean(key, known, f"one of {', '.join(known)}")
+            raise InputError(f"unknown key {shown(key)}", (*path, key), hint=hint)
+    for key in needed:
+        if key not in data:
+            raise InputError(f"{key} is missing", path, hint=f"{key}: ...")
+
+
+def _entries(data: object, path: KeyPath) -> list[tuple[str, object]]:
+    if data is None:
+        return []
+    if not isinstance(data, dict):
+        raise InputError(f"{path[-1]} can't be {shown(data)}", path, hint="a mapping, an entry a name")
+    return list(cast("dict[str, object]", data).items())
+
+
+def _text(value: object, path: KeyPath) -> str:
+    if not isinstance(value, str):
+        raise InputError(f"{path[-1]} can't be {shown(value)}", path, hint="text; numbers in quotes")
+    return value
+
+
+def _dtype(value: object, path: KeyPath) -> str:
+    if value not in DTYPES:
+        hint = did_you_mean(str(value), DTYPES, f"one of {', '.join(DTYPES)}")
+        raise InputError(f"dtype can't be {shown(value)}", path, hint=hint)
+    return cast("str", value)
+
+
+def _size(value: object) -> Size | None:
+    if type(value) is int and value >= 0:
+        return value
+    found = SAMPLES.fullmatch(value) if isinstance(value, str) else None
+    return Samples(int(found[1] or 1)) if found else None
+
+
+def _shape(value: object, path: KeyPath) -> tuple[Size, ...]:
+    given = as_list(value)
+    sizes = [_size(one) for one in given or []]
+    found = tuple(size for size in sizes if size is not None)
+    if given is None or len(found) < len(sizes):
+        raise InputError(f"a shape can't be {shown(value)}", path, hint="a list of integers, N and multiples like 3*N")
+    return found

@@ -1,0 +1,172 @@
+"""Graphs of PyTorch modules: equal to the module on one device, and what can't be right refused."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from graph_runs import run_graph, values_of
+from torch import Tensor, nn
+from torch.nn import functional
+
+from convgen.errors import InputError
+from convgen.spec.exported import graph_of
+from convgen.spec.graph import Graph, Ref, Samples
+from convgen.spec.graph_edit import eval_graph
+
+N = Samples()
+
+
+class Block(nn.Module):
+    def __init__(self, c: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(c, c, 3, padding=1, bias=False), nn.BatchNorm2d(c)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.relu(x + self.bn1(self.conv1(x)))
+
+
+class Net(nn.Module):
+    """Residual, with constants, an in-place dropout, sizes that are multiples of N, and tied weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.layer1 = nn.Conv2d(3, 4, 3), nn.Sequential(Block(4), Block(4))
+        self.drop, self.fc, self.again = nn.Dropout(0.25, inplace=True), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.again.weight = self.fc.weight
+        self.scale = nn.Parameter(torch.tensor([1.0, 2.0, 3.0, 4.0]))
+        self.register_buffer("mask", torch.arange(4.0), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer1(self.stem(x))
+        n, c, h, w = x.shape
+        x = x.permute(0, 2, 3, 1).reshape(n * h * w, c) * self.scale
+        x = self.again(self.fc(self.drop(x))).view(n, h * w, c).mean(1)
+        return x + self.mask + torch.tensor([0.5, 1, 2, 3])
+
+
+def agree(module: nn.Module, graph: Graph, tensors: dict[str, Tensor], inputs: dict[str, Tensor]) -> None:
+    before = values_of(module, graph, tensors, inputs)
+    with torch.no_grad():
+        outputs, updates = run_graph(graph, before)
+        wanted = module(**inputs)
+    wanted = {"output": wanted} if isinstance(wanted, Tensor) else wanted
+    assert outputs.keys() == wanted.keys()
+    for key, value in wanted.items():
+        torch.testing.assert_close(outputs[key], value, rtol=0, atol=0)
+    for name, buffer in module.named_buffers():
+        torch.testing.assert_close(updates.get(name, before[name] if name in before else tensors[name]), buffer)
+
+
+def test_both_modes_for_another_number_of_samples() -> None:
+    module = Net()
+    graph, tensors = graph_of(module, (torch.zeros(2, 3, 6, 6),), source="here")
+    assert (graph.name, graph.source, graph.modes, graph.batch) == ("Net", "here", ("train", "eval"), 2)
+    assert graph.is_dynamic and graph.inputs[0].shape == (N, 3, 6, 6)
+    made = {v.name: (call, v) for call in graph.calls for v in call.results if v is not None}
+    conv, value = made["layer1_0_conv1"]
+    assert (conv.module, conv.kind, value.shape) == ("layer1.0.conv1", "Conv2d", (N, 4, 4, 4))
+    assert conv.args == (Ref("stem"), Ref("layer1.0.conv1.weight"), None, (1, 1), (1, 1), (1, 1), 1)
+    assert made["layer1_0_add"][0].op == "add.Tensor"
+    assert made["view"][0].args[1] == (Samples(16), 4)
+    assert made["drop"][0].args[1:] == (0.25, True)
+    assert graph.updates[0] == ("layer1.0.bn1.running_mean", "layer1_0_bn1_running_mean")
+    assert graph.aliases == (("again.weight", "fc.weight"),)
+    assert {v.init for v in graph.buffers} == {"zeros", "ones"}
+    inits = {v.name: v.init for v in graph.parameters}
+    assert (inits["stem.weight"], inits["stem.bias"], inits["scale"]) == ("kaiming_uniform:27", "uniform:27", "given")
+    assert set(tensors) == {"scale", "mask", *(v.name for v in graph.constants)} and len(graph.constants) == 2
+    module.drop.p = 0.0  # draws no one can repeat
+    again, _ = graph_of(module, (torch.zeros(2, 3, 6, 6),))
+    x = torch.randn(5, 3, 6, 6)
+    agree(module, again, tensors, {"x": x})
+    agree(module.eval(), eval_graph(graph), tensors, {"x": x})
+    assert eval_graph(graph).updates == () and graph.at(5).calls[0].results[0].shape == (5, 4, 4, 4)  # type: ignore[union-attr]
+
+
+def test_one_sample_is_as_open_as_several() -> None:
+    graph, _ = graph_of(nn.Conv1d(2, 3, 3), (torch.zeros(1, 2, 9),), training=False)
+    assert (graph.modes, graph.batch, graph.calls[0].results[0].shape) == (("eval",), 1, (N, 3, 7))  # type: ignore[union-attr]
+
+
+class Two(nn.Module):
+    def forward(self, x: Tensor, t: Tensor, *, gain: float = 2.0) -> dict[str, Tensor]:
+        return {"a": x * gain, "b": (t + 1).detach() * x.size(0) - x.sum(1).detach()}
+
+
+def test_two_inputs_and_a_dict_of_outputs() -> None:
+    inputs = {"x": torch.randn(3, 4), "t": torch.arange(3)}
+    graph, tensors = graph_of(Two(), {"x": torch.zeros(8, 4), "t": torch.zeros(8, dtype=torch.int64)})
+    assert [(v.name, v.shape, v.dtype) for v in graph.inputs] == [("x", (N, 4), "float32"), ("t", (N,), "int64")]
+    assert [key for key, _ in graph.outputs] == ["a", "b"]
+    assert [c.op for c in graph.calls].count("detach") == 1  # the one that stops a gradient
+    agree(Two(), graph, tensors, inputs)
+
+
+def of(forward: Any, **parts: nn.Module) -> nn.Module:
+    module = type("Odd", (nn.Module,), {"forward": forward})()
+    for name, part in parts.items():
+        module.add_module(name, part)
+    return module
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda self, x: x * 2 if x.shape[0] > 4 else x,
+        lambda self, x: x * 2 if x.shape[0] % 4 == 0 else x,
+        lambda self, x: x.view(x.shape[0] // 2, 2, 4),
+        lambda self, x: x + torch.ones(8, 1),
+        lambda self, x: x[:5],
+        lambda self, x: x.sum(1, keepdim=True).squeeze() + x.sum(0, keepdim=True).squeeze(0)[0],
+    ],
+)
+def test_a_number_of_samples_that_matters_is_fixed(forward: Any) -> None:
+    said: list[str] = []
+    module = of(forward)
+    graph, tensors = graph_of(module, (torch.zeros(8, 4),), remark=said.append)
+    assert not graph.is_dynamic and len(said) == 1 and said[0].startswith("the number of samples is fixed, 8: ")
+    agree(module, graph, tensors, {"x": torch.randn(8, 4)})
+
+
+def without_gradient(self: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        y = x * 2
+    return x + y
+
+
+@pytest.mark.parametrize(
+    ("module", "fact"),
+    [
+        (nn.Sequential(nn.Conv2d(3, 3, 1), nn.Dropout2d(0.5)), "draws random numbers"),
+        (of(lambda self, x: x + torch.rand_like(x)), "rand_like draws random numbers"),
+        (nn.InstanceNorm2d(3, track_running_stats=True), "torch.export loses"),
+        (of(lambda self, x: x.add_(1)), "changes its input x"),
+        (of(lambda self, x: torch.fft.fft(x).real), "complex64"),
+        (of(lambda self, x: x * 2 if x.sum() > 0 else x), "torch.export can't trace Odd"),
+        (of(without_gradient), "torch.no_grad"),
+        (of(lambda self, x: (x, 3)), "gives 3, no tensor"),
+        (of(lambda self, x: x[x > 0]), "can't be imported"),
+    ],
+)
+def test_refused(module: nn.Module, fact: str) -> None:
+    with pytest.raises(InputError) as caught:
+        graph_of(module, (torch.zeros(2, 3, 4, 4),))
+    assert fact in str(caught.value) and caught.value.hint
+
+
+def test_refused_inputs() -> None:
+    with pytest.raises(InputError, match="is a list"):
+        graph_of(of(lambda self, x: x[0]), ([torch.zeros(2)],))
+    with pytest.raises(InputError, match="does not take the inputs"):
+        graph_of(nn.ReLU(), {"z": torch.zeros(2)})
+
+
+def test_evaluation_stays_where_training_differs() -> None:
+    module = of(lambda self, x: functional.dropout(x, 0.5) if self.training else x * 2)
+    was = copy.deepcopy([m.training for m in module.modules()])
+    assert graph_of(module, (torch.zeros(2, 3),))[0].modes == ("train",)
+    assert [m.training for m in module.modules()] == was
