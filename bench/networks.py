@@ -30,26 +30,16 @@ from convgen.errors import InputError
 from convgen.operations.calls import Whole
 from convgen.operations.row import At, Operation
 from convgen.spec.aten.describe import describe
+from convgen.spec.torchvision_ops import declare_operators
 
 FLAT = ("N=2", "H=2", "H=3", "C=2", "H=2,W=2", "N=2,C=2")
 DEEP = ("N=2", "D=2", "D=3", "C=2", "D=2,H=2", "N=2,C=2")
 Made = tuple[nn.Module, tuple[int, ...]]
-_DECLARED: list[Any] = []
-
-
-def declare_torchvision() -> None:
-    """What its C library declares, where that is not installed."""
-    if _DECLARED or hasattr(torch.ops.torchvision, "nms"):
-        return
-    library = torch.library.Library("torchvision", "DEF")
-    for name in ("nms", "qnms"):
-        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    _DECLARED.append(library)
 
 
 def vision(name: str, shape: tuple[int, ...], kind: str = "", **settings: Any) -> Callable[[], Made]:
     def make() -> Made:
-        declare_torchvision()
+        declare_operators()
         from torchvision import models
 
         home: Any = getattr(models, kind) if kind else models
@@ -68,7 +58,7 @@ def monai(name: str, shape: tuple[int, ...], **settings: Any) -> Callable[[], Ma
 
 
 def smp_unet() -> Made:
-    declare_torchvision()
+    declare_operators()
     from segmentation_models_pytorch import Unet
 
     return Unet("resnet18", encoder_weights=None, classes=3), (3, 3, 64, 64)
@@ -77,16 +67,16 @@ def smp_unet() -> Made:
 class _Coder(nn.Module):
     """An autoencoder's half as a module of tensors."""
 
-    def __init__(self, model: nn.Module, half: str) -> None:
+    def __init__(self, model: nn.Module, which: str) -> None:
         super().__init__()
-        self.half = getattr(model, half)
+        self.coder = getattr(model, which)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.half(x)
+        return self.coder(x)
 
 
 def coder(half: str) -> Made:
-    declare_torchvision()
+    declare_operators()
     from diffusers import AutoencoderKL
 
     blocks = ("DownEncoderBlock2D",) * 2, ("UpDecoderBlock2D",) * 2
@@ -104,7 +94,7 @@ class _Denoiser(nn.Module):
 
 
 def denoiser() -> Made:
-    declare_torchvision()
+    declare_operators()
     from diffusers import UNet2DModel
 
     model = UNet2DModel(
@@ -116,7 +106,7 @@ def denoiser() -> Made:
 
 def timm(name: str, shape: tuple[int, ...], **settings: Any) -> Callable[[], Made]:
     def make() -> Made:
-        declare_torchvision()
+        declare_operators()
         import timm as package
 
         return package.create_model(name, pretrained=False, **settings), shape
@@ -143,9 +133,9 @@ MODELS: Mapping[str, Callable[[], Made]] = {
     ),
     "r3d_18": vision("r3d_18", (2, 3, 8, 34, 27), "video", num_classes=7),
     "monai_unet": monai(
-        "UNet", (3, 1, 18, 20, 16), in_channels=1, out_channels=2, channels=(4, 8, 16), strides=(2, 2), num_res_units=2
+        "UNet", (3, 1, 16, 20, 12), in_channels=1, out_channels=2, channels=(4, 8, 16), strides=(2, 2), num_res_units=2
     ),
-    "monai_basic_unet": monai("BasicUNet", (3, 1, 17, 18, 16), features=(4, 4, 8, 8, 16, 4)),
+    "monai_basic_unet": monai("BasicUNet", (3, 1, 32, 32, 16), features=(4, 4, 8, 8, 16, 4)),
     "monai_attention_unet": monai(
         "AttentionUnet", (3, 1, 16, 20, 12), in_channels=1, out_channels=2, channels=(4, 8, 16), strides=(2, 2)
     ),

@@ -247,7 +247,7 @@ class _Writer:
 
     def _may_be_overwritten(self, i: int) -> bool:
         """Whether nothing but this row needs its first operand: no other reader, and its maker's gradient neither."""
-        value = self.program.rows[i].bound.reads[0]
+        value = next(iter(self.program.rows[i].bound.reads), "")
         if self.readers.get(value) != 1 or value in {v for _, v in self.program.outputs}:
             return False
         maker = self.makers.get(value)
