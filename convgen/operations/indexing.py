@@ -33,7 +33,7 @@ class IndexRows(Operation):
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         x, index = operands
         found = x.index_select(self.d, index.reshape(-1).remainder(self.shape[self.d]))
-        return (found.reshape(*x.shape[: self.d], *index.shape, *x.shape[self.d + 1 :]),)
+        return (found.reshape([*x.shape[: self.d], *index.shape, *x.shape[self.d + 1 :]]),)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """Row by row."""
