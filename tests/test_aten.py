@@ -222,8 +222,8 @@ def stochastic(x: Tensor) -> Outputs:
 
 def stochastic_by_rule(x: Tensor) -> Outputs:
     n, c = x.shape[:2]
-    numbers = {0: ones((n, c, 1, 1), 0.7, 0), 1: ones((n, 1, 1, 1), 0.6, 1), 3: ones((c, 9, 1), 0.5, 3)}
-    (dropped,) = Dropout(tuple(x.shape), 0.4, 2).reference(x, SEED)
+    numbers = {0: ones((n, c, 1, 1), 0.7, 2), 1: ones((n, 1, 1, 1), 0.6, 0), 3: ones((c, 9, 1), 0.5, 3)}
+    (dropped,) = Dropout(tuple(x.shape), 0.4, 1).reference(x, SEED)
     alpha = ones(tuple(x.shape), 0.7, 4)
     slope = 1.7580993408473766
     a = 1 / ((slope * slope * 0.3 + 1) * 0.7) ** 0.5
@@ -258,3 +258,25 @@ def test_attention_that_drops_is_written_out() -> None:
 def test_what_draws_and_is_not_described_is_refused(function: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises(InputError, match="draws random numbers"):
         describe(imported(Family(lambda x: x * function(x)), random_input(SHAPE)).graph.at(3))
+
+
+class Regularised(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop, self.attend = nn.Dropout2d(0.3), nn.MultiheadAttention(7, 1, dropout=0.2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.drop(x)
+        if self.training:
+            x = x * x.new_empty((x.shape[0], 1, 1, 1)).bernoulli_(0.6).div_(0.6)
+        rows = x[:, 0]
+        return self.attend(rows, rows, rows, need_weights=False)[0]
+
+
+def test_evaluation_of_what_was_compiled_for_training_draws_nothing() -> None:
+    module = Regularised()
+    draw_parameters(module)
+    given = imported(module, random_input(SHAPE))
+    assert given.graph.modes == ("train", "eval")
+    module.eval()
+    assert all(check(given, grid).right for grid in GRIDS)

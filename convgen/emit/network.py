@@ -24,7 +24,7 @@ from convgen.emit.norms import Norm, norms
 from convgen.emit.paste import SharedRuntime, network_runtime
 from convgen.errors import InternalError
 from convgen.operations.calls import Elementwise, Slot
-from convgen.operations.dropout import Dropout
+from convgen.operations.dropout import Bernoulli, Dropout
 from convgen.program.network import Program, label
 from convgen.program.network_text import show
 from convgen.program.rows import Chain, PlacedRow, Stored, reads_of
@@ -236,6 +236,8 @@ class _Writer:
             call = f"run({', '.join(arguments)})"
         if isinstance(row.bound.operation, Dropout):
             call = f"{call} if run.training else {operands[0]}"
+        if isinstance(row.bound.operation, Bernoulli):  # over its probability it is 1 in evaluation
+            call = f"{call} if run.training else {call}.fill_({row.bound.operation.p!r})"
         stored = ", ".join(self._typed(v) for v in row.bound.makes if v)
         lines = [*(f"# {c}" for c in travels([row])), f"{', '.join(makes)} = {call}  # {stored}"]
         for buffer, value in self.program.updates:

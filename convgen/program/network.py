@@ -88,7 +88,13 @@ class Program:
             yield from gradients(row, i, [v in wanted for v in row.bound.reads])
 
     def differentiable(self, *, of_inputs: bool) -> frozenset[str]:
-        """Values that depend on what wants a gradient."""
+        """Values that depend on what wants a gradient, and that a result depends on smoothly."""
+        read = {v for _, v in self.outputs}
+        for row in reversed(self.rows):
+            results = zip(row.signature.results, row.bound.makes, strict=True)
+            if any(v in read and r.gradient and self.values[v].dtype in FLOATS for r, v in results):
+                operands = zip(row.signature.inputs, row.bound.reads, strict=True)
+                read |= {v for o, v in operands if o.gradient and self.values[v].dtype in FLOATS}
         kinds = ("parameter", "input") if of_inputs else ("parameter",)
         found = {n for n, v in self.values.items() if v.kind in kinds and v.dtype in FLOATS}
         for row in self.rows:
@@ -96,7 +102,7 @@ class Program:
             if any(v in found and o.gradient for o, v in operands):
                 results = zip(row.signature.results, row.bound.makes, strict=True)
                 found |= {v for r, v in results if v and r.gradient and self.values[v].dtype in FLOATS}
-        return frozenset(found)
+        return frozenset(found & read)
 
 
 def gradients(row: PlacedRow, number: int, wanted: Sequence[bool]) -> Iterator[Moved]:

@@ -51,7 +51,8 @@ def _of_classes(
     operation = CrossEntropy(x.shape, ignore, smoothing, weight is not None, logs, reduction == 0)
     reads = [x, target, *([] if weight is None else [weight])]
     if reduction != 1:
-        reader.add(operation, reads, [y.name, ""])
+        count = reader.made(f"{y.name}_count", y.shape, y.dtype)
+        reader.add(operation, reads, [y.name, count.name])
         return True
     loss, count = (reader.made(f"{y.name}_{n}", (), y.dtype) for n in ("sum", "count"))
     reader.add(operation, reads, [loss.name, count.name])
