@@ -83,7 +83,7 @@ def compile_network(graph: Graph, grid: Grid, algorithm: str | None = None, *, c
     described = describe(graph.at(graph.batch))
     program = _program(graph, described, grid, algorithm)
     again = describe(graph.at(other_batch(graph)))
-    other = _program_like(program, again)
+    other = program_like(program, again)
     return CompiledNetwork(graph, described, program, other, algorithm, command=command)
 
 
@@ -101,7 +101,7 @@ def _letters(shape: tuple[int, ...], floats: bool) -> tuple[str, ...]:
     return found + ("",) * (len(shape) - len(found))
 
 
-def _program_like(program: Program, described: Described) -> Program:
+def program_like(program: Program, described: Described) -> Program:
     """The same layout of a network of another number of samples."""
     rows = tuple(
         replace(row, bound=bound, derived=tuple((k, _derived(one, bound, k)) for k, one in row.derived))

@@ -191,7 +191,7 @@ FAMILIES: dict[str, Callable[[], nn.Module]] = {
 def test_a_family_is_described_and_right_on_ranks(name: str) -> None:
     module = FAMILIES[name]()
     draw_parameters(module)
-    given = imported(module, random_input(SHAPE))
+    given = imported(module, random_input(SHAPE), train=name == "norms")
     found = describe(given.graph.at(given.graph.batch))
     assert [given.graph.calls[n].op for n in found.whole] == []
     for grid in GRIDS:

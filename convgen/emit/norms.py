@@ -1,4 +1,7 @@
-"""Batch norms of a network's program, each a line of its package: the rows that they are made of."""
+"""Batch norms of a network's program, each a line of its package: the rows that they are made of.
+
+Those whose parameters and buffers lie as their channels do; others are printed row by row.
+"""
 
 from __future__ import annotations
 
@@ -46,14 +49,18 @@ def norms(program: Program) -> tuple[dict[int, Norm], set[int]]:
         assert isinstance(operation, Coefficients)
         centred = next(j for j in range(c + 1, len(rows)) if isinstance(rows[j].bound.operation, Centred))
         wanted = [f"{module}.{n}" for n, there in (("weight", operation.weight), ("bias", operation.bias)) if there]
-        if list(rows[c].bound.reads[1:]) != wanted:
+        if list(rows[c].bound.reads[1:]) != wanted or not rows[c].is_silent:
             continue
         momentum, parts = 0.0, {i, c, centred}
         if RunningStatistics in kinds:
             running = rows[kinds[RunningStatistics]]
             assert isinstance(running.bound.operation, RunningStatistics)
             buffers = [f"{module}.running_mean", f"{module}.running_var"]
-            if list(running.bound.reads[:2]) != buffers or [updates.get(v) for v in running.bound.makes] != buffers:
+            if (
+                not running.is_silent
+                or list(running.bound.reads[:2]) != buffers
+                or [updates.get(v) for v in running.bound.makes] != buffers
+            ):
                 continue
             momentum = running.bound.operation.momentum
             parts.add(kinds[RunningStatistics])

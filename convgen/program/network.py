@@ -12,6 +12,7 @@ from typing import Literal
 
 from convgen.algebra.grid import Grid
 from convgen.algebra.redistribute import Conversion
+from convgen.operations.bound import Bound
 from convgen.program.rows import Chain, PlacedRow, Stored
 
 FLOATS = frozenset({"float64", "float32", "bfloat16", "float16"})
@@ -89,20 +90,39 @@ class Program:
 
     def differentiable(self, *, of_inputs: bool) -> frozenset[str]:
         """Values that depend on what wants a gradient, and that a result depends on smoothly."""
-        read = {v for _, v in self.outputs}
-        for row in reversed(self.rows):
-            results = zip(row.signature.results, row.bound.makes, strict=True)
-            if any(v in read and r.gradient and self.values[v].dtype in FLOATS for r, v in results):
-                operands = zip(row.signature.inputs, row.bound.reads, strict=True)
-                read |= {v for o, v in operands if o.gradient and self.values[v].dtype in FLOATS}
-        kinds = ("parameter", "input") if of_inputs else ("parameter",)
-        found = {n for n, v in self.values.items() if v.kind in kinds and v.dtype in FLOATS}
-        for row in self.rows:
-            operands = zip(row.signature.inputs, row.bound.reads, strict=True)
-            if any(v in found and o.gradient for o, v in operands):
-                results = zip(row.signature.results, row.bound.makes, strict=True)
-                found |= {v for r, v in results if v and r.gradient and self.values[v].dtype in FLOATS}
-        return frozenset(found & read)
+        kinds = {n: (v.kind, v.dtype in FLOATS) for n, v in self.values.items()}
+        bounds = [row.bound for row in self.rows]
+        return differentiable(kinds, bounds, of_inputs=of_inputs) & smooth(kinds, bounds, [v for _, v in self.outputs])
+
+
+def differentiable(
+    values: Mapping[str, tuple[str, bool]], rows: Sequence[Bound], *, of_inputs: bool = False
+) -> frozenset[str]:
+    """Values that depend on parameters, or on inputs where these want gradients, too.
+
+    Args:
+        values: the kind of each, and whether it has floating-point numbers.
+    """
+    kinds = ("parameter", "input") if of_inputs else ("parameter",)
+    found = {n for n, (kind, floats) in values.items() if kind in kinds and floats}
+    for bound in rows:
+        signature = bound.operation.signatures[0]
+        if any(v in found and o.gradient for o, v in zip(signature.inputs, bound.reads, strict=True)):
+            results = zip(signature.results, bound.makes, strict=True)
+            found |= {v for r, v in results if v and r.gradient and values[v][1]}
+    return frozenset(found)
+
+
+def smooth(values: Mapping[str, tuple[str, bool]], rows: Sequence[Bound], outputs: Sequence[str]) -> frozenset[str]:
+    """Values that gradients of outputs come to: not those that are only compared, or looked up by."""
+    found = set(outputs)
+    for bound in reversed(rows):
+        signature = bound.operation.signatures[0]
+        results = zip(signature.results, bound.makes, strict=True)
+        if any(v in found and r.gradient and values[v][1] for r, v in results):
+            operands = zip(signature.inputs, bound.reads, strict=True)
+            found |= {v for o, v in operands if o.gradient and values[v][1]}
+    return frozenset(found)
 
 
 def gradients(row: PlacedRow, number: int, wanted: Sequence[bool]) -> Iterator[Moved]:

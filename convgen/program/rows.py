@@ -140,12 +140,12 @@ def place(
             back.append(None)
             continue
         found = layout(sets, operand, signature.gradient(operand, roles))
-        back.append(_collect(sets, found, stored))
+        back.append(collect(sets, found, stored))
     store: list[Chain] = []
     given: list[Chain] = []
     for result, axes in zip(signature.results, makes, strict=True):
         made, stored = layout(sets, result, signature.wants(result, roles)), Layout(result.name, axes)
-        store.append(_reduce(sets, made, stored, signature))
+        store.append(reduced(sets, made, stored, signature))
         given.append(redistribute(sets, stored, replace(made, partial=())))
     numbers = {o.name: k for k, o in enumerate(signature.inputs)}
     return PlacedRow(
@@ -162,7 +162,7 @@ def place(
     )
 
 
-def _reduce(sets: IndexSets, made: Layout, stored: Layout, signature: Signature) -> Chain:
+def reduced(sets: IndexSets, made: Layout, stored: Layout, signature: Signature) -> Chain:
     """A result to where it is stored. What is no sum is gathered, and reduced by every rank alike."""
     if signature.reduction == "sum" or not made.partial:
         return redistribute(sets, made, stored)
@@ -171,7 +171,7 @@ def _reduce(sets: IndexSets, made: Layout, stored: Layout, signature: Signature)
     return (first, *redistribute(sets, whole, stored))
 
 
-def _collect(sets: IndexSets, found: Layout, stored: Layout) -> Chain:
+def collect(sets: IndexSets, found: Layout, stored: Layout) -> Chain:
     """A gradient as a row found it to where the operand is stored; parts that overlap are added."""
     if not found.has_window:
         return redistribute(sets, found, stored)

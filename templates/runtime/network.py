@@ -1,5 +1,5 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportIncompatibleMethodOverride=false
+# pyright: reportIncompatibleMethodOverride=false, reportPrivateUsage=false
 # (what torch leaves untyped or private, and calls by another signature than it declares)
 """A network as torch.nn.Module."""
 

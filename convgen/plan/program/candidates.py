@@ -1,0 +1,144 @@
+"""What a row may do, and how a value may be stored: few of each, so that the best combination is found exactly.
+
+Rows with products (convolutions, linear layers) try every role of every axis; the best by their own price, operands
+stored as they want them, vote for how values of a shape are stored. Other rows follow: their roles are those that some
+storage of an operand or result suggests, and values that no product touches are stored as some row makes them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import product
+from math import prod
+
+from convgen.algebra.grid import Grid
+from convgen.algebra.layout import Axes
+from convgen.algebra.signature import Operand, Signature
+from convgen.cost.rows import Price, row_cost
+from convgen.operations.bound import Bound
+from convgen.operations.contraction import Contraction
+from convgen.operations.convolution import Convolution
+from convgen.operations.row import Operation
+from convgen.operations.transposed import TransposedConvolution
+from convgen.program.rows import Stored, place, serves, several
+
+PRODUCTS = (Convolution, TransposedConvolution, Contraction)
+Roles = tuple[tuple[str, Axes], ...]
+Way = tuple[int, Roles]  # number of a signature, and roles
+
+
+def is_product(operation: Operation) -> bool:
+    return isinstance(operation, PRODUCTS)
+
+
+def all_ways(operation: Operation, grid: Grid) -> Iterator[Way]:
+    """Every role of every axis, ranks with nothing to do left out."""
+    for way, signature in enumerate(operation.signatures):
+        if signature.reduction == "max":
+            continue
+        indices: list[str | None] = [i for i, n in signature.extents if n > 1]
+        for chosen in product([*indices, None], repeat=len(grid.names)):
+            roles = _nested(grid.names, chosen, signature)
+            full = all(prod(grid.sizes[a] for a in axes) <= signature.extent[i] for i, axes in roles.items())
+            if full and serves(signature, roles, grid):
+                yield way, tuple(roles.items())
+
+
+def _nested(names: Sequence[str], chosen: Sequence[str | None], signature: Signature) -> dict[str, Axes]:
+    pairs = list(zip(names, chosen, strict=True))
+    found = {i: tuple(a for a, c in pairs if c == i) for i, _ in signature.extents}
+    return {i: axes for i, axes in found.items() if axes}
+
+
+def wanted(operand: Operand, signature: Signature, roles: Mapping[str, Axes]) -> Stored:
+    """Where an operand has to travel least: its blocks as the row has them."""
+    return tuple(tuple(a for i in several(made, signature)[:1] for a in roles.get(i, ())) for made in operand.dims)
+
+
+def kept(operand: Operand, signature: Signature, roles: Mapping[str, Axes]) -> Stored:
+    """As a row wants a parameter stored: whole along what it reads by relations."""
+    return tuple(
+        () if made.relation is not None else axes
+        for made, axes in zip(operand.dims, wanted(operand, signature, roles), strict=True)
+    )
+
+
+def made(result: Operand, signature: Signature, roles: Mapping[str, Axes]) -> Iterator[Stored]:
+    """A result as it is made, whole sums on every rank; and what is partial split along each of its dimensions."""
+    stored = wanted(result, signature, roles)
+    yield stored
+    partial = signature.wants(result, roles).partial
+    if partial and signature.reduction == "sum":
+        for d, n in enumerate(result.shape):
+            if n > 1:
+                yield tuple(axes + partial if k == d else axes for k, axes in enumerate(stored))
+
+
+@lru_cache(maxsize=4096)
+def best_ways(operation: Operation, price: Price, parameters: tuple[bool, ...], count: int) -> tuple[Way, ...]:
+    """The best of all ways of a product, each by its own price where values are stored as it likes them.
+
+    Args:
+        parameters: by operand, whether it is one.
+    """
+    bound = Bound(operation, ("",) * len(parameters), ("",) * len(operation.signatures[0].results))
+    scored: list[tuple[int, int, Way]] = []
+    for number, (way, roles) in enumerate(all_ways(operation, price.grid)):
+        signature, nests = operation.signatures[way], dict(roles)
+        reads = [
+            (kept if p else wanted)(o, signature, nests) for o, p in zip(signature.inputs, parameters, strict=True)
+        ]
+        costs = [
+            sum(row_cost(place(bound, price.grid, way, nests, reads, [stored]), price, [True] * len(reads)))
+            for stored in made(signature.results[0], signature, nests)
+        ]
+        scored.append((min(costs), number, (way, roles)))
+    return tuple(way for _, _, way in sorted(scored)[:count])
+
+
+def suggested(operation: Operation, reads: Sequence[Stored | None], makes: Sequence[Stored | None]) -> Iterator[Way]:
+    """Roles that a storage of some operands and results suggests: each index the axes of a dimension that it is of."""
+    for way, signature in enumerate(operation.signatures):
+        if signature.reduction == "max":
+            continue
+        sides = [*zip(signature.inputs, reads, strict=True), *zip(signature.results, makes, strict=True)]
+        roles: dict[str, Axes] = {}
+        for operand, stored in sides:
+            for dim, axes in zip(operand.dims, stored or (), strict=False):
+                index = (several(dim, signature) or (None,))[0]
+                free = tuple(a for a in axes if not any(a in other for other in roles.values()))
+                if index and free == axes and axes and index not in roles:
+                    roles[index] = axes
+        yield way, tuple((i, roles[i]) for i, _ in signature.extents if i in roles)
+
+
+def votes(ways: Mapping[int, Sequence[Way]], bounds: Sequence[Bound], values: Mapping[str, tuple[int, ...]]) -> dict[
+    tuple[int, ...], Counter[Stored]
+]:  # fmt: skip
+    """How often the best ways of products would store values of each shape in a way."""
+    found: dict[tuple[int, ...], Counter[Stored]] = {}
+    for i, best in ways.items():
+        bound = bounds[i]
+        for rank, (way, roles) in enumerate(best):
+            signature, nests = bound.operation.signatures[way], dict(roles)
+            weight = len(best) - rank
+            for operand, value in zip(signature.inputs, bound.reads, strict=True):
+                if value in values:
+                    found.setdefault(values[value], Counter())[wanted(operand, signature, nests)] += weight
+            for result, value in zip(signature.results, bound.makes, strict=True):
+                if value in values:
+                    for stored in made(result, signature, nests):
+                        found.setdefault(values[value], Counter())[stored] += weight
+    return found
+
+
+def without_idle(stored: Stored, shape: Sequence[int], grid: Grid) -> bool:
+    """Whether every rank has some of each dimension."""
+    return all(prod(grid.sizes[a] for a in axes) <= n for axes, n in zip(stored, shape, strict=True))
+
+
+def bound_like(bound: Bound, operation: Operation) -> Bound:
+    return replace(bound, operation=operation)

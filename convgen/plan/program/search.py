@@ -1,0 +1,242 @@
+"""The best layout of a network on a grid: an exact minimum over the candidates of its values and rows.
+
+Variables are how values are stored, tables are rows; eliminated one after the other (plan/network/eliminate). The
+answer is a program, and its price is the minimum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from convgen.algebra.grid import Grid
+from convgen.cost.machine import Machine
+from convgen.cost.rows import Price
+from convgen.operations.bound import Bound
+from convgen.plan.letters import Tensor
+from convgen.plan.network.eliminate import Elimination, Factor, Problem
+from convgen.plan.program.candidates import (
+    Way,
+    best_ways,
+    is_product,
+    made,
+    suggested,
+    votes,
+    without_idle,
+)
+from convgen.plan.program.tables import Answer, Asking, Question, placed
+from convgen.program.network import FLOATS, Program, Value, differentiable
+from convgen.program.rows import Stored, serves
+
+GIVEN = ("parameter", "buffer", "constant")
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is looked at: ways of a product and of other rows, and storages of a value."""
+
+    ways: int = 6
+    others: int = 12
+    stored: int = 7
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best program, its price in picoseconds, and how large the search was."""
+
+    program: Program
+    time_ps: int
+    variables: int
+    cells: int
+
+
+class Search:
+    """A network on a grid of a machine's ranks."""
+
+    def __init__(
+        self,
+        name: str,
+        tensors: Sequence[Tensor],
+        rows: Sequence[Bound],
+        updates: Sequence[tuple[str, str]],
+        outputs: Sequence[tuple[str, str]],
+        grid: Grid,
+        machine: Machine,
+        dtype: str,
+        effort: Effort = Effort(),
+    ) -> None:
+        self.name, self.rows, self.updates, self.outputs = name, tuple(rows), tuple(updates), tuple(outputs)
+        self.grid, self.effort = grid, effort
+        self.bare = Grid(tuple((a, n) for a, n in grid.axes if n > 1))
+        self.price = Price(self.bare, machine, dtype)
+        self.tensors = {t.name: t for t in tensors}
+        first: dict[str, int] = {}
+        readers: dict[str, int] = {}
+        for i, bound in enumerate(self.rows):
+            for v in bound.reads:
+                first.setdefault(v, i)
+                readers[v] = readers.get(v, 0) + 1
+        # A parameter that one row reads is stored as that row wants it; others are copies.
+        self.own = {n for n, t in self.tensors.items() if t.kind == "parameter" and readers.get(n) == 1}
+        self.fixed = {n for n, t in self.tensors.items() if t.kind in GIVEN and n not in self.own}
+        self.fixed |= {v for _, v in self.updates}
+        self.domains = self._domains()
+        self.variables = [n for n, d in self.domains.items() if len(d) > 1]
+        self.number = {n: i for i, n in enumerate(self.variables)}
+        kinds = {n: (t.kind, t.dtype in FLOATS) for n, t in self.tensors.items()}
+        self.wanted = differentiable(kinds, self.rows)
+
+    # ---------------------------------------------------------------- candidates
+    def _domains(self) -> dict[str, tuple[Stored, ...]]:
+        values = {n: t.shape for n, t in self.tensors.items() if n not in self.own and n not in self.fixed}
+        self.ways: dict[int, tuple[Way, ...]] = {}
+        for i, bound in enumerate(self.rows):
+            if is_product(bound.operation):
+                parameters = tuple(v in self.own for v in bound.reads)
+                self.ways[i] = best_ways(bound.operation, self.price, parameters, self.effort.ways)
+        counted = votes(self.ways, self.rows, values)
+        domains: dict[str, tuple[Stored, ...]] = {}
+        for n, shape in values.items():
+            liked = counted.get(shape)
+            if liked:
+                best = [s for s, _ in sorted(liked.items(), key=lambda item: (-item[1], item[0]))]
+                fitting = [s for s in best if without_idle(s, shape, self.bare)]
+                domains[n] = tuple((fitting or best)[: self.effort.stored])
+        for n in self.fixed:
+            domains[n] = (((),) * len(self.tensors[n].shape),)
+        for bound in self.rows:
+            self._follow(bound, domains)
+        for n, shape in values.items():
+            domains.setdefault(n, (((),) * len(shape),))
+        return domains
+
+    def _follow(self, bound: Bound, domains: dict[str, tuple[Stored, ...]]) -> None:
+        """Results that no product touches are stored as the row makes them of what it reads."""
+        missing = [v for v in bound.makes if v and v not in domains]
+        if not missing:
+            return
+        found: dict[str, dict[Stored, None]] = {v: {} for v in missing}
+        for k, value in enumerate(bound.reads):
+            for stored in domains.get(value, ()):
+                reads = [stored if j == k else None for j in range(len(bound.reads))]
+                for way, roles in suggested(bound.operation, reads, [None] * len(bound.makes)):
+                    signature = bound.operation.signatures[way]
+                    for result, v in zip(signature.results, bound.makes, strict=True):
+                        if v in found:
+                            for one in made(result, signature, dict(roles)):
+                                found[v][one] = None
+        for v, options in found.items():
+            shape = self.tensors[v].shape
+            fitting = [s for s in options if without_idle(s, shape, self.bare)]
+            domains[v] = tuple(fitting[: self.effort.stored]) or (((),) * len(shape),)
+
+    def _question(self, i: int) -> Question:
+        bound = self.rows[i]
+        operands = tuple(None if v in self.own else self.domains[v] for v in bound.reads)
+        signature = bound.operation.signatures[0]
+        results = tuple(
+            self.domains[v] if v else (((),) * len(r.shape),)
+            for v, r in zip(bound.makes, signature.results, strict=True)
+        )
+        ways = self.ways.get(i) or self._ways(bound.operation, operands, results, self.effort.others)
+        names = [o.name for o in signature.inputs]
+        gradients: list[tuple[str, tuple[Way, ...]]] = []
+        for name, one in bound.operation.gradients.items():
+            sources = dict(zip(names, operands, strict=True)) | {
+                f"d{r.name}": d for r, d in zip(signature.results, results, strict=True)
+            }
+            sources |= {r.name: d for r, d in zip(signature.results, results, strict=True) if r.name not in sources}
+            if is_product(one.operation):
+                own = best_ways(one.operation, self.price, (False, False), self.effort.ways)
+            else:
+                own = self._ways(
+                    one.operation, [sources[r] for r in one.reads], [sources[name] or ()], self.effort.others
+                )
+            gradients.append((name, own))
+        asked = tuple(v in self.wanted for v in bound.reads)
+        return Question(bound.operation, operands, results, ways, tuple(gradients), asked)
+
+    def _ways(
+        self,
+        operation: object,
+        operands: Sequence[tuple[Stored, ...] | None],
+        results: Sequence[tuple[Stored, ...]],
+        most: int,
+    ) -> tuple[Way, ...]:
+        """What storages suggest, one of each operand or result at a time; and no roles at all."""
+        row: Any = operation
+        found: dict[Way, None] = {}
+        for k, options in enumerate(operands):
+            for stored in options or ():
+                reads = [stored if j == k else None for j in range(len(operands))]
+                found |= dict.fromkeys(suggested(row, reads, [None] * len(results)))
+        for k, options in enumerate(results):
+            for stored in options:
+                makes = [stored if j == k else None for j in range(len(results))]
+                found |= dict.fromkeys(suggested(row, [None] * len(operands), makes))
+        usable = [(way, roles) for way, roles in found if serves(row.signatures[way], dict(roles), self.bare)]
+        whole = [(w, ()) for w, s in enumerate(row.signatures) if s.reduction != "max"][:1]
+        return (*[w for w in usable if w not in whole][:most], *whole)
+
+    # ---------------------------------------------------------------- the search
+    def run(self) -> Found:
+        answers: dict[Question, Answer] = {}
+        of: list[Answer] = []
+        factors: list[Factor] = []
+        constant = 0
+        for i in range(len(self.rows)):
+            question = self._question(i)
+            if question not in answers:
+                answers[question] = Asking(question, self.price).answer()
+            answer = answers[question]
+            of.append(answer)
+            scope, table = self._factor(i, answer)
+            if scope:
+                factors.append(Factor(scope, table))
+            else:
+                constant += int(table)
+        sizes = tuple(len(self.domains[n]) for n in self.variables)
+        solved = Elimination(Problem(sizes, tuple(factors))) if sizes else None
+        values = solved.values if solved else ()
+        chosen = {n: values[self.number[n]] if n in self.number else 0 for n in self.domains}
+        rows = [
+            placed(answer, self._cell(i, chosen), bound, self.price)
+            for i, (bound, answer) in enumerate(zip(self.rows, of, strict=True))
+        ]
+        stored = {n: d[chosen[n]] for n, d in self.domains.items()}
+        for row in rows:
+            stored |= {v: s for v, s in zip(row.bound.reads, row.reads, strict=True) if v in self.own}
+        made_values: dict[str, Value] = {}
+        for n, t in self.tensors.items():
+            made_values[n] = Value(n, t.shape, t.dtype, stored.get(n, ((),) * len(t.shape)), t.kind)  # type: ignore[arg-type]
+        program = Program(
+            name=self.name,
+            grid=self.grid,
+            values=made_values,
+            rows=tuple(rows),
+            updates=self.updates,
+            outputs=self.outputs,
+        )
+        total = constant + (solved.minimum if solved else 0)
+        return Found(program, total, len(sizes), sum(f.cost.size for f in factors))
+
+    def _places(self, i: int) -> list[str]:
+        """Values of a row's table, in its order."""
+        bound = self.rows[i]
+        return [v for v in bound.reads if v not in self.own] + list(bound.makes)
+
+    def _factor(self, i: int, answer: Answer) -> tuple[tuple[int, ...], Any]:
+        """A row's table over variables, ascending; of a value that is read twice, the diagonal."""
+        names = self._places(i)
+        scope = sorted({self.number[n] for n in names if n in self.number})
+        letters = {n: k for k, n in enumerate(dict.fromkeys(n for n in names if n in self.number))}
+        table = answer.table[tuple(slice(None) if n in self.number else 0 for n in names)]
+        axes = [letters[n] for n in names if n in self.number]
+        wanted_order = [letters[self.variables[v]] for v in scope]
+        return tuple(scope), np.einsum(table, axes, wanted_order)
+
+    def _cell(self, i: int, chosen: Mapping[str, int]) -> tuple[int, ...]:
+        return tuple(chosen.get(n, 0) for n in self._places(i))
