@@ -3,10 +3,10 @@
     python bench/networks.py [--models resnet18 ...] [--grids N=2 H=2,W=2 ...] [--eval]
 
 Small configurations and random weights, every parameter drawn anew (heads of zeros and scales of 1e-6 hide errors), in
-float64. A line a model: calls of ATen's operators and how many sorts of them, what ran whole and its share of the flops,
-seconds of the import; then a line a grid: errors of outputs, and of gradients of inputs, of parameters, and of buffers,
-relative to the largest entry (DESIGN section 11), bytes sent by all ranks in a step, seconds of compiling. Models of
-packages that are not installed are left out.
+float64. A line a model: calls of ATen's operators and how many sorts of them, what ran whole and its share of the
+flops, seconds of the import; then a line a grid: errors of outputs, and of gradients of inputs, of parameters, and of
+buffers, relative to the largest entry (DESIGN section 11), bytes sent by all ranks in a step, seconds of compiling.
+Models of packages that are not installed are left out.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ def denoiser() -> Made:
 
     model = UNet2DModel(
         block_out_channels=(16, 32), layers_per_block=1, norm_num_groups=8, attention_head_dim=8, in_channels=3,
-        out_channels=3, down_block_types=("DownBlock2D", "AttnDownBlock2D"), up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+        out_channels=3, down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
     )  # fmt: skip
     return _Denoiser(model), (3, 3, 26, 20)
 

@@ -134,10 +134,9 @@ def check(
                 most, worst[what] = one, name
         return most
 
-    wished_at = {n: g for n, g in wished.items()}
-    floor = 1e-3 * max((g.abs().max().item() for g in wished_at.values()), default=0.0)
+    floor = 1e-3 * max((g.abs().max().item() for g in wished.values()), default=0.0)
     all_grads = [one[2] for one in found if one[2]]
-    missing = [n for grads in all_grads for n in set(wished_at) - set(grads) if wished_at[n].any()]
+    missing = [n for grads in all_grads for n in set(wished) - set(grads) if wished[n].any()]
     assert not missing, f"no gradient of {missing}"
     return Errors(
         largest((("output", a, b) for one in found for a, b in zip(one[0], ys, strict=True)), "outputs"),
@@ -150,7 +149,9 @@ def check(
             "inputs",
             floor=1e-12,
         ),
-        largest(((n, grads[n], g) for grads in all_grads for n, g in wished_at.items() if n in grads), "parameters", floor),
+        largest(
+            ((n, grads[n], g) for grads in all_grads for n, g in wished.items() if n in grads), "parameters", floor
+        ),
         largest(((n, one[3][n], b) for one in found for n, b in new.items() if n in one[3]), "buffers", floor=1e-6),
         volume(compiled, [one[4] for one in found], [one[5] for one in found]),
         seconds,
@@ -211,4 +212,3 @@ def draw_parameters(module: nn.Module, seed: int = 0) -> None:
 
 def random_input(shape: Sequence[int], seed: int = 0) -> torch.Tensor:
     return torch.randn(tuple(shape), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-

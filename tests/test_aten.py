@@ -1,4 +1,4 @@
-"""Operators of ATen, family by family, in modules that give several outputs: described, none of them whole, and on ranks
+"""Operators of ATen, family by family, in modules that give several outputs: described, none of them whole; on ranks
 what the module computes on one device, with gradients of inputs and parameters, buffers, and bytes as VOLUME says."""
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def normalised(x: Tensor, *norms: nn.Module) -> Outputs:
 def interpolated(x: Tensor) -> Outputs:
     return (
         F.interpolate(x, scale_factor=1.5), F.interpolate(x, (5, 11), mode="nearest-exact"),
-        F.interpolate(x, scale_factor=2, mode="bilinear"), F.interpolate(x, (13, 4), mode="bilinear", align_corners=True),
+        F.interpolate(x, scale_factor=2, mode="bilinear"),
+        F.interpolate(x, (13, 4), mode="bilinear", align_corners=True),
         F.interpolate(x, scale_factor=(0.7, 1.3), mode="bicubic"), F.interpolate(x, (4, 4), mode="area"),
         F.interpolate(x, (4, 5), mode="bilinear", antialias=True), F.interpolate(x[..., 0], 14, mode="linear"),
         F.interpolate(x[:, :, None], (2, 12, 7), mode="trilinear"),
@@ -79,7 +80,8 @@ def put_together(x: Tensor) -> Outputs:
     assigned[:, 5] = x[:, 1]
     return (
         torch.cat([c, a, a], 1), torch.stack([x, -x], 2), first, last, x[:, -1], x[:, ::2, 1:-1, 3], x[:, [2, 0, 2]],
-        torch.stack(x.unbind(1)[2:4], -1), x.flip(2, 3), torch.roll(x, (2, -1), (2, 3)), assigned, b.expand(-1, 4, -1, -1),
+        torch.stack(x.unbind(1)[2:4], -1), x.flip(2, 3), torch.roll(x, (2, -1), (2, 3)), assigned,
+        b.expand(-1, 4, -1, -1),
         x.repeat(1, 2, 1, 1), x.repeat_interleave(2, 1),
     )  # fmt: skip
 
@@ -96,7 +98,8 @@ def viewed(x: Tensor) -> Outputs:
 def multiplied(x: Tensor, head: nn.Module, bilinear: nn.Module) -> Outputs:
     rows, square = x[:, 0], x[:, :, :7]
     return (
-        head(x), x @ rows[0].T, x.mT @ x[:1], x @ x[0, 0, 0], torch.addmm(rows[0, :1], rows[0].T, rows[1], beta=3, alpha=2),
+        head(x), x @ rows[0].T, x.mT @ x[:1], x @ x[0, 0, 0],
+        torch.addmm(rows[0, :1], rows[0].T, rows[1], beta=3, alpha=2),
         torch.baddbmm(square[:, 0], rows.mT, x[:, 2], alpha=0.5), torch.einsum("nchw,ncij->nhwij", x[:, :2], x[:, :2]),
         torch.einsum("...hw,cw->...c", x, rows[0]), torch.einsum("nchw->hc", x), torch.outer(x[0, 0, 0], x[0, 0, :, 0]),
         weighted(x, bilinear),
@@ -115,14 +118,17 @@ def attended(x: Tensor, module: nn.Module) -> Outputs:
     seen, added = x[:1, :1, :, 0, None] + x[:1, :1, None, :, 1] > -1, x[:, :1] @ x[:, 1:2].mT
     return (
         attend(x, x, 2 * x), attend(rows, rows, rows), attend(x, x, x, is_causal=True), attend(x, x, x, attn_mask=seen),
-        attend(x, x, x, attn_mask=added, scale=0.3), attend(x[:, None], x[:, None], x[:, None]), module(rows, rows, rows)[0],
+        attend(x, x, x, attn_mask=added, scale=0.3), attend(x[:, None], x[:, None], x[:, None]),
+        module(rows, rows, rows)[0],
     )  # fmt: skip
 
 
 def reduced(x: Tensor) -> Outputs:
     return (
-        x.mean((2, 3)), x.sum(1, keepdim=True), x.amax(1), x.amax((2, 3), keepdim=True), x.max(1)[0], x.std(1), x.var((2, 3)),
-        x.norm(dim=1), F.normalize(x, dim=1), x.logsumexp(1), x.softmax(1), F.log_softmax(x, -1), x.cumsum(1), x.topk(2, 1)[0],
+        x.mean((2, 3)), x.sum(1, keepdim=True), x.amax(1), x.amax((2, 3), keepdim=True), x.max(1)[0], x.std(1),
+        x.var((2, 3)),
+        x.norm(dim=1), F.normalize(x, dim=1), x.logsumexp(1), x.softmax(1), F.log_softmax(x, -1), x.cumsum(1),
+        x.topk(2, 1)[0],
         torch.var_mean(x, (0, 2, 3), correction=0)[0], x.mean(), x.max(), x * x.argmax(1, keepdim=True),
     )  # fmt: skip
 
@@ -137,7 +143,8 @@ def lost(x: Tensor) -> Outputs:
     cross = F.cross_entropy
     return (
         cross(x, target), cross(x, target, label_smoothing=0.1, reduction="sum"), cross(x, target, ignore_index=0),
-        cross(x, target, x[0, :, 0, 0].abs().detach(), reduction="none"), cross(x, shares.detach(), label_smoothing=0.1),
+        cross(x, target, x[0, :, 0, 0].abs().detach(), reduction="none"),
+        cross(x, shares.detach(), label_smoothing=0.1),
         F.nll_loss(x.log_softmax(1), target), F.mse_loss(x, 2 * x), F.l1_loss(x, 2 * x), F.smooth_l1_loss(x, 2 * x),
         F.binary_cross_entropy_with_logits(x, shares), F.kl_div(x, shares.detach(), reduction="batchmean"),
     )  # fmt: skip
@@ -151,7 +158,9 @@ def made(x: Tensor, table: nn.Module) -> Outputs:
 
 def sampled(x: Tensor) -> Outputs:
     points = x[:, :2].permute(0, 2, 3, 1).tanh()
-    return F.grid_sample(x, points, align_corners=False), F.grid_sample(x, points, padding_mode="border", align_corners=True)
+    return F.grid_sample(x, points, align_corners=False), F.grid_sample(
+        x, points, padding_mode="border", align_corners=True
+    )
 
 
 def pooled(x: Tensor) -> Outputs:
@@ -254,7 +263,7 @@ def test_attention_that_drops_is_written_out() -> None:
         assert errors.right, f"{grid}: {errors}"
 
 
-@pytest.mark.parametrize("function", (torch.randn_like, lambda x: F.rrelu(x, training=True)))
+@pytest.mark.parametrize("function", [torch.randn_like, lambda x: F.rrelu(x, training=True)])
 def test_what_draws_and_is_not_described_is_refused(function: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises(InputError, match="draws random numbers"):
         describe(imported(Family(lambda x: x * function(x)), random_input(SHAPE)).graph.at(3))

@@ -15,8 +15,8 @@ class Upsample(LinearMap):
     """Interpolation of x[N, C, rows...] to `size` rows.
 
     Attributes:
-        mode: nearest, nearest-exact, linear or bicubic, along every dimension of rows; the last two also with `-aa`, which
-            averages what it shrinks.
+        mode: nearest, nearest-exact, linear or bicubic, along every dimension of rows; the last two also with `-aa`,
+            which averages what it shrinks.
         scales: rows out for a row in, where the source says so; else the quotient of the extents.
     """
 
@@ -52,7 +52,11 @@ class Upsample(LinearMap):
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """ATen's operator of as many dimensions as there are."""
         if self.mode.endswith("-aa"):
-            aa = torch.ops.aten._upsample_bicubic2d_aa if "bicubic" in self.mode else torch.ops.aten._upsample_bilinear2d_aa
+            aa = (
+                torch.ops.aten._upsample_bicubic2d_aa
+                if "bicubic" in self.mode
+                else torch.ops.aten._upsample_bilinear2d_aa
+            )
             return (aa(operands[0], list(self.size), self.align_corners, *(self.scales or (None, None))),)
         linear = {1: "linear", 2: "bilinear", 3: "trilinear"}[len(self.size)]
         mode = linear if self.mode == "linear" else self.mode

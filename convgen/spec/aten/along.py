@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from convgen.operations.calls import Along, Slot
 from convgen.operations.indexing import Embedding, GridSample, IndexRows
@@ -12,21 +12,34 @@ from convgen.operations.reductions import Reduce
 from convgen.spec.aten.reader import FLOATS, Reader, Tensor, knows
 from convgen.spec.graph import Call, Ref
 
-LARGEST_FIRST = ("topk", "sort", "sort.stable", "max.dim", "min.dim", "median.dim", "kthvalue", "cummax", "cummin", "mode")
+LARGEST_FIRST = (
+    "topk",
+    "sort",
+    "sort.stable",
+    "max.dim",
+    "min.dim",
+    "median.dim",
+    "kthvalue",
+    "cummax",
+    "cummin",
+    "mode",
+)
 
 
 def dims_of(given: Any, count: int) -> tuple[int, ...]:
     """Dimensions as an argument has them: one, several, or all."""
     if given is None or given == ():
         return tuple(range(count))
-    several: Sequence[int] = given if isinstance(given, tuple) else (given,)
+    several = cast("Sequence[int]", given if isinstance(given, tuple) else (given,))
     return tuple(sorted({int(d) % max(count, 1) for d in several}))
 
 
 # By operator: the place of the dimension, or dimensions, among the arguments.
 ALONG = {
-    "max.dim": 1, "min.dim": 1, "amax": 1, "amin": 1, "argmax": 1, "argmin": 1, "cumsum": 1, "cumprod": 1, "logsumexp": 1,
-    "logcumsumexp": 1, "prod.dim_int": 1, "topk": 2, "sort": 1, "sort.stable": 2, "median.dim": 1, "kthvalue": 2, "mode": 1,
+    "max.dim": 1, "min.dim": 1, "amax": 1, "amin": 1, "argmax": 1, "argmin": 1, "cumsum": 1, "cumprod": 1,
+    "logsumexp": 1,
+    "logcumsumexp": 1, "prod.dim_int": 1, "topk": 2, "sort": 1, "sort.stable": 2, "median.dim": 1, "kthvalue": 2,
+    "mode": 1,
     "any.dim": 1, "all.dim": 1, "any.dims": 1, "all.dims": 1, "softmax.int": 1, "log_softmax.int": 1, "softmin": 1,
     "cummax": 1, "cummin": 1, "nansum": 1, "nanmean": 1, "sum.dim_IntList": 1, "count_nonzero.dim_IntList": 1,
 }  # fmt: skip
@@ -48,9 +61,7 @@ def along_dims(reader: Reader, call: Call, x: Tensor, over: tuple[int, ...]) -> 
     made = [None if v is None else reader.tensors[v.name] for v in call.results]
     late = (1,) if call.op in LARGEST_FIRST else ()
     integers = tuple(k for k, t in enumerate(made) if (t is not None and t.dtype not in FLOATS) or k in late)
-    operation = Along(
-        call.op, (Slot(0), *call.args[1:]), x.shape, over, tuple(shape for _ in made), integers, x.floats
-    )
+    operation = Along(call.op, (Slot(0), *call.args[1:]), x.shape, over, tuple(shape for _ in made), integers, x.floats)
     reader.add(operation, [x], [t.name if t else "" for t in made])
     return True
 
@@ -68,7 +79,9 @@ def of_all(reader: Reader, call: Call) -> bool:
     return bool(x.shape) and call.op in ("max", "min") and along_dims(reader, call, x, tuple(range(len(x.shape))))
 
 
-@knows("var", "var.dim", "var.correction", "std", "std.dim", "std.correction", "var_mean.correction", "std_mean.correction")
+@knows(
+    "var", "var.dim", "var.correction", "std", "std.dim", "std.correction", "var_mean.correction", "std_mean.correction"
+)
 @knows("var_mean", "var_mean.dim", "std_mean", "std_mean.dim")
 def deviation(reader: Reader, call: Call) -> bool:
     x, (base, _, kind) = reader.of(call.args[0]), call.op.partition(".")

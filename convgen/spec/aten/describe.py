@@ -24,7 +24,19 @@ from convgen.spec.aten import (
 from convgen.spec.aten.reader import FLOATS, KNOWN, Reader, Tensor, slots
 from convgen.spec.graph import Call, Graph
 
-FAMILIES = (along, convolutions, dense, elementwise, losses, norms, pooling, products, rows, seeds, views)  # each registers its own
+FAMILIES = (
+    along,
+    convolutions,
+    dense,
+    elementwise,
+    losses,
+    norms,
+    pooling,
+    products,
+    rows,
+    seeds,
+    views,
+)  # each registers its own
 
 
 @dataclass(frozen=True)

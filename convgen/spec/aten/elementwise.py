@@ -109,7 +109,8 @@ def loss_by_element(reader: Reader, call: Call) -> bool:
 
 # Constants: what they take the place of, and where their value and shape stand.
 @knows(
-    "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty", "zeros", "ones",
+    "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty", "zeros",
+    "ones",
     "full", "empty.memory_format", "arange", "arange.start", "arange.start_step", "eye", "eye.m", "linspace",
     "scalar_tensor",
 )  # fmt: skip

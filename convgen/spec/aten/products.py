@@ -1,4 +1,4 @@
-"""Products: matrices with batches, einsum, attention. Dimensions that are broadcast are dropped from what lacks them."""
+"""Products: matrices with batches, einsum, attention. What is broadcast is dropped from the operand that lacks it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 def contract(reader: Reader, sides: Sequence[tuple[Tensor, str]], out: str, makes: str) -> bool:
     """The sum of products of one or two operands, by a letter a dimension; whether it can be said.
 
-    Dimensions of 1 that are more elsewhere are dropped; what one operand alone has and the result lacks is summed first.
+    Dimensions of 1 that are more elsewhere are dropped; what one operand alone has and the result lacks is summed
+    first.
     """
     if any(len(set(letters)) != len(letters) for _, letters in sides) or len(set(out)) != len(out):
         return False
