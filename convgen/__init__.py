@@ -1,3 +1,21 @@
-"""convgen: a compiler for distributed convolutions."""
+"""convgen: a compiler for distributed convolutions.
+
+`from_torch` and `parallelize` (convgen/parallel.py) are imported when they are asked for: `import convgen` is cheap.
+"""
+
+from importlib import import_module
+from typing import Any
 
 __version__ = "0.1.0"
+
+_LATE = ("from_torch", "parallelize")  # typed in __init__.pyi
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATE:
+        return getattr(import_module("convgen.parallel"), name)
+    raise AttributeError(f"module 'convgen' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_LATE]

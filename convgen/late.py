@@ -17,7 +17,9 @@ class Late:
         self._module = module
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(import_module(self._module), name)
+        found = getattr(import_module(self._module), name)
+        setattr(self, name, found)  # asked of the module once
+        return found
 
 
 np: Any = Late("numpy")

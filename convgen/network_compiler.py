@@ -12,14 +12,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from convgen.algebra.algorithms import ALGORITHMS
 from convgen.algebra.grid import Grid
+from convgen.cost.network import volume
 from convgen.emit.network import NetworkInput, Package, emit_network
+from convgen.errors import InputError
 from convgen.operations.bound import Bound
 from convgen.plan.letters import Tensor, lay_out
-from convgen.program.network import Program
+from convgen.program.network import FLOATS, Program
 from convgen.program.rows import PlacedRow
 from convgen.spec.aten.describe import Described, describe
 from convgen.spec.graph import Graph
+from convgen.spec.names import did_you_mean
 
 LETTERS = {1: ("N",), 2: ("N", "C"), 3: ("N", "C", "W"), 4: ("N", "C", "H", "W"), 5: ("N", "C", "D", "H", "W")}
 OF_NUMBERS = {1: ("N",), 2: ("N", "W"), 3: ("N", "H", "W"), 4: ("N", "D", "H", "W")}  # of labels: no channels
@@ -41,10 +45,16 @@ class CompiledNetwork:
     target: str = "cpu"
     command: str = ""
 
+    @property
+    def dtype(self) -> str:
+        """Of what is computed: the first parameter's or input's of floats."""
+        values = (*self.graph.parameters, *self.graph.inputs)
+        return next((v.dtype for v in values if v.dtype in FLOATS), "float32")
+
     def package(self, *, constants: bool = False) -> Package:
         """The generated files."""
         g = self.graph
-        init = {v.name: v.init for v in (*g.parameters, *g.buffers)} | {v.name: "given" for v in g.constants}
+        init = {v.name: v.init for v in (*g.parameters, *g.buffers)} | {v.name: "constant" for v in g.constants}
         init |= {n: "seed" for n, v in self.program.values.items() if v.kind == "buffer" and n not in init}
         return emit_network(
             NetworkInput(
@@ -52,9 +62,7 @@ class CompiledNetwork:
                 other=self.other,
                 batch=g.batch,
                 other_batch=other_batch(g),
-                dtype=next(
-                    (v.dtype for v in (*g.parameters, *g.inputs) if v.dtype.startswith(("float", "b"))), "float32"
-                ),
+                dtype=self.dtype,
                 device=self.target,
                 sums="ordered",
                 modes=g.modes,
@@ -76,15 +84,35 @@ def compile_network(graph: Graph, grid: Grid, algorithm: str | None = None, *, c
     """Lay out a network by the letters of a grid.
 
     Args:
-        algorithm: a named one; by default the one with the grid's letters.
+        algorithm: a named one; by default the one with the grid's letters; auto: of those with these letters the one
+            that sends fewest bytes in a step of training.
     Raises:
-        InputError: an operator that can't be run, or an axis that no dimension carries.
+        InputError: no such algorithm, an operator that can't be run, or an axis that no dimension carries.
     """
+    if algorithm not in (None, "auto", *ALGORITHMS):
+        names = ("auto", *ALGORITHMS)
+        hint = did_you_mean(str(algorithm), names, ", ".join(names))
+        raise InputError(f"there is no algorithm {algorithm}", hint=hint)
+    both = sorted({v.name for v in graph.inputs} & {name for name, _ in graph.outputs})
+    if both:
+        fact = f"{graph.name}: {both[0]} is an input and an output; scatter and gather know them by their names"
+        raise InputError(fact, hint="another key in the mapping that forward returns")
     described = describe(graph.at(graph.batch))
-    program = _program(graph, described, grid, algorithm)
+    if algorithm == "auto":
+        letters = {a for a, n in grid.axes if n > 1}
+        named = ["integrated"] if "F" in letters and letters <= set(ALGORITHMS["integrated"].letters) else []
+        several = [(name, _program(graph, described, grid, name)) for name in (None, *named)]
+        algorithm, program = min(several, key=lambda one: sent_in_all(one[1]))
+    else:
+        program = _program(graph, described, grid, algorithm)
     again = describe(graph.at(other_batch(graph)))
     other = program_like(program, again)
     return CompiledNetwork(graph, described, program, other, algorithm, command=command)
+
+
+def sent_in_all(program: Program) -> int:
+    """Bytes that all ranks send in a step of training."""
+    return sum(sum(step["bytes_sent_per_rank"]) for steps in volume(program).values() for step in steps)
 
 
 def _program(graph: Graph, described: Described, grid: Grid, algorithm: str | None) -> Program:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from convgen.commands.inputs import Finite, compile_files, layer_options, need, schedule_options, untuned_option
+from convgen.commands.networks import are_graphs, check_network_file
 from convgen.errors import InputError
 from convgen.spec.source import locate
 
@@ -30,6 +31,9 @@ def check_command(
     file: str, processes: bool, interpret: bool, as_json: bool, timeout: float, untuned: bool, **options: Any
 ) -> None:
     """Compile, run every rank on this machine, and compare with a single-device float64 reference."""
+    if are_graphs([file]):
+        check_network_file(file, processes, as_json, timeout, interpret=interpret, untuned=untuned, **options)
+        return
     all_compiled = compile_files([file], **options, measured="quietly" if as_json and not untuned else not untuned)
     for one in all_compiled:
         one.module()  # refuses a target without an emitter before torch is needed

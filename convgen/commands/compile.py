@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from convgen.commands.inputs import compile_files, layer_options, need, schedule_options, untuned_option
+from convgen.commands.networks import are_graphs, compile_networks
 from convgen.commands.outputs import OutputFolder
 from convgen.commands.stages import Bare, look_options, looking
 from convgen.emit.paste import shared_runtime
@@ -39,12 +40,19 @@ def compile_command(
 ) -> None:  # fmt: skip
     """Write DIR/NAME.py for each layer, or print the stage asked for. Needs no GPU and no process group.
 
+    A FILE may be a network's graph (convgen import): with --grid, the package DIR/NAME is written.
+
     Modules written together import what they do alike from DIR/_convgen_runtime_HASH.py.
     """
     if emit is not None and output is not None:
         raise InputError(f"--emit {emit} prints to stdout: it writes no file to -o {output}", hint="one of the two")
     if as_json and emit not in ("cost", "kernels"):
         raise InputError("--json is for --emit cost and --emit kernels", hint="--emit cost --json")
+    if are_graphs(files):
+        check_folder(output or Path(), "-o")
+        looks = {"untuned": untuned, "dump_ir": dump_ir, "time_passes": time_passes}
+        compile_networks(files, output, emit, as_json, **looks, **options)
+        return
     if dump_ir is not None and options["schedule"] is not None:
         fact = "--dump-ir prints what passes make, and none runs on an edited schedule"
         raise InputError(fact, hint="--dump-ir without --schedule")

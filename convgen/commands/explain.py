@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from convgen.commands.inputs import compile_files, layer_options, schedule_options
+from convgen.commands.networks import are_graphs, explain_network
 from convgen.commands.outputs import Picture
 from convgen.errors import InputError
 
@@ -26,6 +27,9 @@ from convgen.errors import InputError
 @layer_options
 def explain_command(file: str, plot: Path | None, as_json: bool, **options: Any) -> None:
     """Roles, schedule, and per step its elements, bytes, seconds and formula."""
+    if are_graphs([file]):
+        explain_network(file, plot, as_json, **options)
+        return
     from convgen.explain.text import cost_json, explain_text
 
     all_compiled = compile_files([file], **options)

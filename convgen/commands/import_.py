@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from convgen.commands.outputs import OutputFile
-from convgen.errors import InputError
+from convgen.errors import InputError, Note
 from convgen.files import check_file, write_file
 from convgen.spec.graph import DTYPES
 from convgen.spec.names import did_you_mean
-from convgen.spec.text import one_line, shown
+from convgen.spec.text import number_of, one_line, shown
 
 if TYPE_CHECKING:
     import torch
+
+    from convgen.spec.graph import Graph
 
 _INPUT = re.compile(r"(?:([^\W\d]\w*)=)?([0-9]+(?:,[0-9]+)*)(?::(\w+))?")
 
@@ -32,9 +34,12 @@ _INPUT = re.compile(r"(?:([^\W\d]\w*)=)?([0-9]+(?:,[0-9]+)*)(?::(\w+))?")
 )  # fmt: skip
 @click.option("--args", "arguments", metavar="JSON", help="The factory's: an object by name, or a list by place.")
 @click.option("--eval", "evaluation", is_flag=True, help="In evaluation; by default training, and both where it can.")
+@click.option(
+    "--strict", is_flag=True, help="Refuse operators that no row describes, which every rank would run whole."
+)
 @click.option("-o", "--output", type=OutputFile((".yaml", ".yml")), required=True, metavar="FILE", help="YAML.")
 def import_command(
-    factory: str, inputs: tuple[str, ...], arguments: str | None, evaluation: bool, output: Path
+    factory: str, inputs: tuple[str, ...], arguments: str | None, evaluation: bool, strict: bool, output: Path
 ) -> None:
     """Import a network: the nn.Module that FACTORY gives, a class or function of a Python module."""
     from convgen.explain.graph import graph_text
@@ -56,12 +61,26 @@ def import_command(
         training=not evaluation,
         remark=lambda text: click.echo(text, err=True),
     )
+    if strict:
+        _refuse_whole(graph)
+    listing = graph_text(graph)  # refuses what can't be right, before anything is written
     write_file(output, write_graph(graph), "-o")
-    click.echo(graph_text(graph))
+    click.echo(listing)
     click.echo(f"wrote {output}")
     if tensors:
         write_file(beside, tensors_bytes(tensors), "-o")
         click.echo(f"wrote {beside}")
+
+
+def _refuse_whole(graph: Graph) -> None:
+    """Raises InputError: an operator that no row describes."""
+    from convgen.explain.program import whole_calls
+
+    found = whole_calls(graph)
+    if found:
+        notes = tuple(Note("whole", f"{w.op} in {w.module or 'the module'}: {w.bytes:,} bytes") for w in found[:8])
+        fact = f"{graph.name} has {number_of(len(found), 'operator')} that no row describes (--strict)"
+        raise InputError(fact, notes=notes, hint="without --strict every rank gathers the operands, and computes alike")
 
 
 def _input(text: str) -> tuple[str, list[int], str]:

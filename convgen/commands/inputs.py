@@ -13,7 +13,7 @@ import click
 
 from convgen.errors import InputError
 from convgen.spec.reader import locate
-from convgen.spec.text import one_line
+from convgen.spec.text import one_line, parse_grid
 
 if TYPE_CHECKING:
     from convgen.compiler import Compiled
@@ -41,9 +41,9 @@ def layer_options(command: Any) -> Any:
             "--objective", type=click.Choice(OBJECTIVES), default="seconds", show_default=True,
             help="What `algorithm: auto` and unstated roles minimise.",
         ),
-        click.option("--grid", help="For a CSV of layers: axes and ranks, e.g. N=2,C=2."),
-        click.option("--algorithm", help="For a CSV of layers: a named algorithm, or auto (default)."),
-        click.option("--dtype", help="For a CSV of layers; float32 by default."),
+        click.option("--grid", help="For a CSV of layers, or a network: axes and ranks, e.g. N=2,C=2."),
+        click.option("--algorithm", help="For a CSV of layers, or a network: a named algorithm, or auto."),
+        click.option("--dtype", help="For a CSV of layers, float32 by default; or a network, its own by default."),
         click.option(
             "--memory-format", type=click.Choice(("contiguous", "channels_last")),
             help="For a CSV of layers; contiguous by default.",
@@ -190,16 +190,3 @@ def _read_files(
         else:
             layers += read_layers(file)
     return layers
-
-
-def parse_grid(text: str, example: str = "N=2,C=2") -> dict[str, int]:
-    """The axes and ranks of --grid; raises InputError where it can't be read."""
-    grid: dict[str, int] = {}
-    for part in text.split(","):
-        axis, _, ranks = part.strip().partition("=")
-        if axis in grid:
-            raise InputError(f"--grid {text} names axis {axis} twice", hint=f"an axis once: --grid {example}")
-        if not (ranks.isascii() and ranks.isdecimal() and 1 <= int(ranks[:20]) < 2**31):
-            raise InputError(f"--grid {text}: cannot read {part.strip()!r}", hint=f"--grid {example}")
-        grid[axis] = int(ranks)
-    return grid

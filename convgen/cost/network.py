@@ -18,10 +18,11 @@ def volume(program: Program, *, of_inputs: bool = False) -> dict[str, list[dict[
         of_inputs: whether inputs want gradients, too.
     """
     backward = program.backward(of_inputs=of_inputs)
-    return {"forward": _records(program, program.forward()), "backward": _records(program, backward)}
+    return {"forward": records(program, program.forward()), "backward": records(program, backward)}
 
 
-def _records(program: Program, steps: Iterable[Moved]) -> list[dict[str, Any]]:
+def records(program: Program, steps: Iterable[Moved]) -> list[dict[str, Any]]:
+    """Of some conversions of a program, in VOLUME's form."""
     return [record for moved in steps for record in _record(program, moved)]
 
 

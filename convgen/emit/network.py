@@ -191,11 +191,13 @@ class _Writer:
             gives = [v for v in made if v in wanted or last.get(v, -1) >= stop]
             lines += self._block(block, numbers, takes, gives)
         outputs = [identifier(v) for _, v in p.outputs]
-        if len(p.outputs) > 1 and not all(n.isdecimal() for n, _ in p.outputs):
+        if [n for n, _ in p.outputs] == ["output"]:
+            lines.append(f"return {outputs[0]}")
+        elif not all(n.isdecimal() for n, _ in p.outputs):
             pairs = ", ".join(f'"{n}": {v}' for (n, _), v in zip(p.outputs, outputs, strict=True))
             lines.append(f"return {{{pairs}}}")
         else:
-            lines.append(f"return {', '.join(outputs)}")
+            lines.append(f"return ({', '.join(outputs)}{',' * (len(outputs) == 1)})")
         return lines
 
     def _parts(self, i: int) -> tuple[int, ...]:

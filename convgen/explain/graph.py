@@ -29,8 +29,10 @@ def graph_text(graph: Graph) -> str:
 
 
 def remarks(graph: Graph) -> list[str]:
-    """Further lines of the listing."""
-    return []
+    """Further lines of the listing: what runs whole."""
+    from convgen.explain.program import whole_calls, whole_text
+
+    return whole_text(whole_calls(graph))
 
 
 def graph_json(graph: Graph) -> dict[str, Any]:

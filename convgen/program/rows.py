@@ -111,6 +111,12 @@ def layout(sets: IndexSets, operand: Operand, wanted: Wanted) -> Layout:
     return Layout(operand.name, tuple(p.axes for p in wanted.pieces), windows, sets.grid.ordered(wanted.partial))
 
 
+@lru_cache(maxsize=1 << 17)
+def converted(sets: IndexSets, src: Layout, dst: Layout) -> Chain:
+    """`redistribute`, remembered."""
+    return redistribute(sets, src, dst)
+
+
 def place(
     bound: Bound,
     grid: Grid,
@@ -135,7 +141,7 @@ def place(
     derived = derived or {}
     for operand, axes in zip(signature.inputs, reads, strict=True):
         stored = Layout(operand.name, axes)
-        fetch.append(redistribute(sets, stored, layout(sets, operand, signature.wants(operand, roles))))
+        fetch.append(converted(sets, stored, layout(sets, operand, signature.wants(operand, roles))))
         if not operand.gradient or operand.name in derived:
             back.append(None)
             continue
@@ -146,7 +152,7 @@ def place(
     for result, axes in zip(signature.results, makes, strict=True):
         made, stored = layout(sets, result, signature.wants(result, roles)), Layout(result.name, axes)
         store.append(reduced(sets, made, stored, signature))
-        given.append(redistribute(sets, stored, replace(made, partial=())))
+        given.append(converted(sets, stored, replace(made, partial=())))
     numbers = {o.name: k for k, o in enumerate(signature.inputs)}
     return PlacedRow(
         bound,
@@ -165,16 +171,17 @@ def place(
 def reduced(sets: IndexSets, made: Layout, stored: Layout, signature: Signature) -> Chain:
     """A result to where it is stored. What is no sum is gathered, and reduced by every rank alike."""
     if signature.reduction == "sum" or not made.partial:
-        return redistribute(sets, made, stored)
+        return converted(sets, made, stored)
     whole = replace(made, partial=())
     first = Conversion("all_gather", made.partial, made, whole, signature.reduction)
-    return (first, *redistribute(sets, whole, stored))
+    return (first, *converted(sets, whole, stored))
 
 
+@lru_cache(maxsize=1 << 16)
 def collect(sets: IndexSets, found: Layout, stored: Layout) -> Chain:
     """A gradient as a row found it to where the operand is stored; parts that overlap are added."""
     if not found.has_window:
-        return redistribute(sets, found, stored)
+        return converted(sets, found, stored)
     grid = sets.grid
     apart = grid.group_ids(grid.ordered({*found.used, *found.partial}))
     held, kept = sets.held(found), sets.held(stored)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from convgen.spec.graph import Arg, Call, Graph, Ref, refs
+from convgen.errors import InputError
+from convgen.spec.graph import DTYPES, Arg, Call, Graph, Ref, Value, refs
+from convgen.spec.names import did_you_mean
 
 BATCH_NORM = "batch_norm"
 DROPOUT = "dropout"
@@ -69,6 +71,32 @@ def eval_graph(graph: Graph) -> Graph:
     outputs = tuple((key, same.get(name, name)) for key, name in graph.outputs)
     left = tuple(call for call in pruned(calls, (name for _, name in outputs)) if call is not None)
     return replace(graph, modes=("eval",), calls=left, outputs=outputs, updates=())
+
+
+def with_dtype(graph: Graph, dtype: str) -> Graph:
+    """The graph with another type of floats, in the place of every one that it has.
+
+    Raises:
+        InputError: it is no type of floats.
+    """
+    floats = tuple(name for name in DTYPES if "float" in name)
+    if dtype not in floats:
+        raise InputError(f"--dtype {dtype} is no type of floats", hint=did_you_mean(dtype, floats, ", ".join(floats)))
+
+    def value(one: Value) -> Value:
+        return replace(one, dtype=dtype) if one.dtype in floats else one
+
+    def argument(arg: Arg) -> Arg:
+        if isinstance(arg, tuple):
+            return tuple(map(argument, arg))
+        return dtype if isinstance(arg, str) and arg in floats else arg
+
+    calls = tuple(
+        replace(call, args=tuple(map(argument, call.args)), results=tuple(v and value(v) for v in call.results))
+        for call in graph.calls
+    )
+    groups = {k: tuple(map(value, getattr(graph, k))) for k in ("inputs", "parameters", "buffers", "constants")}
+    return replace(graph, calls=calls, **groups)
 
 
 def same_calls(a: Graph, b: Graph, same_constant: Callable[[str, str], bool]) -> bool:

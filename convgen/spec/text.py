@@ -124,3 +124,16 @@ def number_of(count: int, word: str) -> str:
         ('1 rank', '2 ranks')
     """
     return f"{count} {word}{'s' * (count != 1)}"
+
+
+def parse_grid(text: str, example: str = "N=2,C=2", option: str = "--grid") -> dict[str, int]:
+    """The axes and ranks of a grid in one text, as --grid has it; raises InputError where it can't be read."""
+    grid: dict[str, int] = {}
+    for part in text.split(","):
+        axis, _, ranks = part.strip().partition("=")
+        if axis in grid:
+            raise InputError(f"{option} {text} names axis {axis} twice", hint=f"an axis once: {option} {example}")
+        if not (ranks.isascii() and ranks.isdecimal() and 1 <= int(ranks[:20]) < 2**31):
+            raise InputError(f"{option} {text}: cannot read {part.strip()!r}", hint=f"{option} {example}")
+        grid[axis] = int(ranks)
+    return grid

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+HASH_BYTES = 32
+
 
 @dataclass(frozen=True, slots=True)
 class Sent:
@@ -20,8 +22,8 @@ class Sent:
 
 
 def is_identity(tensor: Tensor) -> bool:
-    """Whether bytes travel, not elements: a module's question whether all ranks have it, which VOLUME leaves out."""
-    return tensor.dtype == torch.uint8
+    """Whether a hash travels: a module's question whether all ranks have it, which VOLUME leaves out."""
+    return tensor.dtype == torch.uint8 and tensor.numel() == HASH_BYTES  # masks are bytes, too
 
 
 def count(kind: str, tensor: Tensor, splits: Sequence[Any], ranks: tuple[int, ...], rank: int) -> Sent:

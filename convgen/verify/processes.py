@@ -40,7 +40,7 @@ def run_processes(
     def program(_: int) -> RankResult:
         module = load_module(path, interpret=interpret)
         sent: list[Sent] = []
-        _count_calls(module, sent)
+        count_calls(module, sent)
         mesh = module.init_mesh(module.DEVICE, timeout=timeout_s)
         return run_rank(module, given, mesh, sent)
 
@@ -119,7 +119,7 @@ def _child(program: Callable[[int], Any], rank: int, ranks: int, where: Path, ti
         raise SystemExit(1) from None
 
 
-def _count_calls(module: ModuleType, sent: list[Sent]) -> None:
+def count_calls(module: ModuleType, sent: list[Sent]) -> None:
     """Put a counter between the module and torch.distributed: a transport that is the module's own and counts."""
 
     class Counting(module.TorchTransport):

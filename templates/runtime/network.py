@@ -219,7 +219,7 @@ class Run:
 
     def __init__(self, of: Called, prefix: str = "", start: str = "") -> None:
         self.of, self.prefix, self.start = of, prefix, start
-        self.net, self.place, self.batch = of.module.net, of.place, of.batch
+        self.net, self.place, self.batch = of.module._net, of.place, of.batch
         self.training, self.seed = of.module.training, of.seed
         self.name, self.grid, self.sums = self.net.name, self.net.grid, self.net.sums
         self.dtype, self.wide, self.device = self.net.dtype, self.net.wide, self.net.device
@@ -303,45 +303,45 @@ class NetworkModule(torch.nn.Module):
         parameters: dtensors, or Blocks where DTensor can't say the layout; or blocks: Blocks throughout.
     """
 
-    net: ClassVar[Net]
-    aliases: ClassVar[Mapping[str, str]] = {}
-    inputs: ClassVar[tuple[str, ...]]
-    modes: ClassVar[tuple[str, ...]] = ("train", "eval")
-    constants: ClassVar[Mapping[str, Tensor]] = {}
+    _net: ClassVar[Net]
+    _aliases: ClassVar[Mapping[str, str]] = {}
+    _inputs: ClassVar[tuple[str, ...]]
+    _modes: ClassVar[tuple[str, ...]] = ("train", "eval")
+    _constants: ClassVar[Mapping[str, Tensor]] = {}
 
     def __init__(self, mesh: DeviceMesh, *, seed: int = 0, parameters: str = "dtensors") -> None:
         super().__init__()
         if parameters not in ("dtensors", "blocks"):
-            raise ValueError(f"{self.net.name}: parameters= is dtensors or blocks, got {parameters!r}")
-        self.mesh = mesh
+            raise ValueError(f"{self._net.name}: parameters= is dtensors or blocks, got {parameters!r}")
+        self._mesh = mesh
         self._owners: dict[str, tuple[torch.nn.Module, str]] = {}
-        self.learnt = {n: how for n, (_, _, how, dtype) in self.net.state.items() if not dtype}
-        self.buffered = {n: (how, dtype) for n, (_, _, how, dtype) in self.net.state.items() if dtype}
-        net, here = self.net, self.net.here(mesh)
-        for name in self.learnt:
+        self._learnt = {n: how for n, (_, _, how, dtype) in self._net.state.items() if not dtype}
+        self._buffered = {n: (how, dtype) for n, (_, _, how, dtype) in self._net.state.items() if dtype}
+        net, here = self._net, self._net.here(mesh)
+        for name in self._learnt:
             block = torch.empty(here.shape(net.stored[name]), dtype=net.dtype, device=net.device)
             value = torch.nn.Parameter(self._as_known(name, block, parameters))
             owner, leaf = self._owners[name] = self._owner(name)
             owner.register_parameter(leaf, value)
-        for name, (_, dtype) in self.buffered.items():
+        for name, (how, dtype) in self._buffered.items():
             block = torch.zeros(here.shape(net.stored[name]), dtype=getattr(torch, dtype), device=net.device)
             value = self._as_known(name, block, parameters) if block.dim() else block
             owner, leaf = self._owners[name] = self._owner(name)
-            owner.register_buffer(leaf, value)
-        for name, same in self.aliases.items():
+            owner.register_buffer(leaf, value, persistent=how != "constant")  # no state dict of the source has those
+        for name, same in self._aliases.items():
             owner, leaf = self._owner(name)
-            owner.register_parameter(leaf, self.known[same])
+            owner.register_parameter(leaf, self._known[same])
         self.reset_parameters(seed)
-        if self.modes == ("eval",):
+        if self._modes == ("eval",):
             self.eval()
 
     @property
-    def known(self) -> dict[str, Any]:
+    def _known(self) -> dict[str, Any]:
         """Parameters and buffers by name, as the modules have them now."""
         return {name: getattr(owner, leaf) for name, (owner, leaf) in self._owners.items()}
 
     def _as_known(self, name: str, block: Tensor, parameters: str) -> Tensor:
-        net, mesh = self.net, self.mesh
+        net, mesh = self._net, self._mesh
         dtensors = parameters == "dtensors"
         known = as_dtensor(block, name, mesh, net.batch, net) if dtensors else None  # type: ignore[arg-type]
         return as_held(block, name, net.stored[name], net.here(mesh)) if known is None else known  # type: ignore[arg-type]
@@ -358,20 +358,20 @@ class NetworkModule(torch.nn.Module):
     @torch.no_grad()
     def reset_parameters(self, seed: int = 0) -> None:
         """This rank's blocks of what torch draws for each kind of layer, from a seed a parameter."""
-        for number, (name, how) in enumerate(self.learnt.items()):
-            self._fill(name, initial(how, self.net.stored[name].extents, seed, number))
-        for name, (how, _) in self.buffered.items():
+        for number, (name, how) in enumerate(self._learnt.items()):
+            self._fill(name, initial(how, self._net.stored[name].extents, seed, number))
+        for name, (how, _) in self._buffered.items():
             if how == "seed":
                 self._fill(name, torch.tensor([seed, 0]))
-            elif how != "given":
-                self._fill(name, initial(how, self.net.stored[name].extents, seed, 0))
-        for name, value in self.constants.items():
-            if name in self.known:
+            elif how not in ("given", "constant"):
+                self._fill(name, initial(how, self._net.stored[name].extents, seed, 0))
+        for name, value in self._constants.items():
+            if name in self._known:
                 self._fill(name, value)
 
     def _fill(self, name: str, whole: Tensor) -> None:
-        here = self.net.here(self.mesh)
-        local(self.known[name]).copy_(block_of(whole, self.net.stored[name], self.net, here.place))
+        here = self._net.here(self._mesh)
+        local(self._known[name]).copy_(block_of(whole, self._net.stored[name], self._net, here.place))
 
     @torch.no_grad()
     def load_full(self, state: Mapping[str, Tensor]) -> None:
@@ -380,37 +380,37 @@ class NetworkModule(torch.nn.Module):
         Raises:
             KeyError: a name is missing, or not the network's.
         """
-        own = [n for n in (*self.learnt, *self.buffered) if self.buffered.get(n, ("", ""))[0] != "seed"]
-        missing = [n for n in own if n not in state and n not in self.constants]
-        unknown = [n for n in state if n not in self.known and n not in self.aliases]
+        own = [n for n in (*self._learnt, *self._buffered) if self._buffered.get(n, ("", ""))[0] != "seed"]
+        missing = [n for n in own if n not in state and n not in self._constants]
+        unknown = [n for n in state if n not in self._known and n not in self._aliases]
         if missing or unknown:
             text = [f"missing {', '.join(missing)}"] * bool(missing) + [f"unknown {', '.join(unknown)}"] * bool(unknown)
-            raise KeyError(f"{self.net.name}: {'; '.join(text)}")
+            raise KeyError(f"{self._net.name}: {'; '.join(text)}")
         for name in own:
             if name in state:
-                wanted = self.net.stored[name].extents
+                wanted = self._net.stored[name].extents
                 if tuple(state[name].shape) != wanted:
                     got = tuple(state[name].shape)
-                    raise ValueError(f"{self.net.name}: {name} has shape {wanted}, got {got}")
+                    raise ValueError(f"{self._net.name}: {name} has shape {wanted}, got {got}")
                 self._fill(name, state[name].detach())
 
     @torch.no_grad()
     def full_state_dict(self) -> dict[str, Tensor]:
         """The source's state dict, whole, on every rank; every rank calls it."""
-        here = self.net.here(self.mesh)
+        here = self._net.here(self._mesh)
         found = {
-            name: gathered(local(value), self.net.stored[name], here)
-            for name, value in self.known.items()
-            if self.buffered.get(name, ("", ""))[0] != "seed"
+            name: gathered(local(value), self._net.stored[name], here)
+            for name, value in self._known.items()
+            if self._buffered.get(name, ("", ""))[0] not in ("seed", "constant")
         }
-        return found | {name: found[same] for name, same in self.aliases.items()}
+        return found | {name: found[same] for name, same in self._aliases.items()}
 
     @torch.no_grad()
     def full_gradients(self) -> dict[str, Tensor]:
         """The whole gradient of each parameter that has one, on every rank; every rank calls it."""
-        here = self.net.here(self.mesh)
-        grads = {n: self.known[n].grad for n in self.learnt}
-        return {n: gathered(local(g), self.net.stored[n], here) for n, g in grads.items() if g is not None}
+        here = self._net.here(self._mesh)
+        grads = {n: self._known[n].grad for n in self._learnt}
+        return {n: gathered(local(g), self._net.stored[n], here) for n, g in grads.items() if g is not None}
 
     def forward(self, *given: Tensor, batch: int | None = None) -> Any:
         """This rank's blocks of the outputs, of its blocks of the inputs.
@@ -418,27 +418,27 @@ class NetworkModule(torch.nn.Module):
         Args:
             batch: the number of samples, where it is not the compiled one.
         """
-        net = self.net
+        net = self._net
         refuse_forward_mode(net.name)
         mode = "train" if self.training else "eval"
-        if mode not in self.modes:
+        if mode not in self._modes:
             hint = f"import it in {mode} mode too" if mode == "train" else "import it again with --eval"
-            raise RuntimeError(f"{net.name}: compiled for {self.modes[0]} mode alone, the graphs differ; {hint}")
+            raise RuntimeError(f"{net.name}: compiled for {self._modes[0]} mode alone, the graphs differ; {hint}")
         count = net.batch if batch is None else batch
-        here = net.here(self.mesh)
-        if len(given) != len(self.inputs):
-            raise TypeError(f"{net.name}: takes {', '.join(self.inputs)}, got {len(given)} tensors")
-        for name, value in zip(self.inputs, given, strict=True):
+        here = net.here(self._mesh)
+        if len(given) != len(self._inputs):
+            raise TypeError(f"{net.name}: takes {', '.join(self._inputs)}, got {len(given)} tensors")
+        for name, value in zip(self._inputs, given, strict=True):
             wanted = here.shape(net.split(name, count))
             if tuple(value.shape) != wanted:
                 hint = "; batch= tells the number of samples, if it is another one" if batch is None else ""
                 got = tuple(value.shape)
                 raise ValueError(f"{net.name}: this rank's block of {name} has shape {wanted}, got {got}{hint}")
         identify(here)
-        known = self.known
-        blocks = dict(zip(self.learnt, InsideAll.apply(*(known[n] for n in self.learnt)), strict=True))
-        blocks |= {n: local(known[n]) for n in self.buffered}
-        drawn = next((blocks[n] for n, (how, _) in self.buffered.items() if how == "seed"), None)
+        known = self._known
+        blocks = dict(zip(self._learnt, InsideAll.apply(*(known[n] for n in self._learnt)), strict=True))
+        blocks |= {n: local(known[n]) for n in self._buffered}
+        drawn = next((blocks[n] for n, (how, _) in self._buffered.items() if how == "seed"), None)
         called = Called(self, here.place, count, blocks, None if drawn is None else drawn.clone())
         made = self.compute(Run(called), *given)
         if drawn is not None and self.training:

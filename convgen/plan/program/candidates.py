@@ -25,6 +25,7 @@ from convgen.operations.row import Operation
 from convgen.operations.transposed import TransposedConvolution
 from convgen.program.rows import Stored, place, serves, several
 
+MOST_SLOWER = 3  # a way whose local work takes so many times the fastest's is not looked at
 PRODUCTS = (Convolution, TransposedConvolution, Contraction)
 Roles = tuple[tuple[str, Axes], ...]
 Way = tuple[int, Roles]  # number of a signature, and roles
@@ -71,10 +72,17 @@ def made(result: Operand, signature: Signature, roles: Mapping[str, Axes]) -> It
     stored = wanted(result, signature, roles)
     yield stored
     partial = signature.wants(result, roles).partial
-    if partial and signature.reduction == "sum":
-        for d, n in enumerate(result.shape):
-            if n > 1:
-                yield tuple(axes + partial if k == d else axes for k, axes in enumerate(stored))
+    if partial and signature.reduction == "sum" and len(result.shape) > 1 and result.shape[1] > 1:
+        yield tuple(axes + partial if d == 1 else axes for d, axes in enumerate(stored))
+
+
+def named_alike(operation: Operation, ways: Sequence[Way], grid: Grid) -> Iterator[Way]:
+    """The same roles in another operation whose indices have these names."""
+    for number, signature in enumerate(operation.signatures):
+        for _, roles in ways:
+            nests = dict(roles)
+            if set(nests) <= set(signature.extent) and serves(signature, nests, grid):
+                yield number, roles
 
 
 @lru_cache(maxsize=4096)
@@ -85,8 +93,13 @@ def best_ways(operation: Operation, price: Price, parameters: tuple[bool, ...], 
         parameters: by operand, whether it is one.
     """
     bound = Bound(operation, ("",) * len(parameters), ("",) * len(operation.signatures[0].results))
+    ways = list(all_ways(operation, price.grid))
+    local = {way: price.local(operation, way[0], dict(way[1])) for way in ways}
+    least = min(local.values())
     scored: list[tuple[int, int, Way]] = []
-    for number, (way, roles) in enumerate(all_ways(operation, price.grid)):
+    for number, (way, roles) in enumerate(ways):
+        if local[way, roles] > MOST_SLOWER * least:
+            continue
         signature, nests = operation.signatures[way], dict(roles)
         reads = [
             (kept if p else wanted)(o, signature, nests) for o, p in zip(signature.inputs, parameters, strict=True)

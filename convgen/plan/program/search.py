@@ -23,6 +23,7 @@ from convgen.plan.program.candidates import (
     best_ways,
     is_product,
     made,
+    named_alike,
     suggested,
     votes,
     without_idle,
@@ -149,12 +150,11 @@ class Search:
                 f"d{r.name}": d for r, d in zip(signature.results, results, strict=True)
             }
             sources |= {r.name: d for r, d in zip(signature.results, results, strict=True) if r.name not in sources}
-            if is_product(one.operation):
-                own = best_ways(one.operation, self.price, (False, False), self.effort.ways)
-            else:
-                own = self._ways(
-                    one.operation, [sources[r] for r in one.reads], [sources[name] or ()], self.effort.others
-                )
+            like = [way for way in named_alike(one.operation, ways, self.bare) if is_product(one.operation)]
+            others = self._ways(
+                one.operation, [sources[r] for r in one.reads], [sources[name] or ()], self.effort.others
+            )
+            own = tuple(dict.fromkeys([*like, *others]))
             gradients.append((name, own))
         asked = tuple(v in self.wanted for v in bound.reads)
         return Question(bound.operation, operands, results, ways, tuple(gradients), asked)

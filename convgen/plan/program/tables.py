@@ -14,13 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convgen.algebra.layout import Layout
-from convgen.algebra.redistribute import redistribute
 from convgen.algebra.signature import Signature
 from convgen.cost.rows import Price
 from convgen.operations.bound import Bound
 from convgen.operations.row import Operation
 from convgen.plan.program.candidates import Way, kept
-from convgen.program.rows import PlacedRow, Stored, collect, index_sets, layout, place, reduced
+from convgen.program.rows import PlacedRow, Stored, collect, converted, index_sets, layout, place, reduced
 
 Table = NDArray[np.int64]
 
@@ -88,7 +87,7 @@ class Asking:
             found = layout(sets, operand, signature.gradient(operand, nests))
             stored = [parameters[k]] if k in parameters else list(q.operands[k] or ())
             total += self._spread(
-                [self._cost(number, redistribute(sets, Layout(operand.name, s), wants)) for s in stored], k
+                [self._cost(number, converted(sets, Layout(operand.name, s), wants)) for s in stored], k
             )
             if operand.gradient and q.wanted[k]:
                 back = [self._cost(number, collect(sets, found, Layout(operand.name, s))) for s in stored]
@@ -102,9 +101,7 @@ class Asking:
                 [self._cost(number, reduced(sets, makes, t, signature)) for t in layouts], j, result=True
             )
             if result.gradient:
-                given += self._spread(
-                    [self._cost(number, redistribute(sets, t, whole)) for t in layouts], j, result=True
-                )
+                given += self._spread([self._cost(number, converted(sets, t, whole)) for t in layouts], j, result=True)
         own: dict[str, tuple[Table, list[Way]]] = {}
         for name, ways in q.gradients:
             k = self.numbers[name]
@@ -166,7 +163,7 @@ class Asking:
                 else:
                     stored = list(self.q.results[j])
                 costs = [
-                    self._cost_of(one.operation, number, redistribute(sets, Layout(operand.name, s), wants))
+                    self._cost_of(one.operation, number, converted(sets, Layout(operand.name, s), wants))
                     for s in stored
                 ]
                 table += self._spread(costs, j if k is None else k, result=k is None)

@@ -1,0 +1,4 @@
+from convgen.parallel import from_torch as from_torch
+from convgen.parallel import parallelize as parallelize
+
+__version__: str

@@ -1,0 +1,194 @@
+"""What commands do with graph files (`convgen import`), beside layer files: read, refuse options, compile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from convgen.commands.inputs import need, parse_grid
+from convgen.errors import InputError
+from convgen.spec.graph_reader import is_graph_file
+from convgen.spec.source import locate
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from convgen.network_compiler import CompiledNetwork
+
+LAYERS_ONLY = {
+    "schedule": "is of one layer",
+    "passes": "is of a layer's passes",
+    "dump_ir": "prints what a layer's passes make",
+    "time_passes": "times a layer's passes",
+    "memory_format": "is of layers",
+    "untuned": "is of layers: a network's local code is ATen's",
+    "interpret": "is of a GPU's kernels: a network's local code is ATen's",
+    "machine": "is for planning, which networks from graph files don't have yet: letters say the layout",
+    "objective": "is for planning, which networks from graph files don't have yet: letters say the layout",
+}
+FLAGS = {"passes": "--pass", "dump_ir": "--dump-ir", "time_passes": "--time-passes", "memory_format": "--memory-format"}
+DEFAULTS: Mapping[str, Any] = {"objective": "seconds"}
+
+
+@dataclass(frozen=True)
+class CompiledFile:
+    """A graph file, compiled, and the tensors that stand beside it."""
+
+    file: str
+    compiled: CompiledNetwork
+    tensors: dict[str, Tensor]
+
+
+def are_graphs(files: Sequence[str]) -> bool:
+    """Whether the files are graph files. Raises InputError: some are."""
+    graphs = [is_graph_file(file) for file in files]
+    if any(graphs) and not all(graphs):
+        one, other = files[graphs.index(True)], files[graphs.index(False)]
+        raise InputError(f"{one} is a network's graph and {other} a layer's file", hint="a command for each")
+    return any(graphs)
+
+
+def compile_graphs(
+    files: Sequence[str],
+    *,
+    grid: str | None,
+    algorithm: str | None,
+    dtype: str | None,
+    target: str | None,
+    **others: Any,
+) -> list[CompiledFile]:
+    """Every network of the files, laid out by the letters of the grid.
+
+    Args:
+        others: options that layers have; refused where they are given.
+    """
+    name = files[0]
+    _refuse(name, others)
+    if target not in (None, "cpu"):
+        raise InputError(f"--target {target}: networks are compiled for cpu", hint="without --target")
+    if grid is None:
+        fact = f"{name} is a network, and says no grid: its dimensions' letters are N, C, F, D, H and W"
+        raise InputError(fact, hint="--grid N=2,H=2")
+    need("torch", "a network's operators are ATen's, which needs torch")
+    from convgen.algebra.grid import Grid
+    from convgen.network_compiler import compile_network
+    from convgen.spec.graph_edit import with_dtype
+    from convgen.spec.graph_file import read_constants, read_graph
+
+    axes = parse_grid(grid, "N=2,H=2")
+    said = f" --grid {','.join(f'{a}={n}' for a, n in axes.items())}"
+    said += "".join(f" --{k} {v}" for k, v in (("algorithm", algorithm), ("dtype", dtype)) if v is not None)
+    found: list[CompiledFile] = []
+    seen: dict[str, str] = {}
+    for file in files:
+        graph = read_graph(file)
+        if graph.name in seen:
+            fact = f"two networks are named {graph.name}: {seen[graph.name]} and {file}"
+            raise InputError(fact, hint="another name for one")
+        seen[graph.name] = file
+        tensors = read_constants(file, graph)
+        if dtype is not None:
+            graph = with_dtype(graph, dtype)
+        try:
+            command = f"convgen compile {Path(file).name}{said}"
+            made = compile_network(graph, Grid(tuple(axes.items())), algorithm, command=command)
+        except InputError as error:
+            raise locate(error, graph.source_file) from None
+        found.append(CompiledFile(file, made, tensors))
+    return found
+
+
+def _refuse(file: str, options: Mapping[str, Any]) -> None:
+    for name, why in LAYERS_ONLY.items():
+        if options.get(name) and options[name] != DEFAULTS.get(name):
+            flag = FLAGS.get(name, f"--{name}")
+            raise InputError(f"{flag} {why}; {file} is a network's graph", hint=f"without {flag}")
+
+
+# ---- convgen compile ----
+
+
+def compile_networks(
+    files: Sequence[str], folder: Path | None, emit: str | None, as_json: bool, **options: Any
+) -> None:
+    """Packages DIR/NAME, or the stage asked for."""
+    if emit == "kernels":
+        fact = f"{files[0]} is a network's graph, whose local code is ATen's: it has no generated kernels"
+        raise InputError(fact, hint="--emit module, schedule or cost")
+    found = compile_graphs(files, **options)
+    if emit == "module":
+        click.echo("\n".join(one.compiled.package().files["network.py"] for one in found), nl=False)
+    elif emit == "schedule":
+        click.echo("\n".join(one.compiled.package().files["schedule.txt"] for one in found), nl=False)
+    elif emit == "cost":
+        _echo_cost(found, as_json)
+    else:
+        _write(found, folder or Path())
+
+
+def _echo_cost(found: Sequence[CompiledFile], as_json: bool) -> None:
+    import json
+
+    from convgen.explain.program import program_cost_json, program_cost_text
+
+    if as_json:
+        click.echo(json.dumps([program_cost_json(one.compiled) for one in found], indent=1))
+    else:
+        click.echo("\n".join(program_cost_text(one.compiled) for one in found))
+
+
+def _write(found: Sequence[CompiledFile], folder: Path) -> None:
+    """All or nothing: packages are made, and their places looked at, before the first is written."""
+    from convgen.packages import check_package, files_of, write_package
+
+    paths = [folder / one.compiled.graph.name for one in found]
+    for path in paths:
+        check_package(path, "-o")
+    files = [files_of(one.compiled, one.tensors) for one in found]
+    for path, package in zip(paths, files, strict=True):
+        write_package(path, package, "-o")
+    for path in paths:
+        click.echo(str(path))
+
+
+# ---- convgen check, convgen explain ----
+
+
+def check_network_file(file: str, processes: bool, as_json: bool, timeout: float, **options: Any) -> None:
+    """Run every rank on this machine, and compare with the graph on one device."""
+    (one,) = compile_graphs([file], **options)
+    import json
+
+    from convgen.verify.network import check_network, report_json, report_text
+    from convgen.verify.processes import TooLate
+
+    try:
+        report = check_network(
+            one.compiled, one.tensors, transport="processes" if processes else "virtual", timeout_s=timeout
+        )
+    except TooLate as error:
+        click.echo(f"{error}\nerror: the processes did not finish in {timeout:g} s", err=True)
+        click.echo("  try     --timeout with more seconds", err=True)
+        raise SystemExit(1) from None
+    click.echo(json.dumps([report_json(report)], indent=1) if as_json else report_text(report))
+    if not report.ok:
+        raise SystemExit(1)
+
+
+def explain_network(file: str, plot: Path | None, as_json: bool, **options: Any) -> None:
+    """What moves for each row, forward and backward, and what runs whole."""
+    if plot is not None:
+        raise InputError(f"--plot draws a layer; {file} is a network's graph", hint="without --plot")
+    (one,) = compile_graphs([file], **options)
+    from convgen.explain.program import program_cost_json, program_text
+
+    if as_json:
+        import json
+
+        click.echo(json.dumps([program_cost_json(one.compiled)], indent=1))
+    else:
+        click.echo(program_text(one.compiled))

@@ -1,0 +1,200 @@
+"""A network on a grid in words and numbers: what moves for each row, forward and backward, and what runs whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from convgen.cost.network import element_bytes, records, volume
+from convgen.network_compiler import CompiledNetwork
+from convgen.operations.calls import Whole
+from convgen.program.network import Moved, Program, label
+from convgen.program.rows import PlacedRow
+from convgen.spec.aten.describe import Described, describe
+from convgen.spec.graph import Graph
+from convgen.spec.text import number_of
+
+NOTE = "bytes: what all ranks send; the busiest is the rank that sends most"
+
+
+@dataclass(frozen=True)
+class Step:
+    """A collective: of which row, and the bytes that each rank sends."""
+
+    row: int
+    name: str
+    collective: str
+    axes: tuple[str, ...]
+    ranks: tuple[int, ...]
+
+    @property
+    def total(self) -> int:
+        return sum(self.ranks)
+
+
+def steps(program: Program, moved: Iterable[Moved]) -> list[Step]:
+    """What sends something, in order."""
+    return [
+        Step(one.row, r["step"], r["collective"], tuple(r["axes"]), tuple(r["bytes_sent_per_rank"]))
+        for one in moved
+        for r in records(program, [one])
+    ]
+
+
+# ---- Cost: a line a step ----
+
+
+def program_cost_text(compiled: CompiledNetwork) -> str:
+    """Bytes of every step, and in all."""
+    program = compiled.program
+    lines = [_heading(compiled)]
+    for part, found in (("forward", program.forward()), ("backward", program.backward())):
+        several = steps(program, found)
+        table = [("step", "collective", "over", "bytes", "busiest rank")]
+        table += [(s.name, s.collective, ",".join(s.axes), f"{s.total:,}", f"{max(s.ranks):,}") for s in several]
+        total = f"{sum(s.total for s in several):,}"
+        table.append(("in all", "", "", total, f"{_busiest(several, program):,}"))
+        lines += ["", part, *_columns(table, right=(3, 4))]
+    return "\n".join([*lines, "", NOTE])
+
+
+def program_cost_json(compiled: CompiledNetwork) -> dict[str, Any]:
+    """VOLUME with totals, and what runs whole."""
+    program = compiled.program
+    said: dict[str, Any] = {
+        "network": program.name,
+        "grid": dict(program.grid.axes),
+        "algorithm": compiled.algorithm,
+        "volume": volume(program),
+    }
+    for part, found in (("forward", program.forward()), ("backward", program.backward())):
+        several = steps(program, found)
+        said[f"{part}_bytes"] = sum(s.total for s in several)
+        said[f"{part}_bytes_busiest_rank"] = _busiest(several, program)
+    return said | {"whole": [one.plain() for one in whole_calls(compiled.graph, compiled.described)]}
+
+
+def _busiest(several: Sequence[Step], program: Program) -> int:
+    return max((sum(s.ranks[r] for s in several) for r in range(program.grid.ranks)), default=0)
+
+
+# ---- Explain: a line a row ----
+
+
+def program_text(compiled: CompiledNetwork) -> str:
+    """How inputs and outputs are stored, a line for each row that something moves for, totals, and what runs whole."""
+    program = compiled.program
+    lines = [_heading(compiled), "", "stored"]
+    shown = {v.name: v.name for v in program.values.values() if v.kind == "input"}
+    shown |= dict(program.outputs)
+    wide = max(map(len, shown), default=0)
+    for name, value in shown.items():
+        v = program.values[value]
+        dims = ", ".join(f"{n}/{'.'.join(a)}" if a else str(n) for n, a in zip(v.shape, v.stored, strict=True))
+        lines.append(f"  {name:<{wide}}  [{dims}]")
+    forward = steps(program, program.forward())
+    backward = steps(program, program.backward())
+    table: list[tuple[str, ...]] = [("row", "operation", "roles", "forward", "bytes", "backward", "bytes")]
+    silent = 0
+    for i, row in enumerate(program.rows):
+        there, back = [s for s in forward if s.row == i], [s for s in backward if s.row == i]
+        if not there and not back:
+            silent += 1
+            continue
+        moved = [x for one in (there, back) for x in (_short(one), f"{sum(s.total for s in one):,}" if one else "")]
+        table.append((label(row), row.bound.operation.name, _roles(row), *moved))
+    totals = [f"{sum(s.total for s in one):,}" for one in (forward, backward)]
+    table.append(("in all", "", "", "", totals[0], "", totals[1]))
+    lines += ["", *_columns(table, right=(4, 6))]
+    if silent:
+        lines.append(f"  ... and {number_of(silent, 'row')} for which nothing moves")
+    return "\n".join([*lines, "", *_whole_lines(compiled, forward, backward), NOTE])
+
+
+def _heading(compiled: CompiledNetwork) -> str:
+    program = compiled.program
+    how = f", {compiled.algorithm}" if compiled.algorithm else ""
+    return f"{program.name} on {program.grid}{how}: {number_of(len(program.rows), 'row')}, {compiled.dtype}"
+
+
+def _roles(row: PlacedRow) -> str:
+    return " ".join(f"{index}={'.'.join(axes)}" for index, axes in row.roles)
+
+
+def _short(several: Sequence[Step]) -> str:
+    """What moves, each kind of collective once."""
+    kinds = dict.fromkeys(f"{s.collective} over {','.join(s.axes)}" for s in several)
+    return ", ".join(kinds)
+
+
+def _whole_lines(compiled: CompiledNetwork, forward: Sequence[Step], backward: Sequence[Step]) -> list[str]:
+    described = compiled.described
+    if not described.whole:
+        return ["no operator runs whole"]
+    rows = {i for i, call in enumerate(described.calls) if call in described.whole}
+    all_sent = sum(s.total for s in (*forward, *backward))
+    own = sum(s.total for s in (*forward, *backward) if s.row in rows)
+    share = f", {own / all_sent:.0%} of all" if all_sent else ""
+    lines = [f"{number_of(len(described.whole), 'operator')} that no row describes: {own:,} bytes{share}"]
+    for i in sorted(rows):
+        row = compiled.program.rows[i]
+        sent = sum(s.total for s in (*forward, *backward) if s.row == i)
+        lines.append(f"  {compiled.graph.calls[described.calls[i]].op} in {row.bound.module or 'the module'}: {sent:,}")
+    return lines
+
+
+def _columns(table: Sequence[Sequence[str]], right: Sequence[int]) -> list[str]:
+    wide = [max(len(line[c]) for line in table) for c in range(len(table[0]))]
+    return [
+        ("  " + "  ".join(f"{x:>{wide[c]}}" if c in right else f"{x:<{wide[c]}}" for c, x in enumerate(line))).rstrip()
+        for line in table
+    ]
+
+
+# ---- What runs whole ----
+
+
+@dataclass(frozen=True)
+class WholeCall:
+    """An operator that no row describes: every rank gathers its operands and computes it alike.
+
+    Attributes:
+        bytes: of its operands, which each rank has whole then.
+    """
+
+    op: str
+    module: str
+    bytes: int
+
+    def plain(self) -> Mapping[str, Any]:
+        return {"op": self.op, "module": self.module, "operand_bytes": self.bytes}
+
+
+def whole_calls(graph: Graph, described: Described | None = None) -> list[WholeCall]:
+    """The operators that run whole, those with the largest operands first.
+
+    Raises:
+        InputError: one draws random numbers, or changes an operand, and no row describes it.
+    """
+    described = describe(graph.at(graph.batch)) if described is None else described
+    found: list[WholeCall] = []
+    for row, number in zip(described.rows, described.calls, strict=True):
+        if number in described.whole and isinstance(row.operation, Whole):
+            read = (described.tensors[v] for v in dict.fromkeys(row.reads))
+            size = sum(prod(t.shape) * element_bytes(t.dtype) for t in read)
+            found.append(WholeCall(row.operation.op, row.module, size))
+    return sorted(found, key=lambda one: (-one.bytes, one.op, one.module))
+
+
+def whole_text(found: Sequence[WholeCall]) -> list[str]:
+    """Lines of a listing: what runs whole, and what that costs."""
+    if not found:
+        return []
+    total = sum(one.bytes for one in found)
+    lines = [
+        f"  {number_of(len(found), 'operator')} that no row describes: every rank gathers the operands, "
+        f"{total:,} bytes for each rank in all, and computes alike (--strict refuses)"
+    ]
+    return lines + [f"  {one.bytes:12,d}  {one.op}  {one.module or 'the module'}" for one in found]

@@ -1,0 +1,117 @@
+"""Between a program and the file that says how it is laid out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from convgen.algebra.grid import Grid
+from convgen.errors import InputError
+from convgen.operations.bound import Bound
+from convgen.plan.letters import Tensor
+from convgen.program.network import Program, Value, label
+from convgen.program.rows import PlacedRow, place, serves
+from convgen.spec.network_plan import PlanFile, RowPlan
+
+
+def plan_of(program: Program, graph: str, machine: str = "", seconds: float = 0.0) -> PlanFile:
+    """A program's layout as a file has it.
+
+    Args:
+        graph: the graph's file, as seen from the plan's.
+    """
+    values = {n: v.stored for n, v in program.values.items() if any(v.stored)}
+    rows = tuple(
+        RowPlan(
+            label(row),
+            row.way,
+            row.roles,
+            tuple((row.signature.inputs[k].name, one.way, one.roles) for k, one in row.derived),
+        )
+        for row in program.rows
+    )
+    return PlanFile(program.name, graph, program.grid, values, rows, machine, seconds * 1e3)
+
+
+def program_of(
+    plan: PlanFile,
+    name: str,
+    tensors: Sequence[Tensor],
+    rows: Sequence[Bound],
+    updates: Sequence[tuple[str, str]],
+    outputs: Sequence[tuple[str, str]],
+) -> Program:
+    """The program that a file lays out.
+
+    Raises:
+        InputError: it is another network's, or a layout can't work.
+    """
+    known = {t.name: t for t in tensors}
+    if unknown := [n for n in plan.values if n not in known]:
+        raise InputError(f"the network has no value {unknown[0]}", ("values", unknown[0]), hint=f"graph: {plan.graph}")
+    if len(plan.rows) != len(rows):
+        raise InputError(
+            f"the plan has {len(plan.rows)} rows, the network {len(rows)}", ("rows",), hint="plan it again"
+        )
+    bare = Grid(tuple((a, n) for a, n in plan.grid.axes if n > 1))
+    stored = {n: _bare(plan.values.get(n) or ((),) * len(t.shape), bare) for n, t in known.items()}
+    for n, t in known.items():
+        if len(stored[n]) != len(t.shape):
+            fact = f"{n} has {len(t.shape)} dimensions, its layout {len(stored[n])}"
+            raise InputError(fact, ("values", n), hint="an entry a dimension: [a * (b,c) *]")
+    for buffer, value in updates:
+        if stored[buffer] != stored[value]:
+            raise InputError(f"{buffer} becomes {value}: both want one layout", ("values", buffer))
+    placed = [_row(i, r, b, bare, stored) for i, (r, b) in enumerate(zip(plan.rows, rows, strict=True))]
+    values = {n: Value(n, t.shape, t.dtype, stored[n], t.kind) for n, t in known.items()}  # type: ignore[arg-type]
+    return Program(
+        name=name, grid=plan.grid, values=values, rows=tuple(placed), updates=tuple(updates), outputs=tuple(outputs)
+    )
+
+
+def _bare(stored: Sequence[tuple[str, ...]], bare: Grid) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(a for a in axes if a in bare.names) for axes in stored)
+
+
+def _row(i: int, plan: RowPlan, bound: Bound, bare: Grid, stored: dict[str, tuple[tuple[str, ...], ...]]) -> PlacedRow:
+    made = next(filter(None, bound.makes), bound.operation.name)
+    if plan.makes != made:
+        raise InputError(
+            f"row {i} makes {made}, the plan says {plan.makes}", ("rows", i, "makes"), hint="plan it again"
+        )
+    reads = [stored[v] for v in bound.reads]
+    results = bound.operation.signatures[0].results
+    makes = [stored[v] if v else ((),) * len(r.shape) for v, r in zip(bound.makes, results, strict=True)]
+    names = {o.name: s for o, s in zip(bound.operation.signatures[0].inputs, reads, strict=True)}
+    names |= {r.name: s for r, s in zip(results, makes, strict=True) if r.name not in names}
+    names |= {f"d{r.name}": s for r, s in zip(results, makes, strict=True)}
+    derived: dict[str, PlacedRow] = {}
+    for name, way, roles in plan.gradients:
+        one = bound.operation.gradients.get(name)
+        if one is None:
+            raise InputError(f"{made}: {name} has no gradient of its own", ("rows", i, "gradients", name))
+        nests = _checked(i, Bound(one.operation, one.reads, (name,)), way, roles, bare)
+        own = Bound(one.operation, one.reads, (name,))
+        row = place(own, bare, way, nests, [names[r] for r in one.reads], [names[name]])
+        derived[name] = replace(row, back=(None,) * len(one.reads))
+    signature, own_rows = bound.operation.signatures, set(bound.operation.gradients)
+    if plan.way < len(signature) and signature[plan.way].reduction != "sum" and set(derived) != own_rows:
+        raise InputError(f"{made}: its gradient wants a row of its own", ("rows", i), hint="gradients: {x: {...}}")
+    return place(bound, bare, plan.way, _checked(i, bound, plan.way, plan.roles, bare), reads, makes, derived)
+
+
+def _checked(
+    i: int, bound: Bound, way: int, roles: Sequence[tuple[str, tuple[str, ...]]], bare: Grid
+) -> dict[str, tuple[str, ...]]:
+    """Roles that an operation's signature has and local code can take."""
+    signatures = bound.operation.signatures
+    if not 0 <= way < len(signatures):
+        raise InputError(f"row {i}: {bound.operation.name} has ways 0 to {len(signatures) - 1}", ("rows", i, "way"))
+    signature = signatures[way]
+    nests = {index: tuple(a for a in axes if a in bare.names) for index, axes in roles}
+    if unknown := [index for index in nests if index not in signature.extent]:
+        hint = f"indices {', '.join(signature.extent)}: {signature}"
+        raise InputError(f"row {i}: {bound.operation.name} has no index {unknown[0]}", ("rows", i, "roles"), hint=hint)
+    if signature.reduction == "max" or not serves(signature, nests, bare):
+        raise InputError(f"row {i}: {bound.operation.name} can't run with these roles", ("rows", i, "roles"))
+    return nests

@@ -1,0 +1,119 @@
+"""A network's graph on one device: its calls one after the other, in float64 or in a type of its own.
+
+Operators are ATen's. Two calls of a graph have a form of their own (spec/graph.py): `batch_norm`, which gives new
+running statistics too, and `dropout`, whose masks are those of operations/dropout.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from convgen.operations.calls import Slot
+from convgen.operations.calls import call as run_operator
+from convgen.operations.dropout import Dropout
+from convgen.operations.row import At
+from convgen.spec.graph import DTYPES, Arg, Call, Graph, Ref
+from convgen.spec.graph_edit import BATCH_NORM, DROPOUT, eval_graph
+
+FLOATS = tuple(name for name in DTYPES if "float" in name)
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a forward pass makes: outputs by their names, and what buffers become."""
+
+    outputs: dict[str, Tensor]
+    updates: dict[str, Tensor]
+
+
+def run_graph(
+    graph: Graph, given: Mapping[str, Tensor], *, training: bool = True, seed: tuple[int, int] = (0, 0)
+) -> Made:
+    """Outputs and new values of buffers; autograd goes through.
+
+    Args:
+        graph: its number of samples is `graph.batch`.
+        given: inputs, parameters, buffers and constants by name; floats share one type, which is computed in.
+        training: else `eval_graph`.
+        seed: of dropout's masks, and the step.
+    """
+    graph = (graph if training else eval_graph(graph)).at(graph.batch)
+    values = dict(given)
+    kind = next((v.dtype for v in given.values() if v.is_floating_point()), torch.float32)
+    drops = 0
+    for call in graph.calls:
+        if call.op == BATCH_NORM:
+            made = _batch_norm(call, values)
+        elif call.op == DROPOUT:
+            made = (_dropout(call, values, drops, seed),)
+            drops += 1
+        else:
+            made = _operator(call, values, kind)
+        for value, tensor in zip(call.results, made, strict=False):
+            if value is not None:
+                values[value.name] = tensor
+    outputs = {name: values[value] for name, value in graph.outputs}
+    return Made(outputs, {buffer: values[value].detach() for buffer, value in graph.updates})
+
+
+def _batch_norm(call: Call, values: Mapping[str, Tensor]) -> tuple[Any, ...]:
+    x, w, b, mean, variance, training, momentum, eps = (_value(arg, values) for arg in call.args)
+    if not training and mean is not None:
+        made = torch.nn.functional.batch_norm(x, mean, variance, w, b, False, momentum, eps)
+        return made, mean, variance
+    dims = [d for d in range(x.dim()) if d != 1]
+    around = [1, -1, *[1] * (x.dim() - 2)]
+    centre = x.mean(dims)
+    centred = x - centre.view(around)
+    spread = centred.square().mean(dims)
+    y = centred / (spread + eps).sqrt().view(around)
+    y = y if w is None else y * w.view(around)
+    y = y if b is None else y + b.view(around)
+    if mean is None:
+        return (y,)
+    count = x.numel() // x.shape[1]
+    unbiased = spread * count / (count - 1)
+    return y, mean + momentum * (centre - mean), variance + momentum * (unbiased - variance)
+
+
+def _dropout(call: Call, values: Mapping[str, Tensor], number: int, seed: tuple[int, int]) -> Tensor:
+    x, p, training = (_value(arg, values) for arg in call.args[:3])
+    if not training:
+        return x
+    whole = {f"d{d}": (0, n) for d, n in enumerate(x.shape)}
+    rows = tuple((0, n) for n in x.shape)
+    (kept,) = Dropout(tuple(x.shape), float(p), number).local(
+        0, At(whole, (rows, ((0, 2),)), (rows, ((0, 2),))), torch.ones_like(x), torch.tensor(seed)
+    )
+    return x * kept if prod(x.shape) else x
+
+
+def _operator(call: Call, values: Mapping[str, Tensor], kind: torch.dtype) -> tuple[Any, ...]:
+    operands: list[Tensor] = []
+    args = tuple(_slots(arg, values, operands, kind) for arg in call.args)
+    made: Any = run_operator(call.op, args, tuple(operands))
+    return tuple(cast("Sequence[Any]", made)) if isinstance(made, (tuple, list)) else (made,)
+
+
+def _slots(arg: Arg, values: Mapping[str, Tensor], operands: list[Tensor], kind: torch.dtype) -> Any:
+    """An argument with slots for values; in the place of types of floats the one that is computed in."""
+    match arg:
+        case Ref(name):
+            operands.append(values[name])
+            return Slot(len(operands) - 1)
+        case tuple():
+            return tuple(_slots(one, values, operands, kind) for one in arg)
+        case str() if arg in FLOATS and kind == torch.float64:
+            return "float64"
+        case _:
+            return arg
+
+
+def _value(arg: Arg, values: Mapping[str, Tensor]) -> Any:
+    return values[arg.name] if isinstance(arg, Ref) else arg

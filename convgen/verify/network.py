@@ -1,0 +1,280 @@
+"""`convgen check` of a network: run every rank on this machine, and compare with its graph on one device in float64.
+
+Each rank runs the package through its public interface: a step of training whose gradients are looked at, two more, and
+evaluation. What it holds afterwards is compared with its part of the reference; copies must be equal to the last bit.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from convgen.cost.network import records, volume
+from convgen.network_compiler import CompiledNetwork
+from convgen.packages import files_of, forget_package, load_package, runtime_of
+from convgen.verify.network_program import KINDS, LATER, Given, RankRun, given_of, run_rank, truth_of
+from convgen.verify.processes import count_calls, spawn
+from convgen.verify.virtual import VirtualTransport, World
+
+Transport = Literal["virtual", "processes"]
+DTYPE_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
+EXACT = 1e-10  # float64
+LARGEST = 0.5  # of other types: what was never computed is off by 1
+LEAST = 1e-3  # a gradient that is smaller than so many times the largest is compared as if it were that large;
+LEAST_ROUNDOFFS = 16  # and so many unit roundoffs, where those are more
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """The tensors of a kind against the reference.
+
+    Attributes:
+        worst: the name of the one that is farthest off.
+        error: its max |error| / max |reference|.
+        unequal: names of those whose copies differ.
+    """
+
+    kind: str
+    count: int
+    worst: str
+    error: float
+    tolerance: float
+    unequal: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return self.error <= self.tolerance and not self.unequal
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkReport:
+    """A check's outcome.
+
+    Attributes:
+        bytes_sent: over all ranks, of the forward and the backward pass of a step of training.
+        uncounted: where what was sent is not what VOLUME says; "" if it is.
+    """
+
+    name: str
+    grid: str
+    ranks: int
+    dtype: str
+    transport: Transport
+    compared: tuple[Compared, ...]
+    bytes_sent: Mapping[str, int]
+    uncounted: str
+    tolerance_from: str
+
+    @property
+    def ok(self) -> bool:
+        return not self.uncounted and all(one.ok for one in self.compared)
+
+
+def check_network(
+    compiled: CompiledNetwork,
+    tensors: Mapping[str, Tensor],
+    *,
+    transport: Transport = "virtual",
+    timeout_s: float = 120.0,
+) -> NetworkReport:
+    """Compile to a temporary package, run all its ranks, compare.
+
+    Args:
+        tensors: constants, and parameters and buffers that are `given`.
+        transport: threads of this process with a rendezvous of their own, or one gloo process a rank.
+        timeout_s: after which processes are given up; virtual ranks detect a deadlock at once.
+    """
+    program, graph = compiled.program, compiled.graph
+    given = given_of(graph, tensors)
+    with tempfile.TemporaryDirectory(prefix="convgen-check-") as folder:
+        path = Path(folder) / graph.name
+        path.mkdir()
+        for name, data in files_of(compiled, tensors).items():
+            (path / name).write_bytes(data)
+        # Processes first: a fork must come before this process has run parallel kernels.
+        run = _run_virtual if transport == "virtual" else _run_processes
+        runs = run(path, program.grid.ranks, given, timeout_s)
+    dtype = compiled.dtype
+    truth = truth_of(graph, given, torch.float64)
+    slack: Mapping[str, float] = {}
+    least = max(LEAST, LEAST_ROUNDOFFS * DTYPE_ROUNDOFF[dtype])
+    if dtype != "float64":
+        one, other = (truth_of(graph, given, getattr(torch, dtype), shaken=s) for s in (False, True))
+        slack = {k: max(_farthest(truth[k], found[k], least) for found in (one, other)) for k in KINDS}
+    floor = EXACT if dtype == "float64" else 16 * DTYPE_ROUNDOFF[dtype]
+    compared = [
+        _compare(kind, runs, truth[kind], _tolerance(floor, slack.get(kind, 0.0)), least)
+        for kind in KINDS
+        if truth.get(kind)
+    ]
+    sent = volume(program)
+    return NetworkReport(
+        name=graph.name,
+        grid=str(program.grid),
+        ranks=program.grid.ranks,
+        dtype=dtype,
+        transport=transport,
+        compared=tuple(compared),
+        bytes_sent={part: sum(sum(s["bytes_sent_per_rank"]) for s in steps) for part, steps in sent.items()},
+        uncounted=_uncounted(compiled, runs, sent),
+        tolerance_from=EXACTLY if dtype == "float64" else ROUNDED,
+    )
+
+
+EXACTLY = "1e-10 in float64"
+ROUNDED = (
+    "10 times how far one device in the same type is from float64, and one with all that is given rounded otherwise; "
+    "at least 16 unit roundoffs; above 0.5 (rounding may turn a rectifier over) 2 times. --dtype float64 has 1e-10"
+)
+
+
+def _run_virtual(path: Path, ranks: int, given: Given, timeout_s: float) -> list[RankRun]:
+    package = load_package(path)
+
+    def program(end: VirtualTransport) -> RankRun:
+        return run_rank(package, given, package.init_mesh(package.NET.device, transport=end), end.sent)
+
+    try:
+        return World(ranks).run(program)
+    finally:
+        forget_package(package)
+
+
+def _run_processes(path: Path, ranks: int, given: Given, timeout_s: float) -> list[RankRun]:
+    def program(_: int) -> RankRun:
+        package = load_package(path)
+        sent: list[Any] = []
+        count_calls(runtime_of(package), sent)
+        return run_rank(package, given, package.init_mesh(package.NET.device, timeout=timeout_s), sent)
+
+    return spawn(program, ranks, timeout_s)
+
+
+# ---- What was sent ----
+
+
+def _uncounted(compiled: CompiledNetwork, runs: Sequence[RankRun], sent: Mapping[str, list[Any]]) -> str:
+    """The first collective that VOLUME doesn't have, in autograd's order; with and without gradients of inputs."""
+    program = compiled.program
+    parts = {**sent, "backward of inputs, too": records(program, program.backward(of_inputs=True))}
+    for part, steps in parts.items():
+        for rank, run in enumerate(runs):
+            expected = [(s["collective"], s["bytes_sent_per_rank"][rank]) for s in steps]
+            for k, (one, other) in enumerate(zip(expected, run.sent.get(part, expected), strict=False)):
+                if one != tuple(other):
+                    return f"{part}, rank {rank}: {steps[k]['step']} is {one} in VOLUME, {tuple(other)} was sent"
+            if len(expected) != len(run.sent.get(part, expected)):
+                return f"{part}, rank {rank}: {len(run.sent[part])} collectives, {len(expected)} in VOLUME"
+    return ""
+
+
+# ---- What was found ----
+
+
+def _compare(
+    kind: str, runs: Sequence[RankRun], truth: Mapping[str, Tensor], tolerance: float, least: float
+) -> Compared:
+    """Each rank's blocks beside their parts of the reference; every copy counts, none is taken for another's."""
+    worst, error, unequal = "", -1.0, list[str]()
+    for name, whole in truth.items():
+        first: dict[tuple[Any, ...], Tensor] = {}
+        scale, farthest = _scale(kind, truth, name, least), 0.0
+        for run in runs:
+            box, block = run.results[kind].get(name, ((), None))
+            part = whole[tuple(slice(lo, hi) for lo, hi in box)] if block is not None else None
+            if block is None or part is None or part.shape != block.shape:
+                farthest = math.inf
+                continue
+            other = first.setdefault(tuple(box), block)
+            if not torch.equal(other, block) and name not in unequal:
+                unequal.append(name)
+            farthest = max(farthest, _difference(block, part))
+        if (relative := farthest / scale if scale else farthest) > error:
+            worst, error = name, relative
+    return Compared(kind, len(truth), worst, max(error, 0.0), tolerance, tuple(unequal))
+
+
+def _tolerance(floor: float, slack: float) -> float:
+    """See ROUNDED."""
+    return max(floor, min(10 * slack, max(LARGEST, 2 * slack)))
+
+
+def _scale(kind: str, truth: Mapping[str, Tensor], name: str, least: float) -> float:
+    """What an error is divided by. Gradients that vanish but for rounding (of a bias in front of a batch norm) are
+    measured by the others."""
+    largest = max(map(_largest, truth.values()))
+    return max(_largest(truth[name]), least * largest if "gradient" in kind or kind in LATER else 0.0)
+
+
+def _largest(tensor: Tensor) -> float:
+    return float(tensor.double().abs().max()) if tensor.numel() else 0.0
+
+
+def _difference(a: Tensor, b: Tensor) -> float:
+    """The largest difference; inf where one is no number and the other is, or they are other numbers."""
+    if not a.numel():
+        return 0.0
+    a, b = a.double(), b.double()
+    same = (a == b) | (a.isnan() & b.isnan())
+    return float(torch.where(same, 0.0, torch.nan_to_num((a - b).abs(), nan=math.inf)).max())
+
+
+def _farthest(truth: Mapping[str, Tensor], found: Mapping[str, Tensor], least: float) -> float:
+    """Of a kind's tensors, the largest relative difference."""
+    errors = [_difference(found[n], truth[n]) / (_scale("gradient", truth, n, least) or 1.0) for n in truth]
+    return max(errors, default=0.0)
+
+
+# ---- Saying it ----
+
+
+def report_text(report: NetworkReport) -> str:
+    """A line a kind of tensor: how many, error, tolerance, verdict, and which one is farthest off."""
+    how = "virtual ranks" if report.transport == "virtual" else "processes (gloo)"
+    lines = [
+        f"{report.name}: {report.ranks} {how} on {report.grid}, {report.dtype}, against one device in float64",
+        f"  {'':<26}  {'tensors':>7}  {'max|error|/max|ref|':>20}  {'tolerance':>10}",
+    ]
+    for one in report.compared:
+        verdict = "ok" if one.ok else "WRONG" if one.error > one.tolerance else "COPIES DIFFER"
+        worst = one.worst if one.error > one.tolerance or not one.unequal else one.unequal[0]
+        lines.append(
+            f"  {one.kind:<26}  {one.count:>7}  {one.error:>20.2e}  {one.tolerance:>10.1e}  {verdict}  ({worst})"
+        )
+    sent = "  ".join(f"{part} {n:,}" for part, n in report.bytes_sent.items())
+    counted = "VOLUME as counted behind the seam" if not report.uncounted else f"NOT AS VOLUME: {report.uncounted}"
+    return "\n".join([*lines, f"  bytes sent, all ranks: {sent}; {counted}", f"  tolerance: {report.tolerance_from}"])
+
+
+def report_json(report: NetworkReport) -> dict[str, Any]:
+    """The same as plain data."""
+    return {
+        "network": report.name,
+        "ranks": report.ranks,
+        "dtype": report.dtype,
+        "transport": report.transport,
+        "ok": report.ok,
+        "compared": [
+            {
+                "kind": one.kind,
+                "tensors": one.count,
+                "worst": one.worst,
+                "error": one.error,
+                "tolerance": one.tolerance,
+                "copies_differ": list(one.unequal),
+                "ok": one.ok,
+            }
+            for one in report.compared
+        ],
+        "bytes_sent": dict(report.bytes_sent),
+        "counted_equals_volume": not report.uncounted,
+        "uncounted": report.uncounted,
+        "tolerance_from": report.tolerance_from,
+    }

@@ -1,0 +1,131 @@
+"""`convgen check` of networks: what is right is found right, forward, backward, in training and evaluation, and what
+is wrong is found wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_networks import Made, compiled, exported, resnet, undropped, unet
+from torch import Tensor, nn
+
+from convgen.packages import files_of, forget_package, load_package
+from convgen.verify.graph_reference import run_graph
+from convgen.verify.network import check_network, report_text
+from convgen.verify.network_program import KINDS
+from convgen.verify.virtual import VirtualTransport, World
+
+GRIDS: list[dict[str, int]] = [{"N": 2}, {"H": 2}, {"C": 2}, {"H": 2, "W": 2}]
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=lambda g: ",".join(f"{a}={n}" for a, n in g.items()))
+@pytest.mark.parametrize("made", [resnet, unet])
+def test_a_network_is_right_on_every_grid(made: Made, grid: dict[str, int]) -> None:
+    one, tensors = compiled(made, **grid)
+    report = check_network(one, tensors)
+    assert report.ok, report_text(report)
+    assert [c.kind for c in report.compared] == list(KINDS)
+    assert sum(report.bytes_sent.values()) > 0
+
+
+@pytest.mark.slow
+def test_processes_agree_with_virtual_ranks() -> None:
+    one, tensors = compiled(resnet, H=2)
+    report = check_network(one, tensors, transport="processes")
+    assert report.ok, report_text(report)
+
+
+def test_float32_has_a_tolerance_of_its_own() -> None:
+    one, tensors = compiled(resnet, dtype="float32", N=2)
+    report = check_network(one, tensors)
+    assert report.ok, report_text(report)
+    assert all(1e-7 < c.tolerance < 0.05 for c in report.compared)
+
+
+SPOILT = [  # what a package says, something else, and which kind of tensor is wrong then
+    ("[* * * *] | [* * * *] all_reduce(N) [* * * *]", "[* * * *]", "gradients of parameters"),
+    ("momentum=0.1", "momentum=0.2", "buffers"),
+    ("Dropout((N, 6), 0.25)", "Dropout((N, 6), 0.25, 1)", "outputs"),
+    (" if run.training else view", "", "outputs in evaluation"),
+]
+
+
+@pytest.mark.parametrize(("right", "wrong", "kind"), SPOILT, ids=[kind for _, _, kind in SPOILT])
+def test_what_is_wrong_is_found(right: str, wrong: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, tensors = compiled(resnet, N=2)
+
+    def spoilt(*given: Any) -> dict[str, bytes]:
+        files = files_of(*given)
+        assert right in files["network.py"].decode()
+        return files | {"network.py": files["network.py"].decode().replace(right, wrong, 1).encode()}
+
+    monkeypatch.setattr("convgen.verify.network.files_of", spoilt)
+    report = check_network(one, tensors)
+    assert not report.ok
+    assert kind in [c.kind for c in report.compared if not c.ok], report_text(report)
+    assert bool(report.uncounted) == ("all_reduce" in right)
+
+
+def test_the_reference_is_the_module() -> None:
+    """The graph on one device, and the module itself: in training, with what buffers become, and in evaluation."""
+    for made_by in (undropped, unet):
+        (module, x), (graph, tensors) = made_by(), exported(made_by)
+        state = {n: t.detach().clone() for n, t in module.state_dict().items()} | tensors
+        for training in (True, False):
+            made = run_graph(graph, state | {"x": x}, training=training)
+            truth = module.train(training)(x)
+            truth = truth if isinstance(truth, dict) else {"output": truth}
+            for name, y in truth.items():
+                torch.testing.assert_close(made.outputs[name], y, rtol=1e-11, atol=1e-11)
+            if training:
+                assert made.updates
+                for name, value in made.updates.items():
+                    torch.testing.assert_close(value, module.state_dict()[name], rtol=1e-11, atol=1e-11)
+                state |= made.updates
+
+
+# ---- Training ----
+
+
+def test_twenty_steps_of_training_are_those_of_one_device(tmp_path: Path) -> None:
+    """SGD with momentum on 4 ranks: losses, parameters and running statistics."""
+    module, _ = undropped()
+    several = [torch.randn(3, 3, 29, 22, dtype=torch.float64) for _ in range(2)]
+    goals = [torch.randn(3, 5, dtype=torch.float64) for _ in range(2)]
+    one, tensors = compiled(undropped, N=2, H=2)
+    for name, data in files_of(one, tensors).items():
+        (tmp_path / name).write_bytes(data)
+    net = load_package(tmp_path)
+    start = {n: t.clone() for n, t in module.state_dict().items()}
+
+    def train(model: nn.Module, step: Callable[[Tensor], Tensor]) -> list[float]:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+        losses: list[float] = []
+        for k in range(20):
+            optimizer.zero_grad()
+            loss = (step(several[k % 2]) - goals[k % 2]).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
+        return losses
+
+    def program(end: VirtualTransport) -> tuple[list[float], dict[str, Tensor]]:
+        mesh = net.init_mesh("cpu", transport=end)
+        model = net.Network(mesh)
+        model.load_full(start)
+        losses = train(model, lambda x: net.gather("output", model(net.scatter("x", x, mesh)), mesh))
+        return losses, model.full_state_dict()
+
+    try:
+        found = World(4).run(program)
+    finally:
+        forget_package(net)
+    losses = train(module, module)
+    assert losses[-1] < losses[0] / 2
+    for mine, state in found:
+        torch.testing.assert_close(mine, losses, rtol=1e-10, atol=0)
+        for name, truth in module.state_dict().items():
+            torch.testing.assert_close(state[name], truth, rtol=1e-10, atol=1e-10)

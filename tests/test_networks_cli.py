@@ -1,0 +1,161 @@
+"""Commands on graph files: compile, check, explain, import --strict, in this process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from small_networks import exported, unet
+
+from convgen.commands.main import cli
+from convgen.errors import InputError
+from convgen.packages import CONSTANTS
+from convgen.spec.graph_file import constants_path, write_graph
+from convgen.spec.safetensors import tensors_bytes
+
+GRID = ("--grid", "N=2,H=2")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """unet.yaml, and its constants beside it."""
+    path = tmp_path_factory.mktemp("networks") / "unet.yaml"
+    graph, tensors = exported(unet)
+    path.write_text(write_graph(graph))
+    constants_path(path).write_bytes(tensors_bytes(tensors))
+    return path
+
+
+def convgen(*words: object) -> Result:
+    return CliRunner().invoke(cli, [str(word) for word in words])
+
+
+def refused(*words: object) -> str:
+    done = convgen(*words)
+    assert isinstance(done.exception, InputError), done.output
+    return str(done.exception)
+
+
+def test_a_package_is_written_and_runs_without_convgen(files: Path, tmp_path: Path) -> None:
+    done = convgen("compile", files, *GRID, "-o", tmp_path)
+    package = tmp_path / "UNet"
+    assert done.stdout == f"{package}\n"
+    names = {p.name for p in package.iterdir()}
+    assert {"__init__.py", "network.py", "schedule.txt", "volume.json", CONSTANTS} < names
+    assert sum(name.startswith("_convgen_runtime_") for name in names) == len(names) - 5 == 1
+    first = (package / "network.py").read_text().splitlines()[:2]
+    assert first[1] == "#   convgen compile unet.yaml --grid N=2,H=2"
+    assert str(tmp_path) not in (package / "network.py").read_text()
+    code = (
+        "import sys, UNet as net; assert not any(m.split('.')[0] == 'convgen' for m in sys.modules); "
+        "print(net.NAME, net.SPEC['grid'], net.Network._constants['weights'].flatten().tolist(), len(net.VOLUME))"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-c", code]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert ran.stdout == "UNet {'N': 2, 'H': 2} [0.5, 1.5, 2.5] 2\n", ran.stderr
+
+
+def test_what_is_written_is_written_again_and_nothing_else_lost(files: Path, tmp_path: Path) -> None:
+    package = tmp_path / "UNet"
+    assert convgen("compile", files, *GRID, "-o", tmp_path).exit_code == 0
+    before = {p.name: p.read_bytes() for p in package.iterdir()}
+    (package / "_convgen_runtime_0.py").write_text("an older one")
+    assert convgen("compile", files, *GRID, "-o", tmp_path).exit_code == 0
+    assert {p.name: p.read_bytes() for p in package.iterdir()} == before
+    assert [p.name for p in tmp_path.iterdir()] == ["UNet"]
+    (package / "notes.txt").write_text("mine")
+    assert "notes.txt in it would be lost" in refused("compile", files, *GRID, "-o", tmp_path)
+    other = tmp_path / "other"
+    (other / "UNet").mkdir(parents=True)
+    (other / "UNet" / "network.py").write_text("mine")
+    assert "is no package that convgen generated" in refused("compile", files, *GRID, "-o", other)
+    (tmp_path / "file").mkdir()
+    (tmp_path / "file" / "UNet").write_text("mine")
+    assert "no folder, and would be lost" in refused("compile", files, *GRID, "-o", tmp_path / "file")
+
+
+def test_constants_are_needed(files: Path, tmp_path: Path) -> None:
+    (tmp_path / "unet.yaml").write_text(files.read_text())
+    text = refused("compile", tmp_path / "unet.yaml", *GRID, "-o", tmp_path)
+    assert "unet.constants.safetensors" in text
+    assert [p.name for p in tmp_path.iterdir()] == ["unet.yaml"]
+
+
+def test_stages(files: Path) -> None:
+    assert convgen("compile", files, *GRID, "--emit", "schedule").stdout.startswith("network UNet on grid(N=2, H=2) {")
+    assert "class Network(NetworkModule):" in convgen("compile", files, *GRID, "--emit", "module").stdout
+    (cost,) = json.loads(convgen("compile", files, *GRID, "--emit", "cost", "--json").stdout)
+    text = convgen("compile", files, *GRID, "--emit", "cost").stdout
+    for part in ("forward", "backward"):
+        sent = [s["bytes_sent_per_rank"] for s in cost["volume"][part]]
+        assert cost[f"{part}_bytes"] == sum(map(sum, sent)) > 0
+        assert cost[f"{part}_bytes_busiest_rank"] == max(map(sum, zip(*sent, strict=True)))
+        assert f"{cost[f'{part}_bytes']:,}" in text
+    explained = convgen("explain", files, *GRID).stdout
+    assert "x    [3/N, 2, 20/H, 12]" in explained and f"{cost['forward_bytes']:,}" in explained
+    assert json.loads(convgen("explain", files, *GRID, "--json").stdout) == [cost]
+
+
+def test_auto_sends_no_more_than_any(files: Path) -> None:
+    def sent(*words: str) -> int:
+        done = convgen("compile", files, "--grid", "F=2", "--emit", "cost", "--json", *words)
+        (cost,) = json.loads(done.stdout)
+        return cost["forward_bytes"] + cost["backward_bytes"]
+
+    assert sent("--algorithm", "auto") == min(sent(), sent("--algorithm", "integrated"))
+
+
+def test_what_makes_no_sense_is_refused(files: Path) -> None:
+    assert "--grid N=2,H=2" in refused("compile", files)
+    assert "no algorithm bla" in refused("compile", files, *GRID, "--algorithm", "bla")
+    assert "axis K" in refused("compile", files, "--grid", "K=2")
+    assert "algorithm sample has no axis H" in refused("compile", files, *GRID, "--algorithm", "sample")
+    assert "--dtype int8 is no type of floats" in refused("compile", files, *GRID, "--dtype", "int8")
+    for command, *words in (
+        ("compile", "--schedule", "s"), ("compile", "--pass", "p"), ("compile", "--dump-ir"),
+        ("compile", "--time-passes"),
+        ("compile", "--memory-format", "channels_last"), ("compile", "--untuned"), ("compile", "--machine", "m"),
+        ("compile", "--objective", "bytes"), ("compile", "--target", "cuda"), ("compile", "--emit", "kernels"),
+        ("check", "--interpret"), ("check", "--untuned"), ("explain", "--plot", "a.svg"),
+    ):  # fmt: skip
+        assert words[0] in refused(command, files, *GRID, *words)
+    layer = files.with_name("layer.yaml")
+    layer.write_text("name: a\nlayer: conv2d\ninput: [1, 1, 4, 4]\nout_channels: 1\nkernel_size: 1\ngrid: {N: 1}\n")
+    assert "a command for each" in refused("compile", files, layer, *GRID)
+
+
+def test_check(files: Path) -> None:
+    done = convgen("check", files, "--grid", "H=2", "--json")
+    (report,) = json.loads(done.stdout)
+    assert done.exit_code == 0 and report["ok"] and report["counted_equals_volume"]
+    assert {one["kind"] for one in report["compared"]} >= {"outputs", "change of parameters", "outputs in evaluation"}
+
+
+class Unknown(torch.nn.Module):
+    """An operator that no row describes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cumsum(self.conv(x), 1)
+
+
+def test_what_runs_whole_is_listed_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    words = ("import", "test_networks_cli:Unknown", "--input", "2,3,6,6", "-o", "unknown.yaml")
+    assert "cumsum in the module: 512 bytes" in refused(*words, "--strict")
+    assert not (tmp_path / "unknown.yaml").exists()
+    done = convgen(*words)
+    assert "1 operator that no row describes" in done.stdout and "512  cumsum" in done.stdout
+    explained = convgen("explain", "unknown.yaml", "--grid", "N=2").stdout
+    assert "1 operator that no row describes: " in explained and "cumsum in the module" in explained
