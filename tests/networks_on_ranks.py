@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils._pytree import tree_flatten
 
 from convgen.algebra.grid import Grid
-from convgen.cost.network import _records  # pyright: ignore[reportPrivateUsage]
+from convgen.cost.network import records
 from convgen.network_compiler import CompiledNetwork, compile_network
 from convgen.spec.exported import graph_of
 from convgen.spec.graph import Graph
@@ -97,21 +97,21 @@ def check(
         def program(end: Any) -> tuple[Any, ...]:
             mesh = net.init_mesh("cpu", transport=end)
             model = net.Network(mesh, seed=seed)
-            model.load_full({n: state[n] for n in state if n in model.known or n in model.aliases})
+            model.load_full({n: state[n] for n in state if n in model._known or n in model._aliases})
             model.train(module.training)
             blocks = [net.scatter(n, x.detach(), mesh) for n, x in zip(names, xs, strict=True)]
             blocks = [b.requires_grad_(b.is_floating_point()) for b in blocks]
             out = model(*blocks)
             forward = len(end.sent)
-            parts = list(out.values()) if isinstance(out, dict) else list(out) if isinstance(out, tuple) else [out]
+            parts = [t for t in tree_flatten(out)[0] if t is not None]
             whole = [net.gather(name, t, mesh) for (name, _), t in zip(graph.outputs, parts, strict=True)]
             gathered = len(end.sent)
             torch.autograd.backward([whole[k] for k in smooth], [dys[k] for k in smooth])
             sent = [(s.collective, s.bytes) for s in end.sent]
             runtime = sys.modules[type(model).__mro__[1].__module__]
-            here = model.net.here(mesh)
+            here = model._net.here(mesh)
             dxs = [
-                None if b.grad is None else runtime.gathered(b.grad, model.net.split(n, x.shape[0]), here)
+                None if b.grad is None else runtime.gathered(b.grad, model._net.split(n, x.shape[0]), here)
                 for n, b, x in zip(names, blocks, xs, strict=True)
             ]
             at_all = end.rank == 0 if hasattr(end, "rank") else True
@@ -167,7 +167,7 @@ def volume(compiled: CompiledNetwork, forward: Sequence[Any], backward: Sequence
         ("forward", program.forward(), forward),
         ("backward", program.backward(of_inputs=True), backward),
     ):
-        steps = _records(program, moved)
+        steps = records(program, moved)
         for rank, got in enumerate(counted):
             said = Counter((s["collective"], s["bytes_sent_per_rank"][rank]) for s in steps)
             if (more := Counter(got)) != said:
