@@ -17,6 +17,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from convgen.errors import InputError
 from convgen.operations.dropout import Bernoulli, Dropout
 from convgen.spec.aten.describe import describe
+from convgen.verify.graph_reference import run_graph
 
 pytestmark = pytest.mark.usefixtures("in_doubles")
 Tensor = torch.Tensor
@@ -242,7 +243,10 @@ def stochastic_by_rule(x: Tensor) -> Outputs:
 
 def test_masks_are_drawn_by_the_numbers_of_the_whole() -> None:
     """Of channels, of samples, of elements; whatever the grid."""
-    given = imported(Family(stochastic), random_input(SHAPE))
+    x = random_input(SHAPE)
+    given = imported(Family(stochastic), x)
+    by_graph = run_graph(given.graph, {"x": x}, seed=(5, 0)).outputs.values()
+    assert all(torch.allclose(a, b) for a, b in zip(by_graph, stochastic_by_rule(x), strict=True))
     for grid in GRIDS:
         errors = check(given, grid, reference=stochastic_by_rule, seed=5)
         assert errors.right, f"{grid}: {errors}"
@@ -258,6 +262,8 @@ def test_attention_that_drops_is_written_out() -> None:
         weights = (x @ x.mT / 7**0.5 + later).softmax(-1)
         return Dropout((3, 8, 9, 9), 0.2, 0).reference(weights, SEED)[0] @ x
 
+    x = given.inputs[0]
+    assert torch.allclose(run_graph(given.graph, {"x": x}, seed=(5, 0)).outputs["output"], by_rule(x))
     for grid in GRIDS:
         errors = check(given, grid, reference=by_rule, seed=5)
         assert errors.right, f"{grid}: {errors}"
