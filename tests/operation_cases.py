@@ -7,6 +7,7 @@ exact in whatever order.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from math import prod
 from random import Random
@@ -22,13 +23,15 @@ from convgen.algebra.signature import Operand, Signature
 from convgen.operations.attention import Attention
 from convgen.operations.average_pooling import AdaptiveAveragePool, AveragePool
 from convgen.operations.bias import AddBias, SumBias
+from convgen.operations.calls import Along, Slot
 from convgen.operations.contraction import linear, matrix_product
 from convgen.operations.convolution import Convolution, Phase
-from convgen.operations.dropout import Dropout
+from convgen.operations.dropout import Bernoulli, Dropout
+from convgen.operations.indexing import Embedding, GridSample, IndexRows
 from convgen.operations.linear_maps import Adjoint
 from convgen.operations.losses import CrossEntropy, SquaredError
 from convgen.operations.max_pooling import AdaptiveMaxPool, AdaptiveMaxPoolGradient, MaxPool
-from convgen.operations.moments import Averaged, Moments, MomentsGradient, Normalise, RunningStatistics
+from convgen.operations.moments import Averaged, Deviation, Moments, MomentsGradient, Normalise, RunningStatistics
 from convgen.operations.pixels import PixelShuffle, PixelUnshuffle
 from convgen.operations.pointwise import Pointwise, affine, bias, prelu
 from convgen.operations.reductions import Reduce
@@ -175,9 +178,11 @@ def adaptive_max_pool_gradient(draw: Random) -> Case:
 
 
 def upsample(draw: Random) -> Case:
-    mode = draw.choice(("nearest", "nearest-exact", "linear", "bicubic"))
-    dims, most = (2, 7) if mode == "bicubic" else dims_of(draw)
+    mode = draw.choice(("nearest", "nearest-exact", "linear", "bicubic", "linear-aa", "bicubic-aa"))
+    dims, most = (2, 7) if "cubic" in mode or "aa" in mode else dims_of(draw)
     shape = shape_of(draw, 2 + dims, most)
+    if "aa" in mode:  # of one column ATen's own takes the rows for channels that come last
+        shape = (*shape[:3], shape[3] + 1)
     corners = "nearest" not in mode and draw.random() < 0.5
     if draw.random() < 0.5:
         scales = tuple(draw.choice((0.7, 1.5, 2.0, 2.6)) for _ in range(dims))
@@ -261,7 +266,7 @@ def pixel_shuffle(draw: Random) -> Case:
 def pointwise(draw: Random) -> Case:
     """Broadcast in any way: add, gate, quotients, activations."""
     shape = shape_of(draw, draw.randint(1, 4), 5)
-    unary = ("relu", "sigmoid", "tanh", "silu", "gelu", "softplus", "exp", "square", "relu6", "hardswish")
+    unary = ("relu", "root", "sigmoid", "tanh", "silu", "gelu", "softplus", "exp", "square", "relu6", "hardswish")
     function = draw.choice((*unary, "add", "sub", "mul", "mul", "leaky_relu"))
     operands = 2 if function in ("add", "sub", "mul") else 1
     shapes = [shape] * operands
@@ -350,11 +355,63 @@ def reduce(draw: Random) -> Case:
 
 def cross_entropy(draw: Random) -> Case:
     shape = shape_of(draw, draw.randint(2, 4), 5)
+    logs, each = draw.random() < 0.3, draw.random() < 0.3
     x, target = normal(draw, shape), few(draw, (shape[0], *shape[2:]), shape[1])
     ignore = draw.choice((-100, 0))
     target[few(draw, target.shape, 4) == 0] = ignore
     weight = [normal(draw, (shape[1],)).abs()] if draw.random() < 0.4 else []
-    return CrossEntropy(shape, ignore, draw.choice((0.0, 0.1)), bool(weight)), [x, target, *weight]
+    smoothing = 0.0 if logs else draw.choice((0.0, 0.1))
+    return CrossEntropy(shape, ignore, smoothing, bool(weight), logs, each), [x, target, *weight]
+
+
+def along(draw: Random) -> Case:
+    """Maxima, sums along, sorting: dimensions that are whole."""
+    shape = shape_of(draw, draw.randint(1, 4), 5)
+    d = draw.randrange(len(shape))
+    gone, one = (*shape[:d], *shape[d + 1 :]), (*shape[:d], 1, *shape[d + 1 :])
+    k = draw.randint(1, shape[d])
+    several = (*shape[:d], k, *shape[d + 1 :])
+    op, args, results, integers = draw.choice(
+        (
+            ("amax", ((d,), True), (one,), ()),
+            ("max.dim", (d, False), (gone, gone), (1,)),
+            ("cumsum", (d, None), (shape,), ()),
+            ("topk", (k, d, True, True), (several, several), (1,)),
+            ("argmax", (d, False), (gone,), (0,)),
+            ("logsumexp", ((d,), False), (gone,), ()),
+        )
+    )
+    return filled(draw, Along(op, (Slot(0), *args), shape, (d,), results, integers), whole)
+
+
+def deviation(draw: Random) -> Case:
+    of = replace(averaged(draw), size=1)
+    operation = Deviation(of, draw.choice((0.0, 0.5)), draw.random() < 0.5, draw.random() < 0.5)
+    return operation, [moments_given(draw, of)]
+
+
+def bernoulli(draw: Random) -> Case:
+    seed = torch.tensor([draw.randrange(-(2**63), 2**63), draw.randrange(2**20)])
+    return Bernoulli(shape_of(draw, draw.randint(1, 4), 4), draw.choice((0.0, 0.3, 0.8)), draw.randrange(100)), [seed]
+
+
+def index_rows(draw: Random) -> Case:
+    shape = shape_of(draw, draw.randint(1, 4), 5)
+    d, index = draw.randrange(len(shape)), shape_of(draw, draw.randint(0, 2), 4)
+    return IndexRows(shape, d, index), [whole(draw, shape), few(draw, index, 2 * shape[d]) - shape[d]]
+
+
+def embedding(draw: Random) -> Case:
+    rows, index = draw.randint(1, 6), shape_of(draw, draw.randint(1, 2), 4)
+    operation = Embedding(rows, draw.randint(1, 5), index, draw.choice((-1, 0)))
+    return operation, [whole(draw, (rows, operation.features)), few(draw, index, rows)]
+
+
+def grid_sample(draw: Random) -> Case:
+    dims, most = draw.choice(((2, 6), (3, 4)))
+    shape, out = shape_of(draw, 2 + dims, most), tuple(draw.randint(1, most) for _ in range(dims))
+    operation = GridSample(shape, out, draw.randrange(2), draw.randrange(2), draw.random() < 0.5)
+    return filled(draw, operation, normal)
 
 
 def squared_error(draw: Random) -> Case:
@@ -392,6 +449,12 @@ CASES: Mapping[str, Callable[[Random], Case]] = {
     "sum, mean": reduce,
     "cross entropy": cross_entropy,
     "squared error": squared_error,
+    "along a dimension": along,
+    "deviation": deviation,
+    "bernoulli": bernoulli,
+    "index": index_rows,
+    "embedding": embedding,
+    "grid sample": grid_sample,
 }
 
 

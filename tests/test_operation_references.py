@@ -20,9 +20,10 @@ from convgen.operations.attention import Attention
 from convgen.operations.contraction import linear, matrix_product
 from convgen.operations.convolution import Convolution
 from convgen.operations.dropout import Dropout, philox
+from convgen.operations.indexing import Embedding, IndexRows
 from convgen.operations.losses import CrossEntropy, SquaredError
 from convgen.operations.max_pooling import MaxPool
-from convgen.operations.moments import Averaged, Moments, Normalise, RunningStatistics
+from convgen.operations.moments import Averaged, Deviation, Moments, Normalise, RunningStatistics
 from convgen.operations.pixels import PixelShuffle, PixelUnshuffle
 from convgen.operations.pointwise import FUNCTIONS, affine, prelu
 from convgen.operations.row import At
@@ -156,8 +157,13 @@ def test_losses() -> None:
         operation, (x, target, *weight) = cross_entropy(draw)
         assert isinstance(operation, CrossEntropy)
         loss, count = operation.reference(x, target, *weight)
-        right = F.cross_entropy(x, target, *weight, ignore_index=operation.ignore, label_smoothing=operation.smoothing)
-        assert torch.allclose(loss / count, right, rtol=1e-12, equal_nan=True)
+        settings = {"ignore_index": operation.ignore, "reduction": "none" if operation.each else "mean"}
+        if operation.logs:
+            right = F.nll_loss(x, target, *weight, **settings)
+        else:
+            right = F.cross_entropy(x, target, *weight, **settings, label_smoothing=operation.smoothing)
+        found = loss if operation.each else loss / count
+        assert torch.allclose(found, right, rtol=1e-12, atol=1e-12, equal_nan=True)
         assert same(SquaredError(operation.shape).reference(x, x + 2)[0], torch.tensor(4.0, dtype=torch.float64))
 
 
@@ -268,3 +274,16 @@ def test_every_kind_has_a_reference_of_its_own_shape() -> None:
             made = operation.reference(*given)
             assert [tuple(t.shape) for t in made] == [o.shape for o in signature.results], kind
             assert [o.integer for o in signature.results] == [not t.is_floating_point() for t in made], kind
+
+
+def test_deviations_and_rows_by_number() -> None:
+    draw = Random("deviations")
+    x = normal(draw, (4, 6, 5))
+    (m,) = Moments(Averaged((4, 6, 5), (1,))).reference(x)
+    spread, mean = Deviation(Averaged((4, 6, 5), (1,)), 1.0, True, True).reference(m)
+    assert same(spread, x.std((0, 2), keepdim=True)) and same(mean, x.mean((0, 2), keepdim=True))
+    assert same(Deviation(Averaged((4, 6, 5), (1,)), 0.0).reference(m)[0], x.var((0, 2), correction=0))
+    number = torch.tensor([[1, -2], [5, 0]])
+    assert same(IndexRows((4, 6, 5), 1, (2, 2)).reference(x, number)[0], x[:, number])
+    weight = normal(draw, (6, 3))
+    assert same(Embedding(6, 3, (2, 2)).reference(weight, number % 6)[0], F.embedding(number % 6, weight))

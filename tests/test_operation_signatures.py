@@ -11,12 +11,14 @@ from convgen.algebra.relations import Taps
 from convgen.algebra.signature import Made, Operand, Signature
 from convgen.operations.attention import Attention
 from convgen.operations.average_pooling import AdaptiveAveragePool, AveragePool
+from convgen.operations.calls import Along, Slot
 from convgen.operations.contraction import linear, matrix_product
 from convgen.operations.convolution import Convolution
-from convgen.operations.dropout import Dropout
+from convgen.operations.dropout import Bernoulli, Dropout
+from convgen.operations.indexing import Embedding, GridSample, IndexRows
 from convgen.operations.losses import CrossEntropy
 from convgen.operations.max_pooling import AdaptiveMaxPool, MaxPool
-from convgen.operations.moments import Averaged, Moments, MomentsGradient, Normalise, RunningStatistics
+from convgen.operations.moments import Averaged, Deviation, Moments, MomentsGradient, Normalise, RunningStatistics
 from convgen.operations.pixels import PixelShuffle
 from convgen.operations.pointwise import Pointwise, bias
 from convgen.operations.reductions import Reduce
@@ -32,6 +34,12 @@ SIDE = Spatial("H", 9, 3, stride=2, pad_lo=1, pad_hi=1)
 GROUPS = Averaged(X, (0, 1), 3)
 
 TABLE: tuple[tuple[Operation, Sequence[str]], ...] = (
+    (Along("amax", (Slot(0), (1,), True), X, (1,), ((8, 1, 9, 9),)), ("x[d0, *, d2, d3] -> y0[d0, *, d2, d3]",)),
+    (Deviation(Averaged(X, (1,))), ("m[*, d1] -> spread[d1], mean[d1]",)),
+    (Bernoulli((8, 6, 1, 1), 0.5), ("seed[*] -> y[d0, d1, d2, d3]",)),
+    (IndexRows(X, 1, (4,)), ("x[d0, *, d2, d3], index[d1] -> y[d0, d1, d2, d3]",)),
+    (Embedding(10, 6, (8, 9)), ("weight[*, d2], index[d0, d1] -> y[d0, d1, d2]",)),
+    (GridSample(X, (5, 4)), ("x[d0, d1, *, *], grid[d0, d2, d3, *] -> y[d0, d1, d2, d3]",)),
     (
         Convolution("forward", Conv(8, 6, 4, (SIDE,), 2)),
         (

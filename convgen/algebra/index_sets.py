@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import takewhile
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,11 +97,13 @@ class IndexSets:
             box = self._frame(layout).copy()
             for i, axes in enumerate(layout.axes):
                 if layout.windows[i] is not None:
-                    lo, hi = self.needed(layout.tensor, i, axes)
-                    extent = self.dims(layout.tensor)[i].extent
-                    box[:, i, 0], box[:, i, 1] = np.clip(lo, 0, extent), np.clip(hi, 0, extent)
+                    box[:, i, 0], box[:, i, 1] = self._there(layout.tensor, i, self.needed(layout.tensor, i, axes))
             self._owned[layout] = box
         return self._owned[layout]
+
+    def _there(self, tensor: str, dim: int, needed: Spans) -> tuple[Any, Any]:
+        """The interval of a tensor's rows that holds all of a window that there are: also those that come round."""
+        return self.rows[tensor, dim].relation.hull(*needed, self.dims(tensor)[dim].extent)
 
     def elements(self, layout: Layout) -> NDArray[np.int64]:
         """Elements of each rank's frame, kernel taps included."""
@@ -140,8 +143,7 @@ class IndexSets:
 
         A whole dimension may be padded, as long as both sides are alike.
         """
-        extent = self.dims(tensor)[dim].extent
-        lo, hi = np.clip(needed, 0, extent)
+        lo, hi = self._there(tensor, dim, needed)
         inside = (hi <= lo) | ((own[0] <= lo) & (hi <= own[1]))
         if not np.all(inside):
             return False

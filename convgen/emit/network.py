@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from math import isfinite
 from typing import Any
 
 from convgen import __version__
@@ -23,7 +24,7 @@ from convgen.emit.norms import Norm, evaluated, norms
 from convgen.emit.paste import SharedRuntime, network_runtime
 from convgen.errors import InternalError
 from convgen.operations.calls import Elementwise, Slot
-from convgen.operations.dropout import Dropout
+from convgen.operations.dropout import Bernoulli, Dropout
 from convgen.operations.moments import Moments
 from convgen.program.network import Program, label
 from convgen.program.network_text import show
@@ -243,6 +244,8 @@ class _Writer:
             call = f'{call} if run.training else run({known}, "{name}_running", {buffers})'
         if isinstance(row.bound.operation, Dropout):
             call = f"{call} if run.training else {operands[0]}"
+        if isinstance(row.bound.operation, Bernoulli):  # over its probability it is 1 in evaluation
+            call = f"{call} if run.training else {call}.fill_({row.bound.operation.p!r})"
         stored = ", ".join(self._typed(v) for v in row.bound.makes if v)
         lines = [*(f"# {c}" for c in travels([row])), f"{', '.join(makes)} = {call}  # {stored}"]
         for buffer, value in self.program.updates:
@@ -254,7 +257,7 @@ class _Writer:
 
     def _may_be_overwritten(self, i: int) -> bool:
         """Whether nothing but this row needs its first operand: no other reader, and its maker's gradient neither."""
-        value = self.program.rows[i].bound.reads[0]
+        value = next(iter(self.program.rows[i].bound.reads), "")
         if self.readers.get(value) != 1 or value in {v for _, v in self.program.outputs}:
             return False
         maker = self.makers.get(value)
@@ -344,6 +347,8 @@ def constructor(value: Any) -> str:
     if isinstance(value, tuple):
         items = [constructor(v) for v in value]  # pyright: ignore[reportUnknownVariableType]
         return "(" + ", ".join(items) + ("," if len(items) == 1 else "") + ")"
+    if isinstance(value, float) and not isfinite(value):
+        return f'float("{value}")'
     return f'"{value}"' if isinstance(value, str) else repr(value)
 
 

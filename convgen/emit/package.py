@@ -20,8 +20,8 @@ from convgen.errors import InternalError
 # In the order of imports: each uses those before it.
 ROWS = (
     "row", "linear_maps", "convolution", "transposed", "max_pooling", "average_pooling", "upsampling", "rows", "views",
-    "pixels", "pointwise", "dropout", "moments", "contraction", "softmax", "attention", "reductions", "losses", "calls",
-    "batch_norm",
+    "pixels", "pointwise", "dropout", "moments", "contraction", "softmax", "attention", "reductions", "losses",
+    "indexing", "calls", "batch_norm",
 )  # fmt: skip
 PACKAGE_PARTS = (
     "late", "algebra/blocks", "algebra/relations", "algebra/layout", "algebra/signature", "algebra/conv",

@@ -14,6 +14,8 @@ ranks. A signature prints as a line, `tests/test_operation_signatures.py` has th
 | contraction | linear layers, matrix products |
 | softmax, attention | what needs an index whole |
 | reductions, losses | sums, means; cross entropy, squared error |
+| indexing | rows by numbers that are operands: lists, embeddings, grid samples |
+| calls | operators of ATen as they stand: elementwise, along whole dimensions, whole |
 
 To add one: a frozen dataclass of `row.Operation` in a file here, a kind of random cases in `tests/operation_cases.py`.
 Generated networks have these files in them (`convgen/emit/package.py`, which lists them): imports at the top, other

@@ -89,7 +89,7 @@ class Elementwise(Operation):
                 Operand(f"x{k}", shape, own(*dims), gradient=not self.differentiable or self.differentiable[k])
             )
         y = Operand("y", self.shape, own(*names))
-        return (Signature(tuple(zip(names, self.shape, strict=True)), tuple(inputs), (y,)),)
+        return (Signature(tuple(zip(names, self.shape, strict=True)), tuple(inputs), (y,), runs_empty=True),)
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         return (call(self.op, self.args, operands).expand([at.extent(i) for i in numbered(len(self.shape))]),)
@@ -138,3 +138,57 @@ class Whole(Operation):
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """The same call."""
         return _results(call(self.op, self.args, operands))
+
+
+@dataclass(frozen=True)
+class Along(Operation):
+    """An operator that computes along some dimensions, whole, and alike for every number of the others.
+
+    Attributes:
+        over: those dimensions.
+        results: shapes; `over` is in them with whatever extents, or dropped.
+        integers: numbers of results that have no gradient.
+    """
+
+    op: str
+    args: tuple[Any, ...]
+    shape: tuple[int, ...]
+    over: tuple[int, ...]
+    results: tuple[tuple[int, ...], ...]
+    integers: tuple[int, ...] = ()
+    differentiable: bool = True
+
+    @property
+    def name(self) -> str:
+        return self.op.partition(".")[0]
+
+    @cached_property
+    def signatures(self) -> tuple[Signature, ...]:
+        names = numbered(len(self.shape))
+        dims = own(*(None if d in self.over else i for d, i in enumerate(names)))
+        left = own(*(i for d, i in enumerate(names) if d not in self.over))
+        extents = tuple((i, n) for d, (i, n) in enumerate(zip(names, self.shape, strict=True)) if d not in self.over)
+        results = tuple(
+            Operand(
+                f"y{k}",
+                s,
+                dims if len(s) == len(self.shape) else left,
+                gradient=k not in self.integers,
+                integer=k in self.integers,
+            )
+            for k, s in enumerate(self.results)
+        )
+        return (Signature(extents, (Operand("x", self.shape, dims, gradient=self.differentiable),), results),)
+
+    def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
+        return _results(call(self.op, self.args, operands))
+
+    def reference(self, *operands: Any) -> tuple[Any, ...]:
+        """Number by number of a dimension that is left."""
+        left = [d for d in range(len(self.shape)) if d not in self.over]
+        if not left:
+            return self.local(0, At({}, (), ()), *operands)
+        d = left[-1]
+        parts = [self.local(0, At({}, (), ()), x) for x in operands[0].split(1, d)]
+        places = (d if len(s) == len(self.shape) else len(left) - 1 for s in self.results)
+        return tuple(torch.cat([p[k] for p in parts], place) for k, place in enumerate(places))

@@ -23,12 +23,16 @@ class CrossEntropy(Operation):
 
     Attributes:
         smoothing: share of the target that all classes have alike.
+        logs: x are logarithms of probabilities already.
+        each: no sums; the loss of each target, and whether it counts.
     """
 
     shape: tuple[int, ...]
     ignore: int = -100
     smoothing: float = 0.0
     weighted: bool = False
+    logs: bool = False
+    each: bool = False
 
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
@@ -41,16 +45,22 @@ class CrossEntropy(Operation):
         if self.weighted:
             inputs.append(Operand("weight", (self.shape[1],), (WHOLE,), gradient=False))
         results = Operand("loss", (), ()), Operand("count", (), (), gradient=False)
+        if self.each:
+            results = Operand("loss", shape, own(*names)), Operand("count", shape, own(*names), gradient=False)
         return (Signature(tuple(zip(names, shape, strict=True)), tuple(inputs), results),)
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         x, target, *weight = operands
-        loss = torch.nn.functional.cross_entropy(
-            x, target, *weight, reduction="sum", ignore_index=self.ignore, label_smoothing=self.smoothing
-        )
+        how = "none" if self.each else "sum"
+        if self.logs:
+            loss = torch.nn.functional.nll_loss(x, target, *weight, reduction=how, ignore_index=self.ignore)
+        else:
+            loss = torch.nn.functional.cross_entropy(
+                x, target, *weight, reduction=how, ignore_index=self.ignore, label_smoothing=self.smoothing
+            )
         kept = target != self.ignore
-        weights = weight[0].detach()[target[kept]] if weight else x.new_ones(int(kept.sum()))
-        return loss, weights.sum()
+        count = weight[0].detach()[target * kept] * kept if weight else kept.to(x.dtype)
+        return loss, count if self.each else count.sum()
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """With the distribution that each target stands for."""
@@ -59,8 +69,11 @@ class CrossEntropy(Operation):
         weights = weight[0].detach() if weight else torch.ones(classes, dtype=x.dtype)
         one = torch.nn.functional.one_hot(torch.where(kept, target, 0), classes).to(x.dtype)
         wish = (one * (1 - self.smoothing) + self.smoothing / classes) * weights * kept[..., None]
-        logs = x.movedim(1, -1) - x.movedim(1, -1).logsumexp(-1, keepdim=True)
-        return -(wish * logs).sum(), (one * weights * kept[..., None]).sum().detach()
+        logs = x.movedim(1, -1)
+        if not self.logs:
+            logs = logs - logs.logsumexp(-1, keepdim=True)
+        loss, count = -(wish * logs).sum(-1), (one * weights * kept[..., None]).sum(-1).detach()
+        return (loss, count) if self.each else (loss.sum(), count.sum())
 
 
 @dataclass(frozen=True)

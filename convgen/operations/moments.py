@@ -253,3 +253,44 @@ class RunningStatistics(Operation):
         k = self.momentum
         unbiased = m[2] / m[0] * (m[0] / (m[0] - 1))
         return (1 - k) * mean + k * m[1], (1 - k) * variance + k * unbiased
+
+
+@dataclass(frozen=True)
+class Deviation(Operation):
+    """The variance M2 / (count - correction) of what moments are of, or its square root, and the mean.
+
+    Attributes:
+        kept: whether dimensions that are averaged stay, with extent 1.
+    """
+
+    of: Averaged
+    correction: float = 1.0
+    root: bool = False
+    kept: bool = False
+
+    @cached_property
+    def signatures(self) -> tuple[Signature, ...]:
+        of, names = self.of, numbered(len(self.of.shape))
+        m = Operand("m", of.moments, (WHOLE, *own(*(names[d] for d in of.keep))))
+        if self.kept:
+            shape = tuple(n if d in of.keep else 1 for d, n in enumerate(of.shape))
+            dims = own(*(names[d] if d in of.keep else None for d in range(len(of.shape))))
+        else:
+            shape, dims = of.moments[1:], m.dims[1:]
+        extents = tuple((names[d], of.shape[d]) for d in of.keep)
+        return (Signature(extents, (m,), (Operand("spread", shape, dims), Operand("mean", shape, dims))),)
+
+    def _shaped(self, t: Any) -> Any:
+        if not self.kept:
+            return t
+        extents = iter(t.shape)
+        return t.reshape([next(extents) if d in self.of.keep else 1 for d in range(len(self.of.shape))])
+
+    def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
+        count, mean, m2 = operands[0]
+        variance = m2 / (count - self.correction)
+        return self._shaped(variance.sqrt() if self.root else variance), self._shaped(mean)
+
+    def reference(self, *operands: Any) -> tuple[Any, ...]:
+        count, mean, m2 = (self._shaped(t) for t in operands[0])
+        return (m2 / (count - self.correction)) ** (0.5 if self.root else 1.0), mean * 1.0

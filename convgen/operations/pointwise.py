@@ -35,9 +35,15 @@ def _affine(x: Any, w: Any, b: Any) -> Any:
     return x * w + b
 
 
+def _root(x: Any) -> Any:
+    """Its gradient at 0 is 0, as that of a norm."""
+    return torch.where(x > 0, torch.where(x > 0, x, 1.0).sqrt(), 0.0)
+
+
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     **{name: _aten(name) for name in ("relu", "sigmoid", "tanh", "exp", "sqrt", "square", "add", "sub", "mul", "div")},
     **{name: _aten(f"nn.functional.{name}") for name in ("leaky_relu", "silu", "gelu", "softplus", "hardswish")},
+    "root": _root,
     "relu6": _relu6,
     "prelu": _prelu,
     "affine": _affine,

@@ -89,9 +89,10 @@ class Program:
             yield from gradients(row, i, [v in wanted for v in row.bound.reads])
 
     def differentiable(self, *, of_inputs: bool) -> frozenset[str]:
-        """Values that depend on what wants a gradient."""
+        """Values that depend on what wants a gradient, and that a result depends on smoothly."""
         kinds = {n: (v.kind, v.dtype in FLOATS) for n, v in self.values.items()}
-        return differentiable(kinds, [row.bound for row in self.rows], of_inputs=of_inputs)
+        bounds = [row.bound for row in self.rows]
+        return differentiable(kinds, bounds, of_inputs=of_inputs) & smooth(kinds, bounds, [v for _, v in self.outputs])
 
 
 def differentiable(
@@ -109,6 +110,18 @@ def differentiable(
         if any(v in found and o.gradient for o, v in zip(signature.inputs, bound.reads, strict=True)):
             results = zip(signature.results, bound.makes, strict=True)
             found |= {v for r, v in results if v and r.gradient and values[v][1]}
+    return frozenset(found)
+
+
+def smooth(values: Mapping[str, tuple[str, bool]], rows: Sequence[Bound], outputs: Sequence[str]) -> frozenset[str]:
+    """Values that gradients of outputs come to: not those that are only compared, or looked up by."""
+    found = set(outputs)
+    for bound in reversed(rows):
+        signature = bound.operation.signatures[0]
+        results = zip(signature.results, bound.makes, strict=True)
+        if any(v in found and r.gradient and values[v][1] for r, v in results):
+            operands = zip(signature.inputs, bound.reads, strict=True)
+            found |= {v for o, v in operands if o.gradient and values[v][1]}
     return frozenset(found)
 
 

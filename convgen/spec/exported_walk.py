@@ -260,13 +260,16 @@ def _problem(node: Any, args: Mapping[str, Arg]) -> str:
 
     if node.target._schema.is_mutable:
         return "changes what it reads"
-    if torch.Tag.nondeterministic_seeded not in node.target.tags or node.target._schema.name in _DROPOUT_NAMES:
+    if torch.Tag.nondeterministic_seeded not in node.target.tags or str(node.target) in _DRAWN:
         return ""
     off = args.get("train", args.get("training", True)) is False
     return "" if off or args.get("dropout_p", args.get("dropout")) == 0 else "draws random numbers"
 
 
-_DROPOUT_NAMES = tuple(f"aten::{name}" for name in DROPOUTS)
+# Drawn by the numbers of elements in the whole (spec/aten/seeds.py).
+_DRAWN = frozenset(
+    f"aten.{name}" for name in (*(f"{n}.default" for n in (*DROPOUTS, "scaled_dot_product_attention")), "bernoulli.p")
+)
 
 
 def _batch_norm(op: str, args: tuple[Arg, ...]) -> tuple[tuple[Arg, ...], tuple[int, int] | None]:

@@ -11,6 +11,8 @@ from convgen.spec.names import did_you_mean
 
 BATCH_NORM = "batch_norm"
 DROPOUT = "dropout"
+BERNOULLI = "bernoulli.p"  # (values of that shape, probability, generator)
+ATTENTION = "scaled_dot_product_attention"  # (q, k, v, mask, dropout_p, ...)
 
 
 def pruned(calls: Sequence[Call], needed: Iterable[str]) -> tuple[Call | None, ...]:
@@ -33,17 +35,33 @@ def renamed(call: Call, name: Callable[[str], str]) -> Call:
 
 
 def eval_graph(graph: Graph) -> Graph:
-    """The graph in evaluation: batch norms that have running statistics use them, dropouts vanish, nothing is updated.
+    """The graph in evaluation: batch norms that have running statistics use them, nothing is updated. Dropouts vanish,
+    also those of channels, and of samples (stochastic depth): products with noise over its probability.
 
     It is the module's where `"eval" in graph.modes`.
     """
     if graph.modes == ("eval",):
         return graph
     same: dict[str, str] = {}
+    shapes = {v.name: v.shape for values in (graph.inputs, *(c.results for c in graph.calls)) for v in values if v}
+    noise: dict[str, Arg] = {}  # by name what is 1 with a probability, else 0; and that
+    ones: set[str] = set()  # noise divided by its probability
     calls: list[Call] = []
     for call in graph.calls:
         call = renamed(call, lambda name: same.get(name, name))
         result = call.results[0]
+        operands = [arg.name if isinstance(arg, Ref) else "" for arg in call.args]
+        if call.op == BERNOULLI and result is not None:
+            noise[result.name] = call.args[1]
+        elif call.op.startswith("div.") and result is not None and noise.get(operands[0]) == call.args[1]:
+            ones.add(result.name)
+        elif call.op == "mul.Tensor" and result is not None and not ones.isdisjoint(operands):
+            kept = operands[0] if operands[1] in ones else operands[1]
+            if shapes.get(kept) == result.shape:
+                same[result.name] = kept
+                continue
+        elif call.op == ATTENTION:
+            call = replace(call, args=(*call.args[:4], 0.0, *call.args[5:]))
         if call.op == DROPOUT and result is not None:
             same[result.name] = refs(call.args[0])[0]
             continue

@@ -1,14 +1,15 @@
 """A network's graph on one device: its calls one after the other, in float64 or in a type of its own.
 
 Operators are ATen's. Two calls of a graph have a form of their own (spec/graph.py): `batch_norm`, which gives new
-running statistics too, and `dropout`, whose masks are those of operations/dropout.py.
+running statistics too, and `dropout`. What is drawn is what operations/dropout.py draws, also for channels and samples
+(`bernoulli.p`) and in attention.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import inf, prod
 from typing import Any, cast
 
 import torch
@@ -16,10 +17,10 @@ from torch import Tensor
 
 from convgen.operations.calls import Slot
 from convgen.operations.calls import call as run_operator
-from convgen.operations.dropout import Dropout
+from convgen.operations.dropout import Bernoulli, Dropout
 from convgen.operations.row import At
-from convgen.spec.graph import DTYPES, Arg, Call, Graph, Ref
-from convgen.spec.graph_edit import BATCH_NORM, DROPOUT, eval_graph
+from convgen.spec.graph import DTYPES, Arg, Call, Graph, Ref, refs
+from convgen.spec.graph_edit import ATTENTION, BATCH_NORM, BERNOULLI, DROPOUT, eval_graph
 
 FLOATS = tuple(name for name in DTYPES if "float" in name)
 
@@ -53,6 +54,14 @@ def run_graph(
         elif call.op == DROPOUT:
             made = (_dropout(call, values, drops, seed),)
             drops += 1
+        elif call.op == BERNOULLI:
+            shape = values[refs(call.args[0])[0]].shape
+            operation = Bernoulli(tuple(shape), float(cast("float", call.args[1])), drops, str(kind)[6:])
+            made = operation.local(0, _everywhere(shape, ((0, 2),)), torch.tensor(seed))
+            drops += 1
+        elif call.op == ATTENTION and call.args[4]:
+            made = (_attention(call, values, drops, seed),)
+            drops += 1
         else:
             made = _operator(call, values, kind)
         for value, tensor in zip(call.results, made, strict=False):
@@ -84,14 +93,29 @@ def _batch_norm(call: Call, values: Mapping[str, Tensor]) -> tuple[Any, ...]:
 
 def _dropout(call: Call, values: Mapping[str, Tensor], number: int, seed: tuple[int, int]) -> Tensor:
     x, p, training = (_value(arg, values) for arg in call.args[:3])
-    if not training:
-        return x
-    whole = {f"d{d}": (0, n) for d, n in enumerate(x.shape)}
-    rows = tuple((0, n) for n in x.shape)
-    (kept,) = Dropout(tuple(x.shape), float(p), number).local(
-        0, At(whole, (rows, ((0, 2),)), (rows, ((0, 2),))), torch.ones_like(x), torch.tensor(seed)
-    )
+    return _dropped(x, float(p), number, seed) if training else x
+
+
+def _dropped(x: Tensor, p: float, number: int, seed: tuple[int, int]) -> Tensor:
+    at = _everywhere(x.shape, tuple((0, n) for n in x.shape), ((0, 2),))
+    (kept,) = Dropout(tuple(x.shape), p, number).local(0, at, torch.ones_like(x), torch.tensor(seed))
     return x * kept if prod(x.shape) else x
+
+
+def _everywhere(shape: Sequence[int], *rows: tuple[tuple[int, int], ...]) -> At:
+    """All of an operation whose indices are a result's dimensions."""
+    return At({f"d{d}": (0, n) for d, n in enumerate(shape)}, rows, rows)
+
+
+def _attention(call: Call, values: Mapping[str, Tensor], number: int, seed: tuple[int, int]) -> Tensor:
+    """Written out, with weights that are dropped."""
+    q, k, v, mask, p, causal, scale, *_ = (_value(arg, values) for arg in call.args)
+    scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -inf) if mask.dtype == torch.bool else scores + mask
+    if causal:
+        scores = scores + torch.full(scores.shape[-2:], -inf, dtype=scores.dtype).triu(1)
+    return _dropped(scores.softmax(-1), float(p), number, seed) @ v
 
 
 def _operator(call: Call, values: Mapping[str, Tensor], kind: torch.dtype) -> tuple[Any, ...]:

@@ -240,8 +240,8 @@ class Stand:
             t = t.detach() if k in self.derived else t
             parts.append(self.cut(k, moved(t, self.fetch[k], self.back[k], here), here, at))
         shapes = [self.made_shape(r, at) for r in self.signature.results]
-        empty = any(not p.numel() for p in parts) and not self.signature.runs_empty
-        if empty or not any(map(math.prod, shapes)):
+        empty = any(not p.numel() for p in parts) or not any(map(math.prod, shapes))
+        if empty and not self.signature.runs_empty:
             made = tuple(self._nothing(r, s, parts) for r, s in zip(self.signature.results, shapes, strict=True))
         else:
             made = self.operation.local(self.row.way, at, *parts)

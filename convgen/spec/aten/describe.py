@@ -7,12 +7,36 @@ from dataclasses import dataclass
 from convgen.errors import InputError
 from convgen.late import torch
 from convgen.operations.bound import Bound
-from convgen.operations.calls import Elementwise, Whole, operator_of
-from convgen.spec.aten import convolutions, dense, norms, pooling, rows, views
+from convgen.operations.calls import Whole, operator_of
+from convgen.spec.aten import (
+    along,
+    convolutions,
+    dense,
+    elementwise,
+    losses,
+    norms,
+    pooling,
+    products,
+    rows,
+    seeds,
+    views,
+)
 from convgen.spec.aten.reader import FLOATS, KNOWN, Reader, Tensor, slots
 from convgen.spec.graph import Call, Graph
 
-FAMILIES = (convolutions, dense, norms, pooling, rows, views)  # each registers its own
+FAMILIES = (
+    along,
+    convolutions,
+    dense,
+    elementwise,
+    losses,
+    norms,
+    pooling,
+    products,
+    rows,
+    seeds,
+    views,
+)  # each registers its own
 
 
 @dataclass(frozen=True)
@@ -59,9 +83,7 @@ def _as_it_stands(reader: Reader, call: Call) -> None:
     differentiable = tuple(t.floats for t in found)
     if overload_tags_allow(call, reader) and found and len(call.results) == 1 and call.results[0] is not None:
         y = reader.tensors[call.results[0].name]
-        shapes = tuple(t.shape for t in found)
-        if torch.broadcast_shapes(*shapes) == y.shape:
-            reader.add(Elementwise(call.op, args, y.shape, shapes, differentiable), found, [y.name])
+        if reader.elementwise(call.op, call.args, y):
             return
     results = [None if v is None else reader.tensors[v.name] for v in call.results]
     shapes = tuple(() if t is None else t.shape for t in results)
@@ -78,7 +100,9 @@ def overload_tags_allow(call: Call, reader: Reader) -> bool:
         InputError: it draws random numbers, or changes an operand.
     """
     op = operator_of(call.op)
-    if torch.Tag.nondeterministic_seeded in op.tags or op._schema.is_mutable:
+    args = dict(zip((a.name for a in op._schema.arguments), call.args, strict=True))
+    off = args.get("train", True) is False or args.get("dropout_p", args.get("dropout")) == 0  # recurrent layers
+    if (torch.Tag.nondeterministic_seeded in op.tags and not off) or op._schema.is_mutable:
         what = "changes an operand" if op._schema.is_mutable else "draws random numbers"
         fact = f"{call.module or 'the module'}: {call.op} {what}, and no operation describes it"
         raise InputError(fact, hint="eval mode, or a module without it")

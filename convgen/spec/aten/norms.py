@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from convgen.late import torch
 from convgen.operations.batch_norm import Centred, Coefficients, RunningMoments
 from convgen.operations.moments import Averaged, Moments, Normalise, RunningStatistics
 from convgen.operations.pointwise import Pointwise, affine, bias
@@ -31,11 +32,16 @@ def batch_norm(reader: Reader, call: Call) -> bool:
             reader.add(running, [reader.of(mean), reader.of(variance), m], makes)
     else:
         reader.add(RunningMoments(x.shape[1]), [reader.of(mean), reader.of(variance)], [m.name])
-    p = reader.made(f"{y.name}_coefficients", of.moments, m.dtype)
-    vectors = [reader.of(v) for v in (w, b) if v is not None]
-    reader.add(Coefficients(x.shape[1], float(eps), w is not None, b is not None), [m, *vectors], [p.name])  # type: ignore[arg-type]
-    reader.add(Centred(x.shape), [x, p], [y.name])
+    _by_channel(reader, x, m, w, b, float(eps), y.name)  # type: ignore[arg-type]
     return True
+
+
+def _by_channel(reader: Reader, x: Tensor, m: Tensor, w: Any, b: Any, eps: float, makes: str) -> None:
+    """x by moments a channel."""
+    p = reader.made(f"{makes}_coefficients", m.shape, m.dtype)
+    vectors = [reader.of(v) for v in (w, b) if v is not None]
+    reader.add(Coefficients(x.shape[1], eps, w is not None, b is not None), [m, *vectors], [p.name])
+    reader.add(Centred(x.shape), [x, p], [makes])
 
 
 def _normalised(reader: Reader, of: Averaged, x: Tensor, m: Tensor, w: Any, b: Any, eps: float, makes: str) -> None:
@@ -71,10 +77,13 @@ def group_norm(reader: Reader, call: Call) -> bool:
         _, groups, w, b, eps, *_ = call.args
         size = x.shape[1] // int(groups)  # type: ignore[arg-type]
     else:
-        _, w, b, _, _, own, _, eps, *_ = call.args
+        _, w, b, mean, variance, own, _, eps, *_ = call.args
         size = 1
         if not own:
-            return False
+            m = reader.made(f"{y.name}_moments", (3, x.shape[1]), "float64" if x.dtype == "float64" else "float32")
+            reader.add(RunningMoments(x.shape[1]), [reader.of(mean), reader.of(variance)], [m.name])
+            _by_channel(reader, x, m, w, b, float(eps), y.name)  # type: ignore[arg-type]
+            return True
     of = Averaged(x.shape, (0, 1), size)
     m = reader.made(f"{y.name}_moments", of.moments, "float64" if x.dtype == "float64" else "float32")
     reader.add(Moments(of), [x], [m.name])
@@ -91,8 +100,7 @@ def layer_norm(reader: Reader, call: Call) -> bool:
     rms = call.op == "rms_norm"
     _, shape, w, *rest = call.args
     b, eps = (None, rest[0]) if rms else (rest[0], rest[1])
-    if eps is None:
-        return False
+    eps = torch.finfo(getattr(torch, x.dtype)).eps if eps is None else eps
     last = len(shape)  # type: ignore[arg-type]
     of = Averaged(x.shape, tuple(range(len(x.shape) - last)))
     m = reader.made(f"{y.name}_moments", of.moments, "float64" if x.dtype == "float64" else "float32")

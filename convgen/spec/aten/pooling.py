@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from convgen.algebra.relations import Taps
 from convgen.operations.average_pooling import AdaptiveAveragePool, AveragePool
 from convgen.operations.max_pooling import AdaptiveMaxPool, MaxPool
@@ -68,6 +70,7 @@ def adaptive_max_pool(reader: Reader, call: Call) -> bool:
     "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d",
     "_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d",
     "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
+    "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
 )  # fmt: skip
 def upsample(reader: Reader, call: Call) -> bool:
     """upsample_MODE(x, size, [align_corners], scales...), or .vec with one list of scale factors."""
@@ -81,7 +84,10 @@ def upsample(reader: Reader, call: Call) -> bool:
     n = len(y.shape) - 2
     given = rest[0] if kind == "vec" and isinstance(rest[0], tuple) else tuple(rest) if kind != "vec" else ()
     scales = tuple(float(s) for s in given if s is not None)  # type: ignore[arg-type]
-    mode = "nearest-exact" if "exact" in base else "nearest" if nearest else "bicubic" if "cubic" in base else "linear"
+    mode: Any = (
+        "nearest-exact" if "exact" in base else "nearest" if nearest else "bicubic" if "cubic" in base else "linear"
+    )
+    mode += "-aa" * base.endswith("_aa")
     operation = Upsample(x.shape, y.shape[2:], mode, corners, scales if len(scales) == n else None)
     reader.add(operation, [x], [y.name])
     return True

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from convgen.late import torch
 from convgen.operations.bound import Bound
-from convgen.operations.calls import Slot
+from convgen.operations.calls import Elementwise, Slot
 from convgen.operations.row import Operation
 from convgen.spec.graph import Call, Ref
 
@@ -53,6 +54,29 @@ class Reader:
         """A row; results have the dtype of the call's, or are known already."""
         self.rows.append(Bound(operation, tuple(t.name for t in reads), tuple(makes), self.module))
         self.calls.append(self.number)
+
+    def elementwise(self, op: str, args: Any, y: Tensor, *, smooth: bool = True) -> bool:
+        """An operator that makes each element of y of elements in the same place; whether it can be that."""
+        found: list[Tensor] = []
+        there = slots(args, self, found)
+        shapes = tuple(t.shape for t in found)
+        if not found or torch.broadcast_shapes(*shapes) != y.shape:
+            return False
+        differentiable = tuple(t.floats and smooth for t in found)
+        self.add(Elementwise(op, there, y.shape, shapes, differentiable), found, [y.name])
+        return True
+
+    def shapes(self, args: Any) -> list[tuple[int, ...]]:
+        """Of all values among arguments."""
+        found: list[Tensor] = []
+        slots(args, self, found)
+        return [t.shape for t in found]
+
+    def floats(self, args: Any) -> bool:
+        """Whether all values among arguments are."""
+        found: list[Tensor] = []
+        slots(args, self, found)
+        return all(t.floats for t in found)
 
     def made(self, name: str, shape: Sequence[int], dtype: str) -> Tensor:
         """A value between the rows of a call."""

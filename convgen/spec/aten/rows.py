@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from convgen.operations.rows import Concatenate, flipped, padded, rolled, sliced
+from collections.abc import Sequence
+
+from convgen.operations.rows import Concatenate, Take, flipped, padded, rolled, sliced
 from convgen.operations.views import View
-from convgen.spec.aten.reader import Reader, knows
+from convgen.spec.aten.reader import Reader, Tensor, knows
 from convgen.spec.graph import Call
 
 
@@ -44,25 +46,93 @@ def select(reader: Reader, call: Call) -> bool:
     x, (result,) = reader.of(call.args[0]), call.results
     assert result is not None
     d = int(call.args[1]) % len(x.shape)  # type: ignore[arg-type]
-    at = int(call.args[2]) % x.shape[d]  # type: ignore[arg-type]
-    one = sliced(x.shape, d, at, at + 1)
-    row = reader.made(f"{result.name}_row", one.out, x.dtype)
-    reader.add(one, [x], [row.name])
-    reader.add(View(row.shape, reader.tensors[result.name].shape), [row], [result.name])
+    _row(reader, x, d, int(call.args[2]) % x.shape[d], result.name)  # type: ignore[arg-type]
     return True
 
 
-@knows("split.Tensor", "split_with_sizes", "chunk")
+@knows("split.Tensor", "split_with_sizes", "chunk", "unsafe_split.Tensor", "unsafe_chunk")
 def split(reader: Reader, call: Call) -> bool:
-    x = reader.of(call.args[0])
+    """Parts of a size, of sizes, or so many; some may be read by nobody."""
+    x, given = reader.of(call.args[0]), call.args[1]
     d, start = int(call.args[2]) % len(x.shape), 0  # type: ignore[arg-type]
-    if any(r is None for r in call.results):
-        return False
-    for r in call.results:
-        assert r is not None
-        n = reader.tensors[r.name].shape[d]
-        reader.add(sliced(x.shape, d, start, start + n), [x], [r.name])
+    if isinstance(given, tuple):
+        sizes = [int(n) for n in given]  # type: ignore[arg-type]
+    else:
+        size = int(given)  # type: ignore[arg-type]
+        size = -(-x.shape[d] // size) if "chunk" in call.op else size
+        sizes = [min(size, x.shape[d] - k * size) for k in range(len(call.results))]
+    for n, r in zip(sizes, call.results, strict=True):
+        if r is not None:
+            reader.add(sliced(x.shape, d, start, start + n), [x], [r.name])
         start += n
+    return True
+
+
+@knows("unbind.int")
+def unbind(reader: Reader, call: Call) -> bool:
+    x = reader.of(call.args[0])
+    d = int(call.args[1]) % len(x.shape)  # type: ignore[arg-type]
+    for k, r in enumerate(call.results):
+        if r is not None:
+            _row(reader, x, d, k, r.name)
+    return True
+
+
+def _row(reader: Reader, x: Tensor, d: int, at: int, makes: str) -> None:
+    """Row `at` along a dimension, which is dropped."""
+    one = sliced(x.shape, d, at, at + 1)
+    row = reader.made(f"{makes}_row", one.out, x.dtype)
+    reader.add(one, [x], [row.name])
+    reader.add(View(row.shape, (*x.shape[:d], *x.shape[d + 1 :])), [row], [makes])
+
+
+@knows("stack")
+def stack(reader: Reader, call: Call) -> bool:
+    parts, d = call.args
+    (result,) = call.results
+    assert result is not None
+    y = reader.tensors[result.name]
+    axis = int(d) % len(y.shape)  # type: ignore[arg-type]
+    one = (*y.shape[:axis], 1, *y.shape[axis + 1 :])
+    rows: list[Tensor] = []
+    for k, part in enumerate(parts):  # type: ignore[arg-type]
+        x = reader.of(part)
+        if x.dtype != y.dtype:
+            return False
+        rows.append(reader.made(f"{y.name}_{k}", one, y.dtype))
+        reader.add(View(x.shape, one), [x], [rows[-1].name])
+    reader.add(Concatenate((one,) * len(rows), axis), rows, [y.name])
+    return True
+
+
+@knows("slice_scatter", "select_scatter")
+def scatter(reader: Reader, call: Call) -> bool:
+    """x with some rows exchanged for others: what is before them, they, what is behind."""
+    x, new, (result,) = reader.of(call.args[0]), reader.of(call.args[1]), call.results
+    assert result is not None
+    d = int(call.args[2]) % len(x.shape)  # type: ignore[arg-type]
+    n = x.shape[d]
+    if x.dtype != new.dtype:
+        return False
+    if call.op == "select_scatter":
+        start, step = int(call.args[3]) % n, 1  # type: ignore[arg-type]
+        stop = start + 1
+        row = reader.made(f"{result.name}_row", (*x.shape[:d], 1, *x.shape[d + 1 :]), x.dtype)
+        reader.add(View(new.shape, row.shape), [new], [row.name])
+        new = row
+    else:
+        start, stop, step = slice(call.args[3], call.args[4], call.args[5]).indices(n)  # type: ignore[arg-type]
+    if step != 1:
+        return False
+    parts: list[Tensor] = []
+    for lo, hi, name in ((0, start, "before"), (stop, n, "behind")):
+        if hi > lo:
+            one = sliced(x.shape, d, lo, hi)
+            parts.append(reader.made(f"{result.name}_{name}", one.out, x.dtype))
+            reader.add(one, [x], [parts[-1].name])
+        if name == "before":
+            parts.append(new)
+    reader.add(Concatenate(tuple(p.shape for p in parts), d), parts, [result.name])
     return True
 
 
@@ -105,20 +175,30 @@ def _pad(reader: Reader, call: Call, mode: str) -> bool:
 @knows("flip")
 def flip(reader: Reader, call: Call) -> bool:
     x, (result,) = reader.of(call.args[0]), call.results
-    dims = [int(d) % len(x.shape) for d in call.args[1]]  # type: ignore[union-attr,arg-type]
     assert result is not None
-    if len(dims) != 1:
-        return False
-    reader.add(flipped(x.shape, dims[0]), [x], [result.name])
+    dims = [int(d) % len(x.shape) for d in call.args[1]]  # type: ignore[union-attr,arg-type]
+    _chain(reader, x, [flipped(x.shape, d) for d in dims], result.name)
     return True
 
 
 @knows("roll")
 def roll(reader: Reader, call: Call) -> bool:
+    """Without dimensions the flat numbers are rolled."""
     x, (result,) = reader.of(call.args[0]), call.results
     shifts, dims = call.args[1], call.args[2]
     assert result is not None and isinstance(shifts, tuple) and isinstance(dims, tuple)
-    if len(dims) != 1 or len(shifts) != 1:
+    if not dims:
         return False
-    reader.add(rolled(x.shape, int(dims[0]) % len(x.shape), int(shifts[0])), [x], [result.name])  # type: ignore[arg-type]
+    pairs = [(int(d) % len(x.shape), int(s)) for d, s in zip(dims, shifts, strict=True)]  # type: ignore[arg-type]
+    _chain(reader, x, [rolled(x.shape, d, s) for d, s in pairs], result.name)
     return True
+
+
+def _chain(reader: Reader, x: Tensor, steps: Sequence[Take], makes: str) -> None:
+    """One after the other."""
+    for k, step in enumerate(steps):
+        name = makes if k == len(steps) - 1 else reader.made(f"{makes}_{k}", step.out, x.dtype).name
+        reader.add(step, [x], [name])
+        x = reader.tensors[name]
+    if not steps:
+        reader.add(View(x.shape, x.shape), [x], [makes])

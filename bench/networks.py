@@ -1,0 +1,254 @@
+"""Public networks, whole: what their operators become, what runs whole, and how exact they are on virtual ranks.
+
+    python bench/networks.py [--models resnet18 ...] [--grids N=2 H=2,W=2 ...] [--eval]
+
+Small configurations and random weights, every parameter drawn anew (heads of zeros and scales of 1e-6 hide errors), in
+float64. A line a model: calls of ATen's operators and how many sorts of them, what ran whole and its share of the
+flops, seconds of the import; then a line a grid: errors of outputs, and of gradients of inputs, of parameters, and of
+buffers, relative to the largest entry (DESIGN section 11), bytes sent by all ranks in a step, seconds of compiling.
+Models of packages that are not installed are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+from networks_on_ranks import Imported, check, draw_parameters, imported, random_input
+
+from convgen.errors import InputError
+from convgen.operations.calls import Whole
+from convgen.operations.row import At, Operation
+from convgen.spec.aten.describe import describe
+from convgen.spec.torchvision_ops import declare_operators
+
+FLAT = ("N=2", "H=2", "H=3", "C=2", "H=2,W=2", "N=2,C=2")
+DEEP = ("N=2", "D=2", "D=3", "C=2", "D=2,H=2", "N=2,C=2")
+Made = tuple[nn.Module, tuple[int, ...]]
+
+
+def vision(name: str, shape: tuple[int, ...], kind: str = "", **settings: Any) -> Callable[[], Made]:
+    def make() -> Made:
+        declare_operators()
+        from torchvision import models
+
+        home: Any = getattr(models, kind) if kind else models
+        return getattr(home, name)(weights=None, **settings), shape
+
+    return make
+
+
+def monai(name: str, shape: tuple[int, ...], **settings: Any) -> Callable[[], Made]:
+    def make() -> Made:
+        from monai.networks import nets
+
+        return getattr(nets, name)(spatial_dims=3, **settings), shape
+
+    return make
+
+
+def smp_unet() -> Made:
+    declare_operators()
+    from segmentation_models_pytorch import Unet
+
+    return Unet("resnet18", encoder_weights=None, classes=3), (3, 3, 64, 64)
+
+
+class _Coder(nn.Module):
+    """An autoencoder's half as a module of tensors."""
+
+    def __init__(self, model: nn.Module, which: str) -> None:
+        super().__init__()
+        self.coder = getattr(model, which)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.coder(x)
+
+
+def coder(half: str) -> Made:
+    declare_operators()
+    from diffusers import AutoencoderKL
+
+    blocks = ("DownEncoderBlock2D",) * 2, ("UpDecoderBlock2D",) * 2
+    model = AutoencoderKL(3, 3, *blocks, (16, 32), layers_per_block=1, norm_num_groups=8)
+    return _Coder(model, half), (3, 3, 26, 20) if half == "encoder" else (3, 4, 13, 10)
+
+
+class _Denoiser(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.model(x, torch.full((x.shape[0],), 7.0, dtype=x.dtype, device=x.device)).sample
+
+
+def denoiser() -> Made:
+    declare_operators()
+    from diffusers import UNet2DModel
+
+    model = UNet2DModel(
+        block_out_channels=(16, 32), layers_per_block=1, norm_num_groups=8, attention_head_dim=8, in_channels=3,
+        out_channels=3, down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+    )  # fmt: skip
+    return _Denoiser(model), (3, 3, 26, 20)
+
+
+def timm(name: str, shape: tuple[int, ...], **settings: Any) -> Callable[[], Made]:
+    def make() -> Made:
+        declare_operators()
+        import timm as package
+
+        return package.create_model(name, pretrained=False, **settings), shape
+
+    return make
+
+
+SMALL = (3, 3, 64, 50)
+MODELS: Mapping[str, Callable[[], Made]] = {
+    "resnet18": vision("resnet18", SMALL),
+    "resnext50_32x4d": vision("resnext50_32x4d", SMALL),
+    "wide_resnet50_2": vision("wide_resnet50_2", SMALL),
+    "vgg16_bn": vision("vgg16_bn", SMALL, num_classes=10),
+    "alexnet": vision("alexnet", (3, 3, 80, 67), num_classes=10),
+    "googlenet": vision("googlenet", (3, 3, 64, 66), init_weights=False, aux_logits=True, num_classes=10),
+    "inception_v3": vision("inception_v3", (3, 3, 96, 80), init_weights=False, aux_logits=False, num_classes=10),
+    "mobilenet_v2": vision("mobilenet_v2", SMALL),
+    "densenet121": vision("densenet121", SMALL),
+    "shufflenet_v2_x1_0": vision("shufflenet_v2_x1_0", SMALL),
+    "convnext_tiny": vision("convnext_tiny", SMALL),
+    "fcn_resnet50": vision("fcn_resnet50", (3, 3, 65, 50), "segmentation", num_classes=5, weights_backbone=None),
+    "deeplabv3_resnet50": vision(
+        "deeplabv3_resnet50", (3, 3, 65, 50), "segmentation", num_classes=5, weights_backbone=None
+    ),
+    "r3d_18": vision("r3d_18", (2, 3, 8, 34, 27), "video", num_classes=7),
+    "monai_unet": monai(
+        "UNet", (3, 1, 16, 20, 12), in_channels=1, out_channels=2, channels=(4, 8, 16), strides=(2, 2), num_res_units=2
+    ),
+    "monai_basic_unet": monai("BasicUNet", (3, 1, 32, 32, 16), features=(4, 4, 8, 8, 16, 4)),
+    "monai_attention_unet": monai(
+        "AttentionUnet", (3, 1, 16, 20, 12), in_channels=1, out_channels=2, channels=(4, 8, 16), strides=(2, 2)
+    ),
+    "smp_unet": smp_unet,
+    "diffusers_encoder": lambda: coder("encoder"),
+    "diffusers_decoder": lambda: coder("decoder"),
+    "diffusers_unet2d": denoiser,
+    "timm_convnext": timm("convnext_atto", SMALL, num_classes=10),
+}
+
+
+def without_draws(model: nn.Module) -> nn.Module:
+    """Dropouts of nothing: what is drawn is compared elsewhere (tests/test_aten.py)."""
+    for module in model.modules():
+        for name in ("p", "drop_prob", "drop_rate"):
+            if isinstance(getattr(module, name, None), float) and "drop" in (name + type(module).__name__).lower():
+                setattr(module, name, 0.0)
+            elif name == "p" and type(module).__name__ == "StochasticDepth":
+                module.p = 0.0
+    return model
+
+
+def whole(operation: Operation) -> At:
+    signature = operation.signatures[0]
+    box = tuple(tuple((0, n) for n in o.shape) for o in signature.inputs)
+    return At({i: (0, n) for i, n in signature.extents}, box, box)
+
+
+def flops(operation: Operation) -> int:
+    """Of a row on one device; of what runs whole torch's own count, or an operation an element."""
+    work = operation.work(0, whole(operation))
+    if not isinstance(operation, Whole):
+        return work.flops
+    found = 0
+    try:
+        with FlopCounterMode(display=False) as counter:
+            operation.local(0, whole(operation), *(torch.zeros(s, dtype=torch.float64) for s in operation.shapes))
+        found = counter.get_total_flops()
+    except (RuntimeError, TypeError, IndexError):
+        pass
+    return max(found, work.elements)
+
+
+def a_model(name: str, train: bool) -> Imported | None:
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            model, shape = MODELS[name]()
+        except ImportError as error:
+            print(f"{name:22} left out: {error}")
+            return None
+        model = without_draws(model).to(torch.float64)
+        draw_parameters(model)
+        return imported(model, random_input(shape), train=train)
+
+
+def row_of(name: str, given: Imported) -> str:
+    found = describe(given.graph.at(given.graph.batch))
+    each = [(number, flops(row.operation)) for number, row in zip(found.calls, found.rows, strict=True)]
+    total, alone = sum(f for _, f in each), sum(f for number, f in each if number in found.whole)
+    sorts = {c.op for c in given.graph.calls}
+    ran = Counter(given.graph.calls[n].op for n in found.whole)
+    said = ", ".join(f"{op} x{n}" for op, n in ran.items()) or "nothing"
+    share = f"{100 * alone / max(total, 1):.2g} %"
+    return (
+        f"{name:22} {len(given.graph.calls)} calls of {len(sorts)} operators, {len(found.rows)} rows; "
+        f"whole: {said} ({share}); import {given.seconds:.1f} s"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="*", choices=MODELS, default=[*MODELS])
+    parser.add_argument("--grids", nargs="*", help="N=2 H=2,W=2 ...; by default some for each model")
+    parser.add_argument("--eval", action="store_true", help="in evaluation, else in training")
+    asked = parser.parse_args(arguments)
+    torch.set_default_dtype(torch.float64)
+    wrong = 0
+    for name in asked.models:
+        try:
+            given = a_model(name, not asked.eval)
+            if given is None:
+                continue
+            print(row_of(name, given), flush=True)
+        except Exception as error:
+            print(f"{name:22} FAILED to import: {type(error).__name__}: {error}", flush=True)
+            wrong += 1
+            continue
+        deep = given.inputs[0].dim() == 5
+        for text in asked.grids or (DEEP if deep else FLAT):
+            grid = {a: int(n) for a, n in (part.split("=") for part in text.split(","))}
+            try:
+                found = check(given, grid)
+            except InputError as error:
+                print(f"  {text:10} refused: {error}", flush=True)
+                wrong += 1
+                continue
+            except Exception as error:
+                print(f"  {text:10} FAILED: {type(error).__name__}: {str(error)[:500]}", flush=True)
+                wrong += 1
+                continue
+            wrong += not found.right
+            print(
+                f"  {text:10} y {found.outputs:.0e}  dx {found.inputs:.0e}  dw {found.parameters:.0e}  "
+                f"buffers {found.buffers:.0e}  {found.sent / 1e6:8.2f} MB  compiled in {found.compiled:.1f} s  "
+                f"{'right' if found.right else f'WRONG {found.worst} {found.volume}'}",
+                flush=True,
+            )
+    print(f"{wrong} wrong or refused")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

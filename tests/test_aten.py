@@ -1,0 +1,297 @@
+"""Operators of ATen, family by family, in modules that give several outputs: described, none of them whole; on ranks
+what the module computes on one device, with gradients of inputs and parameters, buffers, and bytes as VOLUME says."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from networks_on_ranks import check, draw_parameters, imported, random_input
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
+
+from convgen.errors import InputError
+from convgen.operations.dropout import Bernoulli, Dropout
+from convgen.spec.aten.describe import describe
+from convgen.verify.graph_reference import run_graph
+
+pytestmark = pytest.mark.usefixtures("in_doubles")
+Tensor = torch.Tensor
+Outputs = tuple[Tensor, ...]
+GRIDS = ({"N": 2}, {"H": 2, "W": 2}, {"C": 3})
+SHAPE = (3, 8, 9, 7)
+
+
+@pytest.fixture
+def in_doubles() -> Any:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    torch.set_default_dtype(before)
+
+
+class Family(nn.Module):
+    def __init__(self, function: Callable[..., Any], *parts: nn.Module) -> None:
+        super().__init__()
+        self.function, self.parts = function, nn.ModuleList(parts)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(x, *self.parts)
+
+
+def normalised(x: Tensor, *norms: nn.Module) -> Outputs:
+    mean, variance = x.mean(1, keepdim=True), x.var(1, keepdim=True, correction=0)
+    written = (x - mean) / (variance + 1e-6).sqrt()
+    batch, group, instance, layer, rms, plain = norms
+    return batch(x), group(x), instance(x), layer(x), rms(x), plain(x), written, F.local_response_norm(x, 3)
+
+
+def interpolated(x: Tensor) -> Outputs:
+    return (
+        F.interpolate(x, scale_factor=1.5), F.interpolate(x, (5, 11), mode="nearest-exact"),
+        F.interpolate(x, scale_factor=2, mode="bilinear"),
+        F.interpolate(x, (13, 4), mode="bilinear", align_corners=True),
+        F.interpolate(x, scale_factor=(0.7, 1.3), mode="bicubic"), F.interpolate(x, (4, 4), mode="area"),
+        F.interpolate(x, (4, 5), mode="bilinear", antialias=True), F.interpolate(x[..., 0], 14, mode="linear"),
+        F.interpolate(x[:, :, None], (2, 12, 7), mode="trilinear"),
+    )  # fmt: skip
+
+
+def padded(x: Tensor, circular: nn.Module, same: nn.Module) -> Outputs:
+    sides = (1, 2, 0, 3)
+    modes = ("constant", "reflect", "replicate", "circular")
+    return (*(F.pad(x, sides, mode=mode) for mode in modes), F.pad(x, (-1, 1, 2, -2), value=3.0), circular(x), same(x))
+
+
+def convolved(x: Tensor, *layers: nn.Module) -> Outputs:
+    return tuple(layer(x) for layer in layers)
+
+
+def put_together(x: Tensor) -> Outputs:
+    a, b, c = x.split([3, 1, 4], 1)
+    first, *_, last = x.chunk(3, 2)
+    assigned = x.clone()
+    assigned[:, :3] = 0.5
+    assigned[:, 5] = x[:, 1]
+    return (
+        torch.cat([c, a, a], 1), torch.stack([x, -x], 2), first, last, x[:, -1], x[:, ::2, 1:-1, 3], x[:, [2, 0, 2]],
+        torch.stack(x.unbind(1)[2:4], -1), x.flip(2, 3), torch.roll(x, (2, -1), (2, 3)), assigned,
+        b.expand(-1, 4, -1, -1),
+        x.repeat(1, 2, 1, 1), x.repeat_interleave(2, 1),
+    )  # fmt: skip
+
+
+def viewed(x: Tensor) -> Outputs:
+    n, c, h, w = x.shape
+    shuffled = x.view(n, 2, c // 2, h, w).transpose(1, 2).reshape(n, c, h, w)
+    return (
+        F.pixel_shuffle(x, 2), F.pixel_unshuffle(x[..., :8, :6], 2), F.channel_shuffle(x, 4), shuffled,
+        x.flatten(2).permute(2, 0, 1), x[:, :1].squeeze(1).unsqueeze(-1), x.movedim(1, -1), x.mT.reshape(n, c, -1),
+    )  # fmt: skip
+
+
+def multiplied(x: Tensor, head: nn.Module, bilinear: nn.Module) -> Outputs:
+    rows, square = x[:, 0], x[:, :, :7]
+    return (
+        head(x), x @ rows[0].T, x.mT @ x[:1], x @ x[0, 0, 0],
+        torch.addmm(rows[0, :1], rows[0].T, rows[1], beta=3, alpha=2),
+        torch.baddbmm(square[:, 0], rows.mT, x[:, 2], alpha=0.5), torch.einsum("nchw,ncij->nhwij", x[:, :2], x[:, :2]),
+        torch.einsum("...hw,cw->...c", x, rows[0]), torch.einsum("nchw->hc", x), torch.outer(x[0, 0, 0], x[0, 0, :, 0]),
+        weighted(x, bilinear),
+    )  # fmt: skip
+
+
+def weighted(x: Tensor, convolution: nn.Module) -> Tensor:
+    """With standardised weights, which are values like any other."""
+    w: Any = convolution.weight
+    w = (w - w.mean((1, 2, 3), keepdim=True)) / (w.std((1, 2, 3), keepdim=True) + 1e-5)
+    return F.conv2d(x, w, padding=1)
+
+
+def attended(x: Tensor, module: nn.Module) -> Outputs:
+    attend, rows = F.scaled_dot_product_attention, x[:, 0]
+    seen, added = x[:1, :1, :, 0, None] + x[:1, :1, None, :, 1] > -1, x[:, :1] @ x[:, 1:2].mT
+    return (
+        attend(x, x, 2 * x), attend(rows, rows, rows), attend(x, x, x, is_causal=True), attend(x, x, x, attn_mask=seen),
+        attend(x, x, x, attn_mask=added, scale=0.3), attend(x[:, None], x[:, None], x[:, None]),
+        module(rows, rows, rows)[0],
+    )  # fmt: skip
+
+
+def reduced(x: Tensor) -> Outputs:
+    return (
+        x.mean((2, 3)), x.sum(1, keepdim=True), x.amax(1), x.amax((2, 3), keepdim=True), x.max(1)[0], x.std(1),
+        x.var((2, 3)),
+        x.norm(dim=1), F.normalize(x, dim=1), x.logsumexp(1), x.softmax(1), F.log_softmax(x, -1), x.cumsum(1),
+        x.topk(2, 1)[0],
+        torch.var_mean(x, (0, 2, 3), correction=0)[0], x.mean(), x.max(), x * x.argmax(1, keepdim=True),
+    )  # fmt: skip
+
+
+def activated(x: Tensor, one: nn.Module, several: nn.Module) -> Outputs:
+    functions = (F.hardswish, F.gelu, F.silu, F.logsigmoid, F.celu, F.softplus, F.mish, F.elu, F.hardtanh)
+    return (*(f(x) for f in functions), F.glu(x, 1), one(x), several(x), x.clamp(min=0.1).sqrt(), x.detach() * x)
+
+
+def lost(x: Tensor) -> Outputs:
+    target, shares = (x[:, 0] > 0).long(), x.softmax(1)
+    cross = F.cross_entropy
+    return (
+        cross(x, target), cross(x, target, label_smoothing=0.1, reduction="sum"), cross(x, target, ignore_index=0),
+        cross(x, target, x[0, :, 0, 0].abs().detach(), reduction="none"),
+        cross(x, shares.detach(), label_smoothing=0.1),
+        F.nll_loss(x.log_softmax(1), target), F.mse_loss(x, 2 * x), F.l1_loss(x, 2 * x), F.smooth_l1_loss(x, 2 * x),
+        F.binary_cross_entropy_with_logits(x, shares), F.kl_div(x, shares.detach(), reduction="batchmean"),
+    )  # fmt: skip
+
+
+def made(x: Tensor, table: nn.Module) -> Outputs:
+    rows = torch.arange(x.shape[3], dtype=x.dtype)
+    wide = torch.cat([x, torch.zeros_like(x), x.new_ones(x.shape[0], 2, *x.shape[2:])], 1)
+    return x + rows, wide, x * torch.full((8, 1, 1), 2.0), table((x[:, 0, 0] > 0).long()), x.tril()
+
+
+def sampled(x: Tensor) -> Outputs:
+    points = x[:, :2].permute(0, 2, 3, 1).tanh()
+    return F.grid_sample(x, points, align_corners=False), F.grid_sample(
+        x, points, padding_mode="border", align_corners=True
+    )
+
+
+def pooled(x: Tensor) -> Outputs:
+    return (
+        F.max_pool2d(x, 3, 2, 1), F.avg_pool2d(x, 3, 2, 1, ceil_mode=True), F.adaptive_avg_pool2d(x, (4, 3)),
+        F.adaptive_max_pool2d(x, 2), F.lp_pool2d(x.abs() + 0.1, 2, 2), F.max_pool2d(x, 2, return_indices=True)[0],
+    )  # fmt: skip
+
+
+FAMILIES: dict[str, Callable[[], nn.Module]] = {
+    "norms": lambda: Family(
+        normalised, nn.BatchNorm2d(8), nn.GroupNorm(4, 8), nn.InstanceNorm2d(8, affine=True), nn.LayerNorm([9, 7]),
+        nn.RMSNorm(7), nn.BatchNorm2d(8, affine=False, track_running_stats=False),
+    ),
+    "interpolation": lambda: Family(interpolated),
+    "pads": lambda: Family(
+        padded, nn.Conv2d(8, 6, 3, padding=1, padding_mode="circular"), nn.Conv2d(8, 4, (4, 3), padding="same")
+    ),
+    "convolutions": lambda: Family(
+        convolved, nn.Conv2d(8, 12, 3, 2, 2, dilation=2, groups=4), weight_norm(nn.Conv2d(8, 4, 3)),
+        nn.ConvTranspose2d(8, 6, 4, 3, 1, output_padding=2, groups=2, dilation=2),
+    ),
+    "cat, split, slice": lambda: Family(put_together),
+    "views": lambda: Family(viewed),
+    "products": lambda: Family(multiplied, nn.Linear(7, 5), nn.Conv2d(8, 6, 3)),
+    "attention": lambda: Family(attended, nn.MultiheadAttention(7, 1, batch_first=True)),
+    "reductions": lambda: Family(reduced),
+    "activations": lambda: Family(activated, nn.PReLU(), nn.PReLU(8)),
+    "losses": lambda: Family(lost),
+    "constants, embeddings": lambda: Family(made, nn.Embedding(3, 4)),
+    "samples": lambda: Family(sampled),
+    "pooling": lambda: Family(pooled),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_is_described_and_right_on_ranks(name: str) -> None:
+    module = FAMILIES[name]()
+    draw_parameters(module)
+    given = imported(module, random_input(SHAPE), train=name == "norms")
+    found = describe(given.graph.at(given.graph.batch))
+    assert [given.graph.calls[n].op for n in found.whole] == []
+    for grid in GRIDS:
+        errors = check(given, grid)
+        assert errors.right, f"{grid}: {errors}"
+
+
+def test_what_no_row_describes_runs_whole() -> None:
+    given = imported(Family(lambda x: F.relu(F.fold(F.unfold(x, 3), (9, 7), 3))), random_input(SHAPE))
+    found = describe(given.graph.at(3))
+    assert [given.graph.calls[n].op for n in found.whole] == ["im2col", "col2im"]
+    assert all(check(given, grid).right for grid in GRIDS)
+
+
+# ---------------------------------------------------------------- what is drawn
+SEED = torch.tensor([5, 0])
+
+
+def ones(shape: tuple[int, ...], p: float, call: int) -> Tensor:
+    return Bernoulli(shape, p, call).reference(SEED)[0]
+
+
+def stochastic(x: Tensor) -> Outputs:
+    kept = x.new_empty((x.shape[0], 1, 1, 1)).bernoulli_(0.6).div_(0.6)
+    dropped = F.dropout(x, 0.4, True)
+    return F.dropout2d(x, 0.3, True), x + kept * x, dropped, F.dropout1d(x[0], 0.5, True), F.alpha_dropout(x, 0.3, True)
+
+
+def stochastic_by_rule(x: Tensor) -> Outputs:
+    n, c = x.shape[:2]
+    numbers = {0: ones((n, c, 1, 1), 0.7, 2), 1: ones((n, 1, 1, 1), 0.6, 0), 3: ones((c, 9, 1), 0.5, 3)}
+    (dropped,) = Dropout(tuple(x.shape), 0.4, 1).reference(x, SEED)
+    alpha = ones(tuple(x.shape), 0.7, 4)
+    slope = 1.7580993408473766
+    a = 1 / ((slope * slope * 0.3 + 1) * 0.7) ** 0.5
+    by_alpha = x * (alpha * a) + ((alpha - 1) * slope * a + slope * a * 0.3)
+    return x * numbers[0] / 0.7, x + numbers[1] / 0.6 * x, dropped, x[0] * numbers[3] / 0.5, by_alpha
+
+
+def test_masks_are_drawn_by_the_numbers_of_the_whole() -> None:
+    """Of channels, of samples, of elements; whatever the grid."""
+    x = random_input(SHAPE)
+    given = imported(Family(stochastic), x)
+    by_graph = run_graph(given.graph, {"x": x}, seed=(5, 0)).outputs.values()
+    assert all(torch.allclose(a, b) for a, b in zip(by_graph, stochastic_by_rule(x), strict=True))
+    for grid in GRIDS:
+        errors = check(given, grid, reference=stochastic_by_rule, seed=5)
+        assert errors.right, f"{grid}: {errors}"
+
+
+def test_attention_that_drops_is_written_out() -> None:
+    given = imported(
+        Family(lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.2, is_causal=True)), random_input(SHAPE)
+    )
+
+    def by_rule(x: Tensor) -> Tensor:
+        later = torch.full((9, 9), float("-inf")).triu(1)
+        weights = (x @ x.mT / 7**0.5 + later).softmax(-1)
+        return Dropout((3, 8, 9, 9), 0.2, 0).reference(weights, SEED)[0] @ x
+
+    x = given.inputs[0]
+    assert torch.allclose(run_graph(given.graph, {"x": x}, seed=(5, 0)).outputs["output"], by_rule(x))
+    for grid in GRIDS:
+        errors = check(given, grid, reference=by_rule, seed=5)
+        assert errors.right, f"{grid}: {errors}"
+
+
+@pytest.mark.parametrize("function", [torch.randn_like, lambda x: F.rrelu(x, training=True)])
+def test_what_draws_and_is_not_described_is_refused(function: Callable[[Tensor], Tensor]) -> None:
+    with pytest.raises(InputError, match="draws random numbers"):
+        describe(imported(Family(lambda x: x * function(x)), random_input(SHAPE)).graph.at(3))
+
+
+class Regularised(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop, self.attend = nn.Dropout2d(0.3), nn.MultiheadAttention(7, 1, dropout=0.2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.drop(x)
+        if self.training:
+            x = x * x.new_empty((x.shape[0], 1, 1, 1)).bernoulli_(0.6).div_(0.6)
+        rows = x[:, 0]
+        return self.attend(rows, rows, rows, need_weights=False)[0]
+
+
+def test_evaluation_of_what_was_compiled_for_training_draws_nothing() -> None:
+    module = Regularised()
+    draw_parameters(module)
+    given = imported(module, random_input(SHAPE))
+    assert given.graph.modes == ("train", "eval")
+    module.eval()
+    assert all(check(given, grid).right for grid in GRIDS)
