@@ -38,6 +38,7 @@ def norms(program: Program) -> tuple[dict[int, Norm], set[int]]:
     gone: set[int] = set()
     rows = program.rows
     updates = {value: buffer for buffer, value in program.updates}
+    counting = _counting(program)
     for i, row in enumerate(rows):
         if not isinstance(row.bound.operation, Moments):
             continue
@@ -66,7 +67,7 @@ def norms(program: Program) -> tuple[dict[int, Norm], set[int]]:
                 continue
             momentum = running.bound.operation.momentum
             parts.add(kinds[RunningStatistics])
-        parts |= {j for j, other in enumerate(rows) if _counts(program, j, f"{module}.num_batches_tracked") and other}
+        parts |= {counting[n] for n in (f"{module}.num_batches_tracked",) if n in counting}
         found[i] = Norm(module, i, c, centred, momentum, operation.eps)
         gone |= parts - {i}
     return found, gone
@@ -86,11 +87,13 @@ def evaluated(program: Program, moments: int) -> PlacedRow | None:
     return None
 
 
-def _counts(program: Program, j: int, buffer: str) -> bool:
-    """Whether a row adds one to a buffer, which becomes it."""
-    bound = program.rows[j].bound
-    return (
-        isinstance(bound.operation, Elementwise)
-        and bound.reads == (buffer,)
-        and (buffer, *bound.makes) in {(b, v) for b, v in program.updates}
-    )
+def _counting(program: Program) -> dict[str, int]:
+    """Rows that make a buffer's next value of it alone, such as a count of batches, by the buffer."""
+    updates = set(program.updates)
+    return {
+        row.bound.reads[0]: j
+        for j, row in enumerate(program.rows)
+        if isinstance(row.bound.operation, Elementwise)
+        and len(row.bound.reads) == 1
+        and (row.bound.reads[0], row.bound.makes[0]) in updates
+    }
