@@ -19,12 +19,14 @@ from convgen.cost.machine import Machine
 from convgen.cost.machines import load_machine
 from convgen.emit.network import NetworkInput, Package, emit_network
 from convgen.errors import InputError
+from convgen.knobs import verify_schedules
 from convgen.operations.bound import Bound
 from convgen.plan.letters import Tensor, lay_out
 from convgen.plan.program.ranks import NetworkPlan, grids_of, plan_network
 from convgen.plan.program.written import program_of
 from convgen.program.network import FLOATS, Program
 from convgen.program.rows import PlacedRow
+from convgen.program.verify.network import verify_network
 from convgen.spec.aten.describe import Described, describe
 from convgen.spec.graph import Graph
 from convgen.spec.names import did_you_mean
@@ -155,6 +157,8 @@ def _described(graph: Graph) -> Described:
 def _compiled(
     graph: Graph, described: Described, program: Program, algorithm: str | None, command: str
 ) -> CompiledNetwork:
+    if verify_schedules():
+        verify_network(program)
     other = program_like(program, describe(graph.at(other_batch(graph))))
     return CompiledNetwork(graph, described, program, other, algorithm, command=command)
 

@@ -88,7 +88,8 @@ class IndexSets:
                 else:
                     rows = self.rows[layout.tensor, i]
                     spans.append(frame(rows.relation, *self.split(rows.index, axes)))
-            self._frames[layout] = np.stack([np.stack(s, -1) for s in spans], axis=1)
+            none = np.zeros((self.grid.ranks, 0, 2), dtype=np.int64)  # of a number
+            self._frames[layout] = np.stack([np.stack(s, -1) for s in spans], axis=1) if spans else none
         return self._frames[layout]
 
     def held(self, layout: Layout) -> Box:
