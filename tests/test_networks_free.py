@@ -15,6 +15,7 @@ from torch import nn
 
 from convgen.algebra.grid import Grid
 from convgen.network_compiler import compile_network
+from convgen.program.verify.network import faults
 from convgen.spec.exported import graph_of
 
 Maker = Callable[[Random, int], nn.Module]
@@ -75,6 +76,7 @@ def differ(got: torch.Tensor, want: torch.Tensor, floor: float = 0.0) -> float:
 
 def compare(module: nn.Module, x: torch.Tensor, net: object, grid: Grid, program: object) -> None:
     state = {n: t.detach().clone() for n, t in module.state_dict().items()}
+    assert list(faults(program)) == []  # type: ignore[arg-type]
     module.zero_grad()
     given = x.clone().requires_grad_()
     y = module(given)

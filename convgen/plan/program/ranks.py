@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import permutations
 
 from convgen.algebra.grid import Grid
 from convgen.cost.machine import Machine
@@ -38,16 +37,23 @@ class NetworkPlan:
 
 
 def grids_of(ranks: int, machine: Machine) -> list[Grid]:
-    """Grids of the most axes; their order counts where the machine's links have levels."""
+    """Grids of the most axes, largest first; last, whose groups are nearest, the largest that a node holds."""
     axes = min(MOST_AXES, len(primes(ranks)))
     if axes == 0:
         return [Grid((("a", 1),))]
-    sizes = [
-        order
+    return [
+        Grid(tuple(zip(NAMES, _ordered(factors, machine.ranks_per_node), strict=False)))
         for factors in factorisations(ranks, axes)
-        for order in (sorted(set(permutations(factors)), reverse=True) if len(machine.levels) > 1 else [factors])
     ]
-    return [Grid(tuple(zip(NAMES, one, strict=False))) for one in sizes]
+
+
+def _ordered(factors: Sequence[int], node: int) -> tuple[int, ...]:
+    inside = [n for n in factors if n <= node]
+    if not inside:
+        return tuple(factors)
+    rest = list(factors)
+    rest.remove(inside[0])  # factors descend
+    return (*rest, inside[0])
 
 
 def plan_network(
