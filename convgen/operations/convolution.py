@@ -139,21 +139,32 @@ class Convolution(Operation):
 
     def _forward(self, at: At, x: Any, w: Any) -> Any:
         here = self._groups(at, "F", self._filters)
-        padding = self._padding(at)
+        padding = self._padding(at, exact=x.dtype == torch.float64)
         inside = [(lo - p, hi + p) for (lo, hi), p in zip(at.inside[0][2:], padding, strict=True)]
         wished = [w if p == 0 else i for w, i, p in zip(at.windows[0][2:], inside, padding, strict=True)]
-        y = self._convolution(fit(x, inside, wished), w, here.groups, padding)
+        strides = [
+            1 if p == 0 and at.extent(i) == 1 else t.stride
+            for t, i, p in zip(self.taps, self.conv.letters, padding, strict=True)
+        ]
+        y = self._convolution(fit(x, inside, wished), w, here.groups, padding, strides)
         return y if here.hi - here.lo == y.shape[1] else y[:, here.lo : here.hi]
 
-    def _padding(self, at: At) -> list[int]:
-        """Zero rows that ATen adds by itself, alike on both sides: where that makes just the rows that are here."""
+    def _padding(self, at: At, *, exact: bool) -> list[int]:
+        """Zero rows that ATen adds by itself, alike on both sides: where that makes just the rows that are here.
+
+        Args:
+            exact: of float64. Of other types oneDNN is wrong without a word where a window is about as long as x, or y
+                has one row (templates/runtime/local.py lists what was seen): there padding is made by hand, and a
+                single row has a stride of 1.
+        """
         found: list[int] = []
         for t, i, (lo, _), (first, last) in zip(
             self.taps, self.conv.letters, at.windows[0][2:], at.inside[0][2:], strict=True
         ):
-            p = first - lo
-            rows = (last - first + 2 * p - t.reach - 1) // t.stride + 1
-            found.append(p if p > 0 and rows == at.extent(i) else 0)
+            p, n = first - lo, last - first
+            rows = (n + 2 * p - t.reach - 1) // t.stride + 1
+            small = not exact and (rows == 1 or n < t.reach + 1 + t.stride)
+            found.append(p if p > 0 and rows == at.extent(i) and not small else 0)
         return found
 
     def _backward_data(self, at: At, dy: Any, w: Any) -> Any:
@@ -182,9 +193,17 @@ class Convolution(Operation):
         return [t.window(*rows) for t, rows in zip(self.taps, at.windows[0][2:], strict=True)]
 
     def _convolution(
-        self, x: Any, w: Any, groups: int, padding: list[int] | None = None, *, transposed: bool = False
+        self,
+        x: Any,
+        w: Any,
+        groups: int,
+        padding: list[int] | None = None,
+        strides: list[int] | None = None,
+        *,
+        transposed: bool = False,
     ) -> Any:
-        return torch.convolution(x, w, None, *self._settings(groups, transposed, padding))
+        own, *settings = self._settings(groups, transposed, padding)
+        return torch.convolution(x, w, None, strides or own, *settings)
 
     def _settings(self, groups: int, transposed: bool, padding: list[int] | None = None) -> tuple[Any, ...]:
         """ATen's; without padding where operands have got theirs."""
