@@ -264,6 +264,8 @@ class _Writer:
         if maker is None:
             return False
         row = self.program.rows[maker]
+        if any(row.store):  # a slice of what was made is a view, which autograd keeps whole
+            return False
         added = (
             is_plain(row) and isinstance(row.bound.operation, Elementwise) and row.bound.operation.op == "add.Tensor"
         )
