@@ -111,8 +111,9 @@ def compile_network(
         raise InputError(f"there is no algorithm {algorithm}", hint=hint)
     described = _described(graph)
     if algorithm == "auto":
-        found = _planned(graph, described, [grid], machine or load_machine("cpu"))
-        program = found.program
+        chosen = machine or load_machine("cpu")
+        most = int(chosen.memory_bytes) if chosen.memory_bytes else None
+        program = _planned(graph, described, [grid], chosen, most).program
     else:
         program = lay_out(*network_parts(graph, described), grid, algorithm)
     return _compiled(graph, described, program, algorithm, command)
