@@ -159,3 +159,7 @@ def test_what_runs_whole_is_listed_or_refused(tmp_path: Path, monkeypatch: pytes
     assert "1 operator that no row describes" in done.stdout and "512  cumsum" in done.stdout
     explained = convgen("explain", "unknown.yaml", "--grid", "N=2").stdout
     assert "1 operator that no row describes: " in explained and "cumsum in the module" in explained
+
+
+def test_a_file_that_is_not_there_is_said_first(tmp_path: Path) -> None:
+    assert "No such file" in refused("compile", tmp_path / "nothing.yaml", *GRID)
