@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from convgen.operations.calls import Elementwise, Slot
 from convgen.operations.contraction import linear, matrix_product
 from convgen.operations.dropout import Dropout
-from convgen.operations.losses import SquaredError
+from convgen.operations.losses import CrossEntropy, SquaredError
 from convgen.operations.reductions import Reduce
 from convgen.operations.softmax import Softmax
 from convgen.spec.aten.convolutions import with_bias
@@ -79,4 +80,25 @@ def mse_loss(reader: Reader, call: Call) -> bool:
     if result is None or reduction != 1 or x.shape != y.shape:
         return False
     reader.add(SquaredError(x.shape), [x, y], [result.name])
+    return True
+
+
+@knows("cross_entropy_loss")
+def cross_entropy(reader: Reader, call: Call) -> bool:
+    """cross_entropy_loss(x, target, weight, reduction, ignored target, smoothing) of classes by number."""
+    x, target, w, reduction, ignore, smoothing = call.args
+    x, target = reader.of(x), reader.of(target)
+    (result,) = call.results
+    if result is None or reduction not in (1, 2) or target.floats or len(x.shape) < 2:
+        return False
+    weights = [reader.of(w)] if w is not None else []
+    operation = CrossEntropy(x.shape, int(ignore), float(smoothing), bool(weights))  # type: ignore[arg-type]
+    count = reader.made(f"{result.name}_count", (), x.dtype)
+    if reduction == 2:
+        reader.add(operation, [x, target, *weights], [result.name, count.name])
+        return True
+    total = reader.made(f"{result.name}_sum", (), x.dtype)
+    reader.add(operation, [x, target, *weights], [total.name, count.name])
+    mean = Elementwise("div.Tensor", (Slot(0), Slot(1)), (), ((), ()), (True, False))
+    reader.add(mean, [total, count], [result.name])
     return True
