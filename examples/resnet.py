@@ -19,9 +19,7 @@ class Block(nn.Module):
         self.bn2 = nn.BatchNorm2d(filters)
         self.shortcut = nn.Sequential()
         if stride != 1 or channels != filters:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(channels, filters, 1, stride, bias=False), nn.BatchNorm2d(filters)
-            )
+            self.shortcut = nn.Sequential(nn.Conv2d(channels, filters, 1, stride, bias=False), nn.BatchNorm2d(filters))
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.bn1(self.conv1(x)).relu()

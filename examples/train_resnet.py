@@ -4,8 +4,8 @@
     convgen compile build/small_resnet.yaml --grid N=2,H=2 -o build
     torchrun --nproc-per-node 4 examples/train_resnet.py [--package DIR] [--steps N] [--save FILE]
 
-Another grid, a plan or a named algorithm changes nothing here: layouts are the package's matter. The saved state dict is
-the original module's own.
+Another grid, a plan or a named algorithm changes nothing here: layouts are the package's matter. The saved state dict
+is the original module's own.
 """
 
 from __future__ import annotations

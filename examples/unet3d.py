@@ -2,13 +2,14 @@
 
     torchrun --nproc-per-node 4 examples/unet3d.py [--steps N] [--grid D=2,H=2]
 
-The network is plain PyTorch. What a process holds of an activation is a fourth of it; halos travel for convolutions, and
-nothing for transposed convolutions of stride 2 on even blocks, concatenations and the loss but one number.
+The network is plain PyTorch. A process holds a fourth of every activation. Halos travel for convolutions, a few numbers
+for norms, two for the loss, and nothing for poolings, transposed convolutions and concatenations of even blocks.
 """
 
 from __future__ import annotations
 
 import argparse
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -29,7 +30,7 @@ class UNet3d(nn.Module):
         super().__init__()
         widths = [width << i for i in range(levels + 1)]
         self.first = convolved(1, width)
-        pairs = list(zip(widths, widths[1:], strict=False))
+        pairs = list(pairwise(widths))
         self.down = nn.ModuleList(nn.Sequential(nn.MaxPool3d(2), convolved(a, b)) for a, b in pairs)
         self.up = nn.ModuleList(nn.ConvTranspose3d(b, a, 2, stride=2) for a, b in reversed(pairs))
         self.join = nn.ModuleList(convolved(2 * a, a) for a, _ in reversed(pairs))

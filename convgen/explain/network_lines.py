@@ -1,7 +1,7 @@
 """A network as lines for people: a line a module of the source, in boxes of the modules around them.
 
-Rows of one module that follow each other (a batch norm's moments, coefficients and what is centred) are one line; a line
-that computes where its operand lies and moves nothing is named beside the one before it.
+Rows of one module that follow each other (a batch norm's moments, coefficients and what is centred) are one line; a
+line that computes where its operand lies and moves nothing is named beside the one before it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from convgen.network_compiler import CompiledNetwork
 from convgen.program.network import Value
 from convgen.program.rows import PlacedRow
 
-ARITHMETIC = frozenset({"running_statistics"})  # rows that only keep books
+NORM = frozenset({"moments", "running_statistics", "coefficients", "centred"})  # rows of one batch norm
 
 
 @dataclass
@@ -62,8 +62,6 @@ def _each(compiled: CompiledNetwork) -> Iterator[Line]:
         made = [m for m in row.bound.makes if m]
         if not made or (not there and not back and all(r in state for r in row.bound.reads)):
             continue
-        if row.bound.operation.name in ARITHMETIC and not there and not back:
-            continue
         module = row.bound.module[len(common) :].lstrip(".")
         held = [v for r in row.bound.reads if (v := program.values[r]).kind == "parameter"]
         weight = max(held, key=lambda v: (len(v.shape), v.shape), default=None)
@@ -95,7 +93,7 @@ def _merged(lines: Iterator[Line]) -> list[Line]:
     found: list[Line] = []
     for line in lines:
         last = found[-1] if found else None
-        leaf = bool(line.weight) or line.name in ("moments", "coefficients", "centred")
+        leaf = bool(line.weight) or line.name in NORM or (last is not None and last.name in NORM)
         if last is not None and last.module == line.module and leaf and set(line.reads) & last.makes:
             last.forward += line.forward
             last.backward += line.backward
@@ -104,11 +102,8 @@ def _merged(lines: Iterator[Line]) -> list[Line]:
             if line.weight and (last.weight is None or len(line.weight.shape) > len(last.weight.shape)):
                 last.weight = line.weight
             last.reads = tuple(dict.fromkeys((*last.reads, *(r for r in line.reads if r not in last.makes))))
-            last.after = ["+"]  # several rows: the module's own name says more than an operation's
         else:
             found.append(line)
-    for line in found:
-        line.after = []
     return found
 
 
@@ -117,27 +112,33 @@ def _folded(lines: list[Line]) -> list[Line]:
     found: list[Line] = []
     for line in lines:
         last = found[-1] if found else None
-        near = last is not None and line.is_silent and not line.whole and line.weight is None
-        if last is not None and near and len(line.reads) == 1 and line.reads[0] in last.makes:
-            if line.result.stored == last.result.stored and line.result.shape == last.result.shape:
-                last.after.append(line.name)
-                last.makes |= line.makes
-                continue
-        found.append(line)
+        if last is not None and _follows(line, last):
+            last.after.append(line.name)
+            last.makes |= line.makes
+        else:
+            found.append(line)
     return found
+
+
+def _follows(line: Line, last: Line) -> bool:
+    """It makes in place, of the last one's result alone, something like it."""
+    if line.whole or line.weight is not None or not line.is_silent:
+        return False
+    alike = (line.result.stored, line.result.shape) == (last.result.stored, last.result.shape)
+    return alike and len(line.reads) == 1 and line.reads[0] in last.makes
 
 
 def _boxed(lines: list[Line]) -> list[Line]:
     """Lines know the box they stand in: the module around theirs, or one around that which the line before is in."""
     box = ""
     for line in lines:
-        around, _, leaf = line.module.rpartition(".")
+        around = line.module.rpartition(".")[0]
         own = line.module if not line.weight and _has_lines(lines, line.module) else around
         if not (box and (own == box or own.startswith(f"{box}."))):
             box = own
         line.box = box
         inside = line.module[len(box) :].lstrip(".")
-        line.name = inside if inside and inside != leaf.lstrip() else inside or line.name
+        line.name = inside or line.name
     return lines
 
 

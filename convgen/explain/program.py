@@ -21,9 +21,10 @@ NOTE = "bytes: what all ranks send; the busiest is the rank that sends most"
 
 @dataclass(frozen=True)
 class Step:
-    """A collective: of which row, and the bytes that each rank sends."""
+    """A collective: of which row and value, and the bytes that each rank sends."""
 
     row: int
+    value: str
     name: str
     collective: str
     axes: tuple[str, ...]
@@ -37,7 +38,7 @@ class Step:
 def steps(program: Program, moved: Iterable[Moved]) -> list[Step]:
     """What sends something, in order."""
     return [
-        Step(one.row, r["step"], r["collective"], tuple(r["axes"]), tuple(r["bytes_sent_per_rank"]))
+        Step(one.row, one.value, r["step"], r["collective"], tuple(r["axes"]), tuple(r["bytes_sent_per_rank"]))
         for one in moved
         for r in records(program, [one])
     ]
