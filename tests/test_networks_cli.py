@@ -109,7 +109,7 @@ def test_auto_sends_no_more_than_any(files: Path) -> None:
         (cost,) = json.loads(done.stdout)
         return cost["forward_bytes"] + cost["backward_bytes"]
 
-    assert sent("--algorithm", "auto") == min(sent(), sent("--algorithm", "integrated"))
+    assert sent("--algorithm", "auto") <= min(sent(), sent("--algorithm", "integrated"))
 
 
 def test_what_makes_no_sense_is_refused(files: Path) -> None:
@@ -123,7 +123,7 @@ def test_what_makes_no_sense_is_refused(files: Path) -> None:
         ("compile", "--time-passes"),
         ("compile", "--memory-format", "channels_last"), ("compile", "--untuned"), ("compile", "--machine", "m"),
         ("compile", "--objective", "bytes"), ("compile", "--target", "cuda"), ("compile", "--emit", "kernels"),
-        ("check", "--interpret"), ("check", "--untuned"), ("explain", "--plot", "a.svg"),
+        ("check", "--interpret"), ("check", "--untuned"),
     ):  # fmt: skip
         assert words[0] in refused(command, files, *GRID, *words)
     layer = files.with_name("layer.yaml")

@@ -16,7 +16,7 @@ from convgen.spec.aten.describe import Described, describe
 from convgen.spec.graph import Graph
 from convgen.spec.text import number_of
 
-NOTE = "bytes: what all ranks send; the busiest is the rank that sends most"
+NOTE = "bytes: what all ranks send"
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def program_cost_text(compiled: CompiledNetwork) -> str:
         total = f"{sum(s.total for s in several):,}"
         table.append(("in all", "", "", total, f"{_busiest(several, program):,}"))
         lines += ["", part, *_columns(table, right=(3, 4))]
-    return "\n".join([*lines, "", NOTE])
+    return "\n".join([*lines, "", f"{NOTE}; the busiest is the rank that sends most"])
 
 
 def program_cost_json(compiled: CompiledNetwork) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def program_text(compiled: CompiledNetwork) -> str:
     lines += ["", *_columns(table, right=(4, 6))]
     if silent:
         lines.append(f"  ... and {number_of(silent, 'row')} for which nothing moves")
-    return "\n".join([*lines, "", *_whole_lines(compiled, forward, backward), NOTE])
+    return "\n".join([*lines, "", *_whole_lines(compiled, forward, backward), f"{NOTE} in a step of training"])
 
 
 def _heading(compiled: CompiledNetwork) -> str:
