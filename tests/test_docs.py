@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+BLOCK = re.compile(r"^```python\n# (convgen/spec/aten/\w+\.py)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def test_console_blocks_are_fresh() -> None:
