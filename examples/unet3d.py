@@ -3,7 +3,8 @@
     torchrun --nproc-per-node 4 examples/unet3d.py [--steps N] [--grid D=2,H=2]
 
 The network is plain PyTorch. A process holds a fourth of every activation. Halos travel for convolutions, a few numbers
-for norms, two for the loss, and nothing for poolings, transposed convolutions and concatenations of even blocks.
+for norms, two for the loss, and none for poolings, transposed convolutions and concatenations of even blocks; backward,
+sums of parameters' gradients too.
 """
 
 from __future__ import annotations
