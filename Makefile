@@ -12,7 +12,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .PHONY: help demo test quick check bench format wheel clean
 
 help:
-	@echo "make demo    compile an example, check it on virtual ranks and on real processes, print its schedule"
+	@echo "make demo    compile a layer, check it on virtual ranks and on real processes, print its schedule; then a network:"
+	@echo "             imported, compiled, trained on 4 processes beside one, and drawn"
 	@echo "make test    ruff, pyright and the tests;  JOBS=n test processes (default: one a core)"
 	@echo "             DRAWS=10 tries random properties on ten times the cases"
 	@echo "make quick   the tests that take no minute: without kernels, whole modules, processes and measuring"
@@ -35,6 +36,10 @@ demo: $(VENV)/.installed
 	$(BIN)/convgen check $(LAYER)
 	$(BIN)/convgen check $(LAYER) --processes
 	$(BIN)/convgen compile $(LAYER) --emit schedule
+	$(BIN)/convgen import examples.resnet:small_resnet --input 8,3,32,32 -o build/small_resnet.yaml
+	$(BIN)/convgen compile build/small_resnet.yaml --grid H=2,N=2 -o build
+	OMP_NUM_THREADS=1 $(BIN)/python -m torch.distributed.run --nproc-per-node 4 examples/train_resnet.py
+	$(BIN)/convgen explain build/small_resnet.yaml --grid H=2,N=2 --plot build/small_resnet.png
 
 test: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from convgen.algebra.grid import Grid
-from convgen.cost.machine import Machine
 from convgen.cost.machines import load_machine
 from convgen.errors import InputError
 from convgen.network_compiler import compile_network
@@ -41,6 +40,7 @@ def from_torch(
     example_inputs: Inputs,
     grid: GridLike | None = None,
     algorithm: str | None = None,
+    machine: str | None = None,
     *,
     name: str | None = None,
 ) -> Any:
@@ -52,7 +52,9 @@ def from_torch(
         example_inputs: the arguments of its forward, by place or by name, whole; extent 0 counts samples.
         grid: axes that are letters N, C, F, D, H, W, and their ranks: {"N": 2, "H": 2}, or "N=2,H=2". By default N over
             all ranks of the default process group.
-        algorithm: a named one, by default the one with the grid's letters; auto: planned by price, on any axes.
+        algorithm: a named one; auto: every value and row as the search for the least modelled seconds finds, whatever
+            the axes are called; by default the named one with the grid's letters.
+        machine: what `auto` models: a name, or a machine file; by default cpu.
         name: of the network; by default the module's class's.
     Raises:
         InputError: the module can't be traced, or not be right on many ranks; an axis that is no letter.
@@ -62,8 +64,9 @@ def from_torch(
         >>> net.NET.values["output"]
         (('N', 8, 8, 8), '[N * H *]')
     """
+    _check_machine(machine, algorithm)
     graph, tensors = _graph(module, example_inputs, name)
-    return _package(graph, tensors, _axes(grid), algorithm)
+    return _package(graph, tensors, _axes(grid), algorithm, machine)
 
 
 def parallelize(
@@ -82,7 +85,7 @@ def parallelize(
         example_inputs: as of `from_torch`.
         mesh_or_grid: a DeviceMesh whose axes are letters, or a grid, whose mesh is made of the default process group.
         algorithm: as of `from_torch`.
-        machine: what auto models: a name in tuning/machines, or a YAML file; by default one node of CPUs.
+        machine: as of `from_torch`.
         whole: it takes whole tensors on every rank, as the module's forward does, and gives whole tensors; else it is
             the package's Network, which takes and gives this rank's blocks.
     Returns:
@@ -92,12 +95,11 @@ def parallelize(
         InputError: as of `from_torch`; or the ranks' modules have different weights.
         RuntimeError: there is no process group.
     """
-    if machine is not None and algorithm != "auto":
-        raise InputError(f"machine={shown(machine)}: what auto models", hint='algorithm="auto", or without machine=')
+    _check_machine(machine, algorithm)
     graph, tensors = _graph(module, example_inputs, name)
     given = isinstance(mesh_or_grid, (str, Mapping))
     axes = _axes(mesh_or_grid) if given else _axes_of(mesh_or_grid)
-    package = _package(graph, tensors, axes, algorithm, None if machine is None else load_machine(machine))
+    package = _package(graph, tensors, axes, algorithm, machine)
     mesh: Any = package.init_mesh() if given else mesh_or_grid
     kind: Any = _whole(package, graph, examples_of(module, example_inputs), module) if whole else package.Network
     model: Any = kind(mesh)
@@ -145,19 +147,23 @@ def _axes_of(mesh: Any) -> dict[str, int]:
     return dict(zip(names, mesh.shape, strict=True))
 
 
+def _check_machine(machine: str | None, algorithm: str | None) -> None:
+    if machine is not None and algorithm != "auto":
+        fact = f"machine={shown(machine)} is what algorithm='auto' models"
+        raise InputError(fact, hint="algorithm='auto', or without machine=")
+
+
 def _package(
-    graph: Graph,
-    tensors: dict[str, Tensor],
-    axes: dict[str, int],
-    algorithm: str | None,
-    machine: Machine | None = None,
+    graph: Graph, tensors: dict[str, Tensor], axes: dict[str, int], algorithm: str | None, machine: str | None
 ) -> Any:
     """The package, from the cache or new."""
-    folder = cached(graph.name, key_of((write_graph(graph), tuple(axes.items()), algorithm, machine), tensors))
+    chosen = load_machine(machine) if machine is not None else None
+    key = (write_graph(graph), tuple(axes.items()), algorithm, *([repr(chosen)] if chosen else []))
+    folder = cached(graph.name, key_of(key, tensors))
     if not folder.is_dir():
-        said = ", ".join([repr(axes), *([repr(algorithm)] if algorithm else [])])
+        said = ", ".join(repr(one) for one in (axes, algorithm, machine) if one)
         command = f"convgen.from_torch(module, example_inputs, {said})"
-        compiled = compile_network(graph, Grid(tuple(axes.items())), algorithm, machine=machine, command=command)
+        compiled = compile_network(graph, Grid(tuple(axes.items())), algorithm, machine=chosen, command=command)
         keep(folder, files_of(compiled, tensors))
     return load_package(folder)
 

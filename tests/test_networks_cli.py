@@ -122,7 +122,7 @@ def test_what_makes_no_sense_is_refused(files: Path) -> None:
         ("compile", "--time-passes"),
         ("compile", "--memory-format", "channels_last"), ("compile", "--untuned"), ("compile", "--machine", "m"),
         ("compile", "--objective", "bytes"), ("compile", "--target", "cuda"), ("compile", "--emit", "kernels"),
-        ("check", "--interpret"), ("check", "--untuned"), ("explain", "--plot", "a.svg"),
+        ("check", "--interpret"), ("check", "--untuned"),
     ):  # fmt: skip
         assert words[0] in refused(command, files, *GRID, *words)
     layer = files.with_name("layer.yaml")
@@ -158,3 +158,7 @@ def test_what_runs_whole_is_listed_or_refused(tmp_path: Path, monkeypatch: pytes
     assert "1 operator that no row describes" in done.stdout and "512  linalg_matrix_exp" in done.stdout
     explained = convgen("explain", "unknown.yaml", "--grid", "N=2").stdout
     assert "1 operator that no row describes: " in explained and "linalg_matrix_exp in the module" in explained
+
+
+def test_a_file_that_is_not_there_is_said_first(tmp_path: Path) -> None:
+    assert "No such file" in refused("compile", tmp_path / "nothing.yaml", *GRID)

@@ -172,3 +172,10 @@ def test_names_of_the_source_are_free() -> None:
 
     for y in World(2).run(program):
         torch.testing.assert_close(y, module(x))
+
+
+def test_a_plan_is_for_the_machine_that_is_named() -> None:
+    torch.manual_seed(0)
+    module, x = torch.nn.Conv2d(3, 8, 3, padding=1), torch.zeros(4, 3, 8, 8)
+    net = convgen.from_torch(module, (x,), "N=2,H=2", "auto", "lassen")
+    assert "'auto', 'lassen'" in Path(net.__file__).with_name("network.py").read_text()

@@ -1,4 +1,4 @@
-"""`convgen explain`: a layer's algorithm in words, numbers and a picture."""
+"""`convgen explain`: the algorithm of a layer or a network in words, numbers and a picture."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from convgen.errors import InputError
     "--plot",
     type=Picture(),
     metavar="FILE",
-    help="Draw who owns and needs what, and the steps as lanes (png, svg, pdf).",
+    help="Draw who owns and needs what, and the steps as lanes; of a network every module, what it holds and moves "
+    "(png, svg, pdf).",
 )
 @click.option("--json", "as_json", is_flag=True, help="The numbers as JSON.")
 @schedule_options

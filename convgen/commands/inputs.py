@@ -134,6 +134,14 @@ def compile_files(
     return _with_measured(compiled, quiet=measured == "quietly") if measured else compiled
 
 
+def _check_there(file: str) -> None:
+    """Raises InputError: there is no such file, which is said before what options it would have no use for."""
+    from convgen.spec.yaml import read_yaml
+
+    if not Path(file).exists():
+        read_yaml(file)
+
+
 def _read_text(file: str) -> str:
     """A file's text. Raises InputError: it can't be read."""
     try:
@@ -175,6 +183,8 @@ def _read_files(
         raise InputError(f"{tables[0]} has no grid of its own", hint="--grid N=2,C=2")
     given = {"--grid": grid, "--algorithm": algorithm, "--dtype": dtype, "--memory-format": memory_format}
     if len(tables) < len(files) and any(given.values()):
+        for file in files:
+            _check_there(file)
         option = next(name for name, value in given.items() if value)
         raise InputError(f"{option} is for a CSV of layers; a layer file says it itself", hint="edit the layer file")
     layers: list[Layer] = []

@@ -194,11 +194,15 @@ def check_network_file(file: str, processes: bool, as_json: bool, timeout: float
 
 
 def explain_network(file: str, plot: Path | None, as_json: bool, **options: Any) -> None:
-    """What moves for each row, forward and backward, and what runs whole."""
-    if plot is not None:
-        raise InputError(f"--plot draws a layer; {file} is a network's graph", hint="without --plot")
+    """What moves for each row, forward and backward, and what runs whole; drawn, where a plot is asked for."""
     (one,) = compile_graphs([file], **options)
     from convgen.explain.program import program_cost_json, program_text
+
+    page = None
+    if plot is not None:
+        from convgen.explain.network_plot import draw_network
+
+        page = draw_network(one.compiled)  # refuses what can't be drawn, before anything is printed
 
     if as_json:
         import json
@@ -206,3 +210,6 @@ def explain_network(file: str, plot: Path | None, as_json: bool, **options: Any)
         click.echo(json.dumps([program_cost_json(one.compiled)], indent=1))
     else:
         click.echo(program_text(one.compiled))
+    if page is not None and plot is not None:
+        page.save(plot)
+        click.echo(str(plot), err=True)

@@ -16,14 +16,15 @@ from convgen.spec.aten.describe import Described, describe
 from convgen.spec.graph import Graph
 from convgen.spec.text import number_of
 
-NOTE = "bytes: what all ranks send; the busiest is the rank that sends most"
+NOTE = "bytes: what all ranks send"
 
 
 @dataclass(frozen=True)
 class Step:
-    """A collective: of which row, and the bytes that each rank sends."""
+    """A collective: of which row and value, and the bytes that each rank sends."""
 
     row: int
+    value: str
     name: str
     collective: str
     axes: tuple[str, ...]
@@ -37,7 +38,7 @@ class Step:
 def steps(program: Program, moved: Iterable[Moved]) -> list[Step]:
     """What sends something, in order."""
     return [
-        Step(one.row, r["step"], r["collective"], tuple(r["axes"]), tuple(r["bytes_sent_per_rank"]))
+        Step(one.row, one.value, r["step"], r["collective"], tuple(r["axes"]), tuple(r["bytes_sent_per_rank"]))
         for one in moved
         for r in records(program, [one])
     ]
@@ -57,7 +58,7 @@ def program_cost_text(compiled: CompiledNetwork) -> str:
         total = f"{sum(s.total for s in several):,}"
         table.append(("in all", "", "", total, f"{_busiest(several, program):,}"))
         lines += ["", part, *_columns(table, right=(3, 4))]
-    return "\n".join([*lines, "", NOTE])
+    return "\n".join([*lines, "", f"{NOTE}; the busiest is the rank that sends most"])
 
 
 def program_cost_json(compiled: CompiledNetwork) -> dict[str, Any]:
@@ -110,7 +111,7 @@ def program_text(compiled: CompiledNetwork) -> str:
     lines += ["", *_columns(table, right=(4, 6))]
     if silent:
         lines.append(f"  ... and {number_of(silent, 'row')} for which nothing moves")
-    return "\n".join([*lines, "", *_whole_lines(compiled, forward, backward), NOTE])
+    return "\n".join([*lines, "", *_whole_lines(compiled, forward, backward), f"{NOTE} in a step of training"])
 
 
 def _heading(compiled: CompiledNetwork) -> str:

@@ -1,0 +1,49 @@
+"""Examples of networks under torchrun, a few steps each: losses as on one process, to the digits shown."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+RUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4")
+
+pytestmark = pytest.mark.slow
+
+
+def python(*words: object, **environment: str) -> str:
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment}
+    command = [sys.executable, *map(str, words)]
+    done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def losses(text: str) -> list[tuple[str, str]]:
+    return re.findall(r"^ +\d+ +(\d\.\d{4}) +(\d\.\d{4})$", text, re.MULTILINE)
+
+
+def test_the_classifier_trains_as_on_one_process(tmp_path: Path) -> None:
+    file, saved = tmp_path / "small_resnet.yaml", tmp_path / "trained.pt"
+    python("-m", "convgen", "import", "examples.resnet:small_resnet", "--input", "8,3,32,32", "-o", file)
+    python("-m", "convgen", "compile", file, "--grid", "H=2,N=2", "-o", tmp_path)
+    options = ("--package", tmp_path / "small_resnet", "--steps", 3, "--save", saved)
+    found = losses(python(*RUN, "examples/train_resnet.py", *options))
+    assert len(found) == 3 and all(ours == one for ours, one in found)
+    sys.path.insert(0, str(ROOT))
+    from examples.resnet import small_resnet
+
+    small_resnet().load_state_dict(torch.load(saved))
+
+
+def test_the_unet_trains_as_on_one_process(tmp_path: Path) -> None:
+    text = python(*RUN, "examples/unet3d.py", "--steps", 2, CONVGEN_CACHE=str(tmp_path))
+    found = losses(text)
+    assert len(found) == 2 and all(ours == one for ours, one in found)
+    assert re.search(r"forward [\d,]+, backward [\d,]+", text)
