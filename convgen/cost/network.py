@@ -7,7 +7,7 @@ from typing import Any
 
 from convgen.algebra.grid import Grid
 from convgen.cost.moving import sent_elements
-from convgen.program.network import Moved, Program
+from convgen.program.network import FLOATS, Moved, Program
 from convgen.program.rows import PlacedRow, index_sets
 
 
@@ -30,8 +30,7 @@ def _record(program: Program, moved: Moved) -> Iterator[dict[str, Any]]:
     c = moved.conversion
     if c.kind == "slice":
         return
-    known = program.values.get(moved.value)
-    size = element_bytes(known.dtype if known else "float32")
+    size = element_bytes(_dtype(program, moved))
     sent = sent_elements(index_sets(moved.placed.signature, program.grid), c)
     yield {
         "step": moved.step,
@@ -39,6 +38,15 @@ def _record(program: Program, moved: Moved) -> Iterator[dict[str, Any]]:
         "axes": list(c.over),
         "bytes_sent_per_rank": [int(n) * size for n in sent],
     }
+
+
+def _dtype(program: Program, moved: Moved) -> str:
+    """Of what moves; a result that nobody reads has the type of what it is made of."""
+    if moved.value in program.values:
+        return program.values[moved.value].dtype
+    if moved.placed.signature.results[moved.chain[1]].integer:
+        return "int64"
+    return next((v.dtype for n in moved.placed.bound.reads if (v := program.values[n]).dtype in FLOATS), "float32")
 
 
 def bytes_of(row: PlacedRow, grid: Grid) -> int:
