@@ -61,12 +61,17 @@ def loss_of(y: Tensor, labels: Tensor) -> Tensor:
 
 
 @cache
-def package(p: float, layout: str, folder: Path, batch: int = 4, within: bool = False) -> Any:
-    """A package of the ResNet, with its loss if `within`; a layout of one rank is N1."""
+def exported(p: float, within: bool = False) -> tuple[Any, Any]:
     seeded()
     module = (WithLoss(p) if within else ResNet(p)).double()
-    (x, labels), *_ = batches(1, batch)
-    graph, tensors = graph_of(module, (x, labels) if within else (x,), name=f"trained_{layout}".replace(" ", "_"))
+    (x, labels), *_ = batches(1, 4)
+    return graph_of(module, (x, labels) if within else (x,), name="trained")
+
+
+@cache
+def package(p: float, layout: str, folder: Path, within: bool = False) -> Any:
+    """A package of the ResNet, with its loss if `within`; N1: of one rank."""
+    graph, tensors = exported(p, within)
     if layout == "planned":
         compiled = plan_graph(graph, 4, load_machine("lassen"))[0]
     else:

@@ -245,6 +245,16 @@ class Run:
         (first, *others) = made
         return made if others else first
 
+    def checkpoint(self, function: Any, *operands: Tensor) -> Any:
+        """torch.utils.checkpoint of a block's function, for a network.py edited by hand: `run.checkpoint(layer1, x)` in
+        place of `layer1(run, x)`; all ranks compute again at the same place, those too that keep nothing of it."""
+        from torch.utils.checkpoint import checkpoint
+
+        def called(*operands: Tensor) -> Any:
+            return kept(function(self, *operands))
+
+        return checkpoint(called, *operands, use_reentrant=False)
+
     def update(self, name: str, value: Tensor) -> None:
         """A buffer's new value."""
         if self.training:
@@ -344,6 +354,15 @@ class Last(Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         assert len(ctx.saved_tensors) == 1
         return gradient
+
+
+def kept(made: Any) -> Any:
+    """Outputs, each with a Last."""
+    if isinstance(made, dict):
+        return {name: kept(y) for name, y in made.items()}
+    if isinstance(made, tuple):
+        return tuple([kept(y) for y in made])
+    return Last.apply(made) if made.requires_grad else made
 
 
 def is_kept_elsewhere() -> bool:
@@ -599,11 +618,7 @@ class NetworkModule(Known):
         drawn = next((blocks[n] for n, (how, _) in self._buffered.items() if how == "seed"), None)
         mask = None if drawn is None else self._mask(drawn)
         made = self.compute(Run(Called(self, here.place, count, blocks, mask)), *given)
-        if torch.is_grad_enabled() and is_kept_elsewhere():
-            several = made.items() if isinstance(made, dict) else enumerate(made) if isinstance(made, tuple) else [("", made)]
-            sealed = {k: Last.apply(y) if y.requires_grad else y for k, y in several}
-            made = sealed if isinstance(made, dict) else tuple(sealed.values()) if isinstance(made, tuple) else sealed[""]
-        return made
+        return kept(made) if torch.is_grad_enabled() and is_kept_elsewhere() else made
 
     def _mask(self, drawn: Tensor) -> Tensor:
         """The seed and the step of this call. A call inside of a backward pass is one that activation checkpointing
