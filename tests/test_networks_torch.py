@@ -10,13 +10,19 @@ from typing import Any
 
 import pytest
 import torch
-from small_networks import ResNet
-from test_networks_training import adamw, batches, loss_of, on_ranks, package, resnet, sgd
+
+from free_networks import imported
+from test_networks_training import batches, loss_of, on_ranks, package, resnet, sgd
 from torch import Tensor
 from torch.func import functional_call, grad, jacrev, jvp, vmap
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 from torch_cases import on_processes
+
+from convgen.algebra.grid import Grid
+from convgen.network_compiler import compile_network
+from convgen.packages import files_of
+from convgen.spec.exported import graph_of
 
 (X, LABELS), (X_OTHER, LABELS_OTHER) = batches(2, 4)
 KINDS = ["dtensors", "blocks"]
@@ -135,3 +141,155 @@ def test_checkpointing_a_part(part: str, folder: Path, monkeypatch: pytest.Monke
         close(gradients, truth[0])
         twice = [n for n, t in state.items() if "num_batches" in n and t == 2]
         assert twice and all(n.startswith(part) for n in twice)
+
+
+def test_transforms_are_right_or_refused(folder: Path) -> None:
+    net, module = package(0.0, "H4", folder), resnet().eval()
+    truth = grad(lambda ps: functional_call(module, ps, (X,)).square().sum())(dict(module.named_parameters()))
+    with torch.no_grad():
+        y = module(X)
+
+    def program(model: Any, mesh: Any) -> None:
+        model.eval()
+        x = net.scatter("x", X, mesh)
+        blocks = {n: p.to_local().detach() for n, p in model.named_parameters()}
+
+        def loss(blocks: dict[str, Tensor]) -> Tensor:
+            return whole(net, mesh, functional_call(model, blocks, (x,))).square().sum()
+
+        for n, g in grad(loss)(blocks).items():
+            close(net.NET.scatter(n, truth[n].detach(), mesh), g)
+        for around in (torch.no_grad, torch.inference_mode):
+            with around():
+                close(whole(net, mesh, model(x)), y)
+        given = x.clone().requires_grad_()
+        (dx,) = torch.autograd.grad(whole(net, mesh, model(given)).square().sum(), given, create_graph=True)
+        with pytest.raises(RuntimeError, match="gradients of a network's gradients are not supported"):
+            dx.sum().backward()
+        made = whole(net, mesh, model(x))
+        grads = torch.autograd.grad(made.square().sum(), list(model.parameters()), create_graph=True)
+        with pytest.raises(RuntimeError, match="gradients of a network's gradients are not supported"):
+            torch.autograd.grad(grads[0].to_local().sum(), list(model.parameters()))
+        with pytest.raises(TypeError, match="vmap over a network is not supported"):
+            vmap(model)(torch.stack([x, x]))
+        with pytest.raises(TypeError, match="vmap over a network is not supported"):
+            jacrev(model)(x)
+        with pytest.raises(RuntimeError, match=r"forward-mode differentiation .* is not supported"):
+            jvp(model, (x,), (x,))
+        model.train()
+        with pytest.raises(RuntimeError, match=r"in-place operation .* that would mutate a captured Tensor"):  # torch's
+            grad(loss)(blocks)
+
+    on_ranks(net, program, module.state_dict())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_network_cant_run_with_is_refused(kind: str, folder: Path) -> None:
+    net, module = package(0.0, "H2 W2", folder), resnet()
+
+    def program(old: Any, mesh: Any) -> None:
+        x, state = net.scatter("x", X, mesh), module.state_dict()
+
+        def refused(match: str, change: Callable[[Any], Any], error: Any = (RuntimeError, ValueError)) -> None:
+            with pytest.raises(error, match=match):
+                model = net.Network(mesh, parameters=kind)
+                change(model)
+                model(x)
+
+        refused("bn1 is in evaluation, the network in training", lambda m: m.layer1.bn1.eval())
+        refused("layer1 is a name of parameters in a network, no call", lambda m: m.layer1.register_forward_hook(print))
+        refused("layer1.conv1 is a name of parameters in a network, no call", lambda m: m.layer1.conv1(x))
+        refused(r"torch.float64, got torch.float32; compile with --dtype", lambda m: m.float())
+        refused("x is torch.float64, got torch.float32", lambda m: m(x.float()))
+        if kind == "blocks":  # a DTensor's norm is the whole one
+            refused("would take blocks for whole tensors", lambda m: parametrizations.weight_norm(m.conv1))
+        refused("this rank's block of x has shape", lambda m: m(X))
+        refused("takes x, got 2 tensors", lambda m: m(x, x), TypeError)
+        refused("missing fc.bias", lambda m: m.load_full({n: t for n, t in state.items() if n != "fc.bias"}), KeyError)
+        refused("unknown head", lambda m: m.load_full(state | {"head": X}), KeyError)
+
+        def wrong(model: Any) -> None:
+            before = model.conv1.weight.to_local().clone()
+            with pytest.raises(ValueError, match=r"fc.bias has shape \(5,\), got \(4,\)"):
+                model.load_full(state | {"fc.bias": torch.zeros(4)})
+            assert torch.equal(before, model.conv1.weight.to_local())  # nothing of it is taken
+
+        wrong(net.Network(mesh, parameters=kind))
+
+    on_ranks(net, program)
+
+
+class Tiny(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bn = torch.nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bn(x)
+
+
+def compiled_for(module: torch.nn.Module, x: Tensor, axes: dict[str, int], folder: Path) -> Any:
+    graph, tensors = graph_of(module, (x,), name=type(module).__name__)
+    files = files_of(compile_network(graph, Grid(tuple(axes.items()))), tensors)
+    return imported({n: t.decode() for n, t in files.items()}, folder)
+
+
+def test_one_value_a_channel_is_no_statistic(tmp_path: Path) -> None:
+    net = compiled_for(Tiny(), torch.randn(4, 4), {"N": 2}, tmp_path)
+
+    def program(model: Any, mesh: Any) -> None:
+        x = net.scatter("x", torch.zeros(1, 4), mesh)
+        with pytest.raises(ValueError, match="expected more than 1 value per channel when training"):
+            model(x, batch=1)
+        assert not net.NET.place(mesh).transport.sent
+        model.eval()(x, batch=1)
+
+    on_ranks(net, program)
+
+
+@pytest.mark.parametrize("axes", [{"N": 2}, {"H": 2}, {"C": 2}], ids=str)
+def test_autocast_and_bfloat16(axes: dict[str, int], tmp_path: Path) -> None:
+    """Under autocast a network keeps its type, so it is nearer to float32 than the module is. One of bfloat16 has
+    moments of float32, and loses no more than the module in bfloat16 does, or little."""
+    draw = torch.Generator().manual_seed(3)
+    x = torch.randn(4, *X.shape[1:], generator=draw)
+    wide, truth = resnet().float(), resnet()
+    narrow = resnet().bfloat16()
+
+    def step(module: torch.nn.Module, x: Tensor) -> dict[str, Tensor]:
+        loss_of(module(x).double(), LABELS).backward()
+        return {n: g.double() for n, g in gradients_of(module).items()}
+
+    exact = step(truth, x.double())
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = step(wide, x)
+
+    def far(found: dict[str, Tensor]) -> float:
+        return max(float((found[n].double() - g).norm() / g.norm()) for n, g in exact.items() if g.norm() > 1e-6)
+
+    net = compiled_for(resnet().float(), x, axes, tmp_path / "wide")
+
+    def program(model: Any, mesh: Any) -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = whole(net, mesh, model(net.scatter("x", x, mesh).bfloat16().float()))
+            loss_of(y.double(), LABELS).backward()
+            assert y.dtype == torch.float32
+        assert far(model.full_gradients()) < max(far(cast), 0.02)
+
+    on_ranks(net, program, resnet().float().state_dict())
+    lost = far(step(narrow, x.bfloat16()))
+    net_16 = compiled_for(resnet().bfloat16(), x.bfloat16(), axes, tmp_path / "narrow")
+
+    def program_16(model: Any, mesh: Any) -> float:
+        given = net_16.scatter("x", x.bfloat16(), mesh)
+        optimizer = sgd(model.parameters())
+        y = whole(net_16, mesh, model(given))
+        assert y.dtype == model.fc.weight.dtype == torch.bfloat16
+        loss_of(y.double(), LABELS).backward()
+        found = far(model.full_gradients())
+        optimizer.step()
+        return found
+
+    print(axes, lost)
+    for found in on_ranks(net_16, program_16, resnet().bfloat16().state_dict()):
+        assert found < 1.5 * lost

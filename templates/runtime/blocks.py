@@ -320,7 +320,9 @@ class Around(Function):
 
     @staticmethod
     def forward(block: Tensor, place: Any) -> Any:
-        return Block(block, *place) if isinstance(place, tuple) else DTensor(block, place, requires_grad=False)
+        if isinstance(place, tuple):
+            return Block(block, *place)
+        return DTensor(block.detach(), place, requires_grad=False)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

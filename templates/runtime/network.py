@@ -258,6 +258,8 @@ class Run:
     def update(self, name: str, value: Tensor) -> None:
         """A buffer's new value."""
         if self.training:
+            if self[name].shape != value.shape:  # copy_ would spread it
+                raise RuntimeError(f"{self.name}: {self.prefix}{name} is {list(self[name].shape)} here, its new value {list(value.shape)}")
             with torch.no_grad():
                 self[name].copy_(value)
 
