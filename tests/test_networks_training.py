@@ -22,9 +22,7 @@ from convgen.spec.exported import graph_of
 from convgen.verify.virtual import VirtualTransport, World
 
 SHAPE = (3, 13, 10)  # the last stage has two rows: on four ranks along H two have none
-LAYOUTS: dict[str, dict[str, int]] = {
-    "N4": {"N": 4}, "H4": {"H": 4}, "H2 W2": {"H": 2, "W": 2}, "C4": {"C": 4}, "planned": {}
-}  # fmt: skip
+LAYOUTS = ("N4", "H4", "H2 W2", "C4", "planned")
 Batches = Sequence[tuple[Tensor, ...]]
 
 
@@ -75,7 +73,7 @@ def package(p: float, layout: str, folder: Path, within: bool = False) -> Any:
     if layout == "planned":
         compiled = plan_graph(graph, 4, load_machine("lassen"))[0]
     else:
-        axes = LAYOUTS.get(layout) or {layout[0]: int(layout[1])}
+        axes = {one[0]: int(one[1]) for one in layout.split()}
         compiled = compile_network(graph, Grid(tuple(axes.items())))
     return imported({n: t.decode() for n, t in files_of(compiled, tensors).items()}, folder)
 

@@ -120,11 +120,13 @@ class Net:
     def here(self, mesh: DeviceMesh) -> RowHere:
         return RowHere(self, self.place(mesh), 0)  # type: ignore[arg-type]
 
+    @torch._disable_dynamo
     def scatter(self, name: str, value: Tensor, mesh: DeviceMesh) -> Tensor:
         """This rank's block of an input that every rank has whole; no communication but for a gradient of it."""
         layout = self._activation(name, value.shape)
         return ScatterValue.apply(value, layout, self.here(mesh))
 
+    @torch._disable_dynamo
     def gather(self, name: str, value: Tensor, mesh: DeviceMesh, *, batch: int | None = None) -> Tensor:
         """The whole of an output, on every rank, from the ranks' blocks; its gradient is this rank's part."""
         known = self._known(name)
@@ -543,6 +545,11 @@ class NetworkModule(Known):
                 f"{net.name}: an exported program would hold this rank's place on the mesh as a constant; export the "
                 "original network, and compile its copies with convgen"
             )
+        return self._outside(given, batch)
+
+    @torch._disable_dynamo  # rows are opaque to a compiler: what is around a network is compiled
+    def _outside(self, given: Sequence[Tensor], batch: int | None) -> Any:
+        net = self._net
         refuse_forward_mode(net.name)
         refuse_vmap(net.name)
         mode = "train" if self.training else "eval"
@@ -578,8 +585,7 @@ class NetworkModule(Known):
                 fits, got = t._spec.placements == placements and t._spec.mesh == self._mesh, str(t._spec.placements)
                 plain = t._local_tensor
             elif isinstance(t, Block):
-                if not torch.compiler.is_compiling():
-                    fits_ddp(t)
+                fits_ddp(t)
                 fits, got, plain = t.held is not None and t.held.box == box, str(t.held), t._block
             else:
                 fits, got, plain = True, "", t
