@@ -90,7 +90,17 @@ def run(grid: str, ranks: int, options: argparse.Namespace, limit: int = 0) -> l
     with tempfile.TemporaryDirectory() as folder:
         base = [sys.executable, __file__, "--batch", str(options.batch), "--size", str(options.size)]
         commands = [
-            [*base, "--rank", f"{r},{ranks},{folder}/store", "--grid", grid, "--limit", str(limit), "--ranks", str(ranks)]
+            [
+                *base,
+                "--rank",
+                f"{r},{ranks},{folder}/store",
+                "--grid",
+                grid,
+                "--limit",
+                str(limit),
+                "--ranks",
+                str(ranks),
+            ]
             for r in range(ranks)
         ]
         # Two arenas, and large blocks back to the system at once: else the peak is that of glibc's own keeping.
@@ -112,7 +122,13 @@ def main() -> None:
         rank_main(options)
         return
     peaks: dict[str, int] = {}
-    for name, grid, ranks in (("module", "", 1), ("N=1", "N=1", 1), ("H=2", "H=2", 2), ("N=4", "N=4", 4), ("H=4", "H=4", 4)):
+    for name, grid, ranks in (
+        ("module", "", 1),
+        ("N=1", "N=1", 1),
+        ("H=2", "H=2", 2),
+        ("N=4", "N=4", 4),
+        ("H=4", "H=4", 4),
+    ):
         peaks[name] = max(one["peak"] for one in run(grid, ranks, options))
         print(f"{name:8s} {peaks[name]:6d} MiB a rank, {peaks[name] / peaks['module']:.2f} of the module", flush=True)
     limit = options.limit or (peaks["module"] + peaks["H=2"]) // 2

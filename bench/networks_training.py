@@ -37,7 +37,9 @@ class Block(nn.Module):
         self.conv2 = nn.Conv2d(filters, filters, 3, 1, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(filters)
         narrow = nn.Conv2d(channels, filters, 1, stride, bias=False)
-        self.downsample = None if stride == 1 and channels == filters else nn.Sequential(narrow, nn.BatchNorm2d(filters))
+        self.downsample = (
+            None if stride == 1 and channels == filters else nn.Sequential(narrow, nn.BatchNorm2d(filters))
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))

@@ -9,22 +9,24 @@ import pickle
 import signal
 import statistics
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-
-from free_networks import imported
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from fault_cases import told
+from free_networks import imported
 from test_networks_training import batches, loss_of, on_ranks, package, resnet, sgd
 from torch import Tensor
-from torch.func import functional_call, grad, jacrev, jvp, vmap
-from torch.nn.utils import parametrizations
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import fully_shard
+from torch.func import functional_call, grad, jacrev, jvp, vmap
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 from torch_cases import on_processes
 
@@ -32,6 +34,7 @@ from convgen.algebra.grid import Grid
 from convgen.network_compiler import compile_network
 from convgen.packages import files_of
 from convgen.spec.exported import graph_of
+from convgen.verify.processes import ProcessFailed
 
 (X, LABELS), (X_OTHER, LABELS_OTHER) = batches(2, 4)
 KINDS = ["dtensors", "blocks"]
@@ -152,6 +155,7 @@ def test_checkpointing_a_part(part: str, folder: Path, monkeypatch: pytest.Monke
         assert twice and all(n.startswith(part) for n in twice)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of forward mode
 def test_transforms_are_right_or_refused(folder: Path) -> None:
     net, module = package(0.0, "H4", folder), resnet().eval()
     truth = grad(lambda ps: functional_call(module, ps, (X,)).square().sum())(dict(module.named_parameters()))
@@ -183,13 +187,17 @@ def test_transforms_are_right_or_refused(folder: Path) -> None:
             vmap(model)(torch.stack([x, x]))
         with pytest.raises(TypeError, match="vmap over a network is not supported"):
             jacrev(model)(x)
-        with pytest.raises(RuntimeError, match=r"forward-mode differentiation .* is not supported"):
-            jvp(model, (x,), (x,))
         model.train()
         with pytest.raises(RuntimeError, match=r"in-place operation .* that would mutate a captured Tensor"):  # torch's
             grad(loss)(blocks)
 
     on_ranks(net, program, module.state_dict())
+
+    def forward_mode(model: Any, mesh: Any) -> None:  # of one rank, as torch has one level for all threads
+        with pytest.raises(RuntimeError, match=r"forward-mode differentiation .* is not supported"):
+            jvp(model, (X,), (X,))
+
+    on_ranks(package(0.0, "N1", folder), forward_mode)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -334,7 +342,9 @@ def test_states_and_copies(kind: str, folder: Path, tmp_path: Path) -> None:
         averaged.update_parameters(model)
         state = {n: truth[n] for n, _ in module.named_parameters()}
         first = resnet().state_dict()
-        close({n: averaged.module.full_state_dict()[n] for n in state}, {n: first[n].lerp(state[n], 0.25) for n in state})
+        close(
+            {n: averaged.module.full_state_dict()[n] for n in state}, {n: first[n].lerp(state[n], 0.25) for n in state}
+        )
         dcp.save({"model": model.state_dict()}, checkpoint_id=tmp_path / "four")
         file = io.BytesIO()
         torch.save(model.state_dict(), file)
@@ -436,11 +446,12 @@ def test_ddp_and_fsdp2_over_copies(folder: Path) -> None:
             loss_of(whole(net, mesh, model(net.scatter("x", X, mesh))), LABELS).backward()
             optimizer.step()
 
-        with pytest.raises(RuntimeError, match="hold other blocks of it than this one"):
+        with pytest.raises(RuntimeError, match="hold other blocks of it than this one|appears not to match sizes"):
             DistributedDataParallel(made(), process_group=mesh.get_group("C"))
-        unseen = DistributedDataParallel(made(), process_group=mesh.get_group("C"), init_sync=False, broadcast_buffers=False)
-        with pytest.raises(RuntimeError, match="hold other blocks of it than this one"):
-            stepped(unseen)
+        group = mesh.get_group("N")
+        views = DistributedDataParallel(made(), process_group=group, gradient_as_bucket_view=True)
+        with pytest.raises(RuntimeError, match="would leave plain gradients"):
+            stepped(views)
         model = made()
         stepped(DistributedDataParallel(model, process_group=mesh.get_group("N")))
         close(model.full_state_dict(), dict(module.state_dict()))
@@ -472,3 +483,74 @@ def test_compile_and_export(folder: Path) -> None:
                 torch.export.export(model, (x,), strict=strict)
 
     on_processes(program, 2)
+
+
+# ---- Faults --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_in_a_step(folder: Path, tmp_path: Path) -> None:
+    net = package(0.0, "H4", folder)
+
+    def program(rank: int) -> None:
+        mesh = net.init_mesh("cpu", timeout=600.0)
+        model = net.Network(mesh)
+        x = net.scatter("x", X, mesh)
+        model(x).square().sum().backward()
+        if rank == 1:
+            model.layer2.conv1.weight.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
+
+        def step() -> None:
+            model(x).square().sum().backward()
+            model(x)
+
+        (tmp_path / f"{rank}.said").write_text(told(step))
+
+    with pytest.raises(ProcessFailed):
+        on_processes(program, 4)
+    for rank in (0, 2, 3):
+        said = (tmp_path / f"{rank}.said").read_text()
+        assert said.startswith("RuntimeError: trained: step %"), said
+        assert "did not come to it" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("agree", [False, True])
+def test_a_wrong_input_on_one_rank(agree: bool, folder: Path, tmp_path: Path) -> None:
+    """It raises there; the others time out with the step's name, or with CONVGEN_AGREE=1 are told."""
+    net, over = package(0.0, "H4", folder), tmp_path / "over"
+
+    def program(rank: int) -> str:
+        os.environ["CONVGEN_AGREE"] = "1" if agree else "0"
+        mesh = net.init_mesh("cpu", timeout=600.0 if agree else 5.0)
+        model = net.Network(mesh)
+        x = net.scatter("x", X, mesh)
+        model(x)
+        dist.barrier()
+        said = told(lambda: model(x[:, :, :1] if rank == 2 else x))
+        (tmp_path / f"{rank}.done").touch()
+        while not all((tmp_path / f"{r}.done").exists() for r in range(4)):
+            time.sleep(0.01)  # a rank that ends would be another fault
+        return said
+
+    says = on_processes(program, 4)
+    assert "this rank's block of x has shape" in says[2]
+    for rank in (0, 1, 3):
+        if agree:
+            assert "ranks [2] refused their arguments" in says[rank]
+        else:
+            assert says[rank].startswith("TimeoutError: trained: step %"), says[rank]
+
+
+@pytest.mark.slow
+def test_ranks_with_other_packages(folder: Path) -> None:
+    one, other = package(0.0, "H4", folder), package(0.25, "H4", folder)
+
+    def program(rank: int) -> str:
+        net = other if rank == 3 else one
+        mesh = net.init_mesh("cpu")
+        model = net.Network(mesh)
+        return told(lambda: model(net.scatter("x", X, mesh)))
+
+    for said in on_processes(program, 4):
+        assert "don't run the same module, nothing was computed: ranks [0, 1, 2]: " in said

@@ -261,7 +261,9 @@ class Run:
         """A buffer's new value."""
         if self.training:
             if self[name].shape != value.shape:  # copy_ would spread it
-                raise RuntimeError(f"{self.name}: {self.prefix}{name} is {list(self[name].shape)} here, its new value {list(value.shape)}")
+                raise RuntimeError(
+                    f"{self.name}: {self.prefix}{name} is {list(self[name].shape)} here, its new value {list(value.shape)}"
+                )
             with torch.no_grad():
                 self[name].copy_(value)
 
@@ -559,7 +561,9 @@ class NetworkModule(Known):
         count, here, known = net.batch if batch is None else batch, net.here(self._mesh), self._known
         faults = [*self._misfits(known), *self._wrong(given, count, batch is None, here)][:1]
         if os.environ.get("CONVGEN_AGREE") == "1":
-            faults += [ValueError(f"{net.name}: on rank {here.at}: {text}") for text in agree(here, [*map(str, faults)])]
+            faults += [
+                ValueError(f"{net.name}: on rank {here.at}: {text}") for text in agree(here, [*map(str, faults)])
+            ]
         if faults:
             raise faults[0]
         identify(here)
@@ -591,10 +595,14 @@ class NetworkModule(Known):
                 fits, got, plain = True, "", t
             if not fits:
                 yield ValueError(f"{name}: {n} is stored {self._net.values[n][1]} here, {list(box)}; got {got}")
-            elif len(plain.shape) != len(box) or any(m != hi - lo for m, (lo, hi) in zip(plain.shape, box, strict=True)):
+            elif len(plain.shape) != len(box) or any(
+                m != hi - lo for m, (lo, hi) in zip(plain.shape, box, strict=True)
+            ):
                 yield ValueError(f"{name}: this rank's block of {n} is {list(box)}, got the shape {tuple(plain.shape)}")
             elif n in self._learnt and plain.dtype != self._net.dtype:
-                yield ValueError(f"{name}: {n} is {self._net.dtype}, got {plain.dtype}; compile with --dtype for another")
+                yield ValueError(
+                    f"{name}: {n} is {self._net.dtype}, got {plain.dtype}; compile with --dtype for another"
+                )
 
     def _wrong(self, given: Sequence[Tensor], count: int, guessed: bool, here: RowHere) -> Iterator[Exception]:
         """What is wrong with the inputs."""
