@@ -1,5 +1,5 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportIncompatibleMethodOverride=false, reportPrivateUsage=false
+# pyright: reportIncompatibleMethodOverride=false, reportPrivateUsage=false, reportPrivateImportUsage=false
 # (what torch leaves untyped or private, and calls by another signature than it declares)
 """A network as torch.nn.Module."""
 
@@ -9,7 +9,7 @@ import hashlib
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -274,8 +274,9 @@ class Run:
         w, b, mean, variance, counted = [blocks.get(f"{module}.{n}") for n in names]
         own = self.training or mean is None
         stand = rows.moments.stand(self, f"{self.start}{label}_moments")
-        if self.training and stand.operation.of.count == 1:
-            shape = list(stand.operation.of.shape)
+        of = cast(Any, stand.operation).of
+        if self.training and of.count == 1:
+            shape = list(of.shape)
             raise ValueError(
                 f"{self.name}: {module}: expected more than 1 value per channel when training, got input size {shape}"
             )
@@ -373,7 +374,7 @@ def kept(made: Any) -> Any:
 
 def is_kept_elsewhere() -> bool:
     """Whether hooks take what autograd keeps, as those of activation checkpointing do."""
-    ask = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    ask = getattr(cast(Any, torch._C)._autograd, "_top_saved_tensors_default_hooks", None)
     return ask is None or ask(True) is not None
 
 
@@ -580,11 +581,11 @@ class NetworkModule(Known):
             if scope.training != self.training:
                 modes = [("evaluation", "training")[m] for m in (scope.training, self.training)]
                 yield RuntimeError(
-                    f"{scope._of} is in {modes[0]}, the network in {modes[1]}: it has one mode, that of model.train() or "
-                    "model.eval()"
+                    f"{scope._of} is in {modes[0]}, the network in {modes[1]}: it has one mode, that "
+                    "of model.train() or model.eval()"
                 )
         for n, t in known.items():
-            placements, box = self._wanted[n]
+            placements, box, shape = self._wanted[n]
             if isinstance(t, DTensor):
                 fits, got = t._spec.placements == placements and t._spec.mesh == self._mesh, str(t._spec.placements)
                 plain = t._local_tensor
@@ -612,9 +613,9 @@ class NetworkModule(Known):
             return
         for name, value, kind in zip(self._inputs, given, self._types, strict=True):
             other = value.is_floating_point() != getattr(torch, kind).is_floating_point
-            if other or (value.is_floating_point() and f"torch.{kind}" != str(value.dtype)):
-                if other or not torch.is_autocast_enabled(net.device):
-                    yield ValueError(f"{net.name}: {name} is torch.{kind}, got {value.dtype}")
+            narrow = f"torch.{kind}" != str(value.dtype) and not torch.is_autocast_enabled(net.device)
+            if other or (value.is_floating_point() and narrow):
+                yield ValueError(f"{net.name}: {name} is torch.{kind}, got {value.dtype}")
             wanted = here.shape(net.split(name, count))
             if tuple(value.shape) != wanted:
                 hint = "; batch= tells the number of samples, if it is another one" if guessed else ""
@@ -649,8 +650,8 @@ class NetworkModule(Known):
                 found = self._masks.get(key)
                 if found is None:
                     raise RuntimeError(
-                        f"{self._net.name}: a call in a backward pass would draw other dropout masks than the first one: "
-                        "checkpoint wants preserve_rng_state=True, and no seeding alike between calls"
+                        f"{self._net.name}: a call in a backward pass would draw other dropout masks than the "
+                        "first one: checkpoint wants preserve_rng_state=True, and no seeding alike between calls"
                     )
                 self._masks[key] = found
                 self._repeated.add(key)
