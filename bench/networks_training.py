@@ -2,8 +2,8 @@
 
     python bench/networks_training.py [--steps 20] [--only "64 H=2,W=2"]
 
-SGD with momentum, a new random batch each. Images of 64x64, 4 of them, on 4 ranks by the letters of several grids, and of
-66x50 on 3 ranks. Errors are relative to the largest number of a tensor; of losses to the loss.
+SGD with momentum, a new random batch each. Images of 64x64, 4 of them, on 4 ranks by the letters of several grids, and
+of 66x50 on 3 ranks. Errors are relative to the largest number of a tensor; of losses to the loss.
 """
 
 from __future__ import annotations

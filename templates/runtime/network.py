@@ -261,9 +261,8 @@ class Run:
         """A buffer's new value."""
         if self.training:
             if self[name].shape != value.shape:  # copy_ would spread it
-                raise RuntimeError(
-                    f"{self.name}: {self.prefix}{name} is {list(self[name].shape)} here, its new value {list(value.shape)}"
-                )
+                sizes = f"{list(self[name].shape)} here, its new value {list(value.shape)}"
+                raise RuntimeError(f"{self.name}: {self.prefix}{name} is {sizes}")
             with torch.no_grad():
                 self[name].copy_(value)
 
@@ -451,7 +450,10 @@ class NetworkModule(Known):
         for name, same in self._aliases.items():
             owner, leaf = self._owner(name)
             owner.register_parameter(leaf, self._known[same])
-        self._wanted = {n: (tuple(net.placements(n, mesh) or ()), here.frame(net.stored[n])) for n in self._owners}
+        self._wanted = {
+            n: (tuple(net.placements(n, mesh) or ()), here.frame(net.stored[n]), here.shape(net.stored[n]))
+            for n in self._owners
+        }
         self._scopes = [m for m in self.modules() if m is not self]
         if device != "meta":
             self.reset_parameters(seed)
@@ -587,23 +589,19 @@ class NetworkModule(Known):
         for n, t in known.items():
             placements, box, shape = self._wanted[n]
             if isinstance(t, DTensor):
-                fits, got = t._spec.placements == placements and t._spec.mesh == self._mesh, str(t._spec.placements)
-                plain = t._local_tensor
+                fits, plain = t._spec.placements == placements and t._spec.mesh == self._mesh, t._local_tensor
             elif isinstance(t, Block):
                 fits_ddp(t)
-                fits, got, plain = t.held is not None and t.held.box == box, str(t.held), t._block
+                fits, plain = t.held is not None and t.held.box == box, t._block
             else:
-                fits, got, plain = True, "", t
+                fits, plain = True, t
             if not fits:
+                got = getattr(t, "placements", getattr(t, "held", None))
                 yield ValueError(f"{name}: {n} is stored {self._net.values[n][1]} here, {list(box)}; got {got}")
-            elif len(plain.shape) != len(box) or any(
-                m != hi - lo for m, (lo, hi) in zip(plain.shape, box, strict=True)
-            ):
+            elif tuple(plain.shape) != shape:
                 yield ValueError(f"{name}: this rank's block of {n} is {list(box)}, got the shape {tuple(plain.shape)}")
             elif n in self._learnt and plain.dtype != self._net.dtype:
-                yield ValueError(
-                    f"{name}: {n} is {self._net.dtype}, got {plain.dtype}; compile with --dtype for another"
-                )
+                yield ValueError(f"{name}: {n} is {self._net.dtype}, got {plain.dtype}; --dtype compiles for another")
 
     def _wrong(self, given: Sequence[Tensor], count: int, guessed: bool, here: RowHere) -> Iterator[Exception]:
         """What is wrong with the inputs."""
