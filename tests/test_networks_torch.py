@@ -429,6 +429,7 @@ def test_optimizers_clipping_and_hooks(kind: str, folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning")  # of outputs that are views
 def test_ddp_and_fsdp2_over_copies(folder: Path) -> None:
     """Two ranks along H, and two copies along N that have other samples each: they are one network of the grid, not of
     DDP; over ranks that hold copies DDP and FSDP2 change nothing, over others they are refused."""
