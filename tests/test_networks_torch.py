@@ -268,7 +268,7 @@ def test_one_value_a_channel_is_no_statistic(tmp_path: Path) -> None:
     on_ranks(net, program)
 
 
-@pytest.mark.parametrize("axes", [{"N": 2}, {"H": 2}, {"C": 2}], ids=str)
+@pytest.mark.parametrize("axes", [{"H": 2}, {"C": 2}], ids=str)
 def test_autocast_and_bfloat16(axes: dict[str, int], tmp_path: Path) -> None:
     """Under autocast a network keeps its type, so it is nearer to float32 than the module is. One of bfloat16 has
     moments of float32, and loses no more than the module in bfloat16 does, or little."""
