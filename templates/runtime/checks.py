@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -120,6 +120,6 @@ def refuse_forward_mode(name: str) -> None:
 
 def refuse_vmap(name: str) -> None:
     """Collectives of networks would take a batched tensor for a plain one."""
-    stack = cast(Any, getattr(torch, "_C"))._functorch.get_interpreter_stack()  # noqa: B009  private
+    stack = getattr(torch, "_C")._functorch.get_interpreter_stack()  # noqa: B009  private
     if stack and any(str(one.key()).endswith("Vmap") for one in stack):
         raise TypeError(f"{name}: vmap over a network is not supported; more samples are a larger batch")
