@@ -138,6 +138,7 @@ class _Writer:
             "state": state,
             "aliases": dict(g.aliases),
             "inputs": g.inputs,
+            "types": tuple(p.values[n].dtype for n in g.inputs),
             "modes": g.modes,
             "rows": rows,
             "functions": functions,

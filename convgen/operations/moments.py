@@ -246,7 +246,8 @@ class RunningStatistics(Operation):
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         mean, variance, m = (t.detach() for t in operands)
-        return mean.lerp(m[1], self.momentum), variance.lerp(m[2] / (m[0] - 1), self.momentum)
+        new = ((mean, m[1]), (variance, m[2] / (m[0] - 1)))  # moments may be wider than buffers
+        return tuple(old.to(now.dtype).lerp(now, self.momentum).to(old.dtype) for old, now in new)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         mean, variance, m = (t.detach() for t in operands)

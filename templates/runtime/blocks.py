@@ -100,6 +100,8 @@ class Block(torch.Tensor):
         same = isinstance(result, Tensor) and result.shape == given[0].shape and name not in cls.REARRANGED
         if name == "as_strided" and (result.shape, result.stride()) == (given[0].shape, given[0].stride()):
             same = True
+        if name == "new_empty_strided" and result.shape == given[0].shape:
+            same = True  # autograd's copy of a gradient whose strides are not the parameter's, as empty_like
 
         def as_block(t: Any) -> Any:
             return Block(t, given[0].held if same else None, of) if isinstance(t, Tensor) else t
@@ -318,7 +320,9 @@ class Around(Function):
 
     @staticmethod
     def forward(block: Tensor, place: Any) -> Any:
-        return Block(block, *place) if isinstance(place, tuple) else DTensor(block, place, requires_grad=False)
+        if isinstance(place, tuple):
+            return Block(block, *place)
+        return DTensor(block.detach(), place, requires_grad=False)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

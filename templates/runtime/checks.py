@@ -116,3 +116,10 @@ def refuse_forward_mode(name: str) -> None:
     """An op can't see whether its operands have tangents; torch would take those of its results for zero."""
     if getattr(forward_ad, "_current_level", -1) >= 0:
         raise RuntimeError(f"{name}: forward-mode differentiation (jvp, jacfwd) is not supported; vjp and jacrev are")
+
+
+def refuse_vmap(name: str) -> None:
+    """Collectives of networks would take a batched tensor for a plain one."""
+    stack = getattr(torch, "_C")._functorch.get_interpreter_stack()  # noqa: B009  private
+    if stack and any(str(one.key()).endswith("Vmap") for one in stack):
+        raise TypeError(f"{name}: vmap over a network is not supported; more samples are a larger batch")

@@ -117,7 +117,7 @@ def drawn(name: str, layout: Layout, here: Here, generator: torch.Generator) -> 
     return kept
 
 
-def refuse_whole_state(name: str) -> None:
+def refuse_whole_state(name: str, instead: str = 'layer.gather("w", m.weight, mesh)') -> None:
     """torch has no protocol by which a tensor could tell get_model_state_dict and its like that it is a block: who asks
     for a module's parameters is looked up, and whether whole tensors are wanted."""
     frame = sys._getframe()
@@ -127,7 +127,6 @@ def refuse_whole_state(name: str) -> None:
             if getter and getattr(frame.f_locals.get("options"), "full_state_dict", False):
                 raise RuntimeError(
                     f"{name}: full_state_dict=True would give this rank's block of a parameter for the whole tensor, "
-                    "since DTensor can't say its layout; store with torch.distributed.checkpoint, or take "
-                    'layer.gather("w", m.weight, mesh)'
+                    f"since DTensor can't say its layout; store with torch.distributed.checkpoint, or take {instead}"
                 )
         frame = frame.f_back

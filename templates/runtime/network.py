@@ -1,5 +1,5 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportIncompatibleMethodOverride=false, reportPrivateUsage=false
+# pyright: reportIncompatibleMethodOverride=false, reportPrivateUsage=false, reportPrivateImportUsage=false
 # (what torch leaves untyped or private, and calls by another signature than it declares)
 """A network as torch.nn.Module."""
 
@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from .blocks import Around, Block, Function
-from .checks import identify, refuse_forward_mode
+from .blocks import Around, Block, Function, fits_ddp
+from .checks import agree, identify, refuse_forward_mode, refuse_vmap
 from .clipping import local
+from .conv_module import refuse_whole_state
 from .conversions import all_gather, copy_parts
 from .layout import Box
 from .mesh import Place, make_mesh, place_key, places
@@ -25,6 +27,7 @@ from .parameters import as_dtensor, as_held, find_placements
 from .rows import ENTRY, Row, RowHere, Split, block_of
 from .transport import Transport
 
+MASKS = 4096  # calls whose backward pass may be to come
 Size = int | str  # of a dimension; "N", "2*N": so many times the samples
 
 
@@ -117,11 +120,13 @@ class Net:
     def here(self, mesh: DeviceMesh) -> RowHere:
         return RowHere(self, self.place(mesh), 0)  # type: ignore[arg-type]
 
+    @torch._disable_dynamo
     def scatter(self, name: str, value: Tensor, mesh: DeviceMesh) -> Tensor:
         """This rank's block of an input that every rank has whole; no communication but for a gradient of it."""
         layout = self._activation(name, value.shape)
         return ScatterValue.apply(value, layout, self.here(mesh))
 
+    @torch._disable_dynamo
     def gather(self, name: str, value: Tensor, mesh: DeviceMesh, *, batch: int | None = None) -> Tensor:
         """The whole of an output, on every rank, from the ranks' blocks; its gradient is this rank's part."""
         known = self._known(name)
@@ -242,9 +247,22 @@ class Run:
         (first, *others) = made
         return made if others else first
 
+    def checkpoint(self, function: Any, *operands: Tensor) -> Any:
+        """torch.utils.checkpoint of a block's function, for a network.py edited by hand: `run.checkpoint(layer1, x)` in
+        place of `layer1(run, x)`; all ranks compute again at the same place, those too that keep nothing of it."""
+        from torch.utils.checkpoint import checkpoint
+
+        def called(*operands: Tensor) -> Any:
+            return kept(function(self, *operands))
+
+        return checkpoint(called, *operands, use_reentrant=False)
+
     def update(self, name: str, value: Tensor) -> None:
         """A buffer's new value."""
         if self.training:
+            if self[name].shape != value.shape:  # copy_ would spread it
+                sizes = f"{list(self[name].shape)} here, its new value {list(value.shape)}"
+                raise RuntimeError(f"{self.name}: {self.prefix}{name} is {sizes}")
             with torch.no_grad():
                 self[name].copy_(value)
 
@@ -254,9 +272,15 @@ class Run:
         names = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
         w, b, mean, variance, counted = [blocks.get(f"{module}.{n}") for n in names]
         own = self.training or mean is None
+        stand = rows.moments.stand(self, f"{self.start}{label}_moments")
+        of = cast(Any, stand.operation).of
+        if self.training and of.count == 1:
+            shape = list(of.shape)
+            raise ValueError(
+                f"{self.name}: {module}: expected more than 1 value per channel when training, got input size {shape}"
+            )
         if self.training and counted is not None:
             counted.add_(1)
-        stand = rows.moments.stand(self, f"{self.start}{label}_moments")
         coefficients = rows.coefficients.stand(self, f"{self.start}{label}_coefficients")
         centred = rows.centred.stand(self, f"{self.start}{label}")
         if not stand.store[0] and x.numel() and centred.is_silent and coefficients.is_silent:
@@ -278,26 +302,115 @@ class InsideAll(Function):
     """Plain blocks of DTensors and Blocks, all in one node of autograd's graph."""
 
     @staticmethod
-    def forward(*of: Any) -> tuple[Tensor, ...]:
+    def forward(name: str, *of: Any) -> tuple[Tensor, ...]:
         blocks = (t._block if isinstance(t, Block) else t._local_tensor if isinstance(t, DTensor) else t for t in of)
         return tuple([t.view_as(t) for t in blocks])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.places = [(t.held, t.of) if isinstance(t, Block) else getattr(t, "_spec", None) for t in inputs]
+        ctx.name, *of = inputs
+        ctx.places = [(t.held, t.of) if isinstance(t, Block) else getattr(t, "_spec", None) for t in of]
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        if torch.is_grad_enabled():
+            gradients = tuple([g if g is None else Once.apply(g, ctx.name) for g in gradients])
         pairs = zip(gradients, ctx.places, strict=True)
-        return tuple([g if g is None or p is None else Around.apply(g, p) for g, p in pairs])
+        return None, *[g if g is None or p is None else Around.apply(g, p) for g, p in pairs]
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, name: str, *of: Any) -> Any:
+        refuse_vmap(name)
 
 
-class Scope(torch.nn.Module):
+class Once(Function):
+    """A gradient that has none: rows of gradients say nothing of what moves for theirs."""
+
+    @staticmethod
+    def forward(gradient: Tensor, name: str) -> Tensor:
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _, ctx.name = inputs
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        raise RuntimeError(f"{ctx.name}: gradients of a network's gradients are not supported; those of layers are")
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, gradient: Tensor, name: str) -> Any:
+        refuse_vmap(name)
+
+
+class Last(Function):
+    """An output that keeps a tensor, though an empty one: the last that checkpointing sees kept and the first that it
+    is asked for. So all ranks compute again at the same place and to the end, also those that have nothing to keep."""
+
+    @staticmethod
+    def forward(output: Tensor) -> Tensor:
+        return output.view_as(output)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_backward(output.detach().flatten()[:0])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        assert len(ctx.saved_tensors) == 1
+        return gradient
+
+
+def kept(made: Any) -> Any:
+    """Outputs, each with a Last."""
+    if isinstance(made, dict):
+        return {name: kept(y) for name, y in made.items()}
+    if isinstance(made, tuple):
+        return tuple([kept(y) for y in made])
+    return Last.apply(made) if made.requires_grad else made
+
+
+def is_kept_elsewhere() -> bool:
+    """Whether hooks take what autograd keeps, as those of activation checkpointing do."""
+    ask = getattr(cast(Any, torch._C)._autograd, "_top_saved_tensors_default_hooks", None)
+    return ask is None or ask(True) is not None
+
+
+class Known(torch.nn.Module):
+    """A module whose tensors may be Blocks."""
+
+    _of: str
+
+    def _refuse_whole(self) -> None:
+        if any(isinstance(t, Block) for t in (*self._parameters.values(), *self._buffers.values())):
+            refuse_whole_state(self._of, "model.full_state_dict()")
+
+    def named_parameters(self, *args: Any, **how: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        self._refuse_whole()
+        return super().named_parameters(*args, **how)
+
+    def named_buffers(self, *args: Any, **how: Any) -> Iterator[tuple[str, Tensor]]:
+        self._refuse_whole()
+        return super().named_buffers(*args, **how)
+
+
+def never_called(self: Any, *_: Any, **__: Any) -> Any:
+    raise RuntimeError(f"{self._of} is a name of parameters in a network, no call: hooks are for the Network itself")
+
+
+class Scope(Known):
     """A module of the source, for its parameters' names."""
 
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._of = name
 
-class NetworkModule(torch.nn.Module):
+    forward = register_forward_hook = register_forward_pre_hook = never_called
+    register_full_backward_hook = register_full_backward_pre_hook = register_backward_hook = never_called
+
+
+class NetworkModule(Known):
     """The network: of every parameter and buffer this rank has its block, under the source's names.
 
     Args:
@@ -308,6 +421,7 @@ class NetworkModule(torch.nn.Module):
     _net: ClassVar[Net]
     _aliases: ClassVar[Mapping[str, str]] = {}
     _inputs: ClassVar[tuple[str, ...]]
+    _types: ClassVar[tuple[str, ...]]
     _modes: ClassVar[tuple[str, ...]] = ("train", "eval")
     _constants: ClassVar[Mapping[str, Tensor]] = {}
 
@@ -319,21 +433,30 @@ class NetworkModule(torch.nn.Module):
         self._owners: dict[str, tuple[torch.nn.Module, str]] = {}
         self._learnt = {n: how for n, (_, _, how, dtype) in self._net.state.items() if not dtype}
         self._buffered = {n: (how, dtype) for n, (_, _, how, dtype) in self._net.state.items() if dtype}
+        self._masks: dict[int, Tensor | None] = {}  # by a number that torch draws: see _mask
+        self._repeated = set[int]()
         net, here = self._net, self._net.here(mesh)
+        self._of, device = net.name, "meta" if torch.get_default_device().type == "meta" else net.device
         for name in self._learnt:
-            block = torch.empty(here.shape(net.stored[name]), dtype=net.dtype, device=net.device)
+            block = torch.empty(here.shape(net.stored[name]), dtype=net.dtype, device=device)
             value = torch.nn.Parameter(self._as_known(name, block, parameters))
             owner, leaf = self._owners[name] = self._owner(name)
             owner.register_parameter(leaf, value)
         for name, (how, dtype) in self._buffered.items():
-            block = torch.zeros(here.shape(net.stored[name]), dtype=getattr(torch, dtype), device=net.device)
+            block = torch.zeros(here.shape(net.stored[name]), dtype=getattr(torch, dtype), device=device)
             value = self._as_known(name, block, parameters) if block.dim() else block
             owner, leaf = self._owners[name] = self._owner(name)
             owner.register_buffer(leaf, value, persistent=how != "constant")  # no state dict of the source has those
         for name, same in self._aliases.items():
             owner, leaf = self._owner(name)
             owner.register_parameter(leaf, self._known[same])
-        self.reset_parameters(seed)
+        self._wanted = {
+            n: (tuple(net.placements(n, mesh) or ()), here.frame(net.stored[n]), here.shape(net.stored[n]))
+            for n in self._owners
+        }
+        self._scopes = [m for m in self.modules() if m is not self]
+        if device != "meta":
+            self.reset_parameters(seed)
         if self._modes == ("eval",):
             self.eval()
 
@@ -353,7 +476,7 @@ class NetworkModule(torch.nn.Module):
         *path, leaf = name.split(".")
         for part in path:
             if part not in here._modules:
-                here.add_module(part, Scope())
+                here.add_module(part, Scope(f"{self._net.name}: {'.'.join(path[: path.index(part) + 1])}"))
             here = here._modules[part]  # type: ignore[assignment]
         return here, leaf
 
@@ -389,11 +512,12 @@ class NetworkModule(torch.nn.Module):
             text = [f"missing {', '.join(missing)}"] * bool(missing) + [f"unknown {', '.join(unknown)}"] * bool(unknown)
             raise KeyError(f"{self._net.name}: {'; '.join(text)}")
         for name in own:
+            wanted = self._net.stored[name].extents
+            if name in state and tuple(state[name].shape) != wanted:
+                got = tuple(state[name].shape)
+                raise ValueError(f"{self._net.name}: {name} has shape {wanted}, got {got}")
+        for name in own:
             if name in state:
-                wanted = self._net.stored[name].extents
-                if tuple(state[name].shape) != wanted:
-                    got = tuple(state[name].shape)
-                    raise ValueError(f"{self._net.name}: {name} has shape {wanted}, got {got}")
                 self._fill(name, state[name].detach())
 
     @torch.no_grad()
@@ -421,31 +545,122 @@ class NetworkModule(torch.nn.Module):
             batch: the number of samples, where it is not the compiled one.
         """
         net = self._net
+        if torch.compiler.is_exporting():
+            raise RuntimeError(
+                f"{net.name}: an exported program would hold this rank's place on the mesh as a constant; export the "
+                "original network, and compile its copies with convgen"
+            )
+        return self._outside(given, batch)
+
+    @torch._disable_dynamo  # rows are opaque to a compiler: what is around a network is compiled
+    def _outside(self, given: Sequence[Tensor], batch: int | None) -> Any:
+        net = self._net
         refuse_forward_mode(net.name)
+        refuse_vmap(net.name)
         mode = "train" if self.training else "eval"
         if mode not in self._modes:
             hint = f"import it in {mode} mode too" if mode == "train" else "import it again with --eval"
             raise RuntimeError(f"{net.name}: compiled for {self._modes[0]} mode alone, the graphs differ; {hint}")
-        count = net.batch if batch is None else batch
-        here = net.here(self._mesh)
+        count, here, known = net.batch if batch is None else batch, net.here(self._mesh), self._known
+        faults = [*self._misfits(known), *self._wrong(given, count, batch is None, here)][:1]
+        if os.environ.get("CONVGEN_AGREE") == "1":
+            faults += [
+                ValueError(f"{net.name}: on rank {here.at}: {text}") for text in agree(here, [*map(str, faults)])
+            ]
+        if faults:
+            raise faults[0]
+        identify(here)
+        if torch.is_autocast_enabled(net.device):  # as in layers: it is taken in the network's type
+            given = tuple([t.to(getattr(torch, wide)) for t, wide in zip(given, self._types, strict=True)])
+            with torch.autocast(net.device, enabled=False):
+                return self._run(given, known, count, here)
+        return self._run(given, known, count, here)
+
+    def _misfits(self, known: Mapping[str, Any]) -> Iterator[Exception]:
+        """What has become of parameters, buffers and modules that a network can't run with."""
+        name = self._net.name
+        for scope in self._scopes:
+            if scope.training != self.training:
+                modes = [("evaluation", "training")[m] for m in (scope.training, self.training)]
+                yield RuntimeError(
+                    f"{scope._of} is in {modes[0]}, the network in {modes[1]}: it has one mode, that "
+                    "of model.train() or model.eval()"
+                )
+        for n, t in known.items():
+            placements, box, shape = self._wanted[n]
+            if isinstance(t, DTensor):
+                fits, plain = t._spec.placements == placements and t._spec.mesh == self._mesh, t._local_tensor
+            elif isinstance(t, Block):
+                fits_ddp(t)
+                fits, plain = t.held is not None and t.held.box == box, t._block
+            else:
+                fits, plain = True, t
+            if not fits:
+                got = getattr(t, "placements", getattr(t, "held", None))
+                yield ValueError(f"{name}: {n} is stored {self._net.values[n][1]} here, {list(box)}; got {got}")
+            elif tuple(plain.shape) != shape:
+                yield ValueError(f"{name}: this rank's block of {n} is {list(box)}, got the shape {tuple(plain.shape)}")
+            elif n in self._learnt and plain.dtype != self._net.dtype:
+                yield ValueError(f"{name}: {n} is {self._net.dtype}, got {plain.dtype}; --dtype compiles for another")
+
+    def _wrong(self, given: Sequence[Tensor], count: int, guessed: bool, here: RowHere) -> Iterator[Exception]:
+        """What is wrong with the inputs."""
+        net = self._net
         if len(given) != len(self._inputs):
-            raise TypeError(f"{net.name}: takes {', '.join(self._inputs)}, got {len(given)} tensors")
-        for name, value in zip(self._inputs, given, strict=True):
+            yield TypeError(f"{net.name}: takes {', '.join(self._inputs)}, got {len(given)} tensors")
+            return
+        for name, value, kind in zip(self._inputs, given, self._types, strict=True):
+            other = value.is_floating_point() != getattr(torch, kind).is_floating_point
+            narrow = f"torch.{kind}" != str(value.dtype) and not torch.is_autocast_enabled(net.device)
+            if other or (value.is_floating_point() and narrow):
+                yield ValueError(f"{net.name}: {name} is torch.{kind}, got {value.dtype}")
             wanted = here.shape(net.split(name, count))
             if tuple(value.shape) != wanted:
-                hint = "; batch= tells the number of samples, if it is another one" if batch is None else ""
+                hint = "; batch= tells the number of samples, if it is another one" if guessed else ""
                 got = tuple(value.shape)
-                raise ValueError(f"{net.name}: this rank's block of {name} has shape {wanted}, got {got}{hint}")
-        identify(here)
-        known = self._known
-        blocks = dict(zip(self._learnt, InsideAll.apply(*(known[n] for n in self._learnt)), strict=True))
-        blocks |= {n: local(known[n]) for n in self._buffered}
+                yield ValueError(f"{net.name}: this rank's block of {name} has shape {wanted}, got {got}{hint}")
+
+    def _run(self, given: Sequence[Tensor], known: Mapping[str, Any], count: int, here: RowHere) -> Any:
+        net = self._net
+        inputs = [i for i, t in enumerate(given) if torch.is_grad_enabled() and t.requires_grad]
+        given = list(given)
+        for i, t in zip(inputs, InsideAll.apply(net.name, *(given[i] for i in inputs)) if inputs else (), strict=True):
+            given[i] = t
+        blocks = {n: local(t) for n, t in known.items()}
+        learns = [n for n in self._learnt if known[n].requires_grad]
+        inside = InsideAll.apply(net.name, *(known[n] for n in learns)) if learns else ()
+        blocks |= zip(learns, inside, strict=True)
         drawn = next((blocks[n] for n, (how, _) in self._buffered.items() if how == "seed"), None)
-        called = Called(self, here.place, count, blocks, None if drawn is None else drawn.clone())
-        made = self.compute(Run(called), *given)
-        if drawn is not None and self.training:
-            drawn[1] += 1
-        return made
+        mask = None if drawn is None else self._mask(drawn)
+        made = self.compute(Run(Called(self, here.place, count, blocks, mask)), *given)
+        return kept(made) if torch.is_grad_enabled() and is_kept_elsewhere() else made
+
+    def _mask(self, drawn: Tensor) -> Tensor:
+        """The seed and the step of this call. A call inside of a backward pass is one that activation checkpointing
+        repeats: it has the step of the first one, which is found by torch's random state, as that is brought back."""
+        now = drawn.clone()
+        again = torch._C._current_graph_task_id() != -1
+        if not self.training:
+            return now
+        if again or not torch.is_grad_enabled() or is_kept_elsewhere():
+            key = int(torch.randint(2**62, (), device="cpu"))
+            if again:
+                found = self._masks.get(key)
+                if found is None:
+                    raise RuntimeError(
+                        f"{self._net.name}: a call in a backward pass would draw other dropout masks than the "
+                        "first one: checkpoint wants preserve_rng_state=True, and no seeding alike between calls"
+                    )
+                self._masks[key] = found
+                self._repeated.add(key)
+                return found
+            twice = key in self._masks and key not in self._repeated
+            self._repeated.discard(key)
+            self._masks[key] = None if twice else now
+            while len(self._masks) > MASKS:
+                self._masks.pop(next(iter(self._masks)))
+        drawn[1] += 1
+        return now
 
     def compute(self, run: Run, *given: Tensor) -> Any:
         raise NotImplementedError

@@ -20,6 +20,7 @@ from convgen.algebra.signature import Made, Operand
 from convgen.operations.row import At, Operation
 
 from .blocks import Function
+from .checks import refuse_vmap
 from .conversions import (
     all_gather,
     all_reduce,
@@ -345,6 +346,10 @@ class Travel(Function):
         _, ctx.there, ctx.back, ctx.here = inputs
 
     @staticmethod
+    def vmap(info: Any, in_dims: Any, *values: Any) -> Any:
+        raise TypeError("vmap over a network is not supported")
+
+    @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         return Travel.apply(gradient.contiguous(), ctx.back, ctx.there, ctx.here), None, None, None
 
@@ -365,11 +370,17 @@ class Attach(Function):
         ctx.mark_non_differentiable(*(t for t in outputs if not t.is_floating_point()))
 
     @staticmethod
+    def vmap(info: Any, in_dims: Any, *values: Any) -> Any:
+        raise TypeError("vmap over a network is not supported")
+
+    @staticmethod
     def backward(ctx: Any, *dys: Any) -> Any:
+        refuse_vmap(ctx.stand.name)  # of jacrev, and of is_grads_batched
         values = ctx.saved_tensors
         results, operands = values[: ctx.count], values[ctx.count :]
         dys = tuple(None if g is None else g.contiguous() for g in dys)
-        found = ctx.stand.gradients(ctx.place, dys, results, operands)
+        with torch.autocast(ctx.stand.device, enabled=False):  # where all of backward runs under it
+            found = ctx.stand.gradients(ctx.place, dys, results, operands)
         through = tuple(g if r.is_floating_point() else None for g, r in zip(dys, results, strict=True))
         return None, None, None, *through, *found
 

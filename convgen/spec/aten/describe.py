@@ -106,4 +106,4 @@ def overload_tags_allow(call: Call, reader: Reader) -> bool:
         what = "changes an operand" if op._schema.is_mutable else "draws random numbers"
         fact = f"{call.module or 'the module'}: {call.op} {what}, and no operation describes it"
         raise InputError(fact, hint="eval mode, or a module without it")
-    return torch.Tag.pointwise in op.tags
+    return torch.Tag.pointwise in op.tags or call.op == "_to_copy"  # another type; torch has no tag for it
