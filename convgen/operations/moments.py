@@ -110,7 +110,8 @@ class Moments(Operation):
         (x,), of = operands, self.of
         x = x.to(torch.promote_types(x.dtype, torch.float32))
         averaged = [d for d in range(len(of.shape)) if d not in of.keep]
-        if of.keep == (1,) and of.size == 1:
+        differentiated = torch.is_grad_enabled() and x.requires_grad  # of one rank's; else a row of its own does it
+        if of.keep == (1,) and of.size == 1 and not differentiated:
             mean, variance = torch.batch_norm_update_stats(x, None, None, 0.0)  # several times faster than var_mean
             count = x.numel() // x.shape[1]
             return (torch.stack([torch.full_like(mean, count), mean, variance * count]),)
