@@ -68,9 +68,9 @@ def reads_aligned(kernel: Kernel, p: Problem) -> bool:
     [
         ("channels", "bfloat16", "channels_last", "all" if DRAWS > 1 else "each"),
         ("channels", "bfloat16", "contiguous", "chosen" if DRAWS > 1 else "few"),
-        ("space", "float16", "channels_last", "few"),
         *(
             [
+                ("space", "float16", "channels_last", "few"),
                 ("channels", "float32", "channels_last", "chosen"),
                 ("filters", "bfloat16", "channels_last", "few"),
                 ("channels", "float32", "contiguous", "chosen"),

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from generate import draws
+from generate import draws, thorough
 from modules import Case, assert_counted, assert_true, draw, on_gpu, run
 from passing import eager
 from test_module_contract import assert_opchecks
@@ -94,7 +94,7 @@ def test_parts(algorithm: str, memory_format: str) -> None:
 
 def test_everything_is_drawn() -> None:
     seen: Counter[str] = Counter()
-    for seed in range(1000, 1000 + LAYERS):
+    for seed in range(1000, 1000 + thorough(LAYERS)):
         for _, step in fused(draw(seed, most=6)).schedule.steps():
             seen[f"{getattr(step, 'form', 'whole')} {getattr(step, 'kind', 'conv')}"] += 1
     for form in ("rim exchange", "whole all_gather", "whole exchange", "whole slice", "whole all_to_all"):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from generate import draws
+from generate import draws, thorough
 from kernel_cases import LETTERS, PHASES, SM_90, interpret, operands, random_dim, random_problem, reference
 
 from convgen.kernels.config import Config
@@ -76,9 +76,9 @@ DRAWS: dict[str, tuple[Any, Draw, int]] = {
 ROUNDING = {"float64": 1e-12, "float32": 1e-6, "tfloat32": 1e-6, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 
-def cases(name: str, phase: str) -> list[Problem]:
+def cases(name: str, phase: str, of: Callable[[int], int] = draws) -> list[Problem]:
     family, draw, count = DRAWS[name]
-    drawn = (draw(random.Random(f"{name} {phase} {seed}"), phase) for seed in range(draws(count)))
+    drawn = (draw(random.Random(f"{name} {phase} {seed}"), phase) for seed in range(of(count)))
     return [p for p in drawn if family.refusal(p, SM_90) is None]
 
 
@@ -106,7 +106,7 @@ def test_draws_have_everything() -> None:
     seen: Counter[str] = Counter()
     for name in DRAWS:
         for phase in PHASES:
-            for p in cases(name, phase):
+            for p in cases(name, phase, lambda count: thorough(draws(count))):
                 seen[f"{len(p.dims)}d"] += 1
                 seen[p.memory_format] += 1
                 seen[p.dtype] += 1

@@ -11,7 +11,7 @@ from collections import Counter
 
 import pytest
 import torch
-from generate import Problem, draws
+from generate import Problem, draws, thorough
 from modules import GRADIENT_OF, Case, assert_adjoint, assert_counted, assert_true, draw, make, run, with_dtype
 
 from convgen.algebra.algorithms import ALGORITHMS
@@ -124,7 +124,7 @@ def test_other_batch_moves_what_the_compiled_batch_does_not() -> None:
 def test_the_random_layers_have_everything() -> None:
     """What test_any_layer is trusted to cover comes up in it, most of it many times."""
     seen: Counter[str] = Counter()
-    for seed in range(LAYERS):
+    for seed in range(thorough(LAYERS)):
         case = draw(seed)
         conv, layer, space, types = case.layer.conv, case.layer, case.space, case.schedule.types()
         roles = dict(case.schedule.roles)
