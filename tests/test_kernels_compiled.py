@@ -67,9 +67,9 @@ def reads_aligned(kernel: Kernel, p: Problem) -> bool:
     ("grid", "dtype", "memory_format", "families"),
     [
         ("channels", "bfloat16", "channels_last", "all" if DRAWS > 1 else "each"),
-        ("channels", "bfloat16", "contiguous", "chosen" if DRAWS > 1 else "few"),
         *(
             [
+                ("channels", "bfloat16", "contiguous", "chosen"),
                 ("space", "float16", "channels_last", "few"),
                 ("channels", "float32", "channels_last", "chosen"),
                 ("filters", "bfloat16", "channels_last", "few"),
