@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -22,7 +22,7 @@ from convgen.cost.network import volume
 from convgen.network_compiler import CompiledNetwork, other_batch, program_like
 from convgen.operations.bound import Bound
 from convgen.program.network import Program, Value
-from convgen.program.rows import PlacedRow, place, serves
+from convgen.program.rows import PlacedRow, place, place_gradient, serves, stored_by_name
 from convgen.spec.aten.describe import Described, describe
 from convgen.spec.graph import Graph
 from convgen.verify.virtual import VirtualTransport, World
@@ -56,18 +56,14 @@ def _free_row(draw: Random, bound: Bound, grid: Grid, known: Mapping[str, tuple[
     roles = some_roles(draw, signature, grid)
     reads = [known[v] for v in bound.reads]
     made = [known.get(v) or ((),) * len(r.shape) for v, r in zip(bound.makes, signature.results, strict=True)]
-    names = {o.name: s for o, s in zip(signature.inputs, reads, strict=True)}
-    names |= {r.name: s for r, s in zip(signature.results, made, strict=True) if r.name not in names}
-    names |= {f"d{r.name}": s for r, s in zip(signature.results, made, strict=True)}
+    names = stored_by_name(signature, reads, made)
     derived: dict[str, PlacedRow] = {}
     for name, one in bound.operation.gradients.items():
         if signature.reduction == "sum" and draw.random() < 0.5:
             continue
         other = draw.choice([w for w, s in enumerate(one.operation.signatures) if s.reduction != "max"])
         own = some_roles(draw, one.operation.signatures[other], grid)
-        stored_reads = [names[r] for r in one.reads]
-        row = place(Bound(one.operation, one.reads, (name,)), grid, other, own, stored_reads, [names[name]])
-        derived[name] = replace(row, back=(None,) * len(one.reads))
+        derived[name] = place_gradient(bound, name, grid, other, own, names)
     return place(bound, grid, way, roles, reads, made, derived)
 
 

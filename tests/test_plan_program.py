@@ -22,11 +22,10 @@ from convgen.cost.rows import program_cost, row_cost
 from convgen.errors import InputError
 from convgen.network_compiler import compile_network, compile_plan, network_parts, plan_graph
 from convgen.operations.bound import Bound
-from convgen.plan.program.candidates import kept
 from convgen.plan.program.search import Effort, Search
 from convgen.plan.program.tables import Question
 from convgen.plan.program.written import plan_of
-from convgen.program.rows import PlacedRow, Stored, place
+from convgen.program.rows import PlacedRow, Stored, kept, place
 from convgen.spec.aten.describe import describe
 from convgen.spec.exported import graph_of
 from convgen.spec.graph import Graph

@@ -225,6 +225,13 @@ class IndexSets:
         return int((volume(self.held(layout)) == 0).sum())
 
 
+def overlaps(held: Box, need: Box) -> NDArray[np.int64]:
+    """Index count of what rank i holds of those elements that rank j needs: [ranks, ranks]."""
+    lo = np.maximum(held[:, None, :, 0], need[None, :, :, 0])
+    hi = np.minimum(held[:, None, :, 1], need[None, :, :, 1])
+    return np.maximum(hi - lo, 0).prod(axis=-1)
+
+
 def volume(box: Box) -> NDArray[np.int64]:
     """Index count of each rank's box."""
     return np.maximum(box[:, :, 1] - box[:, :, 0], 0).prod(axis=1)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from convgen.algebra.index_sets import IndexSets
 from convgen.algebra.layout import Axes, Layout
-from convgen.algebra.signature import Operand, Signature
+from convgen.algebra.signature import Operand, Signature, Wanted
 
 
 def layouts(sets: IndexSets, signature: Signature, roles: Mapping[str, Axes]) -> tuple[Layout, ...]:
@@ -14,11 +14,11 @@ def layouts(sets: IndexSets, signature: Signature, roles: Mapping[str, Axes]) ->
 
     A window is wanted only where the rank's block does not serve as it is.
     """
-    return tuple(_layout(sets, signature, o, roles) for o in (*signature.inputs, *signature.results))
+    return tuple(layout(sets, o, signature.wants(o, roles)) for o in (*signature.inputs, *signature.results))
 
 
-def _layout(sets: IndexSets, signature: Signature, operand: Operand, roles: Mapping[str, Axes]) -> Layout:
-    wanted = signature.wants(operand, roles)
+def layout(sets: IndexSets, operand: Operand, wanted: Wanted) -> Layout:
+    """A wanted type as a layout; windows only where the rank's block does not serve as it is."""
     pieces = wanted.pieces[: len(sets.dims(operand.name))]
     windows = tuple(None if p.relation is None else sets.window(operand.name, d, p.axes) for d, p in enumerate(pieces))
     return Layout(operand.name, tuple(p.axes for p in pieces), windows, sets.grid.ordered(wanted.partial))

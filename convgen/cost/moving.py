@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convgen.algebra.grid import Grid
-from convgen.algebra.index_sets import Box, IndexSets
+from convgen.algebra.index_sets import Box, IndexSets, overlaps
 from convgen.algebra.redistribute import Conversion
 from convgen.cost.links import Links, collective_seconds
 from convgen.cost.machine import Machine
@@ -19,9 +19,7 @@ Counts = NDArray[np.int64]
 def overlapping(held: Box, kept: Box, grid: Grid, over: tuple[str, ...]) -> Counts:
     """Of parts that are added where they overlap, what rank i holds of rank j's block: [ranks, ranks]."""
     ids = grid.group_ids(over)
-    lo = np.maximum(held[:, None, :, 0], kept[None, :, :, 0])
-    hi = np.minimum(held[:, None, :, 1], kept[None, :, :, 1])
-    both = np.maximum(hi - lo, 0).prod(axis=-1) * (ids[:, None] == ids[None, :])
+    both = overlaps(held, kept) * (ids[:, None] == ids[None, :])
     np.fill_diagonal(both, 0)
     return both
 

@@ -309,7 +309,7 @@ class _Writer:
         inner: list[str] = []
         for k, one in row.derived:
             there = dict(other.derived)[k]
-            sources = reads_of(one.bound, row.bound.operation, one.bound.reads)
+            sources = reads_of(row.bound.operation, one.bound.reads)
             inner.append(
                 f"{k}: ({self._constructor(one, there, indent + '    ')}, {tuple(sources)!r})".replace("'", '"')
             )

@@ -19,13 +19,13 @@ from math import prod
 from convgen.algebra.algorithms import ALGORITHMS
 from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes
-from convgen.algebra.signature import Made, Operand, Signature
+from convgen.algebra.signature import Operand, Signature
 from convgen.cost.network import bytes_of
 from convgen.errors import InputError
 from convgen.operations.bound import Bound
 from convgen.operations.row import Operation
 from convgen.program.network import Program, Value
-from convgen.program.rows import PlacedRow, Stored, place, serves, several
+from convgen.program.rows import PlacedRow, Stored, index_of, kept, place, serves, stored_by_name
 
 ROLES_AT_MOST = 256  # combinations of one row that are looked at
 
@@ -69,7 +69,7 @@ def lay_out(
     for bound in rows:
         reads = tuple(known.get(v) for v in bound.reads)
         row, stored, made = _placed(bound.operation, reads, bare, rule)
-        placed.append(_renamed(row, bound))
+        placed.append(replace(row, bound=bound))
         known |= {v: s for v, s in zip(bound.reads, stored, strict=True) if v not in known}
         known |= {v: s for v, s in zip(bound.makes, made, strict=True) if v}
     for t in tensors:
@@ -83,10 +83,6 @@ def lay_out(
         updates=tuple(updates),
         outputs=tuple(outputs),
     )
-
-
-def _renamed(row: PlacedRow, bound: Bound) -> PlacedRow:
-    return replace(row, bound=bound)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +142,10 @@ def _placed(
             continue  # where the largest is found is not followed across ranks
         for roles in _roles(signature, reads, grid, rule):
             operands = tuple(
-                _wanted(o, signature, roles) if axes is None else axes
+                kept(o, signature, roles) if axes is None else axes
                 for o, axes in zip(signature.inputs, reads, strict=True)
             )
-            results = tuple(_made(r, signature, roles, grid, rule) for r in signature.results)
+            results = tuple(_made(r, signature, roles, rule) for r in signature.results)
             row = _with_gradients(nothing, grid, way, roles, operands, results)
             busy = prod(grid.sizes[a] for axes in roles.values() for a in axes)
             found.append(((-busy, bytes_of(row, grid), way), row, operands, results))
@@ -164,7 +160,7 @@ def _roles(signature: Signature, reads: Sequence[Stored | None], grid: Grid, rul
     fresh = _fresh(signature, reads)
     for operand, axes in zip(signature.inputs, reads, strict=True):
         for made, split in zip(operand.dims, axes or ((),) * len(operand.dims), strict=True):
-            index = _index(made, signature)
+            index = index_of(made, signature)
             for place_, axis in enumerate(split):
                 goal = index
                 if index in signature.summed and fresh and operand.gradient:
@@ -195,12 +191,6 @@ def _roles(signature: Signature, reads: Sequence[Stored | None], grid: Grid, rul
         yield {}
 
 
-def _index(made: Made, signature: Signature) -> str | None:
-    """The index that blocks of a dimension are blocks of."""
-    found = several(made, signature)
-    return found[0] if found else None
-
-
 def _fresh(signature: Signature, reads: Sequence[Stored | None]) -> str | None:
     """The index of a sum's result that only parameters have, such as filters."""
     if signature.reduction != "sum" or not signature.summed or len(signature.results) != 1:
@@ -213,29 +203,20 @@ def _fresh(signature: Signature, reads: Sequence[Stored | None]) -> str | None:
         for i in made.indices
     }
     (result,) = signature.results
-    alone = [f for made in result.dims if (f := _index(made, signature)) and f not in given]
+    alone = [f for made in result.dims if (f := index_of(made, signature)) and f not in given]
     return alone[0] if len(alone) == 1 else None
 
 
-def _wanted(operand: Operand, signature: Signature, roles: Mapping[str, Axes]) -> Stored:
-    """A parameter is stored as its first row wants it."""
-    return tuple(
-        () if made.relation is not None else tuple(a for i in made.indices for a in roles.get(i, ()))
-        for made in operand.dims
-    )
-
-
-def _made(result: Operand, signature: Signature, roles: Mapping[str, Axes], grid: Grid, rule: Rule) -> Stored:
+def _made(result: Operand, signature: Signature, roles: Mapping[str, Axes], rule: Rule) -> Stored:
     """A result is stored as it is made; what is partial is split along the index that only parameters have."""
     wants = signature.wants(result, roles)
     stored = [p.axes for p in wants.pieces]
     read = {i for o in signature.inputs[:1] for made in o.dims for i in made.indices}
     for d, made in enumerate(result.dims):
-        index = _index(made, signature)
+        index = index_of(made, signature)
         if index and index not in read and result.shape[d] > 1 and signature.reduction == "sum":
-            kept = tuple(a for a in stored[d] if a not in rule.copied)
-            channels = tuple(a for a in wants.partial if a in _channel_axes(signature, roles))
-            stored[d] = kept + channels
+            own = tuple(a for a in stored[d] if a not in rule.copied)
+            stored[d] = own + tuple(a for a in wants.partial if a in _channel_axes(signature, roles))
             break
     return tuple(stored)
 
@@ -254,9 +235,7 @@ def _with_gradients(
     if not bound.operation.gradients:
         return row
     signature = row.signature
-    names = {o.name: axes for o, axes in zip(signature.inputs, reads, strict=True)}
-    names |= {r.name: axes for r, axes in zip(signature.results, makes, strict=True) if r.name not in names}
-    names |= {f"d{r.name}": axes for r, axes in zip(signature.results, makes, strict=True)}
+    names = stored_by_name(signature, reads, makes)
     derived: dict[str, PlacedRow] = {}
     numbers = {o.name: k for k, o in enumerate(signature.inputs)}
     for name, one in bound.operation.gradients.items():

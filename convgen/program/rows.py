@@ -24,11 +24,12 @@ from math import prod
 import numpy as np
 
 from convgen.algebra.grid import Grid
-from convgen.algebra.index_sets import IndexSets
+from convgen.algebra.index_sets import IndexSets, overlaps
 from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.redistribute import Conversion, redistribute
-from convgen.algebra.signature import Made, Operand, Signature, Wanted
+from convgen.algebra.signature import Made, Operand, Signature
 from convgen.algebra.tensors import Dim, Rows, Tensor
+from convgen.algebra.wants import layout
 from convgen.operations.bound import Bound
 from convgen.operations.row import Operation
 
@@ -91,6 +92,18 @@ def several(made: Made, signature: Signature) -> tuple[str, ...]:
     return tuple(i for i in made.indices if signature.extent[i] > 1)
 
 
+def index_of(made: Made, signature: Signature) -> str | None:
+    """The index that blocks of a dimension are blocks of."""
+    return next(iter(several(made, signature)), None)
+
+
+def kept(operand: Operand, signature: Signature, roles: Mapping[str, Axes]) -> Stored:
+    """As a row wants a parameter stored: whole along what it reads by relations."""
+    return tuple(
+        () if made.relation is not None else roles.get(index_of(made, signature) or "", ()) for made in operand.dims
+    )
+
+
 def serves(signature: Signature, roles: Mapping[str, Axes], grid: Grid) -> bool:
     """Whether blocks of nests are plain blocks of their dimensions: only the outermost index is split, evenly."""
     for operand in (*signature.inputs, *signature.results):
@@ -101,14 +114,6 @@ def serves(signature: Signature, roles: Mapping[str, Axes], grid: Grid) -> bool:
             if inner and signature.extent[outer] % prod(grid.sizes[a] for a in roles.get(outer, ())):
                 return False
     return True
-
-
-def layout(sets: IndexSets, operand: Operand, wanted: Wanted) -> Layout:
-    """A wanted type; windows only where the rank's block does not serve as it is."""
-    windows = tuple(
-        None if p.relation is None else sets.window(operand.name, d, p.axes) for d, p in enumerate(wanted.pieces)
-    )
-    return Layout(operand.name, tuple(p.axes for p in wanted.pieces), windows, sets.grid.ordered(wanted.partial))
 
 
 @lru_cache(maxsize=1 << 17)
@@ -168,6 +173,28 @@ def place(
     )
 
 
+def place_gradient(
+    bound: Bound, name: str, grid: Grid, way: int, roles: Mapping[str, Axes], stored: Mapping[str, Stored]
+) -> PlacedRow:
+    """The row of an operand's gradient, in a row's `derived`.
+
+    Args:
+        bound: the row whose operand it is; `name`: the operand's.
+        stored: as `stored_by_name` gives it.
+    """
+    one = bound.operation.gradients[name]
+    own = Bound(one.operation, one.reads, (name,))
+    row = place(own, grid, way, roles, [stored[r] for r in one.reads], [stored[name]])
+    return replace(row, back=(None,) * len(one.reads))
+
+
+def stored_by_name(signature: Signature, reads: Sequence[Stored], makes: Sequence[Stored]) -> dict[str, Stored]:
+    """How operands, results and results' gradients are stored, by the names that gradients' rows have for them."""
+    found = {f"d{r.name}": s for r, s in zip(signature.results, makes, strict=True)}
+    found |= {r.name: s for r, s in zip(signature.results, makes, strict=True)}
+    return found | {o.name: s for o, s in zip(signature.inputs, reads, strict=True)}
+
+
 def reduced(sets: IndexSets, made: Layout, stored: Layout, signature: Signature) -> Chain:
     """A result to where it is stored. What is no sum is gathered, and reduced by every rank alike."""
     if signature.reduction == "sum" or not made.partial:
@@ -184,15 +211,12 @@ def collect(sets: IndexSets, found: Layout, stored: Layout) -> Chain:
         return converted(sets, found, stored)
     grid = sets.grid
     apart = grid.group_ids(grid.ordered({*found.used, *found.partial}))
-    held, kept = sets.held(found), sets.held(stored)
-    lo = np.maximum(held[:, None, :, 0], kept[None, :, :, 0])
-    hi = np.minimum(held[:, None, :, 1], kept[None, :, :, 1])
-    one, other = np.nonzero((hi > lo).all(axis=-1) & (apart[:, None] == apart[None, :]))
+    one, other = np.nonzero(overlaps(sets.held(found), sets.held(stored)) * (apart[:, None] == apart[None, :]))
     moved = {a for a, at in grid.coordinates.items() if np.any(at[one] != at[other])}
     return (Conversion("exchange", grid.ordered(moved | {*found.partial}), found, stored, "sum"),)
 
 
-def reads_of(bound: Bound, operation: Operation, names: Sequence[str]) -> list[tuple[str, int]]:
+def reads_of(operation: Operation, names: Sequence[str]) -> list[tuple[str, int]]:
     """Where a gradient's row finds its operands: ("operand" | "result" | "gradient", number).
 
     Args:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 from math import prod
@@ -23,7 +22,7 @@ from convgen.operations.contraction import Contraction
 from convgen.operations.convolution import Convolution
 from convgen.operations.row import Operation
 from convgen.operations.transposed import TransposedConvolution
-from convgen.program.rows import Stored, place, serves, several
+from convgen.program.rows import Stored, index_of, kept, place, serves
 
 MOST_SLOWER = 3  # a way whose local work takes so many times the fastest's is not looked at
 PRODUCTS = (Convolution, TransposedConvolution, Contraction)
@@ -56,19 +55,11 @@ def _nested(names: Sequence[str], chosen: Sequence[str | None], signature: Signa
 
 def wanted(operand: Operand, signature: Signature, roles: Mapping[str, Axes]) -> Stored:
     """Where an operand has to travel least: its blocks as the row has them."""
-    return tuple(tuple(a for i in several(made, signature)[:1] for a in roles.get(i, ())) for made in operand.dims)
-
-
-def kept(operand: Operand, signature: Signature, roles: Mapping[str, Axes]) -> Stored:
-    """As a row wants a parameter stored: whole along what it reads by relations."""
-    return tuple(
-        () if made.relation is not None else axes
-        for made, axes in zip(operand.dims, wanted(operand, signature, roles), strict=True)
-    )
+    return tuple(roles.get(index_of(made, signature) or "", ()) for made in operand.dims)
 
 
 def made(result: Operand, signature: Signature, roles: Mapping[str, Axes]) -> Iterator[Stored]:
-    """A result as it is made, whole sums on every rank; and what is partial split along each of its dimensions."""
+    """A result as it is made, whole sums on every rank; and what is partial split along its channels."""
     stored = wanted(result, signature, roles)
     yield stored
     partial = signature.wants(result, roles).partial
@@ -121,7 +112,7 @@ def suggested(operation: Operation, reads: Sequence[Stored | None], makes: Seque
         roles: dict[str, Axes] = {}
         for operand, stored in sides:
             for dim, axes in zip(operand.dims, stored or (), strict=False):
-                index = (several(dim, signature) or (None,))[0]
+                index = index_of(dim, signature)
                 free = tuple(a for a in axes if not any(a in other for other in roles.values()))
                 if index and free == axes and axes and index not in roles:
                     roles[index] = axes
@@ -151,7 +142,3 @@ def votes(ways: Mapping[int, Sequence[Way]], bounds: Sequence[Bound], values: Ma
 def without_idle(stored: Stored, shape: Sequence[int], grid: Grid) -> bool:
     """Whether every rank has some of each dimension."""
     return all(prod(grid.sizes[a] for a in axes) <= n for axes, n in zip(stored, shape, strict=True))
-
-
-def bound_like(bound: Bound, operation: Operation) -> Bound:
-    return replace(bound, operation=operation)

@@ -15,11 +15,23 @@ from numpy.typing import NDArray
 
 from convgen.algebra.layout import Layout
 from convgen.algebra.signature import Signature
+from convgen.algebra.wants import layout
 from convgen.cost.rows import Price
 from convgen.operations.bound import Bound
 from convgen.operations.row import Operation
-from convgen.plan.program.candidates import Way, kept
-from convgen.program.rows import PlacedRow, Stored, collect, converted, index_sets, layout, place, reduced
+from convgen.plan.program.candidates import Way
+from convgen.program.rows import (
+    PlacedRow,
+    Stored,
+    collect,
+    converted,
+    index_sets,
+    kept,
+    place,
+    place_gradient,
+    reduced,
+    stored_by_name,
+)
 
 Table = NDArray[np.int64]
 PARAMETER_COPIES = 3  # itself, its gradient, an optimizer's state
@@ -227,18 +239,9 @@ def placed(answer: Answer, cell: tuple[int, ...], bound: Bound, price: Price) ->
     ]
     makes = [c[next(places)] for c in q.results]
     derived: dict[str, PlacedRow] = {}
-    names = {o.name: s for o, s in zip(signature.inputs, reads, strict=True)}
-    names |= {r.name: s for r, s in zip(signature.results, makes, strict=True) if r.name not in names}
-    names |= {f"d{r.name}": s for r, s in zip(signature.results, makes, strict=True)}
+    stored = stored_by_name(signature, reads, makes)
     for name, (cells, ways) in answer.derived[w].items():
-        choice = int(cells[cell])
-        one = bound.operation.gradients[name]
-        if choice < 0:
-            continue
-        own_way, own_roles = ways[choice]
-        row = place(
-            Bound(one.operation, one.reads, (name,)), price.grid, own_way, dict(own_roles),
-            [names[r] for r in one.reads], [names[name]],
-        )  # fmt: skip
-        derived[name] = replace(row, back=(None,) * len(one.reads))
+        if (choice := int(cells[cell])) >= 0:
+            own_way, own_roles = ways[choice]
+            derived[name] = place_gradient(bound, name, price.grid, own_way, dict(own_roles), stored)
     return place(bound, price.grid, number, nests, reads, makes, derived)

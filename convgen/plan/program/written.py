@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from convgen.algebra.grid import Grid
 from convgen.errors import InputError
 from convgen.operations.bound import Bound
 from convgen.plan.letters import Tensor
 from convgen.program.network import Program, Value, label
-from convgen.program.rows import PlacedRow, place, serves
+from convgen.program.rows import PlacedRow, place, place_gradient, serves, stored_by_name
 from convgen.spec.network_plan import PlanFile, RowPlan
 
 
@@ -82,18 +81,14 @@ def _row(i: int, plan: RowPlan, bound: Bound, bare: Grid, stored: dict[str, tupl
     reads = [stored[v] for v in bound.reads]
     results = bound.operation.signatures[0].results
     makes = [stored[v] if v else ((),) * len(r.shape) for v, r in zip(bound.makes, results, strict=True)]
-    names = {o.name: s for o, s in zip(bound.operation.signatures[0].inputs, reads, strict=True)}
-    names |= {r.name: s for r, s in zip(results, makes, strict=True) if r.name not in names}
-    names |= {f"d{r.name}": s for r, s in zip(results, makes, strict=True)}
+    names = stored_by_name(bound.operation.signatures[0], reads, makes)
     derived: dict[str, PlacedRow] = {}
     for name, way, roles in plan.gradients:
         one = bound.operation.gradients.get(name)
         if one is None:
             raise InputError(f"{made}: {name} has no gradient of its own", ("rows", i, "gradients", name))
         nests = _checked(i, Bound(one.operation, one.reads, (name,)), way, roles, bare)
-        own = Bound(one.operation, one.reads, (name,))
-        row = place(own, bare, way, nests, [names[r] for r in one.reads], [names[name]])
-        derived[name] = replace(row, back=(None,) * len(one.reads))
+        derived[name] = place_gradient(bound, name, bare, way, nests, names)
     signature, own_rows = bound.operation.signatures, set(bound.operation.gradients)
     if plan.way < len(signature) and signature[plan.way].reduction != "sum" and set(derived) != own_rows:
         raise InputError(f"{made}: its gradient wants a row of its own", ("rows", i), hint="gradients: {x: {...}}")

@@ -12,7 +12,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from convgen.algebra.index_sets import Box, volume
+from convgen.algebra.index_sets import Box, overlaps, volume
 from convgen.algebra.signature import Made
 from convgen.algebra.windows import fits_one_padding, padding_of
 from convgen.program.nodes import Compute, Convert, is_convolution
@@ -162,9 +162,7 @@ def check_every_term_is_summed_once(f: Facts) -> Iterator[Fault]:
         total = prod(one.signature.extent.values())
         if (found := int(size[chosen].sum())) != total:
             yield one.step, f"{found} terms are summed over {listed(grid.ordered(apart))}, there are {total}"
-        lo = np.maximum(terms[:, None, :, 0], terms[None, :, :, 0])
-        hi = np.minimum(terms[:, None, :, 1], terms[None, :, :, 1])
-        both = np.maximum(hi - lo, 0).prod(axis=-1)
+        both = overlaps(terms, terms)
         same = f.same_group(copies)
         for i, j in np.argwhere((~same & (both > 0))[np.ix_(chosen, chosen)])[:1]:
             a, b = chosen[i], chosen[j]

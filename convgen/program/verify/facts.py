@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convgen.algebra.conv import Phase
-from convgen.algebra.index_sets import Box, volume
+from convgen.algebra.index_sets import Box, overlaps, volume
 from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.signature import Operand, Signature
 from convgen.algebra.space import Space
@@ -91,10 +91,7 @@ class Facts:
 
     def overlap(self, src: Layout, dst: Layout) -> Counts:
         """How many elements rank i holds as `src` of those that rank j holds as `dst`."""
-        own, need = self.held(src), self.held(dst)
-        lo = np.maximum(own[:, None, :, 0], need[None, :, :, 0])
-        hi = np.minimum(own[:, None, :, 1], need[None, :, :, 1])
-        return np.maximum(hi - lo, 0).prod(axis=-1) * self.space.weight(src.tensor)
+        return overlaps(self.held(src), self.held(dst)) * self.space.weight(src.tensor)
 
     def size(self, layout: Layout) -> Counts:
         """Elements that each rank holds, kernel taps included."""

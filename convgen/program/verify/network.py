@@ -20,13 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convgen.algebra.grid import Grid
-from convgen.algebra.index_sets import IndexSets, volume
+from convgen.algebra.index_sets import IndexSets, overlaps, volume
 from convgen.algebra.layout import Layout
 from convgen.algebra.redistribute import Conversion
 from convgen.algebra.tensors import Dim
+from convgen.algebra.wants import layout
 from convgen.errors import InternalError
 from convgen.program.network import Program, label
-from convgen.program.rows import Chain, PlacedRow, index_sets, layout
+from convgen.program.rows import Chain, PlacedRow, index_sets
 
 
 def verify_network(program: Program) -> None:
@@ -92,7 +93,7 @@ def _step(c: Conversion, sets: IndexSets) -> Iterator[str]:
     if (summed and not sums) or not summed <= over:
         yield f"{c.kind} over {c.over} leaves addends over {sorted(summed)} unsummed"
     held, need = sets.held(c.src), sets.held(c.dst)
-    both = _overlap(held, need)
+    both = overlaps(held, need)
     if c.kind == "exchange" and c.reduction is not None:
         apart = grid.ordered({*c.src.used, *c.src.partial})
         if (both * _same(grid, apart) != both * _same(grid, c.over)).any():
@@ -139,13 +140,6 @@ def _once(row: PlacedRow, sets: IndexSets) -> Iterator[str]:
     total = prod(n for _, n in signature.extents)
     if (found := int(terms[first].sum())) != total:
         yield f"{found} terms are computed, there are {total}"
-
-
-def _overlap(held: NDArray[np.int64], need: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Elements that rank i has of those that rank j needs."""
-    lo = np.maximum(held[:, None, :, 0], need[None, :, :, 0])
-    hi = np.minimum(held[:, None, :, 1], need[None, :, :, 1])
-    return np.maximum(hi - lo, 0).prod(axis=-1)
 
 
 def _same(grid: Grid, axes: tuple[str, ...]) -> NDArray[np.bool_]:
