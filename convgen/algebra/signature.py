@@ -131,6 +131,13 @@ class Signature:
                 raise ValueError(f"{result.name}: blocks of a result are its own")
 
     @cached_property
+    def _hash(self) -> int:
+        return hash((self.extents, self.inputs, self.results, self.reduction))
+
+    def __hash__(self) -> int:  # signatures are keys of every cache
+        return self._hash
+
+    @cached_property
     def extent(self) -> dict[str, int]:
         return dict(self.extents)
 

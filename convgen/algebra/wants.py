@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from convgen.algebra.index_sets import IndexSets
 from convgen.algebra.layout import Axes, Layout
-from convgen.algebra.signature import Operand, Signature, Wanted
+from convgen.algebra.signature import Signature, Wanted
 
 
 def layouts(sets: IndexSets, signature: Signature, roles: Mapping[str, Axes]) -> tuple[Layout, ...]:
@@ -14,11 +14,11 @@ def layouts(sets: IndexSets, signature: Signature, roles: Mapping[str, Axes]) ->
 
     A window is wanted only where the rank's block does not serve as it is.
     """
-    return tuple(layout(sets, o, signature.wants(o, roles)) for o in (*signature.inputs, *signature.results))
+    return tuple(layout(sets, o.name, signature.wants(o, roles)) for o in (*signature.inputs, *signature.results))
 
 
-def layout(sets: IndexSets, operand: Operand, wanted: Wanted) -> Layout:
+def layout(sets: IndexSets, tensor: str, wanted: Wanted) -> Layout:
     """A wanted type as a layout; windows only where the rank's block does not serve as it is."""
-    pieces = wanted.pieces[: len(sets.dims(operand.name))]
-    windows = tuple(None if p.relation is None else sets.window(operand.name, d, p.axes) for d, p in enumerate(pieces))
-    return Layout(operand.name, tuple(p.axes for p in pieces), windows, sets.grid.ordered(wanted.partial))
+    pieces = wanted.pieces[: len(sets.dims(tensor))]
+    windows = tuple([None if p.relation is None else sets.window(tensor, d, p.axes) for d, p in enumerate(pieces)])
+    return Layout(tensor, tuple([p.axes for p in pieces]), windows, sets.grid.ordered(wanted.partial))

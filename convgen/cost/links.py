@@ -36,6 +36,7 @@ from convgen.cost.machine import Level
 from convgen.cost.rounds import rounds
 
 Ranks = NDArray[np.int64]
+MOST_PAIRS = 1 << 14
 
 
 class Line(NamedTuple):
@@ -228,3 +229,27 @@ def collective_seconds(
 def ring_line(grid: Grid, levels: tuple[Level, ...], over: Axes) -> Line:
     """Mean latency of a ring's hops over these axes, and the beta of its slowest level, links shared as they are."""
     return _round_lines(grid, levels, over, "all_gather", "ring")[0].lines[0]
+
+
+@lru_cache(maxsize=1 << 12)
+def direct_all_to_all(grid: Grid, levels: tuple[Level, ...], over: Axes) -> tuple[float, float]:
+    """Seconds that a direct all-to-all takes to start, and for each byte that a rank sends."""
+    if len(levels) == 1 and levels[0].shared_bytes_per_s is None:
+        return (grid.over(over) - 1) * levels[0].latency_s, 1 / levels[0].bytes_per_s
+    if grid.ranks * grid.over(over) > 16 * MOST_PAIRS:
+        return (grid.over(over) - 1) * max(one.latency_s for one in levels), slowest(grid, levels, over)
+    links = Links(grid, levels)
+    start = links.all_to_all(over, 0.0)
+    return start, (links.all_to_all(over, 1e9) - start) / 1e9
+
+
+@lru_cache(maxsize=1 << 12)
+def slowest(grid: Grid, levels: tuple[Level, ...], over: Axes) -> float:
+    """Seconds a byte over the outermost level that groups over these axes reach, all ranks of a unit at once."""
+    links = Links(grid, levels)
+    members = grid.groups(over)
+    crossed = links.level(np.repeat(members[:, 0], members.shape[1]), members.ravel())
+    top = int(crossed.max())
+    level, unit = levels[top], (levels[top - 1].ranks or 1) if top else 1
+    shared = unit / level.shared_bytes_per_s if level.shared_bytes_per_s is not None else 0.0
+    return max(1 / level.bytes_per_s, shared)

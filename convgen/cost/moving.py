@@ -1,14 +1,25 @@
-"""What conversions cost on a machine: the time of the busiest rank, for any tensors."""
+"""What conversions cost on a machine: the time of the busiest rank, for any tensors.
+
+Each is counted on the axes that it involves (algebra/involved). On a machine of several levels, or whose links are
+shared, an exchange is priced message by message; where these are more than MOST_PAIRS, as if all of them crossed the
+outermost level that they reach: a bound from above.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from convgen.algebra.grid import Grid
-from convgen.algebra.index_sets import Box, IndexSets, overlaps
-from convgen.algebra.redistribute import Conversion
-from convgen.cost.links import Links, collective_seconds
+from convgen.algebra.index_sets import IndexSets
+from convgen.algebra.involved import Rest, involved, largest, overlapping, widths
+from convgen.algebra.layout import Axes, Layout
+from convgen.algebra.redistribute import Conversion, Kind
+from convgen.cost.links import MOST_PAIRS, Links, collective_seconds, direct_all_to_all, slowest
 from convgen.cost.machine import Machine
 from convgen.cost.traffic import elements_received, elements_sent
 
@@ -16,43 +27,110 @@ PICOSECONDS = 10**12
 Counts = NDArray[np.int64]
 
 
-def overlapping(held: Box, kept: Box, grid: Grid, over: tuple[str, ...]) -> Counts:
-    """Of parts that are added where they overlap, what rank i holds of rank j's block: [ranks, ranks]."""
-    ids = grid.group_ids(over)
-    both = overlaps(held, kept) * (ids[:, None] == ids[None, :])
-    np.fill_diagonal(both, 0)
-    return both
-
-
 def sent_elements(sets: IndexSets, c: Conversion) -> Counts:
     """Elements that leave each rank."""
     if c.kind == "exchange" and c.reduction is not None:
-        return overlapping(sets.held(c.src), sets.held(c.dst), sets.grid, c.over).sum(axis=1)
+        return _flows(sets, c.src, c.dst, adds=True)[0][0].sum(axis=1)
     return elements_sent(sets, c.kind, c.over, c.src, c.dst)
 
 
-def moving_ps(sets: IndexSets, c: Conversion, machine: Machine, links: Links, element_bytes: int) -> int:
-    """Picoseconds of a conversion; a slice takes none."""
-    if c.kind == "slice":
-        return 0
-    if c.kind == "exchange":
-        if c.reduction is None:
-            members, flows = sets.flows(c.src, c.dst)
-        else:
-            members = np.arange(sets.grid.ranks)[None]
-            flows = overlapping(sets.held(c.src), sets.held(c.dst), sets.grid, c.over)[None]
-        group, sender, receiver = np.nonzero(flows)
-        sizes = flows[group, sender, receiver] * element_bytes
-        return round(links.exchange(members[group, sender], members[group, receiver], sizes) * PICOSECONDS)
-    what = (sets, c.kind, c.over, c.src, c.dst)
-    busiest = int(np.maximum(elements_sent(*what), elements_received(*what)).max())
-    time_s, _ = collective_seconds(
-        sets.grid,
-        machine.levels,
-        c.kind,
-        c.over,
-        busiest * element_bytes,
-        machine.add_s_per_byte,
-        machine.collectives.of(c.kind),
-    )
-    return round(time_s * PICOSECONDS)
+class Moves:
+    """Conversions on a grid of a machine's ranks.
+
+    Args:
+        element_bytes: of what is moved.
+    """
+
+    def __init__(self, grid: Grid, machine: Machine, element_bytes: int) -> None:
+        self.grid, self.machine, self.element_bytes = grid, machine, element_bytes
+        self.links = Links(grid, machine.levels)
+        self.plain = len(machine.levels) == 1 and machine.levels[0].shared_bytes_per_s is None
+
+    def conversion(self, sets: IndexSets, c: Conversion, rest: Sequence[Rest] = ()) -> int:
+        """Picoseconds of a conversion; a slice takes none.
+
+        Args:
+            rest: dimensions that `sets` leaves out.
+        """
+        if c.kind == "slice":
+            return 0
+        part = involved(sets, c.src, c.dst)
+        others = (*rest, *part.rest)
+        left = prod(largest(self.grid.axes, r) for r in others)
+        if c.kind == "exchange":
+            return round(self._exchange(part.sets, part.src, part.dst, others, left, c) * PICOSECONDS)
+        count = busiest(part.sets, c.kind, c.over, part.src, part.dst) * left
+        if c.kind == "all_reduce":
+            p = self.grid.over(c.over)
+            count += (p - 2) * -(-count // p)
+        return round(self._collective(c.kind, c.over, count * self.element_bytes) * PICOSECONDS)
+
+    def _collective(self, kind: Kind, over: Axes, sent_bytes: int) -> float:
+        machine = self.machine
+        algorithm = machine.collectives.of(kind)
+        if kind == "all_to_all" and algorithm == "direct":
+            start, each = direct_all_to_all(self.grid, machine.levels, over)  # linear in the bytes
+            return start + sent_bytes * each
+        what = (self.grid, machine.levels, kind, over, sent_bytes, machine.add_s_per_byte, algorithm)
+        return collective_seconds(*what)[0]
+
+    def _exchange(
+        self, sets: IndexSets, src: Layout, dst: Layout, rest: Sequence[Rest], left: int, c: Conversion
+    ) -> float:
+        counts, sender, receiver = messages(sets, src, dst, adds=c.reduction is not None)
+        if not len(counts) or not left:
+            return 0.0
+        if not self.plain and len(counts) * (self.grid.ranks // sets.grid.ranks) <= MOST_PAIRS:
+            return self._message_by_message(sets.grid, counts, sender, receiver, rest)
+        ranks, levels = sets.grid.ranks, self.machine.levels
+        peers = max(int(np.bincount(end, minlength=ranks).max()) for end in (sender, receiver))
+        busy = max(int(np.bincount(end, weights=counts).max()) for end in (sender, receiver))
+        count = busy * left * self.element_bytes
+        if self.plain:
+            return peers * levels[0].latency_s + count / levels[0].bytes_per_s
+        return peers * max(one.latency_s for one in levels) + count * slowest(self.grid, levels, c.over)
+
+    def _message_by_message(
+        self, small: Grid, counts: Counts, sender: Counts, receiver: Counts, rest: Sequence[Rest]
+    ) -> float:
+        grid = self.grid
+        base = np.flatnonzero(sum(grid.coordinates[a] for a in small.names) == 0)
+        stride = {a: prod(n for _, n in grid.axes[i + 1 :]) for i, a in enumerate(grid.names)}
+        place = np.sum([small.coordinates[a] * stride[a] for a in small.names], axis=0)
+        size = np.full(len(base), self.element_bytes, dtype=np.int64)
+        for r in rest:
+            size = size * widths(grid.axes, r)[base]
+        base, size = base[size > 0], size[size > 0]
+        ends = (np.add.outer(base, place[end]).ravel() for end in (sender, receiver))
+        return self.links.exchange(*ends, np.multiply.outer(size, counts).ravel())
+
+
+@lru_cache(maxsize=1 << 16)
+def busiest(sets: IndexSets, kind: Kind, over: Axes, src: Layout, dst: Layout) -> int:
+    """Elements that the busiest rank sends or receives in a collective; of an all-reduce those that it holds."""
+    if kind == "all_reduce":
+        return int(sets.elements(src).max())
+    what = (sets, kind, over, src, dst)
+    return int(np.maximum(elements_sent(*what), elements_received(*what)).max())
+
+
+@lru_cache(maxsize=1 << 14)
+def messages(sets: IndexSets, src: Layout, dst: Layout, *, adds: bool) -> tuple[Counts, Counts, Counts]:
+    """Of an exchange: (elements, sender, receiver) of every message.
+
+    Args:
+        adds: what ranks hold overlaps, and is added where it is stored.
+    """
+    flows, members = _flows(sets, src, dst, adds=adds)
+    group, one, other = np.nonzero(flows)
+    return flows[group, one, other], members[group, one], members[group, other]
+
+
+def _flows(sets: IndexSets, src: Layout, dst: Layout, *, adds: bool) -> tuple[Counts, Counts]:
+    """Elements, [groups, from, to], and the ranks of each group."""
+    if not adds:
+        members, flows = sets.flows(src, dst)
+        return flows, members
+    flows = overlapping(sets, src, dst)
+    np.fill_diagonal(flows, 0)
+    return flows[None], np.arange(sets.grid.ranks)[None]

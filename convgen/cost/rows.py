@@ -7,47 +7,44 @@ operation does for each operand that wants a gradient: exact for products, of wh
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from convgen.algebra.grid import Grid
-from convgen.algebra.index_sets import Spans
-from convgen.algebra.layout import Axes
+from convgen.algebra.index_sets import IndexSets, Spans
+from convgen.algebra.involved import NAME, collected, involved, one_tensor, small_chain
+from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.redistribute import Conversion
-from convgen.algebra.signature import Made
+from convgen.algebra.signature import Made, Reduction, Signature
 from convgen.algebra.tensors import Dim
-from convgen.cost.links import Links
 from convgen.cost.machine import Machine
-from convgen.cost.moving import PICOSECONDS, Counts, moving_ps
+from convgen.cost.moving import PICOSECONDS, Counts, Moves
 from convgen.cost.network import element_bytes
 from convgen.operations.row import At, Operation, Work
 from convgen.program.network import Program
-from convgen.program.rows import Chain, PlacedRow, index_sets
+from convgen.program.rows import Chain, PlacedRow, Stored, index_sets, sides
 from convgen.spec.layer import DTYPE_BYTES
 
 
-@dataclass(frozen=True)
 class Price:
-    """What steps cost on a machine, for values of one dtype on one grid."""
+    """What steps cost on a machine, for values of one dtype on one grid. Remembers what it was asked."""
 
-    grid: Grid
-    machine: Machine
-    dtype: str
+    def __init__(self, grid: Grid, machine: Machine, dtype: str) -> None:
+        self.grid, self.machine, self.dtype = grid, machine, dtype
+        self.element_bytes = DTYPE_BYTES.get(dtype) or element_bytes(dtype)
+        self.moves = Moves(grid, machine, self.element_bytes)
+        self._tensors: dict[Signature, dict[str, IndexSets]] = {}
+        self._vectors: dict[tuple[str, IndexSets, Layout, tuple[Stored, ...]], Counts] = {}
 
-    @property
-    def element_bytes(self) -> int:
-        return DTYPE_BYTES.get(self.dtype) or element_bytes(self.dtype)
-
+    # ---------------------------------------------------------------- of a row that is placed
     def chain(self, row: PlacedRow, chain: Chain) -> int:
         """Picoseconds of conversions of a row's operands or results."""
-        return sum(self.conversion(row.bound.operation, row.way, c) for c in chain)
-
-    def conversion(self, operation: Operation, way: int, c: Conversion) -> int:
-        return _conversion(self, operation, way, c)
+        sets = index_sets(row.signature, self.grid)
+        return sum(self.moves.conversion(sets, c) for c in chain)
 
     def local(self, operation: Operation, way: int, roles: Mapping[str, Axes]) -> int:
         """Picoseconds of an operation on the busiest rank."""
@@ -60,16 +57,61 @@ class Price:
         )
         return round((busy + self.machine.launch_s) * PICOSECONDS)
 
+    # ---------------------------------------------------------------- of a tensor, stored in any of several ways
+    def tensors(self, signature: Signature) -> dict[str, IndexSets]:
+        """Operands and results by their names, each alone: rows whose operands are alike ask the same."""
+        if (found := self._tensors.get(signature)) is None:
+            found = {o.name: one_tensor(self.grid.axes, s) for o, s in sides(signature)}
+            self._tensors[signature] = found
+        return found
 
-@lru_cache(maxsize=1 << 16)
-def _conversion(price: Price, operation: Operation, way: int, c: Conversion) -> int:
-    sets = index_sets(operation.signatures[way], price.grid)
-    return moving_ps(sets, c, price.machine, _links(price.grid, price.machine), price.element_bytes)
+    def fetched(self, sets: IndexSets, stored: tuple[Stored, ...], wanted: Layout) -> Counts:
+        """Picoseconds from each of these to what is wanted."""
+        return self._vector("fetch", sets, wanted, stored, lambda s: self._chain(sets, s, wanted))
+
+    def reduced(self, sets: IndexSets, made: Layout, stored: tuple[Stored, ...], reduction: Reduction) -> Counts:
+        """From a result as a row makes it to each of these."""
+
+        def to(layout: Layout) -> int:
+            if reduction == "sum" or not made.partial:
+                return self._chain(sets, made, layout)
+            whole = replace(made, partial=())
+            first = Conversion("all_gather", made.partial, made, whole, reduction)
+            return self.moves.conversion(sets, first) + self._chain(sets, whole, layout)
+
+        return self._vector(reduction, sets, made, stored, to)
+
+    def collected(self, sets: IndexSets, found: Layout, stored: tuple[Stored, ...]) -> Counts:
+        """From a gradient as a row found it to each of these."""
+
+        def to(layout: Layout) -> int:
+            if not found.has_window:
+                return self._chain(sets, found, layout)
+            (c,) = collected(sets, found, layout)
+            return self.moves.conversion(sets, c)
+
+        return self._vector("collect", sets, found, stored, to)
+
+    def _chain(self, sets: IndexSets, src: Layout, dst: Layout) -> int:
+        if src == dst:
+            return 0
+        part = involved(sets, src, dst)
+        return sum(self.moves.conversion(part.sets, c, part.rest) for c in small_chain(part.sets, part.src, part.dst))
+
+    def _vector(
+        self, what: str, sets: IndexSets, one: Layout, stored: tuple[Stored, ...], of: Callable[[Layout], int]
+    ) -> Counts:
+        key = (what, sets, one, stored)
+        if (found := self._vectors.get(key)) is None:
+            found = np.array([of(Layout(NAME, s)) for s in stored], dtype=np.int64)
+            self._vectors[key] = found
+        return found
 
 
-@lru_cache(maxsize=64)
-def _links(grid: Grid, machine: Machine) -> Links:
-    return Links(grid, machine.levels)
+@lru_cache(maxsize=8)
+def price_on(grid: Grid, machine: Machine, dtype: str) -> Price:
+    """One for all searches of a grid."""
+    return Price(grid, machine, dtype)
 
 
 @lru_cache(maxsize=1 << 14)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -76,8 +76,17 @@ class Derived:
     reads: tuple[str, ...]
 
 
+def _hash_once(self: Operation) -> int:
+    if (found := self.__dict__.get("_hash")) is None:
+        found = self.__dict__["_hash"] = hash((type(self), *(getattr(self, f.name) for f in fields(self))))  # type: ignore[arg-type]
+    return found
+
+
 class Operation(ABC):
     """A row. Frozen, with the extents of what it is applied to."""
+
+    def __init_subclass__(cls) -> None:
+        cls.__hash__ = _hash_once  # rows are keys of every cache
 
     @property
     def name(self) -> str:

@@ -21,12 +21,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
-import numpy as np
-
+from convgen.algebra import involved
 from convgen.algebra.grid import Grid
-from convgen.algebra.index_sets import IndexSets, overlaps
+from convgen.algebra.index_sets import IndexSets
+from convgen.algebra.involved import Side
 from convgen.algebra.layout import Axes, Layout
-from convgen.algebra.redistribute import Conversion, redistribute
+from convgen.algebra.redistribute import Conversion
 from convgen.algebra.signature import Made, Operand, Signature
 from convgen.algebra.tensors import Dim, Rows, Tensor
 from convgen.algebra.wants import layout
@@ -77,14 +77,28 @@ def index_sets(signature: Signature, grid: Grid) -> IndexSets:
     """Operands and results as tensors on a grid."""
     tensors: dict[str, Tensor] = {}
     rows: dict[tuple[str, int], Rows] = {}
+    for operand, dims in sides(signature):
+        tensors[operand.name] = Tensor(operand.name, tuple(side.dim for side in dims))
+        rows |= {(operand.name, d): side.rows for d, side in enumerate(dims) if side.rows is not None}
+    return IndexSets(grid, tensors, rows, virtual_padding=True)
+
+
+@lru_cache(maxsize=4096)
+def sides(signature: Signature) -> tuple[tuple[Operand, tuple[Side, ...]], ...]:
+    """Operands and results, and their dimensions."""
+    found: list[tuple[Operand, tuple[Side, ...]]] = []
     for operand in (*signature.inputs, *signature.results):
         names = NAMES.get(len(operand.shape), tuple(f"d{d}" for d in range(len(operand.shape))))
-        tensors[operand.name] = Tensor(operand.name, tuple(map(Dim, names, operand.shape)))
-        for d, made in enumerate(operand.dims):
-            if made.relation is not None:
-                (index,) = made.indices
-                rows[operand.name, d] = Rows(made.relation, Dim(index, signature.extent[index]))
-    return IndexSets(grid, tensors, rows, virtual_padding=True)
+        dims = [Dim(name, n) for name, n in zip(names, operand.shape, strict=True)]
+        found.append((operand, tuple(Side(d, _rows(m, signature)) for d, m in zip(dims, operand.dims, strict=True))))
+    return tuple(found)
+
+
+def _rows(made: Made, signature: Signature) -> Rows | None:
+    if made.relation is None:
+        return None
+    (index,) = made.indices
+    return Rows(made.relation, Dim(index, signature.extent[index]))
 
 
 def several(made: Made, signature: Signature) -> tuple[str, ...]:
@@ -116,10 +130,10 @@ def serves(signature: Signature, roles: Mapping[str, Axes], grid: Grid) -> bool:
     return True
 
 
-@lru_cache(maxsize=1 << 17)
+@lru_cache(maxsize=1 << 14)
 def converted(sets: IndexSets, src: Layout, dst: Layout) -> Chain:
-    """`redistribute`, remembered."""
-    return redistribute(sets, src, dst)
+    """A layout turned into another, remembered."""
+    return involved.converted(sets, src, dst)
 
 
 def place(
@@ -146,16 +160,16 @@ def place(
     derived = derived or {}
     for operand, axes in zip(signature.inputs, reads, strict=True):
         stored = Layout(operand.name, axes)
-        fetch.append(converted(sets, stored, layout(sets, operand, signature.wants(operand, roles))))
+        fetch.append(converted(sets, stored, layout(sets, operand.name, signature.wants(operand, roles))))
         if not operand.gradient or operand.name in derived:
             back.append(None)
             continue
-        found = layout(sets, operand, signature.gradient(operand, roles))
+        found = layout(sets, operand.name, signature.gradient(operand, roles))
         back.append(collect(sets, found, stored))
     store: list[Chain] = []
     given: list[Chain] = []
     for result, axes in zip(signature.results, makes, strict=True):
-        made, stored = layout(sets, result, signature.wants(result, roles)), Layout(result.name, axes)
+        made, stored = layout(sets, result.name, signature.wants(result, roles)), Layout(result.name, axes)
         store.append(reduced(sets, made, stored, signature))
         given.append(converted(sets, stored, replace(made, partial=())))
     numbers = {o.name: k for k, o in enumerate(signature.inputs)}
@@ -204,16 +218,10 @@ def reduced(sets: IndexSets, made: Layout, stored: Layout, signature: Signature)
     return (first, *converted(sets, whole, stored))
 
 
-@lru_cache(maxsize=1 << 16)
+@lru_cache(maxsize=1 << 14)
 def collect(sets: IndexSets, found: Layout, stored: Layout) -> Chain:
-    """A gradient as a row found it to where the operand is stored; parts that overlap are added."""
-    if not found.has_window:
-        return converted(sets, found, stored)
-    grid = sets.grid
-    apart = grid.group_ids(grid.ordered({*found.used, *found.partial}))
-    one, other = np.nonzero(overlaps(sets.held(found), sets.held(stored)) * (apart[:, None] == apart[None, :]))
-    moved = {a for a, at in grid.coordinates.items() if np.any(at[one] != at[other])}
-    return (Conversion("exchange", grid.ordered(moved | {*found.partial}), found, stored, "sum"),)
+    """A gradient as a row found it to where the operand is stored, remembered."""
+    return involved.collected(sets, found, stored)
 
 
 def reads_of(operation: Operation, names: Sequence[str]) -> list[tuple[str, int]]:

@@ -27,15 +27,14 @@ from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes, Layout, Window
 from convgen.algebra.redistribute import Conversion, redistribute
 from convgen.algebra.space import Space
-from convgen.cost.links import Links, collective_seconds
-from convgen.cost.machine import Level, Machine
+from convgen.cost.links import MOST_PAIRS, collective_seconds, direct_all_to_all, slowest
+from convgen.cost.machine import Machine
 from convgen.cost.model import FREE, PICOSECONDS, Chain, Measured, Model, StepCost
 from convgen.cost.traffic import elements_received, elements_sent
 from convgen.plan.network.exchanges import exchange_traffic
 
 _ONE = (("a0", 1),)
 _ANY = Window(0, 0)
-MOST_PAIRS = 1 << 14
 
 
 class ReducedSpace(Space):
@@ -134,7 +133,7 @@ class ReducedModel(Model):
         grid, levels, algorithm = self.reduced.grid, self.machine.levels, self.collectives.of(step.kind)
         if step.kind == "all_to_all" and algorithm == "direct":
             # Linear in the bytes; pairs of thousands of ranks are many.
-            start, full = _direct_all_to_all(grid, levels, step.over)
+            start, full = direct_all_to_all(grid, levels, step.over)
             return start + n * full
         return collective_seconds(grid, levels, step.kind, step.over, n, self.machine.add_s_per_byte, algorithm)[0]
 
@@ -155,7 +154,7 @@ class ReducedModel(Model):
         # As if every message crossed the outermost level that the axes reach, all ranks of a unit at once.
         over = grid.ordered(a for b, c in zip(step.src.axes, step.dst.axes, strict=True) for a in (*b, *c) if b != c)
         over = over or grid.ordered(involved)
-        return peers * max(one.latency_s for one in levels) + n * _slowest(grid, levels, over)
+        return peers * max(one.latency_s for one in levels) + n * slowest(grid, levels, over)
 
     def _least_inside(self, outer: Layout, inner: Layout) -> int:
         """The fewest elements that a rank keeps of the largest block of `outer`, split further as `inner` is."""
@@ -338,30 +337,6 @@ def _small_traffic(conv: Conv, grid: Grid, step: Conversion, virtual: bool) -> t
     what = (space, step.kind, step.over, step.src, step.dst)
     sent = elements_sent(*what)
     return int(sent.max()), int(np.maximum(sent, elements_received(*what)).max()), grid.over(step.over) - 1
-
-
-@lru_cache(maxsize=1 << 12)
-def _direct_all_to_all(grid: Grid, levels: tuple[Level, ...], over: Axes) -> tuple[float, float]:
-    """Seconds that a direct all-to-all takes to start, and for each byte that a rank sends."""
-    if len(levels) == 1 and levels[0].shared_bytes_per_s is None:
-        return (grid.over(over) - 1) * levels[0].latency_s, 1 / levels[0].bytes_per_s
-    if grid.ranks * grid.over(over) > 16 * MOST_PAIRS:
-        return (grid.over(over) - 1) * max(one.latency_s for one in levels), _slowest(grid, levels, over)
-    links = Links(grid, levels)
-    start = links.all_to_all(over, 0.0)
-    return start, (links.all_to_all(over, 1e9) - start) / 1e9
-
-
-@lru_cache(maxsize=1 << 12)
-def _slowest(grid: Grid, levels: tuple[Level, ...], over: Axes) -> float:
-    """Seconds a byte over the outermost level that groups over these axes reach, all ranks of a unit at once."""
-    links = Links(grid, levels)
-    members = grid.groups(over)
-    crossed = links.level(np.repeat(members[:, 0], members.shape[1]), members.ravel())
-    top = int(crossed.max())
-    level, unit = levels[top], (levels[top - 1].ranks or 1) if top else 1
-    shared = unit / level.shared_bytes_per_s if level.shared_bytes_per_s is not None else 0.0
-    return max(1 / level.bytes_per_s, shared)
 
 
 @lru_cache(maxsize=1 << 6)

@@ -9,22 +9,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 from itertools import product
 from math import prod
 
 from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes
 from convgen.algebra.signature import Operand, Signature
-from convgen.cost.rows import Price, row_cost
 from convgen.operations.bound import Bound
 from convgen.operations.contraction import Contraction
 from convgen.operations.convolution import Convolution
 from convgen.operations.row import Operation
 from convgen.operations.transposed import TransposedConvolution
-from convgen.program.rows import Stored, index_of, kept, place, serves
+from convgen.program.rows import Stored, index_of, serves
 
-MOST_SLOWER = 3  # a way whose local work takes so many times the fastest's is not looked at
 PRODUCTS = (Convolution, TransposedConvolution, Contraction)
 Roles = tuple[tuple[str, Axes], ...]
 Way = tuple[int, Roles]  # number of a signature, and roles
@@ -74,33 +71,6 @@ def named_alike(operation: Operation, ways: Sequence[Way], grid: Grid) -> Iterat
             nests = dict(roles)
             if set(nests) <= set(signature.extent) and serves(signature, nests, grid):
                 yield number, roles
-
-
-@lru_cache(maxsize=4096)
-def best_ways(operation: Operation, price: Price, parameters: tuple[bool, ...], count: int) -> tuple[Way, ...]:
-    """The best of all ways of a product, each by its own price where values are stored as it likes them.
-
-    Args:
-        parameters: by operand, whether it is one.
-    """
-    bound = Bound(operation, ("",) * len(parameters), ("",) * len(operation.signatures[0].results))
-    ways = list(all_ways(operation, price.grid))
-    local = {way: price.local(operation, way[0], dict(way[1])) for way in ways}
-    least = min(local.values())
-    scored: list[tuple[int, int, Way]] = []
-    for number, (way, roles) in enumerate(ways):
-        if local[way, roles] > MOST_SLOWER * least:
-            continue
-        signature, nests = operation.signatures[way], dict(roles)
-        reads = [
-            (kept if p else wanted)(o, signature, nests) for o, p in zip(signature.inputs, parameters, strict=True)
-        ]
-        costs = [
-            sum(row_cost(place(bound, price.grid, way, nests, reads, [stored]), price, [True] * len(reads)))
-            for stored in made(signature.results[0], signature, nests)
-        ]
-        scored.append((min(costs), number, (way, roles)))
-    return tuple(way for _, _, way in sorted(scored)[:count])
 
 
 def suggested(operation: Operation, reads: Sequence[Stored | None], makes: Sequence[Stored | None]) -> Iterator[Way]:

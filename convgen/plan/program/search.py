@@ -16,7 +16,7 @@ import numpy as np
 from convgen.algebra.grid import Grid
 from convgen.cost.machine import Machine
 from convgen.cost.network import element_bytes
-from convgen.cost.rows import Price
+from convgen.cost.rows import price_on
 from convgen.errors import InputError
 from convgen.operations.bound import Bound
 from convgen.plan.letters import Tensor
@@ -24,7 +24,6 @@ from convgen.plan.network.bounded import DoesNotFit, solve
 from convgen.plan.network.eliminate import Elimination, Factor, Problem
 from convgen.plan.program.candidates import (
     Way,
-    best_ways,
     is_product,
     made,
     named_alike,
@@ -32,6 +31,7 @@ from convgen.plan.program.candidates import (
     votes,
     without_idle,
 )
+from convgen.plan.program.products import MOST, best_ways
 from convgen.plan.program.tables import PARAMETER_COPIES, Answer, Asking, Question, Table, placed
 from convgen.program.network import FLOATS, Program, Value, differentiable
 from convgen.program.rows import Stored, serves
@@ -43,7 +43,7 @@ GIVEN = ("parameter", "buffer", "constant")
 class Effort:
     """How much is looked at: ways of a product and of other rows, and storages of a value."""
 
-    ways: int = 6
+    ways: int = MOST
     others: int = 12
     stored: int = 7
 
@@ -85,7 +85,7 @@ class Search:
         self.name, self.rows, self.updates, self.outputs = name, tuple(rows), tuple(updates), tuple(outputs)
         self.grid, self.effort, self.memory_bytes = grid, effort, memory_bytes
         self.bare = Grid(tuple((a, n) for a, n in grid.axes if n > 1))
-        self.price = Price(self.bare, machine, dtype)
+        self.price = price_on(self.bare, machine, dtype)
         self.tensors = {t.name: t for t in tensors}
         first: dict[str, int] = {}
         readers: dict[str, int] = {}

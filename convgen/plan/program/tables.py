@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from convgen.algebra.involved import NAME, most_elements
 from convgen.algebra.layout import Layout
 from convgen.algebra.signature import Signature
 from convgen.algebra.wants import layout
@@ -20,18 +21,7 @@ from convgen.cost.rows import Price
 from convgen.operations.bound import Bound
 from convgen.operations.row import Operation
 from convgen.plan.program.candidates import Way
-from convgen.program.rows import (
-    PlacedRow,
-    Stored,
-    collect,
-    converted,
-    index_sets,
-    kept,
-    place,
-    place_gradient,
-    reduced,
-    stored_by_name,
-)
+from convgen.program.rows import PlacedRow, Stored, kept, place, place_gradient, stored_by_name
 
 Table = NDArray[np.int64]
 PARAMETER_COPIES = 3  # itself, its gradient, an optimizer's state
@@ -94,17 +84,18 @@ class Asking:
         and kept for the vjp."""
         q, number, nests = self.q, way[0], dict(way[1])
         signature = q.operation.signatures[number]
-        sets, size = index_sets(signature, self.price.grid), self.price.element_bytes
+        tensors, size = self.price.tensors(signature), self.price.element_bytes
         total = np.zeros(self.shape, dtype=np.int64)
         for k, operand in enumerate(signature.inputs):
-            if q.operands[k] is None:
-                stored = Layout(operand.name, kept(operand, signature, nests))
-                total += int(sets.elements(stored).max()) * size * PARAMETER_COPIES
+            sets = tensors[operand.name]
+            if (candidates := q.operands[k]) is None:
+                stored = Layout(NAME, kept(operand, signature, nests))
+                total += most_elements(sets, stored) * size * PARAMETER_COPIES
                 continue
-            wants = layout(sets, operand, signature.wants(operand, nests))
-            held = int(sets.elements(wants).max()) * size if operand.gradient and any(q.wanted) else 0
-            moved = [Layout(operand.name, s) != wants for s in q.operands[k] or ()]
-            total += self._spread([held if there else 0 for there in moved], k)
+            wants = layout(sets, NAME, signature.wants(operand, nests))
+            held = most_elements(sets, wants) * size if operand.gradient and any(q.wanted) else 0
+            here = wants.axes if not wants.has_window and not wants.partial else None
+            total += self._spread(np.array([held if s != here else 0 for s in candidates], dtype=np.int64), k)
         return total
 
     # ---------------------------------------------------------------- one way
@@ -112,37 +103,36 @@ class Asking:
         q, price = self.q, self.price
         number, nests = way[0], dict(way[1])
         signature = q.operation.signatures[number]
-        sets = index_sets(signature, price.grid)
+        tensors = price.tensors(signature)
         local = price.local(q.operation, number, nests)
         parameters = {k: kept(signature.inputs[k], signature, nests) for k, c in enumerate(q.operands) if c is None}
         total = np.full(self.shape, local, dtype=np.int64)
         vjp: dict[int, Table] = {}
         for k, operand in enumerate(signature.inputs):
-            wants = layout(sets, operand, signature.wants(operand, nests))
-            found = layout(sets, operand, signature.gradient(operand, nests))
-            stored = [parameters[k]] if k in parameters else list(q.operands[k] or ())
-            total += self._spread(
-                [self._cost(number, converted(sets, Layout(operand.name, s), wants)) for s in stored], k
-            )
+            sets = tensors[operand.name]
+            wants = layout(sets, NAME, signature.wants(operand, nests))
+            stored = self._stored(k, parameters)
+            total += self._spread(price.fetched(sets, stored, wants), k)
             if operand.gradient and q.wanted[k]:
-                back = [self._cost(number, collect(sets, found, Layout(operand.name, s))) for s in stored]
-                vjp[k] = self._spread(back, k) + local
+                found = layout(sets, NAME, signature.gradient(operand, nests))
+                vjp[k] = self._spread(price.collected(sets, found, stored), k) + local
         given = np.zeros(self.shape, dtype=np.int64)
         for j, result in enumerate(signature.results):
-            makes = layout(sets, result, signature.wants(result, nests))
-            whole = replace(makes, partial=())
-            layouts = [Layout(result.name, s) for s in q.results[j]]
-            total += self._spread(
-                [self._cost(number, reduced(sets, makes, t, signature)) for t in layouts], j, result=True
-            )
+            sets, stored = tensors[result.name], q.results[j]
+            makes = layout(sets, NAME, signature.wants(result, nests))
+            total += self._spread(price.reduced(sets, makes, stored, signature.reduction), j, result=True)
             if result.gradient:
-                given += self._spread([self._cost(number, converted(sets, t, whole)) for t in layouts], j, result=True)
+                given += self._spread(price.fetched(sets, stored, replace(makes, partial=())), j, result=True)
         own: dict[str, tuple[Table, list[Way]]] = {}
         for name, ways in q.gradients:
             k = self.numbers[name]
             if q.wanted[k] and ways:
                 own[name] = self._derived(signature, name, ways, parameters)
         return self._with_gradients(signature, total, given, vjp, own)
+
+    def _stored(self, k: int, parameters: Mapping[int, Stored]) -> tuple[Stored, ...]:
+        """How an operand may be stored; a parameter that this row places, as it wants it."""
+        return (parameters[k],) if k in parameters else self.q.operands[k] or ()
 
     def _with_gradients(
         self,
@@ -187,44 +177,29 @@ class Asking:
         found: list[Table] = []
         for number, roles in ways:
             theirs, nests = one.operation.signatures[number], dict(roles)
-            sets = index_sets(theirs, self.price.grid)
+            tensors = self.price.tensors(theirs)
             table = np.full(self.shape, self.price.local(one.operation, number, nests), dtype=np.int64)
             for operand, source in zip(theirs.inputs, one.reads, strict=True):
-                wants = layout(sets, operand, theirs.wants(operand, nests))
-                k = self.numbers.get(source)
+                sets = tensors[operand.name]
+                wants = layout(sets, NAME, theirs.wants(operand, nests))
+                if (k := self.numbers.get(source)) is not None:
+                    table += self._spread(self.price.fetched(sets, self._stored(k, parameters), wants), k)
+                    continue
                 j = results.get(source, results.get(source.removeprefix("d"), 0))
-                if k is not None:
-                    stored = [parameters[k]] if k in parameters else list(self.q.operands[k] or ())
-                else:
-                    stored = list(self.q.results[j])
-                costs = [
-                    self._cost_of(one.operation, number, converted(sets, Layout(operand.name, s), wants))
-                    for s in stored
-                ]
-                table += self._spread(costs, j if k is None else k, result=k is None)
+                table += self._spread(self.price.fetched(sets, self.q.results[j], wants), j, result=True)
             (result,) = theirs.results
-            makes, k = layout(sets, result, theirs.wants(result, nests)), self.numbers[name]
-            stored = [parameters[k]] if k in parameters else list(self.q.operands[k] or ())
-            costs = [
-                self._cost_of(one.operation, number, reduced(sets, makes, Layout(result.name, s), theirs))
-                for s in stored
-            ]
-            table += self._spread(costs, k)
+            sets, k = tensors[result.name], self.numbers[name]
+            makes = layout(sets, NAME, theirs.wants(result, nests))
+            table += self._spread(self.price.reduced(sets, makes, self._stored(k, parameters), theirs.reduction), k)
             found.append(table)
         return np.stack(found), list(ways)
 
-    def _cost(self, way: int, chain: Sequence[object]) -> int:
-        return self._cost_of(self.q.operation, way, chain)
-
-    def _cost_of(self, operation: Operation, way: int, chain: Sequence[object]) -> int:
-        return sum(self.price.conversion(operation, way, c) for c in chain)  # type: ignore[arg-type]
-
-    def _spread(self, costs: Sequence[int], k: int, *, result: bool = False) -> Table:
+    def _spread(self, costs: Table, k: int, *, result: bool = False) -> Table:
         """A vector over an operand's candidates, or a result's, beside those of the others; a parameter has one."""
         if not result and k not in self.places:
-            return np.array(costs[0], dtype=np.int64)
+            return costs[0]
         d = len(self.places) + k if result else self.places.index(k)
-        return np.array(costs, dtype=np.int64).reshape([-1 if i == d else 1 for i in range(len(self.shape))])
+        return costs.reshape([-1 if i == d else 1 for i in range(len(self.shape))])
 
 
 def placed(answer: Answer, cell: tuple[int, ...], bound: Bound, price: Price) -> PlacedRow:

@@ -54,13 +54,13 @@ def faults(program: Program) -> Iterator[str]:
 def _row(row: PlacedRow, grid: Grid) -> Iterator[str]:
     signature, sets, roles = row.signature, index_sets(row.signature, grid), dict(row.roles)
     for operand, stored, chain, back in zip(signature.inputs, row.reads, row.fetch, row.back, strict=True):
-        wants = layout(sets, operand, signature.wants(operand, roles))
+        wants = layout(sets, operand.name, signature.wants(operand, roles))
         yield from _chain(f"{operand.name} fetched", Layout(operand.name, stored), wants, chain, sets)
         if back is not None:
-            found = layout(sets, operand, signature.gradient(operand, roles))
+            found = layout(sets, operand.name, signature.gradient(operand, roles))
             yield from _chain(f"d{operand.name}", found, Layout(operand.name, stored), back, sets)
     for result, stored, chain, given in zip(signature.results, row.makes, row.store, row.given, strict=True):
-        made = layout(sets, result, signature.wants(result, roles))
+        made = layout(sets, result.name, signature.wants(result, roles))
         yield from _chain(result.name, made, Layout(result.name, stored), chain, sets)
         whole = replace(made, partial=())
         yield from _chain(f"d{result.name} fetched", Layout(result.name, stored), whole, given, sets)

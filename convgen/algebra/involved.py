@@ -1,0 +1,166 @@
+"""A conversion on the axes that it involves.
+
+An axis matters to a conversion where it splits a dimension that the conversion changes, or holds addends that it adds.
+Axes move independently: the ranks of a whole grid do, for every block of the dimensions that are left alone, what those
+of the small grid do. So thousands of ranks are counted on a few, and the busiest of all is the busiest of the few with
+the largest block of the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from convgen.algebra.grid import Grid
+from convgen.algebra.index_sets import IndexSets, overlaps
+from convgen.algebra.layout import Axes, Layout, Window
+from convgen.algebra.redistribute import Conversion, redistribute
+from convgen.algebra.tensors import Dim, Rows, Tensor
+
+NAME = "t"
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One dimension of a tensor, and the rows that are read of it."""
+
+    dim: Dim
+    rows: Rows | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """A dimension that a conversion leaves alone, and how it lies."""
+
+    side: Side
+    axes: Axes
+    window: Window | None
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(NAME, (self.axes,), (self.window,))
+
+
+@dataclass(frozen=True)
+class Involved:
+    """A conversion's part of the grid and of the tensor.
+
+    Attributes:
+        sets: the dimensions that it changes, on the axes that it involves.
+        changed: their numbers.
+    """
+
+    sets: IndexSets
+    src: Layout
+    dst: Layout
+    rest: tuple[Rest, ...]
+    changed: tuple[int, ...]
+
+
+@lru_cache(maxsize=1 << 16)
+def one_tensor(axes: tuple[tuple[str, int], ...], sides: tuple[Side, ...]) -> IndexSets:
+    """A tensor alone on a grid of these axes, named `NAME`."""
+    rows = {(NAME, d): side.rows for d, side in enumerate(sides) if side.rows is not None}
+    tensor = Tensor(NAME, tuple([side.dim for side in sides]))
+    return IndexSets(Grid(axes), {NAME: tensor}, rows, virtual_padding=True)
+
+
+def sides_of(sets: IndexSets, tensor: str) -> tuple[Side, ...]:
+    return tuple([Side(dim, sets.rows.get((tensor, d))) for d, dim in enumerate(sets.dims(tensor))])
+
+
+def involved(sets: IndexSets, src: Layout, dst: Layout) -> Involved:
+    """What two layouts of a tensor differ in."""
+    sides, grid = sides_of(sets, src.tensor), sets.grid
+    dims = range(len(sides))
+    changed = [d for d in dims if src.axes[d] != dst.axes[d] or src.windows[d] != dst.windows[d]]
+    added = tuple([a for a in src.partial if a not in dst.partial])
+    axes = {*added}
+    for d in changed:
+        axes.update(src.axes[d], dst.axes[d])
+    small = one_tensor(tuple([(a, n) for a, n in grid.axes if a in axes]), tuple([sides[d] for d in changed]))
+    first, second = (
+        Layout(NAME, tuple([t.axes[d] for d in changed]), tuple([t.windows[d] for d in changed]), partial)
+        for t, partial in ((src, added), (dst, ()))
+    )
+    rest = tuple([Rest(sides[d], src.axes[d], src.windows[d]) for d in dims if d not in changed])
+    return Involved(small, first, second, rest, tuple(changed))
+
+
+def converted(sets: IndexSets, src: Layout, dst: Layout) -> tuple[Conversion, ...]:
+    """`redistribute`, found on the axes that it involves."""
+    part = involved(sets, src, dst)
+    found: list[Conversion] = []
+    here = src
+    for step in small_chain(part.sets, part.src, part.dst):
+        to = _whole(here, step.dst, part.changed, sets.grid, dst.partial)
+        found.append(replace(step, src=here, dst=to))
+        here = to
+    return tuple(found)
+
+
+@lru_cache(maxsize=1 << 16)
+def small_chain(sets: IndexSets, src: Layout, dst: Layout) -> tuple[Conversion, ...]:
+    return redistribute(sets, src, dst)
+
+
+def _whole(like: Layout, small: Layout, changed: Sequence[int], grid: Grid, partial: Axes) -> Layout:
+    axes, windows = list(like.axes), list(like.windows)
+    for d, own, window in zip(changed, small.axes, small.windows, strict=True):
+        axes[d], windows[d] = own, window
+    return Layout(like.tensor, tuple(axes), tuple(windows), grid.ordered({*small.partial, *partial}))
+
+
+def collected(sets: IndexSets, found: Layout, stored: Layout) -> tuple[Conversion, ...]:
+    """A gradient as a row found it to where the operand is stored; parts that overlap are added."""
+    if not found.has_window:
+        return converted(sets, found, stored)
+    part = involved(sets, found, stored)
+    over = {*collected_over(part.sets, part.src, part.dst), *found.partial}
+    return (Conversion("exchange", sets.grid.ordered(over), found, stored, "sum"),)
+
+
+@lru_cache(maxsize=1 << 16)
+def collected_over(sets: IndexSets, found: Layout, stored: Layout) -> Axes:
+    """Axes along which parts of a gradient move."""
+    one, other = np.nonzero(overlapping(sets, found, stored))
+    moved = {a for a, at in sets.grid.coordinates.items() if np.any(at[one] != at[other])}
+    return sets.grid.ordered(moved)
+
+
+def overlapping(sets: IndexSets, found: Layout, stored: Layout) -> NDArray[np.int64]:
+    """Of parts that are added where they overlap, what rank i holds of rank j's block: [ranks, ranks]."""
+    grid = sets.grid
+    apart = grid.group_ids(grid.ordered({*found.used, *found.partial}))
+    return overlaps(sets.held(found), sets.held(stored)) * (apart[:, None] == apart[None, :])
+
+
+@lru_cache(maxsize=1 << 16)
+def widths(axes: tuple[tuple[str, int], ...], rest: Rest) -> NDArray[np.int64]:
+    """Elements of a dimension that each rank of a grid has."""
+    sets = one_tensor(axes, (rest.side,))
+    box = sets.held(rest.layout)
+    return np.maximum(box[:, 0, 1] - box[:, 0, 0], 0)
+
+
+@lru_cache(maxsize=1 << 16)
+def largest(axes: tuple[tuple[str, int], ...], rest: Rest) -> int:
+    """The most elements of a dimension that a rank of a grid has."""
+    if rest.window is None and rest.side.dim.groups == 1:
+        unit = rest.side.dim.extent
+        sizes = dict(axes)
+        for a in rest.axes:
+            unit = -(-unit // sizes[a])
+        return unit
+    return int(widths(tuple([(a, n) for a, n in axes if a in rest.axes]), rest).max())
+
+
+def most_elements(sets: IndexSets, layout: Layout) -> int:
+    """Elements that the fullest rank has of a tensor."""
+    pieces = zip(sides_of(sets, layout.tensor), layout.axes, layout.windows, strict=True)
+    return prod([largest(sets.grid.axes, Rest(side, axes, window)) for side, axes, window in pieces])
