@@ -6,7 +6,7 @@ A box has an interval per dimension. A value with windows has two boxes: what is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -213,12 +213,53 @@ class IndexSets:
         """
         old, new = (tuple(a for a in t.axes[0] if self.grid.sizes[a] > 1) for t in (src, dst))
         any_batch = self.dims(src.tensor)[0].name == "N" and old != new
-        members, elements = self._overlaps(src, dst, any_batch=True) if any_batch else self.flows(src, dst)
-        sender, receiver = np.nonzero(elements.any(axis=0))
-        # The same place of every group has the same coordinates on the axes that its members differ along.
-        group = members[0]
-        places = {a: self.grid.coordinates[a][group] for a in self.grid.names}
-        return tuple(a for a, place in places.items() if np.any(place[sender] != place[receiver]))
+        dims = [d for d in range(len(src.axes)) if (src.axes[d], src.windows[d]) != (dst.axes[d], dst.windows[d])]
+        moving = frozenset(a for d in dims if src.windows[d] is None for a in src.axes[d])
+        return self.reached(src, dst, moving, dims, any_batch=any_batch)
+
+    def reached(
+        self, src: Layout, dst: Layout, moving: frozenset[str], dims: Sequence[int], *, any_batch: bool = False
+    ) -> Axes:
+        """Axes along which a rank has elements of `src` that another has of `dst`.
+
+        An axis splits one dimension before and one after, so that pairs of ranks meet as pairs of blocks do, dimension
+        by dimension.
+
+        Args:
+            moving: along which the two may differ.
+            dims: that count.
+            any_batch: blocks of the first dimension meet where they can for some extent.
+        """
+        grid, own, need = self.grid, self.held(src), self.held(dst)
+        from_, to = ({a: set(range(grid.sizes[a])) for a in moving} for _ in range(2))
+        apart = {a for a in moving if grid.sizes[a] > 1}  # of a dimension's own axes only those seen to be
+        for d in dims:
+            axes = grid.ordered({*src.axes[d], *dst.axes[d]})
+            at = np.flatnonzero(
+                sum((grid.coordinates[a] for a in grid.names if a not in axes), np.zeros(grid.ranks)) == 0
+            )
+            place = {a: grid.coordinates[a][at] for a in axes}
+            equal = {*axes} - moving
+            if d == 0 and any_batch:
+                equal |= _shared_axes(grid, src, dst)
+                meets = np.ones((len(at), len(at)), dtype=np.bool_)
+            else:
+                meets = np.minimum.outer(own[at, d, 1], need[at, d, 1]) > np.maximum.outer(
+                    own[at, d, 0], need[at, d, 0]
+                )
+            for a in equal:
+                meets &= np.equal.outer(place[a], place[a])
+            one, other = np.nonzero(meets)
+            if not len(one):
+                return ()
+            for a in moving.intersection(axes):
+                if a in src.axes[d]:
+                    from_[a] = {*place[a][one].tolist()}
+                if a in dst.axes[d]:
+                    to[a] = {*place[a][other].tolist()}
+                if a in src.axes[d] and a in dst.axes[d] and np.array_equal(place[a][one], place[a][other]):
+                    apart.discard(a)
+        return grid.ordered(a for a in apart if len(from_[a] | to[a]) > 1)
 
     def empty_ranks(self, layout: Layout) -> int:
         """How many ranks hold no element of a value."""

@@ -128,9 +128,7 @@ def collected(sets: IndexSets, found: Layout, stored: Layout) -> tuple[Conversio
 @lru_cache(maxsize=1 << 16)
 def collected_over(sets: IndexSets, found: Layout, stored: Layout) -> Axes:
     """Axes along which parts of a gradient move."""
-    one, other = np.nonzero(overlapping(sets, found, stored))
-    moved = {a for a, at in sets.grid.coordinates.items() if np.any(at[one] != at[other])}
-    return sets.grid.ordered(moved)
+    return sets.reached(found, stored, frozenset({*found.used, *found.partial}), range(len(found.axes)))
 
 
 def overlapping(sets: IndexSets, found: Layout, stored: Layout) -> NDArray[np.int64]:

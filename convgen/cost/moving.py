@@ -19,6 +19,7 @@ from convgen.algebra.index_sets import IndexSets
 from convgen.algebra.involved import Rest, involved, largest, overlapping, widths
 from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.redistribute import Conversion, Kind
+from convgen.cost.exchanges import exchange_traffic
 from convgen.cost.links import MOST_PAIRS, Links, collective_seconds, direct_all_to_all, slowest
 from convgen.cost.machine import Machine
 from convgen.cost.traffic import elements_received, elements_sent
@@ -77,23 +78,19 @@ class Moves:
     def _exchange(
         self, sets: IndexSets, src: Layout, dst: Layout, rest: Sequence[Rest], left: int, c: Conversion
     ) -> float:
-        counts, sender, receiver = messages(sets, src, dst, adds=c.reduction is not None)
-        if not len(counts) or not left:
-            return 0.0
-        if not self.plain and len(counts) * (self.grid.ranks // sets.grid.ranks) <= MOST_PAIRS:
-            return self._message_by_message(sets.grid, counts, sender, receiver, rest)
-        ranks, levels = sets.grid.ranks, self.machine.levels
-        peers = max(int(np.bincount(end, minlength=ranks).max()) for end in (sender, receiver))
-        busy = max(int(np.bincount(end, weights=counts).max()) for end in (sender, receiver))
+        levels, adds = self.machine.levels, c.reduction is not None
+        if not self.plain and self.grid.ranks * sets.grid.ranks <= MOST_PAIRS:
+            return self._message_by_message(sets.grid, messages(sets, src, dst, adds=adds), rest)
+        busy, peers = most_traffic(sets, src, dst, adds=adds)
         count = busy * left * self.element_bytes
         if self.plain:
             return peers * levels[0].latency_s + count / levels[0].bytes_per_s
         return peers * max(one.latency_s for one in levels) + count * slowest(self.grid, levels, c.over)
 
-    def _message_by_message(
-        self, small: Grid, counts: Counts, sender: Counts, receiver: Counts, rest: Sequence[Rest]
-    ) -> float:
-        grid = self.grid
+    def _message_by_message(self, small: Grid, found: tuple[Counts, Counts, Counts], rest: Sequence[Rest]) -> float:
+        grid, (counts, sender, receiver) = self.grid, found
+        if not len(counts):
+            return 0.0
         base = np.flatnonzero(sum(grid.coordinates[a] for a in small.names) == 0)
         stride = {a: prod(n for _, n in grid.axes[i + 1 :]) for i, a in enumerate(grid.names)}
         place = np.sum([small.coordinates[a] * stride[a] for a in small.names], axis=0)
@@ -112,6 +109,13 @@ def busiest(sets: IndexSets, kind: Kind, over: Axes, src: Layout, dst: Layout) -
         return int(sets.elements(src).max())
     what = (sets, kind, over, src, dst)
     return int(np.maximum(elements_sent(*what), elements_received(*what)).max())
+
+
+@lru_cache(maxsize=1 << 16)
+def most_traffic(sets: IndexSets, src: Layout, dst: Layout, *, adds: bool) -> tuple[int, int]:
+    """Of an exchange: the most elements that a rank sends or receives, and the most messages of one."""
+    _, busy, peers = exchange_traffic(sets, src, dst, adds=adds)
+    return busy, peers
 
 
 @lru_cache(maxsize=1 << 14)

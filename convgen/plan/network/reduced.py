@@ -27,11 +27,11 @@ from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes, Layout, Window
 from convgen.algebra.redistribute import Conversion, redistribute
 from convgen.algebra.space import Space
+from convgen.cost.exchanges import exchange_traffic
 from convgen.cost.links import MOST_PAIRS, collective_seconds, direct_all_to_all, slowest
 from convgen.cost.machine import Machine
 from convgen.cost.model import FREE, PICOSECONDS, Chain, Measured, Model, StepCost
 from convgen.cost.traffic import elements_received, elements_sent
-from convgen.plan.network.exchanges import exchange_traffic
 
 _ONE = (("a0", 1),)
 _ANY = Window(0, 0)

@@ -12,24 +12,27 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from convgen.algebra.index_sets import IndexSets
 from convgen.algebra.layout import Axes, Layout
-from convgen.algebra.space import Space
 
 Counts = NDArray[np.int64]
 
 
-def exchange_traffic(space: Space, src: Layout, dst: Layout) -> tuple[int, int, int]:
-    """(most elements that a rank sends, most that one sends or receives, most messages of a rank)."""
-    grid, own, need = space.grid, space.held(src), space.held(dst)
+def exchange_traffic(sets: IndexSets, src: Layout, dst: Layout, *, adds: bool = False) -> tuple[int, int, int]:
+    """(most elements that a rank sends, most that one sends or receives, most messages of a rank).
+
+    Args:
+        adds: what ranks hold overlaps, and is added where it is stored: each sends what it has of each other's block.
+    """
+    grid, own, need = sets.grid, sets.held(src), sets.held(dst)
     dims = range(len(src.axes))
     changed = [d for d in dims if (src.axes[d], src.windows[d]) != (dst.axes[d], dst.windows[d])]
-    moving = {a for d in changed if src.windows[d] is None for a in src.axes[d]}
+    moving = {a for d in changed if adds or src.windows[d] is None for a in src.axes[d]} | {*src.partial}
     arriving = {a for d in changed for a in dst.axes[d]}
-    copies = prod(grid.sizes[a] for a in moving - arriving)
-    sent = np.full(grid.ranks, copies * space.weight(src.tensor), dtype=np.int64)
-    received = np.full(grid.ranks, space.weight(src.tensor), dtype=np.int64)
-    kept = received.copy()
-    to, from_ = np.full(grid.ranks, copies, dtype=np.int64), np.ones(grid.ranks, dtype=np.int64)
+    copies, addends = prod(grid.sizes[a] for a in moving - arriving), prod(grid.sizes[a] for a in src.partial)
+    weight = sets.weight(src.tensor)
+    sent, received, kept = (np.full(grid.ranks, n * weight, dtype=np.int64) for n in (copies, addends, 1))
+    to, from_ = np.full(grid.ranks, copies, dtype=np.int64), np.full(grid.ranks, addends, dtype=np.int64)
     for d in dims:
         if d not in changed:
             rows = np.maximum(own[:, d, 1] - own[:, d, 0], 0)
@@ -38,11 +41,11 @@ def exchange_traffic(space: Space, src: Layout, dst: Layout) -> tuple[int, int, 
             continue
         # Numbers of the places that a rank takes on this dimension: where it owns, where it needs, and of the latter
         # what all receivers of its group share.
-        sources = src.axes[d] if src.windows[d] is None else ()
+        sources = src.axes[d] if adds or src.windows[d] is None else ()
         shared = tuple(a for a in dst.axes[d] if a not in moving)
-        s, t = _places(space, sources), _places(space, dst.axes[d])
-        f = _places(space, shared)
-        first_s, first_t = _first(space, sources), _first(space, dst.axes[d])
+        s, t = _places(sets, sources), _places(sets, dst.axes[d])
+        f = _places(sets, shared)
+        first_s, first_t = _first(sets, sources), _first(sets, dst.axes[d])
         overlap = np.minimum(own[first_s, d, 1][:, None], need[first_t, d, 1])
         overlap = np.maximum(overlap - np.maximum(own[first_s, d, 0][:, None], need[first_t, d, 0]), 0)
         shape = (len(first_s), *(grid.sizes[a] for a in dst.axes[d]))
@@ -58,21 +61,21 @@ def exchange_traffic(space: Space, src: Layout, dst: Layout) -> tuple[int, int, 
     return most, max(most, int(received.max())), int(max(to.max(), from_.max()))
 
 
-def _places(space: Space, axes: Axes) -> Counts:
+def _places(sets: IndexSets, axes: Axes) -> Counts:
     """For every rank the number of its coordinates along these axes."""
-    number = np.zeros(space.grid.ranks, dtype=np.int64)
+    number = np.zeros(sets.grid.ranks, dtype=np.int64)
     for axis in axes:
-        number = number * space.grid.sizes[axis] + space.grid.coordinates[axis]
+        number = number * sets.grid.sizes[axis] + sets.grid.coordinates[axis]
     return number
 
 
-def _first(space: Space, axes: Axes) -> Counts:
+def _first(sets: IndexSets, axes: Axes) -> Counts:
     """The first rank of each place, in order of their numbers."""
     stride, strides = 1, dict[str, int]()
-    for axis, size in reversed(space.grid.axes):
+    for axis, size in reversed(sets.grid.axes):
         strides[axis], stride = stride, stride * size
     ranks = np.zeros(1, dtype=np.int64)
     for axis in axes:
-        steps = np.arange(space.grid.sizes[axis], dtype=np.int64) * strides[axis]
+        steps = np.arange(sets.grid.sizes[axis], dtype=np.int64) * strides[axis]
         ranks = (ranks[:, None] + steps).ravel()
     return ranks
