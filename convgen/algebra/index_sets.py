@@ -234,30 +234,27 @@ class IndexSets:
         from_, to = ({a: set(range(grid.sizes[a])) for a in moving} for _ in range(2))
         apart = {a for a in moving if grid.sizes[a] > 1}  # of a dimension's own axes only those seen to be
         for d in dims:
-            axes = grid.ordered({*src.axes[d], *dst.axes[d]})
-            at = np.flatnonzero(
-                sum((grid.coordinates[a] for a in grid.names if a not in axes), np.zeros(grid.ranks)) == 0
-            )
-            place = {a: grid.coordinates[a][at] for a in axes}
-            equal = {*axes} - moving
+            one, other = _first(grid, src.axes[d]), _first(grid, dst.axes[d])
+            both = {*src.axes[d]} & {*dst.axes[d]}
+            equal = both - moving
             if d == 0 and any_batch:
                 equal |= _shared_axes(grid, src, dst)
-                meets = np.ones((len(at), len(at)), dtype=np.bool_)
+                meets = np.ones((len(one), len(other)), dtype=np.bool_)
             else:
-                meets = np.minimum.outer(own[at, d, 1], need[at, d, 1]) > np.maximum.outer(
-                    own[at, d, 0], need[at, d, 0]
-                )
+                lo = np.maximum.outer(own[one, d, 0], need[other, d, 0])
+                meets = np.minimum.outer(own[one, d, 1], need[other, d, 1]) > lo
             for a in equal:
-                meets &= np.equal.outer(place[a], place[a])
-            one, other = np.nonzero(meets)
-            if not len(one):
+                meets &= np.equal.outer(grid.coordinates[a][one], grid.coordinates[a][other])
+            if not meets.any():
                 return ()
-            for a in moving.intersection(axes):
-                if a in src.axes[d]:
-                    from_[a] = {*place[a][one].tolist()}
-                if a in dst.axes[d]:
-                    to[a] = {*place[a][other].tolist()}
-                if a in src.axes[d] and a in dst.axes[d] and np.array_equal(place[a][one], place[a][other]):
+            for a in moving.intersection(src.axes[d]):
+                from_[a] = {*grid.coordinates[a][one[meets.any(axis=1)]].tolist()}
+            for a in moving.intersection(dst.axes[d]):
+                to[a] = {*grid.coordinates[a][other[meets.any(axis=0)]].tolist()}
+            for a in both:
+                if a in equal or not np.any(
+                    meets & np.not_equal.outer(grid.coordinates[a][one], grid.coordinates[a][other])
+                ):
                     apart.discard(a)
         return grid.ordered(a for a in apart if len(from_[a] | to[a]) > 1)
 
@@ -283,3 +280,9 @@ def _shared_axes(grid: Grid, src: Layout, dst: Layout) -> set[str]:
     old, new = (tuple(a for a in t.axes[0] if grid.sizes[a] > 1) for t in (src, dst))
     both = takewhile(lambda pair: pair[0] == pair[1], zip(old, new, strict=False))
     return {a for a, _ in both}
+
+
+def _first(grid: Grid, axes: Axes) -> NDArray[np.int64]:
+    """One rank of each place along these axes."""
+    rest = [grid.coordinates[a] for a in grid.names if a not in axes]
+    return np.flatnonzero(sum(rest, np.zeros(grid.ranks, dtype=np.int64)) == 0)

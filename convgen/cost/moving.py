@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from convgen.algebra.grid import Grid
 from convgen.algebra.index_sets import IndexSets
-from convgen.algebra.involved import Rest, involved, largest, overlapping, widths
+from convgen.algebra.involved import Involved, Rest, involved, largest, overlapping, small_chain, widths
 from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.redistribute import Conversion, Kind
 from convgen.cost.exchanges import exchange_traffic
@@ -53,11 +53,21 @@ class Moves:
         Args:
             rest: dimensions that `sets` leaves out.
         """
-        if c.kind == "slice":
+        return 0 if c.kind == "slice" else self._priced(involved(sets, c.src, c.dst), c, rest)
+
+    def chain(self, sets: IndexSets, src: Layout, dst: Layout) -> int:
+        """Picoseconds from one layout to another."""
+        if src == dst:
             return 0
-        part = involved(sets, c.src, c.dst)
+        part = involved(sets, src, dst)
+        chain = small_chain(part.sets, part.src, part.dst)
+        if len(chain) == 1:
+            return 0 if chain[0].kind == "slice" else self._priced(part, chain[0], ())
+        return sum(self.conversion(part.sets, c, part.rest) for c in chain)
+
+    def _priced(self, part: Involved, c: Conversion, rest: Sequence[Rest]) -> int:
         others = (*rest, *part.rest)
-        left = prod(largest(self.grid.axes, r) for r in others)
+        left = prod([largest(self.grid.axes, r) for r in others])
         if c.kind == "exchange":
             return round(self._exchange(part.sets, part.src, part.dst, others, left, c) * PICOSECONDS)
         count = busiest(part.sets, c.kind, c.over, part.src, part.dst) * left
@@ -98,8 +108,8 @@ class Moves:
         for r in rest:
             size = size * widths(grid.axes, r)[base]
         base, size = base[size > 0], size[size > 0]
-        ends = (np.add.outer(base, place[end]).ravel() for end in (sender, receiver))
-        return self.links.exchange(*ends, np.multiply.outer(size, counts).ravel())
+        src, dst = (np.add.outer(base, place[end]).ravel() for end in (sender, receiver))
+        return self.links.exchange(src, dst, np.multiply.outer(size, counts).ravel())
 
 
 @lru_cache(maxsize=1 << 16)

@@ -16,7 +16,7 @@ import numpy as np
 
 from convgen.algebra.grid import Grid
 from convgen.algebra.index_sets import IndexSets, Spans
-from convgen.algebra.involved import NAME, collected, involved, one_tensor, small_chain
+from convgen.algebra.involved import NAME, collected, one_tensor
 from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.redistribute import Conversion
 from convgen.algebra.signature import Made, Reduction, Signature
@@ -48,7 +48,9 @@ class Price:
 
     def local(self, operation: Operation, way: int, roles: Mapping[str, Axes]) -> int:
         """Picoseconds of an operation on the busiest rank."""
-        return self.seconds_of(work(operation, way, tuple(sorted(roles.items())), self.grid))
+        axes = {a for some in roles.values() for a in some}
+        grid = Grid(tuple((a, n) for a, n in self.grid.axes if a in axes))  # others compute alike
+        return self.seconds_of(work(operation, way, tuple(sorted(roles.items())), grid))
 
     def seconds_of(self, done: Work) -> int:
         busy = max(
@@ -67,17 +69,17 @@ class Price:
 
     def fetched(self, sets: IndexSets, stored: tuple[Stored, ...], wanted: Layout) -> Counts:
         """Picoseconds from each of these to what is wanted."""
-        return self._vector("fetch", sets, wanted, stored, lambda s: self._chain(sets, s, wanted))
+        return self._vector("fetch", sets, wanted, stored, lambda s: self.moves.chain(sets, s, wanted))
 
     def reduced(self, sets: IndexSets, made: Layout, stored: tuple[Stored, ...], reduction: Reduction) -> Counts:
         """From a result as a row makes it to each of these."""
 
         def to(layout: Layout) -> int:
             if reduction == "sum" or not made.partial:
-                return self._chain(sets, made, layout)
+                return self.moves.chain(sets, made, layout)
             whole = replace(made, partial=())
             first = Conversion("all_gather", made.partial, made, whole, reduction)
-            return self.moves.conversion(sets, first) + self._chain(sets, whole, layout)
+            return self.moves.conversion(sets, first) + self.moves.chain(sets, whole, layout)
 
         return self._vector(reduction, sets, made, stored, to)
 
@@ -86,17 +88,11 @@ class Price:
 
         def to(layout: Layout) -> int:
             if not found.has_window:
-                return self._chain(sets, found, layout)
+                return self.moves.chain(sets, found, layout)
             (c,) = collected(sets, found, layout)
             return self.moves.conversion(sets, c)
 
         return self._vector("collect", sets, found, stored, to)
-
-    def _chain(self, sets: IndexSets, src: Layout, dst: Layout) -> int:
-        if src == dst:
-            return 0
-        part = involved(sets, src, dst)
-        return sum(self.moves.conversion(part.sets, c, part.rest) for c in small_chain(part.sets, part.src, part.dst))
 
     def _vector(
         self, what: str, sets: IndexSets, one: Layout, stored: tuple[Stored, ...], of: Callable[[Layout], int]
