@@ -13,9 +13,10 @@ import click
 
 from convgen.commands.outputs import OutputFile
 from convgen.errors import InputError, Note
-from convgen.files import check_file, write_file
+from convgen.files import check_file, keep_input, write_file
 from convgen.spec.graph import DTYPES
 from convgen.spec.names import did_you_mean
+from convgen.spec.network_reader import is_network_file
 from convgen.spec.text import number_of, one_line, shown
 
 if TYPE_CHECKING:
@@ -27,9 +28,9 @@ _INPUT = re.compile(r"(?:([^\W\d]\w*)=)?([0-9]+(?:,[0-9]+)*)(?::(\w+))?")
 
 
 @click.command("import")
-@click.argument("factory", metavar="MODULE:FACTORY")
+@click.argument("factory", metavar="MODULE:FACTORY|NETWORK")
 @click.option(
-    "--input", "inputs", multiple=True, required=True, metavar="[NAME=]SHAPE[:DTYPE]",
+    "--input", "inputs", multiple=True, metavar="[NAME=]SHAPE[:DTYPE]",
     help="Of an argument of forward, e.g. 8,3,64,64 or t=8:int64. The first extent counts samples.",
 )  # fmt: skip
 @click.option("--args", "arguments", metavar="JSON", help="The factory's: an object by name, or a list by place.")
@@ -41,7 +42,8 @@ _INPUT = re.compile(r"(?:([^\W\d]\w*)=)?([0-9]+(?:,[0-9]+)*)(?::(\w+))?")
 def import_command(
     factory: str, inputs: tuple[str, ...], arguments: str | None, evaluation: bool, strict: bool, output: Path
 ) -> None:
-    """Import a network: the nn.Module that FACTORY gives, a class or function of a Python module."""
+    """Import a network: the nn.Module that FACTORY gives, a class or function of a Python module; or a network that
+    a YAML file describes node by node."""
     from convgen.explain.graph import graph_text
     from convgen.spec.exported import graph_of
     from convgen.spec.graph_file import constants_path, write_graph
@@ -51,16 +53,23 @@ def import_command(
     positional, named = _arguments(arguments)
     beside = constants_path(output)
     check_file(beside, "-o")
-    module = _module(factory, positional, named)
-    source = f"{factory} {arguments}" if arguments else factory
-    graph, tensors = graph_of(
-        module,
-        _examples(shapes),
-        name=factory.rpartition(":")[2].rpartition(".")[2],
-        source=source,
-        training=not evaluation,
-        remark=lambda text: click.echo(text, err=True),
-    )
+    tensors: dict[str, torch.Tensor] = {}
+    if is_network_file(factory):
+        graph = _written(factory, shapes or arguments or evaluation)
+        keep_input(output, factory, "-o")
+    else:
+        if not shapes:
+            raise InputError("--input is missing: the shape of what forward takes", hint="--input 8,3,64,64")
+        module = _module(factory, positional, named)
+        source = f"{factory} {arguments}" if arguments else factory
+        graph, tensors = graph_of(
+            module,
+            _examples(shapes),
+            name=factory.rpartition(":")[2].rpartition(".")[2],
+            source=source,
+            training=not evaluation,
+            remark=lambda text: click.echo(text, err=True),
+        )
     if strict:
         _refuse_whole(graph)
     listing = graph_text(graph)  # refuses what can't be right, before anything is written
@@ -70,6 +79,16 @@ def import_command(
     if tensors:
         write_file(beside, tensors_bytes(tensors), "-o")
         click.echo(f"wrote {beside}")
+
+
+def _written(file: str, others: object) -> Graph:
+    """The graph of a network written by hand."""
+    from convgen.spec.network_module import read_network_graph
+
+    if others:
+        fact = f"{file} says its input, and is of training and evaluation"
+        raise InputError(f"--input, --args, --eval: {fact}", hint="without them")
+    return read_network_graph(file)
 
 
 def _refuse_whole(graph: Graph) -> None:

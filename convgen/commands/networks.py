@@ -13,6 +13,7 @@ from convgen.commands.inputs import need, parse_grid
 from convgen.errors import InputError
 from convgen.spec.graph_reader import is_graph_file
 from convgen.spec.network_plan import is_plan_file, read_plan
+from convgen.spec.network_reader import is_network_file
 from convgen.spec.source import locate
 
 if TYPE_CHECKING:
@@ -44,11 +45,11 @@ class CompiledFile:
 
 
 def are_graphs(files: Sequence[str]) -> bool:
-    """Whether the files are graph files, or plans of networks. Raises InputError: some are."""
-    graphs = [is_graph_file(file) or is_plan_file(file) for file in files]
+    """Whether the files are of networks: graphs, plans of them, or written by hand. Raises InputError: some are."""
+    graphs = [is_graph_file(file) or is_plan_file(file) or is_network_file(file) for file in files]
     if any(graphs) and not all(graphs):
         one, other = files[graphs.index(True)], files[graphs.index(False)]
-        raise InputError(f"{one} is a network's graph and {other} a layer's file", hint="a command for each")
+        raise InputError(f"{one} is a network's file and {other} a layer's file", hint="a command for each")
     return any(graphs)
 
 
@@ -82,6 +83,7 @@ def compile_graphs(
     from convgen.network_compiler import compile_network, compile_plan
     from convgen.spec.graph_edit import with_dtype
     from convgen.spec.graph_file import read_constants, read_graph
+    from convgen.spec.network_module import read_network_graph
 
     axes = parse_grid(grid, "N=2,H=2") if grid is not None else {}
     chosen = load_machine(machine) if machine is not None else None
@@ -95,7 +97,7 @@ def compile_graphs(
             flag = "--grid" if grid is not None else "--algorithm"
             raise InputError(f"{flag}: {file} is a plan, which says the layout", hint=f"without {flag}")
         beside = file if plan is None else str(Path(file).parent / plan.graph)
-        graph = read_graph(beside)
+        graph = read_network_graph(beside) if is_network_file(beside) else read_graph(beside)
         if graph.name in seen:
             fact = f"two networks are named {graph.name}: {seen[graph.name]} and {file}"
             raise InputError(fact, hint="another name for one")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,17 @@ from convgen.spec.text import as_list, shown
 from convgen.spec.yaml import read_yaml
 
 KEYS = ("name", "input", "dtype", "blocks", "nodes")
+_NODES = re.compile(r"nodes\s*:")
 OTHER_FILES = {"layer": "this is a layer file", "layers": "this is a plan"}  # by a key that only they have
+
+
+def is_network_file(path: str | Path) -> bool:
+    """Has a file a line with the key `nodes`, as networks written by hand do? False for what can't be read."""
+    try:
+        with open(path, encoding="utf-8-sig", errors="replace") as stream:
+            return any(_NODES.match(line) for line in stream)
+    except OSError:
+        return False
 
 
 def read_network(path: str | Path) -> Network:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +26,7 @@ from convgen.verify.virtual import VirtualTransport, World
 Transport = Literal["virtual", "processes"]
 DTYPE_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 EXACT = 1e-10  # float64
+ILL_CONDITIONED = 1e-6  # the most for one whose steps of training enlarge every rounding
 LARGEST = 0.5  # of other types: what was never computed is off by 1
 LEAST = 1e-3  # a gradient that is smaller than so many times the largest is compared as if it were that large;
 LEAST_ROUNDOFFS = 16  # and so many unit roundoffs, where those are more
@@ -109,11 +110,12 @@ def check_network(
         one, other = (truth_of(graph, given, getattr(torch, dtype), shaken=s) for s in (False, True))
         slack = {k: max(_farthest(truth[k], found[k], least) for found in (one, other)) for k in KINDS}
     floor = EXACT if dtype == "float64" else 16 * DTYPE_ROUNDOFF[dtype]
-    compared = [
-        _compare(kind, runs, truth[kind], _tolerance(floor, slack.get(kind, 0.0)), least)
-        for kind in KINDS
-        if truth.get(kind)
-    ]
+    kinds = [kind for kind in KINDS if truth.get(kind)]
+    compared = [_compare(k, runs, truth[k], _tolerance(floor, slack.get(k, 0.0)), least) for k in kinds]
+    if dtype == "float64" and any(one.error > one.tolerance for one in compared):
+        other = truth_of(graph, given, torch.float64, shaken=True)
+        limits = {k: min(10 * _farthest(truth[k], other[k], least), ILL_CONDITIONED) for k in kinds}
+        compared = [replace(one, tolerance=max(EXACT, limits[one.kind])) for one in compared]
     sent = volume(program)
     return NetworkReport(
         name=graph.name,
@@ -128,9 +130,12 @@ def check_network(
     )
 
 
-EXACTLY = "1e-10 in float64"
+EXACTLY = (
+    "1e-10 in float64; where that is exceeded 10 times how far one device is from itself with all that is given a unit "
+    "in the last place off, at most 1e-6"
+)
 ROUNDED = (
-    "10 times how far one device in the same type is from float64, and one with all that is given rounded otherwise; "
+    "10 times how far one device in the same type is from float64, and one with all that is given a unit off; "
     "at least 16 unit roundoffs; above 0.5 (rounding may turn a rectifier over) 2 times. --dtype float64 has 1e-10"
 )
 

@@ -132,8 +132,8 @@ def truth_of(graph: Graph, given: Given, dtype: torch.dtype, *, shaken: bool = F
         if not tensor.is_floating_point():
             return tensor.clone()
         if shaken:
-            off = torch.randint(0, 2, tensor.shape, generator=generator) * 2.0 - 1.0
-            tensor = tensor.double() * (1 + off * torch.finfo(tensor.dtype).eps / 2)
+            off = torch.randint(0, 2, tensor.shape, generator=generator).double() * 2 - 1
+            tensor = tensor.double() * (1 + off * torch.finfo(tensor.dtype).eps)
         return tensor.to(dtype, copy=True)
 
     state = {n: moved(t) for n, t in given.state.items()}
