@@ -147,6 +147,19 @@ def plan_graph(
     return _compiled(graph, described, found.program, "auto", ""), found
 
 
+def sample_parallelism(compiled: CompiledNetwork) -> Program | None:
+    """The same network with samples alone split over as many ranks; None where there are fewer samples."""
+    graph, ranks = compiled.graph, compiled.program.grid.ranks
+    if graph.batch < ranks:
+        return None
+    return lay_out(*network_parts(graph, compiled.described), Grid((("N", ranks),)), "sample")
+
+
+def on_one_rank(compiled: CompiledNetwork) -> Program:
+    """The same network, not split."""
+    return lay_out(*network_parts(compiled.graph, compiled.described), Grid((("N", 1),)), "sample")
+
+
 def _described(graph: Graph) -> Described:
     both = sorted({v.name for v in graph.inputs} & {name for name, _ in graph.outputs})
     if both:

@@ -22,6 +22,7 @@ from convgen.cost.rows import program_cost, row_cost
 from convgen.errors import InputError
 from convgen.network_compiler import compile_network, compile_plan, network_parts, plan_graph
 from convgen.operations.bound import Bound
+from convgen.plan.program.candidates import Way, is_product
 from convgen.plan.program.search import Effort, Search
 from convgen.plan.program.tables import Question
 from convgen.plan.program.written import plan_of
@@ -71,22 +72,32 @@ def test_a_plan_is_the_least_of_all(seed: int) -> None:
     assert program_cost(found.program, LASSEN, "float32").time_ps == found.time_ps
     variables = search.variables
     rows = [(search.question(i), bound) for i, bound in enumerate(search.rows)]
-    cheapest: dict[tuple[int, tuple[int, ...]], int] = {}
+    cheapest: dict[tuple[int, tuple[int, ...]], dict[Way, int]] = {}
     least = None
+    others: dict[int, int] = {}
     for values in product(*(range(len(search.domains[n])) for n in variables)):
         chosen = dict(zip(variables, values, strict=True))
-        total = 0
+        here: list[dict[Way, int]] = []
         for i, (question, bound) in enumerate(rows):
             cell = tuple(chosen.get(v, 0) for v in search.places(i))
             if (i, cell) not in cheapest:
-                cheapest[i, cell] = min(
-                    sum(row_cost(row, search.price, question.wanted))
-                    for row in every_row(question, bound, cell, search)
-                )
-            total += cheapest[i, cell]
+                costs: dict[Way, list[int]] = {}
+                for row in every_row(question, bound, cell, search):
+                    costs.setdefault((row.way, row.roles), []).append(sum(row_cost(row, search.price, question.wanted)))
+                cheapest[i, cell] = {way: min(some) for way, some in costs.items()}
+            here.append(cheapest[i, cell])
+        total = sum(min(one.values()) for one in here)
         least = total if least is None else min(least, total)
+        for i, row in enumerate(found.program.rows):
+            apart = [ps for way, ps in here[i].items() if way != (row.way, row.roles)]
+            if apart:
+                with_other = total - min(here[i].values()) + min(apart)
+                others[i] = min(others.get(i, with_other), with_other)
     assert prod(len(search.domains[n]) for n in variables) > 1
     assert found.time_ps == least
+    assert found.runner_up.keys() == {i for i in others if is_product(found.program.rows[i].bound.operation)}
+    for i, (_, more) in found.runner_up.items():
+        assert found.time_ps + more == others[i]
 
 
 def every_row(question: Question, bound: Bound, cell: tuple[int, ...], search: Search) -> Iterator[PlacedRow]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from math import prod
 from typing import Any
 
 from convgen.cost.machine import Machine
 from convgen.cost.moving import PICOSECONDS
 from convgen.cost.rows import program_cost
-from convgen.network_compiler import CompiledNetwork
+from convgen.network_compiler import CompiledNetwork, on_one_rank, sample_parallelism
 from convgen.plan.program.candidates import is_product
 from convgen.plan.program.ranks import NetworkPlan
 from convgen.program.network import label
@@ -27,9 +29,22 @@ def planned_text(compiled: CompiledNetwork, found: NetworkPlan, machine: Machine
     ]
     lines.append(f"{'everything else':78} {data['others']['compute_ms']:10.3f} {data['others']['move_ms']:9.3f}")
     lines.append(f"a step of training: {data['milliseconds']:.3f} ms modelled, one step after the other")
+    lines += _compared(data)
     lines.append(f"kept by the fullest rank: {found.memory_bytes / (1 << 20):.1f} MiB")
     lines += [f"  scouted {grid}: {seconds * 1e3:.3f} ms with few candidates" for grid, seconds in found.tried]
     return "\n".join(lines)
+
+
+def _compared(data: Mapping[str, Any]) -> Iterator[str]:
+    """What one rank would take, and samples alone."""
+    took = data["milliseconds"]
+    one, samples = data["one_rank_milliseconds"], data["sample_milliseconds"]
+    yield f"  on one rank: {one:.3f} ms, {one / took:.2f} times as long"
+    ranks = prod(data["grid"].values())
+    if samples is None:
+        yield f"  by samples alone: can't be, {data['batch']} samples are fewer than {ranks} ranks"
+    else:
+        yield f"  by samples alone (N={ranks}): {samples:.3f} ms, {samples / took:.2f} times as long"
 
 
 def planned_json(compiled: CompiledNetwork, found: NetworkPlan, machine: Machine) -> dict[str, Any]:
@@ -59,6 +74,10 @@ def planned_json(compiled: CompiledNetwork, found: NetworkPlan, machine: Machine
         "batch": compiled.graph.batch,
         "machine": machine.name,
         "milliseconds": found.seconds * 1e3,
+        "one_rank_milliseconds": 1e3 * program_cost(on_one_rank(compiled), machine, compiled.dtype).seconds,
+        "sample_milliseconds": None
+        if (samples := sample_parallelism(compiled)) is None
+        else 1e3 * program_cost(samples, machine, compiled.dtype).seconds,
         "memory_bytes": found.memory_bytes,
         "rows": rows,
         "others": {"compute_ms": 1e3 * others[0] / PICOSECONDS, "move_ms": 1e3 * others[1] / PICOSECONDS},

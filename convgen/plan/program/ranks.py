@@ -6,7 +6,7 @@ candidates, the best of them with all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from convgen.algebra.grid import Grid
@@ -16,6 +16,7 @@ from convgen.errors import InputError
 from convgen.operations.bound import Bound
 from convgen.plan.letters import Tensor
 from convgen.plan.network.grids import MOST_AXES, NAMES, factorisations, primes
+from convgen.plan.program.candidates import Way
 from convgen.plan.program.search import Effort, Found, Search
 from convgen.program.network import Program
 
@@ -28,12 +29,15 @@ class NetworkPlan:
 
     Attributes:
         tried: seconds on the other grids, with few candidates.
+        runner_up: by row, the best roles of a product but those that it has, and the seconds that the best plan with
+            them takes more; none where memory decided on the plan.
     """
 
     program: Program
     seconds: float
     memory_bytes: int
     tried: tuple[tuple[Grid, float], ...]
+    runner_up: Mapping[int, tuple[Way, float]]
 
 
 def grids_of(ranks: int, machine: Machine) -> list[Grid]:
@@ -91,4 +95,5 @@ def plan_network(
     best = min(scouted, key=lambda pair: pair[1])[0] if scouted else grids[0]
     found = search(best, Effort())
     tried = tuple((grid, ps / PICOSECONDS) for grid, ps in scouted)
-    return NetworkPlan(found.program, found.time_ps / PICOSECONDS, found.memory_bytes, tried)
+    second = {i: (way, more / PICOSECONDS) for i, (way, more) in found.runner_up.items()}
+    return NetworkPlan(found.program, found.time_ps / PICOSECONDS, found.memory_bytes, tried, second)

@@ -20,7 +20,7 @@ from convgen.cost.rows import price_on
 from convgen.errors import InputError
 from convgen.operations.bound import Bound
 from convgen.plan.letters import Tensor
-from convgen.plan.network.bounded import DoesNotFit, solve
+from convgen.plan.network.bounded import FREE, DoesNotFit, solve
 from convgen.plan.network.eliminate import Elimination, Factor, Problem
 from convgen.plan.program.candidates import (
     Way,
@@ -34,7 +34,7 @@ from convgen.plan.program.candidates import (
 from convgen.plan.program.products import MOST, best_ways
 from convgen.plan.program.tables import PARAMETER_COPIES, Answer, Asking, Question, Table, placed
 from convgen.program.network import FLOATS, Program, Value, differentiable
-from convgen.program.rows import Stored, serves
+from convgen.program.rows import PlacedRow, Stored, serves
 
 GIVEN = ("parameter", "buffer", "constant")
 
@@ -53,13 +53,19 @@ THOROUGH = Effort()
 
 @dataclass(frozen=True)
 class Found:
-    """The best program, its price in picoseconds, what a rank keeps in memory, and how large the search was."""
+    """The best program, its price in picoseconds, what a rank keeps in memory, and how large the search was.
+
+    Attributes:
+        runner_up: by row, the best roles of a product but those that it has, and how much more the best plan with them
+            takes, in picoseconds; none where memory decided on the plan.
+    """
 
     program: Program
     time_ps: int
     memory_bytes: int
     variables: int
     cells: int
+    runner_up: Mapping[int, tuple[Way, int]]
 
 
 class Search:
@@ -221,7 +227,7 @@ class Search:
                 held += int(bytes_of[0])
         sizes = tuple(len(self.domains[n]) for n in self.variables)
         problem = Problem(sizes, tuple(factors))
-        values = self._solved(problem, held) if sizes else ()
+        values, free = self._solved(problem, held) if sizes else ((), True)
         cost, memory = problem.total(values)
         chosen = {n: values[self.number[n]] if n in self.number else 0 for n in self.domains}
         rows = [
@@ -242,14 +248,38 @@ class Search:
             updates=self.updates,
             outputs=self.outputs,
         )
-        return Found(program, constant + cost, held + memory, len(sizes), sum(f.cost.size for f in factors))
+        second = self._runners_up(problem, of, rows, cost) if free else {}
+        return Found(program, constant + cost, held + memory, len(sizes), sum(f.cost.size for f in factors), second)
 
-    def _solved(self, problem: Problem, held: int) -> tuple[int, ...]:
-        """The best storage of every variable, within the memory that there is."""
+    def _runners_up(
+        self, problem: Problem, of: Sequence[Answer], rows: Sequence[PlacedRow], least: int
+    ) -> dict[int, tuple[Way, int]]:
+        beliefs = dict(Elimination(problem).beliefs()) if problem.sizes else {}
+        found: dict[int, tuple[Way, int]] = {}
+        for i, row in enumerate(rows):
+            ways = of[i].question.ways
+            others = [w for w, way in enumerate(ways) if way != (row.way, row.roles)]
+            if i not in self.ways or not others:
+                continue
+            scope, table = self._factor(i, of[i].table)
+            tables = np.stack([self._factor(i, of[i].by_way[w])[1] for w in others])
+            if scope:
+                # The first of a table's variables to be eliminated is so together with the others.
+                over, belief = next(beliefs[v] for v in scope if {*scope} <= {*beliefs[v][0]})
+                tables = tables + (belief.min(axis=tuple(k for k, v in enumerate(over) if v not in scope)) - table)
+            else:
+                tables = tables + (least - table)
+            totals = tables.reshape(len(others), -1).min(axis=1)
+            found[i] = ways[others[int(totals.argmin())]], int(totals.min()) - least
+        return found
+
+    def _solved(self, problem: Problem, held: int) -> tuple[tuple[int, ...], bool]:
+        """The best storage of every variable, within the memory that there is; whether it is the best of all."""
         if self.memory_bytes is None:
-            return Elimination(problem).values
+            return Elimination(problem).values, True
         try:
-            return solve(problem, self.memory_bytes - held).values
+            found = solve(problem, self.memory_bytes - held)
+            return found.values, found.how == FREE
         except DoesNotFit as error:
             fact = f"{self.name} on {self.grid} takes {error.memory + held} bytes a rank at least"
             hint = f"more ranks, a smaller batch, or more than {self.memory_bytes} bytes"

@@ -47,10 +47,15 @@ class Question:
 
 @dataclass
 class Answer:
-    """Costs over (operands without parameters..., results...), and the way that each cell is of."""
+    """Costs over (operands without parameters..., results...), and the way that each cell is of.
+
+    Attributes:
+        by_way: the same for each way, first.
+    """
 
     question: Question
     table: Table
+    by_way: Table
     best: NDArray[np.int64]
     memory: Table
     derived: list[dict[str, tuple[Table, list[Way]]]] = field(default_factory=list[dict[str, tuple[Table, list[Way]]]])
@@ -77,7 +82,7 @@ class Asking:
         stacked = np.stack(tables)
         best = stacked.argmin(0)
         memory = np.take_along_axis(np.stack(takes), best[None], 0)[0]
-        return Answer(self.q, stacked.min(0), best, memory, derived)
+        return Answer(self.q, stacked.min(0), stacked, best, memory, derived)
 
     def _memory(self, way: Way) -> Table:
         """Bytes on the fullest rank: parameters with gradient and optimizer's states, and what of operands is fetched
