@@ -11,25 +11,30 @@ from random import Random
 
 import pytest
 import torch
+from click.testing import CliRunner
 from free_networks import imported, ranks_of
 from generate import draws
 from test_networks_free import Branches, compare, differ
 from torch import nn
 
 from convgen.algebra.grid import Grid
+from convgen.commands.main import cli
 from convgen.cost.machines import load_machine
 from convgen.cost.rows import program_cost, row_cost
 from convgen.errors import InputError
+from convgen.explain.planned_row import explained_rows
 from convgen.network_compiler import compile_network, compile_plan, network_parts, plan_graph
 from convgen.operations.bound import Bound
 from convgen.plan.program.candidates import Way, is_product
 from convgen.plan.program.search import Effort, Search
 from convgen.plan.program.tables import Question
 from convgen.plan.program.written import plan_of
+from convgen.program.network import label
 from convgen.program.rows import PlacedRow, Stored, kept, place
 from convgen.spec.aten.describe import describe
 from convgen.spec.exported import graph_of
 from convgen.spec.graph import Graph
+from convgen.spec.graph_file import write_graph
 from convgen.spec.network_plan import read_plan, write_plan
 
 LASSEN = load_machine("lassen")
@@ -183,3 +188,22 @@ def test_a_wrong_plan_is_refused_with_its_line(old: str, new: str, said: str, tm
     with pytest.raises(InputError) as refused:
         compile_plan(graph, read_plan(file))
     assert said in str(refused.value)
+
+
+def test_a_plans_numbers_unfold_into_steps(tmp_path: Path) -> None:
+    """Each row's steps add up to its price; names that are none are refused; scaling is drawn."""
+    graph = a_graph(Random("unfolds"))
+    compiled, plan = plan_graph(graph, 4, LASSEN)
+    cost = program_cost(plan.program, LASSEN, compiled.dtype)
+    for row, (computing, moving) in zip(plan.program.rows, cost.rows, strict=True):
+        text = explained_rows(plan.program, label(row), LASSEN, compiled.dtype)
+        steps = [float(line.split()[0]) for line in text.splitlines()[1:-1]]
+        assert sum(steps) == pytest.approx((computing + moving) * 1e-9, abs=1e-4 * len(steps))
+    with pytest.raises(InputError, match="small has no nothing"):
+        explained_rows(plan.program, "nothing", LASSEN, compiled.dtype)
+    file, picture = tmp_path / "small.yaml", tmp_path / "scaling.svg"
+    file.write_text(write_graph(graph))
+    words = ["plan", str(file), "--machine", "lassen", "--ranks", "4", "--plot", str(picture)]
+    done = CliRunner().invoke(cli, words)
+    assert "by samples alone" in done.stdout
+    assert "ranks" in picture.read_text()

@@ -92,15 +92,16 @@ def plan_command(
     from convgen.spec.source import locate
     from convgen.spec.target import read_target
 
+    if explain is not None and as_json:
+        raise InputError("--explain and --json don't go together", hint="--json alone: it has every step of every node")
     if is_graph_file(file):
         from convgen.commands.plan_graph import plan_graph_file
 
         given = {"target": target, "regather": regather, "recompute": recompute,
-                 "hide_dw": hide_dw, "measured": measured, "explain": explain, "plot": plot}  # fmt: skip
-        plan_graph_file(file, machine, ranks, _grid(grid, ranks), batch, memory, output, as_json, given)
+                 "hide_dw": hide_dw, "measured": measured}  # fmt: skip
+        asked = _grid(grid, ranks)
+        plan_graph_file(file, machine, ranks, asked, batch, memory, output, as_json, explain, plot, given)
         return
-    if explain is not None and as_json:
-        raise InputError("--explain and --json don't go together", hint="--json alone: it has every step of every node")
     if output is not None:
         keep_input(output, file, "-o")
     network = read_network(file)

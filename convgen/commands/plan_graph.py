@@ -14,10 +14,14 @@ import click
 from convgen.commands.inputs import need
 from convgen.errors import InputError
 from convgen.files import keep_input, write_file
+from convgen.pictures.scaling import Point, Scaling, draw_scaling
 
 GIB = 1 << 30
 if TYPE_CHECKING:
     from convgen.algebra.grid import Grid
+    from convgen.cost.machine import Machine
+    from convgen.network_compiler import CompiledNetwork
+    from convgen.spec.graph import Graph
 
 
 def plan_graph_file(
@@ -29,6 +33,8 @@ def plan_graph_file(
     memory: float | None,
     output: Path | None,
     as_json: bool,
+    explain: str | None,
+    plot: Path | None,
     others: Mapping[str, Any],
 ) -> None:
     """Choose the layout of every value and row for the least modelled seconds of a training step.
@@ -44,6 +50,7 @@ def plan_graph_file(
     need("torch", "a network's operators are ATen's, which needs torch")
     from convgen.cost.machines import load_machine
     from convgen.explain.planned import planned_json, planned_text
+    from convgen.explain.planned_row import explained_rows
     from convgen.network_compiler import plan_graph
     from convgen.plan.program.written import plan_of
     from convgen.spec.graph_file import read_graph
@@ -60,18 +67,49 @@ def plan_graph_file(
             )
         graph = replace(graph, batch=batch)
     chosen = load_machine(machine)
+    budget = None if memory is None else round(memory * GIB)
     try:
-        compiled, found = plan_graph(graph, ranks, chosen, grid, None if memory is None else round(memory * GIB))
+        compiled, found = plan_graph(graph, ranks, chosen, grid, budget)
     except InputError as error:
         raise locate(error, graph.source_file) from None
-    click.echo(
-        json.dumps(planned_json(compiled, found, chosen), indent=1)
-        if as_json
-        else planned_text(compiled, found, chosen)
-    )
+    if explain is not None:
+        click.echo(explained_rows(found.program, explain, chosen, compiled.dtype))
+    elif as_json:
+        click.echo(json.dumps(planned_json(compiled, found, chosen), indent=1))
+    else:
+        click.echo(planned_text(compiled, found, chosen))
     if output is not None:
         beside = os.path.relpath(Path(file).absolute(), output.absolute().parent)
         plan = plan_of(found.program, Path(beside).as_posix(), chosen.name, found.seconds)
         size = f" --batch {batch}" * (batch is not None)
         head = (f"convgen plan {Path(file).name} --machine {machine} --ranks {ranks}{size}",)
         write_file(output, write_plan(plan, head), "-o")
+    if plot is not None:
+        draw_scaling(_scaling(graph, chosen, budget), ranks, plot)
+        click.echo(str(plot), err=True)
+
+
+def _scaling(graph: Graph, machine: Machine, budget: int | None) -> Scaling:
+    """Plans of the graph for numbers of ranks and samples; those that it can't have are left out."""
+    from convgen.cost.rows import program_cost
+    from convgen.network_compiler import plan_graph, sample_parallelism
+
+    known: dict[tuple[int, int], CompiledNetwork] = {}
+
+    def planned(ranks: int, batch: int) -> Point:
+        if batch != graph.batch and not graph.is_dynamic:
+            return Point(None)
+        try:
+            known[ranks, batch], found = plan_graph(replace(graph, batch=batch), ranks, machine, None, budget)
+        except InputError:
+            return Point(None, fits=False)
+        return Point(found.seconds)
+
+    def sample(ranks: int, batch: int) -> Point:
+        compiled = known.get((ranks, batch))
+        program = sample_parallelism(compiled) if compiled is not None else None
+        if compiled is None or program is None:
+            return Point(None)
+        return Point(program_cost(program, machine, compiled.dtype).seconds)
+
+    return Scaling(graph.name, machine.name, graph.batch, planned, sample, budget)

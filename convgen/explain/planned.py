@@ -21,12 +21,15 @@ def planned_text(compiled: CompiledNetwork, found: NetworkPlan, machine: Machine
     data = planned_json(compiled, found, machine)
     lines = [
         f"{data['network']} on {found.program.grid}, {compiled.graph.batch} samples, machine {machine.name}",
-        f"{'layer':32} {'roles':22} {'stored':22} {'compute ms':>10} {'move ms':>9}",
+        f"{'layer':32} {'roles':22} {'stored':22} {'compute ms':>10} {'move ms':>9}  runner-up",
     ]
-    lines += [
-        f"{row['makes'][:32]:32} {row['roles']:22} {row['stored']:22} {row['compute_ms']:10.3f} {row['move_ms']:9.3f}"
-        for row in data["rows"]
-    ]
+    for row in data["rows"]:
+        second = row["runner_up"]
+        after = f"  {second['roles']} +{second['more_ms']:.3f} ms" if second is not None else ""
+        lines.append(
+            f"{row['makes'][:32]:32} {row['roles']:22} {row['stored']:22} "
+            f"{row['compute_ms']:10.3f} {row['move_ms']:9.3f}{after}"
+        )
     lines.append(f"{'everything else':78} {data['others']['compute_ms']:10.3f} {data['others']['move_ms']:9.3f}")
     lines.append(f"a step of training: {data['milliseconds']:.3f} ms modelled, one step after the other")
     lines += _compared(data)
@@ -47,13 +50,20 @@ def _compared(data: Mapping[str, Any]) -> Iterator[str]:
         yield f"  by samples alone (N={ranks}): {samples:.3f} ms, {samples / took:.2f} times as long"
 
 
+def _runner_up(found: NetworkPlan, i: int) -> dict[str, Any] | None:
+    if i not in found.runner_up:
+        return None
+    (_, roles), more_s = found.runner_up[i]
+    return {"roles": roles_text(roles) or "none", "more_ms": 1e3 * more_s}
+
+
 def planned_json(compiled: CompiledNetwork, found: NetworkPlan, machine: Machine) -> dict[str, Any]:
     """The same as plain data."""
     program = found.program
     cost = program_cost(program, machine, compiled.dtype)
     rows: list[dict[str, Any]] = []
     others = [0, 0]
-    for row, (computing, moving) in zip(program.rows, cost.rows, strict=True):
+    for i, (row, (computing, moving)) in enumerate(zip(program.rows, cost.rows, strict=True)):
         if not is_product(row.bound.operation):
             others[0] += computing
             others[1] += moving
@@ -66,6 +76,7 @@ def planned_json(compiled: CompiledNetwork, found: NetworkPlan, machine: Machine
                 "stored": entries(program.values[row.bound.makes[0]].stored),
                 "compute_ms": 1e3 * computing / PICOSECONDS,
                 "move_ms": 1e3 * moving / PICOSECONDS,
+                "runner_up": _runner_up(found, i),
             }
         )
     return {

@@ -2,119 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from fractions import Fraction
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console
-from rich.progress import track
 
 from convgen.errors import InputError
-from convgen.pictures.figures import matplotlib, save_figure
-from convgen.plan.network.planner import GIB, budget_of, plan_network
+from convgen.pictures.scaling import Point, Scaling, draw_scaling
+from convgen.plan.network.planner import budget_of, plan_network
 from convgen.plan.network.sample import sample_parallelism
 from convgen.plan.network.setting import Setting
 from convgen.spec.network import Network
 from convgen.spec.network_reader import with_batch
 
-PLANNED, SAMPLE = "#0072b2", "#d55e00"  # Okabe and Ito's blue and vermilion
-Points = list[tuple[int, float]]
-
 
 def plot_scaling(network: Network, setting: Setting, ranks: int, budget: int | None, file: Path) -> None:
-    """Two panels of modelled seconds a step over ranks: the batch fixed, and the batch growing with the ranks.
-
-    Plans that don't fit the budget, and more ranks than samples without a plan, are left out.
-
-    Args:
-        ranks: the most; its halves are drawn too.
-    Raises:
-        InputError: matplotlib is missing, or the file can't be written.
-    """
-    figure = matplotlib().figure.Figure(figsize=(9, 3.8), layout="constrained")
-    counts = _halves(ranks)
+    """`draw_scaling` of a network written by hand."""
     budget = budget_of(setting, budget)
-    strong = _series(network, setting, budget, [(p, network.batch) for p in counts])
-    # As many samples a rank as with all ranks, which may be a fraction: several ranks a sample.
-    share = Fraction(network.batch, ranks)
-    weak = _series(network, setting, budget, [(p, int(share * p)) for p in counts if (share * p).denominator == 1])
-    panels: Any = figure.subplots(1, 2)
-    _draw(panels[0], strong, counts, f"{network.name}, {_said(network.batch, 'sample')}", budget)
-    each = f"{_said(share, 'sample')} a rank" if share >= 1 else f"{_said(1 / share, 'rank')} a sample"
-    _draw(panels[1], weak, counts, f"{network.name}, {each}", budget)
-    figure.supylabel(f"ms a step, modelled on {setting.machine.name}", fontsize=10)
-    save_figure(figure, file, 150)
 
-
-def _halves(ranks: int) -> list[int]:
-    found = [ranks]
-    while found[-1] % 2 == 0:
-        found.append(found[-1] // 2)
-    return found[::-1]
-
-
-def _series(
-    network: Network, setting: Setting, budget: int | None, at: Sequence[tuple[int, int]]
-) -> tuple[Points, Points, bool]:
-    """Plans and sample parallelism; a point that can't be or doesn't fit is left out. Whether one doesn't fit."""
-    missing = False
-    planned: Points = []
-    sample: Points = []
-    for ranks, batch in track(at, "planning", console=Console(stderr=True), transient=True):
-        sized = with_batch(network, batch)
+    def planned(ranks: int, batch: int) -> Point:
         try:
-            planned.append((ranks, plan_network(sized, setting, ranks, budget_bytes=budget).seconds))
+            return Point(plan_network(with_batch(network, batch), setting, ranks, budget_bytes=budget).seconds)
         except InputError:
-            missing = True
-        alone = sample_parallelism(sized, setting, ranks)
-        fits = budget is None or (alone.memory_bytes or 0) <= budget
-        if alone.seconds is not None and fits:
-            sample.append((ranks, alone.seconds))
-        missing |= not fits
-    return planned, sample, missing
+            return Point(None, fits=False)
 
+    def sample(ranks: int, batch: int) -> Point:
+        alone = sample_parallelism(with_batch(network, batch), setting, ranks)
+        return Point(alone.seconds, fits=budget is None or (alone.memory_bytes or 0) <= budget)
 
-def _said(count: int | Fraction, what: str) -> str:
-    return f"{float(count):g} {what}{'s' * (count != 1)}"
-
-
-def _draw(
-    panel: Any, found: tuple[Points, Points, bool], counts: Sequence[int], title: str, budget: int | None
-) -> None:
-    *series, missing = found
-    for points, colour, name, mark in (
-        (series[1], SAMPLE, "samples split, nothing else", "s"),
-        (series[0], PLANNED, "planned", "o"),
-    ):
-        if points:
-            panel.plot(*zip(*((p, s * 1e3) for p, s in points), strict=True), mark + "-", color=colour, label=name)
-    panel.set_xscale("log", base=2)
-    panel.set_yscale("log")
-    panel.set_xticks(counts, [str(p) for p in counts])
-    panel.minorticks_off()
-    panel.set_xlim(counts[0] / 1.25, counts[-1] * 1.25)
-    lowest = [s * 1e3 for points in series for _, s in points]
-    if lowest:
-        ticks = _ticks(min(lowest), max(lowest))
-        panel.set_yticks(ticks, [f"{t:g}" for t in ticks])
-        panel.set_ylim(min(lowest) / 1.4, max(lowest) * 1.4)
-        panel.legend(frameon=False, fontsize=9, loc="best")
-    else:
-        panel.set_yticks([])
-    if budget is not None and missing:
-        said = "left out: what does not fit" if lowest else "nothing fits"
-        panel.text(0.03, 0.04, f"{said} {budget / GIB:.4g} GiB", transform=panel.transAxes, fontsize=9)
-    panel.set_xlabel("ranks")
-    panel.set_title(title, fontsize=10)
-    panel.grid(True, linewidth=0.4, alpha=0.5)
-
-
-def _ticks(low: float, high: float) -> list[float]:
-    """1, 2 and 5 of each power of ten in reach; more where these are few."""
-    found: list[float] = []
-    for mantissas in ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7)):
-        found = [m * 10.0**e for e in range(-6, 9) for m in mantissas if low / 1.4 <= m * 10.0**e <= high * 1.4]
-        if len(found) >= 4:
-            break
-    return found
+    draw_scaling(Scaling(network.name, setting.machine.name, network.batch, planned, sample, budget), ranks, file)

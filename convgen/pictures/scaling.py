@@ -1,0 +1,131 @@
+"""Strong and weak scaling of plans: modelled seconds a step over ranks, beside samples split alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+
+from convgen.pictures.figures import matplotlib, save_figure
+
+PLANNED, SAMPLE = "#0072b2", "#d55e00"  # Okabe and Ito's blue and vermilion
+GIB = 1 << 30
+Points = list[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class Point:
+    """Seconds of a step; None: it can't be, or `fits` says that it does not fit."""
+
+    seconds: float | None
+    fits: bool = True
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """What is drawn.
+
+    Attributes:
+        planned, sample: of (ranks, samples).
+        budget_bytes: that a rank may take.
+    """
+
+    name: str
+    machine: str
+    batch: int
+    planned: Callable[[int, int], Point]
+    sample: Callable[[int, int], Point]
+    budget_bytes: int | None = None
+
+
+def draw_scaling(of: Scaling, ranks: int, file: Path) -> None:
+    """Two panels of modelled seconds a step over ranks: the batch fixed, and the batch growing with the ranks.
+
+    Plans that don't fit the budget, and more ranks than samples without a plan, are left out.
+
+    Args:
+        ranks: the most; its halves are drawn too.
+    Raises:
+        InputError: matplotlib is missing, or the file can't be written.
+    """
+    figure = matplotlib().figure.Figure(figsize=(9, 3.8), layout="constrained")
+    counts = _halves(ranks)
+    strong = _series(of, [(p, of.batch) for p in counts])
+    # As many samples a rank as with all ranks, which may be a fraction: several ranks a sample.
+    share = Fraction(of.batch, ranks)
+    weak = _series(of, [(p, int(share * p)) for p in counts if (share * p).denominator == 1])
+    panels: Any = figure.subplots(1, 2)
+    _draw(panels[0], strong, counts, f"{of.name}, {_said(of.batch, 'sample')}", of.budget_bytes)
+    each = f"{_said(share, 'sample')} a rank" if share >= 1 else f"{_said(1 / share, 'rank')} a sample"
+    _draw(panels[1], weak, counts, f"{of.name}, {each}", of.budget_bytes)
+    figure.supylabel(f"ms a step, modelled on {of.machine}", fontsize=10)
+    save_figure(figure, file, 150)
+
+
+def _halves(ranks: int) -> list[int]:
+    found = [ranks]
+    while found[-1] % 2 == 0:
+        found.append(found[-1] // 2)
+    return found[::-1]
+
+
+def _series(of: Scaling, at: Sequence[tuple[int, int]]) -> tuple[Points, Points, bool]:
+    """Plans and sample parallelism; a point that can't be or doesn't fit is left out. Whether one doesn't fit."""
+    missing = False
+    found: tuple[Points, Points] = ([], [])
+    for ranks, batch in track(at, "planning", console=Console(stderr=True), transient=True):
+        for points, one in zip(found, (of.planned(ranks, batch), of.sample(ranks, batch)), strict=True):
+            missing |= not one.fits
+            if one.fits and one.seconds is not None:
+                points.append((ranks, one.seconds))
+    return *found, missing
+
+
+def _said(count: int | Fraction, what: str) -> str:
+    return f"{float(count):g} {what}{'s' * (count != 1)}"
+
+
+def _draw(
+    panel: Any, found: tuple[Points, Points, bool], counts: Sequence[int], title: str, budget: int | None
+) -> None:
+    *series, missing = found
+    for points, colour, name, mark in (
+        (series[1], SAMPLE, "samples split, nothing else", "s"),
+        (series[0], PLANNED, "planned", "o"),
+    ):
+        if points:
+            panel.plot(*zip(*((p, s * 1e3) for p, s in points), strict=True), mark + "-", color=colour, label=name)
+    panel.set_xscale("log", base=2)
+    panel.set_yscale("log")
+    panel.set_xticks(counts, [str(p) for p in counts])
+    panel.minorticks_off()
+    panel.set_xlim(counts[0] / 1.25, counts[-1] * 1.25)
+    lowest = [s * 1e3 for points in series for _, s in points]
+    if lowest:
+        ticks = _ticks(min(lowest), max(lowest))
+        panel.set_yticks(ticks, [f"{t:g}" for t in ticks])
+        panel.set_ylim(min(lowest) / 1.4, max(lowest) * 1.4)
+        panel.legend(frameon=False, fontsize=9, loc="best")
+    else:
+        panel.set_yticks([])
+    if budget is not None and missing:
+        said = "left out: what does not fit" if lowest else "nothing fits"
+        panel.text(0.03, 0.04, f"{said} {budget / GIB:.4g} GiB", transform=panel.transAxes, fontsize=9)
+    panel.set_xlabel("ranks")
+    panel.set_title(title, fontsize=10)
+    panel.grid(True, linewidth=0.4, alpha=0.5)
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """1, 2 and 5 of each power of ten in reach; more where these are few."""
+    found: list[float] = []
+    for mantissas in ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7)):
+        found = [m * 10.0**e for e in range(-6, 9) for m in mantissas if low / 1.4 <= m * 10.0**e <= high * 1.4]
+        if len(found) >= 4:
+            break
+    return found
