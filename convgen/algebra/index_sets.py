@@ -49,6 +49,11 @@ class IndexSets:
         self._flows: dict[tuple[Layout, Layout], tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
         self._windows: dict[tuple[str, int, Axes], Window | None] = {}
 
+    def forget(self) -> None:
+        """Let go of what was remembered of every rank."""
+        for known in (self._spans, self._blocks, self._owned, self._frames, self._flows):
+            known.clear()
+
     def dims(self, tensor: str) -> tuple[Dim, ...]:
         return self.tensors[tensor].dims
 

@@ -53,6 +53,7 @@ class Involved:
     Attributes:
         sets: the dimensions that it changes, on the axes that it involves.
         changed: their numbers.
+        inner: elements for each of the tensor's.
     """
 
     sets: IndexSets
@@ -60,14 +61,23 @@ class Involved:
     dst: Layout
     rest: tuple[Rest, ...]
     changed: tuple[int, ...]
+    inner: int
 
 
 @lru_cache(maxsize=1 << 16)
-def one_tensor(axes: tuple[tuple[str, int], ...], sides: tuple[Side, ...]) -> IndexSets:
+def one_tensor(
+    axes: tuple[tuple[str, int], ...], sides: tuple[Side, ...], *, virtual_padding: bool = True
+) -> IndexSets:
     """A tensor alone on a grid of these axes, named `NAME`."""
     rows = {(NAME, d): side.rows for d, side in enumerate(sides) if side.rows is not None}
     tensor = Tensor(NAME, tuple([side.dim for side in sides]))
-    return IndexSets(Grid(axes), {NAME: tensor}, rows, virtual_padding=True)
+    return IndexSets(_grid(axes), {NAME: tensor}, rows, virtual_padding=virtual_padding)
+
+
+@lru_cache(maxsize=1 << 12)
+def _grid(axes: tuple[tuple[str, int], ...]) -> Grid:
+    """One for all tensors: it remembers where its ranks are."""
+    return Grid(axes)
 
 
 def sides_of(sets: IndexSets, tensor: str) -> tuple[Side, ...]:
@@ -83,13 +93,17 @@ def involved(sets: IndexSets, src: Layout, dst: Layout) -> Involved:
     axes = {*added}
     for d in changed:
         axes.update(src.axes[d], dst.axes[d])
-    small = one_tensor(tuple([(a, n) for a, n in grid.axes if a in axes]), tuple([sides[d] for d in changed]))
+    small = one_tensor(
+        tuple([(a, n) for a, n in grid.axes if a in axes]),
+        tuple([sides[d] for d in changed]),
+        virtual_padding=sets.virtual_padding,
+    )
     first, second = (
         Layout(NAME, tuple([t.axes[d] for d in changed]), tuple([t.windows[d] for d in changed]), partial)
         for t, partial in ((src, added), (dst, ()))
     )
     rest = tuple([Rest(sides[d], src.axes[d], src.windows[d]) for d in dims if d not in changed])
-    return Involved(small, first, second, rest, tuple(changed))
+    return Involved(small, first, second, rest, tuple(changed), sets.weight(src.tensor))
 
 
 def converted(sets: IndexSets, src: Layout, dst: Layout) -> tuple[Conversion, ...]:
@@ -159,6 +173,7 @@ def largest(axes: tuple[tuple[str, int], ...], rest: Rest) -> int:
 
 
 def most_elements(sets: IndexSets, layout: Layout) -> int:
-    """Elements that the fullest rank has of a tensor."""
+    """Elements that the fullest rank has of a tensor, kernel taps included."""
     pieces = zip(sides_of(sets, layout.tensor), layout.axes, layout.windows, strict=True)
-    return prod([largest(sets.grid.axes, Rest(side, axes, window)) for side, axes, window in pieces])
+    blocks = [largest(sets.grid.axes, Rest(side, axes, window)) for side, axes, window in pieces]
+    return prod(blocks) * sets.weight(layout.tensor)

@@ -9,20 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
+from convgen.algebra.involved import converted
 from convgen.algebra.layout import Layout
-from convgen.algebra.redistribute import Conversion, redistribute
+from convgen.algebra.redistribute import Conversion
 from convgen.algebra.space import Space
 from convgen.cost.collectives import Collectives
-from convgen.cost.links import Links, collective_seconds
 from convgen.cost.local import convolution_elements, convolution_flops
 from convgen.cost.machine import Machine
-from convgen.cost.traffic import elements_received, elements_sent
+from convgen.cost.moving import PICOSECONDS, Moves
 from convgen.spec.layer import DTYPE_BYTES
-
-PICOSECONDS = 10**12
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +44,6 @@ class StepCost:
 
 
 Chain = tuple[tuple[Conversion, StepCost], ...]
-Counts = NDArray[np.int64]
 Operands = tuple[Layout, Layout, Layout]  # of a convolution: its two inputs and its output, whose tensor says the phase
 Measured = Callable[[Space, Operands], float | None]
 FREE = StepCost()
@@ -74,10 +68,9 @@ class Model:
                 without it, the roofline counts.
         """
         self.space, self.machine, self.dtype = space, machine, dtype
-        self.collectives = collectives or machine.collectives
         self.measured = measured
-        self.links = Links(space.grid, machine.levels)
         self.element_bytes = DTYPE_BYTES[dtype]
+        self.moves = Moves(space.grid, machine, self.element_bytes, collectives)
         self._chains: dict[tuple[Layout, Layout], Chain] = {}
         self._conversions: dict[tuple[Layout, Layout], StepCost] = {}
         self._convolutions: dict[tuple[Layout, Layout, Layout], StepCost] = {}
@@ -86,7 +79,7 @@ class Model:
         """The conversions from one layout to another with their costs."""
         key = (src, dst)
         if (chain := self._chains.get(key)) is None:
-            steps = redistribute(self.space, src, dst)
+            steps = converted(self.space, src, dst)
             chain = self._chains[key] = tuple((step, self.conversion(step)) for step in steps)
         return chain
 
@@ -99,32 +92,8 @@ class Model:
         return cost
 
     def _conversion(self, step: Conversion) -> StepCost:
-        what = (self.space, step.kind, step.over, step.src, step.dst)
-        sent = elements_sent(*what)
-        most_sent = int(sent.max())
-        busiest = int(np.maximum(sent, elements_received(*what)).max())
-        if step.kind == "exchange":
-            time_s = self._exchanged(step)
-        else:
-            time_s, _ = collective_seconds(
-                self.space.grid,
-                self.machine.levels,
-                step.kind,
-                step.over,
-                busiest * self.element_bytes,
-                self.machine.add_s_per_byte,
-                self.collectives.of(step.kind),
-            )
-        return StepCost(most_sent, most_sent * self.element_bytes, 0, round(time_s * PICOSECONDS))
-
-    def _exchanged(self, step: Conversion) -> float:
-        return self._flowing(*self.space.flows(step.src, step.dst))
-
-    def _flowing(self, members: Counts, flows: Counts) -> float:
-        """Seconds of an exchange of so many elements [group, sender, receiver], all at once."""
-        group, sender, receiver = np.nonzero(flows)
-        sizes = flows[group, sender, receiver] * self.element_bytes
-        return self.links.exchange(members[group, sender], members[group, receiver], sizes)
+        sent, ps = self.moves.moved(self.space, step)
+        return StepCost(sent, sent * self.element_bytes, 0, ps)
 
     def convolution(self, operands: Operands) -> StepCost:
         """A local convolution as measured, or by the roofline of the slowest rank."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +20,14 @@ from convgen.algebra.index_sets import IndexSets
 from convgen.algebra.involved import Involved, Rest, involved, largest, overlapping, small_chain, widths
 from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.redistribute import Conversion, Kind
+from convgen.cost.collectives import Collectives
 from convgen.cost.exchanges import exchange_traffic
 from convgen.cost.links import MOST_PAIRS, Links, collective_seconds, direct_all_to_all, slowest
 from convgen.cost.machine import Machine
 from convgen.cost.traffic import elements_received, elements_sent
 
 PICOSECONDS = 10**12
+MANY, LAST = 256, 64  # ranks; tensors
 Counts = NDArray[np.int64]
 
 
@@ -35,25 +38,44 @@ def sent_elements(sets: IndexSets, c: Conversion) -> Counts:
     return elements_sent(sets, c.kind, c.over, c.src, c.dst)
 
 
+class Moved(NamedTuple):
+    """A conversion: the most elements that a rank sends, and picoseconds."""
+
+    sent: int
+    ps: int
+
+
+NOTHING = Moved(0, 0)
+
+
 class Moves:
     """Conversions on a grid of a machine's ranks.
 
     Args:
         element_bytes: of what is moved.
+        collectives: the algorithms, instead of the machine's.
     """
 
-    def __init__(self, grid: Grid, machine: Machine, element_bytes: int) -> None:
+    def __init__(
+        self, grid: Grid, machine: Machine, element_bytes: int, collectives: Collectives | None = None
+    ) -> None:
         self.grid, self.machine, self.element_bytes = grid, machine, element_bytes
+        self.collectives = collectives or machine.collectives
         self.links = Links(grid, machine.levels)
         self.plain = len(machine.levels) == 1 and machine.levels[0].shared_bytes_per_s is None
 
-    def conversion(self, sets: IndexSets, c: Conversion, rest: Sequence[Rest] = ()) -> int:
-        """Picoseconds of a conversion; a slice takes none.
+    def conversion(self, sets: IndexSets, c: Conversion) -> int:
+        """Picoseconds of a conversion; a slice takes none."""
+        return self.moved(sets, c).ps
+
+    def moved(self, sets: IndexSets, c: Conversion, rest: Sequence[Rest] = (), inner: int = 1) -> Moved:
+        """A conversion.
 
         Args:
             rest: dimensions that `sets` leaves out.
+            inner: elements for each that `sets` has.
         """
-        return 0 if c.kind == "slice" else self._priced(involved(sets, c.src, c.dst), c, rest)
+        return NOTHING if c.kind == "slice" else self._priced(involved(sets, c.src, c.dst), c, rest, inner)
 
     def chain(self, sets: IndexSets, src: Layout, dst: Layout) -> int:
         """Picoseconds from one layout to another."""
@@ -62,23 +84,24 @@ class Moves:
         part = involved(sets, src, dst)
         chain = small_chain(part.sets, part.src, part.dst)
         if len(chain) == 1:
-            return 0 if chain[0].kind == "slice" else self._priced(part, chain[0], ())
-        return sum(self.conversion(part.sets, c, part.rest) for c in chain)
+            return 0 if chain[0].kind == "slice" else self._priced(part, chain[0], (), 1).ps
+        return sum(self.moved(part.sets, c, part.rest, part.inner).ps for c in chain)
 
-    def _priced(self, part: Involved, c: Conversion, rest: Sequence[Rest]) -> int:
+    def _priced(self, part: Involved, c: Conversion, rest: Sequence[Rest], inner: int) -> Moved:
         others = (*rest, *part.rest)
-        left = prod([largest(self.grid.axes, r) for r in others])
+        left = prod([largest(self.grid.axes, r) for r in others]) * inner * part.inner
         if c.kind == "exchange":
-            return round(self._exchange(part.sets, part.src, part.dst, others, left, c) * PICOSECONDS)
-        count = busiest(part.sets, c.kind, c.over, part.src, part.dst) * left
+            sent, seconds = self._exchange(part, c, others, left, inner * part.inner)
+            return Moved(sent, round(seconds * PICOSECONDS))
+        sent, busy = (n * left for n in busiest(part.sets, c.kind, c.over, part.src, part.dst))
         if c.kind == "all_reduce":
             p = self.grid.over(c.over)
-            count += (p - 2) * -(-count // p)
-        return round(self._collective(c.kind, c.over, count * self.element_bytes) * PICOSECONDS)
+            sent = busy = busy + (p - 2) * -(-busy // p)
+        return Moved(sent, round(self._collective(c.kind, c.over, busy * self.element_bytes) * PICOSECONDS))
 
     def _collective(self, kind: Kind, over: Axes, sent_bytes: int) -> float:
         machine = self.machine
-        algorithm = machine.collectives.of(kind)
+        algorithm = self.collectives.of(kind)
         if kind == "all_to_all" and algorithm == "direct":
             start, each = direct_all_to_all(self.grid, machine.levels, over)  # linear in the bytes
             return start + sent_bytes * each
@@ -86,46 +109,76 @@ class Moves:
         return collective_seconds(*what)[0]
 
     def _exchange(
-        self, sets: IndexSets, src: Layout, dst: Layout, rest: Sequence[Rest], left: int, c: Conversion
-    ) -> float:
-        levels, adds = self.machine.levels, c.reduction is not None
-        if not self.plain and self.grid.ranks * sets.grid.ranks <= MOST_PAIRS:
-            return self._message_by_message(sets.grid, messages(sets, src, dst, adds=adds), rest)
-        busy, peers = most_traffic(sets, src, dst, adds=adds)
+        self, part: Involved, c: Conversion, rest: Sequence[Rest], left: int, inner: int
+    ) -> tuple[int, float]:
+        """(the most elements that a rank sends, seconds)."""
+        levels, adds, small = self.machine.levels, c.reduction is not None, part.sets.grid
+        sent, busy, peers = most_traffic(part.sets, part.src, part.dst, adds=adds)
+        if not self.plain and self.grid.ranks * small.ranks <= MOST_PAIRS:
+            found = messages(part.sets, part.src, part.dst, adds=adds)
+            return sent * left, self._message_by_message(small, found, rest, inner)
         count = busy * left * self.element_bytes
         if self.plain:
-            return peers * levels[0].latency_s + count / levels[0].bytes_per_s
-        return peers * max(one.latency_s for one in levels) + count * slowest(self.grid, levels, c.over)
+            return sent * left, peers * levels[0].latency_s + count / levels[0].bytes_per_s
+        return sent * left, peers * max(one.latency_s for one in levels) + count * slowest(self.grid, levels, c.over)
 
-    def _message_by_message(self, small: Grid, found: tuple[Counts, Counts, Counts], rest: Sequence[Rest]) -> float:
+    def _message_by_message(
+        self, small: Grid, found: tuple[Counts, Counts, Counts], rest: Sequence[Rest], inner: int
+    ) -> float:
         grid, (counts, sender, receiver) = self.grid, found
         if not len(counts):
             return 0.0
         base = np.flatnonzero(sum(grid.coordinates[a] for a in small.names) == 0)
         stride = {a: prod(n for _, n in grid.axes[i + 1 :]) for i, a in enumerate(grid.names)}
         place = np.sum([small.coordinates[a] * stride[a] for a in small.names], axis=0)
-        size = np.full(len(base), self.element_bytes, dtype=np.int64)
+        size = np.full(len(base), self.element_bytes * inner, dtype=np.int64)
         for r in rest:
-            size = size * widths(grid.axes, r)[base]
+            size = size * self._widths(r, base)
         base, size = base[size > 0], size[size > 0]
         src, dst = (np.add.outer(base, place[end]).ravel() for end in (sender, receiver))
         return self.links.exchange(src, dst, np.multiply.outer(size, counts).ravel())
 
+    def _widths(self, rest: Rest, ranks: Counts) -> Counts:
+        """Elements that these ranks have of a dimension."""
+        axes = tuple([(a, n) for a, n in self.grid.axes if a in rest.axes])
+        place = np.zeros(len(ranks), dtype=np.int64)
+        for a, n in axes:
+            place = place * n + self.grid.coordinates[a][ranks]
+        return widths(axes, rest)[place]
+
 
 @lru_cache(maxsize=1 << 16)
-def busiest(sets: IndexSets, kind: Kind, over: Axes, src: Layout, dst: Layout) -> int:
-    """Elements that the busiest rank sends or receives in a collective; of an all-reduce those that it holds."""
+def busiest(sets: IndexSets, kind: Kind, over: Axes, src: Layout, dst: Layout) -> tuple[int, int]:
+    """The most elements that a rank sends in a collective, and sends or receives; of an all-reduce those it holds."""
     if kind == "all_reduce":
-        return int(sets.elements(src).max())
+        whole = int(sets.elements(src).max())
+        return whole, whole
     what = (sets, kind, over, src, dst)
-    return int(np.maximum(elements_sent(*what), elements_received(*what)).max())
+    sent = elements_sent(*what)
+    found = int(sent.max()), int(np.maximum(sent, elements_received(*what)).max())
+    _let_go(sets)
+    return found
 
 
 @lru_cache(maxsize=1 << 16)
-def most_traffic(sets: IndexSets, src: Layout, dst: Layout, *, adds: bool) -> tuple[int, int]:
-    """Of an exchange: the most elements that a rank sends or receives, and the most messages of one."""
-    _, busy, peers = exchange_traffic(sets, src, dst, adds=adds)
-    return busy, peers
+def most_traffic(sets: IndexSets, src: Layout, dst: Layout, *, adds: bool) -> tuple[int, int, int]:
+    """`exchange_traffic`, remembered."""
+    found = exchange_traffic(sets, src, dst, adds=adds)
+    _let_go(sets)
+    return found
+
+
+def _let_go(sets: IndexSets) -> None:
+    """Of what is on many ranks only the last few are kept: thousands of conversions would fill the memory."""
+    if sets.grid.ranks > MANY:
+        _last.pop(sets, None)
+        _last[sets] = None
+        if len(_last) > LAST:
+            next(iter(_last)).forget()
+            del _last[next(iter(_last))]
+
+
+_last: dict[IndexSets, None] = {}
 
 
 @lru_cache(maxsize=1 << 14)

@@ -19,6 +19,7 @@ import numpy as np
 
 from convgen.algebra.conv import PHASES, Conv
 from convgen.algebra.grid import Grid
+from convgen.algebra.involved import most_elements
 from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.redistribute import Conversion
 from convgen.algebra.roles import Roles, nest, settle_groups
@@ -352,12 +353,12 @@ class ConvNode:
 
     def weight_bytes(self, w: Layout) -> int:
         """Weights, gradients and the optimizer's states of the largest block."""
-        elements = self.space.largest_elements(w)
+        elements = most_elements(self.space, w)
         return sum(parameter_bytes(elements, self.dtype, self.setting.optimizer_states))
 
     def bias_bytes(self, y: Layout) -> int:
         """The same of the bias, which is stored as y's filters are."""
-        elements = self.space.largest_elements(bias_layout({"y": y})) if self.conv.bias else 0
+        elements = most_elements(self.space, bias_layout({"y": y})) if self.conv.bias else 0
         return sum(parameter_bytes(elements, self.dtype, self.setting.optimizer_states))
 
     def steps(self, x_split: Split, y_split: Split, option: Option) -> Iterator[NodeStep]:

@@ -1,13 +1,8 @@
 """Modelled steps on thousands of ranks, each priced on the few ranks that matter to it.
 
-A conversion depends on a grid axis only where that axis splits a dimension that the conversion changes, or holds
-addends. Every other dimension contributes its largest block, since its axes move independently: the busiest rank of
-the small problem does exactly what the busiest rank of the large one does. Likewise a local convolution depends on
-axes that split samples, or channels that are one group, by their largest block alone. So a step is costed on a grid
-of its own axes, once for all steps like it, by the same `Model` that prices schedules;
-`pytest tests/test_plan_reduced.py` compares the two. Links are those of the whole grid (cost/links.py). One thing is
-a bound, not exact: an exchange on a machine of several levels where ranks times group are more than MOST_PAIRS (16
-times as many for an all-to-all) counts as if all its messages crossed the outermost level that it reaches.
+A conversion is priced on the axes that it involves (cost/moving.py). Likewise a local convolution depends on axes that
+split samples, or channels that are one group, by their largest block alone. So it is costed on a grid of its own axes,
+once for all like it, by the same `Model` that prices schedules; `pytest tests/test_plan_reduced.py` compares the two.
 
 This is the planner's seam to the cost model: what `Terms` asks of a Model, a ReducedModel answers.
 """
@@ -19,22 +14,15 @@ from dataclasses import replace
 from functools import lru_cache
 from math import prod
 
-import numpy as np
-
 from convgen.algebra.blocks import groups_left
 from convgen.algebra.conv import Conv, Spatial
 from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes, Layout, Window
-from convgen.algebra.redistribute import Conversion, redistribute
 from convgen.algebra.space import Space
-from convgen.cost.exchanges import exchange_traffic
-from convgen.cost.links import MOST_PAIRS, collective_seconds, direct_all_to_all, slowest
 from convgen.cost.machine import Machine
-from convgen.cost.model import FREE, PICOSECONDS, Chain, Measured, Model, StepCost
-from convgen.cost.traffic import elements_received, elements_sent
+from convgen.cost.model import Measured, Model, StepCost
 
 _ONE = (("a0", 1),)
-_ANY = Window(0, 0)
 
 
 class ReducedSpace(Space):
@@ -49,11 +37,6 @@ class ReducedSpace(Space):
         d = self.conv.dims(tensor)[dim]
         return largest(d.extent, d.groups, tuple(self.grid.sizes[a] for a in axes))
 
-    def largest_elements(self, layout: Layout) -> int:
-        """The most elements that a rank has of a layout without windows, kernel taps included."""
-        blocks = (self.largest_block(layout.tensor, i, axes) for i, axes in enumerate(layout.axes))
-        return prod(blocks) * self.weight(layout.tensor)
-
 
 class ReducedModel(Model):
     """`Model` for a ReducedSpace."""
@@ -61,141 +44,7 @@ class ReducedModel(Model):
     def __init__(self, space: ReducedSpace, machine: Machine, dtype: str, measured: Measured | None = None) -> None:
         super().__init__(space, machine, dtype, measured=measured)
         self.reduced = space
-        self._found: dict[tuple[Layout, Layout], Chain] = {}
         self._local_found: dict[tuple[Layout, Layout, Layout], StepCost] = {}
-
-    def chain(self, src: Layout, dst: Layout) -> Chain:
-        key = (src, dst)
-        if (found := self._found.get(key)) is None:
-            found = self._found[key] = self._chain(src, dst)
-        return found
-
-    def _chain(self, src: Layout, dst: Layout) -> Chain:
-        if src == dst:
-            return ()
-        grid = self.reduced.grid
-        changed = tuple(
-            a != b or v != w for a, b, v, w in zip(src.axes, dst.axes, src.windows, dst.windows, strict=True)
-        )
-        involved = set(src.partial)
-        for d, moves in enumerate(changed):
-            if moves:
-                involved.update(src.axes[d], dst.axes[d])
-        axes = grid.ordered(involved)
-        name = {a: f"a{i}" for i, a in enumerate(axes)}
-        steps = _plan_of(
-            tuple(grid.sizes[a] for a in axes),
-            _renamed(src, changed, name),
-            replace(_renamed(dst, changed, name), windows=tuple(_ANY if w else None for w in dst.windows)),
-        )
-        found: list[tuple[Conversion, StepCost]] = []
-        here = src
-        for step in steps:
-            split = tuple(
-                tuple(axes[int(a[1:])] for a in short) if moves else old
-                for short, old, moves in zip(step.dst.axes, src.axes, changed, strict=True)
-            )
-            windows = tuple(w if any_ else None for w, any_ in zip(dst.windows, step.dst.windows, strict=True))
-            to = Layout(src.tensor, split, windows, tuple(axes[int(a[1:])] for a in step.dst.partial))
-            one = Conversion(step.kind, tuple(axes[int(a[1:])] for a in step.over), here, to)
-            found.append((one, self.conversion(one)))
-            here = to
-        return tuple(found)
-
-    def _conversion(self, step: Conversion) -> StepCost:
-        sizes, src, dst = self.reduced.grid.sizes, step.src, step.dst
-        group = prod(sizes[a] for a in step.over)
-        if group == 1:
-            return FREE
-        plain = not (src.has_window or dst.has_window) and (self.space.conv.groups == 1 or src.axes == dst.axes)
-        if step.kind == "all_gather" and plain:
-            sent = busiest = (group - 1) * self.reduced.largest_elements(src)
-        elif step.kind == "reduce_scatter" and plain:
-            sent = self.reduced.largest_elements(src) - self._least_inside(src, dst)
-            busiest = max(sent, (group - 1) * self.reduced.largest_elements(dst))
-        elif step.kind == "all_reduce" and plain:
-            whole = self.reduced.largest_elements(src)
-            sent = busiest = whole + (group - 2) * -(-whole // group)
-        elif step.kind == "exchange" and self._few_pairs(step):
-            members, flows = self.reduced.flows(step.src, step.dst)
-            sent = int(flows.sum(axis=2).max())
-            time_s = self._flowing(members, flows)
-            return StepCost(sent, sent * self.element_bytes, 0, round(time_s * PICOSECONDS))
-        else:
-            sent, busiest, peers = self._on_its_axes(step)
-            if step.kind == "exchange":
-                time_s = self._exchange_s(step, peers, busiest * self.element_bytes)
-                return StepCost(sent, sent * self.element_bytes, 0, round(time_s * PICOSECONDS))
-        time_s = self._collective_s(step, busiest * self.element_bytes)
-        return StepCost(sent, sent * self.element_bytes, 0, round(time_s * PICOSECONDS))
-
-    def _collective_s(self, step: Conversion, n: int) -> float:
-        grid, levels, algorithm = self.reduced.grid, self.machine.levels, self.collectives.of(step.kind)
-        if step.kind == "all_to_all" and algorithm == "direct":
-            # Linear in the bytes; pairs of thousands of ranks are many.
-            start, full = direct_all_to_all(grid, levels, step.over)
-            return start + n * full
-        return collective_seconds(grid, levels, step.kind, step.over, n, self.machine.add_s_per_byte, algorithm)[0]
-
-    def _few_pairs(self, step: Conversion) -> bool:
-        """Whether an exchange is priced message by message: on several levels, where messages are few."""
-        levels, grid = self.machine.levels, self.reduced.grid
-        if len(levels) == 1 and levels[0].shared_bytes_per_s is None:
-            return False
-        involved = {a for t in (step.src, step.dst) for axes in t.axes for a in axes}
-        return grid.ranks * prod(grid.sizes[a] for a in involved) <= MOST_PAIRS
-
-    def _exchange_s(self, step: Conversion, peers: int, n: int) -> float:
-        """Seconds of an exchange where messages are many: exact on one level, else a bound from above."""
-        levels, grid = self.machine.levels, self.reduced.grid
-        if len(levels) == 1 and levels[0].shared_bytes_per_s is None:
-            return peers * levels[0].latency_s + n / levels[0].bytes_per_s
-        involved = {a for t in (step.src, step.dst) for axes in t.axes for a in axes}
-        # As if every message crossed the outermost level that the axes reach, all ranks of a unit at once.
-        over = grid.ordered(a for b, c in zip(step.src.axes, step.dst.axes, strict=True) for a in (*b, *c) if b != c)
-        over = over or grid.ordered(involved)
-        return peers * max(one.latency_s for one in levels) + n * slowest(grid, levels, over)
-
-    def _least_inside(self, outer: Layout, inner: Layout) -> int:
-        """The fewest elements that a rank keeps of the largest block of `outer`, split further as `inner` is."""
-        total = self.space.weight(outer.tensor)
-        for d, (before, after) in enumerate(zip(outer.axes, inner.axes, strict=True)):
-            rows = self.reduced.largest_block(outer.tensor, d, before)
-            for axis in after[len(before) :]:
-                rows //= self.reduced.grid.sizes[axis]
-            total *= rows
-        return total
-
-    def _on_its_axes(self, step: Conversion) -> tuple[int, int, int]:
-        """Traffic of a step, on the grid of the axes that it involves, dimensions that it leaves alone as one block."""
-        space, src, dst = self.reduced, step.src, step.dst
-        changed = tuple(
-            a != b or v is not None or w is not None
-            for a, b, v, w in zip(src.axes, dst.axes, src.windows, dst.windows, strict=True)
-        )
-        involved = set(src.partial)
-        for d, moves in enumerate(changed):
-            if moves:
-                involved.update(src.axes[d], dst.axes[d])
-        # Traffic does not depend on how ranks are numbered: axes in the order in which the layouts name them, so that
-        # steps alike are counted once on all grids.
-        named = [a for layout in (src, dst) for axes in layout.axes for a in axes]
-        axes = tuple(a for a in dict.fromkeys([*named, *src.partial]) if a in involved)
-        name = {a: f"a{i}" for i, a in enumerate(axes)}
-        grid = Grid(tuple((name[a], space.grid.sizes[a]) for a in axes) or _ONE)
-        small = Conversion(
-            step.kind,
-            grid.ordered(name[a] for a in step.over if a in name),
-            _renamed(src, changed, name, grid),
-            _renamed(dst, changed, name, grid),
-        )
-        if step.kind == "reduce_scatter":
-            return _small_traffic(_tensor_conv(space, src, changed), grid, small, space.virtual_padding)
-        # In proportion to what it leaves alone.
-        left = prod(space.largest_block(src.tensor, d, src.axes[d]) for d, moves in enumerate(changed) if not moves)
-        conv = _tensor_conv(space, src, changed, alone=1)
-        sent, busiest, peers = _small_traffic(conv, grid, small, space.virtual_padding)
-        return left * sent, left * busiest, peers
 
     def convolution(self, operands: tuple[Layout, Layout, Layout]) -> StepCost:
         if (found := self._local_found.get(operands)) is None:
@@ -242,8 +91,9 @@ class ReducedModel(Model):
         return self._on_one_rank(y).sum_bias(Layout("y", ((),) * len(y.axes)))
 
     def _on_one_rank(self, y: Layout) -> Model:
-        conv = _tensor_conv(self.reduced, y, [False] * len(y.axes))
-        return Model(Space(conv, Grid(_ONE)), self.machine, self.dtype)
+        batch, filters, *rows = (self.reduced.largest_block("y", d, axes) for d, axes in enumerate(y.axes))
+        spatial = tuple(Spatial(s.name, n, kernel=1) for s, n in zip(self.reduced.conv.spatial, rows, strict=True))
+        return Model(Space(Conv(batch, 1, filters, spatial), Grid(_ONE)), self.machine, self.dtype)
 
 
 @lru_cache(maxsize=1 << 10)
@@ -270,39 +120,10 @@ def largest(extent: int, groups: int, sizes: tuple[int, ...]) -> int:
     return groups * unit
 
 
-def _tensor_conv(space: ReducedSpace, layout: Layout, changed: Sequence[bool], alone: int | None = None) -> Conv:
-    """A convolution whose tensor of this name has its full extent where a conversion changes it, else a block's.
-
-    Args:
-        alone: instead of a block's extent.
-    """
-    conv, tensor = space.conv, layout.tensor
-    extent = [
-        d.extent if moves else alone or space.largest_block(tensor, i, layout.axes[i])
-        for i, (d, moves) in enumerate(zip(conv.dims(tensor), changed, strict=True))
-    ]
-    if tensor == "bias":
-        groups = conv.groups if changed[0] else 1
-        return Conv(1, groups, extent[0], conv.spatial, groups)
-    if tensor == "w":
-        groups = conv.groups if changed[0] else 1
-        outer, inner = extent[0], extent[1] * groups
-        channels, filters = (outer, inner) if conv.transposed else (inner, outer)
-        return Conv(1, channels, filters, conv.spatial, groups, transposed=conv.transposed)
-    spatial = tuple(
-        s if moves else Spatial(s.name, n, kernel=1)
-        for s, n, moves in zip(conv.spatial, extent[2:], changed[2:], strict=True)
-    )
-    groups = conv.groups if changed[1] else 1
-    channels, filters = (extent[1], groups) if tensor == "x" else (groups, extent[1])
-    return Conv(extent[0], channels, filters, spatial, groups, transposed=conv.transposed)
-
-
-def _renamed(layout: Layout, kept: Sequence[bool], name: dict[str, str], grid: Grid | None = None) -> Layout:
-    """Layouts with other names for axes, none where a dimension isn't kept; addends in the order of `grid`."""
+def _renamed(layout: Layout, kept: Sequence[bool], name: dict[str, str]) -> Layout:
+    """A layout with other names for axes, none where a dimension isn't kept."""
     axes = tuple(tuple([name[a] for a in axes]) if keep else () for axes, keep in zip(layout.axes, kept, strict=True))
-    partial = tuple([name[a] for a in layout.partial])
-    return Layout(layout.tensor, axes, layout.windows, grid.ordered(partial) if grid is not None else partial)
+    return Layout(layout.tensor, axes, layout.windows, tuple([name[a] for a in layout.partial]))
 
 
 @lru_cache(maxsize=1 << 16)
@@ -311,32 +132,6 @@ def _window(spatial: Spatial, tensor: str, sizes: tuple[int, ...], virtual: bool
     grid = Grid(tuple((f"a{i}", size) for i, size in enumerate(sizes)) or _ONE)
     space = Space(Conv(1, 1, 1, (spatial,)), grid, virtual_padding=virtual)
     return space.window(tensor, 2, grid.names if sizes else ())
-
-
-class _AnyExtent(Space):
-    """Stands in for a space where only the order of conversions is asked: every exchange moves something."""
-
-    def moved_axes(self, src: Layout, dst: Layout) -> Axes:
-        moving = zip(src.axes, dst.axes, src.windows, dst.windows, strict=True)
-        return self.grid.ordered(a for b, c, v, w in moving if (b, v) != (c, w) for a in (*b, *c))
-
-
-@lru_cache(maxsize=1 << 16)
-def _plan_of(sizes: tuple[int, ...], src: Layout, dst: Layout) -> tuple[Conversion, ...]:
-    """The conversions between two layouts, whatever the extents; windows stand as _ANY."""
-    grid = Grid(tuple((f"a{i}", size) for i, size in enumerate(sizes)) or _ONE)
-    return redistribute(_AnyExtent(Conv(1, 1, 1, ()), grid), src, dst)
-
-
-@lru_cache(maxsize=1 << 18)
-def _small_traffic(conv: Conv, grid: Grid, step: Conversion, virtual: bool) -> tuple[int, int, int]:
-    """(elements that the busiest rank sends, sends or receives, messages of a rank)."""
-    space = _small_space(conv, grid, virtual)
-    if step.kind == "exchange":
-        return exchange_traffic(space, step.src, step.dst)
-    what = (space, step.kind, step.over, step.src, step.dst)
-    sent = elements_sent(*what)
-    return int(sent.max()), int(np.maximum(sent, elements_received(*what)).max()), grid.over(step.over) - 1
 
 
 @lru_cache(maxsize=1 << 6)
