@@ -165,14 +165,31 @@ def conv_command(
 @click.argument("h", type=click.IntRange(1, MOST))
 @click.argument("w", type=click.IntRange(1, MOST))
 @click.argument("kernel", type=click.IntRange(1, MOST))
+@click.option("--stride", type=click.IntRange(1, MOST), help="Between windows.  [default: KERNEL]")
+@click.option("--padding", type=click.IntRange(0, MOST), default=0, show_default=True)
 @click.option("--kind", type=click.Choice(["max", "average"]), default="max", show_default=True)
 @click.option("--dtype", type=click.Choice(["float64", "float32"]), default="float32", show_default=True)
 @click.option("--emit", type=click.Choice(["forward", "backward"]), help="Print the program of a CPE.")
-def pool_command(n: int, c: int, h: int, w: int, kernel: int, kind: Any, dtype: str, emit: str | None) -> None:
-    """Pooling by K x K windows that don't overlap, forward and backward, emulated on random numbers."""
-    from convgen.sw26010.pooling.report import pooling_text
+def pool_command(
+    n: int, c: int, h: int, w: int, kernel: int, stride: int | None, padding: int, kind: Any, dtype: Any,
+    emit: str | None,
+) -> None:  # fmt: skip
+    """Pooling by K x K windows, forward and backward, emulated on random numbers."""
+    from convgen.sw26010.pooling.report import pooling_text, windows_text
     from convgen.sw26010.pooling.run import Pooling, pooling_backward_program, pooling_program
+    from convgen.sw26010.pooling.windows import Windows, windows_program
 
+    if padding or stride not in (None, kernel):
+        windows = Windows(n, c, h, w, kernel, stride or kernel, padding, kind, dtype)
+        if emit is not None:
+            click.echo(windows_program(windows, backward=emit == "backward"), nl=False)
+            return
+        check_memory(20 * 8 * n * c * h * w, "emulating it", "a smaller image, or fewer of them")
+        text, right = windows_text(windows)
+        click.echo(text)
+        if not right:
+            raise SystemExit(1)
+        return
     pooling = Pooling(n, c, h, w, kernel, kind, dtype)
     if emit is not None:
         program = pooling_program if emit == "forward" else pooling_backward_program
