@@ -73,7 +73,9 @@ def _explicit_terms(plan: ExplicitPlan, rates: Rates) -> Terms:
     repacked_bytes = gemm.itemsize * columns * problem.f
     fixed = problem.n * gemm_seconds(gemm, rates) + repacked_bytes / rates.group.copy_bytes_per_s
     counts: list[tuple[str, float]] = []
-    if plan.phase == "backward_data":
+    if not plan.moves:
+        pass
+    elif plan.phase == "backward_data":
         counts.append(("col2im_element_s", problem.n * columns * pixels))
     else:
         operations = problem.n * im2col_operations(problem)

@@ -6,7 +6,8 @@
 | backward_filter | K K C, F, HW_out | columns of x, turned round in LDM | dy | dw, added to |
 | backward_data | HW_out, K K C, F | dy | w, turned round in LDM | columns of dx |
 
-Source: [SW] 4.2.1, Figure 4: a CPE gets a row, pads it, and puts K x K lines.
+Source: [SW] 4.2.1, Figure 4: a CPE gets a row, pads it, and puts K x K lines. Where the columns are x itself, nothing
+is moved, as in Caffe and in the public code.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class ExplicitPlan:
     def __post_init__(self) -> None:
         problem = self.problem
         needed = SLOT_BYTES * (row_slots(problem.columns) + problem.w_out)  # col2im's, the most of the phases
-        if needed > SW26010.ldm_bytes:
+        if self.moves and needed > SW26010.ldm_bytes:
             raise InputError(
                 f"explicit GEMM has a row of {problem.w} columns and its line in LDM: {needed} of "
                 f"{SW26010.ldm_bytes} B",
@@ -51,8 +52,24 @@ class ExplicitPlan:
         return self.gemm.dtype
 
     @property
+    def moves(self) -> bool:
+        """Whether there is anything to rearrange: a 1 x 1 kernel of stride 1 without padding reads x as it lies."""
+        axes = (self.problem.rows, self.problem.columns)
+        return not all((a.kernel, a.stride, a.padding) == (1, 1, 0) and a.out == a.extent for a in axes)
+
+    @property
+    def move_counts(self) -> Counts:
+        """Of im2col or col2im, of one image, by closed form."""
+        if not self.moves:
+            return Counts()
+        count = col2im_counts if self.phase == "backward_data" else im2col_counts
+        return count(self.problem, self.dtype)
+
+    @property
     def move_ldm_bytes(self) -> int:
         """LDM of im2col (in slots of memory's size) or col2im in a CPE."""
+        if not self.moves:
+            return 0
         columns = self.problem.columns
         if self.phase == "backward_data":
             return SLOT_BYTES * (row_slots(columns) + columns.out)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from convgen.sw26010.conv.cost import Plan
-from convgen.sw26010.conv.explicit_plan import col2im_counts, im2col_counts
 from convgen.sw26010.conv.implicit_plan import ImplicitPlan, implicit_counts
 from convgen.sw26010.conv.programs import columns_program, implicit_program
 from convgen.sw26010.gemm.counts import gemm_counts
@@ -54,10 +53,12 @@ def _programs(plan: Plan) -> list[tuple[CpeProgram, Counts, int]]:
         text, name = implicit_program(plan, messages=True), f"{plan.phase}_implicit"
         program = CpeProgram(name, text, plan_blocks(plan), plan.ldm_bytes, KERNEL_REGISTERS)
         return [(program, implicit_counts(plan), 1)]
-    kind = "col2im" if plan.phase == "backward_data" else "im2col"
-    move = CpeProgram(f"{plan.phase}_{kind}", columns_program(kind, plan.problem, plan.dtype), {}, plan.move_ldm_bytes)
-    moved = (col2im_counts if kind == "col2im" else im2col_counts)(plan.problem, plan.dtype)
     text = gemm_program(plan.gemm, messages=True)
     gemm = CpeProgram(f"{plan.phase}_gemm", text, plan_blocks(plan), plan.gemm.ldm_bytes, KERNEL_REGISTERS)
-    both = [(move, moved, plan.problem.n), (gemm, gemm_counts(plan.gemm), plan.problem.n)]
+    multiplied = (gemm, gemm_counts(plan.gemm), plan.problem.n)
+    if not plan.moves:
+        return [multiplied]
+    kind = "col2im" if plan.phase == "backward_data" else "im2col"
+    move = CpeProgram(f"{plan.phase}_{kind}", columns_program(kind, plan.problem, plan.dtype), {}, plan.move_ldm_bytes)
+    both = [(move, plan.move_counts, plan.problem.n), multiplied]
     return both[::-1] if kind == "col2im" else both
