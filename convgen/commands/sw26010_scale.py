@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from convgen.commands.inputs import Finite
+from convgen.commands.inputs import Finite, need
 from convgen.commands.outputs import Picture
 from convgen.errors import InputError
 
+if TYPE_CHECKING:
+    from convgen.sw26010.training.layers import Layers
+
 MOST = 2**31 - 1  # bytes
 MOST_NODES = 2**16  # 30 s of messages
+MOST_BATCH = 2**20
 MOST_PROCESSES = 2**13  # a second of readers
 
 
@@ -104,6 +109,50 @@ def io_command(
     if plot is not None:
         io_page(question, counts).save(plot)
         click.echo(str(plot), err=True)
+
+
+@click.command("network")
+@click.argument("files", nargs=-1, required=True, metavar="NETWORK...")
+@click.option("--batch", metavar="N,...", help="Samples of a node.  [default: the paper's, or the file's]")
+@click.option("--nodes", type=click.IntRange(1, MOST_PROCESSES), default=1, show_default=True, help="A power of two.")
+@click.option(
+    "--plans", type=click.Choice(["model", "explicit"]), default="model", show_default=True,
+    help="Of convolutions: the faster by the model, or as the public code trains on four core groups.",
+)  # fmt: skip
+@click.option("--layers", is_flag=True, help="And every layer.")
+@click.option("--json", "as_json", is_flag=True, help="The numbers as JSON.")
+@click.option("--plot", type=Picture(), metavar="FILE", help="Draw images a second from one node to --nodes.")
+def network_command(
+    files: tuple[str, ...], batch: str | None, nodes: int, plans: Any, layers: bool, as_json: bool, plot: Path | None
+) -> None:
+    """A training step of whole networks on nodes of four core groups, beside [SW] Table 3 and 6.3.
+
+    NETWORK is a network file, or a graph that `convgen import` wrote.
+    """
+    from convgen.sw26010.training.plot import scaling_page
+    from convgen.sw26010.training.report import network_json, network_text
+
+    batches = [] if batch is None else numbers("--batch", batch, MOST_BATCH)
+    networks = [_layers_of(file, batches) for file in files]
+    report = network_json if as_json else network_text
+    found = report(networks, batches, nodes, plans, layers=layers)
+    click.echo(json.dumps(found, indent=1) if as_json else found)
+    if plot is not None:
+        scaling_page(networks, batches, nodes, plans).save(plot)
+        click.echo(str(plot), err=True)
+
+
+def _layers_of(file: str, batches: list[int]) -> Layers:
+    from convgen.spec.graph_reader import is_graph_file, read_graph
+    from convgen.spec.network_reader import read_network
+    from convgen.sw26010.training.of_graph import layers_of_graph
+    from convgen.sw26010.training.of_network import layers_of_network
+
+    if is_graph_file(file):
+        need("torch", "a network's operators are ATen's, which needs torch")
+        graph = read_graph(file)
+        return layers_of_graph(graph, batches[0] if batches and graph.is_dynamic else graph.batch)
+    return layers_of_network(read_network(file))
 
 
 def numbers(option: str, text: str, most: int) -> list[int]:
