@@ -6,7 +6,12 @@ import click
 
 from convgen.commands.sw26010_kernels import conv_command, gemm_command, pool_command
 from convgen.commands.sw26010_paper import table2_command
-from convgen.commands.sw26010_scale import allreduce_command, io_command, network_command
+from convgen.commands.sw26010_scale import (
+    allreduce_command,
+    io_command,
+    network_command,
+    packing_command,
+)
 
 
 @click.group("sw26010")
@@ -16,6 +21,6 @@ def sw26010() -> None:
 
 for command in (
     gemm_command, conv_command, pool_command, table2_command, allreduce_command, io_command,
-    network_command,
+    network_command, packing_command,
 ):  # fmt: skip
     sw26010.add_command(command)

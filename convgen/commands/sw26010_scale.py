@@ -142,6 +142,31 @@ def network_command(
         click.echo(str(plot), err=True)
 
 
+@click.command("packing")
+@click.argument("files", nargs=-1, required=True, metavar="NETWORK...")
+@click.option("--batch", metavar="N,...", help="Samples of a node.  [default: the paper's, or the file's]")
+@click.option("--nodes", default="1024", show_default=True, metavar="P,...", help="Powers of two.")
+@click.option("--latency", type=Finite(0), default=1e-6, show_default=True, help="alpha, seconds a message.")
+@click.option("--json", "as_json", is_flag=True, help="The numbers as JSON.")
+@click.option("--plot", type=Picture(), metavar="FILE", help="Draw milliseconds against the size of packs.")
+def packing_command(
+    files: tuple[str, ...], batch: str | None, nodes: str, latency: float, as_json: bool, plot: Path | None
+) -> None:
+    """One all-reduce of all gradients against one a layer, and packs between ([SW] 5.1)."""
+    from convgen.sw26010.training.packing_report import packing_json, packing_page, packing_text, paper_batch
+
+    batches = [] if batch is None else numbers("--batch", batch, MOST_BATCH)
+    counts = numbers("--nodes", nodes, MOST_NODES)
+    networks = [_layers_of(file, batches) for file in files]
+    if as_json:
+        click.echo(json.dumps(packing_json(networks, batches, counts, latency), indent=1))
+    else:
+        click.echo(packing_text(networks, batches, counts, latency))
+    if plot is not None:
+        packing_page(networks[0], (batches or [paper_batch(networks[0])])[0], counts[-1], latency).save(plot)
+        click.echo(str(plot), err=True)
+
+
 def _layers_of(file: str, batches: list[int]) -> Layers:
     from convgen.spec.graph_reader import is_graph_file, read_graph
     from convgen.spec.network_reader import read_network

@@ -8,7 +8,7 @@ group updates a quarter of the weights. The next mini-batch is read meanwhile ([
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal, assert_never
 
@@ -171,11 +171,12 @@ def step_of(
     )
 
 
-def nodes_network(nodes: int) -> Network:
+def nodes_network(nodes: int, latency_s: float | None = None) -> Network:
     """TaihuLight's links ([SW] 2.2, 5.1). Adding a byte reads two and writes one, on four meshes ([SW] 5.1)."""
     rates = taken_rates()
     adding = 3 / (CORE_GROUPS * rates.group.dma_bytes_per_s)
-    return Network(nodes, min(SUPERNODE, nodes), reduce_s_per_byte=adding)
+    network = Network(nodes, min(SUPERNODE, nodes), reduce_s_per_byte=adding)
+    return network if latency_s is None else replace(network, latency_s=latency_s)
 
 
 def small_on_management_s(layers: Layers, batch: int, plans: Plans = "model") -> float:
