@@ -13,6 +13,7 @@ is moved, as in Caffe and in the public code.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 from convgen.errors import InputError, Note
 from convgen.program.nodes import Phase
@@ -125,6 +126,39 @@ def col2im_counts(problem: ConvProblem, dtype: Dtype) -> Counts:
         counts.convert = lines * -(-problem.w_out // LANES)
         counts.convert += problem.c * problem.h * -(-row_slots(problem.columns) // LANES)
     return counts
+
+
+@cache
+def col2im_operations(problem: ConvProblem, itemsize: int = 4) -> int:
+    """DMA operations of the busiest CPE for one image in the nest of the public code.
+
+    CPEs have neighbouring rows of the padded images of all channels. Rows that all taps reach are taken as many at a
+    time as LDM holds with their lines, the K - 1 on either side one by one; with a stride all are. A get for each tap
+    that meets rows of dy, and a put.
+    """
+    rows, taps = problem.rows, meeting("backward_data", problem.rows)
+    padded = rows.extent + 2 * max(rows.padding, 0)
+    every, more = divmod(problem.c * padded, CPES)
+    together = max(1, every + (more > 0))
+    while together > 1 and itemsize * together * (problem.w_out + problem.w) >= SW26010.ldm_bytes:
+        together //= 2
+    busiest = 0
+    for cpe in range(CPES):
+        at = cpe * every + min(cpe, more)
+        end, operations = at + every + (cpe < more), 0
+        while at < end:
+            channel, row = divmod(at, padded)
+            row -= max(rows.padding, 0)
+            if not 0 <= row < rows.extent:
+                at += 1
+                continue
+            inside = rows.kernel - 1 <= row <= rows.extent - rows.kernel and (rows.stride, rows.dilation) == (1, 1)
+            last = channel * padded + max(rows.padding, 0) + rows.extent - rows.kernel + 1
+            at += min(last - at, end - at, together) if inside else 1
+            reached = sum(taps.data(row, tap) is not None for tap in range(rows.kernel))
+            operations += problem.columns.kernel * reached + 1
+        busiest = max(busiest, operations)
+    return busiest
 
 
 def im2col_operations(problem: ConvProblem) -> int:
