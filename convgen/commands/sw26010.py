@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from convgen.commands.sw26010_kernels import conv_command, gemm_command, pool_command
-from convgen.commands.sw26010_paper import table2_command
+from convgen.commands.sw26010_kernels import conv_command, gemm_command, pool_command, transform_command
+from convgen.commands.sw26010_paper import dma_command, latency_command, table2_command
 from convgen.commands.sw26010_scale import (
     allreduce_command,
     io_command,
@@ -20,7 +20,7 @@ def sw26010() -> None:
 
 
 for command in (
-    gemm_command, conv_command, pool_command, table2_command, allreduce_command, io_command,
-    network_command, packing_command,
+    gemm_command, conv_command, transform_command, pool_command, dma_command, table2_command, latency_command,
+    allreduce_command, io_command, packing_command, network_command,
 ):  # fmt: skip
     sw26010.add_command(command)

@@ -13,6 +13,7 @@ from convgen.errors import InputError
 from convgen.free_memory import check_memory
 
 MOST = 2**31 - 1  # of an extent
+MOST_ELEMENTS = 2**22  # that a transformation emulates without being asked to
 MOST_FLOPS = 2**34  # that a command emulates without being asked to
 
 
@@ -26,6 +27,10 @@ MOST_FLOPS = 2**34  # that a command emulates without being asked to
     "--level", type=click.Choice(["fast", "exact", "messages"]), default="fast", show_default=True,
     help="The mesh at once, the same in the order of the messages, or message by message.",
 )  # fmt: skip
+@click.option(
+    "--vectors", type=click.Choice(["m", "n", "best"]), default="m", show_default=True,
+    help="Along M, of column-major matrices; along N, of row-major ones; or what the model says is faster.",
+)  # fmt: skip
 @click.option("--swap-buses", is_flag=True, help="Run it as the text of [SW] 4.1 says: A along columns, B along rows.")
 @click.option(
     "--emit", type=click.Choice(["program", "mesh-program", "triton"]),
@@ -37,23 +42,17 @@ MOST_FLOPS = 2**34  # that a command emulates without being asked to
     "--plot", type=Picture(), metavar="FILE", help="Draw the traffic of each step and the roofline (png, svg, pdf)."
 )
 def gemm_command(
-    m: int, n: int, k: int, dtype: Any, blocks: str | None, level: Any, swap_buses: bool, emit: str | None,
-    run: bool | None, as_json: bool, plot: Path | None,
+    m: int, n: int, k: int, dtype: Any, blocks: str | None, level: Any, vectors: str, swap_buses: bool,
+    emit: str | None, run: bool | None, as_json: bool, plot: Path | None,
 ) -> None:  # fmt: skip
     """C += A B of M x N x K on one core group: plan, program, events, time."""
-    from convgen.sw26010.gemm.cost import search_blocks
-    from convgen.sw26010.gemm.plan import GemmPlan
+    from convgen.sw26010.gemm.orientation import oriented
     from convgen.sw26010.gemm.program import gemm_program
     from convgen.sw26010.gemm.triton import triton_gemm
     from convgen.sw26010.machine.rates import taken_rates
 
-    plan = GemmPlan(m=m, n=n, k=k, bm=32, bn=8, bk=8, dtype=dtype)
-    if blocks is None:
-        plan = search_blocks(plan, taken_rates(), 32)
-    else:
-        bm, bn, bk = _three(blocks)
-        plan = GemmPlan(m=m, n=n, k=k, bm=bm, bn=bn, bk=bk, dtype=dtype)
-        plan.check_ldm()
+    both = oriented(m, n, k, dtype, None if blocks is None else _three(blocks), vectors, taken_rates())
+    plan = both.plan
     if emit == "triton":
         click.echo(triton_gemm(plan), nl=False)
         return
@@ -62,7 +61,7 @@ def gemm_command(
         return
     if swap_buses:
         _gemm_with_swapped_buses(plan)
-    _gemm(plan, level, (plan.useful_flops <= MOST_FLOPS) if run is None else run, as_json, plot)
+    _gemm(plan, level, (plan.useful_flops <= MOST_FLOPS) if run is None else run, as_json, plot, both)
 
 
 def _gemm_with_swapped_buses(plan: Any) -> None:
@@ -84,7 +83,7 @@ def _gemm_with_swapped_buses(plan: Any) -> None:
         raise SystemExit(1) from None
 
 
-def _gemm(plan: Any, level: Any, run: bool, as_json: bool, plot: Path | None) -> None:
+def _gemm(plan: Any, level: Any, run: bool, as_json: bool, plot: Path | None, both: Any) -> None:
     import numpy as np
 
     from convgen.sw26010.gemm.cost import clock_seconds, gemm_seconds
@@ -112,9 +111,10 @@ def _gemm(plan: Any, level: Any, run: bool, as_json: bool, plot: Path | None) ->
         verdict = f"run ({level}{waits}): largest error {error:.1e}, allowed {bound:.1e}; events {same} the closed form"
     seconds = gemm_seconds(plan, rates)
     if as_json:
-        click.echo(json.dumps(gemm_json(plan, counts, seconds, by_cycles) | {"check": verdict}, indent=1))
+        click.echo(json.dumps(gemm_json(plan, counts, seconds, by_cycles) | both.json | {"check": verdict}, indent=1))
     else:
         click.echo(gemm_text(plan, counts, seconds, by_cycles))
+        click.echo(f"vectors   {both.text}")
         click.echo(f"check     {verdict}")
     if plot is not None:
         from convgen.sw26010.gemm.plot import gemm_page
@@ -131,32 +131,140 @@ def _gemm(plan: Any, level: Any, run: bool, as_json: bool, plot: Path | None) ->
 @click.argument("h", type=click.IntRange(1, MOST))
 @click.argument("w", type=click.IntRange(1, MOST))
 @click.argument("f", type=click.IntRange(1, MOST))
-@click.option("--kernel", type=click.IntRange(max=2**15), default=3, show_default=True)
-@click.option("--stride", type=click.IntRange(max=2**15), default=1, show_default=True)
-@click.option("--padding", type=click.IntRange(max=2**15), default=1, show_default=True)
+@click.option("--kernel", metavar="K[,K]", default="3", show_default=True, help="Rows, columns.")
+@click.option("--stride", metavar="S[,S]", default="1", show_default=True)
+@click.option("--padding", metavar="P[,P]", default="1", show_default=True)
+@click.option("--dilation", metavar="D[,D]", default="1", show_default=True)
+@click.option("--groups", type=click.IntRange(1, MOST), default=1, show_default=True)
+@click.option("--dtype", type=click.Choice(["float64", "float32"]), default="float32", show_default=True)
 @click.option(
-    "--emit", type=click.Choice(["forward", "backward_data", "backward_filter"]),
-    help="Print the program of the implicit plan of a phase.",
+    "--emit", type=click.Choice(["forward", "backward_data", "backward_filter"]), help="Print the programs of a phase."
+)
+@click.option(
+    "--plan", "kind", type=click.Choice(["implicit", "explicit"]), default="implicit", show_default=True,
+    help="Whose programs --emit prints.",
+)  # fmt: skip
+@click.option("--run", is_flag=True, help="Emulate all plans of all phases, against float64.")
+@click.option(
+    "--level", type=click.Choice(["fast", "exact", "messages"]), default="fast", show_default=True,
+    help="Of --run: the mesh at once, the same in the order of the messages, or message by message.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="All events of both plans as JSON.")
 def conv_command(
-    n: int, c: int, h: int, w: int, f: int, kernel: int, stride: int, padding: int, emit: Any, as_json: bool
+    n: int, c: int, h: int, w: int, f: int, kernel: str, stride: str, padding: str, dilation: str, groups: int,
+    dtype: Any, emit: Any, kind: str, run: bool, level: Any, as_json: bool,
 ) -> None:  # fmt: skip
-    """Plans of a convolution's phases on one core group, float32: which is possible, its events, which is faster."""
-    from convgen.program.nodes import PHASES
-    from convgen.sw26010.conv.cost import choose_plan
-    from convgen.sw26010.conv.implicit_plan import implicit_plan
-    from convgen.sw26010.conv.problem import ConvProblem
-    from convgen.sw26010.conv.programs import implicit_program
+    """Plans of a convolution's phases on one core group: which is possible, its events, which is faster."""
+    from convgen.program.nodes import PHASES, Phase
+    from convgen.sw26010.conv.check import check_conv, checked_text
+    from convgen.sw26010.conv.cost import Choice, choose_plan
     from convgen.sw26010.conv.report import conv_json, conv_text
     from convgen.sw26010.machine.rates import load_rates, taken_rates
 
-    problem = ConvProblem.square(n, c, h, w, f, kernel, stride, padding)
+    options = (("kernel", kernel, 1), ("stride", stride, 1), ("padding", padding, 0), ("dilation", dilation, 1))
+    problem = _conv_problem(n, c, h, w, f, groups, [_pair(*option) for option in options])
     if emit is not None:
-        click.echo(implicit_program(implicit_plan(problem, emit), messages=True), nl=False)
+        _emit_conv(problem, emit, kind, dtype)
         return
-    choices = {phase: choose_plan(problem, phase, taken_rates(), load_rates().fitted()) for phase in PHASES}
-    click.echo(json.dumps(conv_json(problem, choices), indent=1) if as_json else conv_text(problem, choices))
+    rates, fitted = taken_rates(), load_rates().fitted()
+    choices: dict[Phase, Choice] = {p: choose_plan(problem, p, rates, fitted, dtype) for p in PHASES}
+    report = conv_json if as_json else conv_text
+    found = report(problem, choices, groups)
+    if run:
+        sizes = problem.n * (problem.c * problem.h * problem.w + problem.f * problem.h_out * problem.w_out)
+        columns = problem.c * problem.taps * problem.h_out * problem.w_out
+        check_memory(8 * (6 * sizes + 2 * columns), "emulating it", "without --run, which counts; or a smaller layer")
+        checked = check_conv(problem, dtype, groups, level)
+        if isinstance(found, dict):
+            found["run"] = [
+                {"phase": one.phase, "plan": one.plan, "error": one.error, "allowed": one.allowed,
+                 "events_equal": one.counted}
+                for one in checked
+            ]  # fmt: skip
+        else:
+            found += f"\n{checked_text(checked, level)}"
+        click.echo(json.dumps(found, indent=1) if as_json else found)
+        if not all(one.right for one in checked):
+            raise SystemExit(1)
+        return
+    click.echo(json.dumps(found, indent=1) if as_json else found)
+
+
+def _pair(name: str, text: str, least: int) -> tuple[int, int]:
+    """One number for rows and columns, or two. Raises InputError: something else."""
+    parts = [part.strip() for part in text.split(",")]
+    if not 1 <= len(parts) <= 2 or not all(p.isdecimal() and len(p) < 6 and int(p) >= least for p in parts):
+        fact = f"--{name} {text}: one or two whole numbers from {least} to 99999, of rows and columns"
+        raise InputError(fact, hint=f"--{name} {max(least, 1)}, or --{name} {max(least, 1)},{max(least, 1)}")
+    return int(parts[0]), int(parts[-1])
+
+
+def _conv_problem(n: int, c: int, h: int, w: int, f: int, groups: int, pairs: list[tuple[int, int]]) -> Any:
+    """Of one group. Raises InputError: groups that don't divide, or an output without rows."""
+    from convgen.sw26010.conv.problem import Axis, ConvProblem
+
+    if c % groups or f % groups:
+        raise InputError(f"--groups {groups} doesn't divide C={c} and F={f}", hint="--groups 1")
+    axes: list[Axis] = []
+    for extent, kernel, stride, padding, dilation in zip((h, w), *pairs, strict=True):
+        reach = dilation * (kernel - 1) + 1
+        if extent + 2 * padding < reach:
+            fact = f"a kernel that reaches over {reach} is larger than the padded image of {extent}, padding {padding}"
+            raise InputError(fact, hint=f"--padding {-(-(reach - extent) // 2)}, or a smaller --kernel")
+        axes.append(Axis(extent, (extent + 2 * padding - reach) // stride + 1, kernel, stride, padding, dilation))
+    return ConvProblem(n, c // groups, f // groups, axes[0], axes[1])
+
+
+def _emit_conv(problem: Any, phase: Any, kind: str, dtype: Any) -> None:
+    """The programs that one CPE runs, in their order."""
+    from convgen.sw26010.conv.cost import explicit_plan
+    from convgen.sw26010.conv.implicit_plan import implicit_plan
+    from convgen.sw26010.conv.programs import columns_program, implicit_program
+    from convgen.sw26010.gemm.program import gemm_program
+    from convgen.sw26010.machine.rates import taken_rates
+
+    if kind == "implicit":
+        click.echo(implicit_program(implicit_plan(problem, phase, dtype), messages=True), nl=False)
+        return
+    plan = explicit_plan(problem, phase, taken_rates(), dtype)
+    texts = [gemm_program(plan.gemm, messages=True)]
+    if plan.moves and phase == "backward_data":
+        texts.append(columns_program("col2im", problem, dtype))
+    elif plan.moves:
+        texts.insert(0, columns_program("im2col", problem, dtype))
+    click.echo(f"\n\n# ---- and then, for the same image {'-' * 78}\n".join(texts), nl=False)
+
+
+@click.command("transform")
+@click.argument("n", type=click.IntRange(1, MOST))
+@click.argument("c", type=click.IntRange(1, MOST))
+@click.argument("h", type=click.IntRange(1, MOST))
+@click.argument("w", type=click.IntRange(1, MOST))
+@click.option(
+    "--direction", type=click.Choice(["to_implicit", "to_explicit"]), default="to_implicit", show_default=True,
+    help="(N, C, H, W) to (H, W, C, N), or back.",
+)  # fmt: skip
+@click.option("--dtype", type=click.Choice(["float64", "float32"]), default="float32", show_default=True)
+@click.option("--emit", is_flag=True, help="Print the program of a CPE.")
+@click.option("--run/--no-run", default=None, help="Emulate it, or only count.  [default: up to 2^22 elements]")
+def transform_command(
+    n: int, c: int, h: int, w: int, direction: Any, dtype: str, emit: bool, run: bool | None
+) -> None:  # fmt: skip
+    """The tensor transformation layer between the layouts of the two plans ([SW] 4.3)."""
+    from convgen.sw26010.conv.layouts import Transform, transform_program
+    from convgen.sw26010.conv.transform_report import transform_text
+
+    transform = Transform(n, c, h, w, dtype, direction)
+    if emit:
+        click.echo(transform_program(transform), nl=False)
+        return
+    running = n * c * h * w <= MOST_ELEMENTS if run is None else run
+    if running:
+        check_memory(4 * 8 * n * c * h * w, "emulating it", "--no-run, which counts; or a smaller tensor")
+    text, right = transform_text(transform, run=running)
+    click.echo(text)
+    if not right:
+        raise SystemExit(1)
 
 
 @click.command("pool")

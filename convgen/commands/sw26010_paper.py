@@ -1,4 +1,4 @@
-"""`convgen sw26010 table2`: what [SW] measured on one core group, and what the models say."""
+"""`convgen sw26010 table2|dma|latency`: what [SW] measured, and what the models say."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from convgen.commands.inputs import Finite
 from convgen.commands.outputs import OutputFile, Picture
 from convgen.errors import InputError
 from convgen.files import write_file
@@ -55,3 +56,43 @@ def table2_command(layers: str, choices: bool, as_json: bool, plot: Path | None,
     if write is not None:
         write_file(write, rates_json(constants, chosen), "--write")
         click.echo(str(write), err=True)
+
+
+@click.command("dma")
+@click.option("--emit", type=click.Choice(["continuous", "strided"]), help="Print the program that moves 256 B blocks.")
+@click.option("--json", "as_json", is_flag=True, help="The numbers as JSON.")
+@click.option("--plot", type=Picture(), metavar="FILE", help="Draw bandwidth against size.")
+def dma_command(emit: str | None, as_json: bool, plot: Path | None) -> None:
+    """DMA bandwidth of a core group by size ([SW] Figure 2)."""
+    from convgen.sw26010.machine.dma import Moves, moves_program
+    from convgen.sw26010.machine.dma_report import dma_page, dma_rows, dma_text
+
+    if emit is not None:
+        click.echo(moves_program(Moves(256, emit == "strided")), nl=False)
+        return
+    rows = dma_rows()
+    click.echo(json.dumps({"rows": rows}, indent=1) if as_json else dma_text(rows))
+    if plot is not None:
+        dma_page(rows).save(plot)
+        click.echo(str(plot), err=True)
+    if not all(row["run_equal"] for row in rows):
+        raise SystemExit(1)
+
+
+@click.command("latency")
+@click.option("--latency", type=Finite(0), default=1e-6, show_default=True, help="alpha, seconds a message.")
+@click.option("--json", "as_json", is_flag=True, help="The numbers as JSON.")
+@click.option("--plot", type=Picture(), metavar="FILE", help="Draw bandwidth and latency against size.")
+def latency_command(latency: float, as_json: bool, plot: Path | None) -> None:
+    """Messages between two nodes by size ([SW] Figure 6)."""
+    from convgen.sw26010.allreduce.cost import Network
+    from convgen.sw26010.allreduce.latency import latency_page, latency_rows, latency_text
+
+    network = Network(1024, 256, latency_s=latency)
+    rows = latency_rows(network)
+    click.echo(json.dumps({"rows": rows}, indent=1) if as_json else latency_text(network))
+    if plot is not None:
+        latency_page(network).save(plot)
+        click.echo(str(plot), err=True)
+    if not all(row["run_equal"] for row in rows):
+        raise SystemExit(1)

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
+from convgen.errors import InputError, Note
 from convgen.program.nodes import Phase
 from convgen.sw26010.conv.explicit_plan import ExplicitPlan, col2im_operations, gemm_of, im2col_operations
 from convgen.sw26010.conv.implicit_plan import ImplicitPlan, implicit_counts, implicit_plan, implicit_trips, valid_flops
@@ -113,10 +114,18 @@ class Choice:
 def choose_plan(
     problem: ConvProblem, phase: Phase, taken: Rates, fitted: Mapping[str, float], dtype: Dtype = "float32"
 ) -> Choice:
-    """The faster plan of a phase by the cost model; swCaffe runs both in its first two iterations ([SW] 6.1)."""
-    plans: list[Plan] = [explicit_plan(problem, phase, taken, dtype)]
+    """The faster plan of a phase by the cost model; swCaffe runs both in its first two iterations ([SW] 6.1).
+
+    Raises:
+        InputError: a row of the image is too long for the explicit plan, and the implicit one is not possible.
+    """
     refusal = implicit_refusal(problem, phase)
-    if refusal is None:
-        plans.append(implicit_plan(problem, phase, dtype))
+    plans: list[Plan] = [] if refusal is not None else [implicit_plan(problem, phase, dtype)]
+    try:
+        plans.insert(0, explicit_plan(problem, phase, taken, dtype))
+    except InputError as error:
+        if not plans:
+            notes = (*error.notes, Note("implicit", f"{refusal}, for the public code"))
+            raise InputError(error.fact, notes=notes, hint=error.hint) from None
     timed = sorted(((plan, conv_terms(plan, taken).seconds(fitted)) for plan in plans), key=lambda item: item[1])
     return Choice(tuple(timed), refusal)

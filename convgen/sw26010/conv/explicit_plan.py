@@ -45,7 +45,7 @@ class ExplicitPlan:
                 f"explicit GEMM has a row of {problem.w} columns and its line in LDM: {needed} of "
                 f"{SW26010.ldm_bytes} B",
                 notes=(Note("layer", f"{problem}, {self.phase}"),),
-                hint="an image of fewer columns, or the implicit plan",
+                hint=f"at most {most_columns(problem.columns):,} columns at this kernel, stride and padding",
             )
 
     @property
@@ -81,6 +81,22 @@ class ExplicitPlan:
         """Of the matrix of columns: [C K K H_out, W_out], which is also [C K K, H_out W_out]."""
         p = self.problem
         return p.c * p.taps * p.h_out, p.w_out
+
+
+def most_columns(columns: Axis) -> int:
+    """The widest image of which a row of dx and a line of the columns fit into LDM, whole, other things equal."""
+    low, high = 0, SW26010.ldm_bytes // SLOT_BYTES
+    reach = columns.dilation * (columns.kernel - 1) + 1
+
+    def fits(extent: int) -> bool:
+        out = (extent + 2 * columns.padding - reach) // columns.stride + 1
+        wide = Axis(extent, max(out, 1), columns.kernel, columns.stride, columns.padding, columns.dilation)
+        return SLOT_BYTES * (row_slots(wide) + wide.out) <= SW26010.ldm_bytes
+
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
 
 
 def row_slots(columns: Axis) -> int:
