@@ -23,8 +23,10 @@ from convgen.sw26010.conv.problem import Axis, ConvProblem
 from convgen.sw26010.conv.run import run_conv
 from convgen.sw26010.conv.transform_report import transform_text
 from convgen.sw26010.gemm.cost import gemm_seconds
+from convgen.sw26010.gemm.counts import gemm_counts
 from convgen.sw26010.gemm.orientation import oriented
 from convgen.sw26010.gemm.run import run_gemm
+from convgen.sw26010.gemm.strip import watch_gemm
 from convgen.sw26010.machine.dma import SIZES, Moves, events_seconds, moves_seconds, run_moves
 from convgen.sw26010.machine.printing import load_program
 from convgen.sw26010.machine.rates import load_rates, taken_rates
@@ -174,8 +176,8 @@ def test_a_gemm_either_way_is_the_same_product(m: int, n: int, k: int) -> None:
     a, b, c = (rng.standard_normal(shape) for shape in ((m, k), (k, n), (m, n)))
     along_m, along_n = (oriented(m, n, k, "float64", None, way, TAKEN) for way in ("m", "n"))
     one, other = run_gemm(along_m.plan, a, b, c), run_gemm(along_n.plan, b.T, a.T, c.T)
-    assert one.c == pytest.approx(c + a @ b, abs=1e-12)
-    assert other.c.T == pytest.approx(c + a @ b, abs=1e-12)
+    for found in (one.c, other.c.T):
+        np.testing.assert_allclose(found, c + a @ b, rtol=0, atol=1e-12)
     best = oriented(m, n, k, "float64", None, "best", TAKEN)
     assert gemm_seconds(best.plan, TAKEN) == min(along_m.along_m_s or 0.0, along_n.along_n_s or 0.0)
 
@@ -217,6 +219,18 @@ def test_figures(command: str, words: str, tmp_path: Path) -> None:
     texts = [call(command, "--plot", path) for path in paths]
     assert "equal the closed form" in texts[0]
     assert words in paths[0].read_text() and paths[0].read_text() == paths[1].read_text()
+
+
+def test_the_strip_is_of_what_the_run_did(tmp_path: Path) -> None:
+    plan = oriented(33, 20, 17, "float32", (64, 24, 24), "m", TAKEN).plan
+    watched, counts = watch_gemm(plan), gemm_counts(plan)
+    assert sum(a for a, _ in watched.sent) == counts.putr and sum(b for _, b in watched.sent) == counts.putc
+    assert {wait for waits in watched.waits for wait in waits} <= {"getr", "getc", "putr", "putc", ""}
+    assert watched.waits[-1] == [""] * 64 and any(watched.worked[0])
+    path = tmp_path / "strip.svg"
+    call("gemm", 128, 32, 32, "--blocks", "128,32,32", "--strip", path)
+    assert "t=7: 16 of A, 16 of B" in path.read_text() and "4 vectors of 4 by 4 columns" in path.read_text()
+    assert "a strip is of one block" in refused("gemm", 64, 64, 64, "--blocks", "32,8,8", "--strip", path)
 
 
 def test_latency_and_half_of_the_bandwidth() -> None:

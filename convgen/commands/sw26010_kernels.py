@@ -41,9 +41,10 @@ MOST_FLOPS = 2**34  # that a command emulates without being asked to
 @click.option(
     "--plot", type=Picture(), metavar="FILE", help="Draw the traffic of each step and the roofline (png, svg, pdf)."
 )
+@click.option("--strip", type=Picture(), metavar="FILE", help="Draw a small GEMM at work: buses, waits, registers.")
 def gemm_command(
     m: int, n: int, k: int, dtype: Any, blocks: str | None, level: Any, vectors: str, swap_buses: bool,
-    emit: str | None, run: bool | None, as_json: bool, plot: Path | None,
+    emit: str | None, run: bool | None, as_json: bool, plot: Path | None, strip: Path | None,
 ) -> None:  # fmt: skip
     """C += A B of M x N x K on one core group: plan, program, events, time."""
     from convgen.sw26010.gemm.orientation import oriented
@@ -61,6 +62,11 @@ def gemm_command(
         return
     if swap_buses:
         _gemm_with_swapped_buses(plan)
+    if strip is not None:
+        from convgen.sw26010.gemm.strip import strip_page
+
+        strip_page(plan).save(strip)
+        click.echo(str(strip), err=True)
     _gemm(plan, level, (plan.useful_flops <= MOST_FLOPS) if run is None else run, as_json, plot, both)
 
 

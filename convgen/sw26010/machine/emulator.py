@@ -12,7 +12,7 @@ Source: [SW] 2.1 and Principles 2-4.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,7 @@ class Cpe(Vectors):
         self.stalls = 0
         self.progress = 0
         self.waiting: str = ""
+        self.sent: dict[str, int] = {"r": 0, "c": 0}
         self._ldm = Ldm(group.ldm_bytes)
         self._depth = group.fifo_depth
         self._received: dict[str, deque[Array]] = {"r": deque(), "c": deque()}
@@ -76,6 +77,7 @@ class Cpe(Vectors):
         for peer in peers:
             peer._received[bus].append(message)
         self.progress += 1
+        self.sent[bus] += 1
         if bus == "r":
             self.counts.putr += 1
         else:
@@ -177,10 +179,15 @@ class Cpe(Vectors):
 class MessageMesh:
     """The 64 CPEs, connected. `run` executes a program on all of them."""
 
-    def __init__(self, group: CoreGroup = SW26010) -> None:
+    def __init__(self, group: CoreGroup = SW26010, watch: Callable[[Sequence[Cpe]], None] | None = None) -> None:
+        """
+        Args:
+            watch: is shown the CPEs whenever each has run until it stalled.
+        """
         self.group = group
         self.counts = Counts()
         self.cpes: list[Cpe] = []
+        self._watch = watch
 
     def run(self, program: Program, *operands: Any) -> Counts:
         """Run a program to its end.
@@ -205,6 +212,8 @@ class MessageMesh:
             if len(still) == len(live) and sum(cpe.progress for cpe in self.cpes) == before:
                 raise Deadlock(tuple(_waiting(cpe, self.group) for cpe, _ in still))
             live = still
+            if self._watch is not None:
+                self._watch(self.cpes)
         left = [("row" if bus == "r" else "column", cpe.row, cpe.column, n)
                 for cpe in self.cpes for bus, n in cpe.fifo_lengths().items() if n]  # fmt: skip
         if left:
