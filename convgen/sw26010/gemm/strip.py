@@ -1,8 +1,8 @@
 """Picture: the mesh at work on one block of a GEMM, as the emulation message by message went.
 
 Above, the eight steps: who sends on which bus, with the messages that the run counted. Below, every CPE over time: what
-it waits for, whenever all have run until they stalled. At the right, the registers of one CPE: a block of C, the vectors
-of A and the elements of B that a k brings.
+it waits for, whenever all have run until they stalled. At the right, the registers of one CPE: a block of C, the
+vectors of A and the elements of B that a k brings.
 """
 
 from __future__ import annotations
