@@ -200,6 +200,21 @@ KINDS: dict[type, str] = {
 }  # fmt: skip
 
 
+def blobs(layer: Layer) -> tuple[int, ...]:
+    """Elements of the blobs of parameters that Caffe has for a layer: a norm has its mean, variance and count too."""
+    match layer:
+        case ConvLayer():
+            shifts = layer.groups * layer.f * layer.bias
+            return (layer.parameters - shifts, shifts) if shifts else (layer.parameters,)
+        case DenseLayer():
+            weights = layer.inputs * layer.outputs
+            return (weights, layer.outputs) if layer.bias else (weights,)
+        case NormLayer():
+            return (layer.c, layer.c, 1, layer.c, layer.c)
+        case _:
+            return ()
+
+
 @dataclass(frozen=True, slots=True)
 class Layers:
     """A network: layers in the order of the forward pass, and the samples that its file says."""

@@ -113,7 +113,7 @@ class Step:
     """A step of `nodes` nodes with `batch` samples each.
 
     `compute_s` of the slowest core group; `sum_s` of core group 0; `reduce_s` of the all-reduce; `update_s`; `read_s`
-    of the last node's mini-batch; `unscaled_s`: what a step of several nodes takes besides, whatever their number.
+    of the last node's mini-batch.
     """
 
     batch: int
@@ -123,7 +123,6 @@ class Step:
     reduce_s: float
     update_s: float
     read_s: float
-    unscaled_s: float
 
     @property
     def node_s(self) -> float:
@@ -133,21 +132,18 @@ class Step:
     @property
     def seconds(self) -> float:
         """The next mini-batch is read beside everything else."""
-        return max(self.node_s + self.reduce_s + self.unscaled_s, self.read_s)
+        return max(self.node_s + self.reduce_s, self.read_s)
 
     @property
     def images_per_s(self) -> float:
         return self.nodes * self.batch / self.seconds
 
 
-def step_of(
-    layers: Layers, batch: int, nodes: int, *, plans: Plans = "model", unscaled_s: float = 0.0, seed: int = 0
-) -> Step:
+def step_of(layers: Layers, batch: int, nodes: int, *, plans: Plans = "model", seed: int = 0) -> Step:
     """A step's parts.
 
     Args:
         nodes: a power of two; in supernodes of 256.
-        unscaled_s: see `Step`; nothing for one node.
     Raises:
         InputError: no samples, or another number of nodes.
     """
@@ -167,7 +163,6 @@ def step_of(
         reduce_s=all_reduce_time(nodes_network(nodes), "round-robin", 4 * elements).all_reduce_s,
         update_s=update,
         read_s=_read_seconds(batch, nodes, seed),
-        unscaled_s=unscaled_s if nodes > 1 else 0.0,
     )
 
 
