@@ -90,7 +90,7 @@ def test_the_reference_is_pytorch_s(problem: ConvProblem) -> None:
 @pytest.mark.parametrize("level", ["exact", "messages"])
 def test_conv_runs_groups_rectangles_and_dtypes(level: str) -> None:
     text = call(
-        "conv", 2, 6, 5, 7, 4, "--kernel", "3,2", "--stride", "2,1", "--padding", "1,0", "--groups", 2,
+        "conv", 1, 6, 4, 5, 4, "--kernel", "3,2", "--stride", "2,1", "--padding", "1,0", "--groups", 2,
         "--dtype", "float64", "--run", "--level", level,
     )  # fmt: skip
     assert "K=3x2 S=2x1 P=1x0 float64, 2 groups of them" in text

@@ -33,7 +33,7 @@ ROOT = Path(__file__).parent.parent / "examples" / "networks"
 powers = st.integers(0, 5).map(lambda i: 2**i)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(powers, powers, st.integers(1, 3000))
 def test_steps_take_what_the_messages_take(nodes: int, supernode: int, elements: int) -> None:
     network = Network(nodes, min(nodes, supernode))
