@@ -21,7 +21,10 @@ ROOMS = (
     "explain", "tune", "calibrate", "verify",
     "commands", "cli", "__main__",
 )  # fmt: skip
-MESH_ROOMS = ("__init__", "machine", "gemm", "conv", "pooling", "allreduce", "table2", "target")
+MESH_ROOMS = (
+    "__init__", "machine", "gemm", "conv", "pooling", "pointwise", "allreduce", "storage", "table2", "target",
+    "training",
+)  # fmt: skip
 LONGEST = 600  # lines of a file
 LONGER: dict[str, str] = {}  # file: since when it is longer, and what it waits for; it only ever gets shorter
 

@@ -27,7 +27,9 @@ from convgen.spec.build import layer_from_dict
 from convgen.spec.reader import layer_to_dict, read_csv, read_layer
 from convgen.sw26010.table2.cells import read_table2
 from convgen.sw26010.target.plan import plan_name, predicted
+from convgen.sw26010.target.programs import local_programs
 from convgen.sw26010.target.sums import Sum, run_sum, sum_counts
+from convgen.sw26010.target.volume import VolumePlan, predicted_rank
 from convgen.verify.check import check
 from convgen.verify.mesh import mesh_report
 from convgen.verify.program import RankResult, forget_module, global_tensors, load_module, reference
@@ -77,7 +79,7 @@ def reports(one: Compiled, folder: Path, calls: int = 1, level: str = "fast") ->
 @pytest.mark.parametrize("part", range(2))
 def test_random_layers(part: int) -> None:
     """Any algorithm or roles, groups, strides, dilation, uneven padding, ranks with nothing to do."""
-    cases = [case for seed in range(draws(40)) if len((case := draw(seed, most=4)).layer.conv.spatial) < 3]
+    cases = [draw(seed, most=4) for seed in range(draws(40))]
     for seed, case in list(enumerate(cases))[part::2]:
         options = replace(case.layer.options, core_groups=1 + seed % 4)
         case = on_mesh(case, options)
@@ -113,6 +115,41 @@ def test_the_levels_of_emulation_agree(tmp_path: Path) -> None:
     assert unsaid[0] == unsaid[1] == unsaid[2]
     with pytest.raises(InputError, match="no level of emulation is named slow"):
         reports(one, tmp_path, level="slow")
+
+
+def test_three_dimensions_are_taps_added_up(tmp_path: Path) -> None:
+    layer: dict[str, Any] = {
+        "layer": "conv3d", "input": [3, 4, 5, 4, 6], "kernel_size": [3, 3, 2], "stride": [2, 1, 1], "groups": 2,
+        "padding": [[1, 2], [1, 1], [0, 1]], "dilation": [1, 2, 1], "grid": {"D": 2},
+    }  # fmt: skip
+    one = compiled(**layer)
+    for changes in ({"options": {"core_groups": 3}}, {"dtype": "float32"}):
+        one = compiled(**layer, **changes)
+        report = check(one)
+        assert report.ok and report.mesh is not None and report.mesh.wrong == (), report_text(one, report)
+    plans = one.mesh_plans()
+    volume = plans["forward"][0][1]
+    assert isinstance(volume, VolumePlan)
+    depth = volume.problem.depth
+    assert depth is not None
+    met = sum(len(tap.y_rows) for tap in volume.taps)
+    assert sum(tap.plan.problem.n for tap in volume.taps) == 3 * met < 3 * depth.out * depth.kernel  # no padding
+    account = predicted_rank(volume)
+    assert [part["tap"] for part in account["core_groups"]] == [tap.at for tap in volume.taps]
+    assert account["sum_of_taps"]["dma_bytes"] == 3 * 4 * sum(tap.add.elements for tap in volume.taps if tap.add)
+    assert predicted_rank(plans["backward_filter"][0][1])["sum_of_taps"] is None
+    names = {program.name for program in local_programs(volume)}
+    assert "forward_add" in names and "forward_im2col" in names
+    added = sum(program.counts.dma_bytes for program in local_programs(volume))
+    blocks = (account["get_bytes_by_block"], account["put_bytes_by_block"])
+    assert added == sum(size for sizes in blocks for size in sizes.values())
+
+
+def test_the_levels_agree_in_three_dimensions(tmp_path: Path) -> None:
+    one = compiled(layer="conv3d", input=[1, 2, 3, 3, 3], out_channels=2, grid={"D": 1})
+    ran = [reports(one, tmp_path, level=level) for level in ("messages", "exact")]
+    for name in ("y", "dx", "dw"):
+        assert torch.equal(ran[0][1][name], ran[1][1][name])
 
 
 def test_the_first_two_calls_try_both_plans(tmp_path: Path) -> None:
@@ -265,10 +302,7 @@ def test_full_layers_choose_and_count_as_table_2_does() -> None:
     [
         ({"dtype": "bfloat16"}, "computes float32 and float64, not bfloat16"),
         ({"dtype": "tfloat32"}, "not tfloat32"),
-        (
-            {"layer": "conv3d", "input": [1, 1, 4, 4, 4], "grid": {"D": 1}},
-            "dimensions, conv3d has 3",
-        ),
+        ({"layer": "conv3d", "input": [1, 1, 3, 3, 9000], "grid": {"D": 1}}, "a row of 9000 columns"),
         ({"input": [1, 1, 3, 9000]}, "a row of 9000 columns and its line in LDM: 144016 of 65536 B"),
     ],
     ids=lambda value: "" if isinstance(value, str) else "-".join(value),

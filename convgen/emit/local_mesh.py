@@ -16,9 +16,10 @@ from convgen.program.nodes import Compute, Schedule, is_convolution
 from convgen.spec.layer import Layer
 from convgen.sw26010.conv.problem import Axis
 from convgen.sw26010.gemm.plan import Dtype
-from convgen.sw26010.target.plan import LocalPlan, LocalProblem, plan_local, predicted
+from convgen.sw26010.target.plan import LocalProblem
+from convgen.sw26010.target.volume import AnyPlan, plan_rank, predicted_rank
 
-MeshPlans = dict[str, list[tuple[tuple[int, ...], LocalPlan]]]
+MeshPlans = dict[str, list[tuple[tuple[int, ...], AnyPlan]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,8 @@ def local_mesh(layer: Layer, schedule: Schedule, space: Space, names: LayoutName
         return LocalMesh()
     plans = mesh_plans(layer, schedule, space)
     records = {
-        phase: [{"ranks": list(ranks), **predicted(plan)} for ranks, plan in found] for phase, found in plans.items()
+        phase: [{"ranks": list(ranks), **predicted_rank(plan)} for ranks, plan in found]
+        for phase, found in plans.items()
     }
     steps = [s for _, s in schedule.steps() if is_convolution(s)]
     return LocalMesh(tuple(_convolution(s, names, lines) for s in steps), literal(records))
@@ -56,8 +58,7 @@ def mesh_plans(layer: Layer, schedule: Schedule, space: Space) -> MeshPlans:
     """By phase: ranks with one local problem, and its plan; ranks with nothing to convolve are left out.
 
     Raises:
-        InputError: a dtype that the mesh doesn't compute, a transposed convolution, three spatial dimensions, or rows
-            that LDM can't hold.
+        InputError: a dtype that the mesh doesn't compute, a transposed convolution, or rows that LDM can't hold.
     """
     _check(layer)
     found: MeshPlans = {}
@@ -79,14 +80,11 @@ def _check(layer: Layer) -> None:
     if layer.conv.transposed:
         fact = f"the mesh's plans are for convolutions, {layer.kind} is a transposed one"
         raise InputError(fact, ("layer",), about, "target: cpu, or a GPU's")
-    if len(layer.conv.spatial) > 2:
-        fact = f"the mesh's plans are for one or two spatial dimensions, {layer.kind} has {len(layer.conv.spatial)}"
-        raise InputError(fact, ("layer",), about, "target: cpu, or layer: conv2d")
 
 
-def _plan(layer: Layer, problem: LocalProblem) -> LocalPlan:
+def _plan(layer: Layer, problem: LocalProblem) -> AnyPlan:
     try:
-        return plan_local(problem, layer.options.core_groups)
+        return plan_rank(problem, layer.options.core_groups)
     except InputError as error:
         w = layer.conv.spatial[-1].name
         hint = f"more ranks along {w}, an image of fewer columns, or target: cpu"
@@ -95,10 +93,11 @@ def _plan(layer: Layer, problem: LocalProblem) -> LocalPlan:
 
 def _local(problem: Problem) -> LocalProblem:
     axes = [Axis(d.x, d.y, d.kernel, d.stride, d.below, d.dilation) for d in problem.dims]
-    rows, columns = axes if len(axes) == 2 else (Axis(1, 1, 1), axes[0])
+    rows, columns = axes[-2:] if len(axes) > 1 else (Axis(1, 1, 1), axes[0])
+    depth = axes[0] if len(axes) == 3 else None
     p = problem
     dtype = cast(Dtype, p.dtype)
-    return LocalProblem(p.phase, p.batch, p.channels, p.filters, p.groups, rows, columns, dtype)
+    return LocalProblem(p.phase, p.batch, p.channels, p.filters, p.groups, rows, columns, dtype, depth)
 
 
 def _convolution(step: Compute, names: LayoutNames, lines: Lines) -> MeshConvolution:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from convgen.compiler import Compiled
-from convgen.sw26010.target.plan import predicted
+from convgen.sw26010.target.volume import predicted_rank
 from convgen.verify.program import RankResult
 
 
@@ -29,7 +29,7 @@ def mesh_report(compiled: Compiled, results: Sequence[RankResult]) -> MeshReport
         for rank, result in enumerate(results):
             found, expected = result.report.get(phase), None
             if found is not None and rank in of:
-                expected = predicted(of[rank], [part["plan"] for part in found["core_groups"]])
+                expected = predicted_rank(of[rank], [part["plan"] for part in found["core_groups"]])
                 found = {key: found[key] for key in expected}
             if found != expected or (rank in of) == (found is None):
                 wrong.append((rank, phase))
@@ -50,7 +50,8 @@ def mesh_lines(report: MeshReport) -> list[str]:
         parts = one["core_groups"]
         dma = sum(one["get_bytes_by_block"].values()) + sum(one["put_bytes_by_block"].values())
         kinds = ", ".join(dict.fromkeys(part["plan"] for part in parts))
-        numbers = (len(parts), one["ldm_bytes"], dma, one["putr"] + one["putc"], one["cycles"])
+        groups = len({tuple(part["samples"]) for part in parts if part.get("tap") == parts[0].get("tap")})
+        numbers = (groups, one["ldm_bytes"], dma, one["putr"] + one["putc"], one["cycles"])
         rows.append((phase, str(rank), kinds, *(f"{n:,}" for n in numbers), f"{one['seconds'] * 1e3:.3f}"))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     aligned = (

@@ -5,13 +5,14 @@
 `fixed` holds what the taken rates give; the counts go with the fitted constants, so that fitting is linear.
 
 Implicit: flops at peak * slowdown, DMA by block size, and a round for every tile read, product and tile written; the
-published nest overlaps nothing. Explicit, per image: im2col (DMA, and an operation's overhead) or col2im (a constant
-an element: DMA does not explain what was published), and the GEMM, double buffered; per call the weights are repacked
-by the MPE.
+published nest overlaps nothing. Explicit, per image: im2col (DMA, and an operation's overhead) or col2im (the same
+overhead, counted from the published nest, and a constant an element: DMA does not explain what was published), and the
+GEMM, double buffered, for which the MPE repacks the weights: every image is a call of the library.
 
 Planes of which two don't fit into an LDM (8 H_out W_out > 64 KB: VGG's 112 and 224) take longer than that, and the
-paper does not say why: per output element in the forward phase, and per element of the three matrices in proportion
-to the part of the plane that does not fit. What they are fitted to is all that is known about these two terms.
+paper does not say why: per output element in the forward phase, and per element of the three matrices, padded to the
+library's multiples, in proportion to the part of the plane that does not fit. What they are fitted to is all that is
+known about these two terms.
 """
 
 from __future__ import annotations
@@ -20,17 +21,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
+from convgen.errors import InputError, Note
 from convgen.program.nodes import Phase
-from convgen.sw26010.conv.explicit_plan import ExplicitPlan, gemm_of, im2col_operations
+from convgen.sw26010.conv.explicit_plan import ExplicitPlan, col2im_operations, gemm_of, im2col_operations
 from convgen.sw26010.conv.implicit_plan import ImplicitPlan, implicit_counts, implicit_plan, implicit_trips, valid_flops
 from convgen.sw26010.conv.problem import ConvProblem
 from convgen.sw26010.conv.support import implicit_refusal
 from convgen.sw26010.gemm.cost import gemm_seconds, search_blocks
-from convgen.sw26010.gemm.plan import Dtype
+from convgen.sw26010.gemm.plan import Dtype, round_up
 from convgen.sw26010.machine.core_group import CPES
 from convgen.sw26010.machine.rates import Rates
 
 Plan = ImplicitPlan | ExplicitPlan
+LIBRARY_MULTIPLES = (128, 32, 8)  # of M, N, K in the public library (swGEMM), which pads by copies
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,22 +62,24 @@ def _implicit_terms(plan: ImplicitPlan, rates: Rates) -> Terms:
     counts, trips = implicit_counts(plan), implicit_trips(plan)
     rounds = trips.gemms + trips.data_tiles + trips.out_tiles
     return Terms(
-        rates.transfer_s(counts.get) + rates.transfer_s(counts.put),
-        (
-            ("implicit_kernel_slowdown", valid_flops(plan) / rates.group.peak_flops_per_s),
-            ("implicit_round_s", rounds),
-        ),
+        rates.transfer_s(counts.get) + rates.transfer_s(counts.put) + rounds * rates.dma_round_s,
+        (("implicit_kernel_slowdown", valid_flops(plan) / rates.group.peak_flops_per_s),),
     )
 
 
 def _explicit_terms(plan: ExplicitPlan, rates: Rates) -> Terms:
     problem, gemm = plan.problem, plan.gemm
     pixels, columns = problem.h_out * problem.w_out, problem.taps * problem.c
-    repacked_bytes = gemm.itemsize * columns * problem.f
-    fixed = problem.n * gemm_seconds(gemm, rates) + repacked_bytes / rates.group.copy_bytes_per_s
+    fixed = problem.n * gemm_seconds(gemm, rates)
+    if plan.phase != "backward_filter":
+        repacked_bytes = problem.n * gemm.itemsize * columns * problem.f
+        fixed += repacked_bytes / rates.group.copy_bytes_per_s
     counts: list[tuple[str, float]] = []
-    if plan.phase == "backward_data":
+    if not plan.moves:
+        pass
+    elif plan.phase == "backward_data":
         counts.append(("col2im_element_s", problem.n * columns * pixels))
+        counts.append(("im2col_operation_s", problem.n * col2im_operations(problem, gemm.itemsize)))
     else:
         operations = problem.n * im2col_operations(problem)
         line_bytes = gemm.itemsize * problem.w_out
@@ -82,7 +87,8 @@ def _explicit_terms(plan: ExplicitPlan, rates: Rates) -> Terms:
         counts.append(("im2col_operation_s", operations))
     outside = max(0.0, 1 - rates.group.ldm_bytes / (2 * gemm.itemsize * pixels))
     if outside:
-        operands = gemm.m * gemm.n + gemm.n * gemm.k + gemm.k * gemm.m
+        m, n, k = (round_up(e, to) for e, to in zip((gemm.m, gemm.n, gemm.k), LIBRARY_MULTIPLES, strict=True))
+        operands = m * n + n * k + k * m
         counts.append(("big_plane_operand_s", outside * problem.n * operands))
         if plan.phase == "forward":
             counts.append(("big_plane_output_s", problem.n * problem.f * pixels))
@@ -108,10 +114,18 @@ class Choice:
 def choose_plan(
     problem: ConvProblem, phase: Phase, taken: Rates, fitted: Mapping[str, float], dtype: Dtype = "float32"
 ) -> Choice:
-    """The faster plan of a phase by the cost model; swCaffe runs both in its first two iterations ([SW] 6.1)."""
-    plans: list[Plan] = [explicit_plan(problem, phase, taken, dtype)]
+    """The faster plan of a phase by the cost model; swCaffe runs both in its first two iterations ([SW] 6.1).
+
+    Raises:
+        InputError: a row of the image is too long for the explicit plan, and the implicit one is not possible.
+    """
     refusal = implicit_refusal(problem, phase)
-    if refusal is None:
-        plans.append(implicit_plan(problem, phase, dtype))
+    plans: list[Plan] = [] if refusal is not None else [implicit_plan(problem, phase, dtype)]
+    try:
+        plans.insert(0, explicit_plan(problem, phase, taken, dtype))
+    except InputError as error:
+        if not plans:
+            notes = (*error.notes, Note("implicit", f"{refusal}, for the public code"))
+            raise InputError(error.fact, notes=notes, hint=error.hint) from None
     timed = sorted(((plan, conv_terms(plan, taken).seconds(fitted)) for plan in plans), key=lambda item: item[1])
     return Choice(tuple(timed), refusal)

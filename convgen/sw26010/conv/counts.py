@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from convgen.sw26010.conv.cost import Plan
-from convgen.sw26010.conv.explicit_plan import col2im_counts, im2col_counts
 from convgen.sw26010.conv.implicit_plan import ImplicitPlan, implicit_counts
 from convgen.sw26010.gemm.counts import gemm_counts
 from convgen.sw26010.machine.counts import Counts
@@ -13,8 +12,7 @@ def conv_counts(plan: Plan) -> Counts:
     """Events of a run of the plan, on any level of emulation."""
     if isinstance(plan, ImplicitPlan):
         return implicit_counts(plan)
-    move = col2im_counts if plan.phase == "backward_data" else im2col_counts
     counts = Counts()
     counts.add(gemm_counts(plan.gemm), plan.problem.n)
-    counts.add(move(plan.problem, plan.dtype), plan.problem.n)
+    counts.add(plan.move_counts, plan.problem.n)
     return counts

@@ -6,12 +6,14 @@
 | backward_filter | K K C, F, HW_out | columns of x, turned round in LDM | dy | dw, added to |
 | backward_data | HW_out, K K C, F | dy | w, turned round in LDM | columns of dx |
 
-Source: [SW] 4.2.1, Figure 4: a CPE gets a row, pads it, and puts K x K lines.
+Source: [SW] 4.2.1, Figure 4: a CPE gets a row, pads it, and puts K x K lines. Where the columns are x itself, nothing
+is moved, as in Caffe and in the public code.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 from convgen.errors import InputError, Note
 from convgen.program.nodes import Phase
@@ -38,12 +40,12 @@ class ExplicitPlan:
     def __post_init__(self) -> None:
         problem = self.problem
         needed = SLOT_BYTES * (row_slots(problem.columns) + problem.w_out)  # col2im's, the most of the phases
-        if needed > SW26010.ldm_bytes:
+        if self.moves and needed > SW26010.ldm_bytes:
             raise InputError(
                 f"explicit GEMM has a row of {problem.w} columns and its line in LDM: {needed} of "
                 f"{SW26010.ldm_bytes} B",
                 notes=(Note("layer", f"{problem}, {self.phase}"),),
-                hint="an image of fewer columns, or the implicit plan",
+                hint=f"at most {most_columns(problem.columns):,} columns at this kernel, stride and padding",
             )
 
     @property
@@ -51,8 +53,24 @@ class ExplicitPlan:
         return self.gemm.dtype
 
     @property
+    def moves(self) -> bool:
+        """Whether there is anything to rearrange: a 1 x 1 kernel of stride 1 without padding reads x as it lies."""
+        axes = (self.problem.rows, self.problem.columns)
+        return not all((a.kernel, a.stride, a.padding) == (1, 1, 0) and a.out == a.extent for a in axes)
+
+    @property
+    def move_counts(self) -> Counts:
+        """Of im2col or col2im, of one image, by closed form."""
+        if not self.moves:
+            return Counts()
+        count = col2im_counts if self.phase == "backward_data" else im2col_counts
+        return count(self.problem, self.dtype)
+
+    @property
     def move_ldm_bytes(self) -> int:
         """LDM of im2col (in slots of memory's size) or col2im in a CPE."""
+        if not self.moves:
+            return 0
         columns = self.problem.columns
         if self.phase == "backward_data":
             return SLOT_BYTES * (row_slots(columns) + columns.out)
@@ -63,6 +81,22 @@ class ExplicitPlan:
         """Of the matrix of columns: [C K K H_out, W_out], which is also [C K K, H_out W_out]."""
         p = self.problem
         return p.c * p.taps * p.h_out, p.w_out
+
+
+def most_columns(columns: Axis) -> int:
+    """The widest image of which a row of dx and a line of the columns fit into LDM, whole, other things equal."""
+    low, high = 0, SW26010.ldm_bytes // SLOT_BYTES
+    reach = columns.dilation * (columns.kernel - 1) + 1
+
+    def fits(extent: int) -> bool:
+        out = (extent + 2 * columns.padding - reach) // columns.stride + 1
+        wide = Axis(extent, max(out, 1), columns.kernel, columns.stride, columns.padding, columns.dilation)
+        return SLOT_BYTES * (row_slots(wide) + wide.out) <= SW26010.ldm_bytes
+
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
 
 
 def row_slots(columns: Axis) -> int:
@@ -108,6 +142,39 @@ def col2im_counts(problem: ConvProblem, dtype: Dtype) -> Counts:
         counts.convert = lines * -(-problem.w_out // LANES)
         counts.convert += problem.c * problem.h * -(-row_slots(problem.columns) // LANES)
     return counts
+
+
+@cache
+def col2im_operations(problem: ConvProblem, itemsize: int = 4) -> int:
+    """DMA operations of the busiest CPE for one image in the nest of the public code.
+
+    CPEs have neighbouring rows of the padded images of all channels. Rows that all taps reach are taken as many at a
+    time as LDM holds with their lines, the K - 1 on either side one by one; with a stride all are. A get for each tap
+    that meets rows of dy, and a put.
+    """
+    rows, taps = problem.rows, meeting("backward_data", problem.rows)
+    padded = rows.extent + 2 * max(rows.padding, 0)
+    every, more = divmod(problem.c * padded, CPES)
+    together = max(1, every + (more > 0))
+    while together > 1 and itemsize * together * (problem.w_out + problem.w) >= SW26010.ldm_bytes:
+        together //= 2
+    busiest = 0
+    for cpe in range(CPES):
+        at = cpe * every + min(cpe, more)
+        end, operations = at + every + (cpe < more), 0
+        while at < end:
+            channel, row = divmod(at, padded)
+            row -= max(rows.padding, 0)
+            if not 0 <= row < rows.extent:
+                at += 1
+                continue
+            inside = rows.kernel - 1 <= row <= rows.extent - rows.kernel and (rows.stride, rows.dilation) == (1, 1)
+            last = channel * padded + max(rows.padding, 0) + rows.extent - rows.kernel + 1
+            at += min(last - at, end - at, together) if inside else 1
+            reached = sum(taps.data(row, tap) is not None for tap in range(rows.kernel))
+            operations += problem.columns.kernel * reached + 1
+        busiest = max(busiest, operations)
+    return busiest
 
 
 def im2col_operations(problem: ConvProblem) -> int:

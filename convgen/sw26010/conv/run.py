@@ -128,18 +128,25 @@ def _run_explicit(
         "backward_data": (problem.n, problem.c, problem.h, problem.w),
         "backward_filter": (f, problem.c, problem.rows.kernel, problem.columns.kernel),
     }[plan.phase]
-    result, matrix = np.zeros(shape, dtype), np.zeros(plan.columns_shape, dtype)
+    result = np.zeros(shape, dtype)
+    matrix = np.zeros(plan.columns_shape if plan.moves else (columns, 1), dtype)
     as_gemm = Dram("COLUMNS", matrix.reshape(columns, -1))
     ldm = 0
     for image in range(problem.n):
         if plan.phase == "backward_data":
             dy, w = Dram("dY", first[image].reshape(f, -1)), Dram("W", second.reshape(f, columns))
+            if not plan.moves:
+                as_gemm = Dram("COLUMNS", result[image].reshape(columns, -1))
             gemm_mesh.run(gemm, dy, w, as_gemm)
             dx = Dram("dX", result[image].reshape(problem.c * problem.h, problem.w))
-            move_mesh.run(move, Dram("COLUMNS", matrix), dx)
+            if plan.moves:
+                move_mesh.run(move, Dram("COLUMNS", matrix), dx)
         else:
             x = Dram("X", first[image].reshape(problem.c * problem.h, problem.w))
-            move_mesh.run(move, x, Dram("COLUMNS", matrix))
+            if plan.moves:
+                move_mesh.run(move, x, Dram("COLUMNS", matrix))
+            else:
+                as_gemm = Dram("COLUMNS", first[image].reshape(columns, -1))
             if plan.phase == "forward":
                 w, y = Dram("W", second.reshape(f, columns)), Dram("Y", result[image].reshape(f, -1))
                 gemm_mesh.run(gemm, as_gemm, w, y)

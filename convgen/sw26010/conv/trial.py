@@ -25,7 +25,7 @@ def trial_seconds(run: ConvRun, rates: Rates) -> float:
     """
     seconds = clock_seconds(run.events, rates, by_cycles=True)
     if not isinstance(run.plan, ImplicitPlan):
-        operations = run.plan.problem.n * im2col_operations(run.plan.problem)
+        operations = run.plan.problem.n * im2col_operations(run.plan.problem) if run.plan.moves else 0
         seconds += rates.transfer_s(run.moved.get) + rates.transfer_s(run.moved.put) + operations * rates.dma_round_s
     return seconds
 

@@ -12,7 +12,7 @@ Source: [SW] 2.1 and Principles 2-4.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,23 +25,24 @@ from convgen.sw26010.machine.faults import Deadlock, LdmOverflow, MessageFault, 
 from convgen.sw26010.machine.kernel_cycles import block_cycles, registers_cycles
 from convgen.sw26010.machine.ldm import Buffer, Ldm
 from convgen.sw26010.machine.memory import Dram
+from convgen.sw26010.machine.vectors import Vectors
 
 Array = NDArray[Any]
 Stalls = Generator[None, None, None]
 Program = Callable[..., Generator[None, None, None]]
 
 
-class Cpe:
+class Cpe(Vectors):
     """What a program may touch: its place in the mesh, its LDM, the two buses, DMA, its registers."""
 
     def __init__(self, row: int, column: int, counts: Counts, group: CoreGroup) -> None:
         self.row, self.column = row, column
         self.id = row * MESH + column
-        self.counts = counts
+        super().__init__(counts)
         self.stalls = 0
-        self.cycles = 0
         self.progress = 0
         self.waiting: str = ""
+        self.sent: dict[str, int] = {"r": 0, "c": 0}
         self._ldm = Ldm(group.ldm_bytes)
         self._depth = group.fifo_depth
         self._received: dict[str, deque[Array]] = {"r": deque(), "c": deque()}
@@ -76,6 +77,7 @@ class Cpe:
         for peer in peers:
             peer._received[bus].append(message)
         self.progress += 1
+        self.sent[bus] += 1
         if bus == "r":
             self.counts.putr += 1
         else:
@@ -143,72 +145,6 @@ class Cpe:
                 f"{buffer.name}[{buffer.rows}, {buffer.columns}] has no line of {elements} from {at}"
             )
 
-    # Vector instructions on LDM.
-    def zero(self, buffer: Buffer, floats: bool = False) -> None:
-        """Zeros, as doubles or as floats."""
-        buffer.array[...] = 0.0
-        buffer.written, buffer.floats = True, floats
-
-    def widen(self, buffer: Buffer) -> None:
-        transfers.widen(self.counts, buffer, 1)
-
-    def narrow(self, buffer: Buffer) -> None:
-        transfers.narrow(self.counts, buffer, 1)
-
-    def transpose(self, into: Buffer, source: Buffer) -> None:
-        transfers.transpose(self.counts, into, source, 1)
-
-    def pick(self, into: Buffer, source: Buffer, at: int, step: int) -> None:
-        """into[0, q] = source[0, at + q step]: a line of a strided window."""
-        line = source.settled()[0, at : at + step * (into.columns - 1) + 1 : step]
-        into.array[0, :] = line
-        into.written, into.floats = True, source.floats
-
-    def add_line(self, into: Buffer, source: Buffer, at: int, step: int) -> None:
-        """into[0, at + q step] += source[0, q], in double."""
-        line = source.doubles()[0]
-        into.doubles()[0, at : at + step * (line.size - 1) + 1 : step] += line
-        self.counts.vadd += -(-line.size // LANES)
-
-    def accumulate(self, into: Buffer, source: Buffer) -> None:
-        """into += source, in double; a register a cycle, the loads beside the additions."""
-        into.doubles()[...] += source.doubles()
-        self.counts.vadd += transfers.vectors(into)
-        self.cycles += transfers.vectors(into)
-
-    def pool_max(self, into: Buffer, source: Buffer, kernel: int) -> None:
-        """into[r, q] = the largest of the kernel x kernel window (r, q) of the source."""
-        into.array[...] = self._windows(into, source, kernel).max(axis=(1, 3))
-        self.counts.vmax += kernel**2 * transfers.vectors(into)
-
-    def pool_average(self, into: Buffer, source: Buffer, kernel: int) -> None:
-        """into[r, q] = the mean of the kernel x kernel window (r, q) of the source, in double."""
-        into.array[...] = self._windows(into, source, kernel).sum(axis=(1, 3)) / kernel**2
-        self.counts.vadd += kernel**2 * transfers.vectors(into)
-
-    def spread_max(self, into: Buffer, source: Buffer, kernel: int) -> None:
-        """Of every kernel x kernel window of `into` the first largest element becomes source[r, q], the others zero.
-
-        The window's largest is found again, and compared with.
-        """
-        rows, columns = source.rows, source.columns
-        windows = into.doubles().reshape(rows, kernel, columns, kernel).transpose(0, 2, 1, 3)
-        first = windows.reshape(rows, columns, kernel**2).argmax(axis=2)[..., None]
-        spread = np.zeros((rows, columns, kernel**2))
-        np.put_along_axis(spread, first, source.doubles()[..., None], axis=2)
-        into.array[...] = spread.reshape(rows, columns, kernel, kernel).transpose(0, 2, 1, 3).reshape(into.array.shape)
-        self.counts.vmax += 2 * kernel**2 * transfers.vectors(source)
-
-    def spread_average(self, into: Buffer, source: Buffer, kernel: int) -> None:
-        """Every element of the kernel x kernel window (r, q) of `into` becomes source[r, q] / kernel^2, in double."""
-        into.array[...] = (source.doubles() / kernel**2).repeat(kernel, axis=0).repeat(kernel, axis=1)
-        into.written, into.floats = True, False
-
-    @staticmethod
-    def _windows(into: Buffer, source: Buffer, kernel: int) -> Array:
-        into.written, into.floats = True, False
-        return source.doubles().reshape(into.rows, kernel, into.columns, kernel)
-
     # Registers: a block of C, 4 columns of up to 4 vectors.
     def load(self, buffer: Buffer, row: int, column: int) -> Array:
         """Four neighbours of a row of the buffer, into a register."""
@@ -243,10 +179,15 @@ class Cpe:
 class MessageMesh:
     """The 64 CPEs, connected. `run` executes a program on all of them."""
 
-    def __init__(self, group: CoreGroup = SW26010) -> None:
+    def __init__(self, group: CoreGroup = SW26010, watch: Callable[[Sequence[Cpe]], None] | None = None) -> None:
+        """
+        Args:
+            watch: is shown the CPEs whenever each has run until it stalled.
+        """
         self.group = group
         self.counts = Counts()
         self.cpes: list[Cpe] = []
+        self._watch = watch
 
     def run(self, program: Program, *operands: Any) -> Counts:
         """Run a program to its end.
@@ -271,6 +212,8 @@ class MessageMesh:
             if len(still) == len(live) and sum(cpe.progress for cpe in self.cpes) == before:
                 raise Deadlock(tuple(_waiting(cpe, self.group) for cpe, _ in still))
             live = still
+            if self._watch is not None:
+                self._watch(self.cpes)
         left = [("row" if bus == "r" else "column", cpe.row, cpe.column, n)
                 for cpe in self.cpes for bus, n in cpe.fifo_lengths().items() if n]  # fmt: skip
         if left:

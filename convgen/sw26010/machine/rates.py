@@ -17,7 +17,6 @@ from convgen.sw26010.machine.core_group import SW26010, CoreGroup
 
 FITTED: tuple[str, ...] = (
     "implicit_kernel_slowdown",
-    "implicit_round_s",
     "im2col_operation_s",
     "col2im_element_s",
     "big_plane_output_s",
@@ -30,16 +29,16 @@ class Rates:
     """Seconds of things.
 
     `implicit_kernel_slowdown`: flops at peak take this many times longer in the implicit kernel (1 / efficiency).
-    `implicit_round_s`: of every tile that is read, multiplied or written and waited for. `im2col_operation_s`: of a
-    DMA operation of im2col, beside its bytes. `col2im_element_s`: of an element of the matrix. `big_plane_*_s`: of
-    an output element, and of an element of the three matrices, where planes are large (conv/cost.py).
+    `dma_round_s`: of every transfer that is waited for, and of every tile of the implicit kernel that is read,
+    multiplied or written. `im2col_operation_s`: of a DMA operation of im2col or col2im, beside im2col's bytes.
+    `col2im_element_s`: of an element of the matrix. `big_plane_*_s`: of an output element, and of an element of the
+    three matrices, where planes are large (conv/cost.py).
     """
 
     dma_half_block_bytes: float
     gemm_kernel_efficiency: float
     dma_round_s: float
     implicit_kernel_slowdown: float = 1.0
-    implicit_round_s: float = 0.0
     im2col_operation_s: float = 0.0
     col2im_element_s: float = 0.0
     big_plane_output_s: float = 0.0

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import combinations
-from typing import Any, cast
+from importlib import import_module
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from convgen.sw26010.machine.rates import FITTED
 from convgen.sw26010.table2.cells import Cell
 
 Reals = NDArray[np.float64]
+IMPLICIT = ("implicit_kernel_slowdown",)  # of FITTED; the others are of explicit plans
 
 
 def fit(selected: Iterable[Cell]) -> dict[str, float]:
@@ -43,26 +44,15 @@ def _fit_kind(selected: Sequence[Cell], names: Sequence[str]) -> list[float]:
 
 
 def non_negative_least_squares(matrix: Reals, wanted: Reals) -> Reals:
-    """x >= 0 that minimises |matrix x - wanted|, by trying every set of columns: there are at most four.
+    """x >= 0 that minimises |matrix x - wanted|; columns are brought to one size first.
 
     Args:
         matrix: [rows, columns]; wanted: [rows].
     """
-    columns = matrix.shape[1]
+    optimize: Any = import_module("scipy.optimize")  # it ships no types
     scale = np.abs(matrix).max(axis=0)
-    scaled = matrix / scale
-    best, best_error = np.zeros(columns), float(wanted @ wanted)
-    for size in range(1, columns + 1):
-        for used in combinations(range(columns), size):
-            part = scaled[:, list(used)]
-            found = np.asarray(cast(Any, np.linalg.lstsq)(part, wanted, rcond=None)[0], dtype=np.float64)
-            if found.min() < 0:
-                continue
-            error = float(np.square(part @ found - wanted).sum())
-            if error < best_error * (1 - 1e-12):
-                best, best_error = np.zeros(columns), error
-                best[list(used)] = found
-    return best / scale
+    found, _ = optimize.nnls(matrix / scale, wanted)
+    return np.asarray(found, dtype=np.float64) / scale
 
 
 def leave_one_layer_out(all_cells: Sequence[Cell]) -> list[tuple[Cell, dict[str, float]]]:
@@ -70,3 +60,16 @@ def leave_one_layer_out(all_cells: Sequence[Cell]) -> list[tuple[Cell, dict[str,
     shapes = dict.fromkeys(cell.layers for cell in all_cells)
     fits = {layers: fit(cell for cell in all_cells if cell.layers != layers) for layers in shapes}
     return [(cell, fits[cell.layers]) for cell in all_cells]
+
+
+def determines(selected: Iterable[Cell]) -> bool:
+    """Whether these cells say what each constant is: as many independent columns as there are constants."""
+    chosen = list(selected)
+    for kind in ("implicit", "explicit"):
+        mine = [dict(cell.terms.counts) for cell in chosen if cell.kind == kind]
+        names = IMPLICIT if kind == "implicit" else tuple(name for name in FITTED if name not in IMPLICIT)
+        matrix = np.array([[counts.get(name, 0.0) for name in names] for counts in mine]).reshape(-1, len(names))
+        scaled = matrix / np.maximum(np.abs(matrix).max(axis=0, initial=0.0), 1e-300)
+        if int(np.linalg.matrix_rank(scaled, tol=1e-6)) < len(names):
+            return False
+    return True

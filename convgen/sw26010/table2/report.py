@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
+from statistics import median
 from typing import Any
 
 from convgen.sw26010.machine.rates import FITTED, Rates
@@ -20,7 +22,7 @@ from convgen.sw26010.table2.cells import (
     support_right,
     winners,
 )
-from convgen.sw26010.table2.fit import fit
+from convgen.sw26010.table2.fit import determines, fit
 
 # A layer with big planes, which two constants need, and one without.
 FIT_BIG, FIT_SMALL = ("conv1_2", "conv2_2"), ("conv3_1", "conv3_2", "conv4_1", "conv4_2", "conv5_1")
@@ -42,15 +44,47 @@ def scores(taken: Rates, constants: dict[str, float], fitted_layers: Sequence[st
     return {name: score(chosen, constants) for name, chosen in named.items() if chosen}
 
 
-def fit_range(taken: Rates) -> dict[str, tuple[float, float]]:
-    """Lowest and highest mean error of held-out cells over pairs of layers to fit: what the choice of two is worth."""
+def choices(taken: Rates) -> list[tuple[tuple[str, str], dict[str, float], dict[str, Score]]]:
+    """Every pair of layers of different shapes that determines all constants: the layers, constants, and scores."""
+    everything = cells(taken)
+    shapes = list(dict.fromkeys(min(cell.layers) for cell in everything))
+    found: list[tuple[tuple[str, str], dict[str, float], dict[str, Score]]] = []
+    for layers in combinations(shapes, 2):
+        chosen = [cell for cell in everything if set(cell.layers) & set(layers)]
+        if determines(chosen):
+            constants = fit(chosen)
+            found.append((layers, constants, scores(taken, constants, layers)))
+    return found
+
+
+def choices_text(taken: Rates) -> str:
+    """What every choice of two fitted layers gives: constants, and errors of the cells that are held out."""
+    made = choices(taken)
+    head = (
+        "fitted layers", "held out", "implicit", "explicit", "R <= 56", "R >= 112", "largest",
+        "slowdown", "im2col op us", "col2im ns", "output ns", "operand ns",
+    )  # fmt: skip
+    names = ("held out", "held out, implicit", "held out, explicit", "  56 pixels or fewer", "  112 pixels or more")
+    units = (1.0, 1e6, 1e9, 1e9, 1e9)
+    rows = [
+        [" ".join(layers), *(f"{found[name].mean:.1%}" for name in names), f"{found['held out'].largest:.1%}",
+         *(f"{constants[name] * unit:.3f}" for name, unit in zip(FITTED, units, strict=True))]
+        for layers, constants, found in made
+    ]  # fmt: skip
+    middle = [f"{median(found[name].mean for _, _, found in made):.1%}" for name in names]
+    rows.append(["median", *middle, f"{median(found['held out'].largest for _, _, found in made):.1%}", *[""] * 5])
+    return f"{len(made)} choices of two layers that determine all constants\n\n{table(head, rows)}"
+
+
+def fit_range(taken: Rates) -> dict[str, tuple[float, float, float]]:
+    """Lowest, middle and highest mean error of held-out cells over pairs of layers to fit."""
     everything = cells(taken)
     found: dict[str, list[float]] = {}
     for layers in FIT_PAIRS:
         constants = fit(cell for cell in everything if set(cell.layers) & set(layers))
         for name, one in scores(taken, constants, layers).items():
             found.setdefault(name, []).append(one.mean)
-    return {name: (min(means), max(means)) for name, means in found.items() if name != "fitted"}
+    return {name: (min(means), median(means), max(means)) for name, means in found.items() if name != "fitted"}
 
 
 def table2_json(taken: Rates, constants: dict[str, float], fitted_layers: Sequence[str], left_out: Score) -> Any:
@@ -97,6 +131,7 @@ def table2_text(taken: Rates, constants: dict[str, float], fitted_layers: Sequen
     won = winners(taken, constants)
     right, slots = support_right()
     found = [*scores(taken, constants, fitted_layers).items(), ("leave one layer out", left_out)]
+    ranges = fit_range(taken).items()
     lines = [
         "Table 2, seconds published/predicted; layers with * are fitted, the others held out",
         "",
@@ -115,6 +150,6 @@ def table2_text(taken: Rates, constants: dict[str, float], fitted_layers: Sequen
         f"implicit possible or not: right in {right} of {slots}",
         "",
         f"{len(FIT_PAIRS)} choices of the two fitted layers, of {', '.join(FIT_BIG)} and {', '.join(FIT_SMALL)}:",
-        *(f"  {name}: mean {low:.1%} to {high:.1%}" for name, (low, high) in fit_range(taken).items()),
+        *(f"  {name}: mean {low:.1%} to {high:.1%}, median {mid:.1%}" for name, (low, mid, high) in ranges),
     ]
     return "\n".join(lines)

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from convgen.errors import InputError
+from convgen.errors import InputError, InternalError
 from convgen.sw26010.conv.cost import Plan
 from convgen.sw26010.conv.problem import Axis
 from convgen.sw26010.conv.run import ConvRun, run_conv
@@ -19,8 +19,10 @@ from convgen.sw26010.conv.trial import trial_seconds
 from convgen.sw26010.gemm.run import Level
 from convgen.sw26010.machine.counts import Counts
 from convgen.sw26010.machine.rates import taken_rates
-from convgen.sw26010.target.plan import Done, LocalPlan, LocalProblem, Share, account, plan_local, sorted_plans
+from convgen.sw26010.pointwise.stream import run_stream, stream_counts
+from convgen.sw26010.target.plan import Done, LocalPlan, LocalProblem, Share, account, sorted_plans
 from convgen.sw26010.target.sums import run_sum
+from convgen.sw26010.target.volume import VolumePlan, plan_rank, volume_account
 
 __all__ = ["Axis", "LocalProblem", "Processor"]
 Array = NDArray[Any]
@@ -48,7 +50,7 @@ class Processor:
 
         Args:
             first, second: x and w; dy and w; or dy and x, contiguous: x [N, groups C, H, W], w [groups F, C, K, K], dy
-                as y [N, groups F, H_out, W_out]. Nothing is empty.
+                as y [N, groups F, H_out, W_out]; of three dimensions with D before H. Nothing is empty.
             level: as `run_conv` has it; trials are timed on events, which message by message are not kept, and then
                 run with the mesh at once, in the order of the messages.
         Returns:
@@ -56,14 +58,53 @@ class Processor:
         """
         if level not in get_args(Level):
             raise InputError(f"no level of emulation is named {level}", hint=", ".join(get_args(Level)))
-        plan = plan_local(problem, self.core_groups)
+        plan = plan_rank(problem, self.core_groups)
         if problem.phase == "backward_filter":
             first, second = second, first  # as the plans have them
         with _one_at_a_time:
-            result, done, summed, chosen = self._run(plan, first, second, level)
+            if isinstance(plan, VolumePlan):
+                result, chosen, said = self._volume(plan, first, second, level)
+            else:
+                result, done, summed, chosen = self._run(plan, first, second, level)
+                said = account(plan, done, summed)
         calls = self._calls[problem.phase] = self._calls.get(problem.phase, 0) + 1
-        self.report[problem.phase] = {"call": calls, "chosen": chosen, "level": level, **account(plan, done, summed)}
+        self.report[problem.phase] = {"call": calls, "chosen": chosen, "level": level, **said}
         return result
+
+    def _volume(
+        self, plan: VolumePlan, first: Array, second: Array, level: Level
+    ) -> tuple[Array, list[str], dict[str, Any]]:
+        """Tap after tap of the first dimension, added up on the mesh; the result, why its plans, and the account."""
+        problem, depth = plan.problem, plan.problem.depth
+        assert depth is not None
+        rows, columns = problem.rows, problem.columns
+        channels, filters = problem.groups * problem.c, problem.groups * problem.f
+        shape: tuple[int, ...] = {
+            "forward": (problem.n, filters, depth.out, rows.out, columns.out),
+            "backward_data": (problem.n, channels, depth.extent, rows.extent, columns.extent),
+            "backward_filter": (filters, problem.c, depth.kernel, rows.kernel, columns.kernel),
+        }[problem.phase]
+        out = np.zeros(shape, problem.dtype)
+        reasons: list[str] = []
+        accounts: list[dict[str, Any]] = []
+        for tap in plan.taps:
+            x_rows, y_rows = list(tap.x_rows), list(tap.y_rows)
+            read = y_rows if problem.phase == "backward_data" else x_rows
+            other = _flat(second, y_rows) if problem.phase == "backward_filter" else second[:, :, tap.at]
+            result, done, summed, chosen = self._run(tap.plan, _flat(first, read), np.ascontiguousarray(other), level)
+            reasons += chosen
+            accounts.append(account(tap.plan, done, summed))
+            if tap.add is None:
+                out[:, :, tap.at] = result
+                continue
+            made = y_rows if problem.phase == "forward" else x_rows
+            deep = result.reshape(problem.n, len(made), *result.shape[1:]).swapaxes(1, 2)
+            before = out[:, :, made]
+            added, counts = run_stream(tap.add, before, deep)
+            if counts != stream_counts(tap.add):
+                raise InternalError(f"{problem}: adding tap {tap.at} counts what its closed form doesn't")
+            out[:, :, made] = added["y"].reshape(before.shape)
+        return out, reasons, volume_account(plan, accounts)
 
     def _run(
         self, plan: LocalPlan, first: Array, second: Array, level: Level
@@ -110,6 +151,12 @@ class Processor:
             if plan not in tried:
                 return plan, f"{which} trial"
         return min(tried, key=lambda plan: tried[plan]), "the faster of two trials"
+
+
+def _flat(tensor: Array, rows: list[int]) -> Array:
+    """[N, C, D, H, W] to [N rows, C, H, W], the rows of a sample one after another: the management core packs them."""
+    taken = tensor[:, :, rows].swapaxes(1, 2)
+    return np.ascontiguousarray(taken.reshape(-1, *taken.shape[2:]))
 
 
 def _run_group(

@@ -28,7 +28,7 @@ from convgen.sw26010.target.sums import Sum, sum_counts, sum_seconds
 class LocalProblem:
     """One phase of a rank: `groups` convolutions side by side, of `c` channels and `f` filters each.
 
-    One spatial dimension is one row of columns.
+    One spatial dimension is one row of columns; `depth` is the first of three.
     """
 
     phase: Phase
@@ -39,14 +39,19 @@ class LocalProblem:
     rows: Axis
     columns: Axis
     dtype: Dtype
+    depth: Axis | None = None
 
     @property
     def flops(self) -> int:
         """Taps in the padding included."""
-        return self.groups * ConvProblem(self.n, self.c, self.f, self.rows, self.columns).flops
+        deep = 1 if self.depth is None else self.depth.out * self.depth.kernel
+        return deep * self.groups * ConvProblem(self.n, self.c, self.f, self.rows, self.columns).flops
 
     def __str__(self) -> str:
         text = f"{ConvProblem(self.n, self.c, self.f, self.rows, self.columns)} {self.dtype}"
+        if self.depth is not None:
+            d = self.depth
+            text = f"{text} for each of {d.kernel} taps over D={d.extent} S={d.stride} P={d.padding} d={d.dilation}"
         return text if self.groups == 1 else f"{text}, {self.groups} groups of them"
 
 
@@ -138,7 +143,7 @@ def account(plan: LocalPlan, done: Sequence[Done], summed: Counts | None) -> dic
                 "samples": [share.first, share.last],
                 "plan": plan_name(d.plan),
                 "blocks": plan_blocks(d.plan),
-                "seconds_by_plan": {plan_name(p): _rounded(s * problem.groups) for p, s in sorted_plans(share.choice)},
+                "seconds_by_plan": {plan_name(p): rounded(s * problem.groups) for p, s in sorted_plans(share.choice)},
                 "not_possible": share.choice.refusal and f"implicit: {share.choice.refusal}",
                 "cycles": d.counts.cycles,
                 "layout": _layout(d.plan, problem.groups),
@@ -155,10 +160,10 @@ def account(plan: LocalPlan, done: Sequence[Done], summed: Counts | None) -> dic
         "get_operations": counts.get_ops,
         "put_operations": counts.put_ops,
         "cycles": max(c.cycles for c in parts) + (0 if summed is None else summed.cycles),
-        "seconds": _rounded(max(own) + after),
+        "seconds": rounded(max(own) + after),
         "sum_of_dw": None
         if summed is None
-        else {"dma_bytes": summed.dma_bytes, "cycles": summed.cycles, "seconds": _rounded(after)},
+        else {"dma_bytes": summed.dma_bytes, "cycles": summed.cycles, "seconds": rounded(after)},
     }
 
 
@@ -178,9 +183,9 @@ def _layout(plan: Plan, groups: int) -> dict[str, Any] | None:
     for shape in back:
         moved.add(transform_counts(Transform(*shape, plan.dtype, "to_explicit")), groups)
     seconds = taken_rates().transfer_s(moved.get) + taken_rates().transfer_s(moved.put)
-    return {"dma_bytes": moved.dma_bytes, "shuffle": moved.shuffle, "seconds": _rounded(seconds)}
+    return {"dma_bytes": moved.dma_bytes, "shuffle": moved.shuffle, "seconds": rounded(seconds)}
 
 
-def _rounded(seconds: float) -> float:
+def rounded(seconds: float) -> float:
     """Six digits: the same text on every machine."""
     return float(f"{seconds:.6g}")

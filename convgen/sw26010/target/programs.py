@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from convgen.program.nodes import Phase
 from convgen.sw26010.conv.cost import Plan
-from convgen.sw26010.conv.explicit_plan import col2im_counts, im2col_counts
 from convgen.sw26010.conv.implicit_plan import ImplicitPlan, implicit_counts
 from convgen.sw26010.conv.programs import columns_program, implicit_program
 from convgen.sw26010.gemm.counts import gemm_counts
 from convgen.sw26010.gemm.program import gemm_program
 from convgen.sw26010.machine.core_group import LANES, REGISTER_COLUMNS, REGISTER_ROWS
 from convgen.sw26010.machine.counts import Counts
+from convgen.sw26010.pointwise.stream import Stream, stream_counts, stream_program
 from convgen.sw26010.target.plan import LocalPlan, plan_blocks
 from convgen.sw26010.target.sums import sum_counts, sum_program
+from convgen.sw26010.target.volume import AnyPlan
 
 # Of a CPE's 32: a block of C, a column of A's vectors, a row of B's elements.
 KERNEL_REGISTERS = REGISTER_ROWS // LANES * REGISTER_COLUMNS + REGISTER_ROWS // LANES + REGISTER_COLUMNS
@@ -32,8 +34,29 @@ class CpeProgram:
     counts: Counts = field(default_factory=Counts)
 
 
-def local_programs(plan: LocalPlan) -> tuple[CpeProgram, ...]:
+def local_programs(plan: AnyPlan) -> tuple[CpeProgram, ...]:
     """The programs for one CPE, message by message, with the plans that the cost model chose; equal ones once."""
+    if isinstance(plan, LocalPlan):
+        return _of_two(plan)
+    found: dict[str, CpeProgram] = {}
+    for tap in plan.taps:
+        adding = () if tap.add is None else (_add(plan.problem.phase, tap.add),)
+        for program in (*_of_two(tap.plan), *adding):
+            kept = found.setdefault(program.text, program)
+            if kept is not program:
+                kept.counts.add(program.counts)
+                kept.runs += program.runs
+    return tuple(found.values())
+
+
+def _add(phase: Phase, stream: Stream) -> CpeProgram:
+    program = CpeProgram(f"{phase}_add", stream_program(stream), {"piece": stream.piece}, stream.ldm_bytes, runs=1)
+    program.counts = stream_counts(stream)
+    return program
+
+
+def _of_two(plan: LocalPlan) -> tuple[CpeProgram, ...]:
+    """Of a plan over two dimensions."""
     found: dict[str, CpeProgram] = {}
     for share in plan.shares:
         for program, counts, runs in _programs(share.choice.plan):
@@ -54,10 +77,12 @@ def _programs(plan: Plan) -> list[tuple[CpeProgram, Counts, int]]:
         text, name = implicit_program(plan, messages=True), f"{plan.phase}_implicit"
         program = CpeProgram(name, text, plan_blocks(plan), plan.ldm_bytes, KERNEL_REGISTERS)
         return [(program, implicit_counts(plan), 1)]
-    kind = "col2im" if plan.phase == "backward_data" else "im2col"
-    move = CpeProgram(f"{plan.phase}_{kind}", columns_program(kind, plan.problem, plan.dtype), {}, plan.move_ldm_bytes)
-    moved = (col2im_counts if kind == "col2im" else im2col_counts)(plan.problem, plan.dtype)
     text = gemm_program(plan.gemm, messages=True)
     gemm = CpeProgram(f"{plan.phase}_gemm", text, plan_blocks(plan), plan.gemm.ldm_bytes, KERNEL_REGISTERS)
-    both = [(move, moved, plan.problem.n), (gemm, gemm_counts(plan.gemm), plan.problem.n)]
+    multiplied = (gemm, gemm_counts(plan.gemm), plan.problem.n)
+    if not plan.moves:
+        return [multiplied]
+    kind = "col2im" if plan.phase == "backward_data" else "im2col"
+    move = CpeProgram(f"{plan.phase}_{kind}", columns_program(kind, plan.problem, plan.dtype), {}, plan.move_ldm_bytes)
+    both = [(move, plan.move_counts, plan.problem.n), multiplied]
     return both[::-1] if kind == "col2im" else both

@@ -1,0 +1,98 @@
+"""`convgen sw26010 table2|dma|latency`: what [SW] measured, and what the models say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from convgen.commands.inputs import Finite
+from convgen.commands.outputs import OutputFile, Picture
+from convgen.errors import InputError
+from convgen.files import write_file
+
+
+@click.command("table2")
+@click.option("--fit", "layers", default="conv1_2,conv4_1", show_default=True, help="Layers to fit the constants to.")
+@click.option("--choices", is_flag=True, help="What every choice of two fitted layers gives, instead.")
+@click.option("--json", "as_json", is_flag=True, help="The numbers as JSON.")
+@click.option(
+    "--plot", type=Picture(), metavar="FILE", help="Draw predicted against published times, and the roofline."
+)
+@click.option(
+    "--write",
+    type=OutputFile((".json",)),
+    metavar="FILE",
+    help="Write a rates file with these constants (tuning/sw26010/rates.json).",
+)
+def table2_command(layers: str, choices: bool, as_json: bool, plot: Path | None, write: Path | None) -> None:
+    """Table 2 of swCaffe: constants fitted on two layers, the others predicted."""
+    from convgen.sw26010.machine.rates import rates_json, taken_rates
+    from convgen.sw26010.table2.cells import cells, read_table2, score_of
+    from convgen.sw26010.table2.fit import fit, leave_one_layer_out
+    from convgen.sw26010.table2.report import choices_text, table2_json, table2_text
+
+    taken = taken_rates()
+    if choices:
+        click.echo(choices_text(taken))
+        return
+    chosen = [name.strip() for name in layers.split(",")]
+    known = [row.name for row in read_table2()]
+    for name in chosen:
+        if name not in known:
+            raise InputError(f"--fit {name}: no layer of Table 2", hint=f"of {', '.join(known)}")
+    everything = cells(taken)
+    constants = fit(cell for cell in everything if set(cell.layers) & set(chosen))
+    left_out = score_of(leave_one_layer_out(everything))
+    report = table2_json if as_json else table2_text
+    found = report(taken, constants, chosen, left_out)
+    click.echo(json.dumps(found, indent=1) if as_json else found)
+    if plot is not None:
+        from convgen.sw26010.table2.plot import table2_page
+
+        table2_page(taken, constants, chosen).save(plot)
+        click.echo(str(plot), err=True)
+    if write is not None:
+        write_file(write, rates_json(constants, chosen), "--write")
+        click.echo(str(write), err=True)
+
+
+@click.command("dma")
+@click.option("--emit", type=click.Choice(["continuous", "strided"]), help="Print the program that moves 256 B blocks.")
+@click.option("--json", "as_json", is_flag=True, help="The numbers as JSON.")
+@click.option("--plot", type=Picture(), metavar="FILE", help="Draw bandwidth against size.")
+def dma_command(emit: str | None, as_json: bool, plot: Path | None) -> None:
+    """DMA bandwidth of a core group by size ([SW] Figure 2)."""
+    from convgen.sw26010.machine.dma import Moves, moves_program
+    from convgen.sw26010.machine.dma_report import dma_page, dma_rows, dma_text
+
+    if emit is not None:
+        click.echo(moves_program(Moves(256, emit == "strided")), nl=False)
+        return
+    rows = dma_rows()
+    click.echo(json.dumps({"rows": rows}, indent=1) if as_json else dma_text(rows))
+    if plot is not None:
+        dma_page(rows).save(plot)
+        click.echo(str(plot), err=True)
+    if not all(row["run_equal"] for row in rows):
+        raise SystemExit(1)
+
+
+@click.command("latency")
+@click.option("--latency", type=Finite(0), default=1e-6, show_default=True, help="alpha, seconds a message.")
+@click.option("--json", "as_json", is_flag=True, help="The numbers as JSON.")
+@click.option("--plot", type=Picture(), metavar="FILE", help="Draw bandwidth and latency against size.")
+def latency_command(latency: float, as_json: bool, plot: Path | None) -> None:
+    """Messages between two nodes by size ([SW] Figure 6)."""
+    from convgen.sw26010.allreduce.cost import Network
+    from convgen.sw26010.allreduce.latency import latency_page, latency_rows, latency_text
+
+    network = Network(1024, 256, latency_s=latency)
+    rows = latency_rows(network)
+    click.echo(json.dumps({"rows": rows}, indent=1) if as_json else latency_text(network))
+    if plot is not None:
+        latency_page(network).save(plot)
+        click.echo(str(plot), err=True)
+    if not all(row["run_equal"] for row in rows):
+        raise SystemExit(1)

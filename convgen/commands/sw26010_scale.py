@@ -1,0 +1,188 @@
+"""`convgen sw26010 ...` beyond one core group: nodes, supernodes and disks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from convgen.commands.inputs import Finite, need
+from convgen.commands.outputs import Picture
+from convgen.errors import InputError
+
+if TYPE_CHECKING:
+    from convgen.sw26010.training.layers import Layers
+
+MOST = 2**31 - 1  # bytes
+MOST_NODES = 2**16  # 30 s of messages
+MOST_BATCH = 2**20
+MOST_PROCESSES = 2**13  # a second of readers
+
+
+@click.command("allreduce")
+@click.option(
+    "--nodes", type=click.IntRange(max=MOST_NODES), default=1024, show_default=True, help="p, a power of two."
+)
+@click.option("--supernode", default=256, show_default=True, help="q, nodes in a supernode.")
+@click.option(
+    "--bytes",
+    "total_bytes",
+    type=click.IntRange(max=MOST),
+    default=100_000_000,
+    show_default=True,
+    help="n, of float32 elements.",
+)
+@click.option("--latency", type=Finite(0), default=1e-6, show_default=True, help="alpha, seconds a message.")
+@click.option(
+    "--bandwidth",
+    type=Finite(1e-300, 1e300),
+    default=12e9,
+    show_default=True,
+    help="1 / beta1, bytes a second inside a supernode.",
+)
+@click.option(
+    "--oversubscription",
+    type=Finite(1e-300, 1e300),
+    default=4.0,
+    show_default=True,
+    help="beta2 / beta1; the paper's text has 1/4.",
+)
+@click.option("--gamma", type=Finite(0), default=0.0, show_default=True, help="Seconds to add a byte.")
+@click.option("--json", "as_json", is_flag=True, help="The numbers as JSON.")
+@click.option("--plot", type=Picture(), metavar="FILE", help="Draw the bytes that cross supernodes in each step.")
+def allreduce_command(
+    nodes: int, supernode: int, total_bytes: int, latency: float, bandwidth: float, oversubscription: float,
+    gamma: float, as_json: bool, plot: Path | None,
+) -> None:  # fmt: skip
+    """Recursive halving and doubling on supernodes: adjacent against round-robin numbers, Equations 2-6."""
+    from convgen.sw26010.allreduce.cost import Network
+    from convgen.sw26010.allreduce.report import all_reduce_json, all_reduce_text
+
+    if bandwidth <= 0:
+        raise InputError(f"--bandwidth {bandwidth}: nothing would arrive")
+    network = Network(nodes, supernode, latency, 1 / bandwidth, oversubscription / bandwidth, gamma)
+    if total_bytes < 4 or total_bytes % 4:
+        hint = f"--bytes {max(4, total_bytes // 4 * 4)}"
+        raise InputError(f"--bytes {total_bytes} is no number of float32 elements", hint=hint)
+    elements = total_bytes // 4
+    if as_json:
+        click.echo(json.dumps(all_reduce_json(network, elements), indent=1))
+    else:
+        click.echo(all_reduce_text(network, elements))
+    if plot is not None:
+        from convgen.sw26010.allreduce.plot import all_reduce_page
+
+        all_reduce_page(network, elements).save(plot)
+        click.echo(str(plot), err=True)
+
+
+@click.command("io")
+@click.option(
+    "--processes", default="1,4,16,64,256,1024", show_default=True, metavar="N,...", help="That read at once."
+)
+@click.option("--batch", type=click.IntRange(1, 2**20), default=256, show_default=True, help="Images of a read.")
+@click.option("--arrays", type=click.IntRange(1, 4096), default=32, show_default=True, help="Disk arrays.")
+@click.option("--stripe", type=click.IntRange(1, 2**20), default=256, show_default=True, help="MiB of a stripe.")
+@click.option(
+    "--array-bandwidth", type=Finite(1.0, 1e15), default=2.5e9, show_default=True,
+    help="Bytes a second of an array; assumed, [SW] gives none.",
+)  # fmt: skip
+@click.option("--link", type=Finite(1.0, 1e15), default=12e9, show_default=True, help="Bytes a second of a process.")
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of where they start.")
+@click.option("--json", "as_json", is_flag=True, help="The numbers as JSON.")
+@click.option("--plot", type=Picture(), metavar="FILE", help="Draw bandwidth against processes.")
+def io_command(
+    processes: str, batch: int, arrays: int, stripe: int, array_bandwidth: float, link: float, seed: int,
+    as_json: bool, plot: Path | None,
+) -> None:  # fmt: skip
+    """Processes that read mini-batches at once: one disk array against stripes over many ([SW] 5.2)."""
+    from convgen.sw26010.storage.plot import io_page
+    from convgen.sw26010.storage.reading import Disks
+    from convgen.sw26010.storage.report import Question, io_json, io_text
+    from convgen.sw26010.storage.striping import MIB, Striping
+
+    counts = numbers("--processes", processes, MOST_PROCESSES)
+    question = Question(Striping(arrays, stripe * MIB), Disks(array_bandwidth, link), batch, seed)
+    click.echo(json.dumps(io_json(question, counts), indent=1) if as_json else io_text(question, counts))
+    if plot is not None:
+        io_page(question, counts).save(plot)
+        click.echo(str(plot), err=True)
+
+
+@click.command("network")
+@click.argument("files", nargs=-1, required=True, metavar="NETWORK...")
+@click.option("--batch", metavar="N,...", help="Samples of a node.  [default: the paper's, or the file's]")
+@click.option("--nodes", type=click.IntRange(1, MOST_PROCESSES), default=1, show_default=True, help="A power of two.")
+@click.option(
+    "--plans", type=click.Choice(["model", "explicit"]), default="model", show_default=True,
+    help="Of convolutions: the faster by the model, or as the public code trains on four core groups.",
+)  # fmt: skip
+@click.option("--layers", is_flag=True, help="And every layer.")
+@click.option("--json", "as_json", is_flag=True, help="The numbers as JSON.")
+@click.option("--plot", type=Picture(), metavar="FILE", help="Draw images a second from one node to --nodes.")
+def network_command(
+    files: tuple[str, ...], batch: str | None, nodes: int, plans: Any, layers: bool, as_json: bool, plot: Path | None
+) -> None:
+    """A training step of whole networks on nodes of four core groups, beside [SW] Table 3 and 6.3.
+
+    NETWORK is a network file, or a graph that `convgen import` wrote.
+    """
+    from convgen.sw26010.training.plot import scaling_page
+    from convgen.sw26010.training.report import network_json, network_text
+
+    batches = [] if batch is None else numbers("--batch", batch, MOST_BATCH)
+    networks = [_layers_of(file, batches) for file in files]
+    report = network_json if as_json else network_text
+    found = report(networks, batches, nodes, plans, layers=layers)
+    click.echo(json.dumps(found, indent=1) if as_json else found)
+    if plot is not None:
+        scaling_page(networks, batches, nodes, plans).save(plot)
+        click.echo(str(plot), err=True)
+
+
+@click.command("packing")
+@click.argument("files", nargs=-1, required=True, metavar="NETWORK...")
+@click.option("--batch", metavar="N,...", help="Samples of a node.  [default: the paper's, or the file's]")
+@click.option("--nodes", default="1024", show_default=True, metavar="P,...", help="Powers of two.")
+@click.option("--latency", type=Finite(0), default=1e-6, show_default=True, help="alpha, seconds a message.")
+@click.option("--json", "as_json", is_flag=True, help="The numbers as JSON.")
+@click.option("--plot", type=Picture(), metavar="FILE", help="Draw milliseconds against the size of packs.")
+def packing_command(
+    files: tuple[str, ...], batch: str | None, nodes: str, latency: float, as_json: bool, plot: Path | None
+) -> None:
+    """One all-reduce of all gradients against one a layer, and packs between ([SW] 5.1)."""
+    from convgen.sw26010.training.packing_report import packing_json, packing_page, packing_text, paper_batch
+
+    batches = [] if batch is None else numbers("--batch", batch, MOST_BATCH)
+    counts = numbers("--nodes", nodes, MOST_NODES)
+    networks = [_layers_of(file, batches) for file in files]
+    if as_json:
+        click.echo(json.dumps(packing_json(networks, batches, counts, latency), indent=1))
+    else:
+        click.echo(packing_text(networks, batches, counts, latency))
+    if plot is not None:
+        packing_page(networks[0], (batches or [paper_batch(networks[0])])[0], counts[-1], latency).save(plot)
+        click.echo(str(plot), err=True)
+
+
+def _layers_of(file: str, batches: list[int]) -> Layers:
+    from convgen.spec.graph_reader import is_graph_file, read_graph
+    from convgen.spec.network_reader import read_network
+    from convgen.sw26010.training.of_graph import layers_of_graph
+    from convgen.sw26010.training.of_network import layers_of_network
+
+    if is_graph_file(file):
+        need("torch", "a network's operators are ATen's, which needs torch")
+        graph = read_graph(file)
+        return layers_of_graph(graph, batches[0] if batches and graph.is_dynamic else graph.batch)
+    return layers_of_network(read_network(file))
+
+
+def numbers(option: str, text: str, most: int) -> list[int]:
+    """Whole numbers from 1, between commas. Raises InputError: something else."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and len(part) < 20 and 1 <= int(part) <= most for part in parts):
+        raise InputError(f"{option} {text}: whole numbers from 1 to {most}, between commas", hint=f"{option} 1,16,256")
+    return [int(part) for part in parts]

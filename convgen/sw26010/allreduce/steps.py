@@ -1,0 +1,45 @@
+"""Seconds of every step of an all-reduce by closed form, with its additions on the meshes of a node.
+
+The largest message of step s of the halving has ceil(n / 2^s) elements, and a step crosses supernodes with all its
+messages or with none. What arrives is added by the four core groups, a quarter each, with the program of
+pointwise/stream.py: small messages come in small blocks, which DMA is slow for ([SW] 5.1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from convgen.sw26010.allreduce.cost import Network, Numbering
+from convgen.sw26010.machine.rates import Rates
+from convgen.sw26010.pointwise.stream import Stream, stream_seconds
+
+CORE_GROUPS = 4
+ITEM_BYTES = 4
+
+
+def step_elements(network: Network, elements: int) -> list[tuple[int, int]]:
+    """(distance, elements of the largest message) of every step of the reduce-scatter."""
+    return [(network.nodes >> (s + 1), -(-elements // 2 ** (s + 1))) for s in range(network.steps)]
+
+
+def crosses(network: Network, numbering: Numbering, distance: int) -> bool:
+    """Whether nodes at this distance are in different supernodes."""
+    if numbering == "adjacent":
+        return distance >= network.supernode
+    return distance < network.nodes // network.supernode
+
+
+def message_seconds(network: Network, numbering: Numbering, distance: int, elements: int) -> float:
+    """A step's message; a node sends and receives at once."""
+    per_byte = network.across_s_per_byte if crosses(network, numbering, distance) else network.inside_s_per_byte
+    return network.latency_s + ITEM_BYTES * elements * per_byte
+
+
+def mesh_all_reduce_s(network: Network, numbering: Numbering, elements: int, rates: Rates) -> float:
+    """Both phases. `reduce_s_per_byte` of the network is not used: the additions are the meshes'."""
+    plain = replace(network, reduce_s_per_byte=0.0)
+    seconds = 0.0
+    for distance, size in step_elements(network, elements):
+        seconds += 2 * message_seconds(plain, numbering, distance, size)
+        seconds += stream_seconds(Stream("add", max(1, -(-size // CORE_GROUPS))), rates)
+    return seconds

@@ -1,0 +1,210 @@
+"""Pooling over windows that may overlap, with padding: AlexNet, ResNet-50 and GoogLeNet have 3 x 3 windows of stride 2.
+
+[SW] 4.4 speaks of tiles that don't overlap (run.py); its networks of Table 3 need more. A CPE takes as many rows as LDM
+holds. Backward it makes rows of dx from all windows that reach into them, so that nothing is added in memory; rows of x
+and dy on the edges of blocks are read more than once. The first of equal largest elements gets the gradient, as in
+PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from convgen import __version__
+from convgen.errors import InputError
+from convgen.sw26010.gemm.plan import Dtype
+from convgen.sw26010.machine.core_group import CPES, LANES, SLOT_BYTES, SW26010, CoreGroup
+from convgen.sw26010.machine.counts import Counts
+from convgen.sw26010.machine.emulator import MessageMesh
+from convgen.sw26010.machine.memory import Dram
+from convgen.sw26010.machine.printing import load_program, print_program
+from convgen.sw26010.machine.rates import Rates
+
+WINDOWS_LDM_BYTES = 60 * 1024
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Pooling of x [N, C, H, W] by K x K windows, S apart; what of an average lies in the padding counts as zeros.
+
+    Raises:
+        InputError: no window, a padding above half of the kernel, or rows that don't fit into LDM.
+    """
+
+    n: int
+    c: int
+    h: int
+    w: int
+    kernel: int
+    stride: int
+    padding: int = 0
+    kind: Literal["max", "average"] = "max"
+    dtype: Dtype = "float32"
+
+    def __post_init__(self) -> None:
+        shape = f"{self.n} x {self.c} x {self.h} x {self.w} by {self.kernel}, stride {self.stride}"
+        if min(self.n, self.c, self.h, self.w, self.kernel, self.stride) < 1 or self.padding < 0:
+            raise InputError(f"cannot pool {shape}, padding {self.padding}")
+        if 2 * self.padding > self.kernel or min(self.h, self.w) + 2 * self.padding < self.kernel:
+            raise InputError(f"cannot pool {shape}: padding {self.padding} leaves a window without elements, or none")
+        if max(self._forward_bytes(1), self._backward_bytes(1)) > WINDOWS_LDM_BYTES:
+            raise InputError(f"cannot pool {shape}: the rows of one window don't fit into LDM")
+
+    @property
+    def out_shape(self) -> tuple[int, int, int, int]:
+        h, w = ((extent + 2 * self.padding - self.kernel) // self.stride + 1 for extent in (self.h, self.w))
+        return self.n, self.c, h, w
+
+    def rows_of(self, outs: int) -> int:
+        """Rows of x that `outs` rows of windows read at most."""
+        return min(self.h, (outs - 1) * self.stride + self.kernel)
+
+    def outs_of(self, lines: int) -> int:
+        """Rows of windows that reach into `lines` rows of dx, at most."""
+        return min(self.out_shape[2], (lines + self.kernel - 2) // self.stride + 1)
+
+    def _forward_bytes(self, outs: int) -> int:
+        return SLOT_BYTES * (self.rows_of(outs) * self.w + outs * self.out_shape[3])
+
+    def _backward_bytes(self, lines: int) -> int:
+        outs = self.outs_of(lines)
+        x = self.rows_of(outs) * self.w if self.kind == "max" else 0
+        return SLOT_BYTES * (x + outs * self.out_shape[3] + lines * self.w)
+
+    @property
+    def together(self) -> int:
+        """Rows of y that a CPE makes at once."""
+        return _most(self.out_shape[2], self._forward_bytes)
+
+    @property
+    def together_backward(self) -> int:
+        """Rows of dx that a CPE makes at once."""
+        return _most(self.h, self._backward_bytes)
+
+
+def _most(rows: int, needed: Any) -> int:
+    """The most rows, at least 1, that LDM holds."""
+    return max((at for at in range(1, rows + 1) if needed(at) <= WINDOWS_LDM_BYTES), default=1)
+
+
+def windows_program(windows: Windows, *, backward: bool) -> str:
+    """Text of the program that one CPE runs."""
+    _, _, h_out, w_out = windows.out_shape
+    together = windows.together_backward if backward else windows.together
+    outs = windows.outs_of(together)
+    context: dict[str, object] = {
+        "header": (f"Printed by convgen {__version__} (sw26010 pooling).",),
+        "title": windows.kind.capitalize(), "planes": windows.n * windows.c,
+        "h": windows.h, "w": windows.w, "h_out": h_out, "w_out": w_out,
+        "kernel": windows.kernel, "stride": windows.stride, "padding": windows.padding,
+        "together": together, "floats": windows.dtype == "float32",
+    }  # fmt: skip
+    if backward:
+        more = {"finds": windows.kind == "max", "rows": windows.rows_of(outs), "outs": outs}
+        return print_program("windows_backward", context | more)
+    return print_program("windows", context | {"kind": windows.kind, "rows": windows.rows_of(together)})
+
+
+def run_windows(windows: Windows, x: Any, group: CoreGroup = SW26010) -> tuple[Array, Counts]:
+    """y, and what the mesh did. Raises InputError: another shape."""
+    given = _operand("x", x, (windows.n, windows.c, windows.h, windows.w), windows.dtype)
+    y = np.zeros(windows.out_shape, windows.dtype)
+    program = load_program(windows_program(windows, backward=False))
+    return y, MessageMesh(group).run(program, _planes("X", given), _planes("Y", y))
+
+
+def run_windows_backward(windows: Windows, dy: Any, x: Any = None, group: CoreGroup = SW26010) -> tuple[Array, Counts]:
+    """dx, and what the mesh did.
+
+    Args:
+        x: what was pooled; the maximum needs it, the average does not.
+    Raises:
+        InputError: another shape, or x missing or superfluous.
+    """
+    finds = windows.kind == "max"
+    if (x is None) == finds:
+        raise InputError(f"{windows.kind} pooling backward {'needs' if finds else 'does not need'} x")
+    shape = (windows.n, windows.c, windows.h, windows.w)
+    gradient = _operand("dy", dy, windows.out_shape, windows.dtype)
+    dx = np.zeros(shape, windows.dtype)
+    operands = [_planes("X", _operand("x", x, shape, windows.dtype))] if finds else []
+    program = load_program(windows_program(windows, backward=True))
+    return dx, MessageMesh(group).run(program, *operands, _planes("DY", gradient), _planes("DX", dx))
+
+
+def _operand(name: str, value: Any, shape: tuple[int, ...], dtype: Dtype) -> Array:
+    given = np.array(value, dtype=dtype, order="C")
+    if given.shape != shape:
+        raise InputError(f"{name} is {list(given.shape)}, the pooling has {list(shape)}")
+    return given
+
+
+def _planes(name: str, tensor: Array) -> Dram:
+    return Dram(name, tensor.reshape(tensor.shape[0] * tensor.shape[1], -1))
+
+
+def _blocks(windows: Windows) -> Iterator[tuple[int, int]]:
+    """(rows of x read, rows of y) of every block of a plane, forward."""
+    h_out, step = windows.out_shape[2], windows.together
+    for out in range(0, h_out, step):
+        outs = min(step, h_out - out)
+        first = max(0, out * windows.stride - windows.padding)
+        last = min(windows.h, (out + outs - 1) * windows.stride - windows.padding + windows.kernel)
+        yield last - first, outs
+
+
+def _blocks_backward(windows: Windows) -> Iterator[tuple[int, int, int]]:
+    """(rows of x read, rows of dy read, rows of dx) of every block of a plane, backward."""
+    k, s, p = windows.kernel, windows.stride, windows.padding
+    for at in range(0, windows.h, windows.together_backward):
+        lines = min(windows.together_backward, windows.h - at)
+        out, end = max(0, -(-(at + p - k + 1) // s)), min(windows.out_shape[2], (at + lines - 1 + p) // s + 1)
+        rows = min(windows.h, (end - 1) * s - p + k) - max(0, out * s - p)
+        yield (rows, end - out, lines) if end > out else (0, 0, lines)
+
+
+def windows_counts(windows: Windows, *, backward: bool) -> Counts:
+    """Events of a run, by closed form: sums over the blocks of one plane, times the planes."""
+    _, _, _, w_out = windows.out_shape
+    size = 4 if windows.dtype == "float32" else 8
+    one, taps = Counts(), windows.kernel**2
+    floats = windows.dtype == "float32"
+    if not backward:
+        x, y = windows.rows_of(windows.together) * windows.w, windows.together * w_out
+        for rows, outs in _blocks(windows):
+            one.add_get(rows * windows.w * size, rows * windows.w * size)
+            one.add_put(outs * w_out * size, outs * w_out * size)
+            vectors = taps * -(-outs * w_out // LANES)
+            one.add(Counts(vmax=vectors) if windows.kind == "max" else Counts(vadd=vectors))
+            one.convert += (-(-x // LANES) + -(-y // LANES)) * floats
+    else:
+        finds, lines_most = windows.kind == "max", windows.together_backward
+        outs_most = windows.outs_of(lines_most)
+        for rows, outs, lines in _blocks_backward(windows):
+            one.add_put(lines * windows.w * size, lines * windows.w * size)
+            one.convert += -(-lines_most * windows.w // LANES) * floats
+            if not outs:
+                continue
+            one.add_get(outs * w_out * size, outs * w_out * size)
+            one.convert += -(-outs_most * w_out // LANES) * floats
+            vectors = taps * -(-outs * w_out // LANES)
+            one.add(Counts(vmax=2 * vectors) if finds else Counts(vadd=vectors))
+            if finds:
+                one.add_get(rows * windows.w * size, rows * windows.w * size)
+                one.convert += -(-windows.rows_of(outs_most) * windows.w // LANES) * floats
+    counts = Counts()
+    counts.add(one, windows.n * windows.c)
+    return counts
+
+
+def windows_seconds(windows: Windows, rates: Rates, *, backward: bool) -> float:
+    """Of DMA: a round for what comes together and one for what goes, of every block of the busiest CPE."""
+    counts = windows_counts(windows, backward=backward)
+    rounds = 2 * -(-counts.put_ops // CPES)
+    return rates.transfer_s(counts.get) + rates.transfer_s(counts.put) + rounds * rates.dma_round_s

@@ -1,0 +1,1 @@
+"""Parallel reading of training data from striped disk arrays ([SW] 5.2)."""
