@@ -22,7 +22,7 @@ PARTS = (
 )  # fmt: skip
 
 # Only networks have these.
-NETWORK_PARTS: tuple[str, ...] = ("rows", "network")
+NETWORK_PARTS: tuple[str, ...] = ("splits", "rows", "net", "checkpoints", "run", "inside", "network")
 
 HEAD = ('"""', "import ", "from ", "if ")  # what a part begins with, which no module gets
 

@@ -24,7 +24,6 @@ from .checks import refuse_vmap
 from .conversions import (
     all_gather,
     all_reduce,
-    copy_parts,
     flat,
     named,
     pack,
@@ -34,28 +33,13 @@ from .conversions import (
     unflat,
     within,
 )
-from .here import Here, frame_at, held_at
+from .here import Here, held_at
 from .layout import Box, common, interval
 from .mesh import Place, coordinates
+from .splits import Plain, Split, axes_of
 from .transport import Group
 
 CHAIN = re.compile(r"\[([^\]]*)\]|(\w+)\(([\w,]*)\)")
-ENTRY = re.compile(r"(\*|\w+|\([\w,]+\))(\+?)")
-
-
-class Split(NamedTuple):
-    """Blocks of a tensor: the axes that split each dimension, outermost first."""
-
-    tensor: str
-    extents: tuple[int, ...]
-    axes: tuple[Axes, ...]
-
-    def frame(self, layer: Any, at: dict[str, int], batch: int) -> Box:
-        """What the rank at these coordinates holds."""
-        return tuple(interval(n, 1, a, layer.grid, at) for n, a in zip(self.extents, self.axes, strict=True))
-
-    def held(self, layer: Any, at: dict[str, int], batch: int) -> Box:
-        return self.frame(layer, at, batch)
 
 
 class Reach:
@@ -114,11 +98,8 @@ class RowHere(Here):
         )
 
 
-class Stand:
+class Stand(Plain):
     """A row for so many samples: its operation, its layouts, and what conversions ask of a layer."""
-
-    channels_last = False
-    copy = staticmethod(copy_parts)
 
     def __init__(self, row: Row, operation: Operation, net: Any, label: str) -> None:
         self.row, self.operation, self.signature = row, operation, operation.signatures[row.way]
@@ -135,31 +116,19 @@ class Stand:
         self.derived = {k: one.stand(net, f"{label}.d{inputs[k].name}") for k, (one, _) in row.derived.items()}
         self._ats: dict[int, At] = {}
 
-    # ---- What conversions ask of a layer ----
-
-    def size(self, box: Box, tensor: str) -> int:
-        return math.prod(hi - lo for lo, hi in box)
-
-    def shape(self, box: Box, tensor: str) -> tuple[int, ...]:
-        return tuple(hi - lo for lo, hi in box)
-
-    def format(self, tensor: str) -> torch.memory_format:
-        return torch.contiguous_format
-
     # ---- Layouts ----
 
     def _layouts(self, chain: str, operand: Operand) -> list[Any]:
         return [self._read(m[0], operand) for m in CHAIN.finditer(chain) if m[0].startswith("[")]
 
     def _read(self, text: str, operand: Operand) -> Any:
-        entries = [ENTRY.fullmatch(e) for e in text[1:-1].split(" ") if e]
-        axes = tuple(() if e[1] == "*" else tuple(e[1].strip("()").split(",")) for e in entries if e)
+        axes, read = axes_of(text)
         blocks = Split(operand.name, operand.shape, axes)
-        if not any(e[2] for e in entries if e):
+        if not any(read):
             return blocks
         windows = tuple(
-            (made.relation, self.signature.extent[made.indices[0]]) if e and e[2] and made.relation else None
-            for e, made in zip(entries, operand.dims, strict=True)
+            (made.relation, self.signature.extent[made.indices[0]]) if is_read and made.relation else None
+            for is_read, made in zip(read, operand.dims, strict=True)
         )
         return Reach(blocks, windows)
 
@@ -439,9 +408,3 @@ def merge(step: str, value: Tensor, axes: Axes, here: RowHere) -> Tensor:
     total = count.sum(0)
     whole = (count * mean).sum(0) / total.clamp(min=1)
     return torch.stack([total, whole, (m2 + count * (mean - whole).square()).sum(0)])
-
-
-def block_of(value: Tensor, layout: Split, layer: Any, place: Place) -> Tensor:
-    """This rank's block of a whole tensor."""
-    box = frame_at(layer, layout, place.me, 0)
-    return within(value, tuple((0, n) for n in value.shape), box)
