@@ -21,6 +21,8 @@ from convgen.emit.network import NetworkInput, Package, emit_network
 from convgen.errors import InputError
 from convgen.knobs import verify_schedules
 from convgen.operations.bound import Bound
+from convgen.passes.bucket_gradients import BucketGradients
+from convgen.passes.network_contract import NetworkPass
 from convgen.plan.letters import Tensor, lay_out
 from convgen.plan.program.ranks import NetworkPlan, grids_of, plan_network
 from convgen.plan.program.written import program_of
@@ -34,6 +36,7 @@ from convgen.spec.network_plan import PlanFile
 from convgen.spec.source import locate
 
 LETTERS = {1: ("N",), 2: ("N", "C"), 3: ("N", "C", "W"), 4: ("N", "C", "H", "W"), 5: ("N", "C", "D", "H", "W")}
+PASSES: tuple[NetworkPass, ...] = (BucketGradients(),)
 OF_NUMBERS = {1: ("N",), 2: ("N", "W"), 3: ("N", "H", "W"), 4: ("N", "D", "H", "W")}  # of labels: no channels
 
 
@@ -158,6 +161,8 @@ def _described(graph: Graph) -> Described:
 def _compiled(
     graph: Graph, described: Described, program: Program, algorithm: str | None, command: str
 ) -> CompiledNetwork:
+    for one in PASSES:
+        program = one.run(program)
     if verify_schedules():
         verify_network(program)
     other = program_like(program, describe(graph.at(other_batch(graph))))

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils._pytree import tree_flatten
 
 from convgen.algebra.grid import Grid
-from convgen.cost.network import records
+from convgen.cost.network import volume as volume_of
 from convgen.network_compiler import CompiledNetwork, compile_network
 from convgen.spec.exported import graph_of
 from convgen.spec.graph import Graph
@@ -162,12 +162,9 @@ def check(
 
 def volume(compiled: CompiledNetwork, forward: Sequence[Any], backward: Sequence[Any]) -> str:
     """The first difference between bytes counted and said, in whatever order."""
-    program = compiled.program
-    for name, moved, counted in (
-        ("forward", program.forward(), forward),
-        ("backward", program.backward(of_inputs=True), backward),
-    ):
-        steps = records(program, moved)
+    said_of = volume_of(compiled.program, of_inputs=True)
+    for name, counted in (("forward", forward), ("backward", backward)):
+        steps = said_of[name]
         for rank, got in enumerate(counted):
             said = Counter((s["collective"], s["bytes_sent_per_rank"][rank]) for s in steps)
             if (more := Counter(got)) != said:

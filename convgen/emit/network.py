@@ -145,10 +145,17 @@ class _Writer:
             "arguments": ", ".join(f"{n}: Tensor" for n in g.inputs),
             "body": body,
             "constants": g.constants,
+            "buckets": self._buckets(),
         }
         text = environment().get_template("network.py.jinja").render(**context)
-        names = sorted(self.used | {"BatchNorm", "Row", "Run", "Net", "NetworkModule", "clip_grad_norm_", "Block"})
+        always = {"BatchNorm", "Row", "Run", "Net", "NetworkModule", "clip_grad_norm_", "Block"}
+        names = sorted(self.used | always | {"Bucket"} if p.buckets else self.used | always)
         return text, names
+
+    def _buckets(self) -> list[tuple[str, Axes, list[tuple[str, str]]]]:
+        """Of each its name, its axes, and steps with the parameters whose gradients they are of."""
+        parameters = {m.step: m.value for m in self.program.backward()}
+        return [(b.name, b.over, [(s, parameters[s]) for s in b.steps]) for b in self.program.buckets]
 
     def _header(self) -> list[str]:
         p = self.program

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
+from convgen.program.flow import Flow, Local, Start, Wait, backward
 from convgen.program.network import Moved, Program, Value
 
 
@@ -25,8 +26,7 @@ def show(program: Program) -> str:
         lines.append(f"{text} : {', '.join(stored)}")
         lines += [_step(m) for m in moved.get((i, "store"), [])]
     lines.append("  backward:")
-    for m in program.backward():
-        lines.append(_step(m))
+    lines += [text for step in backward(program) for text in _flow(step)]
     lines += [f"  update %{b} = %{v}" for b, v in program.updates]
     lines += [f"  return {n} = %{v}" for n, v in program.outputs]
     return "\n".join([*lines, "}", ""])
@@ -35,6 +35,21 @@ def show(program: Program) -> str:
 def typed(value: Value) -> str:
     axes = ", ".join("*" if not a else a[0] if len(a) == 1 else f"({','.join(a)})" for a in value.stored)
     return f"{value.name}[{axes}]"
+
+
+def _flow(step: Flow) -> Iterator[str]:
+    """What moves, is started and is waited for; what ranks compute stands with the forward pass."""
+    match step:
+        case Moved():
+            yield _step(step)
+        case Start():
+            kind, over = step.moved[0].conversion.kind, ",".join(step.moved[0].conversion.over)
+            of = ", ".join(f"%{m.step}" for m in step.moved)
+            yield f"    %{step.name} = start {kind} {of} over={over} lane={step.lane}"
+        case Wait():
+            yield f"    wait %{step.name}"
+        case Local():
+            pass
 
 
 def _by_row(steps: Iterable[Moved]) -> dict[tuple[int, str], list[Moved]]:

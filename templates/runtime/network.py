@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from .blocks import Block, fits_ddp
+from .buckets import Bucket, Buckets
 from .checkpoints import is_kept_elsewhere, kept
 from .checks import agree, identify, refuse_forward_mode, refuse_vmap
 from .clipping import local
@@ -77,6 +78,7 @@ class NetworkModule(Known):
     _types: ClassVar[tuple[str, ...]]
     _modes: ClassVar[tuple[str, ...]] = ("train", "eval")
     _constants: ClassVar[Mapping[str, Tensor]] = {}
+    _buckets: ClassVar[Sequence[Bucket]] = ()
 
     def __init__(self, mesh: DeviceMesh, *, seed: int = 0, parameters: str = "dtensors") -> None:
         super().__init__()
@@ -277,15 +279,17 @@ class NetworkModule(Known):
         net = self._net
         inputs = [i for i, t in enumerate(given) if torch.is_grad_enabled() and t.requires_grad]
         given = list(given)
-        for i, t in zip(inputs, InsideAll.apply(net.name, *(given[i] for i in inputs)) if inputs else (), strict=True):
+        inside = InsideAll.apply(net.name, (), None, *(given[i] for i in inputs)) if inputs else ()
+        for i, t in zip(inputs, inside, strict=True):
             given[i] = t
         blocks = {n: local(t) for n, t in known.items()}
         learns = [n for n in self._learnt if known[n].requires_grad]
-        inside = InsideAll.apply(net.name, *(known[n] for n in learns)) if learns else ()
+        buckets = Buckets(self._buckets, learns, here) if self._buckets and torch.is_grad_enabled() else None
+        inside = InsideAll.apply(net.name, learns, buckets, *(known[n] for n in learns)) if learns else ()
         blocks |= zip(learns, inside, strict=True)
         drawn = next((blocks[n] for n, (how, _) in self._buffered.items() if how == "seed"), None)
         mask = None if drawn is None else self._mask(drawn)
-        made = self.compute(Run(Called(self, here.place, count, blocks, mask)), *given)
+        made = self.compute(Run(Called(self, here.place, count, blocks, mask, buckets)), *given)
         return kept(made) if torch.is_grad_enabled() and is_kept_elsewhere() else made
 
     def _mask(self, drawn: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from convgen.algebra.signature import Made, Operand
 from convgen.operations.row import At, Operation
 
 from .blocks import Function
+from .buckets import Buckets
 from .checks import refuse_vmap
 from .conversions import (
     all_gather,
@@ -202,22 +203,26 @@ class Stand(Plain):
 
     # ---- Running ----
 
-    def run(self, place: Place, operands: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """This rank's blocks of the results, of its blocks of the operands; autograd goes through."""
+    def run(self, place: Place, operands: Sequence[Tensor], buckets: Buckets | None = None) -> tuple[Tensor, ...]:
+        """This rank's blocks of the results, of its blocks of the operands; autograd goes through.
+
+        Args:
+            buckets: that take gradients which this call's steps make.
+        """
         here, at = RowHere(self, place, 0), self.at(place)  # type: ignore[arg-type]
         parts: list[Tensor] = []
         for k, t in enumerate(operands):
             t = t.detach() if k in self.derived else t
-            parts.append(self.cut(k, moved(t, self.fetch[k], self.back[k], here), here, at))
+            parts.append(self.cut(k, moved(t, self.fetch[k], self.back[k], here, buckets), here, at))
         shapes = [self.made_shape(r, at) for r in self.signature.results]
         empty = any(not p.numel() for p in parts) or not any(map(math.prod, shapes))
         if empty and not self.signature.runs_empty:
             made = tuple(self._nothing(r, s, parts) for r, s in zip(self.signature.results, shapes, strict=True))
         else:
             made = self.operation.local(self.row.way, at, *parts)
-        results = tuple(moved(t, self.store[j], self.given[j], here) for j, t in enumerate(made))
+        results = tuple(moved(t, self.store[j], self.given[j], here, buckets) for j, t in enumerate(made))
         if self.derived and torch.is_grad_enabled() and any(operands[k].requires_grad for k in self.derived):
-            attached = Attach.apply(self, place, len(results), *results, *operands)
+            attached = Attach.apply(self, place, buckets, len(results), *results, *operands)
             results = attached if isinstance(attached, tuple) else (attached,)
         return results
 
@@ -230,16 +235,30 @@ class Stand(Plain):
         made = torch.zeros(shape, dtype=kind, device=self.device)
         return made + sum(p.flatten()[:0].sum().to(kind) for p in floats if p.requires_grad)
 
-    def gradients(self, place: Place, dys: Sequence[Tensor | None], results: Any, operands: Any) -> list[Tensor | None]:
-        """Of the operands that have rows for them, from the gradients of the results."""
+    def gradients(
+        self,
+        place: Place,
+        dys: Sequence[Tensor | None],
+        results: Any,
+        operands: Any,
+        needed: Sequence[bool],
+        buckets: Buckets | None,
+    ) -> list[Tensor | None]:
+        """Of the operands that have rows for them, from the gradients of the results.
+
+        Args:
+            needed: by operand.
+        """
         found: list[Tensor | None] = [None] * len(operands)
         for k, one in self.derived.items():
+            if not needed[k]:
+                continue
             reads: list[Tensor] = []
             for kind, j in self.row.derived[k][1]:
                 dy = dys[j] if kind == "gradient" else None
                 t = operands[j] if kind == "operand" else results[j] if kind == "result" else dy
                 reads.append(torch.zeros_like(results[j]) if t is None else t)
-            (found[k],) = one.run(place, reads)
+            (found[k],) = one.run(place, reads, buckets)
         return found
 
 
@@ -293,26 +312,26 @@ def _sides(texts: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def moved(tensor: Tensor, there: Chain, back: Chain, here: RowHere) -> Tensor:
-    """A tensor in another layout; its gradient comes the way back."""
+def moved(tensor: Tensor, there: Chain, back: Chain, here: RowHere, buckets: Buckets | None = None) -> Tensor:
+    """A tensor in another layout; its gradient comes the way back, in buckets where these take it."""
     if not there and not back:
         return tensor
     if not (torch.is_grad_enabled() and tensor.requires_grad):
-        return travel(tensor, there, here)
-    return Travel.apply(tensor, there, back, here)
+        return travel(tensor, there, here, buckets)
+    return Travel.apply(tensor, there, back, here, buckets)
 
 
 class Travel(Function):
     """Conversions one way, and those of the gradient the other way."""
 
     @staticmethod
-    def forward(tensor: Tensor, there: Chain, back: Chain, here: RowHere) -> Tensor:
-        made = travel(tensor, there, here)
+    def forward(tensor: Tensor, there: Chain, back: Chain, here: RowHere, buckets: Buckets | None) -> Tensor:
+        made = travel(tensor, there, here, buckets)
         return made.view_as(made) if made is tensor else made
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        _, ctx.there, ctx.back, ctx.here = inputs
+        _, ctx.there, ctx.back, ctx.here, ctx.buckets = inputs
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *values: Any) -> Any:
@@ -320,20 +339,21 @@ class Travel(Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return Travel.apply(gradient.contiguous(), ctx.back, ctx.there, ctx.here), None, None, None
+        dx = Travel.apply(gradient.contiguous(), ctx.back, ctx.there, ctx.here, ctx.buckets)
+        return dx, None, None, None, None
 
 
 class Attach(Function):
     """Results as they are; gradients of some operands from rows of their own."""
 
     @staticmethod
-    def forward(stand: Stand, place: Place, count: int, *values: Tensor) -> Any:
+    def forward(stand: Stand, place: Place, buckets: Buckets | None, count: int, *values: Tensor) -> Any:
         results = tuple(t.view_as(t) for t in values[:count])
         return results if count > 1 else results[0]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.stand, ctx.place, ctx.count, *values = inputs
+        ctx.stand, ctx.place, ctx.buckets, ctx.count, *values = inputs
         ctx.save_for_backward(*values)
         outputs = output if isinstance(output, tuple) else (output,)
         ctx.mark_non_differentiable(*(t for t in outputs if not t.is_floating_point()))
@@ -349,16 +369,19 @@ class Attach(Function):
         results, operands = values[: ctx.count], values[ctx.count :]
         dys = tuple(None if g is None else g.contiguous() for g in dys)
         with torch.autocast(ctx.stand.device, enabled=False):  # where all of backward runs under it
-            found = ctx.stand.gradients(ctx.place, dys, results, operands)
+            needed = ctx.needs_input_grad[4 + ctx.count :]
+            found = ctx.stand.gradients(ctx.place, dys, results, operands, needed, ctx.buckets)
         through = tuple(g if r.is_floating_point() else None for g, r in zip(dys, results, strict=True))
-        return None, None, None, *through, *found
+        return None, None, None, None, *through, *found
 
 
-def travel(tensor: Tensor, chain: Chain, here: RowHere) -> Tensor:
-    """One conversion after the other."""
+def travel(tensor: Tensor, chain: Chain, here: RowHere, buckets: Buckets | None = None) -> Tensor:
+    """One conversion after the other; a gradient that is in a bucket is handed in."""
     for kind, over, src, dst, step in chain:
         if tensor.dtype == torch.bool:
             return travel(tensor.to(torch.uint8), chain, here).bool()
+        if buckets is not None and step in buckets:
+            return buckets.give(step, tensor)
         tensor = tensor.contiguous()
         match kind:
             case "slice":

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from .buckets import Buckets
 from .checkpoints import kept
 from .mesh import Place
 from .rows import Row
@@ -29,13 +30,15 @@ class BatchNorm(NamedTuple):
 
 
 class Called(NamedTuple):
-    """A call of a network: this rank's plain blocks of parameters and buffers, and of the seed as it was."""
+    """A call of a network: this rank's plain blocks of parameters and buffers, and of the seed as it was; and buckets
+    for gradients, where there are some."""
 
     module: NetworkModule
     place: Place
     batch: int
     blocks: dict[str, Tensor]
     seed: Tensor | None
+    buckets: Buckets | None
 
 
 class Run:
@@ -66,7 +69,7 @@ class Run:
 
     def __call__(self, row: Row, label: str, *operands: Tensor) -> Any:
         """What a row makes."""
-        made = row.stand(self, f"{self.start}{label}").run(self.place, operands)
+        made = row.stand(self, f"{self.start}{label}").run(self.place, operands, self.of.buckets)
         (first, *others) = made
         return made if others else first
 
@@ -109,7 +112,7 @@ class Run:
         if not stand.store[0] and x.numel() and centred.is_silent and coefficients.is_silent:
             return torch.nn.functional.batch_norm(x, mean, variance, w, b, own, rows.momentum, rows.eps)
         if own:
-            (m,) = stand.run(self.place, [x])
+            (m,) = stand.run(self.place, [x], self.of.buckets)
             if self.training and mean is not None and variance is not None:
                 count, new, m2 = m.detach()
                 mean.lerp_(new.to(mean.dtype), rows.momentum)

@@ -1,0 +1,107 @@
+"""A network's program as its ranks run it: what a rank computes, what moves, and what travels meanwhile.
+
+| thing | means |
+|---|---|
+| Local | a rank's own part of a row, or of a row's gradient |
+| Moved | a conversion, waited for at once |
+| Start | a collective that goes on its way, on a lane of its own |
+| Wait | until it is over: what it brings is not read before |
+
+A lane has process groups of its own, so its collectives keep one order whatever happens between them.
+
+Source: DESIGN section 12.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from convgen.program.network import Bucket, Moved, Program, gradients, label
+from convgen.program.rows import PlacedRow
+
+GRADIENTS, HALOS = "gradients", "halos"  # lanes
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """A rank's part of a row.
+
+    Attributes:
+        name: the first value that it makes, or its gradient's.
+        operands: of a gradient, those whose vjp it is.
+    """
+
+    name: str
+    row: int
+    placed: PlacedRow
+    operands: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Conversions that go on their way.
+
+    Attributes:
+        moved: one, or all of a bucket.
+    """
+
+    name: str
+    lane: str
+    moved: tuple[Moved, ...]
+    bucket: Bucket | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Until a Start of this name is over."""
+
+    name: str
+
+
+Flow = Local | Moved | Start | Wait
+
+
+def forward(program: Program) -> Iterator[Flow]:
+    """The forward pass, in order."""
+    moved: dict[tuple[int, str], list[Moved]] = {}
+    for m in program.forward():
+        moved.setdefault((m.row, m.chain[0]), []).append(m)
+    for i, row in enumerate(program.rows):
+        yield from moved.get((i, "fetch"), [])
+        yield Local(label(row), i, row)
+        yield from moved.get((i, "store"), [])
+
+
+def backward(program: Program, *, of_inputs: bool = False) -> Iterator[Flow]:
+    """The backward pass, in the order in which autograd comes to it; buckets are started as they fill."""
+    wanted = program.differentiable(of_inputs=of_inputs)
+    of = {step: bucket for bucket in program.buckets for step in bucket.steps}
+    ready: dict[str, list[Moved]] = {}
+    for i, row in reversed([*enumerate(program.rows)]):
+        for step in _gradients(row, i, [v in wanted for v in row.bound.reads]):
+            if not isinstance(step, Moved) or step.step not in of:
+                yield step
+                continue
+            bucket = of[step.step]
+            there = ready.setdefault(bucket.name, [])
+            there.append(step)
+            if len(there) == len(bucket.steps):
+                yield Start(bucket.name, GRADIENTS, tuple(there), bucket)
+    yield from (Wait(bucket.name) for bucket in program.buckets)
+
+
+def _gradients(row: PlacedRow, number: int, wanted: list[bool]) -> Iterator[Local | Moved]:
+    """A row's gradients: what moves as `gradients` has it, and what is computed between."""
+    steps = [*gradients(row, number, wanted)]
+    base, names = label(row), row.signature.inputs
+    for k, one in row.derived:
+        if wanted[k]:
+            yield from (m for m in steps if m.chain[0] == f"derived {k} fetch")
+            yield Local(f"{base}.d{names[k].name}", number, one)
+            yield from (m for m in steps if m.chain[0] == f"derived {k} store")
+    back = tuple(k for k, chain in enumerate(row.back) if chain is not None and wanted[k])
+    if back:
+        yield from (m for m in steps if m.chain[0] == "given")
+        yield Local(f"{base}.d{','.join(names[k].name for k in back)}", number, row, back)
+        yield from (m for m in steps if m.chain[0] == "back")
