@@ -26,15 +26,19 @@ class Flight:
     """A collective on another thread: its result, or what went wrong, once there."""
 
     def __init__(self, collective: Callable[[], Tensor]) -> None:
-        self._collective, self._over = collective, threading.Event()
+        self._collective: Callable[[], Tensor] | None = collective
+        self._over = threading.Event()
         self._result: Tensor | None = None
         self._error: Exception | None = None
 
     def run(self) -> None:
+        collective, self._collective = self._collective, None
+        assert collective is not None
         try:
-            self._result = self._collective()
+            self._result = collective()
         except Exception as error:  # of whoever waits
             self._error = error
+        del collective  # before the starter goes on: it may be the last thing that the process does
         self._over.set()
 
     def wait(self) -> Tensor:
@@ -66,7 +70,8 @@ class Lane:
         self.end.lane = name
         self._flights: queue.SimpleQueue[Flight | None] = queue.SimpleQueue()
         threading.Thread(target=fly, args=(self._flights,), name=f"convgen {name}", daemon=True).start()
-        weakref.finalize(self, self._flights.put, None)
+        # Not at the interpreter's end, where a thread that wakes up and frees tensors would abort the process.
+        weakref.finalize(self, self._flights.put, None).atexit = False
 
     def start(self, kind: str, tensor: Tensor, splits: Any, group: Group) -> Flight:
         self.end.process_group(group.ranks)  # made here: groups of the same ranks are told apart by their order
@@ -79,6 +84,7 @@ def fly(flights: queue.SimpleQueue[Flight | None]) -> None:
     """One after the other, until there will be no more."""
     while (flight := flights.get()) is not None:
         flight.run()
+        del flight  # and with it what it has moved, which its starter has, or nobody
 
 
 def begin(transport: Transport, kind: str, tensor: Tensor, splits: Any, group: Group, lane: str) -> Pending:

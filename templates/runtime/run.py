@@ -67,9 +67,15 @@ class Run:
         """This rank's plain block of a parameter or buffer."""
         return self.of.blocks[f"{self.prefix}{name}"]
 
+    def step(self, label: str) -> str:
+        """What a row's steps are called in the program: within the module, or of their own name; "" is the module."""
+        if label.startswith("/"):
+            return label[1:]
+        return f"{self.start}{label}" if label else self.start.removesuffix("_")
+
     def __call__(self, row: Row, label: str, *operands: Tensor) -> Any:
         """What a row makes."""
-        made = row.stand(self, f"{self.start}{label}").run(self.place, operands, self.of.buckets)
+        made = row.stand(self, self.step(label)).run(self.place, operands, self.of.buckets)
         (first, *others) = made
         return made if others else first
 
@@ -98,7 +104,8 @@ class Run:
         names = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
         w, b, mean, variance, counted = [blocks.get(f"{module}.{n}") for n in names]
         own = self.training or mean is None
-        stand = rows.moments.stand(self, f"{self.start}{label}_moments")
+        step, buckets = self.step(label), self.of.buckets
+        stand = rows.moments.stand(self, f"{step}_moments")
         of = cast(Any, stand.operation).of
         if self.training and of.count == 1:
             shape = list(of.shape)
@@ -107,12 +114,12 @@ class Run:
             )
         if self.training and counted is not None:
             counted.add_(1)
-        coefficients = rows.coefficients.stand(self, f"{self.start}{label}_coefficients")
-        centred = rows.centred.stand(self, f"{self.start}{label}")
+        coefficients = rows.coefficients.stand(self, f"{step}_coefficients")
+        centred = rows.centred.stand(self, step)
         if not stand.store[0] and x.numel() and centred.is_silent and coefficients.is_silent:
             return torch.nn.functional.batch_norm(x, mean, variance, w, b, own, rows.momentum, rows.eps)
         if own:
-            (m,) = stand.run(self.place, [x], self.of.buckets)
+            (m,) = stand.run(self.place, [x], buckets)
             if self.training and mean is not None and variance is not None:
                 count, new, m2 = m.detach()
                 mean.lerp_(new.to(mean.dtype), rows.momentum)
@@ -121,4 +128,5 @@ class Run:
             assert mean is not None and variance is not None
             m = torch.stack([torch.ones_like(mean), mean, variance])
         vectors = [v for v in (w, b) if v is not None]
-        return self(rows.centred, label, x, self(rows.coefficients, f"{label}_coefficients", m, *vectors))
+        (made,) = centred.run(self.place, [x, *coefficients.run(self.place, [m, *vectors], buckets)], buckets)
+        return made
