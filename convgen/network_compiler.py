@@ -23,6 +23,7 @@ from convgen.knobs import verify_schedules
 from convgen.operations.bound import Bound
 from convgen.passes.bucket_gradients import BucketGradients
 from convgen.passes.network_contract import NetworkPass
+from convgen.passes.start_halos import StartHalos
 from convgen.plan.letters import Tensor, lay_out
 from convgen.plan.program.ranks import NetworkPlan, grids_of, plan_network
 from convgen.plan.program.written import program_of
@@ -36,7 +37,7 @@ from convgen.spec.network_plan import PlanFile
 from convgen.spec.source import locate
 
 LETTERS = {1: ("N",), 2: ("N", "C"), 3: ("N", "C", "W"), 4: ("N", "C", "H", "W"), 5: ("N", "C", "D", "H", "W")}
-PASSES: tuple[NetworkPass, ...] = (BucketGradients(),)
+PASSES: tuple[NetworkPass, ...] = (StartHalos(), BucketGradients())
 OF_NUMBERS = {1: ("N",), 2: ("N", "W"), 3: ("N", "H", "W"), 4: ("N", "D", "H", "W")}  # of labels: no channels
 
 

@@ -15,7 +15,8 @@ Source: DESIGN section 12.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from convgen.program.network import Bucket, Moved, Program, gradients, label
 from convgen.program.rows import PlacedRow
@@ -30,12 +31,14 @@ class Local:
     Attributes:
         name: the first value that it makes, or its gradient's.
         operands: of a gradient, those whose vjp it is.
+        part: of a row whose halo travels meanwhile: its interior, or its boundary.
     """
 
     name: str
     row: int
     placed: PlacedRow
     operands: tuple[int, ...] = ()
+    part: Literal["whole", "interior", "boundary"] = "whole"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +71,21 @@ def forward(program: Program) -> Iterator[Flow]:
     for m in program.forward():
         moved.setdefault((m.row, m.chain[0]), []).append(m)
     for i, row in enumerate(program.rows):
-        yield from moved.get((i, "fetch"), [])
-        yield Local(label(row), i, row)
+        yield from _row(Local(label(row), i, row), moved.get((i, "fetch"), []))
         yield from moved.get((i, "store"), [])
+
+
+def _row(whole: Local, fetch: list[Moved]) -> Iterator[Flow]:
+    """What a row fetches, and computes."""
+    early = [m for m in fetch if m.chain[1] == whole.placed.early]
+    yield from (Start(m.step, HALOS, (m,)) for m in early)
+    yield from (m for m in fetch if m not in early)
+    if not early:
+        yield whole
+        return
+    yield replace(whole, part="interior")
+    yield from (Wait(m.step) for m in early)
+    yield replace(whole, part="boundary")
 
 
 def backward(program: Program, *, of_inputs: bool = False) -> Iterator[Flow]:
@@ -91,17 +106,27 @@ def backward(program: Program, *, of_inputs: bool = False) -> Iterator[Flow]:
     yield from (Wait(bucket.name) for bucket in program.buckets)
 
 
-def _gradients(row: PlacedRow, number: int, wanted: list[bool]) -> Iterator[Local | Moved]:
+def _gradients(row: PlacedRow, number: int, wanted: list[bool]) -> Iterator[Flow]:
     """A row's gradients: what moves as `gradients` has it, and what is computed between."""
     steps = [*gradients(row, number, wanted)]
     base, names = label(row), row.signature.inputs
     for k, one in row.derived:
         if wanted[k]:
-            yield from (m for m in steps if m.chain[0] == f"derived {k} fetch")
-            yield Local(f"{base}.d{names[k].name}", number, one)
+            fetch = [m for m in steps if m.chain[0] == f"derived {k} fetch"]
+            yield from _row(Local(f"{base}.d{names[k].name}", number, one), fetch)
             yield from (m for m in steps if m.chain[0] == f"derived {k} store")
     back = tuple(k for k, chain in enumerate(row.back) if chain is not None and wanted[k])
-    if back:
-        yield from (m for m in steps if m.chain[0] == "given")
-        yield Local(f"{base}.d{','.join(names[k].name for k in back)}", number, row, back)
+    if not back:
+        return
+    yield from (m for m in steps if m.chain[0] == "given")
+    whole = Local(f"{base}.d{',d'.join(names[k].name for k in back)}", number, row, back)
+    if row.early is None:
+        yield whole
         yield from (m for m in steps if m.chain[0] == "back")
+        return
+    early = [m for m in steps if m.chain == ("back", row.early)]
+    yield replace(whole, part="boundary")
+    yield from (Start(m.step, HALOS, (m,)) for m in early)
+    yield replace(whole, part="interior")
+    yield from (m for m in steps if m.chain[0] == "back" and m not in early)
+    yield from (Wait(m.step) for m in early)

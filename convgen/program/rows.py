@@ -48,6 +48,7 @@ class PlacedRow:
         reads, makes: how operands and results are stored.
         back: by operand; None where there is no gradient, or a row of its own makes it.
         derived: by operand its gradient's row, and what that row reads: ("operand" | "result" | "gradient", number).
+        early: the operand whose halo travels while the row's interior is computed (program/early.py).
     """
 
     bound: Bound
@@ -60,6 +61,7 @@ class PlacedRow:
     given: tuple[Chain, ...]
     back: tuple[Chain | None, ...]
     derived: tuple[tuple[int, PlacedRow], ...] = ()
+    early: int | None = None
 
     @property
     def signature(self) -> Signature:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
@@ -37,6 +37,7 @@ from .conversions import (
 from .here import Here, held_at
 from .layout import Box, common, interval
 from .mesh import Place, coordinates
+from .pieces import Early
 from .splits import Plain, Split, axes_of
 from .transport import Group
 
@@ -147,15 +148,21 @@ class Stand(Plain):
     def at(self, place: Place) -> At:
         if place.me not in self._ats:
             here = coordinates(self, place.me)  # type: ignore[arg-type]
-            blocks = {i: interval(n, 1, self.row.roles.get(i, ()), self.grid, here) for i, n in self.signature.extents}
-            read = [[self._side(made, n, blocks) for made, n in zip(o.dims, o.shape, strict=True)]
-                    for o in self.signature.inputs]  # fmt: skip
-            self._ats[place.me] = At(
-                blocks,
-                tuple(tuple(wished for wished, _ in operand) for operand in read),
-                tuple(tuple(inside for _, inside in operand) for operand in read),
+            roles = self.row.roles
+            self._ats[place.me] = self.at_blocks(
+                {i: interval(n, 1, roles.get(i, ()), self.grid, here) for i, n in self.signature.extents}
             )
         return self._ats[place.me]
+
+    def at_blocks(self, blocks: dict[str, tuple[int, int]]) -> At:
+        """Where these blocks of the row's indices stand."""
+        read = [[self._side(made, n, blocks) for made, n in zip(o.dims, o.shape, strict=True)]
+                for o in self.signature.inputs]  # fmt: skip
+        return At(
+            blocks,
+            tuple(tuple(wished for wished, _ in operand) for operand in read),
+            tuple(tuple(inside for _, inside in operand) for operand in read),
+        )
 
     def _side(self, made: Made, extent: int, blocks: dict[str, tuple[int, int]]) -> Any:
         """Rows wished for, and those that there are, in the relation's numbering."""
@@ -167,7 +174,7 @@ class Stand(Plain):
         inside = (lo + parts[0][2], lo + parts[-1][2] + parts[-1][1] - parts[-1][0]) if parts else (lo, lo)
         return (lo, hi), inside
 
-    def nest(self, made: Made, blocks: dict[str, tuple[int, int]]) -> tuple[int, int]:
+    def nest(self, made: Made, blocks: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
         """Flat numbers of a nest of blocks, outermost first."""
         start, count = 0, 1
         for i in made.indices:
@@ -182,9 +189,16 @@ class Stand(Plain):
             for made, n in zip(result.dims, result.shape, strict=True)
         ]
 
-    def cut(self, k: int, tensor: Tensor, here: RowHere, at: At) -> Tensor:
+    def result_box(self, at: At) -> Box:
+        """Where what is made of these blocks stands in the first result."""
+        (result, *_) = self.signature.results
+        return tuple(
+            self.nest(made, at.blocks) if made.indices else (0, n)
+            for made, n in zip(result.dims, result.shape, strict=True)
+        )
+
+    def cut(self, k: int, tensor: Tensor, held: Box, at: At) -> Tensor:
         """Of what a rank has of an operand, the rows that local code takes, those that come round again behind."""
-        held = here.held(self.windows[k])
         for d, made in enumerate(self.signature.inputs[k].dims):
             (first, last), (lo, hi) = held[d], at.inside[k][d]
             if made.relation is None:
@@ -210,21 +224,28 @@ class Stand(Plain):
             buckets: that take gradients which this call's steps make.
         """
         here, at = RowHere(self, place, 0), self.at(place)  # type: ignore[arg-type]
+        taken = [t.detach() if k in self.derived else t for k, t in enumerate(operands)]
+        early = None if self.row.early is None else Early(self, here, self.row.early, taken[self.row.early])
         parts: list[Tensor] = []
-        for k, t in enumerate(operands):
-            t = t.detach() if k in self.derived else t
-            parts.append(self.cut(k, moved(t, self.fetch[k], self.back[k], here, buckets), here, at))
-        shapes = [self.made_shape(r, at) for r in self.signature.results]
-        empty = any(not p.numel() for p in parts) or not any(map(math.prod, shapes))
-        if empty and not self.signature.runs_empty:
-            made = tuple(self._nothing(r, s, parts) for r, s in zip(self.signature.results, shapes, strict=True))
-        else:
-            made = self.operation.local(self.row.way, at, *parts)
+        for k, t in enumerate(taken):
+            if k != self.row.early:
+                t = moved(t, self.fetch[k], self.back[k], here, buckets)
+                t = self.cut(k, t, here.held(self.windows[k]), at)
+            parts.append(t)
+        made = self.local(at, parts) if early is None else (early.made(parts),)
         results = tuple(moved(t, self.store[j], self.given[j], here, buckets) for j, t in enumerate(made))
         if self.derived and torch.is_grad_enabled() and any(operands[k].requires_grad for k in self.derived):
             attached = Attach.apply(self, place, buckets, len(results), *results, *operands)
             results = attached if isinstance(attached, tuple) else (attached,)
         return results
+
+    def local(self, at: At, parts: list[Tensor]) -> tuple[Tensor, ...]:
+        """What is made of these blocks."""
+        shapes = [self.made_shape(r, at) for r in self.signature.results]
+        empty = any(not p.numel() for p in parts) or not any(map(math.prod, shapes))
+        if empty and not self.signature.runs_empty:
+            return tuple(self._nothing(r, s, parts) for r, s in zip(self.signature.results, shapes, strict=True))
+        return self.operation.local(self.row.way, at, *parts)
 
     def _nothing(self, result: Operand, shape: list[int], parts: list[Tensor]) -> Tensor:
         """Where a rank has nothing to add; in the graph like any other, so that all come to the same gradients."""
@@ -272,6 +293,7 @@ class Row:
             `[N * H *] exchange(H) [N * H+ *] | [N * H+ *] exchange_add(H) [N * H *]`.
         makes: for each result how it is made and stored, and behind a bar how its gradient is fetched.
         derived: by operand the row that makes its gradient, and where that row finds its operands.
+        early: the operand whose halo travels while the row's interior is computed.
     """
 
     def __init__(
@@ -283,8 +305,9 @@ class Row:
         *,
         way: int = 0,
         derived: dict[int, tuple[Row, tuple[tuple[str, int], ...]]] | None = None,
+        early: int | None = None,
     ) -> None:
-        self.operation, self.way, self.derived = operation, way, derived or {}
+        self.operation, self.way, self.derived, self.early = operation, way, derived or {}, early
         pairs = (word.split("=") for word in roles.split())
         self.roles: dict[str, Axes] = {index: tuple(axes.strip("()").split(",")) for index, axes in pairs}
         self.fetch, self.back = _sides(reads)
