@@ -67,14 +67,19 @@ def interior_rows(row: PlacedRow, k: int, grid: Grid) -> NDArray[np.float64]:
             continue
         (index,) = made.indices
         lo, hi = sets.split(Dim(index, row.signature.extent[index]), roles.get(index, ()))
-        inside = np.zeros(grid.ranks)
-        for rank in range(grid.ranks):
-            rows = np.arange(int(lo[rank]), int(hi[rank]))
+        alike, which = np.unique(np.stack([lo, hi, held[:, d, 0], held[:, d, 1]], axis=1), axis=0, return_inverse=True)
+        inside = np.zeros(len(alike))
+        for n, (start, end, first_held, last_held) in enumerate(_quadruples(alike)):
+            rows: NDArray[np.int64] = np.arange(start, end, dtype=np.int64)
             first, last = made.relation.hull(*made.relation.window(rows, rows + 1), operand.shape[d])
-            fits = (first >= last) | ((first >= held[rank, d, 0]) & (last <= held[rank, d, 1]))
-            inside[rank] = np.count_nonzero(fits) / len(rows) if len(rows) else 0.0
-        share *= inside
+            fits = (first >= last) | ((first >= first_held) & (last <= last_held))
+            inside[n] = np.count_nonzero(fits) / len(rows) if len(rows) else 0.0
+        share *= inside[which.reshape(-1)]
     return share
+
+
+def _quadruples(rows: NDArray[np.int64]) -> list[tuple[int, int, int, int]]:
+    return [(int(a), int(b), int(c), int(d)) for a, b, c, d in rows]
 
 
 def started_early(row: PlacedRow, grid: Grid) -> PlacedRow:

@@ -105,6 +105,6 @@ class Buckets:
 def one_of(through: Tensor | None, total: Tensor) -> Tensor:
     """A sum; with what came through autograd, unless that is the zeros alone."""
     steps = [] if through is None else [s for s, n in zip(through.stride(), through.shape, strict=True) if n > 1]
-    if through is None or (steps and not any(steps)):
+    if through is None or (steps and not any(steps) and not through.requires_grad):
         return total
-    return through + total
+    return through + total  # with a graph, where gradients are to have gradients: that is refused further on
