@@ -27,7 +27,7 @@ from torch import nn
 
 from convgen.algebra.grid import Grid
 from convgen.cost.network import volume
-from convgen.network_compiler import CompiledNetwork, compile_network
+from convgen.network_compiler import CompiledNetwork, compile_network, without_flights
 from convgen.passes.bucket_gradients import BucketGradients
 from convgen.passes.start_halos import StartHalos
 from convgen.program.flow import Flow, Start, Wait, backward, forward
@@ -54,7 +54,7 @@ def _resnet(grid: tuple[tuple[str, int], ...]) -> CompiledNetwork:
 
 def with_passes(compiled: CompiledNetwork, *passes: Any) -> CompiledNetwork:
     def run(program: Program) -> Program:
-        program = replace(program, buckets=(), rows=tuple(map(_plain, program.rows)))
+        program = without_flights(program)
         for one in passes:
             program = one.run(program)
         return program
@@ -63,10 +63,6 @@ def with_passes(compiled: CompiledNetwork, *passes: Any) -> CompiledNetwork:
     other = replace(compiled.other, buckets=program.buckets)
     rows = [_like(b, a) for a, b in zip(program.rows, other.rows, strict=True)]
     return replace(compiled, program=program, other=replace(other, rows=tuple(rows)))
-
-
-def _plain(row: PlacedRow) -> PlacedRow:
-    return replace(row, early=None, derived=tuple((k, _plain(one)) for k, one in row.derived))
 
 
 def _like(row: PlacedRow, model: PlacedRow) -> PlacedRow:
