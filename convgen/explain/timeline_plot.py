@@ -44,5 +44,6 @@ def draw_timeline(title: str, timeline: Timeline) -> Canvas:
     for part, name in ((0.0, "0"), (timeline.forward_s, "backward"), (timeline.end_s, "end")):
         x = LEFT + part * scale
         canvas.line(x, 0.75, x, bottom, colour=GREY, line=0.5)
-        canvas.text(x, bottom + 0.12, f"{name} {part * 1e3:.2f} ms" if part else name, 7, align="center", colour=GREY)
+        align = "right" if name == "end" else "center"
+        canvas.text(x, bottom + 0.12, f"{name} {part * 1e3:.2f} ms" if part else name, 7, align=align, colour=GREY)
     return canvas
