@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -12,9 +13,10 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from free_networks import imported
 from generate import draws
 from test_networks_free import a_network
-from test_overlap import resnet
+from test_overlap import X, resnet, with_passes
 
 from convgen.algebra.grid import Grid
 from convgen.commands.main import cli
@@ -24,6 +26,7 @@ from convgen.cost.machines import load_machine
 from convgen.cost.rows import program_cost
 from convgen.cost.timeline import MAIN, simulate
 from convgen.errors import InputError
+from convgen.explain.measured import measured_text, read_measured
 from convgen.explain.timeline import trace
 from convgen.network_compiler import compile_network, without_flights
 from convgen.passes.bucket_gradients import BucketGradients
@@ -31,6 +34,7 @@ from convgen.passes.start_halos import StartHalos
 from convgen.plan.program.overlapped import overlapped
 from convgen.spec.exported import graph_of
 from convgen.spec.graph_file import write_graph
+from convgen.verify.virtual import World
 
 
 def a_machine(latency_s: float, bytes_per_s: float, launch_s: float = 1e-6) -> Machine:
@@ -211,3 +215,32 @@ def test_what_cant_be_simulated_is_refused(file: Path, tmp_path: Path) -> None:
         done = convgen("simulate", *words)
         assert isinstance(done.exception, InputError) and what in str(done.exception)
     assert convgen("simulate", file, "--grid", "N=2").exit_code == 2
+
+
+def test_a_recorded_step_beside_the_simulated_one(file: Path, tmp_path: Path) -> None:
+    compiled = with_passes(resnet({"H": 2}), StartHalos(), BucketGradients(0))
+    net = imported(compiled.package().files, tmp_path)
+
+    def program(end: Any) -> None:
+        mesh = net.init_mesh("cpu", transport=end)
+        model, x = net.Network(mesh), net.scatter("x", X, mesh)
+        with torch.profiler.profile() if end.rank == 0 else nullcontext() as profile:
+            model(x).square().sum().backward()
+        if profile is not None:
+            profile.export_chrome_trace(str(tmp_path / "measured.json"))
+
+    World(2).run(program)
+    measured = read_measured(tmp_path / "measured.json")
+    found = simulate(compiled.program, load_machine("cpu"), "float32")
+    lanes = {s.name: s.lane for s in found.spans if s.rank < 0}
+    for one in found.travelled:  # all of the program's steps, by their names
+        assert measured["move" if lanes[one.name] == MAIN else "wait", one.name] >= 0
+    assert {name for what, name in measured if what == "local"} >= {"conv1", "layer1_conv2"}
+    text = measured_text(found, measured)
+    assert "in all" in text and "not in the trace" not in text
+    done = convgen("simulate", file, "--machine", "cpu", "--grid", "H=2", "--measured", tmp_path / "measured.json")
+    assert done.exit_code == 0 and "measured ms" in done.stdout
+    for content, what in (("{", "not JSON"), ("{}", "no traceEvents"), ('{"traceEvents": []}', "nothing of a package")):
+        (tmp_path / "other.json").write_text(content)
+        done = convgen("simulate", file, "--machine", "cpu", "--grid", "H=2", "--measured", tmp_path / "other.json")
+        assert isinstance(done.exception, InputError) and what in str(done.exception)

@@ -14,7 +14,7 @@ from convgen.algebra.layout import Axes
 
 from .checks import refuse_vmap
 from .conversions import named
-from .lanes import Pending, begin
+from .lanes import Pending, begin, noted
 from .layout import block
 
 GRADIENTS = "gradients"
@@ -93,7 +93,7 @@ class Buckets:
             if bucket.name not in self.flying:
                 continue
             pending, shapes = self.flying.pop(bucket.name)
-            with named(bucket.name, "all_reduce", bucket.over, self.here):
+            with noted("wait", bucket.name), named(bucket.name, "all_reduce", bucket.over, self.here):
                 whole = pending.wait()
             parts = whole.split([s.numel() for s in shapes.values()])
             for (step, shape), part in zip(shapes.items(), parts, strict=True):

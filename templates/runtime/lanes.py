@@ -1,4 +1,5 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
 # (what torch leaves untyped or private, and calls by another signature than it declares)
 """Collectives in flight: started on a lane, and waited for later."""
 
@@ -8,12 +9,21 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from .mesh import shared
 from .transport import Group, Transport
+
+
+def noted(what: str, name: str) -> AbstractContextManager[Any]:
+    """A region that torch.profiler has as `convgen WHAT NAME`, where one is at work."""
+    if not torch.autograd._profiler_enabled():
+        return nullcontext()
+    return torch.profiler.record_function(f"convgen {what} {name}")
 
 
 class Pending(Protocol):

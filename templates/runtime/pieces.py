@@ -28,7 +28,7 @@ from convgen.operations.row import At
 
 from .blocks import Function
 from .conversions import missing, named, pack, unflat, within
-from .lanes import Pending, begin
+from .lanes import Pending, begin, noted
 from .layout import Box, common
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class Halo:
             return begin(self.here.place.transport, "exchange", packed, splits, group, HALOS)
 
     def _wait(self, step: str, boxes: Sequence[Box]) -> Iterator[tuple[Box, Tensor]]:
-        with named(step, "exchange", self.move.over, self.here):
+        with noted("wait", step), named(step, "exchange", self.move.over, self.here):
             got = self.pending.wait()
         for box, part in zip(boxes, got.split([self.here.layer.size(b, "") for b in boxes]), strict=True):
             if part.numel():

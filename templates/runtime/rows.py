@@ -35,6 +35,7 @@ from .conversions import (
     within,
 )
 from .here import Here, held_at
+from .lanes import noted
 from .layout import Box, common, interval
 from .mesh import Place, coordinates
 from .pieces import Early
@@ -105,6 +106,7 @@ class Stand(Plain):
 
     def __init__(self, row: Row, operation: Operation, net: Any, label: str) -> None:
         self.row, self.operation, self.signature = row, operation, operation.signatures[row.way]
+        self.label = label
         self.name, self.grid, self.sums, self.device = net.name, net.grid, net.sums, net.device
         self.dtype, self.wide = net.dtype, net.wide
         inputs, results = self.signature.inputs, self.signature.results
@@ -245,7 +247,8 @@ class Stand(Plain):
         empty = any(not p.numel() for p in parts) or not any(map(math.prod, shapes))
         if empty and not self.signature.runs_empty:
             return tuple(self._nothing(r, s, parts) for r, s in zip(self.signature.results, shapes, strict=True))
-        return self.operation.local(self.row.way, at, *parts)
+        with noted("local", self.label):
+            return self.operation.local(self.row.way, at, *parts)
 
     def _nothing(self, result: Operand, shape: list[int], parts: list[Tensor]) -> Tensor:
         """Where a rank has nothing to add; in the graph like any other, so that all come to the same gradients."""
@@ -405,23 +408,29 @@ def travel(tensor: Tensor, chain: Chain, here: RowHere, buckets: Buckets | None 
             return travel(tensor.to(torch.uint8), chain, here).bool()
         if buckets is not None and step in buckets:
             return buckets.give(step, tensor)
-        tensor = tensor.contiguous()
-        match kind:
-            case "slice":
-                tensor = take(tensor, src, dst, here)
-            case "all_gather":
-                tensor = all_gather(step, tensor, src, dst, over, here)
-            case "reduce_scatter":
-                tensor = reduce_scatter(step, tensor, src, dst, over, here)
-            case "all_reduce":
-                tensor = all_reduce(step, tensor, src, dst, over, here)
-            case "exchange_add":
-                tensor = exchange_add(step, tensor, src, dst, over, here)
-            case "merge":
-                tensor = merge(step, tensor, over, here)
-            case _:
-                tensor = rearrange(step, kind, tensor, src, dst, over, here)
+        with noted("move", step):
+            tensor = converted(tensor.contiguous(), Move(kind, over, src, dst, step), here)
     return tensor
+
+
+def converted(tensor: Tensor, move: Move, here: RowHere) -> Tensor:
+    """A tensor after one conversion."""
+    kind, over, src, dst, step = move
+    match kind:
+        case "slice":
+            return take(tensor, src, dst, here)
+        case "all_gather":
+            return all_gather(step, tensor, src, dst, over, here)
+        case "reduce_scatter":
+            return reduce_scatter(step, tensor, src, dst, over, here)
+        case "all_reduce":
+            return all_reduce(step, tensor, src, dst, over, here)
+        case "exchange_add":
+            return exchange_add(step, tensor, src, dst, over, here)
+        case "merge":
+            return merge(step, tensor, over, here)
+        case _:
+            return rearrange(step, kind, tensor, src, dst, over, here)
 
 
 def exchange_add(step: str, value: Tensor, src: Any, dst: Any, axes: Axes, here: RowHere) -> Tensor:
