@@ -72,7 +72,7 @@ def _free_row(draw: Random, bound: Bound, grid: Grid, known: Mapping[str, tuple[
 def free_network(draw: Random, graph: Graph, grid: Grid) -> CompiledNetwork:
     described = describe(graph.at(graph.batch))
     program = free_program(draw, graph, described, grid)
-    for one in (StartHalos(), BucketGradients(draw.choice([0, 1]))):
+    for one in (StartHalos(gradients=draw.choice(["pieces", "whole"])), BucketGradients(draw.choice([0, 1]))):
         program = one.run(program)
     other = program_like(program, describe(graph.at(other_batch(graph))))
     return CompiledNetwork(graph, described, program, other, None)

@@ -317,7 +317,7 @@ class _Writer:
         makes = [both(s, stored, g) for s, stored, g in zip(row.store, row.makes, row.given, strict=True)]
         sides = [_listed(reads, indent), _listed(makes, indent)]
         sides += [f"way={row.way}"] * bool(row.way)
-        sides += [f"early={row.early}"] * (row.early is not None)
+        sides += [f"early={row.early}"] * (row.early is not None) + ["split=False"] * (not row.split)
         inner: list[str] = []
         for k, one in row.derived:
             there = dict(other.derived)[k]

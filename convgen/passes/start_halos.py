@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from convgen.passes.network_contract import NetworkPass
-from convgen.program.early import started_early
+from convgen.program.early import in_one, started_early
 from convgen.program.network import Program, label
+from convgen.program.rows import PlacedRow
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class StartHalos(NetworkPass):
 
     Args:
         only: labels of rows, with commas; all by default.
+        gradients: that have rows of their own: in pieces; or `whole`, behind the other gradients of their row alone,
+            such as that of the input behind that of the filter.
 
     Source: [SP] IV-A, there in forward alone.
     """
@@ -33,10 +36,16 @@ class StartHalos(NetworkPass):
     name: ClassVar[str] = "start-halos"
 
     only: str = ""
+    gradients: Literal["pieces", "whole"] = "pieces"
 
     def run(self, program: Program) -> Program:
         names = self.only.split(",") if self.only else None
+        chosen = [names is None or label(row) in names for row in program.rows]
         rows = tuple(
-            started_early(row, program.grid) if names is None or label(row) in names else row for row in program.rows
+            self._early(row, program) if is_one else row for row, is_one in zip(program.rows, chosen, strict=True)
         )
         return program if rows == program.rows else replace(program, rows=rows)
+
+    def _early(self, row: PlacedRow, program: Program) -> PlacedRow:
+        found = started_early(row, program.grid)
+        return in_one(found) if self.gradients == "whole" else found

@@ -85,4 +85,11 @@ def _quadruples(rows: NDArray[np.int64]) -> list[tuple[int, int, int, int]]:
 def started_early(row: PlacedRow, grid: Grid) -> PlacedRow:
     """A row, and the rows of its gradients, with every halo early that may be."""
     derived = tuple((k, started_early(one, grid)) for k, one in row.derived)
-    return replace(row, early=may_start_early(row, grid), derived=derived)
+    return replace(row, early=may_start_early(row, grid), split=True, derived=derived)
+
+
+def in_one(row: PlacedRow) -> PlacedRow:
+    """The same, but gradients that have others of their row to travel behind are computed in one."""
+    others = len(row.derived) > 1 or any(b is not None for b in row.back)
+    derived = tuple((k, replace(one, split=not others or one.early is None)) for k, one in row.derived)
+    return replace(row, derived=derived)

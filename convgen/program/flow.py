@@ -77,15 +77,22 @@ def forward(program: Program) -> Iterator[Flow]:
 
 def _row(whole: Local, fetch: list[Moved]) -> Iterator[Flow]:
     """What a row fetches, and computes."""
+    yield from _started(whole, fetch)
+    yield from _rest(whole, fetch)
+
+
+def _started(whole: Local, fetch: list[Moved]) -> Iterator[Start]:
+    yield from (Start(m.step, HALOS, (m,)) for m in fetch if m.chain[1] == whole.placed.early)
+
+
+def _rest(whole: Local, fetch: list[Moved]) -> Iterator[Flow]:
+    """All but the start of what is early."""
     early = [m for m in fetch if m.chain[1] == whole.placed.early]
-    yield from (Start(m.step, HALOS, (m,)) for m in early)
     yield from (m for m in fetch if m not in early)
-    if not early:
-        yield whole
-        return
-    yield replace(whole, part="interior")
+    if early and whole.placed.split:
+        yield replace(whole, part="interior")
     yield from (Wait(m.step) for m in early)
-    yield replace(whole, part="boundary")
+    yield replace(whole, part="boundary") if early and whole.placed.split else whole
 
 
 def backward(program: Program, *, of_inputs: bool = False) -> Iterator[Flow]:
@@ -107,14 +114,30 @@ def backward(program: Program, *, of_inputs: bool = False) -> Iterator[Flow]:
 
 
 def _gradients(row: PlacedRow, number: int, wanted: list[bool]) -> Iterator[Flow]:
-    """A row's gradients: what moves as `gradients` has it, and what is computed between."""
+    """A row's gradients: what moves, and what is computed between. Those whose halo is early are finished behind the
+    others, last first, as autograd comes to their operands."""
     steps = [*gradients(row, number, wanted)]
     base, names = label(row), row.signature.inputs
-    for k, one in row.derived:
-        if wanted[k]:
-            fetch = [m for m in steps if m.chain[0] == f"derived {k} fetch"]
-            yield from _row(Local(f"{base}.d{names[k].name}", number, one), fetch)
-            yield from (m for m in steps if m.chain[0] == f"derived {k} store")
+    derived = {k: one for k, one in row.derived if wanted[k]}
+    whole = {k: Local(f"{base}.d{names[k].name}", number, one) for k, one in derived.items()}
+    fetch = {k: [m for m in steps if m.chain[0] == f"derived {k} fetch"] for k in derived}
+    store = {k: [m for m in steps if m.chain[0] == f"derived {k} store"] for k in derived}
+    early = [k for k, one in derived.items() if one.early is not None]
+    for k in early:
+        yield from _started(whole[k], fetch[k])
+    for k in derived:
+        if k not in early:
+            yield from _rest(whole[k], fetch[k])
+            yield from store[k]
+    yield from _vjp(row, number, wanted, steps)
+    for k in sorted(early, reverse=True):
+        yield from _rest(whole[k], fetch[k])
+        yield from store[k]
+
+
+def _vjp(row: PlacedRow, number: int, wanted: list[bool], steps: list[Moved]) -> Iterator[Flow]:
+    """Gradients that are made of local code's."""
+    base, names = label(row), row.signature.inputs
     back = tuple(k for k, chain in enumerate(row.back) if chain is not None and wanted[k])
     if not back:
         return

@@ -45,7 +45,7 @@ class Share(NamedTuple):
 
 
 class Pieces(NamedTuple):
-    """An interior, if there is one, and the boundary around it."""
+    """An interior, if there is one, and the boundary around it; or all of it, where a row is not split."""
 
     interior: Share | None
     boundary: tuple[Share, ...]
@@ -56,7 +56,7 @@ def pieces_of(stand: Stand, here: RowHere, k: int) -> Pieces:
     at, held = stand.at(here.place), here.held(stand.fetch[k][0].src)
     rows = {made.indices[0]: d for d, made in enumerate(stand.signature.inputs[k].dims) if made.relation is not None}
     inner = {i: _inner(stand, k, d, at.blocks[i], held[d]) for i, d in rows.items()}
-    if any(hi <= lo for lo, hi in inner.values()):
+    if not stand.row.split or any(hi <= lo for lo, hi in inner.values()):
         return Pieces(None, (_piece(stand, here, k, at.blocks),))
     sides: list[Share] = []
     blocks = dict(at.blocks)

@@ -76,6 +76,7 @@ class Move(NamedTuple):
 
 
 Chain = tuple[Move, ...]
+Slots = dict[int, list[Callable[[], tuple[Tensor, ...]]]]  # by operand, what finishes its gradient
 
 
 class RowHere(Here):
@@ -225,21 +226,34 @@ class Stand(Plain):
         Args:
             buckets: that take gradients which this call's steps make.
         """
+        return self.begun(place, operands, buckets)()
+
+    def begun(
+        self, place: Place, operands: Sequence[Tensor], buckets: Buckets | None
+    ) -> Callable[[], tuple[Tensor, ...]]:
+        """The same in two: its halo is under way, if it is early; what is returned does the rest."""
         here, at = RowHere(self, place, 0), self.at(place)  # type: ignore[arg-type]
+        asked = [k for k in self.derived if torch.is_grad_enabled() and operands[k].requires_grad]
+        slots: Slots = {k: [] for k in asked if self.derived[k].row.early is not None}
+        operands = [Later.apply(t, slots[k]) if k in slots else t for k, t in enumerate(operands)]
         taken = [t.detach() if k in self.derived else t for k, t in enumerate(operands)]
         early = None if self.row.early is None else Early(self, here, self.row.early, taken[self.row.early])
-        parts: list[Tensor] = []
-        for k, t in enumerate(taken):
-            if k != self.row.early:
-                t = moved(t, self.fetch[k], self.back[k], here, buckets)
-                t = self.cut(k, t, here.held(self.windows[k]), at)
-            parts.append(t)
-        made = self.local(at, parts) if early is None else (early.made(parts),)
-        results = tuple(moved(t, self.store[j], self.given[j], here, buckets) for j, t in enumerate(made))
-        if self.derived and torch.is_grad_enabled() and any(operands[k].requires_grad for k in self.derived):
-            attached = Attach.apply(self, place, buckets, len(results), *results, *operands)
-            results = attached if isinstance(attached, tuple) else (attached,)
-        return results
+
+        def rest() -> tuple[Tensor, ...]:
+            parts: list[Tensor] = []
+            for k, t in enumerate(taken):
+                if k != self.row.early:
+                    t = moved(t, self.fetch[k], self.back[k], here, buckets)
+                    t = self.cut(k, t, here.held(self.windows[k]), at)
+                parts.append(t)
+            made = self.local(at, parts) if early is None else (early.made(parts),)
+            results = tuple(moved(t, self.store[j], self.given[j], here, buckets) for j, t in enumerate(made))
+            if asked:
+                attached = Attach.apply(self, place, buckets, slots, len(results), *results, *operands)
+                results = attached if isinstance(attached, tuple) else (attached,)
+            return results
+
+        return rest
 
     def local(self, at: At, parts: list[Tensor]) -> tuple[Tensor, ...]:
         """What is made of these blocks."""
@@ -267,22 +281,26 @@ class Stand(Plain):
         operands: Any,
         needed: Sequence[bool],
         buckets: Buckets | None,
+        slots: Slots,
     ) -> list[Tensor | None]:
-        """Of the operands that have rows for them, from the gradients of the results.
+        """Of the operands that have rows for them, from the gradients of the results. Those whose halo is started early
+        come first, and are finished behind the others, in their slots.
 
         Args:
             needed: by operand.
         """
         found: list[Tensor | None] = [None] * len(operands)
-        for k, one in self.derived.items():
-            if not needed[k]:
-                continue
+        for k in sorted((k for k in self.derived if needed[k]), key=lambda k: k not in slots):
+            one = self.derived[k]
             reads: list[Tensor] = []
             for kind, j in self.row.derived[k][1]:
                 dy = dys[j] if kind == "gradient" else None
                 t = operands[j] if kind == "operand" else results[j] if kind == "result" else dy
                 reads.append(torch.zeros_like(results[j]) if t is None else t)
-            (found[k],) = one.run(place, reads, buckets)
+            if k in slots:
+                slots[k].append(one.begun(place, reads, buckets))
+            else:
+                (found[k],) = one.run(place, reads, buckets)
         return found
 
 
@@ -296,7 +314,8 @@ class Row:
             `[N * H *] exchange(H) [N * H+ *] | [N * H+ *] exchange_add(H) [N * H *]`.
         makes: for each result how it is made and stored, and behind a bar how its gradient is fetched.
         derived: by operand the row that makes its gradient, and where that row finds its operands.
-        early: the operand whose halo travels while the row's interior is computed.
+        early: the operand whose halo travels while the row's interior is computed; or, of a gradient that is not
+            `split`, while other gradients of its row are.
     """
 
     def __init__(
@@ -309,8 +328,9 @@ class Row:
         way: int = 0,
         derived: dict[int, tuple[Row, tuple[tuple[str, int], ...]]] | None = None,
         early: int | None = None,
+        split: bool = True,
     ) -> None:
-        self.operation, self.way, self.derived, self.early = operation, way, derived or {}, early
+        self.operation, self.way, self.derived, self.early, self.split = operation, way, derived or {}, early, split
         pairs = (word.split("=") for word in roles.split())
         self.roles: dict[str, Axes] = {index: tuple(axes.strip("()").split(",")) for index, axes in pairs}
         self.fetch, self.back = _sides(reads)
@@ -369,17 +389,43 @@ class Travel(Function):
         return dx, None, None, None, None
 
 
+class Later(Function):
+    """An operand whose gradient is begun in Attach's backward and finished here, after all that autograd comes to
+    between: the other gradients of its row."""
+
+    @staticmethod
+    def forward(operand: Tensor, slot: list[Any]) -> Tensor:
+        return operand.view_as(operand)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _, ctx.slot = inputs
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *values: Any) -> Any:
+        raise TypeError("vmap over a network is not supported")
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor | None) -> Any:
+        assert gradient is None  # Attach alone reads the operand
+        if not ctx.slot:
+            return None, None
+        (found,) = ctx.slot.pop()()
+        return found, None
+
+
 class Attach(Function):
     """Results as they are; gradients of some operands from rows of their own."""
 
     @staticmethod
-    def forward(stand: Stand, place: Place, buckets: Buckets | None, count: int, *values: Tensor) -> Any:
+    def forward(stand: Stand, place: Place, buckets: Buckets | None, slots: Slots, count: int, *values: Tensor) -> Any:
         results = tuple(t.view_as(t) for t in values[:count])
         return results if count > 1 else results[0]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.stand, ctx.place, ctx.buckets, ctx.count, *values = inputs
+        ctx.stand, ctx.place, ctx.buckets, ctx.slots, ctx.count, *values = inputs
         ctx.save_for_backward(*values)
         outputs = output if isinstance(output, tuple) else (output,)
         ctx.mark_non_differentiable(*(t for t in outputs if not t.is_floating_point()))
@@ -395,10 +441,10 @@ class Attach(Function):
         results, operands = values[: ctx.count], values[ctx.count :]
         dys = tuple(None if g is None else g.contiguous() for g in dys)
         with torch.autocast(ctx.stand.device, enabled=False):  # where all of backward runs under it
-            needed = ctx.needs_input_grad[4 + ctx.count :]
-            found = ctx.stand.gradients(ctx.place, dys, results, operands, needed, ctx.buckets)
+            needed = ctx.needs_input_grad[5 + ctx.count :]
+            found = ctx.stand.gradients(ctx.place, dys, results, operands, needed, ctx.buckets, ctx.slots)
         through = tuple(g if r.is_floating_point() else None for g, r in zip(dys, results, strict=True))
-        return None, None, None, None, *through, *found
+        return None, None, None, None, None, *through, *found
 
 
 def travel(tensor: Tensor, chain: Chain, here: RowHere, buckets: Buckets | None = None) -> Tensor:

@@ -1,9 +1,7 @@
 """What of a network's communication travels meanwhile: by the timeline, and only where that is faster.
 
-| tried | is |
-|---|---|
-| buckets | one for all gradients, or of 1, 5 or 25 MiB |
-| halos | rows whose interior takes longer than what a halo behind it saves costs: alone, or with buckets |
+Tried are buckets (one for all gradients, or of 1, 5 or 25 MiB), halos of rows where that saves more than pieces cost
+(gradients with rows of their own in pieces too, or behind the other gradients of their row), and both.
 
 Source: DESIGN section 12.
 """
@@ -11,15 +9,17 @@ Source: DESIGN section 12.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from convgen.cost.machine import Machine
 from convgen.cost.rows import Price
 from convgen.cost.timeline import local_seconds, moved_seconds, simulate
 from convgen.passes.bucket_gradients import BucketGradients
 from convgen.passes.start_halos import StartHalos
-from convgen.program.flow import HALOS, Flow, Local, Start, backward, forward
-from convgen.program.network import Program, label
+from convgen.program.flow import Flow, Local, Start, Wait, backward, forward
+from convgen.program.network import Moved, Program, label
 
+HALOS = (StartHalos(), StartHalos(gradients="whole"))
 BUCKETS = (BucketGradients(0), BucketGradients(1), BucketGradients(5), BucketGradients(25))
 
 
@@ -33,43 +33,49 @@ def overlapped(program: Program, machine: Machine, dtype: str) -> Program:
 
 
 def _candidates(program: Program, machine: Machine, dtype: str) -> Iterator[Program]:
-    only = ",".join(sorted(worth_starting(program, Price(program.grid, machine, dtype))))
-    halos = StartHalos(only).run(program) if only else program
-    if halos is not program:
-        yield halos
-    for base in (program,) if halos is program else (program, halos):
+    price = Price(program.grid, machine, dtype)
+    bases = [program]
+    for how in HALOS:
+        only = ",".join(sorted(worth_starting(program, how, price)))
+        halos = replace(how, only=only).run(program) if only else program
+        if halos not in bases:
+            bases.append(halos)
+            yield halos
+    for base in bases:
         for one in BUCKETS:
             packed = one.run(base)
             if packed.buckets:
                 yield packed
 
 
-def worth_starting(program: Program, price: Price) -> set[str]:
-    """Rows whose halos are hidden by more than what their pieces cost."""
-    early = StartHalos().run(program)
-    saved: dict[str, float] = {}
+def worth_starting(program: Program, how: StartHalos, price: Price) -> set[str]:
+    """Rows whose halos are hidden, by what is computed between their start and their wait, by more than pieces cost."""
+    early = how.run(program)
     plain = _local(program, price)
-    pieces = _local(early, price)
+    saved: dict[int, float] = {}
     for steps in (forward(early), backward(early)):
+        flying: dict[str, tuple[Moved, float]] = {}
         for step in steps:
-            if isinstance(step, Start) and step.lane == HALOS:
-                (m,) = step.moved
-                name = label(program.rows[m.row])
-                saved[name] = saved.get(name, 0.0) + min(moved_seconds(price, m), pieces[m.row][1])
-    for i, row in enumerate(program.rows):
-        if label(row) in saved:
-            saved[label(row)] -= pieces[i][0] - plain[i][0]
-    return {name for name, seconds in saved.items() if seconds > 0}
+            match step:
+                case Start():
+                    flying[step.name] = step.moved[0], 0.0
+                case Local():
+                    least = float(local_seconds(price, step).min())
+                    flying = {name: (m, behind + least) for name, (m, behind) in flying.items()}
+                case Wait():
+                    m, behind = flying.pop(step.name)
+                    saved[m.row] = saved.get(m.row, 0.0) + min(moved_seconds(price, m), behind)
+                case Moved():
+                    pass
+    pieces = _local(early, price)
+    return {label(program.rows[i]) for i, seconds in saved.items() if seconds > pieces[i] - plain[i]}
 
 
-def _local(program: Program, price: Price) -> dict[int, tuple[float, float]]:
-    """By row, seconds of its local work, forward and backward, and those of an interior."""
-    found: dict[int, tuple[float, float]] = {}
+def _local(program: Program, price: Price) -> dict[int, float]:
+    """By row, seconds of its local work, forward and backward."""
+    found: dict[int, float] = {}
     steps: list[Flow] = [*forward(program), *backward(program)]
     for step in steps:
         if isinstance(step, Local):
-            seconds = local_seconds(price, step)
-            whole, interior = found.get(step.row, (0.0, 0.0))
-            most = max(interior, float(seconds.min())) if step.part == "interior" else interior
-            found[step.row] = whole + float(seconds.max()), most
+            found[step.row] = found.get(step.row, 0.0) + float(local_seconds(price, step).max())
     return found
