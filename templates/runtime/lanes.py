@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -17,6 +19,8 @@ from torch import Tensor
 
 from .mesh import shared
 from .transport import Group, Transport
+
+SETTLED_S = 2.0  # at the most
 
 
 def noted(what: str, name: str) -> AbstractContextManager[Any]:
@@ -37,7 +41,7 @@ class Flight:
 
     def __init__(self, collective: Callable[[], Tensor]) -> None:
         self._collective: Callable[[], Tensor] | None = collective
-        self._over = threading.Event()
+        self.over = threading.Event()
         self._result: Tensor | None = None
         self._error: Exception | None = None
 
@@ -49,10 +53,10 @@ class Flight:
         except Exception as error:  # of whoever waits
             self._error = error
         del collective  # before the starter goes on: it may be the last thing that the process does
-        self._over.set()
+        self.over.set()
 
     def wait(self) -> Tensor:
-        self._over.wait()
+        self.over.wait()
         if self._error is not None:
             raise self._error
         assert self._result is not None
@@ -80,14 +84,29 @@ class Lane:
         self.end.lane = name
         self._flights: queue.SimpleQueue[Flight | None] = queue.SimpleQueue()
         threading.Thread(target=fly, args=(self._flights,), name=f"convgen {name}", daemon=True).start()
-        # Not at the interpreter's end, where a thread that wakes up and frees tensors would abort the process.
-        weakref.finalize(self, self._flights.put, None).atexit = False
+        settled = partial(settle, self._flights)
+        atexit.register(settled)
+        weakref.finalize(self, end_lane, self._flights, settled).atexit = False
 
     def start(self, kind: str, tensor: Tensor, splits: Any, group: Group) -> Flight:
         self.end.process_group(group.ranks)  # made here: groups of the same ranks are told apart by their order
         flight = Flight(lambda: getattr(self.end, kind)(tensor, splits, group))
         self._flights.put(flight)
         return flight
+
+
+def settle(flights: queue.SimpleQueue[Flight | None]) -> None:
+    """Before the interpreter ends, let what is in flight end: a thread that comes back from it then aborts the process.
+    Not for long: whoever is waited for may be gone."""
+    last = Flight(lambda: torch.empty(0))
+    flights.put(last)
+    last.over.wait(SETTLED_S)
+
+
+def end_lane(flights: queue.SimpleQueue[Flight | None], settled: Callable[[], None]) -> None:
+    """Nobody will start anything any more."""
+    atexit.unregister(settled)
+    flights.put(None)
 
 
 def fly(flights: queue.SimpleQueue[Flight | None]) -> None:
