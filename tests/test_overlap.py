@@ -131,7 +131,6 @@ class Smooth(nn.Module):
     [
         ({"H": 3}, 2, False, "pieces"),
         ({"H": 2, "W": 2}, 2, True, "pieces"),
-        ({"H": 2, "W": 2}, 2, True, "whole"),
         ({"D": 2, "H": 1, "W": 2}, 3, False, "pieces"),
         ({"D": 2}, 3, True, "whole"),
     ],
@@ -176,7 +175,7 @@ class OwnGradients(NetworkPass):
 def test_a_rank_without_a_boundary_takes_part(tmp_path: Path) -> None:
     """Rows of a stride of 2 and K = 2 read nothing of the rank above; and one rank may have no interior."""
     torch.manual_seed(2)
-    for kernel, stride, pad, rows in ((3, 2, 1, 8), (3, 1, 1, 3), (2, 1, 0, 9)):
+    for kernel, stride, pad, rows in ((3, 1, 1, 3), (2, 2, 0, 9)):
         module = nn.Sequential(nn.Conv2d(2, 3, kernel, stride, pad), nn.Tanh(), nn.Conv2d(3, 2, 3, 1, 1)).double()
         given = module_of(module, torch.randn(2, 2, rows, 6, dtype=torch.float64))
         errors = check(given, {"H": 2}, passes=(StartHalos(), BucketGradients(0)))
@@ -207,7 +206,7 @@ class Late:
         return late
 
 
-@pytest.mark.parametrize("seed", range(draws(3)))
+@pytest.mark.parametrize("seed", range(draws(2)))
 def test_random_networks_whatever_the_delays(seed: int, tmp_path: Path) -> None:
     draw = Random(f"delays {seed}")
     module, x = a_network(draw)
@@ -229,8 +228,7 @@ def test_random_networks_whatever_the_delays(seed: int, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("streams", ["pairs", "one"])
-def test_started_in_one_order_on_all_ranks(tmp_path: Path, streams: str) -> None:
+def test_started_in_one_order_on_all_ranks(tmp_path: Path) -> None:
     """Groups [0, 1], [2, 3], [0, 2], [1, 3] and all: run strictly in the order of their starts, none waits for ever."""
     compiled = resnet({"N": 2, "H": 2}, StartHalos(), BucketGradients(1))
     net = imported(compiled.package().files, tmp_path)
@@ -240,7 +238,7 @@ def test_started_in_one_order_on_all_ranks(tmp_path: Path, streams: str) -> None
         def start(self, kind: str, tensor: Any, splits: Any, group: Any, lane: str) -> Any:
             return runtime.Landed(getattr(self, kind)(tensor, splits, group))
 
-    found = InOrder(runtime, 4, streams=streams, transport=InPlace).run(step_of(net))
+    found = InOrder(runtime, 4, streams="one", transport=InPlace).run(step_of(net))
     assert all(equal(a, b) for a, b in zip(found, World(4).run(step_of(net)), strict=True))
 
 
@@ -380,6 +378,7 @@ def test_a_transport_without_start_is_as_before(tmp_path: Path) -> None:
 # ---- The verifier ----
 
 
+@cache
 def program_of() -> Program:
     return resnet({"N": 1, "H": 2}, StartHalos(), BucketGradients(0)).program
 
