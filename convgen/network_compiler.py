@@ -5,6 +5,7 @@
 | read (spec/graph_file, spec/exported) | a graph file, or a PyTorch module | Graph: calls of ATen's operators |
 | describe (spec/aten) | Graph | rows: operations bound to values |
 | lay out (plan/letters, plan/program) | rows, a grid's letters or a machine | Program: roles, storage, what moves |
+| overlap (plan/program/overlapped) | Program | what travels meanwhile, where a timeline is shorter |
 | emit (emit/network) | Program | the package's files |
 """
 
@@ -22,6 +23,7 @@ from convgen.errors import InputError
 from convgen.knobs import verify_schedules
 from convgen.operations.bound import Bound
 from convgen.plan.letters import Tensor, lay_out
+from convgen.plan.program.overlapped import overlapped
 from convgen.plan.program.ranks import NetworkPlan, grids_of, plan_network
 from convgen.plan.program.written import program_of
 from convgen.program.network import FLOATS, Program
@@ -55,9 +57,7 @@ class CompiledNetwork:
 
     @property
     def dtype(self) -> str:
-        """Of what is computed: the first parameter's or input's of floats."""
-        values = (*self.graph.parameters, *self.graph.inputs)
-        return next((v.dtype for v in values if v.dtype in FLOATS), "float32")
+        return _dtype(self.graph)
 
     def package(self, *, constants: bool = False) -> Package:
         """The generated files."""
@@ -94,6 +94,7 @@ def compile_network(
     algorithm: str | None = None,
     *,
     machine: Machine | None = None,
+    overlap: Machine | None = None,
     command: str = "",
 ) -> CompiledNetwork:
     """Lay out a network by the letters of a grid, or by price.
@@ -102,6 +103,7 @@ def compile_network(
         algorithm: a named one; by default the one with the grid's letters; auto: every value and row as the search for
             the least modelled seconds finds, whatever the axes are called.
         machine: what `auto` models; by default one node of the target's kind.
+        overlap: the machine for which it is chosen what travels meanwhile; by default the same.
     Raises:
         InputError: no such algorithm, an operator that can't be run, or an axis that no dimension carries.
     """
@@ -116,12 +118,14 @@ def compile_network(
         program = _planned(graph, described, [grid], chosen, most).program
     else:
         program = lay_out(*network_parts(graph, described), grid, algorithm)
-    return _compiled(graph, described, program, algorithm, command)
+    return _compiled(graph, described, program, algorithm, command, overlap or machine)
 
 
-def compile_plan(graph: Graph, plan: PlanFile, *, command: str = "") -> CompiledNetwork:
+def compile_plan(graph: Graph, plan: PlanFile, *, overlap: Machine | None = None, command: str = "") -> CompiledNetwork:
     """A network as a plan's file lays it out.
 
+    Args:
+        overlap: the machine for which it is chosen what travels meanwhile.
     Raises:
         InputError: it is another network's plan, or its layouts can't work.
     """
@@ -130,7 +134,7 @@ def compile_plan(graph: Graph, plan: PlanFile, *, command: str = "") -> Compiled
         program = program_of(plan, *network_parts(graph, described))
     except InputError as error:
         raise locate(error, plan.source) from None
-    return _compiled(graph, described, program, "plan", command)
+    return _compiled(graph, described, program, "plan", command, overlap)
 
 
 def plan_graph(
@@ -144,7 +148,7 @@ def plan_graph(
     described = _described(graph)
     most = memory_bytes or (int(machine.memory_bytes) if machine.memory_bytes else None)
     found = _planned(graph, described, [grid] if grid is not None else grids_of(ranks, machine), machine, most)
-    return _compiled(graph, described, found.program, "auto", ""), found
+    return _compiled(graph, described, found.program, "auto", "", machine), found
 
 
 def sample_parallelism(compiled: CompiledNetwork) -> Program | None:
@@ -169,8 +173,14 @@ def _described(graph: Graph) -> Described:
 
 
 def _compiled(
-    graph: Graph, described: Described, program: Program, algorithm: str | None, command: str
+    graph: Graph,
+    described: Described,
+    program: Program,
+    algorithm: str | None,
+    command: str,
+    machine: Machine | None,
 ) -> CompiledNetwork:
+    program = overlapped(program, machine or load_machine("cpu"), _dtype(graph))
     if verify_schedules():
         verify_network(program)
     other = program_like(program, describe(graph.at(other_batch(graph))))
@@ -180,8 +190,21 @@ def _compiled(
 def _planned(
     graph: Graph, described: Described, grids: Sequence[Grid], machine: Machine, memory_bytes: int | None = None
 ) -> NetworkPlan:
-    dtype = next((v.dtype for v in (*graph.parameters, *graph.inputs) if v.dtype in FLOATS), "float32")
-    return plan_network(*network_parts(graph, described), grids, machine, dtype, memory_bytes)
+    return plan_network(*network_parts(graph, described), grids, machine, _dtype(graph), memory_bytes)
+
+
+def _dtype(graph: Graph) -> str:
+    """Of what is computed: the first parameter's or input's of floats."""
+    return next((v.dtype for v in (*graph.parameters, *graph.inputs) if v.dtype in FLOATS), "float32")
+
+
+def without_flights(program: Program) -> Program:
+    """The same, with every collective waited for at once."""
+    return replace(program, buckets=(), rows=tuple(_at_once(row) for row in program.rows))
+
+
+def _at_once(row: PlacedRow) -> PlacedRow:
+    return replace(row, early=None, split=True, derived=tuple((k, _at_once(one)) for k, one in row.derived))
 
 
 def network_parts(

@@ -9,7 +9,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -19,8 +19,9 @@ from torch import nn
 from torch.utils._pytree import tree_flatten
 
 from convgen.algebra.grid import Grid
-from convgen.cost.network import records
+from convgen.cost.network import volume as volume_of
 from convgen.network_compiler import CompiledNetwork, compile_network
+from convgen.passes.network_contract import NetworkPass
 from convgen.spec.exported import graph_of
 from convgen.spec.graph import Graph
 from convgen.verify.virtual import World
@@ -67,12 +68,23 @@ class Errors:
 
 
 def check(
-    given: Imported, grid: Mapping[str, int], *, reference: Callable[..., Any] | None = None, seed: int = 0
+    given: Imported,
+    grid: Mapping[str, int],
+    *,
+    reference: Callable[..., Any] | None = None,
+    seed: int = 0,
+    passes: Sequence[NetworkPass] = (),
 ) -> Errors:
-    """Compiles for a grid and compares outputs, gradients, buffers and bytes with the module's (or `reference`'s)."""
+    """Compiles for a grid and compares outputs, gradients, buffers and bytes with the module's (or `reference`'s).
+
+    Args:
+        passes: that the program goes through as well.
+    """
     module, graph = given.module, given.graph
     start = perf_counter()
     compiled = compile_network(graph, Grid(tuple(grid.items())))
+    for one in passes:
+        compiled = replace(compiled, program=one.run(compiled.program), other=one.run(compiled.other))
     files = compiled.package().files
     seconds = perf_counter() - start
     buffers = {n: b.clone() for n, b in module.named_buffers()}
@@ -162,12 +174,9 @@ def check(
 
 def volume(compiled: CompiledNetwork, forward: Sequence[Any], backward: Sequence[Any]) -> str:
     """The first difference between bytes counted and said, in whatever order."""
-    program = compiled.program
-    for name, moved, counted in (
-        ("forward", program.forward(), forward),
-        ("backward", program.backward(of_inputs=True), backward),
-    ):
-        steps = records(program, moved)
+    said_of = volume_of(compiled.program, of_inputs=True)
+    for name, counted in (("forward", forward), ("backward", backward)):
+        steps = said_of[name]
         for rank, got in enumerate(counted):
             said = Counter((s["collective"], s["bytes_sent_per_rank"][rank]) for s in steps)
             if (more := Counter(got)) != said:

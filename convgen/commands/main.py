@@ -21,6 +21,7 @@ from convgen.commands.explain import explain_command
 from convgen.commands.import_ import import_command
 from convgen.commands.network import network_command
 from convgen.commands.plan import plan_command
+from convgen.commands.simulate import simulate_command
 from convgen.commands.sw26010 import sw26010
 from convgen.commands.tune import INTERRUPTED, tune
 from convgen.errors import InputError
@@ -45,7 +46,7 @@ def cli() -> None:
 
 for command in (
     calibrate_command, check_command, compile_command, explain_command, import_command, network_command, plan_command,
-    sw26010, tune,
+    simulate_command, sw26010, tune,
 ):  # fmt: skip
     cli.add_command(command)
 

@@ -19,6 +19,7 @@ from convgen.spec.source import locate
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from convgen.cost.machine import Machine
     from convgen.network_compiler import CompiledNetwork
 
 LAYERS_ONLY = {
@@ -61,11 +62,13 @@ def compile_graphs(
     dtype: str | None,
     target: str | None,
     machine: str | None = None,
+    overlap: Machine | None = None,
     **others: Any,
 ) -> list[CompiledFile]:
     """Every network of the files, laid out by the letters of the grid, by price, or as a plan says.
 
     Args:
+        overlap: the machine for which it is chosen what travels meanwhile; by default the one that is modelled.
         others: options that layers have; refused where they are given.
     """
     name = files[0]
@@ -108,10 +111,10 @@ def compile_graphs(
         try:
             command = f"convgen compile {Path(file).name}{said}"
             if plan is not None:
-                made = compile_plan(graph, plan, command=command)
+                made = compile_plan(graph, plan, overlap=overlap, command=command)
             else:
                 where = Grid(tuple(axes.items()))
-                made = compile_network(graph, where, algorithm, machine=chosen, command=command)
+                made = compile_network(graph, where, algorithm, machine=chosen, overlap=overlap, command=command)
         except InputError as error:
             raise locate(error, graph.source_file) from None
         found.append(CompiledFile(file, made, tensors))

@@ -2,23 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
+from convgen.algebra.blocks import block
 from convgen.algebra.grid import Grid
-from convgen.cost.moving import sent_elements
-from convgen.program.network import FLOATS, Moved, Program
+from convgen.algebra.index_sets import volume as volume_of
+from convgen.cost.moving import Counts, sent_elements
+from convgen.program.flow import GRADIENTS, Flow, Start, backward, forward
+from convgen.program.network import FLOATS, Bucket, Moved, Program
 from convgen.program.rows import PlacedRow, index_sets
 
 
 def volume(program: Program, *, of_inputs: bool = False) -> dict[str, list[dict[str, Any]]]:
     """Bytes that each rank sends in each step of "forward" and "backward"; slices send nothing and are left out.
 
+    A bucket is one step where it is started; "of" names those that it stands for, "lane" what it travels on.
+
     Args:
         of_inputs: whether inputs want gradients, too.
     """
-    backward = program.backward(of_inputs=of_inputs)
-    return {"forward": records(program, program.forward()), "backward": records(program, backward)}
+    return {
+        "forward": sent(program, forward(program)),
+        "backward": sent(program, backward(program, of_inputs=of_inputs)),
+    }
+
+
+def sent(program: Program, steps: Iterable[Flow]) -> list[dict[str, Any]]:
+    """Of some steps of a program, in VOLUME's form, in the order in which they are started."""
+    found: list[dict[str, Any]] = []
+    for step in steps:
+        if isinstance(step, Moved):
+            found += _record(program, step)
+        elif isinstance(step, Start) and step.bucket is not None:
+            found.append(bucket_record(program, step.bucket, step.moved))
+        elif isinstance(step, Start):
+            found += [r | {"lane": step.lane} for moved in step.moved for r in _record(program, moved)]
+    return found
+
+
+def bucket_record(program: Program, bucket: Bucket, moved: Sequence[Moved]) -> dict[str, Any]:
+    """One all-reduce of all that is in a bucket, by the block rule over its element count."""
+    grid, size = program.grid, element_bytes(bucket.dtype)
+    counts = bucket_elements(program, moved)
+    ranks = grid.over(bucket.over)
+    place = np.zeros(grid.ranks, dtype=np.int64)
+    for axis in grid.ordered(bucket.over):
+        place = place * grid.sizes[axis] + grid.coordinates[axis]
+    lo, hi = block(np.zeros_like(counts), counts, ranks, place)
+    return {
+        "step": bucket.name,
+        "collective": "all_reduce",
+        "axes": list(bucket.over),
+        "bytes_sent_per_rank": [int(n) * size for n in counts + (ranks - 2) * (hi - lo)],
+        "of": [m.step for m in moved],
+        "lane": GRADIENTS,
+    }
+
+
+def bucket_elements(program: Program, moved: Iterable[Moved]) -> Counts:
+    """By rank, elements of the gradients of these steps."""
+    found = np.zeros(program.grid.ranks, dtype=np.int64)
+    for m in moved:
+        found += volume_of(index_sets(m.placed.signature, program.grid).held(m.conversion.src))
+    return found
 
 
 def records(program: Program, steps: Iterable[Moved]) -> list[dict[str, Any]]:

@@ -113,6 +113,12 @@ def price_on(grid: Grid, machine: Machine, dtype: str) -> Price:
 @lru_cache(maxsize=1 << 14)
 def work(operation: Operation, way: int, roles: tuple[tuple[str, Axes], ...], grid: Grid) -> Work:
     """Flops and elements of the rank that has most of each."""
+    done = work_by_rank(operation, way, roles, grid)
+    return Work(int(np.max(done.flops)), int(np.max(done.elements)))
+
+
+def work_by_rank(operation: Operation, way: int, roles: tuple[tuple[str, Axes], ...], grid: Grid) -> Work:
+    """Flops and elements, arrays over ranks."""
     signature, nests = operation.signatures[way], dict(roles)
     sets = index_sets(signature, grid)
     zero = np.zeros(grid.ranks, dtype=np.int64)
@@ -124,8 +130,7 @@ def work(operation: Operation, way: int, roles: tuple[tuple[str, Axes], ...], gr
     )
     where: Any = (blocks, inside, inside)  # arrays over ranks, where a rank has numbers
     at = At(*where)
-    done = operation.work(way, at)
-    return Work(int(np.max(done.flops)), int(np.max(done.elements)))
+    return operation.work(way, at)
 
 
 def _side(made: Made, extent: int, blocks: Mapping[str, Spans], zero: Counts) -> Spans:

@@ -145,10 +145,17 @@ class _Writer:
             "arguments": ", ".join(f"{n}: Tensor" for n in g.inputs),
             "body": body,
             "constants": g.constants,
+            "buckets": self._buckets(),
         }
         text = environment().get_template("network.py.jinja").render(**context)
-        names = sorted(self.used | {"BatchNorm", "Row", "Run", "Net", "NetworkModule", "clip_grad_norm_", "Block"})
+        always = {"BatchNorm", "Row", "Run", "Net", "NetworkModule", "clip_grad_norm_", "Block"}
+        names = sorted(self.used | always | {"Bucket"} if p.buckets else self.used | always)
         return text, names
+
+    def _buckets(self) -> list[tuple[str, Axes, list[tuple[str, str]]]]:
+        """Of each its name, its axes, and steps with the parameters whose gradients they are of."""
+        parameters = {m.step: m.value for m in self.program.backward()}
+        return [(b.name, b.over, [(s, parameters[s]) for s in b.steps]) for b in self.program.buckets]
 
     def _header(self) -> list[str]:
         p = self.program
@@ -233,7 +240,7 @@ class _Writer:
         row = self.program.rows[i]
         makes = [relative(v, start) if v else "_" for v in row.bound.makes]
         operands = [self._operand(v, prefix, start) for v in row.bound.reads]
-        name = relative(label(row), start)
+        name = within(label(row), start)
         call = plain_call(row, operands, self._may_be_overwritten(i))
         if not call:
             arguments = [self._constant(i), f'"{name}"', *operands]
@@ -279,7 +286,11 @@ class _Writer:
         name = self.rows.setdefault(text, constant("batch_norm", self.rows.values()))
         x, y = self._operand(rows[0].bound.reads[0], prefix, start), relative(rows[2].bound.makes[0], start)
         module, made = norm.module.removeprefix(prefix), self._typed(rows[2].bound.makes[0])
-        return [*(f"# {c}" for c in travels(rows)), f'{y} = run.batch_norm({name}, "{y}", {x}, "{module}")  # {made}']
+        called = within(label(rows[2]), start)
+        return [
+            *(f"# {c}" for c in travels(rows)),
+            f'{y} = run.batch_norm({name}, "{called}", {x}, "{module}")  # {made}',
+        ]
 
     def _typed(self, value: str) -> str:
         return entries(self.program.values[value].stored)
@@ -306,6 +317,7 @@ class _Writer:
         makes = [both(s, stored, g) for s, stored, g in zip(row.store, row.makes, row.given, strict=True)]
         sides = [_listed(reads, indent), _listed(makes, indent)]
         sides += [f"way={row.way}"] * bool(row.way)
+        sides += [f"early={row.early}"] * (row.early is not None) + ["split=False"] * (not row.split)
         inner: list[str] = []
         for k, one in row.derived:
             there = dict(other.derived)[k]
@@ -445,6 +457,13 @@ def relative(value: str, start: str) -> str:
     """A value's name in its block's function."""
     found = value.removeprefix(start) if start and value.startswith(start) and value != start else value
     return identifier(found if not found[:1].isdigit() else f"_{found}")
+
+
+def within(value: str, start: str) -> str:
+    """A value's name as a row of its block's function has it: Run.step says which one it is."""
+    if not start or value.startswith(start):
+        return value.removeprefix(start)
+    return "" if f"{value}_" == start else f"/{value}"
 
 
 def constant(name: str, taken: Collection[str]) -> str:

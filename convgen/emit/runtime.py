@@ -22,7 +22,9 @@ PARTS = (
 )  # fmt: skip
 
 # Only networks have these.
-NETWORK_PARTS: tuple[str, ...] = ("rows", "network")
+NETWORK_PARTS: tuple[str, ...] = (
+    "splits", "lanes", "buckets", "pieces", "rows", "net", "checkpoints", "run", "inside", "network",
+)  # fmt: skip
 
 HEAD = ('"""', "import ", "from ", "if ")  # what a part begins with, which no module gets
 

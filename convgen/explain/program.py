@@ -51,12 +51,13 @@ def program_cost_text(compiled: CompiledNetwork) -> str:
     """Bytes of every step, and in all."""
     program = compiled.program
     lines = [_heading(compiled)]
-    for part, found in (("forward", program.forward()), ("backward", program.backward())):
-        several = steps(program, found)
+    for part, several in volume(program).items():
         table = [("step", "collective", "over", "bytes", "busiest rank")]
-        table += [(s.name, s.collective, ",".join(s.axes), f"{s.total:,}", f"{max(s.ranks):,}") for s in several]
-        total = f"{sum(s.total for s in several):,}"
-        table.append(("in all", "", "", total, f"{_busiest(several, program):,}"))
+        for s in several:
+            sent: list[int] = s["bytes_sent_per_rank"]
+            name = s["step"] + (f" ({number_of(len(s['of']), 'gradient')})" if "of" in s else "")
+            table.append((name, s["collective"], ",".join(s["axes"]), f"{sum(sent):,}", f"{max(sent):,}"))
+        table.append(("in all", "", "", f"{_total(several):,}", f"{_busiest(several, program):,}"))
         lines += ["", part, *_columns(table, right=(3, 4))]
     return "\n".join([*lines, "", f"{NOTE}; the busiest is the rank that sends most"])
 
@@ -70,15 +71,18 @@ def program_cost_json(compiled: CompiledNetwork) -> dict[str, Any]:
         "algorithm": compiled.algorithm,
         "volume": volume(program),
     }
-    for part, found in (("forward", program.forward()), ("backward", program.backward())):
-        several = steps(program, found)
-        said[f"{part}_bytes"] = sum(s.total for s in several)
+    for part, several in volume(program).items():
+        said[f"{part}_bytes"] = _total(several)
         said[f"{part}_bytes_busiest_rank"] = _busiest(several, program)
     return said | {"whole": [one.plain() for one in whole_calls(compiled.graph, compiled.described)]}
 
 
-def _busiest(several: Sequence[Step], program: Program) -> int:
-    return max((sum(s.ranks[r] for s in several) for r in range(program.grid.ranks)), default=0)
+def _total(several: Sequence[dict[str, Any]]) -> int:
+    return sum(sum(s["bytes_sent_per_rank"]) for s in several)
+
+
+def _busiest(several: Sequence[dict[str, Any]], program: Program) -> int:
+    return max((sum(s["bytes_sent_per_rank"][r] for s in several) for r in range(program.grid.ranks)), default=0)
 
 
 # ---- Explain: a line a row ----

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from convgen.algebra.grid import Grid
+from convgen.algebra.layout import Axes
 from convgen.algebra.redistribute import Conversion
 from convgen.operations.bound import Bound
 from convgen.program.rows import Chain, PlacedRow, Stored
@@ -53,11 +54,27 @@ class Moved:
     conversion: Conversion
 
 
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Sums of parameters' gradients that travel as one all-reduce: started when the last of its addends is there, and
+    waited for when backward returns.
+
+    Attributes:
+        steps: the all-reduces that it stands for, in the order in which backward comes to them.
+    """
+
+    name: str
+    over: Axes
+    dtype: str
+    steps: tuple[str, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Program:
     """A network on a grid.
 
     Attributes:
+        buckets: in the order in which they are started.
         updates: (buffer, value that it becomes after a step of training).
         outputs: (name, value).
     """
@@ -68,6 +85,7 @@ class Program:
     rows: tuple[PlacedRow, ...]
     updates: tuple[tuple[str, str], ...]
     outputs: tuple[tuple[str, str], ...]
+    buckets: tuple[Bucket, ...] = ()
 
     def forward(self) -> Iterator[Moved]:
         """Conversions of the forward pass, in order."""

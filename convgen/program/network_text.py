@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 
+from convgen.program.flow import Flow, Local, Start, Wait, backward, forward
 from convgen.program.network import Moved, Program, Value
 
 
@@ -13,20 +14,9 @@ def show(program: Program) -> str:
     for kind in ("input", "parameter", "buffer", "constant"):
         lines += [f"  {kind} {typed(v)}" for v in program.values.values() if v.kind == kind]
     lines.append("  forward:")
-    moved = _by_row(program.forward())
-    for i, row in enumerate(program.rows):
-        lines += [_step(m) for m in moved.get((i, "fetch"), [])]
-        makes = ", ".join(f"%{v or '_'}" for v in row.bound.makes)
-        reads = ", ".join(f"%{v}" for v in row.bound.reads)
-        roles = " ".join(f"{i}={','.join(a)}" for i, a in row.roles)
-        way = f" way={row.way}" if row.way else ""
-        text = f"    {makes} = {row.bound.operation.name} {reads}{way}" + (f" {{{roles}}}" if roles else "")
-        stored = [typed(program.values[v]) for v in row.bound.makes if v]
-        lines.append(f"{text} : {', '.join(stored)}")
-        lines += [_step(m) for m in moved.get((i, "store"), [])]
+    lines += [text for step in forward(program) for text in _flow(step, program)]
     lines.append("  backward:")
-    for m in program.backward():
-        lines.append(_step(m))
+    lines += [text for step in backward(program) for text in _flow(step)]
     lines += [f"  update %{b} = %{v}" for b, v in program.updates]
     lines += [f"  return {n} = %{v}" for n, v in program.outputs]
     return "\n".join([*lines, "}", ""])
@@ -37,11 +27,39 @@ def typed(value: Value) -> str:
     return f"{value.name}[{axes}]"
 
 
-def _by_row(steps: Iterable[Moved]) -> dict[tuple[int, str], list[Moved]]:
-    found: dict[tuple[int, str], list[Moved]] = {}
-    for m in steps:
-        found.setdefault((m.row, m.chain[0]), []).append(m)
-    return found
+def _flow(step: Flow, program: Program | None = None) -> Iterator[str]:
+    """What moves, is started and is waited for, and what ranks compute: in backward only of rows in pieces.
+
+    Args:
+        program: whose forward pass it is of.
+    """
+    match step:
+        case Moved():
+            yield _step(step)
+        case Start():
+            if step.bucket is None:
+                yield _step(step.moved[0]).replace(" = ", " = start ", 1)
+            else:
+                of = ", ".join(f"%{m.step}" for m in step.moved)
+                yield f"    %{step.name} = start all_reduce {of} over={','.join(step.bucket.over)}"
+        case Wait():
+            yield f"    wait %{step.name}"
+        case Local():
+            if program is not None:
+                yield _local(step, program)
+            elif step.part != "whole":
+                yield f"    %{step.name} = {step.placed.bound.operation.name} gradient {step.part}"
+
+
+def _local(step: Local, program: Program) -> str:
+    row = step.placed
+    makes = ", ".join(f"%{v or '_'}" for v in row.bound.makes)
+    reads = ", ".join(f"%{v}" for v in row.bound.reads)
+    roles = " ".join(f"{i}={','.join(a)}" for i, a in row.roles)
+    way = f" way={row.way}" if row.way else ""
+    part = f" {step.part}" * (step.part != "whole")
+    text = f"    {makes} = {row.bound.operation.name} {reads}{way}{part}" + (f" {{{roles}}}" if roles else "")
+    return f"{text} : {', '.join(typed(program.values[v]) for v in row.bound.makes if v)}"
 
 
 def _step(m: Moved) -> str:

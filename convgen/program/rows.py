@@ -48,6 +48,8 @@ class PlacedRow:
         reads, makes: how operands and results are stored.
         back: by operand; None where there is no gradient, or a row of its own makes it.
         derived: by operand its gradient's row, and what that row reads: ("operand" | "result" | "gradient", number).
+        early: the operand whose halo travels while the row's interior is computed (program/early.py); or, of a
+            gradient that is not `split`, while other gradients of its row are.
     """
 
     bound: Bound
@@ -60,6 +62,8 @@ class PlacedRow:
     given: tuple[Chain, ...]
     back: tuple[Chain | None, ...]
     derived: tuple[tuple[int, PlacedRow], ...] = ()
+    early: int | None = None
+    split: bool = True
 
     @property
     def signature(self) -> Signature:

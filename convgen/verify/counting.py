@@ -14,11 +14,12 @@ HASH_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What one rank sent in one collective."""
+    """What one rank sent in one collective; `lane`: on which it was started, "" where it was waited for at once."""
 
     collective: str
     group: tuple[int, ...]
     bytes: int
+    lane: str = ""
 
 
 def is_identity(tensor: Tensor) -> bool:
@@ -26,11 +27,11 @@ def is_identity(tensor: Tensor) -> bool:
     return tensor.dtype == torch.uint8 and tensor.numel() == HASH_BYTES  # masks are bytes, too
 
 
-def count(kind: str, tensor: Tensor, splits: Sequence[Any], ranks: tuple[int, ...], rank: int) -> Sent:
+def count(kind: str, tensor: Tensor, splits: Sequence[Any], ranks: tuple[int, ...], rank: int, lane: str = "") -> Sent:
     """The record of a call of a transport's collective `kind` by `rank`, one of the group's `ranks`."""
     me = ranks.index(rank)
     mine: int = splits[0][me] if kind in ("all_to_all", "exchange") else splits[me]
     gathered = (len(ranks) - 1) * mine
     rest = tensor.numel() - mine
     elements = {"all_gather": gathered, "all_reduce": rest + gathered}.get(kind, rest)
-    return Sent(kind, ranks, elements * tensor.element_size())
+    return Sent(kind, ranks, elements * tensor.element_size(), lane)

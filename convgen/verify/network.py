@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from convgen.cost.network import records, volume
+from convgen.cost.network import volume
 from convgen.network_compiler import CompiledNetwork
 from convgen.packages import files_of, forget_package, load_package, runtime_of
 from convgen.verify.network_program import KINDS, LATER, Given, RankRun, given_of, run_rank, truth_of
@@ -166,17 +166,21 @@ def _run_processes(path: Path, ranks: int, given: Given, timeout_s: float) -> li
 
 
 def _uncounted(compiled: CompiledNetwork, runs: Sequence[RankRun], sent: Mapping[str, list[Any]]) -> str:
-    """The first collective that VOLUME doesn't have, in autograd's order; with and without gradients of inputs."""
-    program = compiled.program
-    parts = {**sent, "backward of inputs, too": records(program, program.backward(of_inputs=True))}
+    """The first collective that VOLUME doesn't have, in autograd's order; with and without gradients of inputs.
+    Each lane has an order of its own."""
+    parts = {**sent, "backward of inputs, too": volume(compiled.program, of_inputs=True)["backward"]}
     for part, steps in parts.items():
         for rank, run in enumerate(runs):
-            expected = [(s["collective"], s["bytes_sent_per_rank"][rank]) for s in steps]
-            for k, (one, other) in enumerate(zip(expected, run.sent.get(part, expected), strict=False)):
-                if one != tuple(other):
-                    return f"{part}, rank {rank}: {steps[k]['step']} is {one} in VOLUME, {tuple(other)} was sent"
-            if len(expected) != len(run.sent.get(part, expected)):
-                return f"{part}, rank {rank}: {len(run.sent[part])} collectives, {len(expected)} in VOLUME"
+            known = [(s["collective"], s["bytes_sent_per_rank"][rank], s.get("lane", "")) for s in steps]
+            found = [tuple(one) for one in run.sent.get(part, known)]
+            for lane in sorted({one[2] for one in (*known, *found)}):
+                said, went = ([one for one in all_of_it if one[2] == lane] for all_of_it in (known, found))
+                names = [s["step"] for s in steps if s.get("lane", "") == lane]
+                for name, one, other in zip(names, said, went, strict=False):
+                    if one != other:
+                        return f"{part}, rank {rank}: {name} is {one[:2]} in VOLUME, {other[:2]} was sent"
+                if len(said) != len(went):
+                    return f"{part}, rank {rank}: {len(went)} collectives, {len(said)} in VOLUME"
     return ""
 
 

@@ -55,11 +55,11 @@ class RankRun:
     """What a rank has at the end.
 
     Attributes:
-        sent: by part of a step, (collective, bytes) in order.
+        sent: by part of a step, (collective, bytes, lane) in order.
     """
 
     results: Results
-    sent: dict[str, list[tuple[str, int]]] = field(default_factory=dict[str, "list[tuple[str, int]]"])
+    sent: dict[str, list[tuple[str, int, str]]] = field(default_factory=dict[str, "list[tuple[str, int, str]]"])
 
 
 def given_of(graph: Graph, tensors: Mapping[str, Tensor], seed: int = 0) -> Given:
@@ -185,7 +185,7 @@ def run_rank(package: Any, given: Given, mesh: Any, sent: list[Any]) -> RankRun:
     """
     net, local = package.NET, runtime_of(package).local
     here, graph = net.here(mesh), given.graph
-    held: dict[str, list[tuple[str, int]]] = {}
+    held: dict[str, list[tuple[str, int, str]]] = {}
     found: Results = {kind: {} for kind in KINDS}
     model = package.Network(mesh)
     model.load_full({n: t for n, t in given.state.items() if n in net.state})
@@ -209,8 +209,9 @@ def run_rank(package: Any, given: Given, mesh: Any, sent: list[Any]) -> RankRun:
         middle = len(sent)
         _backward(outputs, {n: package.scatter(n, g, mesh) for n, g in given.gradients[k].items()})
         if k < 2:
-            held["forward"] = [(s.collective, s.bytes) for s in sent[start:middle]]
-            held["backward" if k else "backward of inputs, too"] = [(s.collective, s.bytes) for s in sent[middle:]]
+            held["forward"] = [(s.collective, s.bytes, s.lane) for s in sent[start:middle]]
+            part = "backward" if k else "backward of inputs, too"
+            held[part] = [(s.collective, s.bytes, s.lane) for s in sent[middle:]]
         if k == 0:
             for n, y in outputs.items():
                 put(OUTPUTS, n, y)

@@ -131,7 +131,7 @@ def count_calls(module: ModuleType, sent: list[Sent]) -> None:
             run = getattr(super(), kind)
             if self.inside or is_identity(tensor):
                 return run(tensor, splits, group)
-            sent.append(count(kind, tensor, splits, group.ranks, self.rank))
+            sent.append(count(kind, tensor, splits, group.ranks, self.rank, getattr(self, "lane", "")))
             self.inside = True
             try:
                 return run(tensor, splits, group)

@@ -20,6 +20,7 @@ from torch import Tensor
 from convgen.verify.counting import Sent, count, is_identity
 
 Splits = Sequence[int]
+Key = tuple[tuple[int, ...], str, int]  # of a collective: its group, its lane, and which one of them it is
 Result = TypeVar("Result")
 
 
@@ -62,7 +63,7 @@ class World:
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
         self._lock = threading.Condition()
-        self._meetings: dict[tuple[tuple[int, ...], int], _Meeting] = {}
+        self._meetings: dict[Key, _Meeting] = {}
         self._waiting: dict[int, tuple[str, tuple[int, ...], _Meeting]] = {}
         self._live: set[int] = set()
         self._error: BaseException | None = None
@@ -102,11 +103,9 @@ class World:
             raise self._error
         return [results[r] for r in range(self.ranks)]
 
-    def meet(
-        self, rank: int, number: int, group: tuple[int, ...], kind: str, tensor: Tensor, splits: tuple[Splits, ...]
-    ) -> list[tuple[Tensor, tuple[tuple[int, ...], ...]]]:
-        """Hand in this rank's part of the group's collective `number`; the parts of all, in the group's order."""
-        key = (group, number)
+    def come(self, rank: int, key: Key, kind: str, tensor: Tensor, splits: tuple[Splits, ...]) -> None:
+        """Hand in this rank's part of a collective; it may go on."""
+        group = key[0]
         with self._lock:
             if rank not in self._live:
                 raise Deadlock(f"rank {rank} calls {kind} of ranks {group}, but its world is not running")
@@ -114,7 +113,16 @@ class World:
             # A copy: the sender may go on and change its tensor before the last member has read it.
             meeting.calls[rank] = (kind, tensor.clone(), tuple(tuple(s) for s in splits))
             if len(meeting.calls) == len(group):
+                for other in group:  # those who wait for it are on their way, though they may not know yet
+                    if other in self._waiting and self._waiting[other][2] is meeting:
+                        self._waiting.pop(other)
                 self._lock.notify_all()
+
+    def leave(self, rank: int, key: Key, kind: str) -> list[tuple[Tensor, tuple[tuple[int, ...], ...]]]:
+        """The parts of all of a collective's group, in its order, once they are there."""
+        group = key[0]
+        with self._lock:
+            meeting = self._meetings[key]
             while len(meeting.calls) < len(group):
                 self._waiting[rank] = (kind, group, meeting)
                 self._look_for_deadlock()
@@ -123,9 +131,6 @@ class World:
                 if self._error is not None:
                     self._waiting.pop(rank, None)
                     raise PeerFailed(f"rank {rank}, in {kind} of ranks {group}: {self._error}") from self._error
-            self._waiting.pop(rank, None)
-            for other in group:
-                self._waiting.pop(other, None)
             kinds = {r: meeting.calls[r][0] for r in group}
             if len(set(kinds.values())) > 1:
                 raise Mismatch(f"ranks {group} are in different collectives: {kinds}")
@@ -162,6 +167,16 @@ def wait_for_end(thread: threading.Thread) -> None:
         time.sleep(0.0005)
 
 
+class Flight:
+    """A collective that a rank has started."""
+
+    def __init__(self, finish: Callable[[], Tensor]) -> None:
+        self._finish = finish
+
+    def wait(self) -> Tensor:
+        return self._finish()
+
+
 class VirtualTransport:
     """One rank's end of a `World`; satisfies the protocol of generated modules and counts what it sends."""
 
@@ -169,52 +184,62 @@ class VirtualTransport:
         self.rank, self.size = rank, world.ranks
         self.sent: list[Sent] = []
         self._world = world
-        self._numbers: dict[tuple[int, ...], int] = {}
+        self._numbers: dict[tuple[tuple[int, ...], str], int] = {}
 
-    def _meet(
-        self, kind: str, tensor: Tensor, splits: tuple[Splits, ...], group: Group
-    ) -> list[tuple[Tensor, tuple[tuple[int, ...], ...]]]:
+    def start(self, kind: str, tensor: Tensor, splits: Any, group: Group, lane: str) -> Flight:
+        """A collective that meets the others' of its lane; this rank goes on meanwhile."""
+        both = kind in ("all_to_all", "exchange")
+        key = self._hand_in(kind, tensor, splits if both else (splits,), group, lane)
+        return Flight(lambda: self._result(kind, splits, group, self._world.leave(self.rank, key, kind)))
+
+    def _hand_in(self, kind: str, tensor: Tensor, splits: tuple[Splits, ...], group: Group, lane: str = "") -> Key:
         if tensor.dim() != 1 or (tensor.numel() != sum(splits[0]) and kind != "all_gather"):
             raise Mismatch(f"rank {self.rank}: {kind} of {tuple(tensor.shape)} with splits {splits[0]}")
-        number = self._numbers.get(group.ranks, 0)
-        self._numbers[group.ranks] = number + 1
-        return self._world.meet(self.rank, number, group.ranks, kind, tensor, splits)
-
-    def _count(self, kind: str, tensor: Tensor, splits: Sequence[Any], group: Group) -> None:
         if not is_identity(tensor):
-            self.sent.append(count(kind, tensor, splits, group.ranks, self.rank))
+            both = kind in ("all_to_all", "exchange")
+            self.sent.append(count(kind, tensor, splits if both else splits[0], group.ranks, self.rank, lane))
+        number = self._numbers.get((group.ranks, lane), 0)
+        self._numbers[group.ranks, lane] = number + 1
+        key = (group.ranks, lane, number)
+        self._world.come(self.rank, key, kind, tensor, splits)
+        return key
+
+    def _now(self, kind: str, tensor: Tensor, splits: Any, group: Group) -> Tensor:
+        return self.start(kind, tensor, splits, group, "").wait()
 
     def all_gather(self, tensor: Tensor, splits: Splits, group: Group) -> Tensor:
-        self._count("all_gather", tensor, splits, group)
-        parts = self._meet("all_gather", tensor, (splits,), group)
-        self._agree("all_gather", [p.numel() for p, _ in parts], list(splits), group)
-        return torch.cat([p for p, _ in parts])
+        return self._now("all_gather", tensor, splits, group)
 
     def reduce_scatter(self, tensor: Tensor, splits: Splits, group: Group) -> Tensor:
-        me = group.ranks.index(self.rank)
-        self._count("reduce_scatter", tensor, splits, group)
-        parts = self._meet("reduce_scatter", tensor, (splits,), group)
-        self._agree("reduce_scatter", [s for _, (s,) in parts], [tuple(splits)] * len(parts), group)
-        return self._sum([torch.split(p, list(splits))[me] for p, _ in parts], group)
+        return self._now("reduce_scatter", tensor, splits, group)
 
     def all_reduce(self, tensor: Tensor, splits: Splits, group: Group) -> Tensor:
-        self._count("all_reduce", tensor, splits, group)
-        parts = self._meet("all_reduce", tensor, (splits,), group)
-        self._agree("all_reduce", [s for _, (s,) in parts], [tuple(splits)] * len(parts), group)
-        return self._sum([p for p, _ in parts], group)
+        return self._now("all_reduce", tensor, splits, group)
 
     def all_to_all(self, tensor: Tensor, splits: tuple[Splits, Splits], group: Group) -> Tensor:
-        return self._move("all_to_all", tensor, splits, group)
+        return self._now("all_to_all", tensor, splits, group)
 
     def exchange(self, tensor: Tensor, splits: tuple[Splits, Splits], group: Group) -> Tensor:
-        return self._move("exchange", tensor, splits, group)
+        return self._now("exchange", tensor, splits, group)
 
-    def _move(self, kind: str, tensor: Tensor, splits: tuple[Splits, Splits], group: Group) -> Tensor:
+    def _result(
+        self, kind: str, splits: Any, group: Group, parts: list[tuple[Tensor, tuple[tuple[int, ...], ...]]]
+    ) -> Tensor:
+        """Of what all have handed in."""
         me = group.ranks.index(self.rank)
-        self._count(kind, tensor, splits, group)
-        parts = self._meet(kind, tensor, splits, group)
-        self._agree(kind, [to[me] for _, (to, _) in parts], list(splits[1]), group)
-        return torch.cat([torch.split(p, list(to))[me] for p, (to, _) in parts])
+        match kind:
+            case "all_gather":
+                self._agree(kind, [p.numel() for p, _ in parts], list(splits), group)
+                return torch.cat([p for p, _ in parts])
+            case "reduce_scatter":
+                self._agree(kind, [s for _, (s,) in parts], [tuple(splits)] * len(parts), group)
+                return self._sum([torch.split(p, list(splits))[me] for p, _ in parts], group)
+            case "all_reduce":
+                self._agree(kind, [s for _, (s,) in parts], [tuple(splits)] * len(parts), group)
+                return self._sum([p for p, _ in parts], group)
+            case _:
+                self._agree(kind, [to[me] for _, (to, _) in parts], list(splits[1]), group)
+                return torch.cat([torch.split(p, list(to))[me] for p, (to, _) in parts])
 
     def _agree(self, kind: str, got: Sequence[object], expected: Sequence[object], group: Group) -> None:
         if got != expected:

@@ -21,5 +21,18 @@ A file an idea; those that `import` one another run down this list, and types ma
     conv_module  a layer as torch.nn.Module
     layer        what a module says of its layer, and what users call
 
-What depends on the layer comes in a Layer. No file knows convgen.
+Networks have, beside these:
+
+    splits       blocks of tensors, and their text
+    lanes        collectives in flight: started on a lane, and waited for later
+    buckets      gradients of parameters that are summed together while backward goes on
+    pieces       rows in pieces: the interior while the halo travels, then the boundary
+    rows         rows of a network on this rank: what moves for them, and where their local code stands
+    net          what a package says of its network, and what users call
+    checkpoints  activation checkpointing: all ranks compute again at the same place
+    run          a network's rows in one call of it
+    inside       parameters of a call as plain blocks
+    network      a network as torch.nn.Module
+
+What depends on the layer comes in a Layer, on the network in a Net. Of convgen, files know what is pasted with them.
 """

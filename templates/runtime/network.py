@@ -5,376 +5,30 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor
 
-from .blocks import Around, Block, Function, fits_ddp
+from .blocks import Block, fits_ddp
+from .buckets import Bucket, Buckets
+from .checkpoints import is_kept_elsewhere, kept
 from .checks import agree, identify, refuse_forward_mode, refuse_vmap
 from .clipping import local
 from .conv_module import refuse_whole_state
-from .conversions import all_gather, copy_parts
-from .layout import Box
-from .mesh import Place, make_mesh, place_key, places
-from .parameters import as_dtensor, as_held, find_placements
-from .rows import ENTRY, Row, RowHere, Split, block_of
-from .transport import Transport
+from .inside import InsideAll
+from .net import Net, gathered
+from .parameters import as_dtensor, as_held
+from .rows import RowHere
+from .run import Called, Run
+from .splits import block_of
 
 MASKS = 4096  # calls whose backward pass may be to come
-Size = int | str  # of a dimension; "N", "2*N": so many times the samples
-
-
-def sized(shape: Sequence[Size], batch: int) -> tuple[int, ...]:
-    """A shape for so many samples."""
-    return tuple(n if isinstance(n, int) else int(n.removesuffix("N").removesuffix("*") or 1) * batch for n in shape)
-
-
-class Net:
-    """What a package says of its network.
-
-    Args:
-        spec, schedule: the network in a graph file's keys, and its program's text; alike on all ranks of a mesh.
-        batch: the number of samples that it was compiled for.
-        values: inputs and outputs: shape and layout, `[N * H *]`.
-        state: parameters and buffers: the same, how torch fills them, and a buffer's dtype ("" for a parameter).
-    """
-
-    channels_last = False
-    copy = staticmethod(copy_parts)
-
-    def __init__(
-        self,
-        name: str,
-        *,
-        file: str,
-        grid: dict[str, int],
-        batch: int,
-        dtype: torch.dtype,
-        device: str,
-        sums: str,
-        identity: str,
-        values: Mapping[str, tuple[Sequence[Size], str]],
-        state: Mapping[str, tuple[Sequence[Size], str, str, str]],
-    ) -> None:
-        self.name, self.file, self.grid, self.batch = name, file, grid, batch
-        self.dtype, self.device, self.sums, self.state = dtype, device, sums, state
-        self.values = {**values, **{n: (shape, text) for n, (shape, text, _, _) in state.items()}}
-        self.wide = torch.float64 if dtype == torch.float64 else torch.float32
-        self.identity = hashlib.sha256(identity.encode()).digest()
-        self.stored = {n: self.split(n, batch) for n in self.values}
-        self._placements: dict[Any, list[Shard | Replicate] | None] = {}
-
-    def split(self, name: str, batch: int) -> Split:
-        shape, text = self.values[name]
-        entries = [ENTRY.fullmatch(e) for e in text[1:-1].split(" ") if e]
-        axes = tuple(() if e[1] == "*" else tuple(e[1].strip("()").split(",")) for e in entries if e)
-        return Split(name, sized(shape, batch), axes)
-
-    # ---- What conversions and parameters ask of a layer ----
-
-    def extents(self, tensor: str, batch: int) -> tuple[int, ...]:
-        return sized(self.values[tensor][0], batch)
-
-    def whole_shape(self, layout: Split, batch: int) -> tuple[int, ...]:
-        return layout.extents
-
-    def size(self, box: Box, tensor: str) -> int:
-        return math.prod(hi - lo for lo, hi in box)
-
-    def shape(self, box: Box, tensor: str) -> tuple[int, ...]:
-        return tuple(hi - lo for lo, hi in box)
-
-    def format(self, tensor: str) -> torch.memory_format:
-        return torch.contiguous_format
-
-    def placements(self, name: str, mesh: DeviceMesh) -> list[Shard | Replicate] | None:
-        """DTensor's placements for a parameter, if any."""
-        key = (name, tuple(mesh.mesh_dim_names or ()))
-        if key not in self._placements:
-            self._placements[key] = find_placements(self, self.stored[name], key[1], self.batch)  # type: ignore[arg-type]
-        return self._placements[key]
-
-    # ---- For users ----
-
-    def init_mesh(
-        self,
-        device_type: str | None = None,
-        *,
-        ranks: Sequence[int] | None = None,
-        transport: Transport | None = None,
-        timeout: float | None = None,
-    ) -> DeviceMesh:
-        """A DeviceMesh with the network's grid axes, in order, size-1 axes included; as of a layer."""
-        return make_mesh(self, device_type or self.device, ranks, transport, timeout)  # type: ignore[arg-type]
-
-    def place(self, mesh: DeviceMesh) -> Place:
-        return places[place_key(self, mesh)]  # type: ignore[arg-type]
-
-    def here(self, mesh: DeviceMesh) -> RowHere:
-        return RowHere(self, self.place(mesh), 0)  # type: ignore[arg-type]
-
-    @torch._disable_dynamo
-    def scatter(self, name: str, value: Tensor, mesh: DeviceMesh) -> Tensor:
-        """This rank's block of an input that every rank has whole; no communication but for a gradient of it."""
-        layout = self._activation(name, value.shape)
-        return ScatterValue.apply(value, layout, self.here(mesh))
-
-    @torch._disable_dynamo
-    def gather(self, name: str, value: Tensor, mesh: DeviceMesh, *, batch: int | None = None) -> Tensor:
-        """The whole of an output, on every rank, from the ranks' blocks; its gradient is this rank's part."""
-        known = self._known(name)
-        layout, here = self.split(known, self.batch if batch is None else batch), self.here(mesh)
-        wanted = here.shape(layout)
-        if tuple(value.shape) != wanted:
-            hint = "; batch= tells the number of samples" if batch is None else ""
-            raise ValueError(f"{self.name}: this rank's block of {name} is {wanted}, got {tuple(value.shape)}{hint}")
-        return GatherValue.apply(value, layout, here)
-
-    def _known(self, name: str | int) -> str:
-        if str(name) not in self.values:
-            raise ValueError(f"{self.name}: no value {name!r}; there are {', '.join(self.values)}")
-        return str(name)
-
-    def _activation(self, name: str, shape: Sequence[int]) -> Split:
-        known = self._known(name)
-        pattern = self.values[known][0]
-        batch = next((n for n, size in zip(shape, pattern, strict=False) if size == "N"), self.batch)
-        layout = self.split(known, batch)
-        if tuple(shape) != layout.extents:
-            raise ValueError(f"{self.name}: the whole {name} has shape {list(pattern)}, got {tuple(shape)}")
-        return layout
-
-
-class ScatterValue(Function):
-    """This rank's block of a whole tensor; the gradient is gathered."""
-
-    @staticmethod
-    def forward(value: Tensor, layout: Split, here: RowHere) -> Tensor:
-        return block_of(value, layout, here.layer, here.place).clone(memory_format=torch.contiguous_format)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        _, *ctx.where = inputs
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return GatherValue.apply(gradient.contiguous(), *ctx.where), None, None
-
-
-class GatherValue(Function):
-    """A whole tensor, of the ranks' blocks; the gradient is this rank's part."""
-
-    @staticmethod
-    def forward(value: Tensor, layout: Split, here: RowHere) -> Tensor:
-        return gathered(value, layout, here)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        _, *ctx.where = inputs
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return ScatterValue.apply(gradient, *ctx.where), None, None
-
-
-def gathered(value: Tensor, layout: Split, here: RowHere) -> Tensor:
-    """The whole tensor, of the ranks' blocks."""
-    grid = here.layer.grid
-    axes = tuple(a for a in grid if any(a in dim for dim in layout.axes) and grid[a] > 1)
-    identify(here)
-    if not axes:
-        return value.clone()
-    whole = Split(layout.tensor, layout.extents, ((),) * len(layout.extents))
-    return all_gather(layout.tensor, value.contiguous(), layout, whole, axes, here)  # type: ignore[arg-type]
-
-
-class BatchNorm(NamedTuple):
-    """Rows of a batch norm over the whole batch: moments, coefficients of them, and what is made with these."""
-
-    moments: Row
-    coefficients: Row
-    centred: Row
-    momentum: float
-    eps: float
-
-
-class Called(NamedTuple):
-    """A call of a network: this rank's plain blocks of parameters and buffers, and of the seed as it was."""
-
-    module: NetworkModule
-    place: Place
-    batch: int
-    blocks: dict[str, Tensor]
-    seed: Tensor | None
-
-
-class Run:
-    """A network's parameters and rows for one call; `within` a module of the source.
-
-    Attributes:
-        prefix: of names of parameters; `start` of names of values.
-    """
-
-    def __init__(self, of: Called, prefix: str = "", start: str = "") -> None:
-        self.of, self.prefix, self.start = of, prefix, start
-        self.net, self.place, self.batch = of.module._net, of.place, of.batch
-        self.training, self.seed = of.module.training, of.seed
-        self.name, self.grid, self.sums = self.net.name, self.net.grid, self.net.sums
-        self.dtype, self.wide, self.device = self.net.dtype, self.net.wide, self.net.device
-
-    def within(self, prefix: str, start: str) -> Run:
-        return Run(self.of, prefix, start)
-
-    @property
-    def whole(self) -> Run:
-        """The whole network, for parameters of other modules."""
-        return self.within("", self.start)
-
-    def __getitem__(self, name: str) -> Tensor:
-        """This rank's plain block of a parameter or buffer."""
-        return self.of.blocks[f"{self.prefix}{name}"]
-
-    def __call__(self, row: Row, label: str, *operands: Tensor) -> Any:
-        """What a row makes."""
-        made = row.stand(self, f"{self.start}{label}").run(self.place, operands)
-        (first, *others) = made
-        return made if others else first
-
-    def checkpoint(self, function: Any, *operands: Tensor) -> Any:
-        """torch.utils.checkpoint of a block's function, for a network.py edited by hand: `run.checkpoint(layer1, x)` in
-        place of `layer1(run, x)`; all ranks compute again at the same place, those too that keep nothing of it."""
-        from torch.utils.checkpoint import checkpoint
-
-        def called(*operands: Tensor) -> Any:
-            return kept(function(self, *operands))
-
-        return checkpoint(called, *operands, use_reentrant=False)
-
-    def update(self, name: str, value: Tensor) -> None:
-        """A buffer's new value."""
-        if self.training:
-            if self[name].shape != value.shape:  # copy_ would spread it
-                sizes = f"{list(self[name].shape)} here, its new value {list(value.shape)}"
-                raise RuntimeError(f"{self.name}: {self.prefix}{name} is {sizes}")
-            with torch.no_grad():
-                self[name].copy_(value)
-
-    def batch_norm(self, rows: BatchNorm, label: str, x: Tensor, name: str) -> Tensor:
-        """Batch norm of a module of the source, by statistics of the whole batch, or running ones in evaluation."""
-        blocks, module = self.of.blocks, f"{self.prefix}{name}"
-        names = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
-        w, b, mean, variance, counted = [blocks.get(f"{module}.{n}") for n in names]
-        own = self.training or mean is None
-        stand = rows.moments.stand(self, f"{self.start}{label}_moments")
-        of = cast(Any, stand.operation).of
-        if self.training and of.count == 1:
-            shape = list(of.shape)
-            raise ValueError(
-                f"{self.name}: {module}: expected more than 1 value per channel when training, got input size {shape}"
-            )
-        if self.training and counted is not None:
-            counted.add_(1)
-        coefficients = rows.coefficients.stand(self, f"{self.start}{label}_coefficients")
-        centred = rows.centred.stand(self, f"{self.start}{label}")
-        if not stand.store[0] and x.numel() and centred.is_silent and coefficients.is_silent:
-            return torch.nn.functional.batch_norm(x, mean, variance, w, b, own, rows.momentum, rows.eps)
-        if own:
-            (m,) = stand.run(self.place, [x])
-            if self.training and mean is not None and variance is not None:
-                count, new, m2 = m.detach()
-                mean.lerp_(new.to(mean.dtype), rows.momentum)
-                variance.lerp_((m2 / (count - 1)).to(variance.dtype), rows.momentum)
-        else:
-            assert mean is not None and variance is not None
-            m = torch.stack([torch.ones_like(mean), mean, variance])
-        vectors = [v for v in (w, b) if v is not None]
-        return self(rows.centred, label, x, self(rows.coefficients, f"{label}_coefficients", m, *vectors))
-
-
-class InsideAll(Function):
-    """Plain blocks of DTensors and Blocks, all in one node of autograd's graph."""
-
-    @staticmethod
-    def forward(name: str, *of: Any) -> tuple[Tensor, ...]:
-        blocks = (t._block if isinstance(t, Block) else t._local_tensor if isinstance(t, DTensor) else t for t in of)
-        return tuple([t.view_as(t) for t in blocks])
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.name, *of = inputs
-        ctx.places = [(t.held, t.of) if isinstance(t, Block) else getattr(t, "_spec", None) for t in of]
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        if torch.is_grad_enabled():
-            gradients = tuple([g if g is None else Once.apply(g, ctx.name) for g in gradients])
-        pairs = zip(gradients, ctx.places, strict=True)
-        return None, *[g if g is None or p is None else Around.apply(g, p) for g, p in pairs]
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, name: str, *of: Any) -> Any:
-        refuse_vmap(name)
-
-
-class Once(Function):
-    """A gradient that has none: rows of gradients say nothing of what moves for theirs."""
-
-    @staticmethod
-    def forward(gradient: Tensor, name: str) -> Tensor:
-        return gradient.view_as(gradient)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        _, ctx.name = inputs
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        raise RuntimeError(f"{ctx.name}: gradients of a network's gradients are not supported; those of layers are")
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, gradient: Tensor, name: str) -> Any:
-        refuse_vmap(name)
-
-
-class Last(Function):
-    """An output that keeps a tensor, though an empty one: the last that checkpointing sees kept and the first that it
-    is asked for. So all ranks compute again at the same place and to the end, also those that have nothing to keep."""
-
-    @staticmethod
-    def forward(output: Tensor) -> Tensor:
-        return output.view_as(output)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.save_for_backward(output.detach().flatten()[:0])
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        assert len(ctx.saved_tensors) == 1
-        return gradient
-
-
-def kept(made: Any) -> Any:
-    """Outputs, each with a Last."""
-    if isinstance(made, dict):
-        return {name: kept(y) for name, y in made.items()}
-    if isinstance(made, tuple):
-        return tuple([kept(y) for y in made])
-    return Last.apply(made) if made.requires_grad else made
-
-
-def is_kept_elsewhere() -> bool:
-    """Whether hooks take what autograd keeps, as those of activation checkpointing do."""
-    ask = getattr(cast(Any, torch._C)._autograd, "_top_saved_tensors_default_hooks", None)
-    return ask is None or ask(True) is not None
 
 
 class Known(torch.nn.Module):
@@ -424,6 +78,7 @@ class NetworkModule(Known):
     _types: ClassVar[tuple[str, ...]]
     _modes: ClassVar[tuple[str, ...]] = ("train", "eval")
     _constants: ClassVar[Mapping[str, Tensor]] = {}
+    _buckets: ClassVar[Sequence[Bucket]] = ()
 
     def __init__(self, mesh: DeviceMesh, *, seed: int = 0, parameters: str = "dtensors") -> None:
         super().__init__()
@@ -624,15 +279,17 @@ class NetworkModule(Known):
         net = self._net
         inputs = [i for i, t in enumerate(given) if torch.is_grad_enabled() and t.requires_grad]
         given = list(given)
-        for i, t in zip(inputs, InsideAll.apply(net.name, *(given[i] for i in inputs)) if inputs else (), strict=True):
+        inside = InsideAll.apply(net.name, (), None, *(given[i] for i in inputs)) if inputs else ()
+        for i, t in zip(inputs, inside, strict=True):
             given[i] = t
         blocks = {n: local(t) for n, t in known.items()}
         learns = [n for n in self._learnt if known[n].requires_grad]
-        inside = InsideAll.apply(net.name, *(known[n] for n in learns)) if learns else ()
+        buckets = Buckets(self._buckets, learns, here) if self._buckets and torch.is_grad_enabled() else None
+        inside = InsideAll.apply(net.name, learns, buckets, *(known[n] for n in learns)) if learns else ()
         blocks |= zip(learns, inside, strict=True)
         drawn = next((blocks[n] for n, (how, _) in self._buffered.items() if how == "seed"), None)
         mask = None if drawn is None else self._mask(drawn)
-        made = self.compute(Run(Called(self, here.place, count, blocks, mask)), *given)
+        made = self.compute(Run(Called(self, here.place, count, blocks, mask, buckets)), *given)
         return kept(made) if torch.is_grad_enabled() and is_kept_elsewhere() else made
 
     def _mask(self, drawn: Tensor) -> Tensor:

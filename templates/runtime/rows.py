@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
@@ -20,11 +20,11 @@ from convgen.algebra.signature import Made, Operand
 from convgen.operations.row import At, Operation
 
 from .blocks import Function
+from .buckets import Buckets
 from .checks import refuse_vmap
 from .conversions import (
     all_gather,
     all_reduce,
-    copy_parts,
     flat,
     named,
     pack,
@@ -34,28 +34,15 @@ from .conversions import (
     unflat,
     within,
 )
-from .here import Here, frame_at, held_at
+from .here import Here, held_at
+from .lanes import noted
 from .layout import Box, common, interval
 from .mesh import Place, coordinates
+from .pieces import Early
+from .splits import Plain, Split, axes_of
 from .transport import Group
 
 CHAIN = re.compile(r"\[([^\]]*)\]|(\w+)\(([\w,]*)\)")
-ENTRY = re.compile(r"(\*|\w+|\([\w,]+\))(\+?)")
-
-
-class Split(NamedTuple):
-    """Blocks of a tensor: the axes that split each dimension, outermost first."""
-
-    tensor: str
-    extents: tuple[int, ...]
-    axes: tuple[Axes, ...]
-
-    def frame(self, layer: Any, at: dict[str, int], batch: int) -> Box:
-        """What the rank at these coordinates holds."""
-        return tuple(interval(n, 1, a, layer.grid, at) for n, a in zip(self.extents, self.axes, strict=True))
-
-    def held(self, layer: Any, at: dict[str, int], batch: int) -> Box:
-        return self.frame(layer, at, batch)
 
 
 class Reach:
@@ -89,6 +76,7 @@ class Move(NamedTuple):
 
 
 Chain = tuple[Move, ...]
+Slots = dict[int, list[Callable[[], tuple[Tensor, ...]]]]  # by operand, what finishes its gradient
 
 
 class RowHere(Here):
@@ -114,14 +102,12 @@ class RowHere(Here):
         )
 
 
-class Stand:
+class Stand(Plain):
     """A row for so many samples: its operation, its layouts, and what conversions ask of a layer."""
-
-    channels_last = False
-    copy = staticmethod(copy_parts)
 
     def __init__(self, row: Row, operation: Operation, net: Any, label: str) -> None:
         self.row, self.operation, self.signature = row, operation, operation.signatures[row.way]
+        self.label = label
         self.name, self.grid, self.sums, self.device = net.name, net.grid, net.sums, net.device
         self.dtype, self.wide = net.dtype, net.wide
         inputs, results = self.signature.inputs, self.signature.results
@@ -135,31 +121,19 @@ class Stand:
         self.derived = {k: one.stand(net, f"{label}.d{inputs[k].name}") for k, (one, _) in row.derived.items()}
         self._ats: dict[int, At] = {}
 
-    # ---- What conversions ask of a layer ----
-
-    def size(self, box: Box, tensor: str) -> int:
-        return math.prod(hi - lo for lo, hi in box)
-
-    def shape(self, box: Box, tensor: str) -> tuple[int, ...]:
-        return tuple(hi - lo for lo, hi in box)
-
-    def format(self, tensor: str) -> torch.memory_format:
-        return torch.contiguous_format
-
     # ---- Layouts ----
 
     def _layouts(self, chain: str, operand: Operand) -> list[Any]:
         return [self._read(m[0], operand) for m in CHAIN.finditer(chain) if m[0].startswith("[")]
 
     def _read(self, text: str, operand: Operand) -> Any:
-        entries = [ENTRY.fullmatch(e) for e in text[1:-1].split(" ") if e]
-        axes = tuple(() if e[1] == "*" else tuple(e[1].strip("()").split(",")) for e in entries if e)
+        axes, read = axes_of(text)
         blocks = Split(operand.name, operand.shape, axes)
-        if not any(e[2] for e in entries if e):
+        if not any(read):
             return blocks
         windows = tuple(
-            (made.relation, self.signature.extent[made.indices[0]]) if e and e[2] and made.relation else None
-            for e, made in zip(entries, operand.dims, strict=True)
+            (made.relation, self.signature.extent[made.indices[0]]) if is_read and made.relation else None
+            for is_read, made in zip(read, operand.dims, strict=True)
         )
         return Reach(blocks, windows)
 
@@ -177,15 +151,21 @@ class Stand:
     def at(self, place: Place) -> At:
         if place.me not in self._ats:
             here = coordinates(self, place.me)  # type: ignore[arg-type]
-            blocks = {i: interval(n, 1, self.row.roles.get(i, ()), self.grid, here) for i, n in self.signature.extents}
-            read = [[self._side(made, n, blocks) for made, n in zip(o.dims, o.shape, strict=True)]
-                    for o in self.signature.inputs]  # fmt: skip
-            self._ats[place.me] = At(
-                blocks,
-                tuple(tuple(wished for wished, _ in operand) for operand in read),
-                tuple(tuple(inside for _, inside in operand) for operand in read),
+            roles = self.row.roles
+            self._ats[place.me] = self.at_blocks(
+                {i: interval(n, 1, roles.get(i, ()), self.grid, here) for i, n in self.signature.extents}
             )
         return self._ats[place.me]
+
+    def at_blocks(self, blocks: dict[str, tuple[int, int]]) -> At:
+        """Where these blocks of the row's indices stand."""
+        read = [[self._side(made, n, blocks) for made, n in zip(o.dims, o.shape, strict=True)]
+                for o in self.signature.inputs]  # fmt: skip
+        return At(
+            blocks,
+            tuple(tuple(wished for wished, _ in operand) for operand in read),
+            tuple(tuple(inside for _, inside in operand) for operand in read),
+        )
 
     def _side(self, made: Made, extent: int, blocks: dict[str, tuple[int, int]]) -> Any:
         """Rows wished for, and those that there are, in the relation's numbering."""
@@ -197,7 +177,7 @@ class Stand:
         inside = (lo + parts[0][2], lo + parts[-1][2] + parts[-1][1] - parts[-1][0]) if parts else (lo, lo)
         return (lo, hi), inside
 
-    def nest(self, made: Made, blocks: dict[str, tuple[int, int]]) -> tuple[int, int]:
+    def nest(self, made: Made, blocks: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
         """Flat numbers of a nest of blocks, outermost first."""
         start, count = 0, 1
         for i in made.indices:
@@ -212,9 +192,16 @@ class Stand:
             for made, n in zip(result.dims, result.shape, strict=True)
         ]
 
-    def cut(self, k: int, tensor: Tensor, here: RowHere, at: At) -> Tensor:
+    def result_box(self, at: At) -> Box:
+        """Where what is made of these blocks stands in the first result."""
+        (result, *_) = self.signature.results
+        return tuple(
+            self.nest(made, at.blocks) if made.indices else (0, n)
+            for made, n in zip(result.dims, result.shape, strict=True)
+        )
+
+    def cut(self, k: int, tensor: Tensor, held: Box, at: At) -> Tensor:
         """Of what a rank has of an operand, the rows that local code takes, those that come round again behind."""
-        held = here.held(self.windows[k])
         for d, made in enumerate(self.signature.inputs[k].dims):
             (first, last), (lo, hi) = held[d], at.inside[k][d]
             if made.relation is None:
@@ -233,24 +220,49 @@ class Stand:
 
     # ---- Running ----
 
-    def run(self, place: Place, operands: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """This rank's blocks of the results, of its blocks of the operands; autograd goes through."""
+    def run(self, place: Place, operands: Sequence[Tensor], buckets: Buckets | None = None) -> tuple[Tensor, ...]:
+        """This rank's blocks of the results, of its blocks of the operands; autograd goes through.
+
+        Args:
+            buckets: that take gradients which this call's steps make.
+        """
+        return self.begun(place, operands, buckets)()
+
+    def begun(
+        self, place: Place, operands: Sequence[Tensor], buckets: Buckets | None
+    ) -> Callable[[], tuple[Tensor, ...]]:
+        """The same in two: its halo is under way, if it is early; what is returned does the rest."""
         here, at = RowHere(self, place, 0), self.at(place)  # type: ignore[arg-type]
-        parts: list[Tensor] = []
-        for k, t in enumerate(operands):
-            t = t.detach() if k in self.derived else t
-            parts.append(self.cut(k, moved(t, self.fetch[k], self.back[k], here), here, at))
+        asked = [k for k in self.derived if torch.is_grad_enabled() and operands[k].requires_grad]
+        slots: Slots = {k: [] for k in asked if self.derived[k].row.early is not None}
+        operands = [Later.apply(t, slots[k]) if k in slots else t for k, t in enumerate(operands)]
+        taken = [t.detach() if k in self.derived else t for k, t in enumerate(operands)]
+        early = None if self.row.early is None else Early(self, here, self.row.early, taken[self.row.early])
+
+        def rest() -> tuple[Tensor, ...]:
+            parts: list[Tensor] = []
+            for k, t in enumerate(taken):
+                if k != self.row.early:
+                    t = moved(t, self.fetch[k], self.back[k], here, buckets)
+                    t = self.cut(k, t, here.held(self.windows[k]), at)
+                parts.append(t)
+            made = self.local(at, parts) if early is None else (early.made(parts),)
+            results = tuple(moved(t, self.store[j], self.given[j], here, buckets) for j, t in enumerate(made))
+            if asked:
+                attached = Attach.apply(self, place, buckets, slots, len(results), *results, *operands)
+                results = attached if isinstance(attached, tuple) else (attached,)
+            return results
+
+        return rest
+
+    def local(self, at: At, parts: list[Tensor]) -> tuple[Tensor, ...]:
+        """What is made of these blocks."""
         shapes = [self.made_shape(r, at) for r in self.signature.results]
         empty = any(not p.numel() for p in parts) or not any(map(math.prod, shapes))
         if empty and not self.signature.runs_empty:
-            made = tuple(self._nothing(r, s, parts) for r, s in zip(self.signature.results, shapes, strict=True))
-        else:
-            made = self.operation.local(self.row.way, at, *parts)
-        results = tuple(moved(t, self.store[j], self.given[j], here) for j, t in enumerate(made))
-        if self.derived and torch.is_grad_enabled() and any(operands[k].requires_grad for k in self.derived):
-            attached = Attach.apply(self, place, len(results), *results, *operands)
-            results = attached if isinstance(attached, tuple) else (attached,)
-        return results
+            return tuple(self._nothing(r, s, parts) for r, s in zip(self.signature.results, shapes, strict=True))
+        with noted("local", self.label):
+            return self.operation.local(self.row.way, at, *parts)
 
     def _nothing(self, result: Operand, shape: list[int], parts: list[Tensor]) -> Tensor:
         """Where a rank has nothing to add; in the graph like any other, so that all come to the same gradients."""
@@ -261,16 +273,34 @@ class Stand:
         made = torch.zeros(shape, dtype=kind, device=self.device)
         return made + sum(p.flatten()[:0].sum().to(kind) for p in floats if p.requires_grad)
 
-    def gradients(self, place: Place, dys: Sequence[Tensor | None], results: Any, operands: Any) -> list[Tensor | None]:
-        """Of the operands that have rows for them, from the gradients of the results."""
+    def gradients(
+        self,
+        place: Place,
+        dys: Sequence[Tensor | None],
+        results: Any,
+        operands: Any,
+        needed: Sequence[bool],
+        buckets: Buckets | None,
+        slots: Slots,
+    ) -> list[Tensor | None]:
+        """Of the operands that have rows for them, from the gradients of the results. Those whose halo is started early
+        come first, and are finished behind the others, in their slots.
+
+        Args:
+            needed: by operand.
+        """
         found: list[Tensor | None] = [None] * len(operands)
-        for k, one in self.derived.items():
+        for k in sorted((k for k in self.derived if needed[k]), key=lambda k: k not in slots):
+            one = self.derived[k]
             reads: list[Tensor] = []
             for kind, j in self.row.derived[k][1]:
                 dy = dys[j] if kind == "gradient" else None
                 t = operands[j] if kind == "operand" else results[j] if kind == "result" else dy
                 reads.append(torch.zeros_like(results[j]) if t is None else t)
-            (found[k],) = one.run(place, reads)
+            if k in slots:
+                slots[k].append(one.begun(place, reads, buckets))
+            else:
+                (found[k],) = one.run(place, reads, buckets)
         return found
 
 
@@ -284,6 +314,8 @@ class Row:
             `[N * H *] exchange(H) [N * H+ *] | [N * H+ *] exchange_add(H) [N * H *]`.
         makes: for each result how it is made and stored, and behind a bar how its gradient is fetched.
         derived: by operand the row that makes its gradient, and where that row finds its operands.
+        early: the operand whose halo travels while the row's interior is computed; or, of a gradient that is not
+            `split`, while other gradients of its row are.
     """
 
     def __init__(
@@ -295,8 +327,10 @@ class Row:
         *,
         way: int = 0,
         derived: dict[int, tuple[Row, tuple[tuple[str, int], ...]]] | None = None,
+        early: int | None = None,
+        split: bool = True,
     ) -> None:
-        self.operation, self.way, self.derived = operation, way, derived or {}
+        self.operation, self.way, self.derived, self.early, self.split = operation, way, derived or {}, early, split
         pairs = (word.split("=") for word in roles.split())
         self.roles: dict[str, Axes] = {index: tuple(axes.strip("()").split(",")) for index, axes in pairs}
         self.fetch, self.back = _sides(reads)
@@ -324,26 +358,26 @@ def _sides(texts: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def moved(tensor: Tensor, there: Chain, back: Chain, here: RowHere) -> Tensor:
-    """A tensor in another layout; its gradient comes the way back."""
+def moved(tensor: Tensor, there: Chain, back: Chain, here: RowHere, buckets: Buckets | None = None) -> Tensor:
+    """A tensor in another layout; its gradient comes the way back, in buckets where these take it."""
     if not there and not back:
         return tensor
     if not (torch.is_grad_enabled() and tensor.requires_grad):
-        return travel(tensor, there, here)
-    return Travel.apply(tensor, there, back, here)
+        return travel(tensor, there, here, buckets)
+    return Travel.apply(tensor, there, back, here, buckets)
 
 
 class Travel(Function):
     """Conversions one way, and those of the gradient the other way."""
 
     @staticmethod
-    def forward(tensor: Tensor, there: Chain, back: Chain, here: RowHere) -> Tensor:
-        made = travel(tensor, there, here)
+    def forward(tensor: Tensor, there: Chain, back: Chain, here: RowHere, buckets: Buckets | None) -> Tensor:
+        made = travel(tensor, there, here, buckets)
         return made.view_as(made) if made is tensor else made
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        _, ctx.there, ctx.back, ctx.here = inputs
+        _, ctx.there, ctx.back, ctx.here, ctx.buckets = inputs
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *values: Any) -> Any:
@@ -351,20 +385,47 @@ class Travel(Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return Travel.apply(gradient.contiguous(), ctx.back, ctx.there, ctx.here), None, None, None
+        dx = Travel.apply(gradient.contiguous(), ctx.back, ctx.there, ctx.here, ctx.buckets)
+        return dx, None, None, None, None
+
+
+class Later(Function):
+    """An operand whose gradient is begun in Attach's backward and finished here, after all that autograd comes to
+    between: the other gradients of its row."""
+
+    @staticmethod
+    def forward(operand: Tensor, slot: list[Any]) -> Tensor:
+        return operand.view_as(operand)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _, ctx.slot = inputs
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *values: Any) -> Any:
+        raise TypeError("vmap over a network is not supported")
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor | None) -> Any:
+        assert gradient is None  # Attach alone reads the operand
+        if not ctx.slot:
+            return None, None
+        (found,) = ctx.slot.pop()()
+        return found, None
 
 
 class Attach(Function):
     """Results as they are; gradients of some operands from rows of their own."""
 
     @staticmethod
-    def forward(stand: Stand, place: Place, count: int, *values: Tensor) -> Any:
+    def forward(stand: Stand, place: Place, buckets: Buckets | None, slots: Slots, count: int, *values: Tensor) -> Any:
         results = tuple(t.view_as(t) for t in values[:count])
         return results if count > 1 else results[0]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.stand, ctx.place, ctx.count, *values = inputs
+        ctx.stand, ctx.place, ctx.buckets, ctx.slots, ctx.count, *values = inputs
         ctx.save_for_backward(*values)
         outputs = output if isinstance(output, tuple) else (output,)
         ctx.mark_non_differentiable(*(t for t in outputs if not t.is_floating_point()))
@@ -380,33 +441,42 @@ class Attach(Function):
         results, operands = values[: ctx.count], values[ctx.count :]
         dys = tuple(None if g is None else g.contiguous() for g in dys)
         with torch.autocast(ctx.stand.device, enabled=False):  # where all of backward runs under it
-            found = ctx.stand.gradients(ctx.place, dys, results, operands)
+            needed = ctx.needs_input_grad[5 + ctx.count :]
+            found = ctx.stand.gradients(ctx.place, dys, results, operands, needed, ctx.buckets, ctx.slots)
         through = tuple(g if r.is_floating_point() else None for g, r in zip(dys, results, strict=True))
-        return None, None, None, *through, *found
+        return None, None, None, None, None, *through, *found
 
 
-def travel(tensor: Tensor, chain: Chain, here: RowHere) -> Tensor:
-    """One conversion after the other."""
+def travel(tensor: Tensor, chain: Chain, here: RowHere, buckets: Buckets | None = None) -> Tensor:
+    """One conversion after the other; a gradient that is in a bucket is handed in."""
     for kind, over, src, dst, step in chain:
         if tensor.dtype == torch.bool:
             return travel(tensor.to(torch.uint8), chain, here).bool()
-        tensor = tensor.contiguous()
-        match kind:
-            case "slice":
-                tensor = take(tensor, src, dst, here)
-            case "all_gather":
-                tensor = all_gather(step, tensor, src, dst, over, here)
-            case "reduce_scatter":
-                tensor = reduce_scatter(step, tensor, src, dst, over, here)
-            case "all_reduce":
-                tensor = all_reduce(step, tensor, src, dst, over, here)
-            case "exchange_add":
-                tensor = exchange_add(step, tensor, src, dst, over, here)
-            case "merge":
-                tensor = merge(step, tensor, over, here)
-            case _:
-                tensor = rearrange(step, kind, tensor, src, dst, over, here)
+        if buckets is not None and step in buckets:
+            return buckets.give(step, tensor)
+        with noted("move", step):
+            tensor = converted(tensor.contiguous(), Move(kind, over, src, dst, step), here)
     return tensor
+
+
+def converted(tensor: Tensor, move: Move, here: RowHere) -> Tensor:
+    """A tensor after one conversion."""
+    kind, over, src, dst, step = move
+    match kind:
+        case "slice":
+            return take(tensor, src, dst, here)
+        case "all_gather":
+            return all_gather(step, tensor, src, dst, over, here)
+        case "reduce_scatter":
+            return reduce_scatter(step, tensor, src, dst, over, here)
+        case "all_reduce":
+            return all_reduce(step, tensor, src, dst, over, here)
+        case "exchange_add":
+            return exchange_add(step, tensor, src, dst, over, here)
+        case "merge":
+            return merge(step, tensor, over, here)
+        case _:
+            return rearrange(step, kind, tensor, src, dst, over, here)
 
 
 def exchange_add(step: str, value: Tensor, src: Any, dst: Any, axes: Axes, here: RowHere) -> Tensor:
@@ -439,9 +509,3 @@ def merge(step: str, value: Tensor, axes: Axes, here: RowHere) -> Tensor:
     total = count.sum(0)
     whole = (count * mean).sum(0) / total.clamp(min=1)
     return torch.stack([total, whole, (m2 + count * (mean - whole).square()).sum(0)])
-
-
-def block_of(value: Tensor, layout: Split, layer: Any, place: Place) -> Tensor:
-    """This rank's block of a whole tensor."""
-    box = frame_at(layer, layout, place.me, 0)
-    return within(value, tuple((0, n) for n in value.shape), box)

@@ -151,6 +151,9 @@ class TorchTransport:
         return out
 
     def all_reduce(self, tensor: Tensor, splits: Splits, group: Group) -> Tensor:
+        if group.sums == "ordered" and len(group.ranks) == 2:  # the same bytes, in one message instead of two
+            pieces = self.all_gather(tensor, (tensor.numel(),) * 2, group).split(tensor.numel() or 1)
+            return ordered_sum(pieces, group.wide) if tensor.numel() else tensor.clone()
         if group.sums == "ordered":
             return self.all_gather(self.reduce_scatter(tensor, splits, group), splits, group)
         out = tensor.clone()

@@ -8,6 +8,7 @@
 | at hand | local code finds the rows that its blocks read |
 | once | over the ranks of different roles every term is computed once; ranks without a role compute alike |
 | kept | buffers become values of their own layout, and nothing partial is stored |
+| flights | what travels meanwhile (program/verify/flights.py) |
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from convgen.algebra.wants import layout
 from convgen.errors import InternalError
 from convgen.program.network import Program, label
 from convgen.program.rows import Chain, PlacedRow, index_sets
+from convgen.program.verify.flights import flight_faults
 
 
 def verify_network(program: Program) -> None:
@@ -49,6 +51,7 @@ def faults(program: Program) -> Iterator[str]:
     for buffer, value in program.updates:
         if program.values[buffer].stored != program.values[value].stored:
             yield f"{buffer} becomes {value}, which is stored otherwise"
+    yield from flight_faults(program)
 
 
 def _row(row: PlacedRow, grid: Grid) -> Iterator[str]:

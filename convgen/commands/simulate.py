@@ -1,0 +1,78 @@
+"""`convgen simulate`: a step of training in time, on a machine that need not be there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from convgen.commands.networks import are_graphs, compile_graphs
+from convgen.commands.outputs import OutputFile, Picture
+from convgen.errors import InputError
+from convgen.files import write_file
+
+
+@click.command("simulate")
+@click.argument("file")
+@click.option("--machine", required=True, help="A name in tuning/machines, or a YAML file.")
+@click.option("--grid", help="Axes and ranks, e.g. N=2,H=2; a plan says its own.")
+@click.option("--algorithm", help="A named algorithm, or auto; by default that of the grid's letters.")
+@click.option("--dtype", help="Of the network, its own by default.")
+@click.option(
+    "--links",
+    type=click.Choice(("shared", "each")),
+    default="shared",
+    show_default=True,
+    help="Whether collectives that travel at the same time share a rank's link, or have one each.",
+)
+@click.option("--trace", "trace_file", type=OutputFile(), metavar="FILE", help="Trace events, for ui.perfetto.dev.")
+@click.option("--plot", type=Picture(), metavar="FILE", help="The same as a picture (png, svg, pdf).")
+@click.option("--measured", metavar="TRACE", help="A step that torch.profiler recorded, laid beside the simulated one.")
+@click.option("--json", "as_json", is_flag=True, help="The numbers as JSON.")
+def simulate_command(
+    file: str,
+    machine: str,
+    links: str,
+    trace_file: Path | None,
+    plot: Path | None,
+    measured: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """A network's step of training in time: what is hidden, the critical path, where the time goes."""
+    if not are_graphs([file]):
+        raise InputError(f"{file} is a layer's file: what is simulated is a network's step", hint="convgen import")
+    from convgen.cost.machines import load_machine
+    from convgen.cost.timeline import simulate
+    from convgen.explain.measured import measured_text, read_measured
+    from convgen.explain.timeline import timeline_json, timeline_text, trace
+    from convgen.network_compiler import without_flights
+
+    recorded = None if measured is None else read_measured(Path(measured))
+    if recorded is not None and as_json:
+        raise InputError("--measured is laid beside the text", hint="without --json")
+    chosen = load_machine(machine)
+    models = machine if options["algorithm"] == "auto" else None
+    (one,) = compile_graphs([file], target=None, machine=models, overlap=chosen, **options)
+    program, dtype = one.compiled.program, one.compiled.dtype
+    share: Any = links
+    found = simulate(program, chosen, dtype, links=share)
+    plain = simulate(without_flights(program), chosen, dtype, links=share)
+    title = f"{program.name} on {program.grid}, {chosen.name}, {dtype}: a step of training"
+    page = None
+    if plot is not None:
+        from convgen.explain.timeline_plot import draw_timeline
+
+        page = draw_timeline(title, found)
+    if trace_file is not None:
+        write_file(trace_file, trace(program.name, found), "--trace")
+    click.echo(json.dumps(timeline_json(found, plain), indent=1) if as_json else timeline_text(title, found, plain))
+    if recorded is not None:
+        click.echo(f"\n{measured_text(found, recorded)}")
+    if page is not None and plot is not None:
+        page.save(plot)
+    for path in (trace_file, plot):
+        if path is not None:
+            click.echo(str(path), err=True)

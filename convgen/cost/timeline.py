@@ -1,0 +1,273 @@
+"""A step of training in time: what every rank computes, what travels meanwhile, and who waits for what.
+
+Each rank computes one thing after the other; a collective begins when the last of the ranks has come to it. One that is
+waited for at once stops all of them; one that is started goes on beside, in a lane of its own (cost/link.py), and
+stops a rank only where it is waited for and not over.
+
+Prices are the program's (cost/rows.py): local work by rank, conversions by the busiest. A row in pieces costs a launch
+for each piece.
+
+Source: DESIGN section 12; [SP] V-B ("greedily overlapping as much computation as possible with an allreduce").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from convgen.algebra.grid import Grid
+from convgen.cost.link import Link, Share, Transfer
+from convgen.cost.links import collective_seconds
+from convgen.cost.machine import Machine
+from convgen.cost.moving import PICOSECONDS
+from convgen.cost.network import bucket_record
+from convgen.cost.rows import Price, work_by_rank
+from convgen.program.early import interior_rows
+from convgen.program.flow import Local, Start, Wait, backward, forward
+from convgen.program.network import Bucket, Moved, Program
+from convgen.program.rows import PlacedRow
+
+Seconds = NDArray[np.float64]
+MAIN = "in order"  # the lane of what is waited for at once
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Something that takes time.
+
+    Attributes:
+        rank: whose; -1 for what all ranks take part in.
+        lane: "compute", or a lane of the link.
+        because: number of the span that it could not begin before; -1 for none.
+    """
+
+    name: str
+    lane: str
+    rank: int
+    start_s: float
+    end_s: float
+    because: int = -1
+
+    @property
+    def seconds(self) -> float:
+        return self.end_s - self.start_s
+
+
+@dataclass(frozen=True, slots=True)
+class Travelled:
+    """A collective's cost.
+
+    Attributes:
+        seconds: that it takes alone.
+        exposed_s: how long the last of the ranks stood still for it.
+    """
+
+    name: str
+    kind: str
+    phase: str
+    seconds: float
+    exposed_s: float
+
+    @property
+    def hidden(self) -> float:
+        """The share of it that costs nothing."""
+        return 1 - min(self.exposed_s / self.seconds, 1.0) if self.seconds else 1.0
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A step of training.
+
+    Attributes:
+        computing_s: of the rank that computes most.
+        serial_s: computing and moving one after the other, each by the slowest rank.
+    """
+
+    ranks: int
+    spans: tuple[Span, ...]
+    travelled: tuple[Travelled, ...]
+    end_s: float
+    forward_s: float
+    computing_s: float
+    serial_s: float
+
+    @property
+    def moving_s(self) -> float:
+        return sum(one.seconds for one in self.travelled)
+
+    @property
+    def exposed_s(self) -> float:
+        return sum(one.exposed_s for one in self.travelled)
+
+    @property
+    def hidden(self) -> float:
+        """Of the time that travels take, the share that costs nothing."""
+        return 1 - min(self.exposed_s / self.moving_s, 1.0) if self.moving_s else 1.0
+
+    def critical_path(self) -> list[Span]:
+        """From the end back: of each span what it could not begin before; in order."""
+        found: list[Span] = []
+        here = max(range(len(self.spans)), key=lambda i: self.spans[i].end_s, default=-1)
+        while here >= 0:
+            found.append(self.spans[here])
+            here = self.spans[here].because
+        return found[::-1]
+
+
+@dataclass
+class _Clock:
+    """Where each rank is, and which of its spans brought it there."""
+
+    price: Price
+    link: Link
+    at: Seconds
+    last: list[int]
+    spans: list[Span] = field(default_factory=list[Span])
+    travelled: list[Travelled] = field(default_factory=list[Travelled])
+    flying: dict[str, tuple[Transfer, str, int]] = field(default_factory=dict[str, "tuple[Transfer, str, int]"])
+    lanes: dict[str, int] = field(default_factory=dict[str, int])  # the last span of each
+
+    @property
+    def slowest(self) -> int:
+        return int(self.at.argmax())
+
+    def span(self, name: str, lane: str, rank: int, start: float, end: float, because: int) -> int:
+        self.spans.append(Span(name, lane, rank, start, end, because))
+        return len(self.spans) - 1
+
+    def compute(self, name: str, seconds: Seconds) -> None:
+        for rank, taken in enumerate(seconds.tolist()):
+            start = float(self.at[rank])
+            self.last[rank] = self.span(name, "compute", rank, start, start + taken, self.last[rank])
+        self.at = self.at + seconds
+
+    def stop(self, name: str, kind: str, phase: str, seconds: float) -> None:
+        """A collective that all wait for."""
+        slowest, start = self.slowest, float(self.at.max())
+        end = self.link.finish(self.link.add(name, MAIN, seconds, start))
+        mine = self.span(name, MAIN, -1, start, end, self.last[slowest])
+        self.travelled.append(Travelled(name, kind, phase, seconds, end - start))
+        self.at, self.last = np.full_like(self.at, end), [mine] * len(self.last)
+
+    def start(self, name: str, lane: str, kind: str, seconds: float) -> None:
+        transfer = self.link.add(name, lane, seconds, float(self.at.max()))
+        self.flying[name] = transfer, kind, self.last[self.slowest]
+
+    def wait(self, name: str, phase: str) -> None:
+        transfer, kind, because = self.flying.pop(name)
+        end, latest = self.link.finish(transfer), float(self.at.max())
+        before = self.lanes.get(transfer.lane, -1)
+        waited = transfer.start_s > transfer.asked_s and before >= 0  # for the one before it in its lane
+        mine = self.span(name, transfer.lane, -1, transfer.start_s, end, before if waited else because)
+        self.lanes[transfer.lane] = mine
+        self.travelled.append(Travelled(name, kind, phase, transfer.seconds, max(end - latest, 0.0)))
+        late = self.at < end
+        self.at = np.maximum(self.at, end)
+        self.last = [mine if is_late else last for last, is_late in zip(self.last, late.tolist(), strict=True)]
+
+
+def simulate(program: Program, machine: Machine, dtype: str, *, links: Share = "shared") -> Timeline:
+    """A step of training on a machine, forward and backward.
+
+    Args:
+        links: whether collectives of several lanes share each rank's link, or have one each.
+    """
+    price, grid = Price(program.grid, machine, dtype), program.grid
+    clock = _Clock(price, Link(links), np.zeros(grid.ranks), [-1] * grid.ranks)
+    computing, serial = np.zeros(grid.ranks), 0.0
+    ends: list[float] = []
+    for phase, steps in (("forward", forward(program)), ("backward", backward(program))):
+        for step in steps:
+            match step:
+                case Local():
+                    seconds = local_seconds(price, step)
+                    computing += seconds
+                    serial += float(seconds.max())
+                    part = f" ({step.part})" * (step.part != "whole")
+                    clock.compute(step.name + part, seconds)
+                case Moved():
+                    if step.conversion.kind != "slice":
+                        clock.stop(step.step, step.conversion.kind, phase, moved_seconds(price, step))
+                case Start():
+                    first = step.moved[0]
+                    several = step.bucket is not None
+                    took = bucket_seconds(program, price, step.bucket, step.moved) if step.bucket else 0.0
+                    kind = "all_reduce" if several else first.conversion.kind
+                    clock.start(step.name, step.lane, kind, took if several else moved_seconds(price, first))
+                case Wait():
+                    clock.wait(step.name, phase)
+        ends.append(float(clock.at.max()))
+    moving = sum(one.seconds for one in clock.travelled)
+    return Timeline(
+        grid.ranks,
+        tuple(clock.spans),
+        tuple(clock.travelled),
+        ends[-1],
+        ends[0],
+        float(computing.max()),
+        serial + moving,
+    )
+
+
+def moved_seconds(price: Price, moved: Moved) -> float:
+    """Of a conversion, on the busiest rank."""
+    return price.conversion(moved.placed.bound.operation, moved.placed.way, moved.conversion) / PICOSECONDS
+
+
+def bucket_seconds(program: Program, price: Price, bucket: Bucket, moved: Sequence[Moved]) -> float:
+    """Of a bucket's all-reduce, and of packing it: each gradient is read and written once."""
+    machine = price.machine
+    sent = max(bucket_record(program, bucket, moved)["bytes_sent_per_rank"])
+    how = machine.collectives.of("all_reduce")
+    over, gamma = bucket.over, machine.add_s_per_byte
+    return collective_seconds(price.grid, machine.levels, "all_reduce", over, sent, gamma, how)[0]
+
+
+def local_seconds(price: Price, local: Local) -> Seconds:
+    """By rank."""
+    row = local.placed
+    whole = _whole_seconds(price, row) * max(len(local.operands), 1)
+    if local.part == "whole" or row.early is None:
+        return whole
+    share, pieces = _interior(row, price.grid)
+    launch = price.machine.launch_s * max(len(local.operands), 1)
+    busy = np.maximum(whole - launch, 0.0)
+    return busy * share + launch if local.part == "interior" else busy * (1 - share) + launch * pieces
+
+
+@lru_cache(maxsize=1 << 13)
+def _whole_seconds(price: Price, row: PlacedRow) -> Seconds:
+    done, machine = work_by_rank(row.bound.operation, row.way, tuple(sorted(row.roles)), price.grid), price.machine
+    flops, elements = (
+        np.broadcast_to(np.asarray(n, dtype=np.float64), price.grid.ranks) for n in (done.flops, done.elements)
+    )
+    busy = np.maximum(
+        flops / machine.flops_per_s(price.dtype), elements * price.element_bytes / machine.memory_bytes_per_s
+    )
+    return busy + machine.launch_s
+
+
+@lru_cache(maxsize=1 << 12)
+def _interior(row: PlacedRow, grid: Grid) -> tuple[Seconds, int]:
+    """By rank the interior's share, and how many pieces the boundary has at most."""
+    assert row.early is not None
+    split = sum(w is not None for w in row.fetch[row.early][0].dst.windows)
+    return interior_rows(row, row.early, grid), 2 * split
+
+
+def exposed(timeline: Timeline) -> Iterator[Travelled]:
+    """Collectives, those that cost most first."""
+    yield from sorted(timeline.travelled, key=lambda one: -one.exposed_s)
+
+
+def by_kind(spans: Iterable[Travelled]) -> dict[str, tuple[int, float, float]]:
+    """Of each kind of collective (how many, seconds, exposed seconds)."""
+    found: dict[str, tuple[int, float, float]] = {}
+    for one in spans:
+        n, seconds, out = found.get(one.kind, (0, 0.0, 0.0))
+        found[one.kind] = n + 1, seconds + one.seconds, out + one.exposed_s
+    return found

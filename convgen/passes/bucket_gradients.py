@@ -1,0 +1,98 @@
+"""`bucket-gradients`: parameters' gradients are summed together, while backward goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from convgen.algebra.index_sets import volume
+from convgen.algebra.layout import Axes
+from convgen.passes.network_contract import NetworkPass
+from convgen.program.network import Bucket, Moved, Program
+from convgen.program.rows import index_sets
+from convgen.spec.layer import DTYPE_BYTES
+
+MEBIBYTE = 2**20
+
+
+@dataclass(frozen=True)
+class BucketGradients(NetworkPass):
+    """Pack the all-reduces of parameters' gradients, over the same axes and of one type, into buckets.
+
+        %b.dw = all_reduce %b.weight over=N             (b's gradients are made)
+        %a.dx = exchange add ...                  --->  start %bucket_1 = all_reduce %b.dw, %a.dw over=N
+        %a.dw = all_reduce %a.weight over=N             (what is left of backward)
+                                                        wait %bucket_1
+
+    Needs:  nothing; runs last, on a program whose conversions are final.
+    Sound:  nothing in a step reads a parameter's gradient but the sum of all that rows make of it, which is in buckets
+        as a whole or not at all. Elements are added rank by rank as before: the same numbers to the last bit.
+    Leaves: gradients that are reduced to blocks, and those of values that are no parameters: the step reads them.
+
+    Args:
+        mebibytes: a bucket is closed when the busiest rank has so much in it; 0: one bucket for all ([SW] 5.1).
+        first: the first bucket is closed earlier, so that the link is at work soon.
+
+    Source: [SW] 5.1; sizes as torch's DistributedDataParallel has them.
+    """
+
+    name: ClassVar[str] = "bucket-gradients"
+
+    mebibytes: int = 25
+    first: int = 1
+
+    def run(self, program: Program) -> Program:
+        buckets = tuple(self._buckets(program))
+        return program if buckets == program.buckets else replace(program, buckets=buckets)
+
+    def _buckets(self, program: Program) -> Iterator[Bucket]:
+        """In the order in which backward fills them."""
+        open_ones: dict[tuple[Axes, str], list[str]] = {}
+        held: dict[tuple[Axes, str], NDArray[np.int64]] = {}
+        closed: list[tuple[Axes, str, list[str]]] = []
+        for m in summed_parameters(program):
+            dtype = program.values[m.value].dtype
+            key = (m.conversion.over, dtype)
+            counts = volume(index_sets(m.placed.signature, program.grid).held(m.conversion.src))
+            open_ones.setdefault(key, []).append(m.step)
+            held[key] = held.get(key, 0) + counts
+            most = self.mebibytes if closed else min(self.first, self.mebibytes)
+            if most and int(held[key].max()) * DTYPE_BYTES.get(dtype, 8) >= most * MEBIBYTE:
+                closed.append((*key, open_ones.pop(key)))
+                del held[key]
+        closed += [(*key, steps) for key, steps in open_ones.items()]
+        order = {m.step: i for i, m in enumerate(program.backward())}
+        closed.sort(key=lambda one: order[one[2][-1]])
+        for i, (over, dtype, steps) in enumerate(closed):
+            yield Bucket(f"bucket_{i + 1}", over, dtype, tuple(steps))
+
+
+def summed_parameters(program: Program) -> Iterator[Moved]:
+    """All-reduces of backward whose sums are gradients of parameters, and nothing else is; in backward's order."""
+    wanted = program.differentiable(of_inputs=False)
+    found: dict[str, list[Moved]] = {}
+    for m in program.backward():
+        found.setdefault(m.value, []).append(m)
+    whole: set[str] = set()
+    for name, value in program.values.items():
+        steps = found.get(name, [])
+        if value.kind != "parameter" or not steps or name not in wanted:
+            continue
+        readers = {
+            (i, k)
+            for i, row in enumerate(program.rows)
+            for k, v in enumerate(row.bound.reads)
+            if v == name and (row.back[k] is not None or k in dict(row.derived))
+        }
+        alone = len(steps) == len({(m.row, m.chain) for m in steps}) == len(readers)
+        if (
+            alone
+            and {m.conversion.kind for m in steps} == {"all_reduce"}
+            and len({m.conversion.over for m in steps}) == 1
+        ):
+            whole.add(name)
+    return (m for m in program.backward() if m.value in whole)

@@ -1,0 +1,155 @@
+"""A network's program as its ranks run it: what a rank computes, what moves, and what travels meanwhile.
+
+| thing | means |
+|---|---|
+| Local | a rank's own part of a row, or of a row's gradient |
+| Moved | a conversion, waited for at once |
+| Start | a collective that goes on its way, on a lane of its own |
+| Wait | until it is over: what it brings is not read before |
+
+A lane has process groups of its own, so its collectives keep one order whatever happens between them.
+
+Source: DESIGN section 12.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from convgen.program.network import Bucket, Moved, Program, gradients, label
+from convgen.program.rows import PlacedRow
+
+GRADIENTS, HALOS = "gradients", "halos"  # lanes
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """A rank's part of a row.
+
+    Attributes:
+        name: the first value that it makes, or its gradient's.
+        operands: of a gradient, those whose vjp it is.
+        part: of a row whose halo travels meanwhile: its interior, or its boundary.
+    """
+
+    name: str
+    row: int
+    placed: PlacedRow
+    operands: tuple[int, ...] = ()
+    part: Literal["whole", "interior", "boundary"] = "whole"
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Conversions that go on their way.
+
+    Attributes:
+        moved: one, or all of a bucket.
+    """
+
+    name: str
+    lane: str
+    moved: tuple[Moved, ...]
+    bucket: Bucket | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Until a Start of this name is over."""
+
+    name: str
+
+
+Flow = Local | Moved | Start | Wait
+
+
+def forward(program: Program) -> Iterator[Flow]:
+    """The forward pass, in order."""
+    moved: dict[tuple[int, str], list[Moved]] = {}
+    for m in program.forward():
+        moved.setdefault((m.row, m.chain[0]), []).append(m)
+    for i, row in enumerate(program.rows):
+        yield from _row(Local(label(row), i, row), moved.get((i, "fetch"), []))
+        yield from moved.get((i, "store"), [])
+
+
+def _row(whole: Local, fetch: list[Moved]) -> Iterator[Flow]:
+    """What a row fetches, and computes."""
+    yield from _started(whole, fetch)
+    yield from _rest(whole, fetch)
+
+
+def _started(whole: Local, fetch: list[Moved]) -> Iterator[Start]:
+    yield from (Start(m.step, HALOS, (m,)) for m in fetch if m.chain[1] == whole.placed.early)
+
+
+def _rest(whole: Local, fetch: list[Moved]) -> Iterator[Flow]:
+    """All but the start of what is early."""
+    early = [m for m in fetch if m.chain[1] == whole.placed.early]
+    yield from (m for m in fetch if m not in early)
+    if early and whole.placed.split:
+        yield replace(whole, part="interior")
+    yield from (Wait(m.step) for m in early)
+    yield replace(whole, part="boundary") if early and whole.placed.split else whole
+
+
+def backward(program: Program, *, of_inputs: bool = False) -> Iterator[Flow]:
+    """The backward pass, in the order in which autograd comes to it; buckets are started as they fill."""
+    wanted = program.differentiable(of_inputs=of_inputs)
+    of = {step: bucket for bucket in program.buckets for step in bucket.steps}
+    ready: dict[str, list[Moved]] = {}
+    for i, row in reversed([*enumerate(program.rows)]):
+        for step in _gradients(row, i, [v in wanted for v in row.bound.reads]):
+            if not isinstance(step, Moved) or step.step not in of:
+                yield step
+                continue
+            bucket = of[step.step]
+            there = ready.setdefault(bucket.name, [])
+            there.append(step)
+            if len(there) == len(bucket.steps):
+                yield Start(bucket.name, GRADIENTS, tuple(there), bucket)
+    yield from (Wait(bucket.name) for bucket in program.buckets)
+
+
+def _gradients(row: PlacedRow, number: int, wanted: list[bool]) -> Iterator[Flow]:
+    """A row's gradients: what moves, and what is computed between. Those whose halo is early are finished behind the
+    others, last first, as autograd comes to their operands."""
+    steps = [*gradients(row, number, wanted)]
+    base, names = label(row), row.signature.inputs
+    derived = {k: one for k, one in row.derived if wanted[k]}
+    whole = {k: Local(f"{base}.d{names[k].name}", number, one) for k, one in derived.items()}
+    fetch = {k: [m for m in steps if m.chain[0] == f"derived {k} fetch"] for k in derived}
+    store = {k: [m for m in steps if m.chain[0] == f"derived {k} store"] for k in derived}
+    early = [k for k, one in derived.items() if one.early is not None]
+    for k in early:
+        yield from _started(whole[k], fetch[k])
+    for k in derived:
+        if k not in early:
+            yield from _rest(whole[k], fetch[k])
+            yield from store[k]
+    yield from _vjp(row, number, wanted, steps)
+    for k in sorted(early, reverse=True):
+        yield from _rest(whole[k], fetch[k])
+        yield from store[k]
+
+
+def _vjp(row: PlacedRow, number: int, wanted: list[bool], steps: list[Moved]) -> Iterator[Flow]:
+    """Gradients that are made of local code's."""
+    base, names = label(row), row.signature.inputs
+    back = tuple(k for k, chain in enumerate(row.back) if chain is not None and wanted[k])
+    if not back:
+        return
+    yield from (m for m in steps if m.chain[0] == "given")
+    whole = Local(f"{base}.d{',d'.join(names[k].name for k in back)}", number, row, back)
+    if row.early is None:
+        yield whole
+        yield from (m for m in steps if m.chain[0] == "back")
+        return
+    early = [m for m in steps if m.chain == ("back", row.early)]
+    yield replace(whole, part="boundary")
+    yield from (Start(m.step, HALOS, (m,)) for m in early)
+    yield replace(whole, part="interior")
+    yield from (m for m in steps if m.chain[0] == "back" and m not in early)
+    yield from (Wait(m.step) for m in early)

@@ -1,0 +1,100 @@
+"""The verifier of what travels while a network computes.
+
+| check | says |
+|---|---|
+| early | pieces of a row can be put together |
+| buckets | hold all sums of parameters' gradients or none, of one type, over the same axes, each once |
+| order | what is started is waited for once, before anyone reads it and before the pass ends |
+
+All ranks run one program, so the collectives of a lane have one order on all of them; a lane's groups are its own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from convgen.program.early import early_faults
+from convgen.program.flow import Flow, Local, Start, Wait, backward, forward
+from convgen.program.network import Moved, Program, label
+from convgen.program.rows import PlacedRow
+
+
+def flight_faults(program: Program) -> Iterator[str]:
+    """What is wrong, in order."""
+    for row in program.rows:
+        yield from _early(label(row), row)
+    yield from _buckets(program)
+    yield from order_faults(program, [*forward(program)])
+    for of_inputs in (False, True):
+        yield from order_faults(program, [*backward(program, of_inputs=of_inputs)])
+
+
+def _early(name: str, row: PlacedRow) -> Iterator[str]:
+    if row.early is not None:
+        yield from (f"{name}: operand {row.early} early: {fault}" for fault in early_faults(row, row.early))
+    for k, one in row.derived:
+        yield from _early(f"{name}.d{row.signature.inputs[k].name}", one)
+
+
+def _buckets(program: Program) -> Iterator[str]:
+    steps: dict[str, list[Moved]] = {}
+    for m in program.backward():
+        steps.setdefault(m.step, []).append(m)
+    inside = Counter(s for bucket in program.buckets for s in bucket.steps)
+    yield from (f"{s} is in {n} buckets" for s, n in inside.items() if n > 1)
+    for bucket in program.buckets:
+        for step in bucket.steps:
+            for m in steps.get(step, []):
+                value = program.values[m.value]
+                if value.kind != "parameter" or m.chain[0] == "given":
+                    yield f"{bucket.name}: {step} is no gradient of a parameter"
+                if m.conversion.kind != "all_reduce" or m.conversion.over != bucket.over or value.dtype != bucket.dtype:
+                    what = f"{m.conversion.kind} over {m.conversion.over} of {value.dtype}"
+                    yield f"{bucket.name} is all_reduce over {bucket.over} of {bucket.dtype}, {step} {what}"
+            if len(steps.get(step, [])) != 1:
+                yield f"{bucket.name}: {len(steps.get(step, []))} steps are named {step}"
+    of_values: dict[str, list[bool]] = {}
+    for step, several in steps.items():
+        for m in several:
+            of_values.setdefault(m.value, []).append(step in inside)
+    yield from (
+        f"only some sums of {v}'s gradient are in buckets" for v, those in of_values.items() if len({*those}) > 1
+    )
+
+
+def order_faults(program: Program, steps: Iterable[Flow]) -> Iterator[str]:
+    """Of a pass, what is started and not waited for, or read before."""
+    flying: dict[str, Start] = {}
+    over: set[str] = set()
+    for step in steps:
+        match step:
+            case Start():
+                if step.name in flying or step.name in over:
+                    yield f"{step.name} is started twice"
+                flying[step.name] = step
+            case Wait():
+                if step.name not in flying:
+                    yield f"{step.name} is waited for, and not in flight"
+                else:
+                    over.add(step.name)
+                    del flying[step.name]
+            case Local():
+                yield from _read(program, step, flying)
+            case Moved():
+                pass
+    yield from (f"{name} is never waited for" for name in flying)
+
+
+def _read(program: Program, local: Local, flying: dict[str, Start]) -> Iterator[str]:
+    """What a rank's part of a row reads that is still on its way."""
+    for name, start in flying.items():
+        for m in start.moved:
+            kind, k = m.chain
+            own = m.placed is local.placed and local.row == m.row and kind.endswith("fetch") and not local.operands
+            if own and not (local.part == "interior" and local.placed.early == k):
+                yield f"{local.name} {local.part} reads {name} before it is waited for"
+            gradient = kind == "back" or kind.endswith("store")
+            makes = program.rows[local.row].bound.makes
+            if gradient and m.value in makes and local.row != m.row:
+                yield f"{local.name} reads the gradient of {m.value} before {name} is waited for"

@@ -1,0 +1,133 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
+# (what torch leaves untyped or private, and calls by another signature than it declares)
+"""Collectives in flight: started on a lane, and waited for later."""
+
+from __future__ import annotations
+
+import atexit
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from .mesh import shared
+from .transport import Group, Transport
+
+SETTLED_S = 2.0  # at the most
+
+
+def noted(what: str, name: str) -> AbstractContextManager[Any]:
+    """A region that torch.profiler has as `convgen WHAT NAME`, where one is at work."""
+    if not torch.autograd._profiler_enabled():
+        return nullcontext()
+    return torch.profiler.record_function(f"convgen {what} {name}")
+
+
+class Pending(Protocol):
+    """A collective that has been started."""
+
+    def wait(self) -> Tensor: ...
+
+
+class Flight:
+    """A collective on another thread: its result, or what went wrong, once there."""
+
+    def __init__(self, collective: Callable[[], Tensor]) -> None:
+        self._collective: Callable[[], Tensor] | None = collective
+        self.over = threading.Event()
+        self._result: Tensor | None = None
+        self._error: Exception | None = None
+
+    def run(self) -> None:
+        collective, self._collective = self._collective, None
+        assert collective is not None
+        try:
+            self._result = collective()
+        except Exception as error:  # of whoever waits
+            self._error = error
+        del collective  # before the starter goes on: it may be the last thing that the process does
+        self.over.set()
+
+    def wait(self) -> Tensor:
+        self.over.wait()
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._result
+
+
+class Landed:
+    """A collective that was over when its start returned."""
+
+    def __init__(self, result: Tensor) -> None:
+        self._result = result
+
+    def wait(self) -> Tensor:
+        return self._result
+
+
+class Lane:
+    """Collectives beside a rank's own, one after the other, while it computes: a thread, and process groups of its own.
+
+    So their order is theirs alone: that in which they are started, the same on all ranks.
+    """
+
+    def __init__(self, end: Any, name: str) -> None:
+        self.end = type(end)(end.timeout, end.device, end.maker)
+        self.end.lane = name
+        self._flights: queue.SimpleQueue[Flight | None] = queue.SimpleQueue()
+        threading.Thread(target=fly, args=(self._flights,), name=f"convgen {name}", daemon=True).start()
+        settled = partial(settle, self._flights)
+        atexit.register(settled)
+        weakref.finalize(self, end_lane, self._flights, settled).atexit = False
+
+    def start(self, kind: str, tensor: Tensor, splits: Any, group: Group) -> Flight:
+        self.end.process_group(group.ranks)  # made here: groups of the same ranks are told apart by their order
+        flight = Flight(lambda: getattr(self.end, kind)(tensor, splits, group))
+        self._flights.put(flight)
+        return flight
+
+
+def settle(flights: queue.SimpleQueue[Flight | None]) -> None:
+    """Before the interpreter ends, let what is in flight end: a thread that comes back from it then aborts the process.
+    Not for long: whoever is waited for may be gone."""
+    last = Flight(lambda: torch.empty(0))
+    flights.put(last)
+    last.over.wait(SETTLED_S)
+
+
+def end_lane(flights: queue.SimpleQueue[Flight | None], settled: Callable[[], None]) -> None:
+    """Nobody will start anything any more."""
+    atexit.unregister(settled)
+    flights.put(None)
+
+
+def fly(flights: queue.SimpleQueue[Flight | None]) -> None:
+    """One after the other, until there will be no more."""
+    while (flight := flights.get()) is not None:
+        flight.run()
+        del flight  # and with it what it has moved, which its starter has, or nobody
+
+
+def begin(transport: Transport, kind: str, tensor: Tensor, splits: Any, group: Group, lane: str) -> Pending:
+    """Start a collective of a transport; all ranks of the group start those of a lane in one order.
+
+    A transport of the user's own may have `start(kind, tensor, splits, group, lane)`, which returns what has a `wait`;
+    without it collectives are over when they are started.
+    """
+    own: Any = getattr(transport, "start", None)
+    if own is not None:
+        return own(kind, tensor, splits, group, lane)
+    if not hasattr(transport, "process_group"):
+        return Landed(getattr(transport, kind)(tensor, splits, group))
+    lanes = shared.setdefault("lanes", weakref.WeakKeyDictionary()).setdefault(transport, {})
+    if lane not in lanes:
+        lanes[lane] = Lane(transport, lane)
+    return lanes[lane].start(kind, tensor, splits, group)

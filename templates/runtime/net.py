@@ -1,0 +1,176 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportIncompatibleMethodOverride=false, reportPrivateUsage=false, reportPrivateImportUsage=false
+# (what torch leaves untyped or private, and calls by another signature than it declares)
+"""What a package says of its network."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, Shard
+
+from .blocks import Function
+from .checks import identify
+from .conversions import all_gather
+from .mesh import Place, make_mesh, place_key, places
+from .parameters import find_placements
+from .rows import RowHere
+from .splits import Plain, Split, axes_of, block_of
+from .transport import Transport
+
+Size = int | str  # of a dimension; "N", "2*N": so many times the samples
+
+
+def sized(shape: Sequence[Size], batch: int) -> tuple[int, ...]:
+    """A shape for so many samples."""
+    return tuple(n if isinstance(n, int) else int(n.removesuffix("N").removesuffix("*") or 1) * batch for n in shape)
+
+
+class Net(Plain):
+    """What a package says of its network.
+
+    Args:
+        spec, schedule: the network in a graph file's keys, and its program's text; alike on all ranks of a mesh.
+        batch: the number of samples that it was compiled for.
+        values: inputs and outputs: shape and layout, `[N * H *]`.
+        state: parameters and buffers: the same, how torch fills them, and a buffer's dtype ("" for a parameter).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        file: str,
+        grid: dict[str, int],
+        batch: int,
+        dtype: torch.dtype,
+        device: str,
+        sums: str,
+        identity: str,
+        values: Mapping[str, tuple[Sequence[Size], str]],
+        state: Mapping[str, tuple[Sequence[Size], str, str, str]],
+    ) -> None:
+        self.name, self.file, self.grid, self.batch = name, file, grid, batch
+        self.dtype, self.device, self.sums, self.state = dtype, device, sums, state
+        self.values = {**values, **{n: (shape, text) for n, (shape, text, _, _) in state.items()}}
+        self.wide = torch.float64 if dtype == torch.float64 else torch.float32
+        self.identity = hashlib.sha256(identity.encode()).digest()
+        self.stored = {n: self.split(n, batch) for n in self.values}
+        self._placements: dict[Any, list[Shard | Replicate] | None] = {}
+
+    def split(self, name: str, batch: int) -> Split:
+        shape, text = self.values[name]
+        return Split(name, sized(shape, batch), axes_of(text)[0])
+
+    # ---- What conversions and parameters ask of a layer ----
+
+    def extents(self, tensor: str, batch: int) -> tuple[int, ...]:
+        return sized(self.values[tensor][0], batch)
+
+    def whole_shape(self, layout: Split, batch: int) -> tuple[int, ...]:
+        return layout.extents
+
+    def placements(self, name: str, mesh: DeviceMesh) -> list[Shard | Replicate] | None:
+        """DTensor's placements for a parameter, if any."""
+        key = (name, tuple(mesh.mesh_dim_names or ()))
+        if key not in self._placements:
+            self._placements[key] = find_placements(self, self.stored[name], key[1], self.batch)  # type: ignore[arg-type]
+        return self._placements[key]
+
+    # ---- For users ----
+
+    def init_mesh(
+        self,
+        device_type: str | None = None,
+        *,
+        ranks: Sequence[int] | None = None,
+        transport: Transport | None = None,
+        timeout: float | None = None,
+    ) -> DeviceMesh:
+        """A DeviceMesh with the network's grid axes, in order, size-1 axes included; as of a layer."""
+        return make_mesh(self, device_type or self.device, ranks, transport, timeout)  # type: ignore[arg-type]
+
+    def place(self, mesh: DeviceMesh) -> Place:
+        return places[place_key(self, mesh)]  # type: ignore[arg-type]
+
+    def here(self, mesh: DeviceMesh) -> RowHere:
+        return RowHere(self, self.place(mesh), 0)  # type: ignore[arg-type]
+
+    @torch._disable_dynamo
+    def scatter(self, name: str, value: Tensor, mesh: DeviceMesh) -> Tensor:
+        """This rank's block of an input that every rank has whole; no communication but for a gradient of it."""
+        layout = self._activation(name, value.shape)
+        return ScatterValue.apply(value, layout, self.here(mesh))
+
+    @torch._disable_dynamo
+    def gather(self, name: str, value: Tensor, mesh: DeviceMesh, *, batch: int | None = None) -> Tensor:
+        """The whole of an output, on every rank, from the ranks' blocks; its gradient is this rank's part."""
+        known = self._known(name)
+        layout, here = self.split(known, self.batch if batch is None else batch), self.here(mesh)
+        wanted = here.shape(layout)
+        if tuple(value.shape) != wanted:
+            hint = "; batch= tells the number of samples" if batch is None else ""
+            raise ValueError(f"{self.name}: this rank's block of {name} is {wanted}, got {tuple(value.shape)}{hint}")
+        return GatherValue.apply(value, layout, here)
+
+    def _known(self, name: str | int) -> str:
+        if str(name) not in self.values:
+            raise ValueError(f"{self.name}: no value {name!r}; there are {', '.join(self.values)}")
+        return str(name)
+
+    def _activation(self, name: str, shape: Sequence[int]) -> Split:
+        known = self._known(name)
+        pattern = self.values[known][0]
+        batch = next((n for n, size in zip(shape, pattern, strict=False) if size == "N"), self.batch)
+        layout = self.split(known, batch)
+        if tuple(shape) != layout.extents:
+            raise ValueError(f"{self.name}: the whole {name} has shape {list(pattern)}, got {tuple(shape)}")
+        return layout
+
+
+class ScatterValue(Function):
+    """This rank's block of a whole tensor; the gradient is gathered."""
+
+    @staticmethod
+    def forward(value: Tensor, layout: Split, here: RowHere) -> Tensor:
+        return block_of(value, layout, here.layer, here.place).clone(memory_format=torch.contiguous_format)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _, *ctx.where = inputs
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return GatherValue.apply(gradient.contiguous(), *ctx.where), None, None
+
+
+class GatherValue(Function):
+    """A whole tensor, of the ranks' blocks; the gradient is this rank's part."""
+
+    @staticmethod
+    def forward(value: Tensor, layout: Split, here: RowHere) -> Tensor:
+        return gathered(value, layout, here)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _, *ctx.where = inputs
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return ScatterValue.apply(gradient, *ctx.where), None, None
+
+
+def gathered(value: Tensor, layout: Split, here: RowHere) -> Tensor:
+    """The whole tensor, of the ranks' blocks."""
+    grid = here.layer.grid
+    axes = tuple(a for a in grid if any(a in dim for dim in layout.axes) and grid[a] > 1)
+    identify(here)
+    if not axes:
+        return value.clone()
+    whole = Split(layout.tensor, layout.extents, ((),) * len(layout.extents))
+    return all_gather(layout.tensor, value.contiguous(), layout, whole, axes, here)  # type: ignore[arg-type]

@@ -1,0 +1,132 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportIncompatibleMethodOverride=false, reportPrivateUsage=false, reportPrivateImportUsage=false
+# (what torch leaves untyped or private, and calls by another signature than it declares)
+"""A network's rows in one call of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from .buckets import Buckets
+from .checkpoints import kept
+from .mesh import Place
+from .rows import Row
+
+if TYPE_CHECKING:
+    from .network import NetworkModule
+
+
+class BatchNorm(NamedTuple):
+    """Rows of a batch norm over the whole batch: moments, coefficients of them, and what is made with these."""
+
+    moments: Row
+    coefficients: Row
+    centred: Row
+    momentum: float
+    eps: float
+
+
+class Called(NamedTuple):
+    """A call of a network: this rank's plain blocks of parameters and buffers, and of the seed as it was; and buckets
+    for gradients, where there are some."""
+
+    module: NetworkModule
+    place: Place
+    batch: int
+    blocks: dict[str, Tensor]
+    seed: Tensor | None
+    buckets: Buckets | None
+
+
+class Run:
+    """A network's parameters and rows for one call; `within` a module of the source.
+
+    Attributes:
+        prefix: of names of parameters; `start` of names of values.
+    """
+
+    def __init__(self, of: Called, prefix: str = "", start: str = "") -> None:
+        self.of, self.prefix, self.start = of, prefix, start
+        self.net, self.place, self.batch = of.module._net, of.place, of.batch
+        self.training, self.seed = of.module.training, of.seed
+        self.name, self.grid, self.sums = self.net.name, self.net.grid, self.net.sums
+        self.dtype, self.wide, self.device = self.net.dtype, self.net.wide, self.net.device
+
+    def within(self, prefix: str, start: str) -> Run:
+        return Run(self.of, prefix, start)
+
+    @property
+    def whole(self) -> Run:
+        """The whole network, for parameters of other modules."""
+        return self.within("", self.start)
+
+    def __getitem__(self, name: str) -> Tensor:
+        """This rank's plain block of a parameter or buffer."""
+        return self.of.blocks[f"{self.prefix}{name}"]
+
+    def step(self, label: str) -> str:
+        """What a row's steps are called in the program: within the module, or of their own name; "" is the module."""
+        if label.startswith("/"):
+            return label[1:]
+        return f"{self.start}{label}" if label else self.start.removesuffix("_")
+
+    def __call__(self, row: Row, label: str, *operands: Tensor) -> Any:
+        """What a row makes."""
+        made = row.stand(self, self.step(label)).run(self.place, operands, self.of.buckets)
+        (first, *others) = made
+        return made if others else first
+
+    def checkpoint(self, function: Any, *operands: Tensor) -> Any:
+        """torch.utils.checkpoint of a block's function, for a network.py edited by hand: `run.checkpoint(layer1, x)` in
+        place of `layer1(run, x)`; all ranks compute again at the same place, those too that keep nothing of it."""
+        from torch.utils.checkpoint import checkpoint
+
+        def called(*operands: Tensor) -> Any:
+            return kept(function(self, *operands))
+
+        return checkpoint(called, *operands, use_reentrant=False)
+
+    def update(self, name: str, value: Tensor) -> None:
+        """A buffer's new value."""
+        if self.training:
+            if self[name].shape != value.shape:  # copy_ would spread it
+                sizes = f"{list(self[name].shape)} here, its new value {list(value.shape)}"
+                raise RuntimeError(f"{self.name}: {self.prefix}{name} is {sizes}")
+            with torch.no_grad():
+                self[name].copy_(value)
+
+    def batch_norm(self, rows: BatchNorm, label: str, x: Tensor, name: str) -> Tensor:
+        """Batch norm of a module of the source, by statistics of the whole batch, or running ones in evaluation."""
+        blocks, module = self.of.blocks, f"{self.prefix}{name}"
+        names = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+        w, b, mean, variance, counted = [blocks.get(f"{module}.{n}") for n in names]
+        own = self.training or mean is None
+        step, buckets = self.step(label), self.of.buckets
+        stand = rows.moments.stand(self, f"{step}_moments")
+        of = cast(Any, stand.operation).of
+        if self.training and of.count == 1:
+            shape = list(of.shape)
+            raise ValueError(
+                f"{self.name}: {module}: expected more than 1 value per channel when training, got input size {shape}"
+            )
+        if self.training and counted is not None:
+            counted.add_(1)
+        coefficients = rows.coefficients.stand(self, f"{step}_coefficients")
+        centred = rows.centred.stand(self, step)
+        if not stand.store[0] and x.numel() and centred.is_silent and coefficients.is_silent:
+            return torch.nn.functional.batch_norm(x, mean, variance, w, b, own, rows.momentum, rows.eps)
+        if own:
+            (m,) = stand.run(self.place, [x], buckets)
+            if self.training and mean is not None and variance is not None:
+                count, new, m2 = m.detach()
+                mean.lerp_(new.to(mean.dtype), rows.momentum)
+                variance.lerp_((m2 / (count - 1)).to(variance.dtype), rows.momentum)
+        else:
+            assert mean is not None and variance is not None
+            m = torch.stack([torch.ones_like(mean), mean, variance])
+        vectors = [v for v in (w, b) if v is not None]
+        (made,) = centred.run(self.place, [x, *coefficients.run(self.place, [m, *vectors], buckets)], buckets)
+        return made

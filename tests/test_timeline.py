@@ -1,0 +1,245 @@
+"""The timeline: links against time in small steps, steps against the program's price, and what is chosen by it."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from free_networks import imported
+from generate import draws
+from test_networks_free import a_network
+from test_overlap import X, resnet, with_passes
+
+from convgen.algebra.grid import Grid
+from convgen.commands.main import cli
+from convgen.cost.link import Link, Transfer
+from convgen.cost.machine import Level, Machine
+from convgen.cost.machines import load_machine
+from convgen.cost.rows import program_cost
+from convgen.cost.timeline import MAIN, simulate
+from convgen.errors import InputError
+from convgen.explain.measured import measured_text, read_measured
+from convgen.explain.timeline import trace
+from convgen.network_compiler import compile_network, without_flights
+from convgen.passes.bucket_gradients import BucketGradients
+from convgen.passes.start_halos import StartHalos
+from convgen.plan.program.overlapped import overlapped
+from convgen.spec.exported import graph_of
+from convgen.spec.graph_file import write_graph
+from convgen.verify.virtual import World
+
+
+def a_machine(latency_s: float, bytes_per_s: float, launch_s: float = 1e-6) -> Machine:
+    return Machine(
+        name="drawn",
+        ranks_per_node=64,
+        levels=(Level(name="machine", latency_s=latency_s, bytes_per_s=bytes_per_s),),
+        memory_bytes_per_s=1e10,
+        peak_flops=(("float32", 1e11), ("float64", 1e11)),
+        efficiency=0.5,
+        launch_s=launch_s,
+    )
+
+
+def lettered(draw: Random) -> Grid:
+    return Grid(draw.choice(((("N", 2),), (("H", 3),), (("N", 2), ("H", 2)), (("H", 2), ("W", 2)))))
+
+
+# ---- A link ----
+
+
+def small_steps(asked: list[tuple[str, float, float]], share: str, step: float) -> list[float]:
+    """When transfers (lane, seconds, asked for at) are over, time cut into steps: each head of a lane gets its part."""
+    left, ends, now = [s for _, s, _ in asked], [-1.0] * len(asked), 0.0
+    while min(ends) < 0:
+        heads: dict[str, int] = {}
+        for i, (lane, _, at) in enumerate(asked):
+            if ends[i] < 0 and at <= now:
+                heads.setdefault(lane, i)
+        for i in heads.values():
+            left[i] -= step / (len(heads) if share == "shared" else 1)
+        now += step
+        for i in heads.values():
+            ends[i] = now if left[i] <= 1e-12 else ends[i]
+    return ends
+
+
+@pytest.mark.parametrize("share", ["shared", "each"])
+@pytest.mark.parametrize("seed", range(draws(5)))
+def test_a_link_is_as_time_in_small_steps(seed: int, share: Any) -> None:
+    draw = Random(f"link {seed}")
+    at, asked = 0.0, list[tuple[str, float, float]]()
+    for _ in range(7):
+        at += draw.choice((0.0, draw.randint(1, 40)))
+        asked.append((draw.choice("abc"), float(draw.randint(1, 60)), at))
+    link = Link(share)
+    added: list[Transfer] = [link.add(str(i), lane, seconds, when) for i, (lane, seconds, when) in enumerate(asked)]
+    for i in draw.sample(range(7), 7):
+        link.finish(added[i])
+    for transfer, expected in zip(added, small_steps(asked, share, 0.01), strict=True):
+        assert transfer.end_s == pytest.approx(expected, abs=0.2)
+        assert transfer.asked_s <= transfer.start_s < transfer.end_s
+
+
+# ---- A step ----
+
+
+def test_one_thing_after_the_other_is_the_programs_price() -> None:
+    program = without_flights(resnet({"N": 2, "H": 2}).program)
+    for name in ("cpu", "lassen"):
+        machine = load_machine(name)
+        found = simulate(program, machine, "float32")
+        assert found.end_s == pytest.approx(found.serial_s, rel=0.02)  # but for ranks that are slowest by turns
+        assert found.serial_s == pytest.approx(program_cost(program, machine, "float32").seconds, rel=1e-6)
+        assert found.exposed_s == pytest.approx(found.moving_s)
+        assert found.hidden == pytest.approx(0.0, abs=1e-9)
+
+
+@pytest.mark.parametrize("links", ["shared", "each"])
+@pytest.mark.parametrize("seed", range(draws(4)))
+def test_what_holds_of_any_timeline(seed: int, links: Any) -> None:
+    draw = Random(f"timeline {seed}")
+    module, x = a_network(draw)
+    graph, _ = graph_of(module, (x.float(),), name="net")
+    program = without_flights(compile_network(graph, lettered(draw)).program)
+    for one in (StartHalos(), BucketGradients(draw.choice((0, 1)))):
+        program = one.run(program)
+    found = simulate(program, a_machine(10 ** -draw.uniform(4, 7), 10 ** draw.uniform(6, 10)), "float32", links=links)
+    assert found.computing_s <= found.end_s * (1 + 1e-12)
+    assert found.forward_s <= found.end_s and 0 <= found.hidden <= 1
+    if links == "each":
+        assert found.end_s <= found.serial_s * (1 + 1e-12)
+    path = found.critical_path()
+    assert path[0].start_s == pytest.approx(0.0) and path[-1].end_s == pytest.approx(found.end_s)
+    for before, after in pairwise(path):
+        assert after.start_s == pytest.approx(before.end_s, abs=1e-12)
+    lanes: dict[tuple[int, str], float] = {}
+    for span in sorted(found.spans, key=lambda s: s.start_s):  # a thread does one thing at a time
+        assert span.start_s >= lanes.get((span.rank, span.lane), 0.0) - 1e-12
+        lanes[span.rank, span.lane] = span.end_s
+
+
+def test_a_bucket_hides_behind_what_is_left_of_backward() -> None:
+    """By hand: backward's rows from the last; a bucket is started when its last row is over, on a link of its own."""
+    program = BucketGradients(0).run(without_flights(resnet({"N": 2}).program))
+    (last,) = (t for t in simulate(program, a_machine(0.0, 1e6), "float32").travelled if t.name == "bucket_1")
+    assert last.exposed_s == pytest.approx(last.seconds)  # the only bucket ends with backward's last row
+    several = BucketGradients(0, 0).run(program)
+    assert several == program
+    early = replace(program, buckets=(replace(program.buckets[0], steps=program.buckets[0].steps[:1]),))
+    (first,) = (t for t in simulate(early, a_machine(0.0, 1e9, 1e-4), "float32").travelled if t.name == "bucket_1")
+    assert first.exposed_s == 0.0  # rows are left that take longer
+
+
+@pytest.mark.parametrize("seed", range(draws(3)))
+def test_what_is_chosen_is_not_slower(seed: int) -> None:
+    draw = Random(f"chosen {seed}")
+    module, x = a_network(draw)
+    graph, _ = graph_of(module, (x.float(),), name="net")
+    program = without_flights(compile_network(graph, lettered(draw)).program)
+    for latency_s, bytes_per_s, launch_s in ((1e-4, 1e7, 1e-6), (1e-6, 1e10, 1e-5), (0.0, 1e15, 1e-3)):
+        machine = a_machine(latency_s, bytes_per_s, launch_s)
+        chosen = overlapped(program, machine, "float32")
+        tried = [program, *(p.run(program) for p in (StartHalos(), BucketGradients(0), BucketGradients(25)))]
+        least = min(simulate(p, machine, "float32").end_s for p in tried if p.buckets or p is program)
+        assert simulate(chosen, machine, "float32").end_s <= least
+
+
+def test_halos_are_started_where_the_link_is_slow_and_launches_are_cheap() -> None:
+    module = torch.nn.Sequential(*(torch.nn.Conv2d(16, 16, 3, padding=1) for _ in range(3)))
+    graph, _ = graph_of(module, (torch.zeros(2, 16, 64, 512),), name="net")
+    program = without_flights(compile_network(graph, Grid((("H", 2),))).program)
+    slow, costly = a_machine(1e-4, 1e8, 1e-7), a_machine(1e-8, 1e12, 1e-2)
+    assert all(row.early == 0 for row in overlapped(program, slow, "float32").rows if row.fetch[0])
+    assert all(row.early is None for row in overlapped(program, costly, "float32").rows)
+    found, plain = (simulate(p, slow, "float32") for p in (overlapped(program, slow, "float32"), program))
+    assert found.end_s < plain.end_s and {t.kind for t in found.travelled if t.hidden > 0.9} >= {"exchange"}
+
+
+# ---- The command ----
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("simulated") / "resnet.yaml"
+    path.write_text(write_graph(resnet({"N": 2}).graph))
+    return path
+
+
+def convgen(*words: object) -> Any:
+    return CliRunner().invoke(cli, [str(word) for word in words])
+
+
+def test_the_command_says_what_the_timeline_has(file: Path, tmp_path: Path) -> None:
+    words = ("simulate", file, "--machine", "lassen", "--grid", "N=2,H=2")
+    done = convgen(*words, "--trace", tmp_path / "t.json", "--plot", tmp_path / "p.svg")
+    assert done.exit_code == 0, done.output
+    assert "on grid(N=2, H=2), lassen, float32: a step of training" in done.stdout
+    assert "critical path" in done.stdout and "all_reduce" in done.stdout
+    assert b"rank 3" in (tmp_path / "p.svg").read_bytes() or (tmp_path / "p.svg").stat().st_size > 10_000
+    numbers = json.loads(convgen(*words, "--json").stdout)
+    assert f"{numbers['step_s'] * 1e3:.3f} ms" in done.stdout
+    assert sum(s["seconds"] for s in numbers["steps"]) == pytest.approx(numbers["moving_s"])
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    spans = [e for e in events if e["ph"] == "X"]
+    assert {e["pid"] for e in spans} == {0, 1, 2, 3}
+    assert max(e["ts"] + e["dur"] for e in spans) == pytest.approx(numbers["step_s"] * 1e6, abs=0.01)
+    assert {e["args"]["name"] for e in events if e["name"] == "thread_name"} >= {"compute", MAIN}
+
+
+def test_of_many_ranks_a_trace_has_the_critical_ones() -> None:
+    found = simulate(resnet({"N": 2, "H": 2}).program, load_machine("lassen"), "float32")
+    many = replace(found, ranks=100)
+    events = json.loads(trace("net", many))["traceEvents"]
+    assert len({e["pid"] for e in events}) == 64
+    assert {s.rank for s in found.critical_path() if s.rank >= 0} <= {e["pid"] for e in events}
+
+
+def test_what_cant_be_simulated_is_refused(file: Path, tmp_path: Path) -> None:
+    layer = tmp_path / "layer.yaml"
+    layer.write_text("name: a\nlayer: conv2d\ninput: [1, 1, 4, 4]\nout_channels: 1\nkernel_size: 1\ngrid: {N: 1}\n")
+    for words, what in (
+        ((layer, "--machine", "lassen"), "layer's file"),
+        ((file, "--machine", "nowhere", "--grid", "N=2"), "nowhere"),
+        ((file, "--machine", "lassen"), "--grid"),
+    ):
+        done = convgen("simulate", *words)
+        assert isinstance(done.exception, InputError) and what in str(done.exception)
+    assert convgen("simulate", file, "--grid", "N=2").exit_code == 2
+
+
+def test_a_recorded_step_beside_the_simulated_one(file: Path, tmp_path: Path) -> None:
+    compiled = with_passes(resnet({"H": 2}), StartHalos(), BucketGradients(0))
+    net = imported(compiled.package().files, tmp_path)
+
+    def program(end: Any) -> None:
+        mesh = net.init_mesh("cpu", transport=end)
+        model, x = net.Network(mesh), net.scatter("x", X, mesh)
+        with torch.profiler.profile() if end.rank == 0 else nullcontext() as profile:
+            model(x).square().sum().backward()
+        if profile is not None:
+            profile.export_chrome_trace(str(tmp_path / "measured.json"))
+
+    World(2).run(program)
+    measured = read_measured(tmp_path / "measured.json")
+    found = simulate(compiled.program, load_machine("cpu"), "float32")
+    lanes = {s.name: s.lane for s in found.spans if s.rank < 0}
+    for one in found.travelled:  # all of the program's steps, by their names
+        assert measured["move" if lanes[one.name] == MAIN else "wait", one.name] >= 0
+    assert {name for what, name in measured if what == "local"} >= {"conv1", "layer1_conv2"}
+    text = measured_text(found, measured)
+    assert "in all" in text and "not in the trace" not in text
+    done = convgen("simulate", file, "--machine", "cpu", "--grid", "H=2", "--measured", tmp_path / "measured.json")
+    assert done.exit_code == 0 and "measured ms" in done.stdout
+    for content, what in (("{", "not JSON"), ("{}", "no traceEvents"), ('{"traceEvents": []}', "nothing of a package")):
+        (tmp_path / "other.json").write_text(content)
+        done = convgen("simulate", file, "--machine", "cpu", "--grid", "H=2", "--measured", tmp_path / "other.json")
+        assert isinstance(done.exception, InputError) and what in str(done.exception)
