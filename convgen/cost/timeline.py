@@ -215,7 +215,7 @@ def simulate(program: Program, machine: Machine, dtype: str, *, links: Share = "
 
 def moved_seconds(price: Price, moved: Moved) -> float:
     """Of a conversion, on the busiest rank."""
-    return price.conversion(moved.placed.bound.operation, moved.placed.way, moved.conversion) / PICOSECONDS
+    return price.chain(moved.placed, (moved.conversion,)) / PICOSECONDS
 
 
 def bucket_seconds(program: Program, price: Price, bucket: Bucket, moved: Sequence[Moved]) -> float:
