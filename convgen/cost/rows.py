@@ -166,7 +166,7 @@ class ProgramCost:
 
 def program_cost(program: Program, machine: Machine, dtype: str) -> ProgramCost:
     """What a program costs on a machine."""
-    price, wanted = Price(program.grid, machine, dtype), program.differentiable(of_inputs=False)
+    price, wanted = price_on(program.grid, machine, dtype), program.differentiable(of_inputs=False)
     return ProgramCost(tuple(row_cost(row, price, [v in wanted for v in row.bound.reads]) for row in program.rows))
 
 

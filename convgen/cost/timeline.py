@@ -25,7 +25,7 @@ from convgen.cost.links import collective_seconds
 from convgen.cost.machine import Machine
 from convgen.cost.moving import PICOSECONDS
 from convgen.cost.network import bucket_record
-from convgen.cost.rows import Price, work_by_rank
+from convgen.cost.rows import Price, price_on, work_by_rank
 from convgen.program.early import interior_rows
 from convgen.program.flow import Local, Start, Wait, backward, forward
 from convgen.program.network import Bucket, Moved, Program
@@ -176,7 +176,7 @@ def simulate(program: Program, machine: Machine, dtype: str, *, links: Share = "
     Args:
         links: whether collectives of several lanes share each rank's link, or have one each.
     """
-    price, grid = Price(program.grid, machine, dtype), program.grid
+    price, grid = price_on(program.grid, machine, dtype), program.grid
     clock = _Clock(price, Link(links), np.zeros(grid.ranks), [-1] * grid.ranks)
     computing, serial = np.zeros(grid.ranks), 0.0
     ends: list[float] = []

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from convgen.cost.machine import Machine
 from convgen.cost.moving import PICOSECONDS
-from convgen.cost.rows import Price
+from convgen.cost.rows import Price, price_on
 from convgen.errors import InputError
 from convgen.program.network import Moved, Program, label
 from convgen.program.rows import PlacedRow
@@ -29,7 +29,7 @@ def explained_rows(program: Program, name: str, machine: Machine, dtype: str) ->
         InputError: there is none.
     """
     check_name(program, name)
-    price, wanted = Price(program.grid, machine, dtype), program.differentiable(of_inputs=False)
+    price, wanted = price_on(program.grid, machine, dtype), program.differentiable(of_inputs=False)
     moves = [*program.forward(), *program.backward()]
     lines: list[str] = []
     total = 0

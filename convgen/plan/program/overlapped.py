@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from convgen.cost.machine import Machine
-from convgen.cost.rows import Price
+from convgen.cost.rows import Price, price_on
 from convgen.cost.timeline import local_seconds, moved_seconds, simulate
 from convgen.passes.bucket_gradients import BucketGradients
 from convgen.passes.start_halos import StartHalos
@@ -33,7 +33,7 @@ def overlapped(program: Program, machine: Machine, dtype: str) -> Program:
 
 
 def _candidates(program: Program, machine: Machine, dtype: str) -> Iterator[Program]:
-    price = Price(program.grid, machine, dtype)
+    price = price_on(program.grid, machine, dtype)
     bases = [program]
     for how in HALOS:
         only = ",".join(sorted(worth_starting(program, how, price)))
