@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from convgen.algebra.algorithms import ALGORITHMS
@@ -29,11 +29,13 @@ from convgen.program.rows import PlacedRow
 from convgen.program.verify.network import verify_network
 from convgen.spec.aten.describe import Described, describe
 from convgen.spec.graph import Graph
+from convgen.spec.graph_parts import check_statistics, with_statistics
 from convgen.spec.names import did_you_mean
 from convgen.spec.network_plan import PlanFile
 from convgen.spec.source import locate
 
 LETTERS = {1: ("N",), 2: ("N", "C"), 3: ("N", "C", "W"), 4: ("N", "C", "H", "W"), 5: ("N", "C", "D", "H", "W")}
+LAYOUTS = 4  # that are looked for until statistics by parts and a layout by price agree
 OF_NUMBERS = {1: ("N",), 2: ("N", "W"), 3: ("N", "H", "W"), 4: ("N", "D", "H", "W")}  # of labels: no channels
 
 
@@ -94,6 +96,7 @@ def compile_network(
     algorithm: str | None = None,
     *,
     machine: Machine | None = None,
+    statistics: str = "global",
     command: str = "",
 ) -> CompiledNetwork:
     """Lay out a network by the letters of a grid, or by price.
@@ -102,21 +105,43 @@ def compile_network(
         algorithm: a named one; by default the one with the grid's letters; auto: every value and row as the search for
             the least modelled seconds finds, whatever the axes are called.
         machine: what `auto` models; by default one node of the target's kind.
+        statistics: of batch norms in training (spec/graph_parts.py): global, spatial or local.
     Raises:
-        InputError: no such algorithm, an operator that can't be run, or an axis that no dimension carries.
+        InputError: no such algorithm, no such statistics, an operator that can't be run, or an axis that no dimension
+            carries.
     """
     if algorithm not in (None, "auto", *ALGORITHMS):
         names = ("auto", *ALGORITHMS)
         hint = did_you_mean(str(algorithm), names, ", ".join(names))
         raise InputError(f"there is no algorithm {algorithm}", hint=hint)
-    described = _described(graph)
-    if algorithm == "auto":
-        chosen = machine or load_machine("cpu")
-        most = int(chosen.memory_bytes) if chosen.memory_bytes else None
-        program = _planned(graph, described, [grid], chosen, most).program
-    else:
-        program = lay_out(*network_parts(graph, described), grid, algorithm)
+    check_statistics(statistics)
+    chosen = machine or load_machine("cpu")
+    most = int(chosen.memory_bytes) if chosen.memory_bytes else None
+
+    def laid_out(graph: Graph, described: Described) -> Program:
+        if algorithm == "auto":
+            return _planned(graph, described, [grid], chosen, most).program
+        return lay_out(*network_parts(graph, described), grid, algorithm)
+
+    graph, described, program = _with_statistics(graph, statistics, laid_out)
     return _compiled(graph, described, program, algorithm, command)
+
+
+def _with_statistics(
+    graph: Graph, statistics: str, laid_out: Callable[[Graph, Described], Program]
+) -> tuple[Graph, Described, Program]:
+    """A graph whose batch norms have these statistics, by parts of how it is laid out; and that layout."""
+    described = _described(graph)
+    program = laid_out(graph, described)
+    for _ in range(LAYOUTS):
+        stored = {name: value.stored for name, value in program.values.items()}
+        parted = with_statistics(graph, statistics, stored, program.grid)
+        if parted == graph:
+            return graph, described, program
+        graph, described = parted, _described(parted)
+        program = laid_out(graph, described)
+    fact = f"{graph.name}: with {statistics} statistics each search finds another layout, with other parts"
+    raise InputError(fact, hint="a named algorithm, or a plan for one grid")
 
 
 def compile_plan(graph: Graph, plan: PlanFile, *, command: str = "") -> CompiledNetwork:
@@ -125,6 +150,7 @@ def compile_plan(graph: Graph, plan: PlanFile, *, command: str = "") -> Compiled
     Raises:
         InputError: it is another network's plan, or its layouts can't work.
     """
+    graph = with_statistics(graph, plan.statistics, plan.values, plan.grid)
     described = _described(graph)
     try:
         program = program_of(plan, *network_parts(graph, described))
@@ -134,17 +160,30 @@ def compile_plan(graph: Graph, plan: PlanFile, *, command: str = "") -> Compiled
 
 
 def plan_graph(
-    graph: Graph, ranks: int, machine: Machine, grid: Grid | None = None, memory_bytes: int | None = None
+    graph: Graph,
+    ranks: int,
+    machine: Machine,
+    grid: Grid | None = None,
+    memory_bytes: int | None = None,
+    statistics: str = "global",
 ) -> tuple[CompiledNetwork, NetworkPlan]:
     """The layout of least modelled seconds of a training step, over grids of so many ranks or on one.
 
     Args:
         memory_bytes: that a rank may take; by default what the machine's have, where it says.
+        statistics: of batch norms, as of `compile_network`.
     """
-    described = _described(graph)
+    check_statistics(statistics)
     most = memory_bytes or (int(machine.memory_bytes) if machine.memory_bytes else None)
-    found = _planned(graph, described, [grid] if grid is not None else grids_of(ranks, machine), machine, most)
-    return _compiled(graph, described, found.program, "auto", ""), found
+    found: list[NetworkPlan] = []
+
+    def laid_out(graph: Graph, described: Described) -> Program:
+        grids = [found[0].program.grid] if found else [grid] if grid is not None else grids_of(ranks, machine)
+        found.append(_planned(graph, described, grids, machine, most))
+        return found[-1].program
+
+    graph, described, program = _with_statistics(graph, statistics, laid_out)
+    return _compiled(graph, described, program, "auto", ""), found[-1]
 
 
 def _described(graph: Graph) -> Described:

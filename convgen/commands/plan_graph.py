@@ -27,6 +27,7 @@ def plan_graph_file(
     grid: Grid | None,
     batch: int | None,
     memory: float | None,
+    statistics: str,
     output: Path | None,
     as_json: bool,
     others: Mapping[str, Any],
@@ -35,6 +36,7 @@ def plan_graph_file(
 
     Args:
         memory: GiB that a rank may take.
+        statistics: of batch norms.
         others: options that plans of hand-written networks have; refused where they are given.
     """
     for name, value in others.items():
@@ -61,7 +63,8 @@ def plan_graph_file(
         graph = replace(graph, batch=batch)
     chosen = load_machine(machine)
     try:
-        compiled, found = plan_graph(graph, ranks, chosen, grid, None if memory is None else round(memory * GIB))
+        most = None if memory is None else round(memory * GIB)
+        compiled, found = plan_graph(graph, ranks, chosen, grid, most, statistics)
     except InputError as error:
         raise locate(error, graph.source_file) from None
     click.echo(
@@ -71,7 +74,8 @@ def plan_graph_file(
     )
     if output is not None:
         beside = os.path.relpath(Path(file).absolute(), output.absolute().parent)
-        plan = plan_of(found.program, Path(beside).as_posix(), chosen.name, found.seconds)
+        plan = plan_of(found.program, Path(beside).as_posix(), chosen.name, found.seconds, statistics)
         size = f" --batch {batch}" * (batch is not None)
+        size += f" --statistics {statistics}" * (statistics != "global")
         head = (f"convgen plan {Path(file).name} --machine {machine} --ranks {ranks}{size}",)
         write_file(output, write_plan(plan, head), "-o")

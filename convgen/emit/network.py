@@ -26,6 +26,7 @@ from convgen.errors import InternalError
 from convgen.operations.calls import Elementwise, Slot
 from convgen.operations.dropout import Bernoulli, Dropout
 from convgen.operations.moments import Moments
+from convgen.operations.part_norm import PartMoments, PartStatistics, PartUpdate
 from convgen.program.network import Program, label
 from convgen.program.network_text import show
 from convgen.program.rows import Chain, PlacedRow, Stored, reads_of
@@ -238,7 +239,10 @@ class _Writer:
         if not call:
             arguments = [self._constant(i), f'"{name}"', *operands]
             call = f"run({', '.join(arguments)})"
-        if isinstance(row.bound.operation, Moments) and (other := evaluated(self.program, i)):
+        if isinstance(row.bound.operation, PartStatistics | PartUpdate):
+            nothing = None if len(makes) == 1 else (None,) * len(makes)
+            call = f"{call} if run.training else {nothing}"
+        if isinstance(row.bound.operation, Moments | PartMoments) and (other := evaluated(self.program, i)):
             text = self._constructor(other, other)
             known = self.rows.setdefault(text, constant(other.bound.operation.name, self.rows.values()))
             buffers = ", ".join(self._operand(v, prefix, start) for v in other.bound.reads)
