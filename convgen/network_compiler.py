@@ -21,13 +21,15 @@ from convgen.emit.network import NetworkInput, Package, emit_network
 from convgen.errors import InputError
 from convgen.knobs import verify_schedules
 from convgen.operations.bound import Bound
+from convgen.operations.views import MANY
 from convgen.plan.letters import Tensor, lay_out
 from convgen.plan.program.ranks import NetworkPlan, grids_of, plan_network
 from convgen.plan.program.written import program_of
 from convgen.program.network import FLOATS, Program
-from convgen.program.rows import PlacedRow
+from convgen.program.rows import PlacedRow, place, place_gradient, stored_by_name
 from convgen.program.verify.network import verify_network
-from convgen.spec.aten.describe import Described, describe
+from convgen.spec.aten.describe import Described
+from convgen.spec.aten.samples import for_any_number
 from convgen.spec.graph import Graph
 from convgen.spec.graph_parts import check_statistics, with_statistics
 from convgen.spec.names import did_you_mean
@@ -71,7 +73,7 @@ class CompiledNetwork:
                 program=self.program,
                 other=self.other,
                 batch=g.batch,
-                other_batch=other_batch(g),
+                other_batch=MANY,
                 dtype=self.dtype,
                 device=self.target,
                 sums="ordered",
@@ -84,10 +86,6 @@ class CompiledNetwork:
                 constants=constants,
             )
         )
-
-
-def other_batch(graph: Graph) -> int:
-    return 2 * graph.batch + 1
 
 
 def compile_network(
@@ -131,14 +129,14 @@ def _with_statistics(
     graph: Graph, statistics: str, laid_out: Callable[[Graph, Described], Program]
 ) -> tuple[Graph, Described, Program]:
     """A graph whose batch norms have these statistics, by parts of how it is laid out; and that layout."""
-    described = _described(graph)
+    graph, described, _ = _described(graph)
     program = laid_out(graph, described)
     for _ in range(LAYOUTS):
         stored = {name: value.stored for name, value in program.values.items()}
         parted = with_statistics(graph, statistics, stored, program.grid)
         if parted == graph:
             return graph, described, program
-        graph, described = parted, _described(parted)
+        graph, described, _ = _described(parted)
         program = laid_out(graph, described)
     fact = f"{graph.name}: with {statistics} statistics each search finds another layout, with other parts"
     raise InputError(fact, hint="a named algorithm, or a plan for one grid")
@@ -151,7 +149,7 @@ def compile_plan(graph: Graph, plan: PlanFile, *, command: str = "") -> Compiled
         InputError: it is another network's plan, or its layouts can't work.
     """
     graph = with_statistics(graph, plan.statistics, plan.values, plan.grid)
-    described = _described(graph)
+    graph, described, _ = _described(graph)
     try:
         program = program_of(plan, *network_parts(graph, described))
     except InputError as error:
@@ -186,20 +184,21 @@ def plan_graph(
     return _compiled(graph, described, program, "auto", ""), found[-1]
 
 
-def _described(graph: Graph) -> Described:
+def _described(graph: Graph) -> tuple[Graph, Described, Described]:
+    """A graph, its rows for its number of samples, and for MANY."""
     both = sorted({v.name for v in graph.inputs} & {name for name, _ in graph.outputs})
     if both:
         fact = f"{graph.name}: {both[0]} is an input and an output; scatter and gather know them by their names"
         raise InputError(fact, hint="another key in the mapping that forward returns")
-    return describe(graph.at(graph.batch))
+    return for_any_number(graph)
 
 
 def _compiled(
     graph: Graph, described: Described, program: Program, algorithm: str | None, command: str
 ) -> CompiledNetwork:
+    program, other = for_any_batch(program, described, for_any_number(graph)[2])
     if verify_schedules():
-        verify_network(program)
-    other = program_like(program, describe(graph.at(other_batch(graph))))
+        verify_network(other)
     return CompiledNetwork(graph, described, program, other, algorithm, command=command)
 
 
@@ -225,6 +224,24 @@ def network_parts(
 def _letters(shape: tuple[int, ...], floats: bool) -> tuple[str, ...]:
     found = (LETTERS if floats else OF_NUMBERS).get(len(shape), ())
     return found + ("",) * (len(shape) - len(found))
+
+
+def for_any_batch(program: Program, described: Described, many: Described) -> tuple[Program, Program]:
+    """The program with what moves for any number of samples, and the same for MANY: blocks of samples that meet at one
+    number don't at another."""
+    rows = tuple(placed_again(row, bound, program.grid) for row, bound in zip(program.rows, many.rows, strict=True))
+    other = program_like(replace(program, rows=rows), many)
+    return program_like(other, described), other
+
+
+def placed_again(row: PlacedRow, bound: Bound, grid: Grid) -> PlacedRow:
+    """The same roles and storage of the same row for another number of samples."""
+    names = stored_by_name(row.signature, row.reads, row.makes)
+    derived: dict[str, PlacedRow] = {}
+    for k, one in row.derived:
+        name = row.signature.inputs[k].name
+        derived[name] = place_gradient(bound, name, grid, one.way, dict(one.roles), names)
+    return place(bound, grid, row.way, dict(row.roles), row.reads, row.makes, derived)
 
 
 def program_like(program: Program, described: Described) -> Program:

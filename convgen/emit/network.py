@@ -347,7 +347,7 @@ def both(there: Chain, stored: Stored, back: Chain | None) -> str:
 def constructor(value: Any) -> str:
     """An operation, or what is in it, as Python: positional arguments, defaults at the end left out."""
     if hasattr(value, "__dataclass_fields__"):
-        given = [(getattr(value, f.name), f) for f in fields(value) if f.init]
+        given = [(getattr(value, f.name), f) for f in fields(value) if f.init and not f.metadata.get("derived")]
         while given and given[-1][1].default == given[-1][0] and type(given[-1][1].default) is type(given[-1][0]):
             given.pop()
         return f"{type(value).__name__}({', '.join(constructor(v) for v, _ in given)})"

@@ -12,7 +12,8 @@ from convgen.network_compiler import CompiledNetwork
 from convgen.operations.calls import Whole
 from convgen.program.network import Moved, Program, label
 from convgen.program.rows import PlacedRow
-from convgen.spec.aten.describe import Described, describe
+from convgen.spec.aten.describe import Described
+from convgen.spec.aten.samples import described as described_of
 from convgen.spec.graph import Graph
 from convgen.spec.text import number_of
 
@@ -179,7 +180,7 @@ def whole_calls(graph: Graph, described: Described | None = None) -> list[WholeC
     Raises:
         InputError: one draws random numbers, or changes an operand, and no row describes it.
     """
-    described = describe(graph.at(graph.batch)) if described is None else described
+    described = described_of(graph) if described is None else described
     found: list[WholeCall] = []
     for row, number in zip(described.rows, described.calls, strict=True):
         if number in described.whole and isinstance(row.operation, Whole):

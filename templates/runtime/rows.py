@@ -36,7 +36,7 @@ from .conversions import (
 )
 from .here import Here, frame_at, held_at
 from .layout import Box, common, interval
-from .mesh import Place, coordinates
+from .mesh import Place, coordinates, members
 from .transport import Group
 
 CHAIN = re.compile(r"\[([^\]]*)\]|(\w+)\(([\w,]*)\)")
@@ -134,6 +134,7 @@ class Stand:
         self.is_silent = not any((*self.fetch, *self.back, *self.store, *self.given))
         self.derived = {k: one.stand(net, f"{label}.d{inputs[k].name}") for k, (one, _) in row.derived.items()}
         self._ats: dict[int, At] = {}
+        self._still: dict[int, bool] = {}
 
     # ---- What conversions ask of a layer ----
 
@@ -145,6 +146,20 @@ class Stand:
 
     def format(self, tensor: str) -> torch.memory_format:
         return torch.contiguous_format
+
+    def is_still(self, move: Move) -> bool:
+        """Whether an exchange moves nothing, for any rank: blocks that meet for so many samples and not for others."""
+        if id(move) not in self._still:
+            kind, over, src, dst, _ = move
+            ranks = range(math.prod(self.grid.values()))
+            held, kept = ([held_at(self, side, p, 0) for p in ranks] for side in (src, dst))  # type: ignore[arg-type]
+            if kind == "exchange":
+                here = (self.size(common(a, b), "") == self.size(b, "") for a, b in zip(held, kept, strict=True))
+            else:
+                pairs = ((p, q) for p in ranks for q in members(self, p, over) if q != p)  # type: ignore[arg-type]
+                here = (not self.size(common(held[p], kept[q]), "") for p, q in pairs)
+            self._still[id(move)] = all(here)
+        return self._still[id(move)]
 
     # ---- Layouts ----
 
@@ -311,7 +326,8 @@ class Row:
         """
         key = (net.batch, label, net.dtype, net.device)
         if key not in self._stands:
-            self._stands[key] = Stand(self, self.operation(net.batch), net, label)
+            operation = self.operation(net.batch).for_any(self.operation)
+            self._stands[key] = Stand(self, operation, net, label)
         return self._stands[key]
 
 
@@ -387,10 +403,14 @@ class Attach(Function):
 
 def travel(tensor: Tensor, chain: Chain, here: RowHere) -> Tensor:
     """One conversion after the other."""
-    for kind, over, src, dst, step in chain:
+    for move in chain:
+        kind, over, src, dst, step = move
         if tensor.dtype == torch.bool:
             return travel(tensor.to(torch.uint8), chain, here).bool()
         tensor = tensor.contiguous()
+        if kind in ("exchange", "exchange_add") and cast(Any, here.layer).is_still(move):
+            tensor = placed(tensor, here.held(src), here.held(dst))
+            continue
         match kind:
             case "slice":
                 tensor = take(tensor, src, dst, here)
@@ -407,6 +427,17 @@ def travel(tensor: Tensor, chain: Chain, here: RowHere) -> Tensor:
             case _:
                 tensor = rearrange(step, kind, tensor, src, dst, over, here)
     return tensor
+
+
+def placed(value: Tensor, held: Box, kept: Box) -> Tensor:
+    """What a rank keeps of what it holds; zeros where it holds nothing."""
+    mine = common(held, kept)
+    if mine == kept:
+        return within(value, held, kept)
+    out = value.new_zeros([hi - lo for lo, hi in kept])
+    if all(hi > lo for lo, hi in mine):
+        within(out, kept, mine).copy_(within(value, held, mine))
+    return out
 
 
 def exchange_add(step: str, value: Tensor, src: Any, dst: Any, axes: Axes, here: RowHere) -> Tensor:
