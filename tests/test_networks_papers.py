@@ -94,7 +94,7 @@ def norms(grid: str, statistics: str, batch: int = 4) -> CompiledNetwork:
 
 def test_global_statistics_merge_over_all_ranks() -> None:
     one = norms("N=2,H=2", "global")
-    assert sent(one, "forward", "bn1") == [("bn1_moments", "all_gather", "NH", gathered(3 * C, 4, 4))]
+    assert sent(one, "forward", "bn1") == [("bn1_moments", "all_gather", "NH", gathered(2 * C, 4, 4))]
     assert sent(one, "backward", "bn1") == [("bn1.dp", "all_reduce", "NH", reduced(3 * C, 4, 4))]
 
 
@@ -102,7 +102,7 @@ def test_spatial_statistics_merge_over_the_ranks_of_a_sample() -> None:
     """Behind them a rank's weight and bias gradients, and running statistics, are summed over the samples' ranks."""
     one = norms("N=2,H=2", "spatial")
     assert sent(one, "forward", "bn1") == [
-        ("bn1_moments", "all_gather", "H", gathered(3 * C, 2, 4)),
+        ("bn1_moments", "all_gather", "H", gathered(2 * C, 2, 4)),
         ("bn1_statistics", "all_reduce", "N", reduced(2 * C, 2, 4)),
     ]
     assert sent(one, "backward", "bn1") == [
@@ -299,7 +299,7 @@ def test_layers_are_applied_channel_by_channel(layer: str) -> None:
         return
     segment = 6 // 3
     assert [s[1:] for s in steps] == [
-        ("all_gather", "N", gathered(3 * segment, 2, 6)),
+        ("all_gather", "N", gathered(2 * segment, 2, 6)),
         ("all_reduce", "N", reduced(3 * segment, 2, 6)),
     ]
 

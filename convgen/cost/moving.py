@@ -28,7 +28,8 @@ def sent_elements(sets: IndexSets, c: Conversion) -> Counts:
     """Elements that leave each rank."""
     if c.kind == "exchange" and c.reduction is not None:
         return overlapping(sets.held(c.src), sets.held(c.dst), sets.grid, c.over).sum(axis=1)
-    return elements_sent(sets, c.kind, c.over, c.src, c.dst)
+    sent = elements_sent(sets, c.kind, c.over, c.src, c.dst)
+    return sent // 3 * 2 if c.reduction == "merge" else sent  # of (count, mean, M2) ranks know the counts
 
 
 def moving_ps(sets: IndexSets, c: Conversion, machine: Machine, links: Links, element_bytes: int) -> int:
@@ -46,6 +47,7 @@ def moving_ps(sets: IndexSets, c: Conversion, machine: Machine, links: Links, el
         return round(links.exchange(members[group, sender], members[group, receiver], sizes) * PICOSECONDS)
     what = (sets, c.kind, c.over, c.src, c.dst)
     busiest = int(np.maximum(elements_sent(*what), elements_received(*what)).max())
+    busiest = busiest // 3 * 2 if c.reduction == "merge" else busiest
     time_s, _ = collective_seconds(
         sets.grid,
         machine.levels,

@@ -125,6 +125,20 @@ class PartMoments(Operation):
         m = torch.stack(found, -1).unflatten(-1, counts)  # [3, C, parts...]
         return (m.movedim(tuple(range(2, 2 + len(counts))), tuple(1 + of.kept.index(d) for d in of.dims)),)
 
+    def counts(self, way: int, at: At) -> Any:
+        """Of a rank's part, which its blocks say: they need not travel."""
+        of = self.of
+        rest = prod(at.extent(f"d{d}") for d in range(len(of.shape)) if d != 1 and d not in of.of)
+        found = torch.full([1] * len(of.kept), rest)
+        for k, d in enumerate(of.kept):
+            if d in of.of:
+                inside, blocks = at.inside[0][d], (of.of[d].block(o) for o in range(*at.blocks[f"p{d}"]))
+                rows = [max(min(hi, inside[1]) - max(lo, inside[0]), 0) for lo, hi in blocks]
+                found = found * torch.tensor(rows, dtype=found.dtype).view(
+                    [-1 if j == k else 1 for j in range(found.dim())]
+                )
+        return found.expand([at.extent(i) for i, _ in of.extents])
+
     def _boxes(self, at: At) -> Iterator[tuple[slice, ...]]:
         """Of what is here of x, part after part, the last dimension's fastest."""
         of = self.of

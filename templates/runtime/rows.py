@@ -135,6 +135,7 @@ class Stand:
         self.derived = {k: one.stand(net, f"{label}.d{inputs[k].name}") for k, (one, _) in row.derived.items()}
         self._ats: dict[int, At] = {}
         self._still: dict[int, bool] = {}
+        self._counts: dict[tuple[int, ...], Tensor] = {}
 
     # ---- What conversions ask of a layer ----
 
@@ -190,17 +191,28 @@ class Stand:
     # ---- Where local code stands ----
 
     def at(self, place: Place) -> At:
-        if place.me not in self._ats:
-            here = coordinates(self, place.me)  # type: ignore[arg-type]
+        return self.at_rank(place.me)
+
+    def counts(self, ranks: tuple[int, ...]) -> Tensor:
+        """Of moments, of these ranks' parts: [ranks, ...]."""
+        if ranks not in self._counts:
+            operation = cast(Any, self.operation)
+            self._counts[ranks] = torch.stack([operation.counts(self.row.way, self.at_rank(p)) for p in ranks])
+        return self._counts[ranks]
+
+    def at_rank(self, me: int) -> At:
+        """Where the rank at a position stands."""
+        if me not in self._ats:
+            here = coordinates(self, me)  # type: ignore[arg-type]
             blocks = {i: interval(n, 1, self.row.roles.get(i, ()), self.grid, here) for i, n in self.signature.extents}
             read = [[self._side(made, n, blocks) for made, n in zip(o.dims, o.shape, strict=True)]
                     for o in self.signature.inputs]  # fmt: skip
-            self._ats[place.me] = At(
+            self._ats[me] = At(
                 blocks,
                 tuple(tuple(wished for wished, _ in operand) for operand in read),
                 tuple(tuple(inside for _, inside in operand) for operand in read),
             )
-        return self._ats[place.me]
+        return self._ats[me]
 
     def _side(self, made: Made, extent: int, blocks: dict[str, tuple[int, int]]) -> Any:
         """Rows wished for, and those that there are, in the relation's numbering."""
@@ -462,11 +474,12 @@ def exchange_add(step: str, value: Tensor, src: Any, dst: Any, axes: Axes, here:
 
 
 def merge(step: str, value: Tensor, axes: Axes, here: RowHere) -> Tensor:
-    """Moments [count, mean, M2] of the union of the ranks' parts, the same on all."""
-    group = here.group(axes)
+    """Moments [count, mean, M2] of the union of the ranks' parts, the same on all. Counts don't travel."""
+    group, own = here.group(axes), value[1:].contiguous()
     with named(step, "all_gather", axes, here):
-        got = here.place.transport.all_gather(flat(value, here.layer), [value.numel()] * len(group.ranks), group)
-    count, mean, m2 = got.view(len(group.ranks), *value.shape).unbind(1)
+        got = here.place.transport.all_gather(flat(own, here.layer), [own.numel()] * len(group.ranks), group)
+    mean, m2 = got.view(len(group.ranks), *own.shape).unbind(1)
+    count = cast(Any, here.layer).counts(here.members(axes)).to(value)
     total = count.sum(0)
     whole = (count * mean).sum(0) / total.clamp(min=1)
     return torch.stack([total, whole, (m2 + count * (mean - whole).square()).sum(0)])
