@@ -5,9 +5,9 @@
 
 A graph that convgen has imported is run call by call in jax; its inputs are split over the ranks' axis, its parameters
 copies. Where channels are split parameters and all values lie as in convgen's program (of dimensions that the ranks
-divide; XLA splits no others): by itself XLA then gathers everything and computes alike on all ranks. What XLA's compiled
-program moves is read from its text and counted as VOLUME counts: all ranks' bytes, a ring's of all-reduces. "forward" is
-the loss, "training" the loss and the gradients of all parameters, laid out as these. Halos are collective-permutes there
+divide; XLA splits no others): by itself XLA then gathers everything and computes alike on all ranks. What XLA's program
+moves is read from its text and counted as VOLUME counts: all ranks' bytes, a ring's of all-reduces. "forward" is the
+loss, "training" the loss and the gradients of all parameters, laid out as these. Halos are collective-permutes there
 and exchanges here.
 """
 
