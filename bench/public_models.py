@@ -169,10 +169,8 @@ VISION: Mapping[str, Make] = {
     ),
     "mc3_18": vision("mc3_18", (2, 3, 8, 34, 27), "video", num_classes=7),
     "r2plus1d_18": vision("r2plus1d_18", (2, 3, 8, 34, 27), "video", num_classes=7),
-    "s3d": vision("s3d", (2, 3, 16, 64, 64), "video", num_classes=7),
     "mvit_v2_s": vision("mvit_v2_s", (1, 3, 16, 224, 224), "video", num_classes=7),
     "swin3d_t": vision("swin3d_t", (1, 3, 8, 64, 64), "video", num_classes=7),
-    "raft_small": vision("raft_small", (1, 3, 128, 128), "optical_flow"),
 }
 
 TIMM: Mapping[str, Make] = {
@@ -310,17 +308,6 @@ MONAI: Mapping[str, Make] = {
         filters=(4, 8, 16),
         deep_supervision=False,
         res_block=True,
-    ),
-    "monai_dynunet_deep": monai(
-        "DynUNet",
-        (2, 1, 16, 24, 16),
-        **IN_OUT,
-        kernel_size=(3, 3, 3, 3),
-        strides=(1, 2, 2, 2),
-        upsample_kernel_size=(2, 2, 2),
-        filters=(4, 8, 16, 16),
-        deep_supervision=True,
-        deep_supr_num=2,
     ),
     "monai_vnet": monai("VNet", (1, 1, 32, 32, 16), **IN_OUT),
     "monai_unetr": monai(
@@ -569,17 +556,6 @@ DIFFUSERS: Mapping[str, Make] = {
         decoder_block_out_channels=(8, 8, 8, 8),
         layers_per_block=(1,) * 5,
         decoder_layers_per_block=(1,) * 5,
-    ),
-    "mochi_vae": diffusers(
-        "AutoencoderKLMochi",
-        (1, 4, 2, 6, 4),
-        lambda m, x: m.decode(x).sample,
-        encoder_block_out_channels=(8, 8, 8, 8),
-        decoder_block_out_channels=(8, 8, 8, 8),
-        latent_channels=4,
-        layers_per_block=(1,) * 5,
-        latents_mean=(0.0,) * 4,
-        latents_std=(1.0,) * 4,
     ),
     "magvit_vae": diffusers(
         "AutoencoderKLMagvit",

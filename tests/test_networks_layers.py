@@ -86,3 +86,28 @@ def test_channels_last_comes_in_and_is_the_same() -> None:
     draw_parameters(module)
     x = random_input((2, C, 9, 12)).to(memory_format=torch.channels_last)
     assert check(imported(module, x), {"H": 2, "W": 2}).right
+
+
+class NormAndMore(nn.BatchNorm2d):
+    """A batch norm with an activation inside of it, as timm has them: a block whose parameters are its own."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.drop, self.act = nn.Identity(), nn.SiLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.drop(super().forward(x)))
+
+
+class Standardised(nn.Conv2d):
+    """Weights normalised by a batch norm that is no module: it has neither their names nor running statistics."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = self.weight.reshape(1, self.out_channels, -1)
+        w = nn.functional.batch_norm(flat, None, None, training=True, momentum=0.0, eps=1e-6)
+        return nn.functional.conv2d(x, w.reshape_as(self.weight), self.bias, self.stride, self.padding)
+
+
+def test_batch_norms_that_are_no_module_alone() -> None:
+    module = nn.Sequential(Standardised(C, 6, 3, 2, 1), NormAndMore(6), NormAndMore(6))
+    right(module, (3, C, 9, 8), {"N": 2, "H": 2}, {"C": 2})

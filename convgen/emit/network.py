@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from keyword import iskeyword
 from math import isfinite
 from typing import Any
 
@@ -221,7 +222,9 @@ class _Writer:
         for argument, place in places.items():
             text = re.sub(rf"(?<![\w.\"'=%]){argument}(?![\w\"'=])", place, text)
         head = ", ".join(["run: Run", *(f"{places.get(a, a)}: Tensor" for a in arguments)])
-        known = self.functions.setdefault((head, text), (identifier(block.path), []))
+        own = identifier(block.path)
+        own = f"_{own}" if own[0].isdigit() or iskeyword(own) else own
+        known = self.functions.setdefault((head, text), (own, []))
         known[1].append(block.path)
         within = f'run.within("{prefix}", "{start}")'
         call = f"{known[0]}({', '.join([within, *(identifier(v) for v in takes)])})"
@@ -282,7 +285,8 @@ class _Writer:
         text = "BatchNorm(\n    " + ",\n    ".join([*texts, f"momentum={norm.momentum}, eps={norm.eps}"]) + ",\n)"
         name = self.rows.setdefault(text, constant("batch_norm", self.rows.values()))
         x, y = self._operand(rows[0].bound.reads[0], prefix, start), relative(rows[2].bound.makes[0], start)
-        module, made = norm.module.removeprefix(prefix), self._typed(rows[2].bound.makes[0])
+        module = "" if f"{norm.module}." == prefix else norm.module.removeprefix(prefix)  # "": the block's own
+        made = self._typed(rows[2].bound.makes[0])
         return [*(f"# {c}" for c in travels(rows)), f'{y} = run.batch_norm({name}, "{y}", {x}, "{module}")  # {made}']
 
     def _typed(self, value: str) -> str:

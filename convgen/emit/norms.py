@@ -52,8 +52,11 @@ def norms(program: Program) -> tuple[dict[int, Norm], set[int]]:
         operation = rows[c].bound.operation
         assert isinstance(operation, Coefficients)
         centred = next(j for j in range(c + 1, len(rows)) if isinstance(rows[j].bound.operation, Centred))
-        wanted = [f"{module}.{n}" for n, there in (("weight", operation.weight), ("bias", operation.bias)) if there]
-        if list(rows[c].bound.reads[1:]) != wanted:
+        own = {"weight": operation.weight, "bias": operation.bias}
+        own |= dict.fromkeys(("running_mean", "running_var"), RunningStatistics in kinds)
+        wanted = [f"{module}.{n}" for n in ("weight", "bias") if own[n]]
+        others = [n for n, there in own.items() if not there and f"{module}.{n}" in program.values]
+        if list(rows[c].bound.reads[1:]) != wanted or others:  # of a module that is more than a batch norm
             continue
         momentum, parts = 0.0, {i, c, centred}
         if RunningStatistics in kinds:
