@@ -1,16 +1,20 @@
-"""Peak memory of a training step by ranks, and a network that only two ranks can train.
+"""Peak memory of a training step a rank: measured, beside what a program says; and a network that only two ranks train.
 
-    python bench/networks_memory.py [--batch 8] [--size 96] [--limit MIB]
+    python bench/networks_memory.py [--only unet] [--limit MIB]
 
-Each run is a fresh process a rank, on one thread. Its peak is that of the system, less what it was before the network's
-first step (torch itself is some hundred MiB). Then the same network in processes whose address space is limited to
-between what one rank and what each of two needs: one process runs out of memory, two train.
+Each run is a fresh process a rank, on one thread, of a package whose inputs are blocks; its optimizer is SGD with
+momentum. The peak is the system's in the third step, above what the process had before the network was there, but after
+a step of another with few samples, which is gone: what kernels, threads and groups need is not the network's. Beside
+it what cost/network_memory.py says of the program, part by part. Then a network in processes whose address space is
+limited to between what one rank and what each of two needs: one runs out of memory, two train.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
+import math
 import os
 import resource
 import subprocess
@@ -20,9 +24,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from networks_training import ResNet18
 from torch import Tensor, nn
 
 import convgen
+from convgen.algebra.grid import Grid
+from convgen.cost.network_memory import network_memory
+from convgen.network_compiler import compile_network
+from convgen.spec.exported import graph_of
 
 MIB = 2**20
 CHANNELS = 32
@@ -42,6 +51,37 @@ class Stages(nn.Module):
         return self.head(self.body(x).mean((2, 3)))
 
 
+class Skips(nn.Module):
+    """A U-Net of two levels, whose upper activations wait for the way back."""
+
+    def __init__(self, c: int = 24) -> None:
+        super().__init__()
+
+        def twice(channels: int, filters: int) -> nn.Module:
+            convs = nn.Conv2d(channels, filters, 3, padding=1), nn.Conv2d(filters, filters, 3, padding=1)
+            return nn.Sequential(convs[0], nn.BatchNorm2d(filters), nn.ReLU(), convs[1], nn.ReLU())
+
+        self.one, self.two, self.three = twice(3, c), twice(c, 2 * c), twice(2 * c, 4 * c)
+        self.up2, self.up1 = nn.ConvTranspose2d(4 * c, 2 * c, 2, 2), nn.ConvTranspose2d(2 * c, c, 2, 2)
+        self.back2, self.back1, self.last = twice(4 * c, 2 * c), twice(2 * c, c), nn.Conv2d(c, 2, 1)
+        self.pool = nn.MaxPool2d(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.one(x)
+        y = self.two(self.pool(x))
+        z = self.up2(self.three(self.pool(y)))
+        y = self.up1(self.back2(torch.cat([z, y], 1)))
+        return self.last(self.back1(torch.cat([y, x], 1)))
+
+
+NETWORKS: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "stages": (Stages, (8, 3, 96, 96)),
+    "resnet18": (ResNet18, (16, 3, 128, 128)),
+    "unet": (Skips, (4, 3, 128, 128)),
+}
+GRIDS = ("N=1", "N=2", "H=2", "C=2", "N=2,H=2", "H=4")
+
+
 def now(key: str) -> int:
     """A number of /proc/self/status in MiB: VmSize is address space, VmHWM the most that was resident."""
     text = Path("/proc/self/status").read_text()
@@ -51,32 +91,24 @@ def now(key: str) -> int:
 def rank_main(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    module, x = Stages(), torch.randn(options.batch, 3, options.size, options.size)
-    model: Any
-    if options.grid:
-        rank, ranks, store = options.rank.split(",", 2)
-        torch.distributed.init_process_group(
-            "gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(ranks)
-        )
-        model = convgen.parallelize(module, (x,), options.grid)
-    else:
-        model = module
-    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
-
-    def step(x: Tensor) -> float:
-        optimizer.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        return float(loss.detach())
-
-    step(x[:1] if not options.grid else x[: 2 * options.ranks])  # what kernels and groups need at all
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    make, shape = NETWORKS[options.only]
+    rank, ranks, store = options.rank.split(",", 2)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(ranks))
+    net = convgen.from_torch(make(), (torch.zeros(shape),), options.grid, name=options.only)
+    mesh = net.init_mesh("cpu")
+    few = net.NET.grid.get("N", 1)  # samples of a step that shows what kernels, threads and groups need at all
+    small = net.scatter("x", torch.randn(few, *shape[1:]), mesh)
+    learn(net.Network(mesh), lambda m: m(small, batch=few), 1)
+    gc.collect()
     before, space = now("VmRSS"), now("VmSize")
     if options.limit:
         resource.setrlimit(resource.RLIMIT_AS, (space * MIB + options.limit * MIB, resource.RLIM_INFINITY))
     try:
-        losses = [step(x) for _ in range(3)]
+        model = net.Network(mesh)
+        x = net.scatter("x", torch.randn(shape), mesh)
+        learn(model, lambda m: m(x), 2)
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        losses = learn(model, lambda m: m(x), 1)
     except (RuntimeError, MemoryError) as error:
         if "memory" not in str(error) and not isinstance(error, MemoryError):
             raise
@@ -86,23 +118,25 @@ def rank_main(options: argparse.Namespace) -> None:
     os._exit(0)
 
 
-def run(grid: str, ranks: int, options: argparse.Namespace, limit: int = 0) -> list[dict[str, Any]]:
+def learn(model: Any, call: Any, steps: int) -> list[float]:
+    """Steps of training; the loss of a block is enough here."""
+    if not hasattr(model, "momentum"):
+        model.momentum = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+    losses = list[float]()
+    for _ in range(steps):
+        model.momentum.zero_grad()
+        loss = call(model).square().mean()
+        loss.backward()
+        model.momentum.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def run(name: str, grid: str, limit: int = 0) -> list[dict[str, Any]]:
+    ranks = math.prod(int(part.split("=")[1]) for part in grid.split(","))
     with tempfile.TemporaryDirectory() as folder:
-        base = [sys.executable, __file__, "--batch", str(options.batch), "--size", str(options.size)]
-        commands = [
-            [
-                *base,
-                "--rank",
-                f"{r},{ranks},{folder}/store",
-                "--grid",
-                grid,
-                "--limit",
-                str(limit),
-                "--ranks",
-                str(ranks),
-            ]
-            for r in range(ranks)
-        ]
+        base = [sys.executable, __file__, "--only", name, "--grid", grid, "--limit", str(limit)]
+        commands = [[*base, "--rank", f"{r},{ranks},{folder}/store"] for r in range(ranks)]
         # Two arenas, and large blocks back to the system at once: else the peak is that of glibc's own keeping.
         env = os.environ | {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": "65536"}
         children = [subprocess.Popen(c, stdout=subprocess.PIPE, env=env, text=True) for c in commands]
@@ -111,30 +145,38 @@ def run(grid: str, ranks: int, options: argparse.Namespace, limit: int = 0) -> l
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--size", type=int, default=96)
+    parser.add_argument("--only", default="", help="of stages, resnet18, unet")
+    parser.add_argument("--grids", nargs="*", default=GRIDS)
     parser.add_argument("--limit", type=int, default=0, help="MiB of address space beside what is taken before")
     parser.add_argument("--rank", help=argparse.SUPPRESS)
-    parser.add_argument("--ranks", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--grid", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:
         rank_main(options)
         return
-    peaks: dict[str, int] = {}
-    for name, grid, ranks in (
-        ("module", "", 1),
-        ("N=1", "N=1", 1),
-        ("H=2", "H=2", 2),
-        ("N=4", "N=4", 4),
-        ("H=4", "H=4", 4),
-    ):
-        peaks[name] = max(one["peak"] for one in run(grid, ranks, options))
-        print(f"{name:8s} {peaks[name]:6d} MiB a rank, {peaks[name] / peaks['module']:.2f} of the module", flush=True)
-    limit = options.limit or (peaks["module"] + peaks["H=2"]) // 2
-    for name, grid, ranks in (("module", "", 1), ("N=1", "N=1", 1), ("H=2", "H=2", 2)):
-        found = run(grid, ranks, options, limit)
-        print(f"within {limit} MiB more: {name:8s} {found[0]}", flush=True)
+    heads = ("parameters", "optimizer", "gradients", "saved", "passing", "said", "measured")
+    print(
+        f"MiB on the fullest rank\n{'network':10}{'grid':9}" + "".join(f"{h:>11}" for h in heads) + "  said / measured"
+    )
+    peaks: dict[tuple[str, str], float] = {}
+    for name, (make, shape) in NETWORKS.items():
+        if options.only not in name:
+            continue
+        graph, _ = graph_of(make(), (torch.zeros(shape),), name=name)
+        for grid in options.grids:
+            axes = tuple((a, int(n)) for a, n in (part.split("=") for part in grid.split(",")))
+            said = network_memory(compile_network(graph, Grid(axes)).program)
+            peaks[name, grid] = measured = max(one["peak"] for one in run(name, grid))
+            parts = [getattr(said, h) / MIB for h in heads[:5]]
+            print(
+                f"{name:10}{grid:9}" + "".join(f"{p:11.1f}" for p in (*parts, said.peak / MIB)) + f"{measured:11.0f}"
+                f"{said.peak / MIB / measured:9.2f}",
+                flush=True,
+            )
+    if ("stages", "H=2") in peaks and ("stages", "N=1") in peaks:
+        limit = options.limit or int(peaks["stages", "N=1"] + peaks["stages", "H=2"]) // 2
+        for grid in ("N=1", "H=2"):
+            print(f"stages within {limit} MiB more, {grid}: {run('stages', grid, limit)[0]}", flush=True)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from convgen.algebra.algorithms import ALGORITHMS
@@ -22,20 +22,24 @@ from convgen.emit.network import NetworkInput, Package, emit_network
 from convgen.errors import InputError
 from convgen.knobs import verify_schedules
 from convgen.operations.bound import Bound
+from convgen.operations.views import MANY
 from convgen.plan.letters import Tensor, lay_out
 from convgen.plan.program.overlapped import overlapped
 from convgen.plan.program.ranks import NetworkPlan, grids_of, plan_network
 from convgen.plan.program.written import program_of
 from convgen.program.network import FLOATS, Program
-from convgen.program.rows import PlacedRow
+from convgen.program.rows import PlacedRow, place, place_gradient, stored_by_name
 from convgen.program.verify.network import verify_network
-from convgen.spec.aten.describe import Described, describe
+from convgen.spec.aten.describe import Described
+from convgen.spec.aten.samples import for_any_number
 from convgen.spec.graph import Graph
+from convgen.spec.graph_parts import check_statistics, with_statistics
 from convgen.spec.names import did_you_mean
 from convgen.spec.network_plan import PlanFile
 from convgen.spec.source import locate
 
 LETTERS = {1: ("N",), 2: ("N", "C"), 3: ("N", "C", "W"), 4: ("N", "C", "H", "W"), 5: ("N", "C", "D", "H", "W")}
+LAYOUTS = 4  # that are looked for until statistics by parts and a layout by price agree
 OF_NUMBERS = {1: ("N",), 2: ("N", "W"), 3: ("N", "H", "W"), 4: ("N", "D", "H", "W")}  # of labels: no channels
 
 
@@ -69,7 +73,7 @@ class CompiledNetwork:
                 program=self.program,
                 other=self.other,
                 batch=g.batch,
-                other_batch=other_batch(g),
+                other_batch=MANY,
                 dtype=self.dtype,
                 device=self.target,
                 sums="ordered",
@@ -84,10 +88,6 @@ class CompiledNetwork:
         )
 
 
-def other_batch(graph: Graph) -> int:
-    return 2 * graph.batch + 1
-
-
 def compile_network(
     graph: Graph,
     grid: Grid,
@@ -95,6 +95,7 @@ def compile_network(
     *,
     machine: Machine | None = None,
     overlap: Machine | None = None,
+    statistics: str = "global",
     command: str = "",
 ) -> CompiledNetwork:
     """Lay out a network by the letters of a grid, or by price.
@@ -104,21 +105,43 @@ def compile_network(
             the least modelled seconds finds, whatever the axes are called.
         machine: what `auto` models; by default one node of the target's kind.
         overlap: the machine for which it is chosen what travels meanwhile; by default the same.
+        statistics: of batch norms in training (spec/graph_parts.py): global, spatial or local.
     Raises:
-        InputError: no such algorithm, an operator that can't be run, or an axis that no dimension carries.
+        InputError: no such algorithm, no such statistics, an operator that can't be run, or an axis that no dimension
+            carries.
     """
     if algorithm not in (None, "auto", *ALGORITHMS):
         names = ("auto", *ALGORITHMS)
         hint = did_you_mean(str(algorithm), names, ", ".join(names))
         raise InputError(f"there is no algorithm {algorithm}", hint=hint)
-    described = _described(graph)
-    if algorithm == "auto":
-        chosen = machine or load_machine("cpu")
-        most = int(chosen.memory_bytes) if chosen.memory_bytes else None
-        program = _planned(graph, described, [grid], chosen, most).program
-    else:
-        program = lay_out(*network_parts(graph, described), grid, algorithm)
+    check_statistics(statistics)
+    chosen = machine or load_machine("cpu")
+    most = int(chosen.memory_bytes) if chosen.memory_bytes else None
+
+    def laid_out(graph: Graph, described: Described) -> Program:
+        if algorithm == "auto":
+            return _planned(graph, described, [grid], chosen, most).program
+        return lay_out(*network_parts(graph, described), grid, algorithm)
+
+    graph, described, program = _with_statistics(graph, statistics, laid_out)
     return _compiled(graph, described, program, algorithm, command, overlap or machine)
+
+
+def _with_statistics(
+    graph: Graph, statistics: str, laid_out: Callable[[Graph, Described], Program]
+) -> tuple[Graph, Described, Program]:
+    """A graph whose batch norms have these statistics, by parts of how it is laid out; and that layout."""
+    graph, described, _ = _described(graph)
+    program = laid_out(graph, described)
+    for _ in range(LAYOUTS):
+        stored = {name: value.stored for name, value in program.values.items()}
+        parted = with_statistics(graph, statistics, stored, program.grid)
+        if parted == graph:
+            return graph, described, program
+        graph, described, _ = _described(parted)
+        program = laid_out(graph, described)
+    fact = f"{graph.name}: with {statistics} statistics each search finds another layout, with other parts"
+    raise InputError(fact, hint="a named algorithm, or a plan for one grid")
 
 
 def compile_plan(graph: Graph, plan: PlanFile, *, overlap: Machine | None = None, command: str = "") -> CompiledNetwork:
@@ -129,7 +152,8 @@ def compile_plan(graph: Graph, plan: PlanFile, *, overlap: Machine | None = None
     Raises:
         InputError: it is another network's plan, or its layouts can't work.
     """
-    described = _described(graph)
+    graph = with_statistics(graph, plan.statistics, plan.values, plan.grid)
+    graph, described, _ = _described(graph)
     try:
         program = program_of(plan, *network_parts(graph, described))
     except InputError as error:
@@ -138,17 +162,30 @@ def compile_plan(graph: Graph, plan: PlanFile, *, overlap: Machine | None = None
 
 
 def plan_graph(
-    graph: Graph, ranks: int, machine: Machine, grid: Grid | None = None, memory_bytes: int | None = None
+    graph: Graph,
+    ranks: int,
+    machine: Machine,
+    grid: Grid | None = None,
+    memory_bytes: int | None = None,
+    statistics: str = "global",
 ) -> tuple[CompiledNetwork, NetworkPlan]:
     """The layout of least modelled seconds of a training step, over grids of so many ranks or on one.
 
     Args:
         memory_bytes: that a rank may take; by default what the machine's have, where it says.
+        statistics: of batch norms, as of `compile_network`.
     """
-    described = _described(graph)
+    check_statistics(statistics)
     most = memory_bytes or (int(machine.memory_bytes) if machine.memory_bytes else None)
-    found = _planned(graph, described, [grid] if grid is not None else grids_of(ranks, machine), machine, most)
-    return _compiled(graph, described, found.program, "auto", "", machine), found
+    found: list[NetworkPlan] = []
+
+    def laid_out(graph: Graph, described: Described) -> Program:
+        grids = [found[0].program.grid] if found else [grid] if grid is not None else grids_of(ranks, machine)
+        found.append(_planned(graph, described, grids, machine, most))
+        return found[-1].program
+
+    graph, described, program = _with_statistics(graph, statistics, laid_out)
+    return _compiled(graph, described, program, "auto", "", machine), found[-1]
 
 
 def sample_parallelism(compiled: CompiledNetwork) -> Program | None:
@@ -164,12 +201,13 @@ def on_one_rank(compiled: CompiledNetwork) -> Program:
     return lay_out(*network_parts(compiled.graph, compiled.described), Grid((("N", 1),)), "sample")
 
 
-def _described(graph: Graph) -> Described:
+def _described(graph: Graph) -> tuple[Graph, Described, Described]:
+    """A graph, its rows for its number of samples, and for MANY."""
     both = sorted({v.name for v in graph.inputs} & {name for name, _ in graph.outputs})
     if both:
         fact = f"{graph.name}: {both[0]} is an input and an output; scatter and gather know them by their names"
         raise InputError(fact, hint="another key in the mapping that forward returns")
-    return describe(graph.at(graph.batch))
+    return for_any_number(graph)
 
 
 def _compiled(
@@ -180,10 +218,12 @@ def _compiled(
     command: str,
     machine: Machine | None,
 ) -> CompiledNetwork:
+    many = for_any_number(graph)[2]
+    program, _ = for_any_batch(program, described, many)
     program = overlapped(program, machine or load_machine("cpu"), _dtype(graph))
+    other = program_like(program, many)
     if verify_schedules():
-        verify_network(program)
-    other = program_like(program, describe(graph.at(other_batch(graph))))
+        verify_network(other)
     return CompiledNetwork(graph, described, program, other, algorithm, command=command)
 
 
@@ -222,6 +262,24 @@ def network_parts(
 def _letters(shape: tuple[int, ...], floats: bool) -> tuple[str, ...]:
     found = (LETTERS if floats else OF_NUMBERS).get(len(shape), ())
     return found + ("",) * (len(shape) - len(found))
+
+
+def for_any_batch(program: Program, described: Described, many: Described) -> tuple[Program, Program]:
+    """The program with what moves for any number of samples, and the same for MANY: blocks of samples that meet at one
+    number don't at another."""
+    rows = tuple(placed_again(row, bound, program.grid) for row, bound in zip(program.rows, many.rows, strict=True))
+    other = program_like(replace(program, rows=rows), many)
+    return program_like(other, described), other
+
+
+def placed_again(row: PlacedRow, bound: Bound, grid: Grid) -> PlacedRow:
+    """The same roles and storage of the same row for another number of samples."""
+    names = stored_by_name(row.signature, row.reads, row.makes)
+    derived: dict[str, PlacedRow] = {}
+    for k, one in row.derived:
+        name = row.signature.inputs[k].name
+        derived[name] = place_gradient(bound, name, grid, one.way, dict(one.roles), names)
+    return place(bound, grid, row.way, dict(row.roles), row.reads, row.makes, derived)
 
 
 def program_like(program: Program, described: Described) -> Program:

@@ -24,6 +24,7 @@ from convgen.spec.exported import graph_of
 from convgen.spec.exported_examples import Examples, examples_of
 from convgen.spec.graph import Graph
 from convgen.spec.graph_file import write_graph
+from convgen.spec.graph_parts import check_statistics
 from convgen.spec.text import parse_grid, shown
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def from_torch(
     algorithm: str | None = None,
     machine: str | None = None,
     *,
+    statistics: str = "global",
     name: str | None = None,
 ) -> Any:
     """The generated package of a module, imported: Network, init_mesh, scatter, gather, SPEC, SCHEDULE, VOLUME.
@@ -55,6 +57,8 @@ def from_torch(
         algorithm: a named one; auto: every value and row as the search for the least modelled seconds finds, whatever
             the axes are called; by default the named one with the grid's letters.
         machine: what `auto` models: a name, or a machine file; by default cpu.
+        statistics: of batch norms in training: of the whole batch (global), of a sample's ranks' samples (spatial), or
+            of a rank's block (local); the running ones are the parts' average.
         name: of the network; by default the module's class's.
     Raises:
         InputError: the module can't be traced, or not be right on many ranks; an axis that is no letter.
@@ -65,8 +69,9 @@ def from_torch(
         (('N', 8, 8, 8), '[N * H *]')
     """
     _check_machine(machine, algorithm)
+    check_statistics(statistics)
     graph, tensors = _graph(module, example_inputs, name)
-    return _package(graph, tensors, _axes(grid), algorithm, machine)
+    return _package(graph, tensors, _axes(grid), algorithm, machine, statistics)
 
 
 def parallelize(
@@ -77,6 +82,7 @@ def parallelize(
     machine: str | None = None,
     *,
     whole: bool = True,
+    statistics: str = "global",
     name: str | None = None,
 ) -> torch.nn.Module:
     """A module on many ranks, with the module's weights and in its mode. Every rank calls this.
@@ -88,6 +94,7 @@ def parallelize(
         machine: as of `from_torch`.
         whole: it takes whole tensors on every rank, as the module's forward does, and gives whole tensors; else it is
             the package's Network, which takes and gives this rank's blocks.
+        statistics: as of `from_torch`.
     Returns:
         An nn.Module: of every parameter this rank's block, under the module's own names; `load_full`,
         `full_state_dict`, `full_gradients` as of a generated Network; the package is its `package`.
@@ -96,10 +103,11 @@ def parallelize(
         RuntimeError: there is no process group.
     """
     _check_machine(machine, algorithm)
+    check_statistics(statistics)
     graph, tensors = _graph(module, example_inputs, name)
     given = isinstance(mesh_or_grid, (str, Mapping))
     axes = _axes(mesh_or_grid) if given else _axes_of(mesh_or_grid)
-    package = _package(graph, tensors, axes, algorithm, machine)
+    package = _package(graph, tensors, axes, algorithm, machine, statistics)
     mesh: Any = package.init_mesh() if given else mesh_or_grid
     kind: Any = _whole(package, graph, examples_of(module, example_inputs), module) if whole else package.Network
     model: Any = kind(mesh)
@@ -154,16 +162,23 @@ def _check_machine(machine: str | None, algorithm: str | None) -> None:
 
 
 def _package(
-    graph: Graph, tensors: dict[str, Tensor], axes: dict[str, int], algorithm: str | None, machine: str | None
+    graph: Graph,
+    tensors: dict[str, Tensor],
+    axes: dict[str, int],
+    algorithm: str | None,
+    machine: str | None,
+    statistics: str,
 ) -> Any:
     """The package, from the cache or new."""
     chosen = load_machine(machine) if machine is not None else None
-    key = (write_graph(graph), tuple(axes.items()), algorithm, *([repr(chosen)] if chosen else []))
+    key = (write_graph(graph), tuple(axes.items()), algorithm, statistics, *([repr(chosen)] if chosen else []))
     folder = cached(graph.name, key_of(key, tensors))
     if not folder.is_dir():
         said = ", ".join(repr(one) for one in (axes, algorithm, machine) if one)
+        said += f", statistics={statistics!r}" * (statistics != "global")
         command = f"convgen.from_torch(module, example_inputs, {said})"
-        compiled = compile_network(graph, Grid(tuple(axes.items())), algorithm, machine=chosen, command=command)
+        grid = Grid(tuple(axes.items()))
+        compiled = compile_network(graph, grid, algorithm, machine=chosen, statistics=statistics, command=command)
         keep(folder, files_of(compiled, tensors))
     return load_package(folder)
 

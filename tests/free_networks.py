@@ -19,13 +19,14 @@ from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes
 from convgen.algebra.signature import Signature
 from convgen.cost.network import volume
-from convgen.network_compiler import CompiledNetwork, other_batch, program_like
+from convgen.network_compiler import CompiledNetwork, for_any_batch, program_like
 from convgen.operations.bound import Bound
 from convgen.passes.bucket_gradients import BucketGradients
 from convgen.passes.start_halos import StartHalos
 from convgen.program.network import Program, Value
 from convgen.program.rows import PlacedRow, place, place_gradient, serves, stored_by_name
-from convgen.spec.aten.describe import Described, describe
+from convgen.spec.aten.describe import Described
+from convgen.spec.aten.samples import for_any_number
 from convgen.spec.graph import Graph
 from convgen.verify.virtual import VirtualTransport, World
 
@@ -70,11 +71,11 @@ def _free_row(draw: Random, bound: Bound, grid: Grid, known: Mapping[str, tuple[
 
 
 def free_network(draw: Random, graph: Graph, grid: Grid) -> CompiledNetwork:
-    described = describe(graph.at(graph.batch))
-    program = free_program(draw, graph, described, grid)
+    graph, described, many = for_any_number(graph)
+    program, _ = for_any_batch(free_program(draw, graph, described, grid), described, many)
     for one in (StartHalos(gradients=draw.choice(["pieces", "whole"])), BucketGradients(draw.choice([0, 1]))):
         program = one.run(program)
-    other = program_like(program, describe(graph.at(other_batch(graph))))
+    other = program_like(program, many)
     return CompiledNetwork(graph, described, program, other, None)
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from math import prod
 from random import Random
+from typing import Any
 
 import torch
 from brute import Value, gather, gradients, results, run, scatter
@@ -18,7 +19,7 @@ from brute import Value, gather, gradients, results, run, scatter
 from convgen.algebra.conv import SPATIAL_NAMES, Conv, Spatial
 from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes
-from convgen.algebra.relations import Taps
+from convgen.algebra.relations import Blocks, Taps
 from convgen.algebra.signature import Operand, Signature
 from convgen.operations.attention import Attention
 from convgen.operations.average_pooling import AdaptiveAveragePool, AveragePool
@@ -32,6 +33,16 @@ from convgen.operations.linear_maps import Adjoint
 from convgen.operations.losses import CrossEntropy, SquaredError
 from convgen.operations.max_pooling import AdaptiveMaxPool, AdaptiveMaxPoolGradient, MaxPool
 from convgen.operations.moments import Averaged, Deviation, Moments, MomentsGradient, Normalise, RunningStatistics
+from convgen.operations.part_norm import (
+    PartCentred,
+    PartCoefficients,
+    Parted,
+    PartMoments,
+    PartMomentsGradient,
+    PartRunning,
+    PartStatistics,
+    PartUpdate,
+)
 from convgen.operations.pixels import PixelShuffle, PixelUnshuffle
 from convgen.operations.pointwise import Pointwise, affine, bias, prelu
 from convgen.operations.reductions import Reduce
@@ -302,11 +313,62 @@ def moments(draw: Random) -> Case:
     return filled(draw, Moments(averaged(draw)), whole)
 
 
-def moments_given(draw: Random, of: Averaged) -> torch.Tensor:
+def moments_given(draw: Random, of: Averaged | Parted) -> torch.Tensor:
     """Some moments: a count, a mean, a positive sum of squares."""
     m = normal(draw, of.moments)
     m[0], m[2] = of.count, m[2].abs() * of.count + 1
     return m
+
+
+def parted(draw: Random) -> Parted:
+    """Parts of samples, and of rows too; some without elements."""
+    shape = tuple(draw.randint(1, 6) for _ in range(draw.randint(2, 4)))
+    dims = tuple(d for d in range(len(shape)) if d != 1 and (d == 0 or draw.random() < 0.5))
+    sizes = [tuple(draw.randint(1, 3) for _ in range(draw.randint(1, 2))) for _ in dims]
+    return Parted(shape, dims, tuple(Blocks(shape[d], s) for d, s in zip(dims, sizes, strict=True)))
+
+
+def part_moments(draw: Random) -> Case:
+    return filled(draw, PartMoments(parted(draw)), normal)
+
+
+def parts_given(draw: Random, of: Parted, operation: Any) -> Case:
+    """Some moments, those of parts without elements zeros, as they come."""
+    m = moments_given(draw, of)
+    for k, d in enumerate(of.kept, 1):
+        if d in of.of:
+            there = torch.tensor([len(of.of[d].row(o)) > 0 for o in range(of.of[d].count)])
+            m = m * there.view([-1 if j == k else 1 for j in range(m.dim())])
+    return operation, [m if o.name == "m" else normal(draw, o.shape) for o in operation.signatures[0].inputs]
+
+
+def part_moments_gradient(draw: Random) -> Case:
+    of = parted(draw)
+    return parts_given(draw, of, PartMomentsGradient(of))
+
+
+def part_coefficients(draw: Random) -> Case:
+    of = parted(draw)
+    return parts_given(draw, of, PartCoefficients(of, 1e-3, draw.random() < 0.7, draw.random() < 0.7))
+
+
+def part_centred(draw: Random) -> Case:
+    return filled(draw, PartCentred(parted(draw)), normal)
+
+
+def part_statistics(draw: Random) -> Case:
+    of = parted(draw)
+    while of.least == 1:
+        of = parted(draw)
+    return parts_given(draw, of, PartStatistics(of))
+
+
+def part_update(draw: Random) -> Case:
+    return filled(draw, PartUpdate(draw.randint(1, 6), 0.3), normal)
+
+
+def part_running(draw: Random) -> Case:
+    return filled(draw, PartRunning(parted(draw)), normal)
 
 
 def moments_gradient(draw: Random) -> Case:
@@ -440,6 +502,13 @@ CASES: Mapping[str, Callable[[Random], Case]] = {
     "bias, affine, prelu": bias_and_affine,
     "dropout": dropout,
     "moments": moments,
+    "moments of parts": part_moments,
+    "moments of parts' gradient": part_moments_gradient,
+    "coefficients of parts": part_coefficients,
+    "centred by parts": part_centred,
+    "statistics of parts": part_statistics,
+    "update by parts": part_update,
+    "running moments of parts": part_running,
     "moments' gradient": moments_gradient,
     "normalise": normalise,
     "running statistics": running_statistics,

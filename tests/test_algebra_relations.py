@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from itertools import product
 from random import Random
 
 import numpy as np
@@ -11,7 +12,8 @@ import pytest
 import torch
 
 from convgen.algebra import relations
-from convgen.algebra.relations import Cyclic, Ratio, ReadBy, Relation, Reverse, Table, Taps
+from convgen.algebra.blocks import span
+from convgen.algebra.relations import Blocks, Cyclic, Ratio, ReadBy, Relation, Reverse, Table, Taps
 from convgen.operations.linear_maps import of_unit_vectors, table
 
 DRAWS = 120 * int(os.environ.get("DRAWS", "1"))
@@ -28,6 +30,10 @@ def rows_of(draw: Random) -> Table:
     return Table(tuple((s, s + draw.randint(0, 3)) for s in starts))
 
 
+def blocks_of(draw: Random) -> Blocks:
+    return Blocks(draw.randint(0, 12), tuple(draw.randint(1, 3) for _ in range(draw.randint(1, 3))))
+
+
 RELATIONS: dict[str, Callable[[Random], Relation]] = {
     "taps": taps,
     "read by": lambda draw: ReadBy(taps(draw)),
@@ -35,6 +41,8 @@ RELATIONS: dict[str, Callable[[Random], Relation]] = {
     "reverse": lambda draw: Reverse(draw.randint(1, 12)),
     "cyclic": lambda draw: Cyclic(draw.randint(-15, 15), draw.randint(1, 7)),
     "table": rows_of,
+    "blocks": blocks_of,
+    "block of": lambda draw: blocks_of(draw).inverse,
 }
 # Whose windows are the smallest interval: where stride and dilation leave gaps, ReadBy's ends may be read by no row.
 HULLS = frozenset(RELATIONS) - {"read by"}
@@ -151,6 +159,15 @@ def test_an_inverse_has_every_row_that_reads_a_row(kind: str) -> None:
             assert len(found) == len(readers), (relation, row)
         for o in range(-AROUND if n else 0, AROUND):
             assert set(relation.inverse.inverse.row(o)) == set(relation.row(o)), (relation, o)
+
+
+def test_blocks_are_what_ranks_hold() -> None:
+    draw = Random("blocks")
+    for _ in range(DRAWS):
+        found = blocks_of(draw)
+        for o, index in enumerate(product(*map(range, found.sizes))):
+            lo, hi = span(found.extent, found.extent or 1, found.sizes, index, 0)
+            assert [*found.row(o)] == [*range(lo, hi)], (found, o)
 
 
 def test_the_inverse_of_a_table_is_the_hull_of_what_reads() -> None:

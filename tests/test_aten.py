@@ -81,6 +81,8 @@ def put_together(x: Tensor) -> Outputs:
     assigned[:, 5] = x[:, 1]
     return (
         torch.cat([c, a, a], 1), torch.stack([x, -x], 2), first, last, x[:, -1], x[:, ::2, 1:-1, 3], x[:, [2, 0, 2]],
+        torch.concatenate([a, c], 1), x + torch.concat([a.type_as(b), b, c], 1) * torch.zeros_like(x),
+        sum(torch.meshgrid(x[0, 0, 0], x[0, 0, :, 1], indexing="xy")) + sum(torch.meshgrid(x[0, 0, :, 1], x[1, 0, 0])),
         torch.stack(x.unbind(1)[2:4], -1), x.flip(2, 3), torch.roll(x, (2, -1), (2, 3)), assigned,
         b.expand(-1, 4, -1, -1),
         x.repeat(1, 2, 1, 1), x.repeat_interleave(2, 1),

@@ -14,6 +14,7 @@ this file in them.
 | Reverse | n - 1 - o: flip |
 | Cyclic | (o - by) mod n: circular padding, roll |
 | Table | what a table says: interpolation, reflection; anything that ATen's own operator says of unit vectors |
+| Blocks | block number o of `extent` rows by the block rule; its inverse, BlockOf, the number of the block of row o |
 
 Source: Dumoulin & Visin, arXiv:1603.07285, section 4 (Taps, ReadBy); DESIGN section 10.
 """
@@ -23,6 +24,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from convgen.algebra.blocks import plain
@@ -252,12 +254,96 @@ class Table(Relation):
         return range(*self.rows[o]) if o < len(self.rows) else range(0)
 
     def window(self, lo: Number, hi: Number) -> tuple[Number, Number]:
-        if isinstance(lo, int) and isinstance(hi, int):
-            return self._all(lo, hi)
-        ends = [self._all(int(a), int(b)) for a, b in zip(np.ravel(lo), np.ravel(hi), strict=True)]
-        first, last = (np.array(side, dtype=np.int64).reshape(np.shape(lo)) for side in zip(*ends, strict=True))
-        return plain(first), plain(last)
+        return _by_integers(self._all, lo, hi)
 
     def _all(self, lo: int, hi: int) -> tuple[int, int]:
         some = [r for r in self.rows[lo:hi] if r[1] > r[0]]
         return (min(r[0] for r in some), max(r[1] for r in some)) if some else (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks(Relation):
+    """Row o reads block number o of `extent` rows split over axes of these sizes, outermost first (algebra/blocks.py).
+
+    Example:
+        >>> [Blocks(7, (3,)).window(o, o + 1) for o in range(3)]
+        [(0, 3), (3, 5), (5, 7)]
+    """
+
+    extent: int
+    sizes: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """Blocks."""
+        return prod(self.sizes)
+
+    @property
+    def inverse(self) -> Relation:
+        return BlockOf(self)
+
+    def row(self, o: int) -> Sequence[int]:
+        return range(*self.block(o)) if 0 <= o < self.count else range(0)
+
+    def block(self, number: int) -> tuple[int, int]:
+        """Rows of a block."""
+        lo, rows, left = 0, self.extent, self.count
+        for size in self.sizes:
+            left //= size
+            i = number // left % size
+            least, more = divmod(rows, size)
+            lo, rows = lo + i * least + min(i, more), least + (i < more)
+        return lo, lo + rows
+
+    def number(self, row: int) -> int:
+        """Of the block that holds a row."""
+        found, rows = 0, self.extent
+        for size in self.sizes:
+            least, more = divmod(rows, size)
+            large = more * (least + 1)
+            i = row // (least + 1) if row < large else more + (row - large) // least
+            row -= i * least + min(i, more)
+            found, rows = found * size + i, least + (i < more)
+        return found
+
+    def window(self, lo: Number, hi: Number) -> tuple[Number, Number]:
+        return _by_integers(self._of, lo, hi)
+
+    def _of(self, lo: int, hi: int) -> tuple[int, int]:
+        lo, hi = max(lo, 0), min(hi, self.count)
+        return (self.block(lo)[0], self.block(hi - 1)[1]) if hi > lo else (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockOf(Relation):
+    """Row o reads the number of the block that it lies in.
+
+    Example:
+        >>> BlockOf(Blocks(7, (3,))).window(2, 5)
+        (0, 2)
+    """
+
+    blocks: Blocks
+
+    @property
+    def inverse(self) -> Relation:
+        return self.blocks
+
+    def row(self, o: int) -> Sequence[int]:
+        return [self.blocks.number(o)] if 0 <= o < self.blocks.extent else []
+
+    def window(self, lo: Number, hi: Number) -> tuple[Number, Number]:
+        return _by_integers(self._of, lo, hi)
+
+    def _of(self, lo: int, hi: int) -> tuple[int, int]:
+        lo, hi = max(lo, 0), min(hi, self.blocks.extent)
+        return (self.blocks.number(lo), self.blocks.number(hi - 1) + 1) if hi > lo else (0, 0)
+
+
+def _by_integers(of: Any, lo: Any, hi: Any) -> tuple[Any, Any]:
+    """A window that is said of integers, of arrays entry by entry."""
+    if isinstance(lo, int) and isinstance(hi, int):
+        return of(lo, hi)
+    ends = [of(int(a), int(b)) for a, b in zip(np.ravel(lo), np.ravel(hi), strict=True)]
+    first, last = (np.array(side, dtype=np.int64).reshape(np.shape(lo)) for side in zip(*ends, strict=True))
+    return plain(first), plain(last)

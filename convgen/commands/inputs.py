@@ -32,6 +32,13 @@ class Finite(click.FloatRange):
         return super().convert(value, param, ctx)
 
 
+STATISTICS = ("global", "spatial", "local")
+statistics_option = click.option(
+    "--statistics", type=click.Choice(STATISTICS),
+    help="Of a network's batch norms: over the whole batch, a sample's ranks, or a rank's block; global by default.",
+)  # fmt: skip
+
+
 def layer_options(command: Any) -> Any:
     """Options that say what is compiled, shared by the commands."""
     for option in (
@@ -48,6 +55,7 @@ def layer_options(command: Any) -> Any:
             "--memory-format", type=click.Choice(("contiguous", "channels_last")),
             help="For a CSV of layers; contiguous by default.",
         ),
+        statistics_option,
     ):  # fmt: skip
         command = option(command)
     return command
@@ -85,6 +93,7 @@ def compile_files(
     algorithm: str | None,
     dtype: str | None,
     memory_format: str | None,
+    statistics: str | None = None,
     schedule: str | None = None,
     passes: Sequence[str] = (),
     measured: bool | Literal["quietly"] = False,
@@ -105,6 +114,8 @@ def compile_files(
 
     if target is not None:
         read_target(target)
+    if statistics is not None:
+        raise InputError(f"--statistics {statistics} is of a network's batch norms; {files[0]} is a layer's file")
     options = "".join(
         f" --{name} {value}"
         for name, value in (("target", target), ("machine", machine), ("objective", objective))

@@ -63,6 +63,7 @@ def compile_graphs(
     target: str | None,
     machine: str | None = None,
     overlap: Machine | None = None,
+    statistics: str | None = None,
     **others: Any,
 ) -> list[CompiledFile]:
     """Every network of the files, laid out by the letters of the grid, by price, or as a plan says.
@@ -90,15 +91,19 @@ def compile_graphs(
 
     axes = parse_grid(grid, "N=2,H=2") if grid is not None else {}
     chosen = load_machine(machine) if machine is not None else None
+    named = (("algorithm", algorithm), ("machine", machine), ("dtype", dtype), ("statistics", statistics))
     said = f" --grid {','.join(f'{a}={n}' for a, n in axes.items())}" * bool(axes)
-    said += "".join(f" --{k} {v}" for k, v in (("algorithm", algorithm), ("machine", machine), ("dtype", dtype)) if v)
+    said += "".join(f" --{k} {v}" for k, v in named if v)
     found: list[CompiledFile] = []
     seen: dict[str, str] = {}
     for file in files:
         plan = read_plan(file) if is_plan_file(file) else None
-        if plan is not None and (grid is not None or algorithm is not None):
-            flag = "--grid" if grid is not None else "--algorithm"
-            raise InputError(f"{flag}: {file} is a plan, which says the layout", hint=f"without {flag}")
+        given = (("--grid", grid), ("--algorithm", algorithm), ("--statistics", statistics))
+        if plan is not None and any(value is not None for _, value in given):
+            flag = next(flag for flag, value in given if value is not None)
+            raise InputError(
+                f"{flag}: {file} is a plan, which says the layout and the statistics", hint=f"without {flag}"
+            )
         beside = file if plan is None else str(Path(file).parent / plan.graph)
         graph = read_network_graph(beside) if is_network_file(beside) else read_graph(beside)
         if graph.name in seen:
@@ -114,7 +119,15 @@ def compile_graphs(
                 made = compile_plan(graph, plan, overlap=overlap, command=command)
             else:
                 where = Grid(tuple(axes.items()))
-                made = compile_network(graph, where, algorithm, machine=chosen, overlap=overlap, command=command)
+                made = compile_network(
+                    graph,
+                    where,
+                    algorithm,
+                    machine=chosen,
+                    overlap=overlap,
+                    statistics=statistics or "global",
+                    command=command,
+                )
         except InputError as error:
             raise locate(error, graph.source_file) from None
         found.append(CompiledFile(file, made, tensors))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from convgen.commands.inputs import Finite, parse_grid
+from convgen.commands.inputs import Finite, parse_grid, statistics_option
 from convgen.commands.outputs import OutputFile, Picture
 from convgen.errors import InputError
 from convgen.files import keep_input, write_file
@@ -44,6 +44,7 @@ class PlanFile(OutputFile):
     "--keep", type=click.Choice(("every", "needed")), default="every", show_default=True,
     help="What stays for backward: every output, and an error signal of its size; or what backward reads.",
 )  # fmt: skip
+@statistics_option
 @click.option(
     "--batch-norm", type=click.Choice(("local", "global")), default="local", show_default=True,
     help="Statistics over each rank's own block, or over the whole batch.",
@@ -71,6 +72,7 @@ def plan_command(
     memory: float | None,
     target: str | None,
     keep: str,
+    statistics: str | None,
     batch_norm: str,
     optimizer_states: int,
     regather: bool,
@@ -100,8 +102,13 @@ def plan_command(
         given = {"target": target, "regather": regather, "recompute": recompute,
                  "hide_dw": hide_dw, "measured": measured}  # fmt: skip
         asked = _grid(grid, ranks)
-        plan_graph_file(file, machine, ranks, asked, batch, memory, output, as_json, explain, plot, given)
+        plan_graph_file(
+            file, machine, ranks, asked, batch, memory, statistics or "global", output, as_json, explain, plot, given
+        )
         return
+    if statistics is not None:
+        fact = f"--statistics is of networks from PyTorch; {file} is written by hand"
+        raise InputError(fact, hint="--batch-norm local or global")
     if output is not None:
         keep_input(output, file, "-o")
     network = read_network(file)

@@ -31,6 +31,7 @@ def plan_graph_file(
     grid: Grid | None,
     batch: int | None,
     memory: float | None,
+    statistics: str,
     output: Path | None,
     as_json: bool,
     explain: str | None,
@@ -41,6 +42,7 @@ def plan_graph_file(
 
     Args:
         memory: GiB that a rank may take.
+        statistics: of batch norms.
         others: options that plans of hand-written networks have; refused where they are given.
     """
     for name, value in others.items():
@@ -69,7 +71,7 @@ def plan_graph_file(
     chosen = load_machine(machine)
     budget = None if memory is None else round(memory * GIB)
     try:
-        compiled, found = plan_graph(graph, ranks, chosen, grid, budget)
+        compiled, found = plan_graph(graph, ranks, chosen, grid, budget, statistics)
     except InputError as error:
         raise locate(error, graph.source_file) from None
     if explain is not None:
@@ -80,16 +82,17 @@ def plan_graph_file(
         click.echo(planned_text(compiled, found, chosen))
     if output is not None:
         beside = os.path.relpath(Path(file).absolute(), output.absolute().parent)
-        plan = plan_of(found.program, Path(beside).as_posix(), chosen.name, found.seconds)
+        plan = plan_of(found.program, Path(beside).as_posix(), chosen.name, found.seconds, statistics)
         size = f" --batch {batch}" * (batch is not None)
+        size += f" --statistics {statistics}" * (statistics != "global")
         head = (f"convgen plan {Path(file).name} --machine {machine} --ranks {ranks}{size}",)
         write_file(output, write_plan(plan, head), "-o")
     if plot is not None:
-        draw_scaling(_scaling(graph, chosen, budget), ranks, plot)
+        draw_scaling(_scaling(graph, chosen, budget, statistics), ranks, plot)
         click.echo(str(plot), err=True)
 
 
-def _scaling(graph: Graph, machine: Machine, budget: int | None) -> Scaling:
+def _scaling(graph: Graph, machine: Machine, budget: int | None, statistics: str) -> Scaling:
     """Plans of the graph for numbers of ranks and samples; those that it can't have are left out."""
     from convgen.cost.rows import program_cost
     from convgen.network_compiler import plan_graph, sample_parallelism
@@ -100,7 +103,8 @@ def _scaling(graph: Graph, machine: Machine, budget: int | None) -> Scaling:
         if batch != graph.batch and not graph.is_dynamic:
             return Point(None)
         try:
-            known[ranks, batch], found = plan_graph(replace(graph, batch=batch), ranks, machine, None, budget)
+            one = replace(graph, batch=batch)
+            known[ranks, batch], found = plan_graph(one, ranks, machine, None, budget, statistics)
         except InputError:
             return Point(None, fits=False)
         return Point(found.seconds)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +35,15 @@ def sent_elements(sets: IndexSets, c: Conversion) -> Counts:
     """Elements that leave each rank."""
     if c.kind == "exchange" and c.reduction is not None:
         return _flows(sets, c.src, c.dst, adds=True)[0][0].sum(axis=1)
-    return elements_sent(sets, c.kind, c.over, c.src, c.dst)
+    return travelling(elements_sent(sets, c.kind, c.over, c.src, c.dst), c)
+
+
+Elements = TypeVar("Elements", int, Counts)
+
+
+def travelling(elements: Elements, c: Conversion) -> Elements:
+    """Of (count, mean, M2) of moments ranks know the counts."""
+    return elements // 3 * 2 if c.reduction == "merge" else elements
 
 
 class Moved(NamedTuple):
@@ -93,7 +101,7 @@ class Moves:
         if c.kind == "exchange":
             sent, seconds = self._exchange(part, c, others, left, inner * part.inner)
             return Moved(sent, round(seconds * PICOSECONDS))
-        sent, busy = (n * left for n in busiest(part.sets, c.kind, c.over, part.src, part.dst))
+        sent, busy = (travelling(n * left, c) for n in busiest(part.sets, c.kind, c.over, part.src, part.dst))
         if c.kind == "all_reduce":
             p = self.grid.over(c.over)
             sent = busy = busy + (p - 2) * -(-busy // p)

@@ -17,7 +17,8 @@ from convgen.program.rows import PlacedRow, index_sets
 
 
 def volume(program: Program, *, of_inputs: bool = False) -> dict[str, list[dict[str, Any]]]:
-    """Bytes that each rank sends in each step of "forward" and "backward"; slices send nothing and are left out.
+    """Bytes that each rank sends in each step of "forward" and "backward"; what sends nothing is left out: slices, and
+    exchanges for other numbers of samples.
 
     A bucket is one step where it is started; "of" names those that it stands for, "lane" what it travels on.
 
@@ -81,6 +82,8 @@ def _record(program: Program, moved: Moved) -> Iterator[dict[str, Any]]:
         return
     size = element_bytes(_dtype(program, moved))
     sent = sent_elements(index_sets(moved.placed.signature, program.grid), c)
+    if c.kind == "exchange" and not sent.any():
+        return
     yield {
         "step": moved.step,
         "collective": c.kind,

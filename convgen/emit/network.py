@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from keyword import iskeyword
 from math import isfinite
 from typing import Any
 
@@ -26,6 +27,7 @@ from convgen.errors import InternalError
 from convgen.operations.calls import Elementwise, Slot
 from convgen.operations.dropout import Bernoulli, Dropout
 from convgen.operations.moments import Moments
+from convgen.operations.part_norm import PartMoments, PartStatistics, PartUpdate
 from convgen.program.network import Program, label
 from convgen.program.network_text import show
 from convgen.program.rows import Chain, PlacedRow, Stored, reads_of
@@ -227,7 +229,9 @@ class _Writer:
         for argument, place in places.items():
             text = re.sub(rf"(?<![\w.\"'=%]){argument}(?![\w\"'=])", place, text)
         head = ", ".join(["run: Run", *(f"{places.get(a, a)}: Tensor" for a in arguments)])
-        known = self.functions.setdefault((head, text), (identifier(block.path), []))
+        own = identifier(block.path)
+        own = f"_{own}" if own[0].isdigit() or iskeyword(own) else own
+        known = self.functions.setdefault((head, text), (own, []))
         known[1].append(block.path)
         within = f'run.within("{prefix}", "{start}")'
         call = f"{known[0]}({', '.join([within, *(identifier(v) for v in takes)])})"
@@ -245,7 +249,10 @@ class _Writer:
         if not call:
             arguments = [self._constant(i), f'"{name}"', *operands]
             call = f"run({', '.join(arguments)})"
-        if isinstance(row.bound.operation, Moments) and (other := evaluated(self.program, i)):
+        if isinstance(row.bound.operation, PartStatistics | PartUpdate):
+            nothing = None if len(makes) == 1 else (None,) * len(makes)
+            call = f"{call} if run.training else {nothing}"
+        if isinstance(row.bound.operation, Moments | PartMoments) and (other := evaluated(self.program, i)):
             text = self._constructor(other, other)
             known = self.rows.setdefault(text, constant(other.bound.operation.name, self.rows.values()))
             buffers = ", ".join(self._operand(v, prefix, start) for v in other.bound.reads)
@@ -285,8 +292,8 @@ class _Writer:
         text = "BatchNorm(\n    " + ",\n    ".join([*texts, f"momentum={norm.momentum}, eps={norm.eps}"]) + ",\n)"
         name = self.rows.setdefault(text, constant("batch_norm", self.rows.values()))
         x, y = self._operand(rows[0].bound.reads[0], prefix, start), relative(rows[2].bound.makes[0], start)
-        module, made = norm.module.removeprefix(prefix), self._typed(rows[2].bound.makes[0])
-        called = within(label(rows[2]), start)
+        module = "" if f"{norm.module}." == prefix else norm.module.removeprefix(prefix)  # "": the block's own
+        made, called = self._typed(rows[2].bound.makes[0]), within(label(rows[2]), start)
         return [
             *(f"# {c}" for c in travels(rows)),
             f'{y} = run.batch_norm({name}, "{called}", {x}, "{module}")  # {made}',
@@ -355,7 +362,7 @@ def both(there: Chain, stored: Stored, back: Chain | None) -> str:
 def constructor(value: Any) -> str:
     """An operation, or what is in it, as Python: positional arguments, defaults at the end left out."""
     if hasattr(value, "__dataclass_fields__"):
-        given = [(getattr(value, f.name), f) for f in fields(value) if f.init]
+        given = [(getattr(value, f.name), f) for f in fields(value) if f.init and not f.metadata.get("derived")]
         while given and given[-1][1].default == given[-1][0] and type(given[-1][1].default) is type(given[-1][0]):
             given.pop()
         return f"{type(value).__name__}({', '.join(constructor(v) for v, _ in given)})"

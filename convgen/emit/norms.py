@@ -11,6 +11,7 @@ from convgen.operations.batch_norm import Centred, Coefficients, RunningMoments
 from convgen.operations.bound import Bound
 from convgen.operations.calls import Elementwise
 from convgen.operations.moments import Moments, RunningStatistics
+from convgen.operations.part_norm import PartMoments, PartRunning, PartUpdate
 from convgen.program.network import Program
 from convgen.program.rows import PlacedRow, place
 
@@ -51,8 +52,11 @@ def norms(program: Program) -> tuple[dict[int, Norm], set[int]]:
         operation = rows[c].bound.operation
         assert isinstance(operation, Coefficients)
         centred = next(j for j in range(c + 1, len(rows)) if isinstance(rows[j].bound.operation, Centred))
-        wanted = [f"{module}.{n}" for n, there in (("weight", operation.weight), ("bias", operation.bias)) if there]
-        if list(rows[c].bound.reads[1:]) != wanted:
+        own = {"weight": operation.weight, "bias": operation.bias}
+        own |= dict.fromkeys(("running_mean", "running_var"), RunningStatistics in kinds)
+        wanted = [f"{module}.{n}" for n in ("weight", "bias") if own[n]]
+        others = [n for n, there in own.items() if not there and f"{module}.{n}" in program.values]
+        if list(rows[c].bound.reads[1:]) != wanted or others:  # of a module that is more than a batch norm
             continue
         momentum, parts = 0.0, {i, c, centred}
         if RunningStatistics in kinds:
@@ -77,6 +81,8 @@ def evaluated(program: Program, moments: int) -> PlacedRow | None:
     """Of moments that have running ones, the row that stands in evaluation for theirs: of what the buffers hold."""
     row = program.rows[moments]
     (m,) = row.bound.makes
+    if isinstance(row.bound.operation, PartMoments):
+        return _evaluated_by_parts(program, row, row.bound.operation)
     for other in program.rows[moments + 1 :]:
         if isinstance(other.bound.operation, RunningStatistics) and m in other.bound.reads:
             channels, stored = other.bound.operation.channels, program.values[m].stored
@@ -84,6 +90,16 @@ def evaluated(program: Program, moments: int) -> PlacedRow | None:
             bound = Bound(RunningMoments(channels), buffers, (m,), row.bound.module)
             reads = [program.values[b].stored for b in buffers]
             return place(bound, program.grid, 0, {"C": stored[1]}, reads, [stored])
+    return None
+
+
+def _evaluated_by_parts(program: Program, row: PlacedRow, operation: PartMoments) -> PlacedRow | None:
+    for other in program.rows:
+        if isinstance(other.bound.operation, PartUpdate) and other.bound.module == row.bound.module:
+            bound = Bound(PartRunning(operation.of), other.bound.reads[:2], row.bound.makes, row.bound.module)
+            indices = {i for i, _ in operation.of.extents}
+            roles = {i: axes for i, axes in row.roles if i in indices}
+            return place(bound, program.grid, 0, roles, list(other.reads[:2]), list(row.makes))
     return None
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from convgen.cost.machine import Machine
 from convgen.cost.moving import PICOSECONDS
 from convgen.cost.rows import program_cost
+from convgen.explain.memory import memory_json, memory_line
 from convgen.network_compiler import CompiledNetwork, on_one_rank, sample_parallelism
 from convgen.plan.program.candidates import is_product
 from convgen.plan.program.ranks import NetworkPlan
@@ -33,7 +34,7 @@ def planned_text(compiled: CompiledNetwork, found: NetworkPlan, machine: Machine
     lines.append(f"{'everything else':78} {data['others']['compute_ms']:10.3f} {data['others']['move_ms']:9.3f}")
     lines.append(f"a step of training: {data['milliseconds']:.3f} ms modelled, one step after the other")
     lines += _compared(data)
-    lines.append(f"kept by the fullest rank: {found.memory_bytes / (1 << 20):.1f} MiB")
+    lines.append(memory_line(found.program))
     lines += [f"  scouted {grid}: {seconds * 1e3:.3f} ms with few candidates" for grid, seconds in found.tried]
     return "\n".join(lines)
 
@@ -90,6 +91,7 @@ def planned_json(compiled: CompiledNetwork, found: NetworkPlan, machine: Machine
         if (samples := sample_parallelism(compiled)) is None
         else 1e3 * program_cost(samples, machine, compiled.dtype).seconds,
         "memory_bytes": found.memory_bytes,
+        "memory": memory_json(found.program),
         "rows": rows,
         "others": {"compute_ms": 1e3 * others[0] / PICOSECONDS, "move_ms": 1e3 * others[1] / PICOSECONDS},
         "tried": [{"grid": dict(g.axes), "milliseconds": s * 1e3} for g, s in found.tried],

@@ -8,11 +8,13 @@ from math import prod
 from typing import Any
 
 from convgen.cost.network import element_bytes, records, volume
+from convgen.explain.memory import memory_line
 from convgen.network_compiler import CompiledNetwork
 from convgen.operations.calls import Whole
 from convgen.program.network import Moved, Program, label
 from convgen.program.rows import PlacedRow
-from convgen.spec.aten.describe import Described, describe
+from convgen.spec.aten.describe import Described
+from convgen.spec.aten.samples import described as described_of
 from convgen.spec.graph import Graph
 from convgen.spec.text import number_of
 
@@ -115,7 +117,8 @@ def program_text(compiled: CompiledNetwork) -> str:
     lines += ["", *_columns(table, right=(4, 6))]
     if silent:
         lines.append(f"  ... and {number_of(silent, 'row')} for which nothing moves")
-    return "\n".join([*lines, "", *_whole_lines(compiled, forward, backward), f"{NOTE} in a step of training"])
+    ending = [f"{NOTE} in a step of training", memory_line(program)]
+    return "\n".join([*lines, "", *_whole_lines(compiled, forward, backward), *ending])
 
 
 def _heading(compiled: CompiledNetwork) -> str:
@@ -183,7 +186,7 @@ def whole_calls(graph: Graph, described: Described | None = None) -> list[WholeC
     Raises:
         InputError: one draws random numbers, or changes an operand, and no row describes it.
     """
-    described = describe(graph.at(graph.batch)) if described is None else described
+    described = described_of(graph) if described is None else described
     found: list[WholeCall] = []
     for row, number in zip(described.rows, described.calls, strict=True):
         if number in described.whole and isinstance(row.operation, Whole):

@@ -124,6 +124,18 @@ class Moments(Operation):
         group = numbers(at.blocks["d1"], x) // of.size
         return (_merged(_moments(x, averaged), k, group, of.moments[k]),)
 
+    def counts(self, way: int, at: At) -> Any:
+        """Of a rank's part, which its blocks say: they need not travel."""
+        of = self.of
+        rest = prod(at.extent(f"d{d}") for d in range(len(of.shape)) if d not in of.keep)
+        shape = [at.extent(f"d{d}") for d in of.keep]
+        if of.size == 1 or way == 0:
+            return torch.full(shape, rest * of.size)
+        k = of.keep.index(1)
+        channels = torch.bincount(numbers(at.blocks["d1"], torch.empty(0)) // of.size, minlength=of.moments[1 + k])
+        shape[k] = -1
+        return (rest * channels).view([-1 if j == k else 1 for j in range(len(shape))]).expand(shape)
+
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """From the sum and the sum of squares: enough in float64."""
         x, count = self.of.groups(operands[0]), self.of.count

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from math import prod
@@ -105,6 +105,14 @@ class Operation(ABC):
     @abstractmethod
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """The whole operation on one device, by another way than `local` where there is one."""
+
+    def for_any(self, of: Callable[[int], Operation]) -> Operation:
+        """The same operation, with signatures that hold for any number of samples.
+
+        Args:
+            of: the operation for a number of samples.
+        """
+        return self
 
     @cached_property
     def gradients(self) -> Mapping[str, Derived]:

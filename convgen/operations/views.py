@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
@@ -12,6 +12,8 @@ from convgen.algebra.relations import Ratio
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
 from convgen.late import torch
 from convgen.operations.row import At, Operation, made_here, numbered, own
+
+MANY = 1009  # samples, as no other extent counts: so a view of 1 sample is the view that it is of several
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,20 @@ def matches(shape: Sequence[int], out: Sequence[int]) -> tuple[Match, ...]:
     return tuple(found)
 
 
+class Open(NamedTuple):
+    """A view for any number of samples.
+
+    Attributes:
+        shape, out: for MANY.
+        x, y: the dimensions that follow the number of samples.
+    """
+
+    shape: tuple[int, ...]
+    out: tuple[int, ...]
+    x: tuple[int, ...]
+    y: tuple[int, ...]
+
+
 class Parts(NamedTuple):
     """What a match makes of dimensions: extents of its indices, and by dimension what x's and y's are made of."""
 
@@ -53,21 +69,41 @@ class Parts(NamedTuple):
 @dataclass(frozen=True)
 class View(Operation):
     """x in another shape. Two ways: in each match the outermost of the result's dimensions reads rows of the outermost
-    of x's, in any blocks; or, where every match joins or splits, as nests, each dimension an index.
+    of x's, in any blocks; or, where every match joins or splits, as nests, each dimension an index, but for joined
+    samples, which blocks of nests are of only where all ranks have as many.
+
+    Attributes:
+        like: what is so for any number of samples, where a shape follows that.
     """
 
     shape: tuple[int, ...]
     out: tuple[int, ...]
+    like: Open | None = field(default=None, metadata={"derived": True})
+
+    def for_any(self, of: Callable[[int], Operation]) -> Operation:
+        many, more = of(MANY), of(MANY + 1)
+        assert isinstance(many, View) and isinstance(more, View)
+        x, y = (
+            tuple(d for d, (m, n) in enumerate(zip(*sides, strict=True)) if m != n)
+            for sides in ((many.shape, more.shape), (many.out, more.out))
+        )
+        return replace(self, like=Open(many.shape, many.out, x, y)) if x else self
 
     @cached_property
     def matches(self) -> tuple[Match, ...]:
-        return matches(self.shape, self.out)
+        return matches(self.like.shape, self.like.out) if self.like else matches(self.shape, self.out)
+
+    def _of_samples(self, match: Match) -> bool:
+        """Whether a match joins or splits samples."""
+        joined = max(len(match.x), len(match.y)) > 1
+        return self.like is not None and joined and not set(self.like.x).isdisjoint(match.x)
 
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
         rows = self._signature([self._by_rows(m) for m in self.matches])
         if all(len(m.x) == 1 or len(m.y) == 1 for m in self.matches):
-            return rows, self._signature([self._by_nests(m) for m in self.matches])
+            nests = [self._by_rows(m) if self._of_samples(m) else self._by_nests(m) for m in self.matches]
+            return rows, self._signature(nests)
         return (rows,)
 
     def _signature(self, parts: Sequence[Parts]) -> Signature:
@@ -101,10 +137,10 @@ class View(Operation):
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         (x,) = operands
         here = made_here(at, self.signatures[way].results[0])
-        if way == 1:
-            return (x.reshape(here),)
         flat = x.reshape([prod(x.shape[d] for d in m.x) for m in self.matches])
         for k, match in enumerate(self.matches):
+            if way == 1 and not self._of_samples(match):
+                continue
             one, other = self._units(match)
             lo, hi = at.blocks[f"d{match.y[0]}"]
             flat = flat.narrow(k, lo * other - at.inside[0][match.x[0]][0] * one, (hi - lo) * other)

@@ -71,7 +71,8 @@ class Call:
 
     Args:
         op: ATen's overload without namespace and `.default`: conv2d, add.Tensor. `batch_norm` is (x, weight, bias,
-            running_mean, running_var, training, momentum, eps) to (y, new mean, new variance), `dropout` (x, p, train);
+            running_mean, running_var, training, momentum, eps) to (y, new mean, new variance), and behind eps the parts
+            of the batch that have statistics of their own, if any (spec/graph_parts.py); `dropout` (x, p, train);
             `view` is any reshape: what made values contiguous for it is gone.
         args: every argument of the operator's schema, in its order, keyword-only ones too, defaults filled in.
         results: None where nobody reads one.

@@ -2,6 +2,7 @@
 
     network_plan: resnet18
     graph: resnet18.yaml            # beside it
+    statistics: spatial             # of batch norms, where they are not global
     grid: {a: 4, b: 2}
     values: {x: "[a * b *]", ...}   # those that are not copies on every rank
     rows:
@@ -21,10 +22,11 @@ from typing import Any
 from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes
 from convgen.errors import InputError
+from convgen.spec.graph_parts import check_statistics
 from convgen.spec.source import Source, locate
 from convgen.spec.yaml import read_yaml
 
-KEYS = ("network_plan", "graph", "machine", "milliseconds", "grid", "values", "rows")
+KEYS = ("network_plan", "graph", "machine", "milliseconds", "statistics", "grid", "values", "rows")
 ROLE = re.compile(r"(\w+)=(\w+|\([\w,]+\))")
 ENTRY = re.compile(r"\*|\w+|\([\w,]+\)")
 Roles = tuple[tuple[str, Axes], ...]
@@ -51,6 +53,7 @@ class PlanFile:
     rows: tuple[RowPlan, ...]
     machine: str = ""
     milliseconds: float = 0.0
+    statistics: str = "global"
     source: Source = field(default_factory=Source, compare=False)
 
 
@@ -69,6 +72,8 @@ def write_plan(plan: PlanFile, head: Sequence[str] = ()) -> str:
     lines = [*(f"# {h}" for h in head), f"network_plan: {plan.name}", f'graph: "{plan.graph}"']
     if plan.machine:
         lines += [f"machine: {plan.machine}", f"milliseconds: {plan.milliseconds:.6g}"]
+    if plan.statistics != "global":
+        lines.append(f"statistics: {plan.statistics}")
     lines.append("grid: {" + ", ".join(f"{a}: {n}" for a, n in plan.grid.axes) + "}")
     lines.append("values:")
     lines += [f'  "{n}": "{entries(s)}"' for n, s in plan.values.items() if any(s)]
@@ -117,9 +122,14 @@ def _plan(data: Mapping[str, Any], source: Source) -> PlanFile:
     given: Any = data.get("values") or {}
     values = {str(n): _stored(text, grid, ("values", n)) for n, text in given.items()}
     rows = tuple(_row(row, grid, ("rows", i)) for i, row in enumerate(data["rows"]))
+    statistics = str(data.get("statistics", "global"))
+    try:
+        check_statistics(statistics)
+    except InputError as error:
+        raise InputError(error.fact, ("statistics",), hint=error.hint) from None
     return PlanFile(
         str(data["network_plan"]), str(data["graph"]), grid, values, rows,
-        str(data.get("machine", "")), float(data.get("milliseconds", 0.0)), source,
+        str(data.get("machine", "")), float(data.get("milliseconds", 0.0)), statistics, source,
     )  # fmt: skip
 
 

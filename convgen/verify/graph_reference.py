@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import inf, prod
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from convgen.operations.dropout import Bernoulli, Dropout
 from convgen.operations.row import At
 from convgen.spec.graph import DTYPES, Arg, Call, Graph, Ref, refs
 from convgen.spec.graph_edit import ATTENTION, BATCH_NORM, BERNOULLI, DROPOUT, eval_graph
+from convgen.spec.graph_parts import Parts
 
 FLOATS = tuple(name for name in DTYPES if "float" in name)
 
@@ -72,10 +74,12 @@ def run_graph(
 
 
 def _batch_norm(call: Call, values: Mapping[str, Tensor]) -> tuple[Any, ...]:
-    x, w, b, mean, variance, training, momentum, eps = (_value(arg, values) for arg in call.args)
+    x, w, b, mean, variance, training, momentum, eps, *parts = (_value(arg, values) for arg in call.args)
     if not training and mean is not None:
         made = torch.nn.functional.batch_norm(x, mean, variance, w, b, False, momentum, eps)
         return made, mean, variance
+    if parts:
+        return _batch_norm_by_parts(x, w, b, mean, variance, momentum, eps, parts[0])
     dims = [d for d in range(x.dim()) if d != 1]
     around = [1, -1, *[1] * (x.dim() - 2)]
     centre = x.mean(dims)
@@ -89,6 +93,37 @@ def _batch_norm(call: Call, values: Mapping[str, Tensor]) -> tuple[Any, ...]:
     count = x.numel() // x.shape[1]
     unbiased = spread * count / (count - 1)
     return y, mean + momentum * (centre - mean), variance + momentum * (unbiased - variance)
+
+
+def _batch_norm_by_parts(
+    x: Tensor, w: Any, b: Any, mean: Any, variance: Any, momentum: float, eps: float, parts: Parts
+) -> tuple[Any, ...]:
+    """ATen's batch norm of each part, as the ranks that make it up would; running statistics averaged by elements."""
+    pieces: list[tuple[slice, ...]] = [(slice(None),) * x.dim()]
+    for d, sizes in parts:
+        bounds = _bounds(0, x.shape[d], sizes)
+        pieces = [(*box[:d], slice(*at), *box[d + 1 :]) for box in pieces for at in bounds]
+    y, centre, spread = torch.zeros_like(x), 0.0, 0.0
+    for box in pieces:
+        part = x[box]
+        if not part.numel():
+            continue
+        y[box] = torch.nn.functional.batch_norm(part, None, None, w, b, True, 0.0, eps)
+        dims, share = [d for d in range(x.dim()) if d != 1], part.numel() / x.numel()
+        centre = centre + share * part.detach().mean(dims)
+        spread = spread + share * part.detach().var(dims)
+    if mean is None:
+        return (y,)
+    return y, mean + momentum * (centre - mean), variance + momentum * (spread - variance)
+
+
+def _bounds(lo: int, hi: int, sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """Blocks over axes of these sizes, outermost first: numpy's rule, and each again by the next."""
+    if not sizes:
+        return [(lo, hi)]
+    rows = [len(one) for one in np.array_split(np.arange(lo, hi), sizes[0])]
+    starts = [lo + sum(rows[:k]) for k in range(len(rows))]
+    return [one for start, n in zip(starts, rows, strict=True) for one in _bounds(start, start + n, sizes[1:])]
 
 
 def _dropout(call: Call, values: Mapping[str, Tensor], number: int, seed: tuple[int, int]) -> Tensor:

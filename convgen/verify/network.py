@@ -223,14 +223,14 @@ def _scale(kind: str, truth: Mapping[str, Tensor], name: str, least: float) -> f
 
 
 def _largest(tensor: Tensor) -> float:
-    return float(tensor.double().abs().max()) if tensor.numel() else 0.0
+    return float(tensor.detach().double().abs().max()) if tensor.numel() else 0.0
 
 
 def _difference(a: Tensor, b: Tensor) -> float:
     """The largest difference; inf where one is no number and the other is, or they are other numbers."""
     if not a.numel():
         return 0.0
-    a, b = a.double(), b.double()
+    a, b = a.detach().double(), b.detach().double()
     same = (a == b) | (a.isnan() & b.isnan())
     return float(torch.where(same, 0.0, torch.nan_to_num((a - b).abs(), nan=math.inf)).max())
 

@@ -126,7 +126,8 @@ class Net(Plain):
     def _activation(self, name: str, shape: Sequence[int]) -> Split:
         known = self._known(name)
         pattern = self.values[known][0]
-        batch = next((n for n, size in zip(shape, pattern, strict=False) if size == "N"), self.batch)
+        several = [(n, sized((size,), 1)[0]) for n, size in zip(shape, pattern, strict=False) if isinstance(size, str)]
+        batch = several[0][0] // several[0][1] if several else self.batch
         layout = self.split(known, batch)
         if tuple(shape) != layout.extents:
             raise ValueError(f"{self.name}: the whole {name} has shape {list(pattern)}, got {tuple(shape)}")

@@ -37,7 +37,7 @@ from .conversions import (
 from .here import Here, held_at
 from .lanes import noted
 from .layout import Box, common, interval
-from .mesh import Place, coordinates
+from .mesh import Place, coordinates, members
 from .pieces import Early
 from .splits import Plain, Split, axes_of
 from .transport import Group
@@ -120,6 +120,22 @@ class Stand(Plain):
         self.is_silent = not any((*self.fetch, *self.back, *self.store, *self.given))
         self.derived = {k: one.stand(net, f"{label}.d{inputs[k].name}") for k, (one, _) in row.derived.items()}
         self._ats: dict[int, At] = {}
+        self._still: dict[int, bool] = {}
+        self._counts: dict[tuple[int, ...], Tensor] = {}
+
+    def is_still(self, move: Move) -> bool:
+        """Whether an exchange moves nothing, for any rank: blocks that meet for so many samples and not for others."""
+        if id(move) not in self._still:
+            kind, over, src, dst, _ = move
+            ranks = range(math.prod(self.grid.values()))
+            held, kept = ([held_at(self, side, p, 0) for p in ranks] for side in (src, dst))  # type: ignore[arg-type]
+            if kind == "exchange":
+                here = (self.size(common(a, b), "") == self.size(b, "") for a, b in zip(held, kept, strict=True))
+            else:
+                pairs = ((p, q) for p in ranks for q in members(self, p, over) if q != p)  # type: ignore[arg-type]
+                here = (not self.size(common(held[p], kept[q]), "") for p, q in pairs)
+            self._still[id(move)] = all(here)
+        return self._still[id(move)]
 
     # ---- Layouts ----
 
@@ -149,13 +165,23 @@ class Stand(Plain):
     # ---- Where local code stands ----
 
     def at(self, place: Place) -> At:
-        if place.me not in self._ats:
-            here = coordinates(self, place.me)  # type: ignore[arg-type]
-            roles = self.row.roles
-            self._ats[place.me] = self.at_blocks(
+        return self.at_rank(place.me)
+
+    def counts(self, ranks: tuple[int, ...]) -> Tensor:
+        """Of moments, of these ranks' parts: [ranks, ...]."""
+        if ranks not in self._counts:
+            operation = cast(Any, self.operation)
+            self._counts[ranks] = torch.stack([operation.counts(self.row.way, self.at_rank(p)) for p in ranks])
+        return self._counts[ranks]
+
+    def at_rank(self, me: int) -> At:
+        """Where the rank at a position stands."""
+        if me not in self._ats:
+            here, roles = coordinates(self, me), self.row.roles  # type: ignore[arg-type]
+            self._ats[me] = self.at_blocks(
                 {i: interval(n, 1, roles.get(i, ()), self.grid, here) for i, n in self.signature.extents}
             )
-        return self._ats[place.me]
+        return self._ats[me]
 
     def at_blocks(self, blocks: dict[str, tuple[int, int]]) -> At:
         """Where these blocks of the row's indices stand."""
@@ -345,7 +371,8 @@ class Row:
         """
         key = (net.batch, label, net.dtype, net.device)
         if key not in self._stands:
-            self._stands[key] = Stand(self, self.operation(net.batch), net, label)
+            operation = self.operation(net.batch).for_any(self.operation)
+            self._stands[key] = Stand(self, operation, net, label)
         return self._stands[key]
 
 
@@ -449,19 +476,21 @@ class Attach(Function):
 
 def travel(tensor: Tensor, chain: Chain, here: RowHere, buckets: Buckets | None = None) -> Tensor:
     """One conversion after the other; a gradient that is in a bucket is handed in."""
-    for kind, over, src, dst, step in chain:
+    for move in chain:
         if tensor.dtype == torch.bool:
             return travel(tensor.to(torch.uint8), chain, here).bool()
-        if buckets is not None and step in buckets:
-            return buckets.give(step, tensor)
-        with noted("move", step):
-            tensor = converted(tensor.contiguous(), Move(kind, over, src, dst, step), here)
+        if buckets is not None and move.step in buckets:
+            return buckets.give(move.step, tensor)
+        with noted("move", move.step):
+            tensor = converted(tensor.contiguous(), move, here)
     return tensor
 
 
 def converted(tensor: Tensor, move: Move, here: RowHere) -> Tensor:
     """A tensor after one conversion."""
     kind, over, src, dst, step = move
+    if kind in ("exchange", "exchange_add") and cast(Any, here.layer).is_still(move):
+        return placed(tensor, here.held(src), here.held(dst))
     match kind:
         case "slice":
             return take(tensor, src, dst, here)
@@ -477,6 +506,17 @@ def converted(tensor: Tensor, move: Move, here: RowHere) -> Tensor:
             return merge(step, tensor, over, here)
         case _:
             return rearrange(step, kind, tensor, src, dst, over, here)
+
+
+def placed(value: Tensor, held: Box, kept: Box) -> Tensor:
+    """What a rank keeps of what it holds; zeros where it holds nothing."""
+    mine = common(held, kept)
+    if mine == kept:
+        return within(value, held, kept)
+    out = value.new_zeros([hi - lo for lo, hi in kept])
+    if all(hi > lo for lo, hi in mine):
+        within(out, kept, mine).copy_(within(value, held, mine))
+    return out
 
 
 def exchange_add(step: str, value: Tensor, src: Any, dst: Any, axes: Axes, here: RowHere) -> Tensor:
@@ -501,11 +541,12 @@ def exchange_add(step: str, value: Tensor, src: Any, dst: Any, axes: Axes, here:
 
 
 def merge(step: str, value: Tensor, axes: Axes, here: RowHere) -> Tensor:
-    """Moments [count, mean, M2] of the union of the ranks' parts, the same on all."""
-    group = here.group(axes)
+    """Moments [count, mean, M2] of the union of the ranks' parts, the same on all. Counts don't travel."""
+    group, own = here.group(axes), value[1:].contiguous()
     with named(step, "all_gather", axes, here):
-        got = here.place.transport.all_gather(flat(value, here.layer), [value.numel()] * len(group.ranks), group)
-    count, mean, m2 = got.view(len(group.ranks), *value.shape).unbind(1)
+        got = here.place.transport.all_gather(flat(own, here.layer), [own.numel()] * len(group.ranks), group)
+    mean, m2 = got.view(len(group.ranks), *own.shape).unbind(1)
+    count = cast(Any, here.layer).counts(here.members(axes)).to(value)
     total = count.sum(0)
     whole = (count * mean).sum(0) / total.clamp(min=1)
     return torch.stack([total, whole, (m2 + count * (mean - whole).square()).sum(0)])

@@ -13,11 +13,14 @@ from convgen.program.rows import PlacedRow, place, place_gradient, serves, store
 from convgen.spec.network_plan import PlanFile, RowPlan
 
 
-def plan_of(program: Program, graph: str, machine: str = "", seconds: float = 0.0) -> PlanFile:
+def plan_of(
+    program: Program, graph: str, machine: str = "", seconds: float = 0.0, statistics: str = "global"
+) -> PlanFile:
     """A program's layout as a file has it.
 
     Args:
         graph: the graph's file, as seen from the plan's.
+        statistics: of batch norms.
     """
     values = {n: v.stored for n, v in program.values.items() if any(v.stored)}
     rows = tuple(
@@ -29,7 +32,7 @@ def plan_of(program: Program, graph: str, machine: str = "", seconds: float = 0.
         )
         for row in program.rows
     )
-    return PlanFile(program.name, graph, program.grid, values, rows, machine, seconds * 1e3)
+    return PlanFile(program.name, graph, program.grid, values, rows, machine, seconds * 1e3, statistics)
 
 
 def program_of(

@@ -20,6 +20,15 @@ def untagged(reader: Reader, call: Call) -> bool:
     return result is not None and reader.elementwise(call.op, call.args, reader.tensors[result.name])
 
 
+@knows("type_as")
+def type_as(reader: Reader, call: Call) -> bool:
+    """Of the other only the type matters."""
+    (result,) = call.results
+    assert result is not None
+    y = reader.tensors[result.name]
+    return reader.elementwise("_to_copy", (call.args[0], y.dtype, None, None, None, False, None), y)
+
+
 @knows("detach")
 def detach(reader: Reader, call: Call) -> bool:
     (result,) = call.results
@@ -109,6 +118,7 @@ def loss_by_element(reader: Reader, call: Call) -> bool:
 
 # Constants: what they take the place of, and where their value and shape stand.
 @knows(
+    "zero",
     "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty", "zeros",
     "ones",
     "full", "empty.memory_format", "arange", "arange.start", "arange.start_step", "eye", "eye.m", "linspace",

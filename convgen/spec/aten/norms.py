@@ -4,24 +4,37 @@ from __future__ import annotations
 
 from typing import Any
 
+from convgen.algebra.relations import Blocks
 from convgen.late import torch
 from convgen.operations.batch_norm import Centred, Coefficients, RunningMoments
 from convgen.operations.moments import Averaged, Moments, Normalise, RunningStatistics
+from convgen.operations.part_norm import (
+    PartCentred,
+    PartCoefficients,
+    Parted,
+    PartMoments,
+    PartStatistics,
+    PartUpdate,
+)
 from convgen.operations.pointwise import Pointwise, affine, bias
 from convgen.spec.aten.reader import Reader, Tensor, knows
 from convgen.spec.graph import Call
+from convgen.spec.graph_parts import Parts
 
 
 @knows("batch_norm")
 def batch_norm(reader: Reader, call: Call) -> bool:
-    """(y, new mean, new variance) = batch_norm(x, weight, bias, mean, variance, training, momentum, eps)."""
-    given, w, b, mean, variance, training, momentum, eps = call.args
+    """(y, new mean, new variance) = batch_norm(x, weight, bias, mean, variance, training, momentum, eps[, parts])."""
+    given, w, b, mean, variance, training, momentum, eps, *parts = call.args
     x = reader.of(given)
     y, *new = call.results
     if y is None:
         return False
     if not training and mean is None:
         return False
+    if training and parts:
+        _by_parts(reader, call, parted(x.shape, parts[0]))
+        return True
     of = Averaged(x.shape, (1,))
     m = reader.made(f"{y.name}_moments", of.moments, "float64" if x.dtype == "float64" else "float32")
     if training:
@@ -34,6 +47,32 @@ def batch_norm(reader: Reader, call: Call) -> bool:
         reader.add(RunningMoments(x.shape[1]), [reader.of(mean), reader.of(variance)], [m.name])
     _by_channel(reader, x, m, w, b, float(eps), y.name)  # type: ignore[arg-type]
     return True
+
+
+def parted(shape: tuple[int, ...], given: Any) -> Parted:
+    """Parts as a graph's call has them: pairs of a dimension and the sizes of the axes that split it."""
+    parts: Parts = given
+    return Parted(shape, tuple(d for d, _ in parts), tuple(Blocks(shape[d], sizes) for d, sizes in parts))
+
+
+def _by_parts(reader: Reader, call: Call, of: Parted) -> None:
+    """Batch norm in training whose parts have statistics of their own (spec/graph_parts.py)."""
+    given, w, b, mean, variance, _, momentum, eps, _ = call.args
+    x, (y, *new) = reader.of(given), call.results
+    assert y is not None
+    dtype = "float64" if x.dtype == "float64" else "float32"
+    m = reader.made(f"{y.name}_moments", of.moments, dtype)
+    reader.add(PartMoments(of), [x], [m.name])
+    if mean is not None and any(new):
+        s = reader.made(f"{y.name}_statistics", (2, x.shape[1]), dtype)
+        reader.add(PartStatistics(of), [m], [s.name])
+        makes = [v.name if v is not None else "" for v in new]
+        update = PartUpdate(x.shape[1], float(momentum))  # type: ignore[arg-type]
+        reader.add(update, [reader.of(mean), reader.of(variance), s], makes)
+    p = reader.made(f"{y.name}_coefficients", of.moments, dtype)
+    vectors = [reader.of(v) for v in (w, b) if v is not None]
+    reader.add(PartCoefficients(of, float(eps), w is not None, b is not None), [m, *vectors], [p.name])  # type: ignore[arg-type]
+    reader.add(PartCentred(of), [x, p], [y.name])
 
 
 def _by_channel(reader: Reader, x: Tensor, m: Tensor, w: Any, b: Any, eps: float, makes: str) -> None:

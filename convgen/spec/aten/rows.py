@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from convgen.operations.rows import Concatenate, Take, flipped, padded, rolled, sliced
-from convgen.operations.views import View
+from convgen.operations.views import Expand, View
 from convgen.spec.aten.reader import Reader, Tensor, knows
 from convgen.spec.graph import Call
 
 
-@knows("cat")
+@knows("cat", "concat", "concatenate")
 def cat(reader: Reader, call: Call) -> bool:
     parts, d = call.args
     tensors = [reader.of(p) for p in parts]  # type: ignore[union-attr]
@@ -84,6 +84,22 @@ def _row(reader: Reader, x: Tensor, d: int, at: int, makes: str) -> None:
     row = reader.made(f"{makes}_row", one.out, x.dtype)
     reader.add(one, [x], [row.name])
     reader.add(View(row.shape, (*x.shape[:d], *x.shape[d + 1 :])), [row], [makes])
+
+
+@knows("meshgrid", "meshgrid.indexing")
+def meshgrid(reader: Reader, call: Call) -> bool:
+    """Each vector along a dimension of its own; "xy" has the first two the other way round."""
+    vectors = [reader.of(v) for v in call.args[0]]  # type: ignore[union-attr]
+    turned = len(call.args) > 1 and call.args[1] == "xy" and len(vectors) > 1
+    order = [1, 0, *range(2, len(vectors))] if turned else [*range(len(vectors))]
+    for k, (x, result) in enumerate(zip(vectors, call.results, strict=True)):
+        if result is None:
+            continue
+        thin = tuple(x.shape[0] if x.shape and d == order[k] else 1 for d in range(len(vectors)))
+        row = reader.made(f"{result.name}_row", thin, x.dtype)
+        reader.add(View(x.shape, thin), [x], [row.name])
+        reader.add(Expand(thin, reader.tensors[result.name].shape), [row], [result.name])
+    return True
 
 
 @knows("stack")

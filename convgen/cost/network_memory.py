@@ -1,0 +1,321 @@
+"""What a rank holds in a step of training, row by row: what autograd keeps, values, gradients, optimizer's states.
+
+What autograd keeps of a row is asked of torch itself: its local code runs on tensors without memory, of the fullest
+rank's shapes, and what it saves is one of its operands, one of its results, or something between. A value that several
+rows save is kept once; what was moved for a row is kept beside the value. Then forward and backward are walked:
+
+| part | bytes of it |
+|---|---|
+| parameters, gradients, optimizer | blocks of parameters; of momentum or the like so many values a parameter |
+| saved | at the end of the forward pass |
+| passing | what is beside at the highest point: gradients on their way, values that nobody saves, what moves, copies |
+
+ATen's convolutions on a CPU (oneDNN) work on copies of two of x, y and w in an order of their own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from convgen.algebra.grid import Grid
+from convgen.algebra.index_sets import IndexSets
+from convgen.algebra.layout import Layout
+from convgen.algebra.signature import Made
+from convgen.algebra.wants import layout
+from convgen.cost.network import element_bytes
+from convgen.late import torch
+from convgen.operations.calls import Elementwise
+from convgen.operations.convolution import Convolution
+from convgen.operations.row import At
+from convgen.operations.rows import Concatenate
+from convgen.operations.transposed import TransposedConvolution
+from convgen.operations.views import Permute, View
+from convgen.program.network import Program
+from convgen.program.rows import Chain, PlacedRow, index_sets
+
+Kept = tuple[str, int]  # a root's name, bytes
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkMemory:
+    """Bytes on the fullest rank in a step of training."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    buffers: int
+    saved: int
+    passing: int
+
+    @property
+    def peak(self) -> int:
+        """The most at a time; gradients are there at the end of the backward pass, what is saved at its beginning."""
+        return self.parameters + self.optimizer + self.buffers + self.saved + self.passing
+
+
+def network_memory(program: Program, optimizer_states: int = 1) -> NetworkMemory:
+    """Of a program, whose inputs want no gradients.
+
+    Args:
+        optimizer_states: values a parameter that an optimizer keeps: SGD 0, with momentum 1, Adam 2.
+    """
+    return _Walk(program, optimizer_states).memory()
+
+
+class _Walk:
+    def __init__(self, program: Program, states: int) -> None:
+        self.program, self.states = program, states
+        self.wanted = program.differentiable(of_inputs=False)
+        self.rank = self._fullest()
+        self.root: dict[str, str] = {}
+        self.size: dict[str, int] = {}
+        for name, value in program.values.items():
+            self.size[name] = self._stored(name) * element_bytes(value.dtype)
+        self.saved: list[dict[str, int]] = [self._of(i, row) for i, row in enumerate(program.rows)]
+
+    # ---- one row ----
+
+    def _fullest(self) -> int:
+        """The rank with most elements of all that rows read and make."""
+        total = np.zeros(self.program.grid.ranks, dtype=np.int64)
+        for row in self.program.rows:
+            sets, signature = index_sets(row.signature, self.program.grid), row.signature
+            for operand in (*signature.inputs, *signature.results):
+                total += sets.elements(layout(sets, operand.name, signature.wants(operand, dict(row.roles))))
+        return int(total.argmax())
+
+    def _stored(self, name: str) -> int:
+        value, n = self.program.values[name], 1
+        at = {a: int(c[self.rank]) for a, c in self.program.grid.coordinates.items()}
+        for extent, axes in zip(value.shape, value.stored, strict=True):
+            n *= _block(extent, axes, self.program.grid, at)
+        return n
+
+    def _bytes(self, layout_: Layout, sets: IndexSets, dtype: str) -> int:
+        return int(sets.elements(layout_)[self.rank]) * element_bytes(dtype)
+
+    def _of(self, i: int, row: PlacedRow) -> dict[str, int]:
+        """What autograd keeps of a row: bytes by root. Sets the roots of its results."""
+        sets, values, bound = index_sets(row.signature, self.program.grid), self.program.values, row.bound
+        derived = {k for k, _ in row.derived}
+        grads = [v in self.wanted and o.gradient for v, o in zip(bound.reads, row.signature.inputs, strict=True)]
+        here: list[str] = []
+        for k, (name, chain) in enumerate(zip(bound.reads, row.fetch, strict=True)):
+            root = self.root.get(name, name)
+            if moves(chain):
+                root = f"{i} fetched {k}"
+                self.size[root] = self._bytes(chain[-1].dst, sets, values[name].dtype)
+            here.append(root)
+        found, aliases = self._run(row, [g and k not in derived for k, g in enumerate(grads)])
+        kept: dict[str, int] = {}
+        results: list[str] = []
+        for j, (name, chain) in enumerate(zip(bound.makes, row.store, strict=True)):
+            own = here[aliases[j]] if j in aliases else name or f"{i} result {j}"
+            self.size.setdefault(own, 0)
+            if moves(chain):
+                own = f"{i} made {j}"
+                self.size[own] = self._bytes(chain[0].src, sets, values[name].dtype if name else "float32")
+            elif name:
+                self.root[name] = own
+            results.append(own)
+        if any(grads):
+            for kind, place, size in found:
+                root = (
+                    here[place] if kind == "operand" else results[place] if kind == "result" else f"{i} within {place}"
+                )
+                self.size.setdefault(root, size)
+                kept[root] = self.size[root] if kind != "within" else size
+            if row.derived:  # their rows read stored values
+                for name in (*bound.reads, *filter(None, bound.makes)):
+                    root = self.root.get(name, name)
+                    kept[root] = self.size[root]
+        return kept
+
+    def _run(self, row: PlacedRow, grads: Sequence[bool]) -> tuple[list[tuple[str, int, int]], dict[int, int]]:
+        """What local code saves, (operand | result | within, number, bytes), and results that are views of operands."""
+        at, values = at_rank(row, self.program.grid, self.rank), self.program.values
+        operands: list[Any] = []
+        for name, inside, grad in zip(row.bound.reads, at.inside, grads, strict=True):
+            kind = getattr(torch, values[name].dtype)
+            operands.append(torch.empty([hi - lo for lo, hi in inside], dtype=kind, device="meta").requires_grad_(grad))
+        saved: list[Any] = []
+
+        def pack(tensor: Any) -> Any:
+            saved.append(tensor)
+            return tensor
+
+        try:
+            with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, _same):
+                made = row.bound.operation.local(row.way, at, *operands)
+        except (RuntimeError, NotImplementedError, ValueError, IndexError):  # without memory it can't run: all it has
+            both = [("operand", k, 0) for k, g in enumerate(grads) if g]
+            return both + [("result", j, 0) for j in range(len(row.signature.results))], {}
+        storage = {_place(t): ("operand", k) for k, t in enumerate(operands)}
+        aliases = {j: storage[_place(t)][1] for j, t in enumerate(made) if _place(t) in storage}
+        storage |= {_place(t): ("result", j) for j, t in enumerate(made) if _place(t) not in storage}
+        found: dict[tuple[str, int], int] = {}
+        for tensor in saved:
+            kind, number = storage.get(_place(tensor), ("within", _place(tensor)))
+            found[kind, number] = max(found.get((kind, number), 0), tensor.untyped_storage().nbytes())
+        return [(kind, number, size) for (kind, number), size in found.items()], aliases
+
+    # ---- all of them ----
+
+    def memory(self) -> NetworkMemory:
+        program = self.program
+        state = Counter[str]()
+        for name, value in program.values.items():
+            state[value.kind] += self.size[name]
+        learnt = {n for n, v in program.values.items() if v.kind == "parameter"}
+        own = {n for n, v in program.values.items() if v.kind in ("parameter", "buffer", "constant")}
+        uses = Counter(r for kept in self.saved for r in kept if r not in own)
+        saved = sum(self.size[r] for r in uses)
+        highest = self._forward(own)
+        highest = max(highest, self._backward(dict(uses), saved, own, learnt))
+        gradients = sum(self.size[n] for n in learnt if n in self.wanted)
+        return NetworkMemory(
+            state["parameter"], gradients, gradients * self.states, state["buffer"] + state["constant"],
+            saved, highest - saved,
+        )  # fmt: skip
+
+    def _forward(self, own: set[str]) -> int:
+        """The most at a time."""
+        last: dict[str, int] = {}
+        for i, row in enumerate(self.program.rows):
+            last |= {self.root.get(v, v): i for v in row.bound.reads}
+        outputs = {self.root.get(v, v) for _, v in self.program.outputs}
+        held = {self.root.get(v.name, v.name) for v in self.program.values.values() if v.kind == "input"}
+        live, keeps = {r: self.size[r] for r in held - own}, set[str]()
+        most = 0
+        for i, row in enumerate(self.program.rows):
+            for root in (self.root.get(v, v) for v in row.bound.makes if v):
+                if root not in own:
+                    live[root] = self.size[root]
+            keeps |= self.saved[i].keys() - own
+            beside = sum(self.size.get(f"{i} {what}", 0) for what in _moving(row)) + self._copies(row, False)
+            for root in self.saved[i].keys() - own:
+                live[root] = self.size[root]
+            most = max(most, sum(live.values()) + beside)
+            for root in [r for r in live if r not in keeps and r not in held and r not in outputs]:
+                if last.get(root, -1) <= i:
+                    del live[root]
+        return most
+
+    def _backward(self, uses: dict[str, int], saved: int, own: set[str], learnt: set[str]) -> int:
+        """The most at a time: saved tensors go, gradients come."""
+        wanted, most, storage, sizes = self.wanted, 0, dict[str, str](), dict[str, int]()
+        inputs = sum(self.size[n] for n, v in self.program.values.items() if v.kind == "input" and n not in uses)
+        done, grad_bytes = set[str](), 0
+        for _, name in self.program.outputs:
+            storage[name], sizes[name] = name, self.size[name]
+        for i, row in reversed([*enumerate(self.program.rows)]):
+            sets, beside = index_sets(row.signature, self.program.grid), self._copies(row, True)
+            for j, chain in enumerate(row.given):
+                if row.bound.makes[j] in storage and moves(chain):
+                    beside += self._bytes(chain[-1].dst, sets, self.program.values[row.bound.makes[j]].dtype)
+            same = _passes_on(row) and storage.get(row.bound.makes[0])
+            for k, name in enumerate(row.bound.reads):
+                if name not in wanted or not row.signature.inputs[k].gradient:
+                    continue
+                chain = row.back[k]
+                if chain and moves(chain):
+                    beside += self._bytes(chain[0].src, sets, self.program.values[name].dtype)
+                if name in learnt:
+                    grad_bytes += self.size[name] * (name not in done)
+                    done.add(name)
+                elif same and name not in storage and not moves(chain or ()):
+                    storage[name] = same
+                else:
+                    storage[name] = f"{name} {i}"
+                    sizes[storage[name]] = self.size[name]
+            most = max(most, saved + inputs + sum(sizes[s] for s in set(storage.values())) + grad_bytes + beside)
+            for root in self.saved[i].keys() - own:
+                uses[root] -= 1
+                saved -= self.size[root] * (uses[root] == 0)
+            for name in row.bound.makes:
+                storage.pop(name, None)
+        return most
+
+    def _copies(self, row: PlacedRow, backward: bool) -> int:
+        """Of a convolution: of x and y; backward of dy and the larger of x and dx, which is as large."""
+        if not isinstance(row.bound.operation, Convolution | TransposedConvolution):
+            return 0
+        if backward and not any(v in self.wanted for v in row.bound.reads):
+            return 0
+        sets, signature = index_sets(row.signature, self.program.grid), row.signature
+        sides = zip((signature.inputs[0], signature.results[0]), (row.bound.reads[0], row.bound.makes[0]), strict=True)
+        total = 0
+        for operand, name in sides:
+            wants = layout(sets, operand.name, signature.wants(operand, dict(row.roles)))
+            total += self._bytes(wants, sets, self.program.values[name].dtype)
+        return total
+
+
+def _passes_on(row: PlacedRow) -> bool:
+    """Whether operands' gradients are the result's, or views of it, which stays as long as one of them."""
+    operation = row.bound.operation
+    if isinstance(operation, Elementwise):
+        return operation.op in ("add.Tensor", "sub.Tensor")
+    return isinstance(operation, Concatenate | View | Permute)
+
+
+def _moving(row: PlacedRow) -> list[str]:
+    fetched = [f"fetched {k}" for k, chain in enumerate(row.fetch) if moves(chain)]
+    return fetched + [f"made {j}" for j, chain in enumerate(row.store) if moves(chain)]
+
+
+def moves(chain: Chain) -> bool:
+    """Whether a chain makes a tensor of its own: all but slices, which are views."""
+    return any(c.kind != "slice" for c in chain)
+
+
+def _same(tensor: Any) -> Any:
+    return tensor
+
+
+def _place(tensor: Any) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _block(extent: int, axes: Sequence[str], grid: Grid, at: dict[str, int]) -> int:
+    for axis in axes:
+        least, more = divmod(extent, grid.sizes[axis])
+        extent = least + (at[axis] < more)
+    return extent
+
+
+def at_rank(row: PlacedRow, grid: Grid, rank: int) -> At:
+    """Where a rank stands in a row, as the runtime says it."""
+    at = {a: int(c[rank]) for a, c in grid.coordinates.items()}
+    signature = row.signature
+    roles = dict(row.roles)
+    blocks: dict[str, tuple[int, int]] = {}
+    for index, extent in signature.extents:
+        lo, hi = 0, extent
+        for axis in roles.get(index, ()):
+            least, more = divmod(hi - lo, grid.sizes[axis])
+            lo += at[axis] * least + min(at[axis], more)
+            hi = lo + least + (at[axis] < more)
+        blocks[index] = lo, hi
+
+    def side(made: Made, extent: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        if made.relation is None:
+            if not made.indices:
+                return (0, extent), (0, extent)
+            start, count = 0, 1
+            for i in made.indices:
+                lo, hi = blocks[i]
+                start, count = start * signature.extent[i] + lo, count * (hi - lo)
+            return (start, start + count), (start, start + count)
+        lo, hi = made.relation.window(*blocks[made.indices[0]])
+        parts = [p for p in made.relation.fold(lo, hi, extent) if p[1] > p[0]]
+        inside = (lo + parts[0][2], lo + parts[-1][2] + parts[-1][1] - parts[-1][0]) if parts else (lo, lo)
+        return (lo, hi), inside
+
+    sides = [[side(made, n) for made, n in zip(o.dims, o.shape, strict=True)] for o in signature.inputs]
+    return At(blocks, tuple(tuple(w for w, _ in o) for o in sides), tuple(tuple(i for _, i in o) for o in sides))

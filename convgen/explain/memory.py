@@ -1,0 +1,29 @@
+"""What a network takes in memory, in a line."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from convgen.cost.network_memory import NetworkMemory, network_memory
+from convgen.program.network import Program
+
+MIB = 1 << 20
+
+
+def memory_line(program: Program) -> str:
+    """Of the fullest rank in a step of training, with SGD with momentum."""
+    m = network_memory(program)
+    parts = f"saved for backward {_mib(m.saved)}, on its way {_mib(m.passing)}"
+    state = f"parameters {_mib(m.parameters)}, momentum {_mib(m.optimizer)}"
+    return f"memory of the fullest rank: {_mib(m.peak)} MiB, {state}, {parts}"
+
+
+def memory_json(program: Program) -> dict[str, Any]:
+    """The same in bytes."""
+    found: NetworkMemory = network_memory(program)
+    return asdict(found) | {"peak": found.peak}
+
+
+def _mib(size: int) -> str:
+    return f"{size / MIB:.1f}"

@@ -1,0 +1,68 @@
+"""Batch norms whose statistics are of parts of the batch: of a graph, and of how a layout splits what they normalise.
+
+| statistics | a part, with statistics of its own |
+|---|---|
+| global | the whole batch: what one device computes |
+| spatial | the samples of a rank, with all of their rows: merged over the ranks that share a sample |
+| local | what a rank holds |
+
+A call of `batch_norm` says its parts behind eps: pairs of a dimension and the sizes of the axes that split it,
+outermost first. So a graph says what it computes, on whatever grid it is laid out then.
+
+Source: [SP] III-B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Literal, get_args
+
+from convgen.algebra.grid import Grid
+from convgen.algebra.layout import Axes
+from convgen.errors import InputError
+from convgen.spec.graph import Arg, Graph, Ref
+from convgen.spec.graph_edit import BATCH_NORM
+from convgen.spec.names import did_you_mean
+
+Statistics = Literal["global", "spatial", "local"]
+Parts = tuple[tuple[int, tuple[int, ...]], ...]
+CHANNELS = 1
+
+
+def check_statistics(statistics: str) -> None:
+    """Raises InputError: there are no such."""
+    names: tuple[str, ...] = get_args(Statistics)
+    if statistics not in names:
+        hint = did_you_mean(statistics, names, ", ".join(names))
+        raise InputError(f"batch norms have no statistics {statistics}", hint=hint)
+
+
+def parts_of(statistics: str, stored: Sequence[Axes], grid: Grid) -> Parts:
+    """Parts of a batch norm whose operand is stored so.
+
+    Example:
+        >>> parts_of("spatial", (("N",), (), ("H",), ()), Grid((("N", 2), ("H", 2))))
+        ((0, (2,)),)
+    """
+    of: Mapping[str, Sequence[int]] = {"global": (), "spatial": (0,), "local": range(len(stored))}
+    dims = [d for d in of[statistics] if d < len(stored) and d != CHANNELS]
+    sizes = {d: tuple(grid.sizes[a] for a in stored[d] if grid.sizes[a] > 1) for d in dims}
+    return tuple((d, own) for d, own in sizes.items() if own)
+
+
+def with_statistics(graph: Graph, statistics: str, stored: Mapping[str, Sequence[Axes]], grid: Grid) -> Graph:
+    """The graph with batch norms in training by parts of how their operands are stored.
+
+    Args:
+        stored: how values lie, by name; copies if they are not there.
+    """
+    calls = list(graph.calls)
+    for i, call in enumerate(calls):
+        if call.op != BATCH_NORM or not call.args[5]:
+            continue
+        operand = call.args[0]
+        assert isinstance(operand, Ref)
+        parts: Arg = parts_of(statistics, stored.get(operand.name, ()), grid)
+        calls[i] = replace(call, args=(*call.args[:8], parts) if parts else call.args[:8])
+    return replace(graph, calls=tuple(calls))
