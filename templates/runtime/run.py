@@ -100,7 +100,7 @@ class Run:
 
     def batch_norm(self, rows: BatchNorm, label: str, x: Tensor, name: str) -> Tensor:
         """Batch norm of a module of the source, by statistics of the whole batch, or running ones in evaluation."""
-        blocks, module = self.of.blocks, f"{self.prefix}{name}"
+        blocks, module = self.of.blocks, f"{self.prefix}{name}".removesuffix(".")
         names = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
         w, b, mean, variance, counted = [blocks.get(f"{module}.{n}") for n in names]
         own = self.training or mean is None
