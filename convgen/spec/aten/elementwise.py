@@ -130,7 +130,7 @@ def constant(reader: Reader, call: Call) -> bool:
     assert result is not None
     y, base = reader.tensors[result.name], call.op.partition(".")[0]
     op, args = call.op, call.args
-    kind = base.removeprefix("new_").removesuffix("_like")
+    kind = "zeros" if base == "zero" else base.removeprefix("new_").removesuffix("_like")
     if kind in ("zeros", "ones", "full", "empty"):
         value = {"zeros": 0, "ones": 1, "empty": 0}.get(kind)
         value = call.args[1] if value is None else value
