@@ -544,7 +544,7 @@ def test_a_wrong_input_on_one_rank(agree: bool, folder: Path, tmp_path: Path) ->
         if agree:
             assert "ranks [2] refused their arguments" in says[rank]
         else:
-            # The first that has waited long enough hangs up, and the others may hear that before their own time is over.
+            # The first that has waited long enough hangs up; others may hear that before their own time is over.
             assert ": trained: step %" in says[rank], says[rank]
 
 
