@@ -2,8 +2,10 @@
 
 import os
 from pathlib import Path
+from zlib import crc32
 
 import pytest
+from generate import DRAWS
 from hypothesis import HealthCheck, settings
 
 import convgen.verify  # noqa: F401  sets MKL up for forked ranks
@@ -26,7 +28,28 @@ SLOW = (
 QUICK = ("test_any_layer[range(0, 10)]", "test_processes_and_virtual_ranks_agree_bit_by_bit[0-float64]")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+# Settled: of the cases that a test of these is given, a plain run takes a share, always the same ones and the first of
+# each test; DRAWS=2 takes all.
+SETTLED = (
+    "test_bench", "test_kernels", "test_local", "test_module", "test_networks_papers", "test_networks_samples",
+    "test_operation", "test_overlap", "test_schedule", "test_sw26010", "test_torch", "test_transposed", "test_tune",
+)  # fmt: skip
+SHARE = 40  # per cent
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    seen: set[tuple[Path, str]] = set()
+    kept: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
     for item in items:
-        if Path(item.path).stem.startswith(SLOW) and item.name not in QUICK:
+        stem = Path(item.path).stem
+        if stem.startswith(SLOW) and item.name not in QUICK:
             item.add_marker("slow")
+        test = item.path, getattr(item, "originalname", item.name)
+        others = test in seen and item.name not in QUICK and stem.startswith(SETTLED)
+        is_left_out = others and DRAWS < 2 and crc32(item.name.encode()) % 100 >= SHARE
+        (left_out if is_left_out else kept).append(item)
+        seen.add(test)
+    if left_out and not any("::" in arg for arg in config.args):
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = kept

@@ -185,7 +185,7 @@ def test_the_command_prints_a_table() -> None:
     ("words", "said"),
     [
         (("plan", "examples/spatial_2x2.yaml", "--machine", "cpu", "--ranks", "2"), "this is a layer file"),
-        (("compile", "examples/networks/alexnet.yaml"), "is a network, whose layers have no grid yet"),
+        (("compile", "examples/networks/alexnet.yaml"), "is a network, and says no grid"),
         (("tune", "examples/networks/alexnet.yaml"), "convgen plan examples/networks/alexnet.yaml"),
     ],
 )
