@@ -15,7 +15,7 @@ help:
 	@echo "make demo    compile a layer, check it on virtual ranks and on real processes, print its schedule; then a network:"
 	@echo "             imported, compiled, trained on 4 processes beside one, and drawn"
 	@echo "make test    ruff, pyright and the tests;  JOBS=n test processes (default: one a core)"
-	@echo "             DRAWS=10 tries random properties on ten times the cases"
+	@echo "             DRAWS=2 takes all cases, and draws twice as many"
 	@echo "make quick   the tests that take no minute: without kernels, whole modules, processes and measuring"
 	@echo "make check   what CI runs"
 	@echo "make bench   the benchmarks of bench/, but bench/kernels.py, which wants a GPU"
