@@ -82,6 +82,23 @@ class Grid:
                 number = number * size + self.coordinates[name]
         return number
 
+    def places(self, axes: Iterable[str]) -> NDArray[np.int64]:
+        """For every rank the number of its coordinates along these axes, the last fastest."""
+        number = np.zeros(self.ranks, dtype=np.int64)
+        for name in axes:
+            number = number * self.sizes[name] + self.coordinates[name]
+        return number
+
+    def firsts(self, axes: Iterable[str]) -> NDArray[np.int64]:
+        """The first rank of each place along these axes, in order of the places."""
+        strides, stride = dict[str, int](), 1
+        for name, size in reversed(self.axes):
+            strides[name], stride = stride, stride * size
+        ranks = np.zeros(1, dtype=np.int64)
+        for name in axes:
+            ranks = np.add.outer(ranks, np.arange(self.sizes[name], dtype=np.int64) * strides[name]).ravel()
+        return ranks
+
     def groups(self, axes: Iterable[str]) -> NDArray[np.int64]:
         """All groups over `axes`, each in grid order: [groups, members]."""
         moving = tuple(axes)

@@ -239,7 +239,7 @@ class IndexSets:
         from_, to = ({a: set(range(grid.sizes[a])) for a in moving} for _ in range(2))
         apart = {a for a in moving if grid.sizes[a] > 1}  # of a dimension's own axes only those seen to be
         for d in dims:
-            one, other = _first(grid, src.axes[d]), _first(grid, dst.axes[d])
+            one, other = grid.firsts(src.axes[d]), grid.firsts(dst.axes[d])
             both = {*src.axes[d]} & {*dst.axes[d]}
             equal = both - moving
             if d == 0 and any_batch:
@@ -285,9 +285,3 @@ def _shared_axes(grid: Grid, src: Layout, dst: Layout) -> set[str]:
     old, new = (tuple(a for a in t.axes[0] if grid.sizes[a] > 1) for t in (src, dst))
     both = takewhile(lambda pair: pair[0] == pair[1], zip(old, new, strict=False))
     return {a for a, _ in both}
-
-
-def _first(grid: Grid, axes: Axes) -> NDArray[np.int64]:
-    """One rank of each place along these axes."""
-    rest = [grid.coordinates[a] for a in grid.names if a not in axes]
-    return np.flatnonzero(sum(rest, np.zeros(grid.ranks, dtype=np.int64)) == 0)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convgen.algebra.index_sets import IndexSets
-from convgen.algebra.layout import Axes, Layout
+from convgen.algebra.layout import Layout
 
 Counts = NDArray[np.int64]
 
@@ -43,9 +43,9 @@ def exchange_traffic(sets: IndexSets, src: Layout, dst: Layout, *, adds: bool = 
         # what all receivers of its group share.
         sources = src.axes[d] if adds or src.windows[d] is None else ()
         shared = tuple(a for a in dst.axes[d] if a not in moving)
-        s, t = _places(sets, sources), _places(sets, dst.axes[d])
-        f = _places(sets, shared)
-        first_s, first_t = _first(sets, sources), _first(sets, dst.axes[d])
+        s, t = grid.places(sources), grid.places(dst.axes[d])
+        f = grid.places(shared)
+        first_s, first_t = grid.firsts(sources), grid.firsts(dst.axes[d])
         overlap = np.minimum(own[first_s, d, 1][:, None], need[first_t, d, 1])
         overlap = np.maximum(overlap - np.maximum(own[first_s, d, 0][:, None], need[first_t, d, 0]), 0)
         shape = (len(first_s), *(grid.sizes[a] for a in dst.axes[d]))
@@ -59,23 +59,3 @@ def exchange_traffic(sets: IndexSets, src: Layout, dst: Layout, *, adds: bool = 
     to, from_ = to - (kept > 0), from_ - (kept > 0)
     most = int(sent.max())
     return most, max(most, int(received.max())), int(max(to.max(), from_.max()))
-
-
-def _places(sets: IndexSets, axes: Axes) -> Counts:
-    """For every rank the number of its coordinates along these axes."""
-    number = np.zeros(sets.grid.ranks, dtype=np.int64)
-    for axis in axes:
-        number = number * sets.grid.sizes[axis] + sets.grid.coordinates[axis]
-    return number
-
-
-def _first(sets: IndexSets, axes: Axes) -> Counts:
-    """The first rank of each place, in order of their numbers."""
-    stride, strides = 1, dict[str, int]()
-    for axis, size in reversed(sets.grid.axes):
-        strides[axis], stride = stride, stride * size
-    ranks = np.zeros(1, dtype=np.int64)
-    for axis in axes:
-        steps = np.arange(sets.grid.sizes[axis], dtype=np.int64) * strides[axis]
-        ranks = (ranks[:, None] + steps).ravel()
-    return ranks

@@ -46,14 +46,14 @@ def travelling(elements: Elements, c: Conversion) -> Elements:
     return elements // 3 * 2 if c.reduction == "merge" else elements
 
 
-class Moved(NamedTuple):
+class Priced(NamedTuple):
     """A conversion: the most elements that a rank sends, and picoseconds."""
 
     sent: int
     ps: int
 
 
-NOTHING = Moved(0, 0)
+NOTHING = Priced(0, 0)
 
 
 class Moves:
@@ -76,7 +76,7 @@ class Moves:
         """Picoseconds of a conversion; a slice takes none."""
         return self.moved(sets, c).ps
 
-    def moved(self, sets: IndexSets, c: Conversion, rest: Sequence[Rest] = (), inner: int = 1) -> Moved:
+    def moved(self, sets: IndexSets, c: Conversion, rest: Sequence[Rest] = (), inner: int = 1) -> Priced:
         """A conversion.
 
         Args:
@@ -95,17 +95,17 @@ class Moves:
             return 0 if chain[0].kind == "slice" else self._priced(part, chain[0], (), 1).ps
         return sum(self.moved(part.sets, c, part.rest, part.inner).ps for c in chain)
 
-    def _priced(self, part: Involved, c: Conversion, rest: Sequence[Rest], inner: int) -> Moved:
+    def _priced(self, part: Involved, c: Conversion, rest: Sequence[Rest], inner: int) -> Priced:
         others = (*rest, *part.rest)
         left = prod([largest(self.grid.axes, r) for r in others]) * inner * part.inner
         if c.kind == "exchange":
             sent, seconds = self._exchange(part, c, others, left, inner * part.inner)
-            return Moved(sent, round(seconds * PICOSECONDS))
+            return Priced(sent, round(seconds * PICOSECONDS))
         sent, busy = (travelling(n * left, c) for n in busiest(part.sets, c.kind, c.over, part.src, part.dst))
         if c.kind == "all_reduce":
             p = self.grid.over(c.over)
             sent = busy = busy + (p - 2) * -(-busy // p)
-        return Moved(sent, round(self._collective(c.kind, c.over, busy * self.element_bytes) * PICOSECONDS))
+        return Priced(sent, round(self._collective(c.kind, c.over, busy * self.element_bytes) * PICOSECONDS))
 
     def _collective(self, kind: Kind, over: Axes, sent_bytes: int) -> float:
         machine = self.machine
@@ -136,9 +136,7 @@ class Moves:
         grid, (counts, sender, receiver) = self.grid, found
         if not len(counts):
             return 0.0
-        base = np.flatnonzero(sum(grid.coordinates[a] for a in small.names) == 0)
-        stride = {a: prod(n for _, n in grid.axes[i + 1 :]) for i, a in enumerate(grid.names)}
-        place = np.sum([small.coordinates[a] * stride[a] for a in small.names], axis=0)
+        base, place = grid.firsts(a for a in grid.names if a not in small.names), grid.firsts(small.names)
         size = np.full(len(base), self.element_bytes * inner, dtype=np.int64)
         for r in rest:
             size = size * self._widths(r, base)
@@ -149,10 +147,7 @@ class Moves:
     def _widths(self, rest: Rest, ranks: Counts) -> Counts:
         """Elements that these ranks have of a dimension."""
         axes = tuple([(a, n) for a, n in self.grid.axes if a in rest.axes])
-        place = np.zeros(len(ranks), dtype=np.int64)
-        for a, n in axes:
-            place = place * n + self.grid.coordinates[a][ranks]
-        return widths(axes, rest)[place]
+        return widths(axes, rest)[self.grid.places(a for a, _ in axes)[ranks]]
 
 
 @lru_cache(maxsize=1 << 16)

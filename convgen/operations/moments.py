@@ -116,13 +116,13 @@ class Moments(Operation):
             count = x.numel() // x.shape[1]
             return (torch.stack([torch.full_like(mean, count), mean, variance * count]),)
         if of.size == 1:
-            return (_moments(x, averaged),)
+            return (moments_of(x, averaged),)
         k = 1 + of.keep.index(1)
         if way == 0:
             groups = x.unflatten(1, (-1, of.size))
-            return (_moments(groups, [2, *(d + 1 for d in averaged)]),)
+            return (moments_of(groups, [2, *(d + 1 for d in averaged)]),)
         group = numbers(at.blocks["d1"], x) // of.size
-        return (_merged(_moments(x, averaged), k, group, of.moments[k]),)
+        return (_merged(moments_of(x, averaged), k, group, of.moments[k]),)
 
     def counts(self, way: int, at: At) -> Any:
         """Of a rank's part, which its blocks say: they need not travel."""
@@ -147,7 +147,7 @@ class Moments(Operation):
         return {"x": Derived(MomentsGradient(self.of), ("dm", "m", "x"))}
 
 
-def _moments(x: Any, dims: list[int]) -> Any:
+def moments_of(x: Any, dims: list[int]) -> Any:
     """Of what is here; all of `dims` at once, in two passes."""
     if not dims:
         return torch.stack([torch.ones_like(x), x, torch.zeros_like(x)])

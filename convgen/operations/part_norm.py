@@ -23,7 +23,7 @@ from typing import Any
 from convgen.algebra.relations import Blocks
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
 from convgen.late import torch
-from convgen.operations.moments import centred
+from convgen.operations.moments import centred, moments_of
 from convgen.operations.row import At, Derived, Operation, numbered, own
 
 
@@ -171,9 +171,7 @@ def _of_part(x: Any) -> Any:
     dims = [0, *range(2, x.dim())]
     if not x.numel():
         return x.new_zeros(3, x.shape[1]) + x.sum()
-    variance, mean = torch.var_mean(x, dims, correction=0)
-    count = x.numel() // x.shape[1]
-    return torch.stack([torch.full_like(mean, count), mean, variance * count])
+    return moments_of(x, dims)
 
 
 @dataclass(frozen=True)

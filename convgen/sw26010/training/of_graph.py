@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import replace
 from math import prod
 
-from convgen.algebra.relations import Taps
 from convgen.errors import InputError
 from convgen.operations.average_pooling import AdaptiveAveragePool, AveragePool
 from convgen.operations.bound import Bound
@@ -15,7 +14,6 @@ from convgen.operations.convolution import Convolution
 from convgen.operations.max_pooling import MaxPool
 from convgen.spec.aten.describe import Described, describe
 from convgen.spec.graph import Graph
-from convgen.sw26010.pooling.windows import Windows
 from convgen.sw26010.training.layers import (
     ConvLayer,
     DenseLayer,
@@ -25,9 +23,8 @@ from convgen.sw26010.training.layers import (
     Layers,
     NormLayer,
     PointLayer,
-    PoolLayer,
 )
-from convgen.sw26010.training.of_network import conv_layer, global_pool_layer
+from convgen.sw26010.training.of_network import conv_layer, global_pool_layer, pool_layer
 
 # Rows that move nothing on the mesh: the management core's few numbers, and other names of the same elements.
 FREE = ("Coefficients", "Moments", "RunningStatistics", "View")
@@ -84,9 +81,9 @@ def _layers(row: Bound, described: Described, given: set[str], parameters: set[s
     if isinstance(operation, Contraction):
         return [_dense(name, shapes, made)]
     if isinstance(operation, MaxPool):
-        return [_pool(name, operation.shape, operation.taps, "max")]
+        return [pool_layer(name, operation.shape, operation.taps, "max")]
     if isinstance(operation, AveragePool):
-        return [_pool(name, operation.shape, operation.taps, "average")]
+        return [pool_layer(name, operation.shape, operation.taps, "average")]
     if isinstance(operation, AdaptiveAveragePool):
         if set(operation.out) == {1}:
             return [global_pool_layer(name, shapes[0])]
@@ -110,11 +107,3 @@ def _dense(name: str, shapes: list[tuple[int, ...]], made: tuple[int, ...]) -> D
         fact = f"{name} multiplies {' and '.join(str(list(s)) for s in shapes)}: a layer's product is of two matrices"
         raise InputError(fact)
     return DenseLayer(name, shapes[0][1], made[1])
-
-
-def _pool(name: str, shape: tuple[int, ...], taps: tuple[Taps, ...], kind: str) -> PoolLayer:
-    if len(shape) != 4 or len(set(taps)) != 1 or taps[0].dilation != 1:
-        raise InputError(f"{name}: the mesh pools square windows of two dimensions, without dilation")
-    tap = taps[0]
-    which = "max" if kind == "max" else "average"
-    return PoolLayer(name, Windows(1, shape[1], shape[2], shape[3], tap.kernel, tap.stride, tap.pad, which))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 from convgen.algebra.conv import Conv
+from convgen.algebra.relations import Taps
 from convgen.errors import InputError
 from convgen.spec.network import Network, Node
 from convgen.sw26010.conv.problem import Axis
@@ -49,7 +51,8 @@ def _layers(network: Network, node: Node) -> list[Layer]:
         case "linear" if conv is not None:
             return [DenseLayer(name, conv.channels, conv.filters, conv.bias)]
         case "max_pool" | "avg_pool" if conv is not None:
-            return [pool_layer(name, conv, "max" if node.kind == "max_pool" else "average")]
+            taps = [s.taps for s in conv.spatial]
+            return [pool_layer(name, before[0], taps, "max" if node.kind == "max_pool" else "average")]
         case "global_avg_pool":
             return [global_pool_layer(name, before[0])]
         case "batch_norm":
@@ -82,14 +85,13 @@ def conv_layer(name: str, conv: Conv, *, first: bool) -> ConvLayer:
     return ConvLayer(name, conv.channels // groups, conv.filters // groups, rows, columns, groups, conv.bias, first)
 
 
-def pool_layer(name: str, conv: Conv, kind: str) -> PoolLayer:
-    """Raises InputError: windows that aren't square, or dilated."""
-    said = {(s.kernel, s.stride, s.pad_lo, s.dilation) for s in conv.spatial}
-    if len(conv.spatial) != 2 or len(said) != 1 or conv.spatial[0].dilation != 1:
+def pool_layer(name: str, shape: tuple[int, ...], taps: Sequence[Taps], kind: str) -> PoolLayer:
+    """Of x[N, C, H, W]. Raises InputError: windows that aren't square, or dilated."""
+    if len(shape) != 4 or len(set(taps)) != 1 or taps[0].dilation != 1:
         raise InputError(f"{name}: the mesh pools square windows of two dimensions, without dilation")
-    (h, w), one = (s.extent for s in conv.spatial), conv.spatial[0]
+    tap = taps[0]
     which = "max" if kind == "max" else "average"
-    return PoolLayer(name, Windows(1, conv.channels, h, w, one.kernel, one.stride, one.pad_lo, which))
+    return PoolLayer(name, Windows(1, shape[1], shape[2], shape[3], tap.kernel, tap.stride, tap.pad, which))
 
 
 def global_pool_layer(name: str, shape: tuple[int, ...]) -> PoolLayer:
