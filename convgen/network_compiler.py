@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from convgen.algebra.algorithms import ALGORITHMS
@@ -28,6 +28,7 @@ from convgen.plan.letters import Tensor, lay_out
 from convgen.plan.program.overlapped import overlapped
 from convgen.plan.program.ranks import NetworkPlan, plan_counted, plan_network, widened
 from convgen.plan.program.written import program_of
+from convgen.program.again import with_again
 from convgen.program.network import FLOATS, Program
 from convgen.program.rows import PlacedRow, place, place_gradient, stored_by_name
 from convgen.program.verify.network import verify_network
@@ -97,6 +98,7 @@ def compile_network(
     machine: Machine | None = None,
     overlap: Machine | None = None,
     statistics: str = "global",
+    again: Collection[str] = (),
     command: str = "",
 ) -> CompiledNetwork:
     """Lay out a network by the letters of a grid, or by price.
@@ -107,6 +109,7 @@ def compile_network(
         machine: what `auto` models; by default one node of the target's kind.
         overlap: the machine for which it is chosen what travels meanwhile; by default the same.
         statistics: of batch norms in training (spec/graph_parts.py): global, spatial or local.
+        again: blocks of the source that backward computes again (program/again.py).
     Raises:
         InputError: no such algorithm, no such statistics, an operator that can't be run, or an axis that no dimension
             carries.
@@ -125,7 +128,7 @@ def compile_network(
         return lay_out(*network_parts(graph, described), grid, algorithm)
 
     graph, described, program = _with_statistics(graph, statistics, laid_out)
-    return _compiled(graph, described, program, algorithm, command, overlap or machine)
+    return _compiled(graph, described, with_again(program, again), algorithm, command, overlap or machine)
 
 
 def _with_statistics(

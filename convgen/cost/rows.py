@@ -175,19 +175,26 @@ class ProgramCost:
 def program_cost(program: Program, machine: Machine, dtype: str) -> ProgramCost:
     """What a program costs on a machine."""
     price, wanted = price_on(program.grid, machine, dtype), program.differentiable(of_inputs=False)
-    return ProgramCost(tuple(row_cost(row, price, [v in wanted for v in row.bound.reads]) for row in program.rows))
+    again = {i for s in program.again for i in range(s.start, s.stop)}
+    return ProgramCost(
+        tuple(
+            row_cost(row, price, [v in wanted for v in row.bound.reads], again=i in again)
+            for i, row in enumerate(program.rows)
+        )
+    )
 
 
-def row_cost(row: PlacedRow, price: Price, wanted: Collection[bool]) -> tuple[int, int]:
+def row_cost(row: PlacedRow, price: Price, wanted: Collection[bool], *, again: bool = False) -> tuple[int, int]:
     """Picoseconds of a row's (computing, moving).
 
     Args:
         wanted: by operand, whether it wants a gradient.
+        again: whether backward computes it again.
     """
     asked = list(wanted)
-    moving = sum(price.chain(row, c) for c in (*row.fetch, *row.store))
     local = price.local(row.bound.operation, row.way, dict(row.roles))
-    computing = local
+    moving = sum(price.chain(row, c) for c in (*row.fetch, *row.store)) * (1 + again)
+    computing = local * (1 + again)
     derived = {k for k, _ in row.derived}
     back = [k for k, chain in enumerate(row.back) if chain is not None and asked[k] and k not in derived]
     if back:
