@@ -172,6 +172,7 @@ def plan_graph(
     grid: Grid | None = None,
     memory_bytes: int | None = None,
     statistics: str = "global",
+    recompute: bool = False,
     told: Callable[[int], None] = lambda _: None,
 ) -> tuple[CompiledNetwork, NetworkPlan]:
     """The layout of least modelled seconds of a training step, over grids of so many ranks or on one.
@@ -181,6 +182,7 @@ def plan_graph(
     Args:
         memory_bytes: that a rank may take; by default what the machine's have, where it says.
         statistics: of batch norms, as of `compile_network`.
+        recompute: whether blocks may be computed again in backward.
         told: is called with each number of ranks that is planned.
     """
     check_statistics(statistics)
@@ -191,9 +193,9 @@ def plan_graph(
         parts, dtype = network_parts(graph, described), _dtype(graph)
         if one := without_idle(found[0].program.grid) if found else grid:
             told(one.ranks)
-            found.append(widened(plan_network(*parts, [one], machine, dtype, most), ranks, *parts))
+            found.append(widened(plan_network(*parts, [one], machine, dtype, most, recompute), ranks, *parts))
         else:
-            found.append(plan_counted(*parts, ranks, machine, dtype, most, told))
+            found.append(plan_counted(*parts, ranks, machine, dtype, most, recompute, told))
         return found[-1].program
 
     graph, described, program = _with_statistics(graph, statistics, laid_out)
