@@ -70,7 +70,7 @@ def with_passes(compiled: CompiledNetwork, *passes: Any) -> CompiledNetwork:
 def _like(row: PlacedRow, model: PlacedRow) -> PlacedRow:
     """A row of another number of samples, as early as its model."""
     derived = tuple((k, _like(b, a)) for (k, b), (_, a) in zip(row.derived, model.derived, strict=True))
-    return replace(row, early=model.early, split=model.split, derived=derived)
+    return replace(row, early=model.early, split=model.split, chunks=model.chunks, derived=derived)
 
 
 def step_of(net: Any, state: dict[str, torch.Tensor] | None = None) -> Callable[[Any], Any]:
