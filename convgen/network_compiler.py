@@ -244,7 +244,8 @@ def without_flights(program: Program) -> Program:
 
 
 def _at_once(row: PlacedRow) -> PlacedRow:
-    return replace(row, early=None, split=True, chunks=None, derived=tuple((k, _at_once(one)) for k, one in row.derived))
+    derived = tuple((k, _at_once(one)) for k, one in row.derived)
+    return replace(row, early=None, split=True, chunks=None, derived=derived)
 
 
 def network_parts(

@@ -73,13 +73,13 @@ def _like(row: PlacedRow, model: PlacedRow) -> PlacedRow:
     return replace(row, early=model.early, split=model.split, chunks=model.chunks, derived=derived)
 
 
-def step_of(net: Any, state: dict[str, torch.Tensor] | None = None) -> Callable[[Any], Any]:
+def step_of(net: Any, of: torch.Tensor = X) -> Callable[[Any], Any]:
     """A rank's step of training: its output, its gradients, that of its input, and what it sent."""
 
     def program(end: Any) -> Any:
         mesh = net.init_mesh("cpu", transport=end)
         model = net.Network(mesh, parameters="blocks")
-        x = net.scatter("x", X, mesh).requires_grad_()
+        x = net.scatter("x", of, mesh).requires_grad_()
         y = model(x)
         start = len(getattr(end, "sent", ()))
         y.square().sum().backward()

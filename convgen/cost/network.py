@@ -14,7 +14,7 @@ from convgen.algebra.index_sets import volume as volume_of
 from convgen.algebra.layout import Axes
 from convgen.cost.moving import Counts, sent_elements
 from convgen.program.chunks import shares
-from convgen.program.flow import GRADIENTS, Flow, Start, backward, forward
+from convgen.program.flow import GRADIENTS, Flow, Start, backward, forward, is_of_operand
 from convgen.program.network import FLOATS, Bucket, Moved, Program
 from convgen.program.rows import PlacedRow, index_sets
 
@@ -70,8 +70,7 @@ def chunk_record(program: Program, start: Start) -> dict[str, Any]:
     c, grid, row = moved.conversion, program.grid, moved.placed
     assert row.chunks is not None
     sets = index_sets(row.signature, grid)
-    of_operand = moved.chain[0] == "back" or moved.chain[0].endswith("fetch")
-    share = shares(row, of_operand, grid)[start.chunk - 1]
+    share = shares(row, is_of_operand(moved), grid)[start.chunk - 1]
     if c.kind == "all_reduce":
         sent = all_reduced(grid, c.over, _part_of(volume_of(sets.held(c.src)), share))
     else:

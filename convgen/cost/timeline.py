@@ -26,10 +26,11 @@ from convgen.cost.link import Link, Share, Transfer
 from convgen.cost.links import collective_seconds
 from convgen.cost.machine import Machine
 from convgen.cost.moving import PICOSECONDS
-from convgen.cost.network import bucket_record, chunk_record
+from convgen.cost.network import bucket_record
 from convgen.cost.rows import Price, price_on, work_by_rank
+from convgen.program.chunks import shares
 from convgen.program.early import interior_rows
-from convgen.program.flow import Local, Start, Wait, backward, chunk_of, forward
+from convgen.program.flow import Local, Start, Wait, backward, forward, is_of_operand
 from convgen.program.network import Bucket, Moved, Program
 from convgen.program.rows import PlacedRow, index_sets
 
@@ -224,22 +225,18 @@ def started_seconds(program: Program, price: Price, start: Start) -> float:
         return bucket_seconds(program, price, start.bucket, start.moved)
     (moved,) = start.moved
     if start.chunk:
-        return chunk_seconds(program, price, start)
+        return chunk_seconds(price, start)
     return moved_seconds(price, moved)
 
 
-def chunk_seconds(program: Program, price: Price, start: Start) -> float:
+def chunk_seconds(price: Price, start: Start) -> float:
     """Of a chunk: each has the whole's latency."""
     (moved,) = start.moved
     c, machine = moved.conversion, price.machine
     how = machine.collectives.of(c.kind)
     least = collective_seconds(price.grid, machine.levels, c.kind, c.over, 0, machine.add_s_per_byte, how)[0]
-    whole, record = moved_seconds(price, moved), chunk_record(program, start)
-    assert moved.placed.chunks is not None
-    sent = max(record["bytes_sent_per_rank"])
-    numbers = range(1, moved.placed.chunks.count + 1)
-    every = sum(max(chunk_record(program, chunk_of(moved, j))["bytes_sent_per_rank"]) for j in numbers)
-    return least + max(whole - least, 0.0) * sent / max(every, 1)
+    share = shares(moved.placed, is_of_operand(moved), price.grid)[start.chunk - 1]
+    return least + max(moved_seconds(price, moved) - least, 0.0) * float(share.max())
 
 
 def bucket_seconds(program: Program, price: Price, bucket: Bucket, moved: Sequence[Moved]) -> float:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from convgen.passes.network_contract import NetworkPass
 from convgen.program.chunks import in_chunks
 from convgen.program.network import Program, label
 from convgen.program.rows import PlacedRow
-from convgen.passes.network_contract import NetworkPass
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class ChunkCollectives(NetworkPass):
     Sound:  chunks are blocks of a dimension of the result, which what moves leaves as it is. Each element is summed
         over the same ranks in the same order; only a filter's gradient, and rows that several chunks read, are added
         chunk by chunk.
-    Leaves: sums of parameters' gradients, which buckets take; rows whose halo is early, gathers with other conversions before or behind them, and indices summed over.
+    Leaves: sums of parameters' gradients, which buckets take; rows whose halo is early, gathers with other conversions
+        before or behind them, and indices summed over.
 
     Args:
         count: of chunks.

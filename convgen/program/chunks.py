@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from convgen.algebra.blocks import block
 from convgen.algebra.grid import Grid
+from convgen.algebra.layout import Layout
 from convgen.algebra.relations import ReadBy, Taps
 from convgen.algebra.signature import Operand
 from convgen.algebra.tensors import Dim
@@ -81,10 +83,10 @@ def _moved(name: str, chain: Chain, kinds: Sequence[str], d: int) -> Iterator[st
     """What moves leaves dimension d as it is."""
     if not chain:
         return
-    if len(chain) > 1 or chain[0].kind not in kinds or chain[0].reduction is not None:
+    if [c.kind for c in chain[1:]] or chain[0].kind not in kinds or chain[0].reduction is not None:
         yield f"{name} moves by {[c.kind for c in chain]}, not one of {', '.join(kinds)} alone"
         return
-    (c,) = chain
+    c = chain[0]
     if c.src.has_window or c.dst.has_window:
         yield f"{name} has windows"
     if c.src.axes[d] != c.dst.axes[d] or set(c.src.axes[d]) & set(c.over):
@@ -116,9 +118,9 @@ def brought(row: PlacedRow, grid: Grid) -> list[tuple[Ranks, Ranks]]:
     assert chunks is not None and chunks.operand is not None
     operand = row.signature.inputs[chunks.operand]
     d = dimension(operand, chunks.index)
-    made, here = operand.dims[d], row.fetch[chunks.operand] or row.back[chunks.operand] or ()
-    layout = here[0].dst if row.fetch[chunks.operand] else here[0].src
-    held = index_sets(row.signature, grid).held(layout)
+    made, fetch = operand.dims[d], row.fetch[chunks.operand]
+    read = fetch[-1].dst if fetch else Layout(operand.name, row.reads[chunks.operand])
+    held = index_sets(row.signature, grid).held(read)
     start, end = held[:, d, 0], held[:, d, 1]
     found: list[tuple[Ranks, Ranks]] = []
     for lo, hi in blocks_of(row, grid):
@@ -129,10 +131,11 @@ def brought(row: PlacedRow, grid: Grid) -> list[tuple[Ranks, Ranks]]:
         last = np.clip(last, start, end)
         found.append((start, last))
         start = last
-    found[-1] = found[-1][0], end
+    found[-1] = (found[-1][0], end)
     return found
 
 
+@lru_cache(maxsize=1 << 12)
 def shares(row: PlacedRow, of_operand: bool, grid: Grid) -> list[NDArray[np.float64]]:
     """Of each chunk by rank: what part it is of what moves for the operand, or for the result."""
     assert row.chunks is not None
@@ -149,19 +152,26 @@ def in_chunks(row: PlacedRow, grid: Grid, count: int, index: str = "", whole: Co
     Args:
         whole: operands that don't travel by chunks.
     """
-    found: list[tuple[int, int, int, PlacedRow]] = []
     signature = row.signature
     if row.chunks is not None or row.early is not None or len(signature.results) != 1:
         return row
-    for i, extent in signature.extents:
+    operands = [k for k in range(len(signature.inputs)) if k not in whole and travels(row.fetch[k], row.back[k] or ())]
+    of_results = (True, False) if travels(row.given[0], row.store[0]) else (False,)
+    found: list[tuple[int, int, int, PlacedRow]] = []
+    for i, extent in signature.extents if operands or len(of_results) > 1 else ():
         if (index and i != index) or extent < count:
             continue
-        operands = [k for k, o in enumerate(signature.inputs) if i in o.indices and k not in whole]
-        for k in (*operands, None):
-            for of_result in (True, False):
+        for k in (*(k for k in operands if i in signature.inputs[k].indices), None):
+            for of_result in of_results:
                 one = replace(row, chunks=Chunks(i, count, k, of_result))
                 if not any(chunk_faults(one, grid)):
                     moves = int(k is not None) + of_result
                     twice = sum(m.relation is not None for o in signature.inputs for m in o.dims if i in m.indices)
                     found.append((moves, -twice, extent, one))
     return max(found, key=lambda f: f[:3])[3] if found else row
+
+
+def travels(there: Chain, back: Chain) -> bool:
+    """Whether what comes and what goes may travel by chunks, if it can be cut."""
+    kinds = [c.kind for c in there], [c.kind for c in back]
+    return any(kinds) and kinds[0] in ([], *([k] for k in THERE)) and kinds[1] in ([], *([k] for k in BACK))

@@ -125,6 +125,11 @@ def chunk_of(moved: Moved, number: int) -> Start:
     return Start(f"{moved.step}:{number}", CHUNKS, (moved,), chunk=number)
 
 
+def is_of_operand(moved: Moved) -> bool:
+    """Whether a conversion is of an operand or its gradient, not of what is made of it."""
+    return moved.chain[0] == "back" or moved.chain[0].endswith("fetch")
+
+
 def backward(program: Program, *, of_inputs: bool = False) -> Iterator[Flow]:
     """The backward pass, in the order in which autograd comes to it; buckets are started as they fill."""
     wanted = program.differentiable(of_inputs=of_inputs)

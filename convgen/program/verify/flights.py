@@ -106,7 +106,8 @@ def _read(program: Program, local: Local, flying: dict[str, Start]) -> Iterator[
             of_row = m.placed is local.placed and local.row == m.row
             comes = kind == "given" if local.operands else kind.endswith("fetch")
             inside = local.part == "interior" and local.placed.early == k
-            later = local.part == "chunk" and (start.chunk < local.chunk if local.operands else start.chunk > local.chunk)
+            ahead = local.chunk - start.chunk if local.operands else start.chunk - local.chunk
+            later = local.part == "chunk" and ahead > 0
             if of_row and comes and not inside and not later:
                 yield f"{local.title} reads {name} before it is waited for"
             if kind == "store" and local.row != m.row and m.value in program.rows[local.row].bound.reads:
