@@ -97,6 +97,7 @@ def compile_network(
     overlap: Machine | None = None,
     statistics: str = "global",
     command: str = "",
+    of_inputs: bool = False,
 ) -> CompiledNetwork:
     """Lay out a network by the letters of a grid, or by price.
 
@@ -106,6 +107,7 @@ def compile_network(
         machine: what `auto` models; by default one node of the target's kind.
         overlap: the machine for which it is chosen what travels meanwhile; by default the same.
         statistics: of batch norms in training (spec/graph_parts.py): global, spatial or local.
+        of_inputs: whether what travels is chosen for steps in which inputs want gradients, too.
     Raises:
         InputError: no such algorithm, no such statistics, an operator that can't be run, or an axis that no dimension
             carries.
@@ -124,7 +126,7 @@ def compile_network(
         return lay_out(*network_parts(graph, described), grid, algorithm)
 
     graph, described, program = _with_statistics(graph, statistics, laid_out)
-    return _compiled(graph, described, program, algorithm, command, overlap or machine)
+    return _compiled(graph, described, program, algorithm, command, overlap or machine, of_inputs)
 
 
 def _with_statistics(
@@ -217,10 +219,11 @@ def _compiled(
     algorithm: str | None,
     command: str,
     machine: Machine | None,
+    of_inputs: bool = False,
 ) -> CompiledNetwork:
     many = for_any_number(graph)[2]
     program, _ = for_any_batch(program, described, many)
-    program = overlapped(program, machine or load_machine("cpu"), _dtype(graph))
+    program = overlapped(program, machine or load_machine("cpu"), _dtype(graph), of_inputs=of_inputs)
     other = program_like(program, many)
     if verify_schedules():
         verify_network(other)

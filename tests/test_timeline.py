@@ -205,15 +205,44 @@ def test_of_many_ranks_a_trace_has_the_critical_ones() -> None:
 
 def test_what_cant_be_simulated_is_refused(file: Path, tmp_path: Path) -> None:
     layer = tmp_path / "layer.yaml"
-    layer.write_text("name: a\nlayer: conv2d\ninput: [1, 1, 4, 4]\nout_channels: 1\nkernel_size: 1\ngrid: {N: 1}\n")
+    layer.write_text(LAYER + "memory_format: channels_last\n")
     for words, what in (
-        ((layer, "--machine", "lassen"), "layer's file"),
+        ((layer, "--machine", "lassen"), "channels_last"),
         ((file, "--machine", "nowhere", "--grid", "N=2"), "nowhere"),
         ((file, "--machine", "lassen"), "--grid"),
     ):
         done = convgen("simulate", *words)
         assert isinstance(done.exception, InputError) and what in str(done.exception)
     assert convgen("simulate", file, "--grid", "N=2").exit_code == 2
+
+
+LAYER = """name: a
+layer: conv2d
+input: [4, 8, 32, 32]
+out_channels: 8
+kernel_size: 3
+padding: 1
+grid: {C: 2}
+algorithm: stationary-x
+"""
+
+
+def test_a_layer_is_simulated_as_it_is_compiled(tmp_path: Path) -> None:
+    layer, machine = tmp_path / "layer.yaml", tmp_path / "slow.yaml"
+    layer.write_text(LAYER)
+    machine.write_text(
+        "name: slow\nranks_per_node: 2\nlatency_s: 1e-5\nlink_bytes_per_s: 1e8\nmemory_bytes_per_s: 1e10\n"
+        "peak_flops_per_s: {float64: 1e11, float32: 1e11, tfloat32: 1e11, bfloat16: 1e11, float16: 1e11}\nefficiency: 0.5\nlaunch_s: 1e-7\n"
+    )
+    numbers = json.loads(convgen("simulate", layer, "--machine", machine, "--json").stdout)
+    assert numbers["step_s"] < numbers["plain_s"]
+    done = convgen("compile", layer, "--overlap", "--machine", machine, "-o", tmp_path)
+    assert done.exit_code == 0, done.output
+    text = (tmp_path / "a" / "schedule.txt").read_text()
+    waits = [line.split("%")[1] for line in text.splitlines() if line.strip().startswith("wait")]
+    assert waits and set(waits) == {s["step"] for s in numbers["steps"]}
+    done = convgen("compile", layer, "--overlap", "--target", "cuda")
+    assert isinstance(done.exception, InputError) and "--target" in str(done.exception)
 
 
 def test_a_recorded_step_beside_the_simulated_one(file: Path, tmp_path: Path) -> None:

@@ -173,17 +173,20 @@ class _Clock:
         self.last = [mine if is_late else last for last, is_late in zip(self.last, late.tolist(), strict=True)]
 
 
-def simulate(program: Program, machine: Machine, dtype: str, *, links: Share = "shared") -> Timeline:
+def simulate(
+    program: Program, machine: Machine, dtype: str, *, links: Share = "shared", of_inputs: bool = False
+) -> Timeline:
     """A step of training on a machine, forward and backward.
 
     Args:
         links: whether collectives of several lanes share each rank's link, or have one each.
+        of_inputs: whether inputs want gradients, too.
     """
     price, grid = price_on(program.grid, machine, dtype), program.grid
     clock = _Clock(price, Link(links), np.zeros(grid.ranks), [-1] * grid.ranks)
     computing, serial = np.zeros(grid.ranks), 0.0
     ends: list[float] = []
-    for phase, steps in (("forward", forward(program)), ("backward", backward(program))):
+    for phase, steps in (("forward", forward(program)), ("backward", backward(program, of_inputs=of_inputs))):
         for step in steps:
             match step:
                 case Local():

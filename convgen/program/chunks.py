@@ -146,8 +146,8 @@ def shares(row: PlacedRow, of_operand: bool, grid: Grid) -> list[NDArray[np.floa
 
 
 def in_chunks(row: PlacedRow, grid: Grid, count: int, index: str = "", whole: Collection[int] = ()) -> PlacedRow:
-    """A row in chunks of an index, by default the one that most of what moves can be cut along, and of these the one
-    that needs no rows twice; the row itself where nothing can.
+    """A row in chunks of an index, by default the one that most of what moves can be cut along, of these one that needs
+    no rows twice, and the outermost in memory; the row itself where nothing can.
 
     Args:
         whole: operands that don't travel by chunks.
@@ -167,7 +167,7 @@ def in_chunks(row: PlacedRow, grid: Grid, count: int, index: str = "", whole: Co
                 if not any(chunk_faults(one, grid)):
                     moves = int(k is not None) + of_result
                     twice = sum(m.relation is not None for o in signature.inputs for m in o.dims if i in m.indices)
-                    found.append((moves, -twice, extent, one))
+                    found.append((moves, -twice, -dimension(signature.results[0], i), one))
     return max(found, key=lambda f: f[:3])[3] if found else row
 
 

@@ -27,25 +27,29 @@ CHUNKS = (2, 4, 8)
 BUCKETS = (BucketGradients(0), BucketGradients(1), BucketGradients(5), BucketGradients(25))
 
 
-def overlapped(program: Program, machine: Machine, dtype: str) -> Program:
-    """The program whose step is modelled shortest; itself where nothing is shorter."""
-    best, least = program, simulate(program, machine, dtype).end_s
-    for one in _candidates(program, machine, dtype):
-        if (seconds := simulate(one, machine, dtype).end_s) < least:
+def overlapped(program: Program, machine: Machine, dtype: str, *, of_inputs: bool = False) -> Program:
+    """The program whose step is modelled shortest; itself where nothing is shorter.
+
+    Args:
+        of_inputs: whether inputs want gradients, too.
+    """
+    best, least = program, simulate(program, machine, dtype, of_inputs=of_inputs).end_s
+    for one in _candidates(program, machine, dtype, of_inputs):
+        if (seconds := simulate(one, machine, dtype, of_inputs=of_inputs).end_s) < least:
             best, least = one, seconds
     return best
 
 
-def _candidates(program: Program, machine: Machine, dtype: str) -> Iterator[Program]:
+def _candidates(program: Program, machine: Machine, dtype: str, of_inputs: bool) -> Iterator[Program]:
     price = price_on(program.grid, machine, dtype)
     bases = [program]
-    cut = worth_cutting(program, machine, dtype)
+    cut = worth_cutting(program, machine, dtype, of_inputs=of_inputs)
     for whole in (program, *([cut] if cut is not program else [])):
         if whole not in bases:
             bases.append(whole)
             yield whole
         for how in HALOS:
-            only = ",".join(sorted(worth_starting(whole, how, price)))
+            only = ",".join(sorted(worth_starting(whole, how, price, of_inputs=of_inputs)))
             halos = replace(how, only=only).run(whole) if only else whole
             if halos not in bases:
                 bases.append(halos)
@@ -57,10 +61,10 @@ def _candidates(program: Program, machine: Machine, dtype: str) -> Iterator[Prog
                 yield packed
 
 
-def worth_cutting(program: Program, machine: Machine, dtype: str) -> Program:
+def worth_cutting(program: Program, machine: Machine, dtype: str, *, of_inputs: bool = False) -> Program:
     """The program with every row, and every gradient with a row of its own, in as many chunks as make it fastest when
     it is all there is; the program itself where none is faster."""
-    best, wanted = program, program.differentiable(of_inputs=False)
+    best, wanted = program, program.differentiable(of_inputs=of_inputs)
     times: dict[str, float] = {}
     for count in CHUNKS:
         cut = ChunkCollectives(count).run(program)
@@ -107,12 +111,12 @@ def alone(program: Program, wanted: Collection[str], machine: Machine, dtype: st
     return simulate(replace(program, values=values, updates=(), outputs=made), machine, dtype).end_s
 
 
-def worth_starting(program: Program, how: StartHalos, price: Price) -> set[str]:
+def worth_starting(program: Program, how: StartHalos, price: Price, *, of_inputs: bool = False) -> set[str]:
     """Rows whose halos are hidden, by what is computed between their start and their wait, by more than pieces cost."""
     early = how.run(program)
-    plain = _local(program, price)
+    plain = _local(program, price, of_inputs)
     saved: dict[int, float] = {}
-    for steps in (forward(early), backward(early)):
+    for steps in (forward(early), backward(early, of_inputs=of_inputs)):
         flying: dict[str, tuple[Moved, float]] = {}
         for step in steps:
             match step:
@@ -126,14 +130,14 @@ def worth_starting(program: Program, how: StartHalos, price: Price) -> set[str]:
                     saved[m.row] = saved.get(m.row, 0.0) + min(moved_seconds(price, m), behind)
                 case Moved():
                     pass
-    pieces = _local(early, price)
+    pieces = _local(early, price, of_inputs)
     return {label(program.rows[i]) for i, seconds in saved.items() if seconds > pieces[i] - plain[i]}
 
 
-def _local(program: Program, price: Price) -> dict[int, float]:
+def _local(program: Program, price: Price, of_inputs: bool) -> dict[int, float]:
     """By row, seconds of its local work, forward and backward."""
     found: dict[int, float] = {}
-    steps: list[Flow] = [*forward(program), *backward(program)]
+    steps: list[Flow] = [*forward(program), *backward(program, of_inputs=of_inputs)]
     for step in steps:
         if isinstance(step, Local):
             found[step.row] = found.get(step.row, 0.0) + float(local_seconds(price, step).max())
