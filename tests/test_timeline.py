@@ -232,7 +232,8 @@ def test_a_layer_is_simulated_as_it_is_compiled(tmp_path: Path) -> None:
     layer.write_text(LAYER)
     machine.write_text(
         "name: slow\nranks_per_node: 2\nlatency_s: 1e-5\nlink_bytes_per_s: 1e8\nmemory_bytes_per_s: 1e10\n"
-        "peak_flops_per_s: {float64: 1e11, float32: 1e11, tfloat32: 1e11, bfloat16: 1e11, float16: 1e11}\nefficiency: 0.5\nlaunch_s: 1e-7\n"
+        "peak_flops_per_s: {float64: 1e11, float32: 1e11, tfloat32: 1e11, bfloat16: 1e11, float16: 1e11}\n"
+        "efficiency: 0.5\nlaunch_s: 1e-7\n"
     )
     numbers = json.loads(convgen("simulate", layer, "--machine", machine, "--json").stdout)
     assert numbers["step_s"] < numbers["plain_s"]
