@@ -36,7 +36,8 @@ from typing import Any
 
 import torch
 import torch.multiprocessing as mp
-from overlap_models import UNet, resnet18, tower
+from networks_memory import Skips
+from networks_training import ResNet18
 from overlap_ranks import rank_of
 from torch import nn
 
@@ -66,6 +67,11 @@ BUCKETS: Ways = {"buckets": (BucketGradients(1),), "one bucket": (BucketGradient
 BOTH: Ways = BUCKETS | {"halos, buckets": (StartHalos(), BucketGradients(1))}
 
 
+def tower(channels: int, count: int, kernel: int = 3) -> nn.Module:
+    layers = [nn.Conv2d(channels, channels, kernel, padding=kernel // 2, bias=False) for _ in range(count)]
+    return nn.Sequential(*layers)
+
+
 @dataclass(frozen=True)
 class Case:
     """A network, its input, a grid, and schedules beside the plain one."""
@@ -87,11 +93,11 @@ CASES: dict[str, Case] = {
     "scatter": Case(lambda: tower(64, 2, 5), (8, 64, 32, 32), {"C": 2}, CHUNKS),
     "scatter of rows": Case(lambda: tower(64, 2, 5), (1, 64, 96, 96), {"C": 2}, CHUNKS),
     # Many filters on few rows: gradients are much beside what is computed.
-    "all-reduce": Case(lambda: tower(256, 3), (8, 256, 28, 28), {"N": 2}, BUCKETS),
+    "all-reduce": Case(lambda: tower(256, 3), (8, 256, 14, 14), {"N": 2}, BUCKETS),
     "nothing to hide": Case(lambda: tower(16, 4), (2, 16, 64, 64), {"N": 2}, BOTH),
-    "resnet18": Case(resnet18, (4, 3, 128, 128), {"N": 2}, BOTH),
-    "resnet18 by rows": Case(resnet18, (4, 3, 256, 256), {"H": 2}, BOTH),
-    "unet": Case(lambda: UNet(16), (2, 1, 192, 192), {"H": 2}, BOTH),
+    "resnet18": Case(ResNet18, (4, 3, 128, 128), {"N": 2}, BOTH),
+    "resnet18 by rows": Case(ResNet18, (4, 3, 192, 192), {"H": 2}, BOTH),
+    "unet": Case(lambda: Skips(16), (2, 3, 192, 192), {"H": 2}, BOTH),
 }
 
 
