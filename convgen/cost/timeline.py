@@ -129,6 +129,7 @@ class _Clock:
     link: Link
     at: Seconds
     last: list[int]
+    brief: bool = False
     spans: list[Span] = field(default_factory=list[Span])
     travelled: list[Travelled] = field(default_factory=list[Travelled])
     flying: dict[str, tuple[Transfer, str, int]] = field(default_factory=dict[str, "tuple[Transfer, str, int]"])
@@ -143,7 +144,7 @@ class _Clock:
         return len(self.spans) - 1
 
     def compute(self, name: str, seconds: Seconds) -> None:
-        for rank, taken in enumerate(seconds.tolist()):
+        for rank, taken in enumerate([] if self.brief else seconds.tolist()):
             start = float(self.at[rank])
             self.last[rank] = self.span(name, "compute", rank, start, start + taken, self.last[rank])
         self.at = self.at + seconds
@@ -161,6 +162,7 @@ class _Clock:
         self.flying[name] = transfer, kind, self.last[self.slowest]
 
     def wait(self, name: str, phase: str) -> None:
+        """Until what was started is over."""
         transfer, kind, because = self.flying.pop(name)
         end, latest = self.link.finish(transfer), float(self.at.max())
         before = self.lanes.get(transfer.lane, -1)
@@ -174,16 +176,23 @@ class _Clock:
 
 
 def simulate(
-    program: Program, machine: Machine, dtype: str, *, links: Share = "shared", of_inputs: bool = False
+    program: Program,
+    machine: Machine,
+    dtype: str,
+    *,
+    links: Share = "shared",
+    of_inputs: bool = False,
+    brief: bool = False,
 ) -> Timeline:
     """A step of training on a machine, forward and backward.
 
     Args:
         links: whether collectives of several lanes share each rank's link, or have one each.
         of_inputs: whether inputs want gradients, too.
+        brief: without spans of what is computed, and so without a critical path.
     """
     price, grid = price_on(program.grid, machine, dtype), program.grid
-    clock = _Clock(price, Link(links), np.zeros(grid.ranks), [-1] * grid.ranks)
+    clock = _Clock(price, Link(links), np.zeros(grid.ranks), [-1] * grid.ranks, brief)
     computing, serial = np.zeros(grid.ranks), 0.0
     ends: list[float] = []
     for phase, steps in (("forward", forward(program)), ("backward", backward(program, of_inputs=of_inputs))):
