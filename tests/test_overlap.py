@@ -29,6 +29,7 @@ from convgen.algebra.grid import Grid
 from convgen.cost.network import volume
 from convgen.network_compiler import CompiledNetwork, compile_network, without_flights
 from convgen.passes.bucket_gradients import BucketGradients
+from convgen.passes.chunk_collectives import ChunkCollectives
 from convgen.passes.network_contract import NetworkPass
 from convgen.passes.start_halos import StartHalos
 from convgen.program.flow import Flow, Start, Wait, backward, forward
@@ -269,8 +270,10 @@ def test_a_rank_that_is_killed_with_a_collective_in_flight(tmp_path: Path) -> No
     assert "bucket_1 = all_reduce over N" in str(error.value)
 
 
-def test_processes_find_what_virtual_ranks_find(tmp_path: Path) -> None:
-    net = imported(resnet({"N": 1, "H": 2}, StartHalos(), BucketGradients(1)).package().files, tmp_path)
+@pytest.mark.parametrize("axis", ["H", "C"])
+def test_processes_find_what_virtual_ranks_find(tmp_path: Path, axis: str) -> None:
+    passes = (StartHalos(), ChunkCollectives(2, "" if axis == "H" else "N"), BucketGradients(1))
+    net = imported(resnet({"N": 1, axis: 2}, *passes).package().files, tmp_path)
     virtual = World(2).run(step_of(net))
 
     def program(_: int) -> Any:
