@@ -54,8 +54,8 @@ def simulated(graph: Graph, grid: Grid, how: str, machine: Machine) -> tuple[flo
     """Seconds of a step with nothing hidden, and with what the timeline takes; the share of moving that is hidden."""
     algorithm = "auto" if "x/y" in how or "w" in how.split() else None
     compiled = compile_network(graph, grid, algorithm, machine=machine, overlap=machine, statistics="local")
-    plain = simulate(without_flights(compiled.program), machine, "float32", brief=True)
-    found = simulate(compiled.program, machine, "float32", brief=True)
+    plain = simulate(without_flights(compiled.program), machine, "float32", alike=True)
+    found = simulate(compiled.program, machine, "float32", alike=True)
     return plain.end_s, found.end_s, found.hidden
 
 

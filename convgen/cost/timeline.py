@@ -30,7 +30,7 @@ from convgen.cost.network import bucket_record
 from convgen.cost.rows import Price, price_on, work_by_rank
 from convgen.program.chunks import shares
 from convgen.program.early import interior_rows
-from convgen.program.flow import Local, Start, Wait, backward, forward, is_of_operand
+from convgen.program.flow import Flow, Local, Start, Wait, backward, forward, is_of_operand
 from convgen.program.network import Bucket, Moved, Program
 from convgen.program.rows import PlacedRow, index_sets
 
@@ -129,7 +129,6 @@ class _Clock:
     link: Link
     at: Seconds
     last: list[int]
-    brief: bool = False
     spans: list[Span] = field(default_factory=list[Span])
     travelled: list[Travelled] = field(default_factory=list[Travelled])
     flying: dict[str, tuple[Transfer, str, int]] = field(default_factory=dict[str, "tuple[Transfer, str, int]"])
@@ -144,7 +143,7 @@ class _Clock:
         return len(self.spans) - 1
 
     def compute(self, name: str, seconds: Seconds) -> None:
-        for rank, taken in enumerate([] if self.brief else seconds.tolist()):
+        for rank, taken in enumerate(seconds.tolist()):
             start = float(self.at[rank])
             self.last[rank] = self.span(name, "compute", rank, start, start + taken, self.last[rank])
         self.at = self.at + seconds
@@ -182,24 +181,26 @@ def simulate(
     *,
     links: Share = "shared",
     of_inputs: bool = False,
-    brief: bool = False,
+    alike: bool = False,
 ) -> Timeline:
     """A step of training on a machine, forward and backward.
 
     Args:
         links: whether collectives of several lanes share each rank's link, or have one each.
         of_inputs: whether inputs want gradients, too.
-        brief: without spans of what is computed, and so without a critical path.
+        alike: one rank stands for all that take as long in every step; spans are of those that stand for others.
     """
     price, grid = price_on(program.grid, machine, dtype), program.grid
-    clock = _Clock(price, Link(links), np.zeros(grid.ranks), [-1] * grid.ranks, brief)
-    computing, serial = np.zeros(grid.ranks), 0.0
+    phases = {"forward": list(forward(program)), "backward": list(backward(program, of_inputs=of_inputs))}
+    ranks = _distinct(price, [*phases["forward"], *phases["backward"]]) if alike else np.arange(grid.ranks)
+    clock = _Clock(price, Link(links), np.zeros(len(ranks)), [-1] * len(ranks))
+    computing, serial = np.zeros(len(ranks)), 0.0
     ends: list[float] = []
-    for phase, steps in (("forward", forward(program)), ("backward", backward(program, of_inputs=of_inputs))):
+    for phase, steps in phases.items():
         for step in steps:
             match step:
                 case Local():
-                    seconds = local_seconds(price, step)
+                    seconds = local_seconds(price, step)[ranks]
                     computing += seconds
                     serial += float(seconds.max())
                     clock.compute(step.title, seconds)
@@ -224,6 +225,16 @@ def simulate(
         float(computing.max()),
         serial + moving,
     )
+
+
+def _distinct(price: Price, steps: Sequence[Flow]) -> NDArray[np.intp]:
+    """One rank of all that compute equally long in every step."""
+    times = {
+        seconds.tobytes(): seconds for one in steps if isinstance(one, Local) for seconds in [local_seconds(price, one)]
+    }
+    if not times:
+        return np.arange(1)
+    return np.sort(np.unique(np.stack(list(times.values())), axis=1, return_index=True)[1])
 
 
 def moved_seconds(price: Price, moved: Moved) -> float:

@@ -33,9 +33,9 @@ def overlapped(program: Program, machine: Machine, dtype: str, *, of_inputs: boo
     Args:
         of_inputs: whether inputs want gradients, too.
     """
-    best, least = program, simulate(program, machine, dtype, of_inputs=of_inputs, brief=True).end_s
+    best, least = program, simulate(program, machine, dtype, of_inputs=of_inputs, alike=True).end_s
     for one in _candidates(program, machine, dtype, of_inputs):
-        if (seconds := simulate(one, machine, dtype, of_inputs=of_inputs, brief=True).end_s) < least:
+        if (seconds := simulate(one, machine, dtype, of_inputs=of_inputs, alike=True).end_s) < least:
             best, least = one, seconds
     return best
 
@@ -70,7 +70,7 @@ def worth_cutting(program: Program, machine: Machine, dtype: str, *, of_inputs: 
         cut = ChunkCollectives(count).run(program)
         for plain, row in zip(program.rows, cut.rows, strict=True):
             for name in _cut(label(row), plain, row):
-                of_row = replace(program, rows=(plain,))
+                of_row = replace(program, rows=(plain,), again=())
                 if name not in times:
                     times[name] = alone(of_row, wanted, machine, dtype)
                 one = ChunkCollectives(count, only=name).run(of_row)
@@ -108,7 +108,7 @@ def alone(program: Program, wanted: Collection[str], machine: Machine, dtype: st
     read = {n: replace(program.values[n], kind="parameter" if n in wanted else "input") for n in row.bound.reads}
     made = tuple((str(i), v) for i, v in enumerate(row.bound.makes) if v)
     values = {**{v: program.values[v] for _, v in made}, **read}
-    return simulate(replace(program, values=values, updates=(), outputs=made), machine, dtype, brief=True).end_s
+    return simulate(replace(program, values=values, updates=(), outputs=made), machine, dtype, alike=True).end_s
 
 
 def worth_starting(program: Program, how: StartHalos, price: Price, *, of_inputs: bool = False) -> set[str]:
