@@ -25,6 +25,7 @@ from convgen.operations.bound import Bound
 from convgen.operations.views import MANY
 from convgen.plan.fewer import without_idle
 from convgen.plan.letters import Tensor, lay_out
+from convgen.plan.program.by_timeline import Overlapped, by_timeline
 from convgen.plan.program.overlapped import overlapped
 from convgen.plan.program.ranks import NetworkPlan, plan_counted, plan_network, widened
 from convgen.plan.program.written import program_of
@@ -176,6 +177,7 @@ def plan_graph(
     memory_bytes: int | None = None,
     statistics: str = "global",
     told: Callable[[int], None] = lambda _: None,
+    timelines: list[Overlapped] | None = None,
 ) -> tuple[CompiledNetwork, NetworkPlan]:
     """The layout of least modelled seconds of a training step, over grids of so many ranks or on one.
 
@@ -185,6 +187,8 @@ def plan_graph(
         memory_bytes: that a rank may take; by default what the machine's have, where it says.
         statistics: of batch norms, as of `compile_network`.
         told: is called with each number of ranks that is planned.
+        timelines: where there is a list, steps are compared with what travels meanwhile (plan/program/by_timeline.py),
+            and what was found is put into it, the plan's last.
     """
     check_statistics(statistics)
     most = memory_bytes or (int(machine.memory_bytes) if machine.memory_bytes else None)
@@ -197,6 +201,14 @@ def plan_graph(
             found.append(widened(plan_network(*parts, [one], machine, dtype, most), ranks, *parts))
         else:
             found.append(plan_counted(*parts, ranks, machine, dtype, most, told))
+        if timelines is not None:
+            one = without_idle(found[-1].program.grid)
+
+            def search(machine: Machine) -> NetworkPlan:
+                return widened(plan_network(*parts, [one], machine, dtype, most), ranks, *parts)
+
+            timelines.append(by_timeline(found[-1], search, machine, dtype))
+            found[-1] = timelines[-1].plan
         return found[-1].program
 
     graph, described, program = _with_statistics(graph, statistics, laid_out)

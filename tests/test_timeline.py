@@ -17,6 +17,7 @@ from free_networks import imported
 from generate import draws
 from test_networks_free import a_network
 from test_overlap import X, resnet, with_passes
+from torch import nn
 
 from convgen.algebra.grid import Grid
 from convgen.commands.main import cli
@@ -28,9 +29,10 @@ from convgen.cost.timeline import MAIN, simulate
 from convgen.errors import InputError
 from convgen.explain.measured import measured_text, read_measured
 from convgen.explain.timeline import trace
-from convgen.network_compiler import compile_network, without_flights
+from convgen.network_compiler import compile_network, plan_graph, without_flights
 from convgen.passes.bucket_gradients import BucketGradients
 from convgen.passes.start_halos import StartHalos
+from convgen.plan.program.by_timeline import Overlapped, seconds_of
 from convgen.plan.program.overlapped import overlapped
 from convgen.spec.exported import graph_of
 from convgen.spec.graph_file import write_graph
@@ -162,6 +164,18 @@ def test_halos_are_started_where_the_link_is_slow_and_launches_are_cheap() -> No
     assert all(row.early is None for row in overlapped(program, costly, "float32").rows)
     found, plain = (simulate(p, slow, "float32") for p in (overlapped(program, slow, "float32"), program))
     assert found.end_s < plain.end_s and {t.kind for t in found.travelled if t.hidden > 0.9} >= {"exchange"}
+
+
+def test_a_plan_by_its_timeline_is_not_longer() -> None:
+    convs = [nn.Conv2d(c, 32, 3, padding=1, stride=s) for c, s in ((8, 1), (32, 2), (32, 1))]
+    graph = graph_of(nn.Sequential(*convs), (torch.zeros(4, 8, 32, 32),), name="net")[0]
+    machine, found = a_machine(1e-6, 2e9), list[Overlapped]()
+    compiled, plan = plan_graph(graph, 4, machine, timelines=found)
+    assert plan is found[-1].plan
+    assert simulate(compiled.program, machine, "float32").end_s == pytest.approx(found[-1].seconds)
+    _, plain = plan_graph(graph, 4, machine)
+    assert found[-1].seconds <= seconds_of(plain, machine, "float32") == pytest.approx(found[-1].by_sums)
+    assert plan.seconds == pytest.approx(program_cost(plan.program, machine, "float32").seconds)
 
 
 # ---- The command ----

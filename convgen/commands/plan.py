@@ -56,6 +56,7 @@ class PlanFile(OutputFile):
 @click.option(
     "-o", "--output", type=PlanFile(), metavar="FILE", help="Write the plan as YAML, which `convgen compile` takes."
 )
+@click.option("--overlapped", is_flag=True, help="Of a graph: the shortest step with what travels meanwhile.")
 @click.option("--measured", is_flag=True, help="Local kernels as convgen tune measured them on this device.")
 @click.option("--explain", metavar="LAYER", help="Print every step of one layer instead of the table.")
 @click.option(
@@ -78,6 +79,7 @@ def plan_command(
     regather: bool,
     recompute: bool,
     hide_dw: bool,
+    overlapped: bool,
     measured: bool,
     output: Path | None,
     explain: str | None,
@@ -104,9 +106,12 @@ def plan_command(
                  "hide_dw": hide_dw, "measured": measured}  # fmt: skip
         asked = _grid(grid, ranks)
         plan_graph_file(
-            file, machine, ranks, asked, batch, memory, statistics or "global", output, as_json, explain, plot, given
-        )
+            file, machine, ranks, asked, batch, memory, statistics or "global", output, as_json, explain, plot,
+            overlapped, given,
+        )  # fmt: skip
         return
+    if overlapped:
+        raise InputError(f"--overlapped is of graphs; {file} is written by hand", hint="--hide-dw; convgen import")
     if statistics is not None:
         fact = f"--statistics is of networks from PyTorch; {file} is written by hand"
         raise InputError(fact, hint="--batch-norm local or global")
