@@ -26,7 +26,9 @@ from test_networks_free import a_network
 from torch import nn
 
 from convgen.algebra.grid import Grid
+from convgen.cost.flight_memory import packed_bytes, strip_elements
 from convgen.cost.network import volume
+from convgen.cost.network_memory import network_memory
 from convgen.network_compiler import CompiledNetwork, compile_network, without_flights
 from convgen.passes.bucket_gradients import BucketGradients
 from convgen.passes.chunk_collectives import ChunkCollectives
@@ -386,6 +388,27 @@ def test_a_transport_without_start_is_as_before(tmp_path: Path) -> None:
 
     found = World(2).run(lambda end: step_of(net)(Plain(end)))
     assert all(equal(a, b) for a, b in zip(found, World(2).run(step_of(net)), strict=True))
+
+
+# ---- Memory ----
+
+
+def test_what_is_in_flight_is_counted() -> None:
+    """By hand: of a 3x3 convolution a rank's boundary reads three rows a side that has a neighbour."""
+    torch.manual_seed(0)
+    module = nn.Sequential(*(nn.Conv2d(c, f, 3, padding=1, bias=False) for c, f in ((2, 4), (4, 2))))
+    compiled = compile_network(graph_of(module, (torch.zeros(1, 2, 30, 20),), name="net")[0], Grid((("H", 3),)))
+    early, plain = with_passes(compiled, StartHalos()).program, with_passes(compiled).program
+    first, second = early.rows
+    assert [strip_elements(first, 0, early.grid, rank) for rank in range(3)] == [3 * 20 * 2, 6 * 20 * 2, 3 * 20 * 2]
+    assert [strip_elements(second, 0, early.grid, rank) for rank in range(3)] == [3 * 20 * 4, 6 * 20 * 4, 3 * 20 * 4]
+    both = network_memory(early), network_memory(plain)
+    windows, strips, x = 12 * 20 * (2 + 4), 6 * 20 * (2 + 4), 10 * 20 * 2  # of the rank in the middle
+    assert both[0].saved - both[1].saved == 4 * (x + strips - windows)  # the other input stays for its gradient's row
+    packed = with_passes(compiled, BucketGradients(0)).program
+    elements = sum(p.numel() for p in module.parameters())
+    assert sum(packed_bytes(packed, 1).values()) == 4 * elements
+    assert packed_bytes(packed, 1).keys() == {0}  # started when the first row's backward is over
 
 
 # ---- The verifier ----
