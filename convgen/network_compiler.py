@@ -176,6 +176,7 @@ def plan_graph(
     grid: Grid | None = None,
     memory_bytes: int | None = None,
     statistics: str = "global",
+    recompute: bool = False,
     told: Callable[[int], None] = lambda _: None,
     timelines: list[Overlapped] | None = None,
 ) -> tuple[CompiledNetwork, NetworkPlan]:
@@ -186,6 +187,7 @@ def plan_graph(
     Args:
         memory_bytes: that a rank may take; by default what the machine's have, where it says.
         statistics: of batch norms, as of `compile_network`.
+        recompute: whether blocks may be computed again in backward.
         told: is called with each number of ranks that is planned.
         timelines: where there is a list, steps are compared with what travels meanwhile (plan/program/by_timeline.py),
             and what was found is put into it, the plan's last.
@@ -198,14 +200,14 @@ def plan_graph(
         parts, dtype = network_parts(graph, described), _dtype(graph)
         if one := without_idle(found[0].program.grid) if found else grid:
             told(one.ranks)
-            found.append(widened(plan_network(*parts, [one], machine, dtype, most), ranks, *parts))
+            found.append(widened(plan_network(*parts, [one], machine, dtype, most, recompute), ranks, *parts))
         else:
-            found.append(plan_counted(*parts, ranks, machine, dtype, most, told))
+            found.append(plan_counted(*parts, ranks, machine, dtype, most, recompute, told))
         if timelines is not None:
             one = without_idle(found[-1].program.grid)
 
             def search(machine: Machine) -> NetworkPlan:
-                return widened(plan_network(*parts, [one], machine, dtype, most), ranks, *parts)
+                return widened(plan_network(*parts, [one], machine, dtype, most, recompute), ranks, *parts)
 
             timelines.append(by_timeline(found[-1], search, machine, dtype))
             found[-1] = timelines[-1].plan

@@ -73,11 +73,13 @@ def network_memory(program: Program, optimizer_states: int = 1) -> NetworkMemory
     Args:
         optimizer_states: values a parameter that an optimizer keeps: SGD 0, with momentum 1, Adam 2.
     """
-    return _Walk(program, optimizer_states).memory()
+    return MemoryWalk(program, optimizer_states).memory()
 
 
-class _Walk:
-    def __init__(self, program: Program, states: int) -> None:
+class MemoryWalk:
+    """What rows keep, asked once; and memory with these or those blocks computed again."""
+
+    def __init__(self, program: Program, states: int = 1) -> None:
         self.program, self.states = program, states
         self.wanted = program.differentiable(of_inputs=False)
         self.rank = self._fullest()
@@ -86,8 +88,8 @@ class _Walk:
         for name, value in program.values.items():
             self.size[name] = self._stored(name) * element_bytes(value.dtype)
         self.saved: list[dict[str, int]] = [self._of(i, row) for i, row in enumerate(program.rows)]
-        self.again = {i: s for s in program.again for i in range(s.start, s.stop)}
-        self.takes = {s: self._taken(s) for s in program.again}
+        self.again: dict[int, Stretch] = {}
+        self.takes: dict[Stretch, set[str]] = {}
 
     # ---- one row ----
 
@@ -193,8 +195,21 @@ class _Walk:
 
     # ---- all of them ----
 
-    def memory(self) -> NetworkMemory:
+    def saved_by(self, stretch: Stretch) -> int:
+        """Bytes that rows of a block keep and that are not kept where it is computed again."""
+        roots = {r for i in range(stretch.start, stretch.stop) for r in self.saved[i]}
+        return sum(self.size[r] for r in roots - self._taken(stretch))
+
+    def memory(self, again: Sequence[Stretch] | None = None) -> NetworkMemory:
+        """Of a step.
+
+        Args:
+            again: blocks that backward computes again; by default the program's.
+        """
         program = self.program
+        blocks = program.again if again is None else again
+        self.again = {i: s for s in blocks for i in range(s.start, s.stop)}
+        self.takes = {s: self._taken(s) for s in blocks}
         state = Counter[str]()
         for name, value in program.values.items():
             state[value.kind] += self.size[name]
