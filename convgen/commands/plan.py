@@ -60,6 +60,7 @@ class PlanFile(OutputFile):
 @click.option(
     "-o", "--output", type=PlanFile(), metavar="FILE", help="Write the plan as YAML, which `convgen compile` takes."
 )
+@click.option("--overlapped", is_flag=True, help="Of a graph: the shortest step with what travels meanwhile.")
 @click.option("--measured", is_flag=True, help="Local kernels as convgen tune measured them on this device.")
 @click.option("--explain", metavar="LAYER", help="Print every step of one layer instead of the table.")
 @click.option(
@@ -82,6 +83,7 @@ def plan_command(
     regather: bool,
     recompute: bool,
     hide_dw: bool,
+    overlapped: bool,
     measured: bool,
     output: Path | None,
     explain: str | None,
@@ -119,9 +121,12 @@ def plan_command(
             as_json,
             explain,
             plot,
+            overlapped,
             given,
         )
         return
+    if overlapped:
+        raise InputError(f"--overlapped is of graphs; {file} is written by hand", hint="--hide-dw; convgen import")
     if statistics is not None:
         fact = f"--statistics is of networks from PyTorch; {file} is written by hand"
         raise InputError(fact, hint="--batch-norm local or global")

@@ -10,6 +10,8 @@ rows save is kept once; what was moved for a row is kept beside the value. Then 
 | saved | at the end of the forward pass |
 | passing | what is beside at the highest point: gradients on their way, values that nobody saves, what moves, copies |
 
+What travels meanwhile takes more of these (cost/flight_memory.py).
+
 ATen's convolutions on a CPU (oneDNN) work on copies of two of x, y and w in an order of their own.
 """
 
@@ -27,6 +29,13 @@ from convgen.algebra.index_sets import IndexSets
 from convgen.algebra.layout import Layout
 from convgen.algebra.signature import Made
 from convgen.algebra.wants import layout
+from convgen.cost.flight_memory import (
+    is_in_pieces,
+    overlap_elements,
+    packed_bytes,
+    result_elements,
+    strip_elements,
+)
 from convgen.cost.network import element_bytes
 from convgen.late import torch
 from convgen.operations.calls import Elementwise
@@ -103,15 +112,22 @@ class MemoryWalk:
     def _bytes(self, layout_: Layout, sets: IndexSets, dtype: str) -> int:
         return int(sets.elements(layout_)[self.rank]) * element_bytes(dtype)
 
+    def _size_of(self, name: str) -> int:
+        """Bytes of an element."""
+        return element_bytes(self.program.values[name].dtype)
+
     def _of(self, i: int, row: PlacedRow) -> dict[str, int]:
         """What autograd keeps of a row: bytes by root. Sets the roots of its results."""
         sets, values, bound = index_sets(row.signature, self.program.grid), self.program.values, row.bound
         derived = {k for k, _ in row.derived}
         grads = [v in self.wanted and o.gradient for v, o in zip(bound.reads, row.signature.inputs, strict=True)]
         here: list[str] = []
+        strips = {f"{i} twice": overlap_elements(row, self.program.grid, self.rank) * self._size_of(bound.reads[0])}
         for k, (name, chain) in enumerate(zip(bound.reads, row.fetch, strict=True)):
             root = self.root.get(name, name)
-            if moves(chain):
+            if k == row.early:  # the interior reads the value itself
+                strips[f"{i} strips"] = strip_elements(row, k, self.program.grid, self.rank) * self._size_of(name)
+            elif moves(chain):
                 root = f"{i} fetched {k}"
                 self.size[root] = self._bytes(chain[-1].dst, sets, values[name].dtype)
             here.append(root)
@@ -134,6 +150,8 @@ class MemoryWalk:
                 )
                 self.size.setdefault(root, size)
                 kept[root] = self.size[root] if kind != "within" else size
+            self.size |= strips
+            kept |= {root: size for root, size in strips.items() if size and found}
             if row.derived:  # their rows read stored values
                 for name in (*bound.reads, *filter(None, bound.makes)):
                     root = self.root.get(name, name)
@@ -224,6 +242,7 @@ class MemoryWalk:
             stays = self.takes[self.again[i]] if i in self.again else self.saved[i].keys() - own
             keeps |= stays
             beside = sum(self.size.get(f"{i} {what}", 0) for what in _moving(row)) + self._copies(row, False)
+            beside += self._pieces(row)
             for root in stays:
                 live[root] = self.size[root]
             most = max(most, sum(live.values()) + beside)
@@ -236,7 +255,7 @@ class MemoryWalk:
         """The most at a time: saved tensors go, gradients come."""
         wanted, most, storage, sizes = self.wanted, 0, dict[str, str](), dict[str, int]()
         inputs = sum(self.size[n] for n, v in self.program.values.items() if v.kind == "input" and n not in uses)
-        done, grad_bytes = set[str](), 0
+        done, grad_bytes, packed = set[str](), 0, packed_bytes(self.program, self.rank)
         for _, name in self.program.outputs:
             storage[name], sizes[name] = name, self.size[name]
         for i, row in reversed([*enumerate(self.program.rows)]):
@@ -263,6 +282,7 @@ class MemoryWalk:
                 else:
                     storage[name] = f"{name} {i}"
                     sizes[storage[name]] = self.size[name]
+            grad_bytes += packed.get(i, 0)
             most = max(most, saved + inputs + sum(sizes[s] for s in set(storage.values())) + grad_bytes + beside)
             ends = self.takes[self.again[i]] if i in self.again and i == self.again[i].start else ()
             for root in (*(self.saved[i].keys() - own), *ends):
@@ -271,6 +291,13 @@ class MemoryWalk:
             for name in row.bound.makes:
                 storage.pop(name, None)
         return most
+
+    def _pieces(self, row: PlacedRow) -> int:
+        """Of a row in pieces, what they take while they are put together."""
+        if not is_in_pieces(row):
+            return 0
+        dtype = next(self.program.values[v].dtype for v in row.bound.makes if v)
+        return result_elements(row, self.program.grid, self.rank) * element_bytes(dtype)
 
     def _copies(self, row: PlacedRow, backward: bool) -> int:
         """Of a convolution: of x and y; backward of dy and the larger of x and dx, which is as large."""
