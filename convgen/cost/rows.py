@@ -25,7 +25,7 @@ from convgen.cost.machine import Machine
 from convgen.cost.moving import PICOSECONDS, Counts, Moves
 from convgen.cost.network import element_bytes
 from convgen.operations.row import At, Operation, Work
-from convgen.program.network import Program
+from convgen.program.network import Program, asked
 from convgen.program.rows import Chain, PlacedRow, Stored, index_sets, sides
 from convgen.spec.layer import DTYPE_BYTES
 
@@ -167,7 +167,7 @@ class ProgramCost:
 def program_cost(program: Program, machine: Machine, dtype: str) -> ProgramCost:
     """What a program costs on a machine."""
     price, wanted = price_on(program.grid, machine, dtype), program.differentiable(of_inputs=False)
-    return ProgramCost(tuple(row_cost(row, price, [v in wanted for v in row.bound.reads]) for row in program.rows))
+    return ProgramCost(tuple(row_cost(row, price, asked(row.bound, wanted)) for row in program.rows))
 
 
 def row_cost(row: PlacedRow, price: Price, wanted: Collection[bool]) -> tuple[int, int]:

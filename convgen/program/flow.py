@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from convgen.program.network import Bucket, Moved, Program, gradients, label
+from convgen.program.network import Bucket, Moved, Program, asked, gradients, label
 from convgen.program.rows import PlacedRow
 
 GRADIENTS, HALOS = "gradients", "halos"  # lanes
@@ -101,7 +101,7 @@ def backward(program: Program, *, of_inputs: bool = False) -> Iterator[Flow]:
     of = {step: bucket for bucket in program.buckets for step in bucket.steps}
     ready: dict[str, list[Moved]] = {}
     for i, row in reversed([*enumerate(program.rows)]):
-        for step in _gradients(row, i, [v in wanted for v in row.bound.reads]):
+        for step in _gradients(row, i, asked(row.bound, wanted)):
             if not isinstance(step, Moved) or step.step not in of:
                 yield step
                 continue
