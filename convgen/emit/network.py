@@ -25,9 +25,13 @@ from convgen.emit.norms import Norm, evaluated, norms
 from convgen.emit.paste import SharedRuntime, network_runtime
 from convgen.errors import InternalError
 from convgen.operations.calls import Elementwise, Slot
+from convgen.operations.contraction import Contraction
+from convgen.operations.convolution import Convolution
 from convgen.operations.dropout import Bernoulli, Dropout
 from convgen.operations.moments import Moments
 from convgen.operations.part_norm import PartMoments, PartStatistics, PartUpdate
+from convgen.operations.pointwise import Pointwise
+from convgen.operations.transposed import TransposedConvolution
 from convgen.program.network import Program, label
 from convgen.program.network_text import show
 from convgen.program.rows import Chain, PlacedRow, Stored, reads_of
@@ -112,6 +116,8 @@ class _Writer:
         self.makers = {v: i for i, row in enumerate(self.program.rows) for v in row.bound.makes if v}
         self.top = names_of([*given.inputs, *self.makers])
         self.own = self.top  # names in the function that is being written
+        self.inside: dict[str, str] = {}  # values without a name: the call that makes them
+        self.pending: list[str] = []  # comments of these
 
     # ---------------------------------------------------------------- the file
     def text(self) -> tuple[str, list[str]]:
@@ -249,6 +255,8 @@ class _Writer:
         operands = [self._operand(v, prefix, start) for v in row.bound.reads]
         name = within(label(row), start)
         call = plain_call(row, operands, self._may_be_overwritten(i))
+        comments = [*self.pending, *(f"# {c}" for c in travels([row]))]
+        self.pending = []
         if not call:
             arguments = [self._constant(i), f'"{name}"', *operands]
             call = f"run({', '.join(arguments)})"
@@ -264,14 +272,28 @@ class _Writer:
             call = f"{call} if run.training else {operands[0]}"
         if isinstance(row.bound.operation, Bernoulli):  # over its probability it is 1 in evaluation
             call = f"{call} if run.training else {call}.fill_({row.bound.operation.p!r})"
+        if self._is_operand(i):
+            self.inside[row.bound.makes[0]], self.pending = call, comments
+            return []
         stored = ", ".join(self._typed(v) for v in row.bound.makes if v)
-        lines = [*(f"# {c}" for c in travels([row])), f"{', '.join(makes)} = {call}  # {stored}"]
+        lines = [*comments, f"{', '.join(makes)} = {call}  # {stored}"]
         for buffer, value in self.program.updates:
             if value in row.bound.makes:
                 inside = f'run.update("{buffer.removeprefix(prefix)}"'
                 inside = inside if buffer.startswith(prefix) else f'run.whole.update("{buffer}"'
                 lines.append(f"{inside}, {self.own[value]})")
         return lines
+
+    def _is_operand(self, i: int) -> bool:
+        """Whether a row is written where it is read: a product, of the bias that is added to it. It has no name, which
+        would keep it as long as its function runs."""
+        row, after = self.program.rows[i], self.program.rows[i + 1 : i + 2]
+        if not after or not isinstance(row.bound.operation, Contraction | Convolution | TransposedConvolution):
+            return False
+        value, to = row.bound.makes[0], after[0].bound
+        adds = isinstance(to.operation, Pointwise) and to.operation.function == "add" and to.reads[0] == value
+        outputs = {v for _, v in self.program.outputs}
+        return adds and self.readers[value] == 1 and value not in outputs and to.module == row.bound.module
 
     def _may_be_overwritten(self, i: int) -> bool:
         """Whether nothing but this row needs its first operand: no other reader, and its maker's gradient neither."""
@@ -308,6 +330,8 @@ class _Writer:
     def _operand(self, value: str, prefix: str, start: str) -> str:
         if self.given.init.get(value) == "seed":
             return "run.seed"
+        if value in self.inside:
+            return self.inside[value]
         if not self._is_state(value):
             return self.own[value]
         return f'run["{value.removeprefix(prefix)}"]' if value.startswith(prefix) else f'run.whole["{value}"]'
