@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from convgen.commands.inputs import Finite, parse_grid, statistics_option
-from convgen.commands.outputs import OutputFile, Picture
+from convgen.commands.outputs import OutputFile, Picture, telling
 from convgen.errors import InputError
 from convgen.files import keep_input, write_file
 from convgen.plan.network.collection import without_collection
@@ -51,7 +51,11 @@ class PlanFile(OutputFile):
 )  # fmt: skip
 @click.option("--optimizer-states", type=click.IntRange(0, 8), default=1, show_default=True, help="Values a weight.")
 @click.option("--regather", is_flag=True, help="x may be gathered again in backward rather than held.")
-@click.option("--recompute", is_flag=True, help="Normalisation, ReLU and dropout may be computed again in backward.")
+@click.option(
+    "--recompute",
+    is_flag=True,
+    help="Backward may compute again: blocks of a PyTorch network; normalisation, ReLU and dropout of one by hand.",
+)
 @click.option("--hide-dw", is_flag=True, help="Reductions of parameters' gradients take no time, as if all overlapped.")
 @click.option(
     "-o", "--output", type=PlanFile(), metavar="FILE", help="Write the plan as YAML, which `convgen compile` takes."
@@ -86,7 +90,8 @@ def plan_command(
 ) -> None:
     """Choose the layout of every layer of a network for the least modelled seconds."""
     from convgen.cost.machines import TARGETS, load_machine
-    from convgen.plan.network.planner import GIB, plan_network
+    from convgen.plan.network.counted import plan_counted
+    from convgen.plan.network.planner import GIB
     from convgen.plan.network.report import check_node, explain_text, plan_json, plan_text
     from convgen.plan.network.sample import sample_parallelism
     from convgen.plan.network.setting import Setting
@@ -99,11 +104,22 @@ def plan_command(
     if is_graph_file(file):
         from convgen.commands.plan_graph import plan_graph_file
 
-        given = {"target": target, "regather": regather, "recompute": recompute,
-                 "hide_dw": hide_dw, "measured": measured}  # fmt: skip
+        given = {"target": target, "regather": regather, "hide_dw": hide_dw, "measured": measured}  # fmt: skip
         asked = _grid(grid, ranks)
         plan_graph_file(
-            file, machine, ranks, asked, batch, memory, statistics or "global", output, as_json, explain, plot, given
+            file,
+            machine,
+            ranks,
+            asked,
+            batch,
+            memory,
+            statistics or "global",
+            recompute,
+            output,
+            as_json,
+            explain,
+            plot,
+            given,
         )
         return
     if statistics is not None:
@@ -144,7 +160,8 @@ def plan_command(
     )
     budget = round(memory * GIB) if memory is not None else None
     try:
-        found = plan_network(network, setting, ranks, grid=asked, budget_bytes=budget)
+        with telling(ranks) as told:
+            found = plan_counted(network, setting, ranks, grid=asked, budget_bytes=budget, told=told)
     except InputError as error:
         raise locate(error, network.source) from None
     if explain is not None:

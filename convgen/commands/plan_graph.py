@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from convgen.commands.inputs import need
+from convgen.commands.outputs import telling
 from convgen.errors import InputError
 from convgen.files import keep_input, write_file
 from convgen.pictures.scaling import Point, Scaling, draw_scaling
@@ -32,6 +33,7 @@ def plan_graph_file(
     batch: int | None,
     memory: float | None,
     statistics: str,
+    recompute: bool,
     output: Path | None,
     as_json: bool,
     explain: str | None,
@@ -43,6 +45,7 @@ def plan_graph_file(
     Args:
         memory: GiB that a rank may take.
         statistics: of batch norms.
+        recompute: whether blocks may be computed again in backward.
         others: options that plans of hand-written networks have; refused where they are given.
     """
     for name, value in others.items():
@@ -71,7 +74,8 @@ def plan_graph_file(
     chosen = load_machine(machine)
     budget = None if memory is None else round(memory * GIB)
     try:
-        compiled, found = plan_graph(graph, ranks, chosen, grid, budget, statistics)
+        with telling(ranks) as told:
+            compiled, found = plan_graph(graph, ranks, chosen, grid, budget, statistics, recompute, told)
     except InputError as error:
         raise locate(error, graph.source_file) from None
     if explain is not None:
@@ -84,15 +88,16 @@ def plan_graph_file(
         beside = os.path.relpath(Path(file).absolute(), output.absolute().parent)
         plan = plan_of(found.program, Path(beside).as_posix(), chosen.name, found.seconds, statistics)
         size = f" --batch {batch}" * (batch is not None)
+        size += f" --memory {memory:g}" * (memory is not None) + " --recompute" * recompute
         size += f" --statistics {statistics}" * (statistics != "global")
         head = (f"convgen plan {Path(file).name} --machine {machine} --ranks {ranks}{size}",)
         write_file(output, write_plan(plan, head), "-o")
     if plot is not None:
-        draw_scaling(_scaling(graph, chosen, budget, statistics), ranks, plot)
+        draw_scaling(_scaling(graph, chosen, budget, statistics, recompute), ranks, plot)
         click.echo(str(plot), err=True)
 
 
-def _scaling(graph: Graph, machine: Machine, budget: int | None, statistics: str) -> Scaling:
+def _scaling(graph: Graph, machine: Machine, budget: int | None, statistics: str, recompute: bool) -> Scaling:
     """Plans of the graph for numbers of ranks and samples; those that it can't have are left out."""
     from convgen.cost.rows import program_cost
     from convgen.network_compiler import plan_graph, sample_parallelism
@@ -104,7 +109,7 @@ def _scaling(graph: Graph, machine: Machine, budget: int | None, statistics: str
             return Point(None)
         try:
             one = replace(graph, batch=batch)
-            known[ranks, batch], found = plan_graph(one, ranks, machine, None, budget, statistics)
+            known[ranks, batch], found = plan_graph(one, ranks, machine, None, budget, statistics, recompute)
         except InputError:
             return Point(None, fits=False)
         return Point(found.seconds)
