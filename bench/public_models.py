@@ -398,7 +398,7 @@ MONAI: Mapping[str, Make] = {
         out_kernel_initializer="zeros",
         out_activation=None,
     ),
-    "monai_generator": monai(
+    "monai_hovernet": monai(
         "HoVerNet", (1, 3, 256, 256), dims=0, run=lambda m, x: next(iter(m(x).values())), mode="fast", out_classes=3
     ),
 }
@@ -410,7 +410,7 @@ SMP: Mapping[str, Make] = {
     "smp_deeplab": smp("DeepLabV3Plus"),
     "smp_linknet": smp("Linknet"),
     "smp_manet": smp("MAnet"),
-    "smp_pan": smp("PAN"),
+    "smp_pan": smp("PAN", (2, 3, 128, 128)),
     "smp_upernet": smp("UPerNet"),
     "smp_segformer": smp("Segformer"),
     "smp_unet_scse": smp("Unet", decoder_attention_type="scse"),

@@ -62,11 +62,6 @@ class Errors:
     worst: dict[str, str] = field(default_factory=dict[str, str])
 
     @property
-    def small(self) -> bool:
-        """As of a network in float64 that casts to float32 inside."""
-        return max(self.outputs, self.inputs, self.parameters, self.buffers) <= 1e-6
-
-    @property
     def right(self) -> bool:
         small = max(self.inputs, self.parameters, self.buffers) <= 1e-8
         return self.outputs <= 1e-9 and small and not self.volume

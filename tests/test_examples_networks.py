@@ -1,4 +1,5 @@
-"""Examples of networks under torchrun, a few steps each: losses as on one process, to the digits shown."""
+"""Examples of networks: under torchrun, a few steps each, losses as on one process to the digits shown; and on virtual
+ranks, at small widths, outputs and gradients as on one device."""
 
 from __future__ import annotations
 
@@ -6,16 +7,18 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from generate import DRAWS
+from networks_on_ranks import check, draw_parameters, imported, random_input
+from torch import nn
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
 RUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4")
-
-pytestmark = pytest.mark.slow
 
 
 def python(*words: object, **environment: str) -> str:
@@ -30,6 +33,7 @@ def losses(text: str) -> list[tuple[str, str]]:
     return re.findall(r"^ +\d+ +(\d\.\d{4}) +(\d\.\d{4})$", text, re.MULTILINE)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(DRAWS <= 1, reason="make demo runs it; with DRAWS=2 here")
 def test_the_classifier_trains_as_on_one_process(tmp_path: Path) -> None:
     file, saved = tmp_path / "small_resnet.yaml", tmp_path / "trained.pt"
@@ -38,14 +42,34 @@ def test_the_classifier_trains_as_on_one_process(tmp_path: Path) -> None:
     options = ("--package", tmp_path / "small_resnet", "--steps", 3, "--save", saved)
     found = losses(python(*RUN, "examples/train_resnet.py", *options))
     assert len(found) == 3 and all(ours == one for ours, one in found)
-    sys.path.insert(0, str(ROOT))
     from examples.resnet import small_resnet
 
     small_resnet().load_state_dict(torch.load(saved))
 
 
+@pytest.mark.slow
 def test_the_unet_trains_as_on_one_process(tmp_path: Path) -> None:
     text = python(*RUN, "examples/unet3d.py", "--steps", 2, CONVGEN_CACHE=str(tmp_path))
     found = losses(text)
     assert len(found) == 2 and all(ours == one for ours, one in found)
     assert re.search(r"forward [\d,]+, backward [\d,]+", text)
+
+
+def decoder() -> nn.Module:
+    from examples.vae_decoder import Decoder
+
+    return Decoder(8)
+
+
+def convnext() -> nn.Module:
+    from examples.convnext import small_convnext
+
+    return small_convnext(5, (4, 6), drop=0.0)
+
+
+@pytest.mark.parametrize(("made", "shape"), [(decoder, (1, 4, 5, 3)), (convnext, (3, 3, 20, 24))])
+def test_rows_that_the_grid_does_not_divide(made: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
+    module = made().double()
+    draw_parameters(module)
+    found = check(imported(module, random_input(shape)), {"H": 2, "W": 2})
+    assert found.right, found

@@ -111,3 +111,50 @@ class Standardised(nn.Conv2d):
 def test_batch_norms_that_are_no_module_alone() -> None:
     module = nn.Sequential(Standardised(C, 6, 3, 2, 1), NormAndMore(6), NormAndMore(6))
     right(module, (3, C, 9, 8), {"N": 2, "H": 2}, {"C": 2})
+
+
+class Spare(nn.Module):
+    """A head whose result nobody takes: its batch norm has running statistics all the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(C, 6, 3), nn.Sequential(nn.Conv2d(6, 6, 3), nn.BatchNorm2d(6), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        self.head(x)
+        return x
+
+
+def test_a_batch_norm_that_nobody_reads_is_updated() -> None:
+    right(Spare(), (3, C, 9, 8), {"N": 2, "H": 2}, {"C": 2})
+
+
+class Operands(nn.Module):
+    """A block whose parts are named as its operands are in its function, on operands of such names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.x, self.y, self.run, self.ADD_1 = (nn.Conv2d(C, C, 3, padding=1) for _ in range(4))
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return torch.relu(self.x(a) + self.y(b)) * self.run(a) + self.ADD_1(b) * b
+
+
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.part, self.run = Operands(), nn.Conv2d(C, C, 1)
+
+    def forward(self, x: Tensor, run: Tensor) -> Tensor:
+        y = self.run(run)
+        return self.part(self.part(x, y), self.part(y, x))
+
+
+def test_every_name_is_of_one_value() -> None:
+    module = Named().double()
+    draw_parameters(module)
+    given = imported(module, random_input((3, C, 7, 6)), random_input((3, C, 7, 6), 1))
+    for grid in ({"H": 2, "W": 2}, {"C": 2}):
+        found = check(given, grid)
+        assert found.right, f"{grid}: {found}"

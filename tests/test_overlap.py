@@ -185,6 +185,16 @@ def test_a_rank_without_a_boundary_takes_part(tmp_path: Path) -> None:
         assert errors.right, (kernel, stride, errors)
 
 
+def test_rows_of_padding_behind_a_halo() -> None:
+    """Rank 0 makes rows of its own, a row of rank 1's, and rows of padding, which read nothing."""
+    module = nn.Sequential(nn.Conv2d(2, 3, 1), nn.ConstantPad2d((0, 5, 0, 5), 0.5), nn.Conv2d(3, 2, 2, padding=(3, 4)))
+    for rows in (2, 3):
+        given = module_of(module.double(), torch.randn(2, 2, rows, 3, dtype=torch.float64))
+        for grid in ({"H": 2}, {"H": 2, "W": 2}):
+            errors = check(given, grid, passes=(StartHalos(),))
+            assert errors.right, (rows, grid, errors)
+
+
 # ---- Order, delays, ends ----
 
 

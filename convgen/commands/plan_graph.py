@@ -95,7 +95,7 @@ def plan_graph_file(
         beside = os.path.relpath(Path(file).absolute(), output.absolute().parent)
         plan = plan_of(found.program, Path(beside).as_posix(), chosen.name, found.seconds, statistics)
         size = f" --batch {batch}" * (batch is not None)
-        size += f" --memory {memory:g}" * (memory is not None) + " --recompute" * recompute
+        size += (f" --memory {memory:g}" if memory is not None else "") + " --recompute" * recompute
         size += " --overlapped" * overlapped
         size += f" --statistics {statistics}" * (statistics != "global")
         head = (f"convgen plan {Path(file).name} --machine {machine} --ranks {ranks}{size}",)

@@ -12,7 +12,7 @@ rows save is kept once; what was moved for a row is kept beside the value. Then 
 
 What travels meanwhile takes more of these (cost/flight_memory.py).
 
-ATen's convolutions on a CPU (oneDNN) work on copies of two of x, y and w in an order of their own.
+What ATen's convolutions copy is said by convolution_copies.py.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from convgen.algebra.index_sets import IndexSets
 from convgen.algebra.layout import Layout
 from convgen.algebra.signature import Made
 from convgen.algebra.wants import layout
+from convgen.cost.convolution_copies import copies
 from convgen.cost.flight_memory import (
     is_in_pieces,
     overlap_elements,
@@ -300,18 +302,19 @@ class MemoryWalk:
         return result_elements(row, self.program.grid, self.rank) * element_bytes(dtype)
 
     def _copies(self, row: PlacedRow, backward: bool) -> int:
-        """Of a convolution: of x and y; backward of dy and the larger of x and dx, which is as large."""
-        if not isinstance(row.bound.operation, Convolution | TransposedConvolution):
+        """Of a convolution."""
+        bound, signature = row.bound, row.signature
+        if not isinstance(bound.operation, Convolution | TransposedConvolution):
             return 0
-        if backward and not any(v in self.wanted for v in row.bound.reads):
+        if backward and not any(v in self.wanted for v in bound.reads):
             return 0
-        sets, signature = index_sets(row.signature, self.program.grid), row.signature
-        sides = zip((signature.inputs[0], signature.results[0]), (row.bound.reads[0], row.bound.makes[0]), strict=True)
-        total = 0
-        for operand, name in sides:
-            wants = layout(sets, operand.name, signature.wants(operand, dict(row.roles)))
-            total += self._bytes(wants, sets, self.program.values[name].dtype)
-        return total
+        at = at_rank(row, self.program.grid, self.rank)
+        x = tuple(hi - lo for lo, hi in at.inside[0])
+        y = tuple(prod(at.blocks[i][1] - at.blocks[i][0] for i in made.indices) for made in signature.results[0].dims)
+        if self.program.values[bound.reads[0]].dtype == "float64":  # other kernels: columns, about x and y once more
+            return (prod(x) + prod(y)) * 8
+        of_x = bound.reads[0] in self.wanted if backward else None
+        return copies(bound.operation, x, y, of_x) * element_bytes(self.program.values[bound.reads[0]].dtype)
 
 
 def _passes_on(row: PlacedRow) -> bool:

@@ -25,7 +25,7 @@ from convgen.cost.machine import Machine
 from convgen.cost.moving import PICOSECONDS, Counts, Moves
 from convgen.cost.network import element_bytes
 from convgen.operations.row import At, Operation, Work
-from convgen.program.network import Program
+from convgen.program.network import Program, asked
 from convgen.program.rows import Chain, PlacedRow, Stored, index_sets, sides
 from convgen.spec.layer import DTYPE_BYTES
 
@@ -177,10 +177,7 @@ def program_cost(program: Program, machine: Machine, dtype: str) -> ProgramCost:
     price, wanted = price_on(program.grid, machine, dtype), program.differentiable(of_inputs=False)
     again = {i for s in program.again for i in range(s.start, s.stop)}
     return ProgramCost(
-        tuple(
-            row_cost(row, price, [v in wanted for v in row.bound.reads], again=i in again)
-            for i, row in enumerate(program.rows)
-        )
+        tuple(row_cost(row, price, asked(row.bound, wanted), again=i in again) for i, row in enumerate(program.rows))
     )
 
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
-from keyword import iskeyword
 from math import isfinite
 from typing import Any
 
@@ -20,12 +19,17 @@ from convgen.algebra.redistribute import Conversion
 from convgen.cost.network import volume
 from convgen.emit.literals import WIDTH
 from convgen.emit.module import environment
+from convgen.emit.names import a_name, constant, identifier, names_of, names_within, within
 from convgen.emit.paste import SharedRuntime, network_runtime
 from convgen.errors import InternalError
 from convgen.operations.calls import Elementwise, Slot
+from convgen.operations.contraction import Contraction
+from convgen.operations.convolution import Convolution
 from convgen.operations.dropout import Bernoulli, Dropout
 from convgen.operations.moments import Moments
 from convgen.operations.part_norm import PartMoments, PartStatistics, PartUpdate
+from convgen.operations.pointwise import Pointwise
+from convgen.operations.transposed import TransposedConvolution
 from convgen.program.blocks import Block, blocks
 from convgen.program.network import Program, label
 from convgen.program.network_text import show
@@ -110,6 +114,10 @@ class _Writer:
         self.norms, self.gone = norms(self.program)
         self.readers = Counter(v for row in self.program.rows for v in row.bound.reads)
         self.makers = {v: i for i, row in enumerate(self.program.rows) for v in row.bound.makes if v}
+        self.top = names_of([*given.inputs, *self.makers])
+        self.own = self.top  # names in the function that is being written
+        self.inside: dict[str, str] = {}  # values without a name: the call that makes them
+        self.pending: list[str] = []  # comments of these
 
     # ---------------------------------------------------------------- the file
     def text(self) -> tuple[str, list[str]]:
@@ -144,7 +152,7 @@ class _Writer:
             "modes": g.modes,
             "rows": rows,
             "functions": functions,
-            "arguments": ", ".join(f"{n}: Tensor" for n in g.inputs),
+            "arguments": ", ".join(f"{self.top[n]}: Tensor" for n in g.inputs),
             "body": body,
             "constants": g.constants,
             "buckets": self._buckets(),
@@ -200,8 +208,8 @@ class _Writer:
             reads = dict.fromkeys(v for i in numbers for n in self._parts(i) for v in p.rows[n].bound.reads)
             takes = [v for v in reads if v not in made and not self._is_state(v)]
             gives = [v for v in made if v in wanted or last.get(v, -1) >= stop]
-            lines += self._block(block, numbers, takes, gives)
-        outputs = [identifier(v) for _, v in p.outputs]
+            lines += self._block(block, numbers, takes, made, gives)
+        outputs = [self._operand(v, "", "") for _, v in p.outputs]
         if [n for n, _ in p.outputs] == ["output"]:
             lines.append(f"return {outputs[0]}")
         elif not all(n.isdecimal() for n, _ in p.outputs):
@@ -219,36 +227,39 @@ class _Writer:
     def _is_state(self, name: str) -> bool:
         return self.program.values[name].kind in STATE
 
-    def _block(self, block: Block, numbers: Sequence[int], takes: list[str], gives: list[str]) -> list[str]:
+    def _block(
+        self, block: Block, numbers: Sequence[int], takes: list[str], made: list[str], gives: list[str]
+    ) -> list[str]:
         """A function for a block, unless an equal one is there; and the call of it."""
         prefix, start = f"{block.path}.", identifier(block.path) + "_"
+        self.own = names_within(start, takes, made)
         lines = [line for i in numbers for line in self._line(i, prefix, start)]
-        arguments = [relative(v, start) for v in takes]
-        places = dict(zip(arguments, "xyzuvw", strict=False)) if len(arguments) <= 6 else {}
-        text = "\n".join(f"    {line}" for line in [*lines, f"return {', '.join(relative(v, start) for v in gives)}"])
-        for argument, place in places.items():
-            text = re.sub(rf"(?<![\w.\"'=%]){argument}(?![\w\"'=])", place, text)
-        head = ", ".join(["run: Run", *(f"{places.get(a, a)}: Tensor" for a in arguments)])
-        own = identifier(block.path)
-        own = f"_{own}" if own[0].isdigit() or iskeyword(own) else own
+        lines += [f"return {', '.join(self.own[v] for v in gives)}"] * bool(gives)  # else buffers alone
+        text = "\n".join(f"    {line}" for line in lines)
+        head = ", ".join(["run: Run", *(f"{self.own[v]}: Tensor" for v in takes)])
+        self.own = self.top
+        called = [name for name, _ in self.functions.values()]
+        own = a_name(identifier(block.path), {*called, *self.top.values()})
         known = self.functions.setdefault((head, text), (own, []))
         known[1].append(block.path)
         within = f'run.within("{prefix}", "{start}")'
-        given = [identifier(v) for v in takes]
+        given = [self.top[v] for v in takes]
         call = f"{known[0]}({', '.join([within, *given])})"
         if any(s.path == block.path for s in self.program.again):  # its insides are computed again in backward
             call = f"{within}.again({', '.join([known[0], *given])})"
-        return [f"{', '.join(identifier(v) for v in gives)} = {call}"]
+        return [f"{', '.join(self.top[v] for v in gives)} = {call}" if gives else call]
 
     def _line(self, i: int, prefix: str, start: str) -> list[str]:
         """A row's comments and its call, and updates of buffers by what it makes."""
         if i in self.norms:
             return self._norm(self.norms[i], prefix, start)
         row = self.program.rows[i]
-        makes = [relative(v, start) if v else "_" for v in row.bound.makes]
+        makes = [self.own[v] if v else "_" for v in row.bound.makes]
         operands = [self._operand(v, prefix, start) for v in row.bound.reads]
         name = within(label(row), start)
         call = plain_call(row, operands, self._may_be_overwritten(i))
+        comments = [*self.pending, *(f"# {c}" for c in travels([row]))]
+        self.pending = []
         if not call:
             arguments = [self._constant(i), f'"{name}"', *operands]
             call = f"run({', '.join(arguments)})"
@@ -264,14 +275,28 @@ class _Writer:
             call = f"{call} if run.training else {operands[0]}"
         if isinstance(row.bound.operation, Bernoulli):  # over its probability it is 1 in evaluation
             call = f"{call} if run.training else {call}.fill_({row.bound.operation.p!r})"
+        if self._is_operand(i):
+            self.inside[row.bound.makes[0]], self.pending = call, comments
+            return []
         stored = ", ".join(self._typed(v) for v in row.bound.makes if v)
-        lines = [*(f"# {c}" for c in travels([row])), f"{', '.join(makes)} = {call}  # {stored}"]
+        lines = [*comments, f"{', '.join(makes)} = {call}  # {stored}"]
         for buffer, value in self.program.updates:
             if value in row.bound.makes:
                 inside = f'run.update("{buffer.removeprefix(prefix)}"'
                 inside = inside if buffer.startswith(prefix) else f'run.whole.update("{buffer}"'
-                lines.append(f"{inside}, {relative(value, start)})")
+                lines.append(f"{inside}, {self.own[value]})")
         return lines
+
+    def _is_operand(self, i: int) -> bool:
+        """Whether a row is written where it is read: a product, of the bias that is added to it. It has no name, which
+        would keep it as long as its function runs."""
+        row, after = self.program.rows[i], self.program.rows[i + 1 : i + 2]
+        if not after or not isinstance(row.bound.operation, Contraction | Convolution | TransposedConvolution):
+            return False
+        value, to = row.bound.makes[0], after[0].bound
+        adds = isinstance(to.operation, Pointwise) and to.operation.function == "add" and to.reads[0] == value
+        outputs = {v for _, v in self.program.outputs}
+        return adds and self.readers[value] == 1 and value not in outputs and to.module == row.bound.module
 
     def _may_be_overwritten(self, i: int) -> bool:
         """Whether nothing but this row needs its first operand: no other reader, and its maker's gradient neither."""
@@ -298,7 +323,7 @@ class _Writer:
         texts = [self._row(n, "    ") for n in (norm.moments, norm.coefficients, norm.centred)]
         text = "BatchNorm(\n    " + ",\n    ".join([*texts, f"momentum={norm.momentum}, eps={norm.eps}"]) + ",\n)"
         name = self.rows.setdefault(text, constant("batch_norm", self.rows.values()))
-        x, y = self._operand(rows[0].bound.reads[0], prefix, start), relative(rows[2].bound.makes[0], start)
+        x, y = self._operand(rows[0].bound.reads[0], prefix, start), self.own[rows[2].bound.makes[0]]
         module = "" if f"{norm.module}." == prefix else norm.module.removeprefix(prefix)  # "": the block's own
         made, called = self._typed(rows[2].bound.makes[0]), within(label(rows[2]), start)
         return [
@@ -312,8 +337,10 @@ class _Writer:
     def _operand(self, value: str, prefix: str, start: str) -> str:
         if self.given.init.get(value) == "seed":
             return "run.seed"
+        if value in self.inside:
+            return self.inside[value]
         if not self._is_state(value):
-            return relative(value, start)
+            return self.own[value]
         return f'run["{value.removeprefix(prefix)}"]' if value.startswith(prefix) else f'run.whole["{value}"]'
 
     def _constant(self, i: int) -> str:
@@ -463,30 +490,3 @@ def entries(axes: Sequence[Axes], windows: Sequence[bool] = ()) -> str:
     marks = windows or [False] * len(axes)
     texts = ["*" if not a else a[0] if len(a) == 1 else f"({','.join(a)})" for a in axes]
     return "[" + " ".join(t + "+" * m for t, m in zip(texts, marks, strict=True)) + "]"
-
-
-def identifier(name: str) -> str:
-    return re.sub(r"\W", "_", name)
-
-
-def relative(value: str, start: str) -> str:
-    """A value's name in its block's function."""
-    found = value.removeprefix(start) if start and value.startswith(start) and value != start else value
-    return identifier(found if not found[:1].isdigit() else f"_{found}")
-
-
-def within(value: str, start: str) -> str:
-    """A value's name as a row of its block's function has it: Run.step says which one it is."""
-    if not start or value.startswith(start):
-        return value.removeprefix(start)
-    return "" if f"{value}_" == start else f"/{value}"
-
-
-def constant(name: str, taken: Collection[str]) -> str:
-    """A name for a row: its operation's, numbered."""
-    base = re.sub(r"\W", "_", name).strip("_").upper()
-    found, n = f"{base}_1", 1
-    while found in taken:
-        n += 1
-        found = f"{base}_{n}"
-    return found

@@ -8,7 +8,7 @@ from convgen.cost.machine import Machine
 from convgen.cost.moving import PICOSECONDS
 from convgen.cost.rows import Price, price_on
 from convgen.errors import InputError
-from convgen.program.network import Moved, Program, label
+from convgen.program.network import Moved, Program, asked, label
 from convgen.program.rows import PlacedRow
 from convgen.spec.names import did_you_mean
 from convgen.spec.network_plan import roles_text
@@ -37,7 +37,7 @@ def explained_rows(program: Program, name: str, machine: Machine, dtype: str) ->
         if name not in (label(row), row.bound.module):
             continue
         lines.append(f"{label(row)}: {row.bound.operation.name}, roles {roles_text(row.roles) or 'none'}")
-        for what, ps in _steps(row, i, price, moves, [v in wanted for v in row.bound.reads]):
+        for what, ps in _steps(row, i, price, moves, asked(row.bound, wanted)):
             lines.append(f"  {ps / PICOSECONDS * 1e3:10.4f} ms  {what}")
             total += ps
     return "\n".join([*lines, f"  {total / PICOSECONDS * 1e3:10.4f} ms  in all, forward and backward"])

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from convgen.algebra.index_sets import volume
 from convgen.algebra.layout import Axes
 from convgen.passes.network_contract import NetworkPass
-from convgen.program.network import Bucket, Moved, Program
+from convgen.program.network import Bucket, Moved, Program, asked
 from convgen.program.rows import index_sets
 from convgen.spec.layer import DTYPE_BYTES
 
@@ -86,7 +86,7 @@ def summed_parameters(program: Program) -> Iterator[Moved]:
             (i, k)
             for i, row in enumerate(program.rows)
             for k, v in enumerate(row.bound.reads)
-            if v == name and (row.back[k] is not None or k in dict(row.derived))
+            if v == name and asked(row.bound, wanted)[k] and (row.back[k] is not None or k in dict(row.derived))
         }
         alone = len(steps) == len({(m.row, m.chain) for m in steps}) == len(readers)
         if (

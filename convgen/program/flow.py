@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from convgen.program.network import Bucket, Moved, Program, gradients, label
+from convgen.program.network import Bucket, Moved, Program, asked, gradients, label
 from convgen.program.rows import Chunks, PlacedRow
 
 GRADIENTS, HALOS, CHUNKS = "gradients", "halos", "chunks"  # lanes
@@ -145,7 +145,7 @@ def backward(program: Program, *, of_inputs: bool = False) -> Iterator[Flow]:
     for i, row in reversed([*enumerate(program.rows)]):
         if i in again:
             yield from _rows(program, again[i].start, again[i].stop)
-        for step in _gradients(row, i, [v in wanted for v in row.bound.reads]):
+        for step in _gradients(row, i, asked(row.bound, wanted)):
             if not isinstance(step, Moved) or step.step not in of:
                 yield step
                 continue

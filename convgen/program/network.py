@@ -6,7 +6,7 @@ the opposite order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -115,7 +115,7 @@ class Program:
         """
         wanted = self.differentiable(of_inputs=of_inputs)
         for i, row in reversed([*enumerate(self.rows)]):
-            yield from gradients(row, i, [v in wanted for v in row.bound.reads])
+            yield from gradients(row, i, asked(row.bound, wanted))
 
     def differentiable(self, *, of_inputs: bool) -> frozenset[str]:
         """Values that depend on what wants a gradient, and that a result depends on smoothly."""
@@ -140,6 +140,12 @@ def differentiable(
             results = zip(signature.results, bound.makes, strict=True)
             found |= {v for r, v in results if v and r.gradient and values[v][1]}
     return frozenset(found)
+
+
+def asked(bound: Bound, wanted: Collection[str]) -> list[bool]:
+    """By operand of a row, whether its gradient is asked for: not where no result's is, though another row's is."""
+    reached = any(v in wanted for v in bound.makes if v)
+    return [reached and v in wanted for v in bound.reads]
 
 
 def smooth(values: Mapping[str, tuple[str, bool]], rows: Sequence[Bound], outputs: Sequence[str]) -> frozenset[str]:

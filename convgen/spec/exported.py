@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from convgen.errors import InputError, Note
 from convgen.spec.exported_dropout import in_place_dropouts
 from convgen.spec.exported_examples import Examples, examples_of
+from convgen.spec.exported_modes import same_but_for_flags
 from convgen.spec.exported_names import result_names
 from convgen.spec.exported_results import results_of
 from convgen.spec.exported_state import GIVEN, State, dtype_name, state_of
@@ -71,6 +72,8 @@ def graph_of(
     graph, tensors = made.graph(training)
     if not training:
         return graph, tensors
+    if made.evaluates_alike():
+        return replace(graph, modes=("train", "eval")), tensors
     try:
         other, others = made.graph(False)
     except InputError:
@@ -91,6 +94,18 @@ class _Made:
     name: str
     source: str
     remark: Callable[[str], None]
+    traced: tuple[ExportedProgram, Examples, dict[str, Any] | None] | None = None  # the last, what with
+
+    def evaluates_alike(self) -> bool:
+        """Whether the program that was traced last, of training, is that of evaluation too; if unsure, not."""
+        if self.traced is None:
+            return False
+        program, examples, dynamic = self.traced
+        with _mode(self.module, False):
+            try:
+                return same_but_for_flags(program, self.trace(examples, dynamic))
+            except _ExportError:
+                return False
 
     def graph(self, training: bool) -> tuple[Graph, dict[str, torch.Tensor]]:
         """The graph of one mode, with an open number of samples if that works."""
@@ -112,17 +127,26 @@ class _Made:
             self.remark(f"the number of samples is fixed, {self.examples.batch}: {why}")
         return read
 
-    def export(self, examples: Examples, training: bool, dynamic: dict[str, Any] | None) -> ExportedProgram:
+    def trace(self, examples: Examples, dynamic: dict[str, Any] | None) -> ExportedProgram:
         import torch
 
         args, keywords = examples.arguments
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch's, about its own insides
-                traced: Any = torch.export.export(self.module, args, keywords, dynamic_shapes=dynamic, strict=False)
-                silent = any("set_grad_enabled" in str(node.target) for node in traced.graph.nodes)
-                program = cast("ExportedProgram", traced.run_decompositions({}))
+                return torch.export.export(self.module, args, keywords, dynamic_shapes=dynamic, strict=False)
         except Exception as error:  # whatever the module raises
+            raise _ExportError(_first_line(error)) from error
+
+    def export(self, examples: Examples, training: bool, dynamic: dict[str, Any] | None) -> ExportedProgram:
+        traced = self.trace(examples, dynamic)
+        self.traced = traced, examples, dynamic
+        silent = any("set_grad_enabled" in str(node.target) for node in traced.graph.nodes)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                program = cast("ExportedProgram", cast("Any", traced).run_decompositions({}))
+        except Exception as error:
             raise _ExportError(_first_line(error)) from error
         if training and silent:
             fact = f"{self.name} computes without gradients (torch.no_grad), which torch.export loses in training"

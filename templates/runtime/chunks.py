@@ -140,7 +140,7 @@ class Chunked:
         lo, hi = at.blocks[self.index]
         count = max(1, min(count, hi - lo))
         blocks = [block(lo, hi, count, j) for j in range(count)]
-        ats = [self.stand.at_blocks(at.blocks | {self.index: rows}) for rows in blocks]
+        ats = [self.stand.at_blocks({**at.blocks, self.index: rows}) for rows in blocks]
         if self.k is None:
             return [ChunkHere(a, rows, rows, rows) for a, rows in zip(ats, blocks, strict=True)]
         operand = self.stand.signature.inputs[self.k]
@@ -186,7 +186,7 @@ class Chunked:
         own = total.narrow(d, part.brings[0] - part.reads[0], part.brings[1] - part.brings[0]).to(gradient.dtype)
         before = part.brings[0] - part.reads[0]
         if before:
-            wide = torch.promote_types(self.here.layer.wide, gradient.dtype)
+            wide = torch.promote_types(torch.float32, gradient.dtype)  # as sums of parts are
             self.carried = (part.reads[0], part.brings[0]), total.narrow(d, 0, before).to(wide)
         if self.back:
             self.going[j] = send(self.back[0], j, own.contiguous(), d, part.brings, self.here)

@@ -68,20 +68,26 @@ def pieces_of(stand: Stand, here: RowHere, k: int) -> Pieces:
 
 
 def _inner(stand: Stand, k: int, d: int, block: tuple[int, int], held: tuple[int, int]) -> tuple[int, int]:
-    """Of a block of an index, the rows that read nothing but what the rank has."""
+    """Of a block of an index, the longest run of rows that read nothing but what the rank has."""
     relation, extent = stand.signature.inputs[k].dims[d].relation, stand.signature.inputs[k].shape[d]
     assert relation is not None
     lo, hi = block
 
-    def is_inside(o: int) -> bool:
-        first, last = relation.hull(*relation.window(o, o + 1), extent)
+    def are_inside(a: int, b: int) -> bool:
+        first, last = relation.hull(*relation.window(a, b), extent)
         return first >= last or (first >= held[0] and last <= held[1])
 
-    while lo < hi and not is_inside(lo):
+    while lo < hi and not are_inside(lo, lo + 1):
         lo += 1
-    while lo < hi and not is_inside(hi - 1):
+    while lo < hi and not are_inside(hi - 1, hi):
         hi -= 1
-    return lo, hi
+    if lo == hi or are_inside(lo, hi):
+        return lo, hi
+    best, start = (lo, lo), lo
+    for o in range(lo, hi + 1):  # rows of padding alone, behind those that a neighbour has, are no part of it
+        if o == hi or not are_inside(o, o + 1):
+            best, start = max(best, (start, o), key=lambda run: run[1] - run[0]), o + 1
+    return best
 
 
 def _piece(stand: Stand, here: RowHere, k: int, blocks: Any) -> Share:

@@ -184,8 +184,7 @@ def plan_network(
     all_grids = [grid] if grid is not None else grids(ranks, list(counts.items()), setting, network.dtype)
     tried: list[tuple[Grid, float | None]] = []
     if len(all_grids) > 1:
-        for one in all_grids[:SCOUTED]:
-            tried.append((one, _scouted(network, one, setting, budget_bytes)))
+        tried = [(one, _scouted(network, one, setting, budget_bytes)) for one in all_grids[:SCOUTED]]
         all_grids = sorted(all_grids[:SCOUTED], key=lambda g: dict(tried)[g] or float("inf"))
     missed: list[tuple[int, Graph, DoesNotFit]] = []
     for one in all_grids:

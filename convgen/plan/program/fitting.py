@@ -17,7 +17,7 @@ from convgen.cost.rows import price_on, row_cost
 from convgen.errors import InputError
 from convgen.plan.program.search import Found, TooLittleMemory
 from convgen.program.again import stretches
-from convgen.program.network import Program, Stretch
+from convgen.program.network import Program, Stretch, asked
 
 GIB = 1 << 30
 TRIES = 5  # searches under lower and lower bounds
@@ -73,9 +73,8 @@ def _recomputed(one: Fitted, budget: int, machine: Machine, dtype: str) -> Itera
     takes: dict[Stretch, int] = {}
     for s in stretches(program):
         rows = program.rows[s.start : s.stop]
-        asked = [[v in wanted for v in row.bound.reads] for row in rows]
-        twice = (row_cost(row, price, a, again=True) for row, a in zip(rows, asked, strict=True))
-        once = (row_cost(row, price, a) for row, a in zip(rows, asked, strict=True))
+        twice = (row_cost(row, price, asked(row.bound, wanted), again=True) for row in rows)
+        once = (row_cost(row, price, asked(row.bound, wanted)) for row in rows)
         takes[s] = sum(map(sum, twice)) - sum(map(sum, once))
     chosen: tuple[Stretch, ...] = ()
     peak = one.peak

@@ -33,7 +33,7 @@ from convgen.plan.program.candidates import (
 )
 from convgen.plan.program.products import MOST, best_ways
 from convgen.plan.program.tables import PARAMETER_COPIES, Answer, Asking, Question, Table, placed
-from convgen.program.network import FLOATS, Program, Value, differentiable
+from convgen.program.network import FLOATS, Program, Value, asked, differentiable, smooth
 from convgen.program.rows import PlacedRow, Stored, serves
 
 GIVEN = ("parameter", "buffer", "constant")
@@ -116,7 +116,7 @@ class Search:
         self.variables = [n for n, d in self.domains.items() if len(d) > 1]
         self.number = {n: i for i, n in enumerate(self.variables)}
         kinds = {n: (t.kind, t.dtype in FLOATS) for n, t in self.tensors.items()}
-        self.wanted = differentiable(kinds, self.rows)
+        self.wanted = differentiable(kinds, self.rows) & smooth(kinds, self.rows, [v for _, v in self.outputs])
 
     # ---------------------------------------------------------------- candidates
     def _domains(self) -> dict[str, tuple[Stored, ...]]:
@@ -184,8 +184,8 @@ class Search:
             )
             own = tuple(dict.fromkeys([*like, *others]))
             gradients.append((name, own))
-        asked = tuple(v in self.wanted for v in bound.reads)
-        return Question(bound.operation, operands, results, ways, tuple(gradients), asked)
+        wanted = tuple(asked(bound, self.wanted))
+        return Question(bound.operation, operands, results, ways, tuple(gradients), wanted)
 
     def _ways(
         self,

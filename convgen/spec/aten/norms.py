@@ -24,19 +24,19 @@ from convgen.spec.graph_parts import Parts
 
 @knows("batch_norm")
 def batch_norm(reader: Reader, call: Call) -> bool:
-    """(y, new mean, new variance) = batch_norm(x, weight, bias, mean, variance, training, momentum, eps[, parts])."""
+    """(y, new mean, new variance) = batch_norm(x, weight, bias, mean, variance, training, momentum, eps[, parts]);
+    y may be what nobody reads."""
     given, w, b, mean, variance, training, momentum, eps, *parts = call.args
     x = reader.of(given)
     y, *new = call.results
-    if y is None:
-        return False
     if not training and mean is None:
         return False
     if training and parts:
         _by_parts(reader, call, parted(x.shape, parts[0]))
         return True
     of = Averaged(x.shape, (1,))
-    m = reader.made(f"{y.name}_moments", of.moments, "float64" if x.dtype == "float64" else "float32")
+    name = next(v.name for v in call.results if v is not None)
+    m = reader.made(f"{name}_moments", of.moments, "float64" if x.dtype == "float64" else "float32")
     if training:
         reader.add(Moments(of), [x], [m.name])
         if mean is not None and any(new):
@@ -45,7 +45,8 @@ def batch_norm(reader: Reader, call: Call) -> bool:
             reader.add(running, [reader.of(mean), reader.of(variance), m], makes)
     else:
         reader.add(RunningMoments(x.shape[1]), [reader.of(mean), reader.of(variance)], [m.name])
-    _by_channel(reader, x, m, w, b, float(eps), y.name)  # type: ignore[arg-type]
+    if y is not None:
+        _by_channel(reader, x, m, w, b, float(eps), y.name)  # type: ignore[arg-type]
     return True
 
 
@@ -59,16 +60,18 @@ def _by_parts(reader: Reader, call: Call, of: Parted) -> None:
     """Batch norm in training whose parts have statistics of their own (spec/graph_parts.py)."""
     given, w, b, mean, variance, _, momentum, eps, _ = call.args
     x, (y, *new) = reader.of(given), call.results
-    assert y is not None
+    name = next(v.name for v in call.results if v is not None)
     dtype = "float64" if x.dtype == "float64" else "float32"
-    m = reader.made(f"{y.name}_moments", of.moments, dtype)
+    m = reader.made(f"{name}_moments", of.moments, dtype)
     reader.add(PartMoments(of), [x], [m.name])
     if mean is not None and any(new):
-        s = reader.made(f"{y.name}_statistics", (2, x.shape[1]), dtype)
+        s = reader.made(f"{name}_statistics", (2, x.shape[1]), dtype)
         reader.add(PartStatistics(of), [m], [s.name])
         makes = [v.name if v is not None else "" for v in new]
         update = PartUpdate(x.shape[1], float(momentum))  # type: ignore[arg-type]
         reader.add(update, [reader.of(mean), reader.of(variance), s], makes)
+    if y is None:
+        return
     p = reader.made(f"{y.name}_coefficients", of.moments, dtype)
     vectors = [reader.of(v) for v in (w, b) if v is not None]
     reader.add(PartCoefficients(of, float(eps), w is not None, b is not None), [m, *vectors], [p.name])  # type: ignore[arg-type]

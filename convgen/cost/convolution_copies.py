@@ -1,0 +1,78 @@
+"""What ATen's convolutions on a CPU (oneDNN) hold beside their operands and results.
+
+Their kernels read and write blocks of 16 channels: x, y, dy and dx are copied to that order and back, channels that
+don't fill the last block padded. By what was measured of ATen's own (torch 2.13, one to three dimensions, AVX-512):
+
+| call | most at a time, beside what is given |
+|---|---|
+| y | blocks of x and y, then y itself in x's place |
+| dx | blocks of dy and dx, then dx in dy's place; with a stride three of dx |
+| dw | blocks of x and dy |
+| dx and dw | dx, then what dw takes beside it |
+
+x of fewer than 16 channels is read as it is for y and dw, and a kernel of 1 without a stride needs no copies at all. A
+transposed convolution makes y of two more of its size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from convgen.algebra.conv import Conv
+from convgen.operations.convolution import Convolution
+from convgen.operations.row import Operation
+from convgen.operations.transposed import TransposedConvolution
+
+BLOCK = 16  # channels
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Elements of a rank's x and y; in blocks of channels; x as the kernels of y and dw read it, 0 if as it is."""
+
+    x: int
+    y: int
+    x_blocks: int
+    y_blocks: int
+    x_read: int
+
+
+def copies(operation: Operation, x: tuple[int, ...], y: tuple[int, ...], of_x: bool | None) -> int:
+    """Elements beside operands and results, at the highest point.
+
+    Args:
+        x, y: shapes of a rank's blocks.
+        of_x: None: forward; else backward, whether dx is asked for.
+    """
+    if not isinstance(operation, Convolution | TransposedConvolution):
+        return 0
+    conv, turned = operation.conv, isinstance(operation, TransposedConvolution)
+    if _is_product(conv) and not turned:
+        return 0
+    of = _sizes(conv, x, y)
+    strided = any(s.stride > 1 for s in conv.spatial) and not turned
+    if of_x is None:
+        return 2 * of.y if turned else max(of.x_read + of.y_blocks - of.y, of.y_blocks)
+    filters = of.x_read + of.y_blocks
+    if not of_x:
+        return filters
+    inputs = max(of.y_blocks + of.x_blocks - of.x, 2 * of.x if strided else of.x_blocks)
+    return max(inputs, filters)
+
+
+def _is_product(conv: Conv) -> bool:
+    return conv.groups == 1 and all(s.kernel == s.stride == 1 and s.pad_lo == s.pad_hi == 0 for s in conv.spatial)
+
+
+def _sizes(conv: Conv, x: tuple[int, ...], y: tuple[int, ...]) -> Sizes:
+    """Groups of fewer than 16 channels are read as they are, but for one channel a group."""
+    whole = conv.groups == 1 or conv.groups == conv.channels or (conv.channels // conv.groups) % BLOCK == 0
+    blocks = [_in_blocks(s) if whole else prod(s) for s in (x, y)]
+    narrow = whole and conv.groups == 1 and x[1] < BLOCK
+    return Sizes(prod(x), prod(y), blocks[0], blocks[1], 0 if narrow else blocks[0])
+
+
+def _in_blocks(shape: tuple[int, ...]) -> int:
+    n, c, *rows = shape
+    return n * -(-c // BLOCK) * BLOCK * prod(rows)
