@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 import tempfile
 from contextlib import suppress
@@ -123,6 +124,9 @@ class Runner:
                 if "lost" in reply:
                     raise Lost("crashed", self._last_words(reply["lost"]))
                 return reply
+        except pickle.UnpicklingError:
+            self._drop()
+            raise Lost("crashed", "it said what is no reply") from None
         except (EOFError, OSError):
             process.join(END_S)
             said = self._last_words(process.exitcode)

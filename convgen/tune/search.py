@@ -62,9 +62,9 @@ class Search:
     def ask(self, count: int = 1) -> list[Config]:
         """At most so many configurations that were not asked for before; none when the search is over."""
         left = [c for c in self._first if c not in self.asked]
-        if not left:
+        if len(left) < count:
             order: list[int] = np.argsort(self.corrected_us(), kind="stable").tolist()
-            left = [c for c in (self.ranked.configs[i] for i in order) if c not in self.asked]
+            left += [c for c in (self.ranked.configs[i] for i in order) if c not in self.asked and c not in left]
         found = left[: max(0, min(count, self.limit - len(self.asked)))]
         self.asked |= dict.fromkeys(found)
         return found

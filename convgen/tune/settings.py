@@ -29,8 +29,8 @@ class Settings:
         self.begin()
 
     def begin(self) -> None:
-        """Processes that have ended by now are nobody's; a forked process calls this first."""
-        self.ended = _ended_children()
+        """Processes that are there, or have ended by now, are nobody's; a forked process calls this first."""
+        self.there, self.ended = _children(), _ended_children()
 
     def check(self) -> None:
         """Raises Wrong: something is not as it was; it is again."""
@@ -46,7 +46,7 @@ class Settings:
                     setattr(one, name, value)
         if changed:
             raise Wrong(f"changed {', '.join(changed[:4])} of its process")
-        if _has_children() or _ended_children() != self.ended:
+        if _children() - self.there or _ended_children() != self.ended:
             raise Wrong("started a process")
 
 
@@ -79,10 +79,10 @@ def _ended_children() -> tuple[float, ...]:
     return used.ru_utime, used.ru_stime, used.ru_minflt
 
 
-def _has_children() -> bool:
-    """Whether this process has any that run; on Linux."""
-    me = os.getpid()
+def _children() -> set[str]:
+    """This process's; on Linux."""
     try:
-        return any(path.read_text().strip() for path in Path(f"/proc/{me}/task").glob("*/children"))
+        tasks = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+        return {pid for path in tasks for pid in path.read_text().split()}
     except OSError:
-        return False
+        return set()

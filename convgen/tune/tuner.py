@@ -277,6 +277,7 @@ class Tuner:
         records, finalists = self._raced(search, by_config, failures, self._left(deadline))
         if records is None:
             return self._failed(one, failures, "the race against ATen was lost every time")
+        aten = records[ATEN]["laps"] if ATEN in right(records) else None
         if not self.target.is_cpu:
             records = against_family(records)
         while True:
@@ -292,7 +293,8 @@ class Tuner:
                     self._blame(best, more["cause"], more["said"])
                     records[label] = more
                     continue
-            return Outcome(one, "tuned", self._entry(one, verdict, records, more, search, by_config, count), failures)
+            entry = self._entry(one, verdict, records, more, aten, search, by_config, count)
+            return Outcome(one, "tuned", entry, failures)
 
     def _raced(
         self, search: Search, by_config: dict[Config, Candidate], failures: Counter[str], seconds: float
@@ -345,16 +347,17 @@ class Tuner:
         return judged(best.label, first, second, module), again
 
     def _entry(
-        self, one: Wanted, verdict: Verdict, records: dict[str, Any], more: dict[str, Any], search: Search,
-        by_config: dict[Config, Candidate], count: int,
+        self, one: Wanted, verdict: Verdict, records: dict[str, Any], more: dict[str, Any], aten: list[float] | None,
+        search: Search, by_config: dict[Config, Candidate], count: int,
     ) -> Entry:  # fmt: skip
-        """What is remembered; times are those of all sittings."""
+        """What is remembered; a kernel's time is that of all sittings, `aten` the laps of ATen's own call."""
 
         def laps(label: str) -> list[float] | None:
             found = [r[label]["laps"] for r in (records, more) if label in r and "laps" in r[label]]
             return [us for one in found for us in one] or None
 
-        own, aten = laps(verdict.label), laps(ATEN)
+        own = laps(verdict.label)
+        aten = own if verdict.label == ATEN and self.target.is_cpu else aten
         assert own is not None
         p20, us, p80 = statistics.quantiles(own, n=5)[0], statistics.median(own), statistics.quantiles(own, n=5)[3]
         assert self._ceilings is not None

@@ -68,6 +68,8 @@ def _forked(connection: Connection, bench: Any, number: int, name: str, argument
     ours, theirs = Pipe(duplex=False)
     pid = os.fork()
     if not pid:
+        connection.close()  # nobody but us answers the tuner
+        ours.close()
         _answer(theirs, bench, number, name, arguments)
     theirs.close()
     with suppress(OSError):
