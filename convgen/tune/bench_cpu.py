@@ -22,7 +22,7 @@ from convgen.kernels.load import load_text
 from convgen.kernels.problem import Problem
 from convgen.tune.baseline import accuracy
 from convgen.tune.clock import CpuClock, Entrant, ceilings, race
-from convgen.tune.operands import Wrong, result_of
+from convgen.tune.operands import TOLERANCE, Wrong, result_of
 from convgen.tune.rotation import Rotation, Set
 from convgen.tune.settings import Settings
 
@@ -32,6 +32,7 @@ TRIES = 6  # calls of a candidate on its own
 LEAST_ROUNDS = 8  # of a race: what an interval takes
 LAP_S = 1e-3  # of a round, at least, unless that takes more than MOST_CALLS
 MOST_CALLS = 8
+AS_ATEN, MUCH = 2.0, 20.0  # times ATen's error that a kernel may have; times the usual one that ATen's may be
 FLOOR = 0.8  # of a launch's least time: what takes less computes nothing
 Call = Callable[[Set, Any], object]
 
@@ -73,11 +74,13 @@ class CpuBench:
             text: of the module of one rank that was not tuned.
         """
         self.problem, self.text = problem, text
-        self.rotation = Rotation(problem, seed)
+        usual = TOLERANCE[problem.dtype]
+        self.rotation = Rotation(problem, seed, MUCH * usual)
         self.settings = Settings()
         with accuracy(problem.dtype):
             aten = self._racer(ATEN, "")
             least = min(self._timed(aten) for _ in range(TRIES))
+        self.most = self.rotation.most = max(usual, AS_ATEN * aten.error)  # long sums round more than usual
         return {"aten_us": {ATEN: least * 1e6}, "error": aten.error}
 
     def attempt(self, label: str, text: str, best_us: float) -> dict[str, Any]:
@@ -107,7 +110,7 @@ class CpuBench:
         """
         self.settings.begin()
         with accuracy(self.problem.dtype):
-            self.rotation = Rotation(self.problem, seed)
+            self.rotation = Rotation(self.problem, seed, self.most)
             found: dict[str, Any] = {}
             racing = [self._racer(ATEN, "")]
             for label, text in kernels:
@@ -125,7 +128,7 @@ class CpuBench:
             tuned: the text of the module that has the kernel.
         """
         self.settings.begin()
-        self.rotation = Rotation(self.problem, seed)
+        self.rotation = Rotation(self.problem, seed, self.most)
         with accuracy(self.problem.dtype):
             racing = [_passes("untuned", self.text, self.problem), _passes("tuned", tuned, self.problem)]
             self._run(racing, rounds, seconds, 0)

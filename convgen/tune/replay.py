@@ -6,7 +6,9 @@ wrong without, and ATen's plain call just as a module that was not tuned calls i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from convgen.compiler import compile_layer
 from convgen.kernels.problem import Problem
@@ -14,12 +16,12 @@ from convgen.spec.reader import layer_from_dict
 from convgen.tune.baseline import pads_alike
 
 
-def module_of(p: Problem, name: str, kernel: str = "") -> str | None:
+def module_of(p: Problem, name: str, kernels: Mapping[str, str] = MappingProxyType({})) -> str | None:
     """A module of one rank that convolves this problem; None where no layer's is just this.
 
     Args:
         name: of the layer.
-        kernel: of the problem's phase; by default ATen's plain call.
+        kernels: by phase; where none is named, it is ATen's plain call.
     """
     if p.x_parts * p.y_parts > 1 or p.rim is not None or not pads_alike(p) or not p.flops:
         return None
@@ -42,5 +44,4 @@ def module_of(p: Problem, name: str, kernel: str = "") -> str | None:
             "target": "cpu",
         }
     )
-    kernels = ((p.phase, kernel),) if kernel else ()
-    return compile_layer(replace(made, options=replace(made.options, kernels=kernels))).module()
+    return compile_layer(replace(made, options=replace(made.options, kernels=tuple(kernels.items())))).module()

@@ -51,12 +51,15 @@ class Set:
 class Rotation:
     """The sets of a problem.
 
+    Args:
+        most: error over the largest |result| that a result may have.
     Attributes:
         turned: the operand that is multiplied: the smaller one that the phase reads.
     """
 
-    def __init__(self, p: Problem, seed: int) -> None:
+    def __init__(self, p: Problem, seed: int, most: float | None = None) -> None:
         self.problem, self.base = p, Operands(p, "cpu", seed)
+        self.most = TOLERANCE[p.dtype] if most is None else most
         sets = max(2, min(MOST_SETS, math.ceil(COLD_BYTES / max(p.bytes, 1))))
         self.sets = [Set(p, self.base, i % max(p.batch, 1)) for i in range(sets)]
         self._read = ["dy" if o == "y" else o for o in READS[p.phase]]
@@ -96,9 +99,8 @@ class Rotation:
             raise Wrong("a result of another memory format or type")
         low, high = torch.sub(result.to(wanted.dtype), wanted, alpha=one.factor).aminmax()
         error = max(-float(low), float(high)) / (self.base.scale * abs(one.factor))
-        most = TOLERANCE[self.problem.dtype]
-        if not error <= most:
-            raise Wrong(f"error {error:.2e} of the largest |result|, at most {most:.1e}")
+        if not error <= self.most:
+            raise Wrong(f"error {error:.2e} of the largest |result|, at most {self.most:.1e}")
         for name, flat in one.flat.items():
             if not (flat[:GUARD].isnan().all() and flat[-GUARD:].isnan().all()):
                 raise Wrong(f"written outside of {name}")

@@ -93,7 +93,7 @@ class Runner:
             Lost: the process hung or crashed.
         """
         self._reopen()
-        text = module_of(candidate.problem, f"tuned_{candidate.source}", candidate.label)
+        text = module_of(candidate.problem, f"tuned_{candidate.source}", {candidate.problem.phase: candidate.label})
         limit = START_S + seconds + 4 * (self.limit_s + 1e3 * self._aten_s)
         return self._ask("module", text, rounds, seed, seconds, limit_s=limit)
 

@@ -326,7 +326,8 @@ class Tuner:
         """A second sitting, and the module, as far as they are needed; or the cause of its failing there."""
         first = gain_of(records, best.label)
         if first is None:
-            return Verdict(best.label), {}
+            said = records.get(ATEN, {}).get("said", "")
+            return Verdict(best.label, doubt=f"ATen was not right in the race: {said}" if said else ""), {}
         if first.high < WORTH:
             return judged(best.label, first, None, None), {}
         try:
