@@ -14,7 +14,8 @@ from typing import Any
 from convgen.errors import InputError, InternalError
 from convgen.kernels.problem import Problem
 from convgen.spec.target import Target
-from convgen.tune.candidates import Candidate
+from convgen.tune.candidates import Candidate, digest
+from convgen.tune.key import key_of
 from convgen.tune.patience import waited
 from convgen.tune.replay import module_of
 from convgen.tune.worker import STRAY, forks, serve
@@ -56,7 +57,8 @@ class Runner:
             InputError: there are no operands for it.
         """
         self._problem = None
-        text = module_of(problem, "untuned") if self.target.is_cpu else ""
+        name = f"untuned_{digest(key_of(problem))}"
+        text = module_of(problem, name) if self.target.is_cpu else ""
         if text is None:
             raise InputError("no layer of one rank has this problem", hint="it keeps its default kernel")
         found = self._ask("open", problem, text, 0, limit_s=START_S)["aten_us"]
