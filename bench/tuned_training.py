@@ -6,7 +6,8 @@ The set: the local problems of ResNet-50 that one of 2, 3, 4 or 6 ranks has when
 float32, on one thread. They are tuned into a folder (a temporary one, or DIR, where what is sure already is not
 measured again), heaviest first, as long as the budget lasts. Then each module whose layer got a kernel runs in turn
 with the one without, in a process of its own: CPU time of a step, medians over the rounds of the ratio within a round,
-and what they lie between. The claim beside it is what the tuner stored. Modules without a kernel are the untuned ones, to the letter.
+and what they lie between. The claim beside it is what the tuner stored. Modules without a kernel are the untuned ones,
+to the letter.
 """
 
 from __future__ import annotations
