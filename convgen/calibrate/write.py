@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import wrap
 
 from convgen.calibrate.collectives import KINDS, SIZES
 from convgen.calibrate.links import Messages
@@ -100,11 +101,16 @@ def _header(found: Calibration) -> list[str]:
     ratios = [(kind, [c.ratio for c in found.collectives if c.kind == kind]) for kind in KINDS]
     held = ", ".join(f"{kind} {_range(some)}" for kind, some in ratios if some)
     if held:
-        lines += ["# Collectives modelled by the links alone, over what they take; corrected below:", f"# {held}."]
-    lines += [f"# Not measured: {', '.join(missing)}." for missing in [_not_measured(found)] if missing]
+        lines += _remark(f"Collectives modelled by the links alone, over what they take (corrected below): {held}.")
+    if missing := _not_measured(found):
+        lines += _remark(f"Not measured: {', '.join(missing)}.")
     if (noise := found.noise) > NOISY:
         lines.append(f"# Unsteady: {unsteady_text(noise)}.")
     return lines
+
+
+def _remark(text: str) -> list[str]:
+    return wrap(text, 118, initial_indent="# ", subsequent_indent="# ")
 
 
 def _not_measured(found: Calibration) -> list[str]:
