@@ -134,9 +134,8 @@ def calibrated(folder: Path, seconds: float) -> Machine:
     file = folder / "machine.yaml"
     words = ["convgen.cli", "calibrate", "-o", str(file), "--seconds", str(seconds), "--device", "cpu"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run(
-        [*command, *words], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
-    )
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    subprocess.run([*command, *words], check=True, env=environment, **quiet)
     return load_machine(str(file))
 
 
@@ -158,7 +157,7 @@ def study(machine: Machine, folder: Path, rounds: int) -> dict[str, dict[str, fl
         for file, content in files_of(made, tensors).items():
             (package / file).write_bytes(content if isinstance(content, bytes) else content.encode())
         cases[f"{name} network"] = (package, shape)
-        modelled[f"{name} network"] = simulate(made.program, machine, "float32").seconds
+        modelled[f"{name} network"] = simulate(made.program, machine, "float32").end_s
     measured = measure(cases, rounds)
     return {n: {"modelled_s": modelled[n], "measured_s": measured[n]} for n in cases}
 
@@ -201,9 +200,8 @@ def main() -> None:
         machine = load_machine(given.machine) if given.machine else calibrated(Path(name), given.seconds)
         found = study(machine, Path(name), given.rounds)
     report(found)
-    print(
-        f"Load {before:.1f} before, {os.getloadavg()[0]:.1f} after; {os.cpu_count()} cores; torch {torch.__version__}."
-    )
+    load = f"{before:.1f} before, {os.getloadavg()[0]:.1f} after"
+    print(f"Load {load}; {os.cpu_count()} cores; torch {torch.__version__}.")
     if given.json:
         given.json.write_text(json.dumps(found, indent=1))
 
