@@ -56,7 +56,7 @@ class InProcess:
         return self.bench.attempt(candidate.label, candidate.text, best_us)
 
     def race(
-        self, found: Sequence[Candidate], rounds: int, seed: int, seconds: float, calls: int = 0
+        self, found: Sequence[Candidate], rounds: int, seed: int, seconds: float, calls: int = 0, settle: object = ()
     ) -> dict[str, Any]:
         return self.bench.race(tuple((c.label, c.text) for c in found), rounds, seed, 0.0)
 

@@ -22,6 +22,7 @@ from convgen.kernels.load import load_text
 from convgen.kernels.problem import Problem
 from convgen.tune.baseline import accuracy
 from convgen.tune.clock import CpuClock, Entrant, ceilings, race
+from convgen.tune.intervals import of_ratios
 from convgen.tune.operands import TOLERANCE, Wrong, result_of
 from convgen.tune.rotation import Rotation, Set
 from convgen.tune.settings import Settings
@@ -30,6 +31,7 @@ ATEN = "ATen"
 SLOW = 4.0  # times the best: what takes longer is timed once
 TRIES = 6  # calls of a candidate on its own
 LEAST_ROUNDS = 8  # of a race: what an interval takes
+MORE, LOOK = 6, 8  # times the rounds, where it is open what they say; how often that is looked at
 LAP_S = 1e-3  # of a round, at least, unless that takes more than MOST_CALLS
 MOST_CALLS = 8
 AS_ATEN, MUCH = 2.0, 20.0  # times ATen's error that a kernel may have; times the usual one that ATen's may be
@@ -98,13 +100,21 @@ class CpuBench:
         return {"us": min(times) * 1e6, "error": racer.error}
 
     def race(
-        self, kernels: Sequence[tuple[str, str]], rounds: int, seed: int, seconds: float, calls: int = 0
+        self,
+        kernels: Sequence[tuple[str, str]],
+        rounds: int,
+        seed: int,
+        seconds: float,
+        calls: int = 0,
+        settle: Sequence[float] = (),
     ) -> dict[str, Any]:
         """Kernels and ATen in turn, round by round, on operands of their own.
 
         Args:
             rounds: unless they take longer than `seconds`; eight at least.
             calls: of each, at least; more rounds are made for them.
+            settle: gains; as long as it is open whether a kernel's is more or less than one of these, there are more
+                rounds, up to MORE times as many.
         Returns:
             label -> laps (microseconds of a call in each round) and error; or cause and what was said. ATen's too.
         """
@@ -118,10 +128,12 @@ class CpuBench:
                     racing.append(self._racer(label, text))
                 except Exception as failure:
                     found[label] = said_of(failure)
-            self._run(racing, rounds, seconds, calls)
+            self._run(racing, rounds, seconds, calls, settle)
         return found | {r.label: said_of(r.failure) if r.failure else _record(r) for r in racing}
 
-    def module(self, tuned: str, rounds: int, seed: int, seconds: float) -> dict[str, Any]:
+    def module(
+        self, tuned: str, rounds: int, seed: int, seconds: float, settle: Sequence[float] = ()
+    ) -> dict[str, Any]:
         """The module with a kernel and the one without in turn: its forward pass, or its backward pass as a whole.
 
         Args:
@@ -131,7 +143,7 @@ class CpuBench:
         self.rotation = Rotation(self.problem, seed, self.most)
         with accuracy(self.problem.dtype):
             racing = [_passes("untuned", self.text, self.problem), _passes("tuned", tuned, self.problem)]
-            self._run(racing, rounds, seconds, 0)
+            self._run(racing, rounds, seconds, 0, settle)
         return {r.label: said_of(r.failure) if r.failure else _record(r) for r in racing}
 
     def ceilings(self, dtypes: tuple[str, ...]) -> dict[str, Any]:
@@ -179,8 +191,9 @@ class CpuBench:
         self.rotation.check_operands(one)
         return seconds
 
-    def _run(self, racing: list[Racer], rounds: int, seconds: float, calls: int) -> None:
+    def _run(self, racing: list[Racer], rounds: int, seconds: float, calls: int, settle: Sequence[float]) -> None:
         """Laps of all that make no mistake, beginning with another each time."""
+        first = racing[0]
         for r in list(racing):
             try:
                 estimate = min(self._timed(r) for _ in range(2))
@@ -191,7 +204,10 @@ class CpuBench:
         alive = [r for r in racing if r.failure is None]
         while alive:
             fewest = min(r.calls for r in alive) * i
-            if i >= LEAST_ROUNDS and ((i >= rounds and fewest >= calls) or time.monotonic() >= end):
+            enough = (
+                i >= rounds and fewest >= calls and (i >= MORE * rounds or i % LOOK or settled(first, alive, settle))
+            )
+            if i >= LEAST_ROUNDS and (enough or time.monotonic() >= end):
                 break
             for k in range(len(alive)):
                 self._lap(alive[(i + k) % len(alive)])
@@ -212,6 +228,14 @@ class CpuBench:
     def _refuse_too_fast(self, us: float) -> None:
         if us < FLOOR * self.floor_us:
             raise Wrong(f"took {us:.2f} us, a launch of nothing takes {self.floor_us:.2f}")
+
+
+def settled(first: Racer, others: Sequence[Racer], gains: Sequence[float]) -> bool:
+    """Whether each is known to be more, or less, than so many times as fast as the first."""
+    if first.failure is not None:
+        return True
+    found = [of_ratios(first.laps, r.laps) for r in others if r is not first]
+    return all(not between.low <= gain <= between.high for between in found for gain in gains)
 
 
 def said_of(failure: Exception) -> dict[str, str]:

@@ -66,10 +66,17 @@ class GpuBench:
         return {"us": entrant.record["us"], "error": error}
 
     def race(
-        self, kernels: Sequence[tuple[str, str]], rounds: int, seed: int, seconds: float, calls: int = 0
+        self,
+        kernels: Sequence[tuple[str, str]],
+        rounds: int,
+        seed: int,
+        seconds: float,
+        calls: int = 0,
+        settle: Sequence[float] = (),
     ) -> dict[str, Any]:
         """Check kernels on other operands, and time those that are right and ATen in turn; fewer rounds, but not fewer
-        than LEAST_ROUNDS, where they would take longer than `seconds`.
+        than LEAST_ROUNDS, where they would take longer than `seconds`. What a GPU times does not depend on others' work:
+        the rounds are as many as asked for, whatever they leave open.
 
         Returns:
             label -> laps (microseconds of a launch in each round) and error; or cause and what was said. Under ATen's

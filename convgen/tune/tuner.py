@@ -38,6 +38,7 @@ FINALISTS = {"quick": 4, "full": 8}
 RACE_ROUNDS = {"quick": 11, "full": 21}
 FINALS = 0.25  # of a problem's time at least
 RACE_S = 20.0  # a race takes about so long at most
+SITTINGS = 2  # of a winner: what each has to itself shows in the other
 LEAST_S = 3.0  # a problem's time at least, of a budget
 WAIT_S = 0.5  # for another tuner
 CALLS = 64  # of a winner in one process: what is wrong once in fifty is seen
@@ -323,7 +324,7 @@ class Tuner:
     def _judge(
         self, best: Candidate, finalists: Sequence[Candidate], records: dict[str, Any], deadline: float | None
     ) -> tuple[Verdict, dict[str, Any]]:
-        """A second sitting, and the module, as far as they are needed; or the cause of its failing there."""
+        """Two sittings of its own, and the module, as far as they are needed; or the cause of its failing there."""
         first = gain_of(records, best.label)
         if first is None:
             said = records.get(ATEN, {}).get("said", "")
@@ -332,17 +333,24 @@ class Tuner:
             return judged(best.label, first, None, None), {}
         try:
             racing = [best, *(c for c in finalists if c.config.family == "aten")]
-            again = self._runner.race(racing, 2 * RACE_ROUNDS[self.effort], 2, self._left(deadline), CALLS)
-            if "cause" in again[best.label]:
-                return Verdict(ATEN), again[best.label]
-            again = again if self.target.is_cpu else against_family(again)
-            second = gain_of(again, best.label) or first
+            rounds, sittings, again = RACE_ROUNDS[self.effort], list[Interval](), dict[str, Any]()
+            while len(sittings) < SITTINGS:
+                left, calls = self._left(deadline), 0 if sittings else CALLS
+                again = self._runner.race(racing, rounds, 2 + len(sittings), left, calls, (1.0, WORTH))
+                if "cause" in again[best.label]:
+                    return Verdict(ATEN), again[best.label]
+                again = again if self.target.is_cpu else against_family(again)
+                sittings.append(gain_of(again, best.label) or first)
+                if sittings[0].high < WORTH:
+                    return judged(best.label, sittings[0], None, None), again
+            first, second = sittings
             module = None
             if self.target.is_cpu and first.hull(second).high >= WORTH:
-                made = self._runner.module(best, 3 * RACE_ROUNDS[self.effort], 3, self._left(deadline))
+                made = self._runner.module(best, rounds, 9, self._left(deadline), (1.0,))
                 if "cause" in made["tuned"]:
                     return Verdict(ATEN), made["tuned"]
-                module = of_ratios(made["untuned"]["laps"], made["tuned"]["laps"])
+                if "cause" not in made["untuned"]:
+                    module = of_ratios(made["untuned"]["laps"], made["tuned"]["laps"])
         except Lost as lost:
             return Verdict(ATEN), {"cause": lost.cause, "said": lost.said}
         return judged(best.label, first, second, module), again
