@@ -97,7 +97,7 @@ def layer_step(text: str) -> Callable[[], object]:
 def network_step(folder: Path, shape: tuple[int, ...]) -> Callable[[], object]:
     net = load_package(folder)
     mesh = net.init_mesh("cpu")
-    ours, x = net.Network(mesh), net.scatter("x", torch.randn(shape), mesh)
+    ours, x = net.Network(mesh), net.scatter("input", torch.randn(shape), mesh)
 
     def step() -> None:
         ours.zero_grad(set_to_none=True)

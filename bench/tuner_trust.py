@@ -3,10 +3,10 @@
     python bench/tuner_trust.py [--runs 3] [--load 8] [--effort quick] [--layers 6] [--json FILE]
 
 Tunes the phases of six local layers on one thread, each run with a database of its own, beside so many processes that
-multiply matrices. Then every kernel that any run stored and ATen run in turn, many rounds, on the machine as it is with
-that load gone: that is taken for the truth. A flip is a pair of runs that are both sure and store different kernels; it
-costs nothing where the truth can't tell them apart. A wrong winner is sure, and slower than ATen beyond noise. Regret is
-the stored kernel's time over the best one's.
+multiply matrices. Then every kernel that any run stored and ATen run in turn, many rounds, on the machine as it is
+with that load gone: that is taken for the truth. A flip is a pair of runs that are both sure and store different
+kernels; it costs nothing where the truth can't tell them apart. A wrong winner is sure, and slower than ATen beyond
+noise. Regret is the stored kernel's time over the best one's.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def main() -> None:
         rows.append({"problem": key, "kernels": [e["kernel"] for e in entries], "median_us": median})
     total = sum(len(r) for r in runs)
     print(
-        f"\n{total} entries of {given.runs} runs: {sure} sure, {doubted} in doubt; {gains} gains; {wrong} wrong winners"
+        f"\n{total} entries of {given.runs} runs: {sure} sure, {doubted} in doubt; {gains} gains, {wrong} wrong winners"
     )
     print(f"{flips} flips in {pairs} pairs of sure entries, {costly} of them between kernels that differ in truth")
     print(f"regret: mean {statistics.geometric_mean(regrets):.3f}, worst {max(regrets):.3f}")

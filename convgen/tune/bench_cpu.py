@@ -204,9 +204,8 @@ class CpuBench:
         alive = [r for r in racing if r.failure is None]
         while alive:
             fewest = min(r.calls for r in alive) * i
-            enough = (
-                i >= rounds and fewest >= calls and (i >= MORE * rounds or i % LOOK or settled(first, alive, settle))
-            )
+            known = not settle or i >= MORE * rounds or (i % LOOK == 0 and settled(first, alive, settle))
+            enough = known and i >= rounds and fewest >= calls
             if i >= LEAST_ROUNDS and (enough or time.monotonic() >= end):
                 break
             for k in range(len(alive)):
