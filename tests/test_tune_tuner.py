@@ -186,7 +186,7 @@ def test_what_was_measured_before_is_not_measured_again(tmp_path: Path) -> None:
     (outcome,) = tuner(tmp_path, view).run([ONE])
     assert view.labels == [] and outcome.status == "tuned" and outcome.resumed == outcome.entry.tried  # type: ignore[union-attr]
     (again,) = tuner(tmp_path, view).run([ONE])
-    assert again.status == "kept" and again.entry == outcome.entry
+    assert again.status == ("tuned" if outcome.entry.doubt else "kept")  # type: ignore[union-attr]
 
 
 def test_measurements_of_other_versions_and_templates_are_not_used(tmp_path: Path) -> None:

@@ -204,9 +204,13 @@ class CpuBench:
         alive = [r for r in racing if r.failure is None]
         while alive:
             fewest = min(r.calls for r in alive) * i
-            known = not settle or i >= MORE * rounds or (i % LOOK == 0 and settled(first, alive, settle))
-            enough = known and i >= rounds and fewest >= calls
-            if i >= LEAST_ROUNDS and (enough or time.monotonic() >= end):
+            if i >= LEAST_ROUNDS and time.monotonic() >= end:
+                break
+            if (
+                i >= max(rounds, LEAST_ROUNDS)
+                and fewest >= calls
+                and (not settle or i >= MORE * rounds or (i % LOOK == 0 and settled(first, alive, settle)))
+            ):
                 break
             for k in range(len(alive)):
                 self._lap(alive[(i + k) % len(alive)])

@@ -75,8 +75,8 @@ class GpuBench:
         settle: Sequence[float] = (),
     ) -> dict[str, Any]:
         """Check kernels on other operands, and time those that are right and ATen in turn; fewer rounds, but not fewer
-        than LEAST_ROUNDS, where they would take longer than `seconds`. A GPU's times don't depend on others' work: rounds
-        are as many as asked for, whatever they leave open.
+        than LEAST_ROUNDS, where they would take longer than `seconds`. A GPU's times don't depend on others' work, so
+        that the rounds are as many as asked for, whatever they leave open.
 
         Returns:
             label -> laps (microseconds of a launch in each round) and error; or cause and what was said. Under ATen's
