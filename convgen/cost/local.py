@@ -68,11 +68,11 @@ def rows_flops_per_s(
     machine: Machine, dtype: str, operation: Operation, roles: Mapping[str, Axes], grid: Grid, flops: int
 ) -> float:
     """The same of a network's row, by its roles."""
+    if not machine.probes or not isinstance(operation, (Convolution, TransposedConvolution)):
+        return machine.flops_per_s(dtype)
     if isinstance(operation, TransposedConvolution):
         roles = {EXCHANGED.get(i, i): axes for i, axes in roles.items()}
-        return rows_flops_per_s(machine, dtype, operation.sum, roles, grid, flops)
-    if not machine.probes or not isinstance(operation, Convolution):
-        return machine.flops_per_s(dtype)
+        operation = operation.sum
     conv = operation.conv
 
     def share(index: str, extent: int) -> int:
