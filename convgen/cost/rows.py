@@ -52,7 +52,8 @@ class Price:
         sizes = self.grid.sizes
         nests = tuple((index, tuple(sizes[a] for a in axes)) for index, axes in roles.items() if axes)
         done = most_work(operation, way, nests)
-        return self.seconds_of(done, rows_flops_per_s(self.machine, self.dtype, operation, roles, self.grid, done.flops))
+        rate = rows_flops_per_s(self.machine, self.dtype, operation, roles, self.grid, done.flops)
+        return self.seconds_of(done, rate)
 
     def seconds_of(self, done: Work, flops_per_s: float | None = None) -> int:
         """`flops_per_s`: that it reaches; by default what a convolution does on average."""
