@@ -165,7 +165,8 @@ def _watch(module: ModuleType, laps: dict[str, float], team: Team) -> None:
 
 
 def gathered(team: Team, found: Sequence[Ran]) -> list[Ran]:
-    """The same with the mean of all ranks in each lap: what one waits for another, that one does not."""
+    """The same of all ranks: conversions with their mean in each lap, since what one waits for another, that one does
+    not; all else with the slowest."""
     everyone = team.gather([(ran.conversions, ran.rest) for ran in found])
 
     def mean(lists: Sequence[Sequence[float]]) -> list[float]:
@@ -175,15 +176,15 @@ def gathered(team: Team, found: Sequence[Ran]) -> list[Ran]:
         replace(
             ran,
             conversions={name: mean([one[i][0][name] for one in everyone]) for name in ran.conversions},
-            rest=mean([one[i][1] for one in everyone]),
+            rest=[max(lap) for lap in zip(*(one[i][1] for one in everyone), strict=True)],
         )
         for i, ran in enumerate(found)
     ]
 
 
 def launch_s(found: Sequence[Ran]) -> float:
-    """Seconds around a local convolution: of the layers that do least, what a step takes beside its conversions."""
-    return min(median(ran.rest) for ran in found) / LOCAL_STEPS
+    """Seconds around a local convolution: of the smallest layers, what a step takes beside its conversions."""
+    return median(median(ran.rest) for ran in found[:KINDS_OF_LAYERS]) / LOCAL_STEPS
 
 
 def beside_model(machine: Machine, found: Sequence[Ran]) -> list[Collective]:
