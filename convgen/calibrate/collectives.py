@@ -80,7 +80,7 @@ def measure_collectives(team: Team, seconds: float, target: str) -> list[Ran]:
         for ranks in groups:
             for name, layer in _layers(ranks, size).items():
                 late = time.perf_counter() - start > seconds
-                if team.agree(late) and size > SIZES[1]:
+                if team.agree(late) and size > SIZES[0]:
                     return found
                 given = {"name": f"calibrate_{name}_{ranks}_{size}", "target": target, **layer}
                 compiled = compile_layer(layer_from_dict(given))
