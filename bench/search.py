@@ -1,12 +1,13 @@
-"""Does the search earn its keep? Ranking and search against chance on recorded landscapes, all configurations measured.
+"""Does the search earn its keep? The corrected ranking against the ranking and chance, all configurations measured.
 
     python bench/search.py                     # replays the landscapes of bench/landscapes/
     python bench/search.py --record FILE       # measures one on this machine's CPU, one thread (minutes)
     python bench/search.py --record FILE --held-out   # of other layers, on which nothing of the model was decided
 
 A landscape has the time of every legal configuration of some problems. The search asks for a tenth of them, and is told
-what was recorded; so is chance, and so are parts of the search alone. What counts is the best that each found over the
-best that there is, at every problem, over several seeds.
+what was recorded; so is chance, and so is the ranking alone. What counts is the best that each found over the best that
+there is. The last two columns ask for what where the model is wrong: its times are multiplied by a power of each
+parameter, drawn at random, which is what measurements can correct and a ranking can't.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from convgen.kernels.choose import describe
 from convgen.kernels.config import Config, parse_config
 from convgen.kernels.problem import LocalDim, Problem
 from convgen.spec.target import CPU, Target, read_target
+from convgen.tune.bench_cpu import ATEN
 from convgen.tune.candidates import candidates, ranked
 from convgen.tune.database import Ceilings, replace_text
 from convgen.tune.key import key_of, problem_of
@@ -35,7 +37,8 @@ from convgen.tune.search import Ranked, Search
 
 FOLDER = Path(__file__).resolve().parent / "landscapes"
 SEEDS, DRAWS, SHARE, GOAL = 10, 400, 10, 1.03
-ROUNDS, SLOW = 9, 3.0
+LAPS, SLOW = 3, 3.0
+OFF = 0.3  # of a parameter's logarithm, that a wrong model is off by
 Times = Mapping[Config, float]
 
 
@@ -68,32 +71,24 @@ def problems(shapes: tuple[tuple[int, ...], ...]) -> list[Problem]:
 
 def record(file: Path, shapes: tuple[tuple[int, ...], ...], console: Console) -> None:
     """Time every legal configuration of every problem; the least of some laps, which another load does not move."""
-    from convgen.tune.baseline import accuracy
-    from convgen.tune.bind import bind
-    from convgen.tune.clock import CpuClock, Entrant, race
+    from convgen.tune.bench_cpu import CpuBench
     from convgen.tune.device import this_cpu, versions
-    from convgen.tune.operands import Operands
-    from convgen.tune.worker import Bench
+    from convgen.tune.replay import module_of
 
-    clock = CpuClock(1)
-    ceilings = Bench(CPU, clock).ceilings(("float32",))
-    head = {"device": this_cpu(1).name, "target": "cpu", "versions": versions(CPU), "ceilings": ceilings}
+    bench = CpuBench(1)
+    head = {
+        "device": this_cpu(1).name, "target": "cpu", "versions": versions(CPU),
+        "ceilings": bench.ceilings(("float32",)),
+    }  # fmt: skip
     lines = [json.dumps(head)]
-    for p in problems(shapes):
-        work, found = Operands(p, "cpu"), candidates(p, CPU)
-        times: dict[str, float] = {}
-        with accuracy(p.dtype):
-            for c in found:
-                bound = bind(work, p, c.text)
-                bound.check()
-                least = min(clock.lap([bound.run] * 3)) * 1e6
-                if least <= SLOW * min(times.values(), default=least):  # what is far behind is timed no further
-                    entrant = Entrant(c.label, bound.run)
-                    entrant.probe(clock)
-                    entrant.prepare(clock)
-                    race([entrant], clock, ROUNDS)
-                    least = min(entrant.laps)
-                times[c.label] = float(f"{least:.5g}")
+    for i, p in enumerate(problems(shapes)):
+        text = module_of(p, f"untuned_{i}")
+        assert text is not None
+        times = {"aten": float(f"{bench.open(p, text, 0)['aten_us'][ATEN]:.5g}")}
+        for c in candidates(p, CPU):
+            if c.label != "aten":
+                found = [bench.attempt(c.label, c.text, SLOW * min(times.values())) for _ in range(LAPS)]
+                times[c.label] = float(f"{min(one['us'] for one in found):.5g}")
         lines.append(json.dumps({"problem": key_of(p), "us": times}))
         file.parent.mkdir(parents=True, exist_ok=True)
         replace_text(file, "\n".join(lines) + "\n")
@@ -126,11 +121,17 @@ def chance(times: Times, limit: int) -> float:
     return statistics.mean(min(rng.sample(values, limit)) for _ in range(DRAWS))
 
 
-def shuffled(order: Ranked, seed: int) -> Ranked:
-    """The same configurations in an order that knows nothing."""
-    configs = list(order.configs)
-    random.Random(seed).shuffle(configs)
-    return Ranked(tuple(configs), tuple(map(float, range(len(configs)))))
+def wrong(order: Ranked, seed: int) -> Ranked:
+    """The same configurations by a model that is off by a power of each parameter."""
+    rng = random.Random(seed)
+    names = sorted({n for c in order.configs for n in c.as_dict()})
+    off = {n: rng.gauss(0, OFF) for n in names}
+    us = {
+        c: t * math.prod((v + 1) ** off[n] for n, v in c.as_dict().items())
+        for c, t in zip(order.configs, order.modelled_us, strict=True)
+    }
+    configs = sorted(us, key=lambda c: us[c])
+    return Ranked(tuple(configs), tuple(us[c] for c in configs))
 
 
 def ranking_of(p: Problem, times: Times, target: Target, ceilings: Ceilings) -> Ranked:
@@ -142,13 +143,18 @@ def strategies(order: Ranked, times: Times, limit: int) -> dict[str, list[float]
     """Best times over the exhaustive best, a seed each."""
     best = min(times.values())
     made: dict[str, Callable[[int], float]] = {
-        "ranking + search": lambda seed: run(Search(order, limit, seed=seed), times),
-        "ranking alone": lambda seed: min(times[c] for c in order.configs[:limit]),
-        "search alone": lambda seed: run(Search(shuffled(order, seed), limit, seed=seed), times),
+        "corrected": lambda seed: run(Search(order, limit), times),
+        "ranking alone": lambda seed: alone(order, times, limit),
         "chance": lambda seed: chance(times, limit),
+        "model off: corrected": lambda seed: run(Search(wrong(order, seed), limit), times),
+        "model off: ranking": lambda seed: alone(wrong(order, seed), times, limit),
     }
-    once = ("ranking alone", "chance")
-    return {n: [f(seed) / best for seed in range(1 if n in once else SEEDS)] for n, f in made.items()}
+    return {n: [f(seed) / best for seed in range(SEEDS if "off" in n else 1)] for n, f in made.items()}
+
+
+def alone(order: Ranked, times: Times, limit: int) -> float:
+    """The best of the first so many."""
+    return min(times[c] for c in order.configs[:limit])
 
 
 def replay(file: Path, console: Console, *, markdown: bool = False) -> list[dict[str, float]]:
@@ -159,7 +165,7 @@ def replay(file: Path, console: Console, *, markdown: bool = False) -> list[dict
         title=f"{file.name}: {head['device']}, {head['versions']}; best found / best there is", title_justify="left",
         box=box.MARKDOWN if markdown else box.SIMPLE_HEAD,
     )  # fmt: skip
-    names = ("ranking + search", "ranking alone", "search alone", "chance")
+    names = ("corrected", "ranking alone", "chance", "model off: corrected", "model off: ranking")
     for column in ("problem", "configurations", "measured", "ATen", *names):
         table.add_column(column, justify="left" if column == "problem" else "right")
     rows: list[dict[str, float]] = []

@@ -18,21 +18,29 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convgen.calibrate.collectives import beside_model, modelled
+from convgen.calibrate.collectives import KINDS, Collective, misfits_of
 from convgen.calibrate.fit import fit_line
 from convgen.calibrate.links import SIZES, Messages, levels_of, patterns
 from convgen.calibrate.local import Local
 from convgen.calibrate.nodes import Nodes, nodes_of
 from convgen.calibrate.race import Case, Timing, climb, race, settle, tried
 from convgen.calibrate.report import report_text
-from convgen.calibrate.result import Calibration, assumed, machine_of
+from convgen.calibrate.result import Calibration, assumed, machine_of, rounded
 from convgen.calibrate.run import calibrate
+from convgen.calibrate.shapes import SHAPES as SHAPE_LIST
+from convgen.calibrate.shapes import Reached
 from convgen.calibrate.team import Team
 from convgen.calibrate.write import check_output, machine_text, write_machine
 from convgen.commands.main import cli, main
+from convgen.compiler import compile_layer
 from convgen.cost.machine import Machine
 from convgen.cost.machines import load_machine
+from convgen.cost.model import Model
+from convgen.cost.rows import Price
+from convgen.cost.schedule import schedule_cost
 from convgen.errors import InputError
+from convgen.operations.convolution import Convolution
+from convgen.spec.build import layer_from_dict
 from convgen.verify.processes import ProcessFailed, spawn
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,8 +52,16 @@ LOCAL = Local(
     bytes_per_s=2e10,
     flops_per_s={"float32": 1e11, "float64": 5e10},
     convolution_flops_per_s=7e10,
-    launch_s=1e-5,
 )
+SHAPES = [Reached(SHAPE_LIST[0], (5e10, 4e10, 3e10)), Reached(SHAPE_LIST[9], (5e9, 4e9, 3e9))]
+LAUNCH_S = 1e-5
+COLLECTIVES = [
+    Collective("all_gather", 2, 1 << 12, 2e-4, 1e-4),
+    Collective("all_gather", 2, 1 << 20, 8e-4, 1e-4),
+    Collective("all_gather", 4, 1 << 12, 3e-4, 1e-4),
+    Collective("all_reduce", 2, 1 << 12, 1e-4, 2e-4),
+    Collective("all_reduce", 2, 1 << 12, 4e-4, 2e-4),
+]
 LINES = {"inside": (2e-5, 3e9), "across": (5e-5, 1e9), "shared": (6e-5, 7e8), "pair 1": (1e-5, 4e9)}
 
 
@@ -61,7 +77,8 @@ def messages_of(nodes: Nodes) -> dict[str, Messages]:
 
 def calibration(nodes: Nodes, name: str = "mine") -> Calibration:
     messages = messages_of(nodes)
-    machine = machine_of(name, nodes, messages, LOCAL)
+    machine = machine_of(name, nodes, messages, LOCAL, SHAPES, LAUNCH_S)
+    machine = replace(machine, misfits=misfits_of(COLLECTIVES, rounded))
     return Calibration(
         date="2030-01-02",
         backend="gloo",
@@ -71,7 +88,8 @@ def calibration(nodes: Nodes, name: str = "mine") -> Calibration:
         local=LOCAL,
         machine=machine,
         assumed=assumed(LOCAL),
-        collectives=tuple(beside_model(machine, nodes.size, [("all_reduce", 1 << 20, 1e-3)])),
+        shapes=tuple(SHAPES),
+        collectives=tuple(COLLECTIVES),
     )
 
 
@@ -201,11 +219,58 @@ def test_what_is_written_reads_back(tmp_path: Path, nodes: Nodes) -> None:
     assert nodes.text in report_text(found)
 
 
-def test_the_model_of_a_collective_is_the_ring_of_the_lines() -> None:
+def test_what_was_not_measured_is_said() -> None:
+    text = machine_text(calibration(Nodes(1, 2))).replace("\n# ", " ")
+    assert "Not measured: reduce_scatter, all_to_all, exchange, collectives that send more than 1 MiB a rank" in text
+    assert f"{len(SHAPE_LIST) - 2} of {len(SHAPE_LIST)} shapes" in text
+
+
+def test_a_collective_takes_what_was_measured_of_its_kind_group_and_size() -> None:
     machine = calibration(Nodes(1, 4)).machine
-    alpha, rate = LINES["inside"]
-    expected = 6 * alpha + 2 * 3 / 4 * (1 << 20) / rate + 3 / 4 * (1 << 20) * machine.add_s_per_byte
-    assert modelled(machine, 4, "all_reduce", 1 << 20) == pytest.approx(expected)
+    over = machine.over_model
+    assert over("all_gather", 2, 1 << 12) == pytest.approx(2) and over("all_gather", 2, 1 << 20) == pytest.approx(8)
+    assert over("all_gather", 2, 1 << 16) == pytest.approx(4)  # between, as logarithms
+    assert over("all_gather", 2, 16) == pytest.approx(2) and over("all_gather", 2, 1 << 30) == pytest.approx(8)
+    assert over("all_gather", 8, 1 << 12) == pytest.approx(3)  # of the nearest group
+    assert over("all_reduce", 2, 1 << 12) == pytest.approx(1)  # half and twice: the mean of their logarithms
+    assert over("exchange", 2, 1 << 12) == 1.0  # not measured: by the links
+
+
+def test_a_step_takes_what_was_measured() -> None:
+    """A layer's gather and its convolutions, with the machine as the links say and as it was measured."""
+    machine = calibration(Nodes(1, 2)).machine
+    plain = replace(machine, misfits=(), probes=())
+    layer = {"name": "a", "layer": "conv2d", "input": [2, 64, 28, 28], "out_channels": 64, "kernel_size": 3,
+             "padding": 1, "grid": {"C": 2}, "algorithm": "stationary-x"}  # fmt: skip
+    one = compile_layer(layer_from_dict(layer))
+    steps, links = (
+        {s.result: s.cost for s in schedule_cost(one.schedule, Model(one.space, m, "float32")).steps}
+        for m in (machine, plain)
+    )
+    sent = steps["dy_gathered"].sent_bytes
+    assert steps["dy_gathered"].seconds == pytest.approx(
+        machine.over_model("all_gather", 2, sent) * links["dy_gathered"].seconds, rel=1e-6
+    )
+    near, peak = machine.probes[0], dict(machine.peak_flops)["float32"]
+    for result, phase in (("y_partial", 0), ("dx", 1), ("dw", 2)):
+        reached = steps[result].flops / (steps[result].seconds - machine.launch_s)
+        assert reached == pytest.approx(peak * near.efficiency[phase], rel=0.1)  # of 32 channels: the nearest counts
+
+
+def test_a_network_and_a_layer_price_a_convolution_alike() -> None:
+    """Channels, filters and groups of a rank by its block, or by its roles."""
+    machine = calibration(Nodes(1, 2)).machine
+    for groups, letter, algorithm in ((1, "C", "stationary-x"), (1, "F", "stationary-y"), (8, "G", "stationary-x")):
+        layer = {"name": "a", "layer": "conv2d", "input": [2, 64, 12, 12], "out_channels": 96, "kernel_size": 3,
+                 "padding": 1, "groups": groups, "grid": {letter: 2}, "algorithm": algorithm}  # fmt: skip
+        one = compile_layer(layer_from_dict(layer))
+        costs = schedule_cost(one.schedule, Model(one.space, machine, "float32")).steps
+        price = Price(one.layer.grid, machine, "float32")
+        for s in costs:
+            if s.kind.startswith("conv_"):
+                operation = Convolution(s.phase, one.layer.conv)
+                roles = {letter: (letter,)}
+                assert price.local(operation, 0, roles) == pytest.approx(s.cost.time_ps, rel=1e-6)
 
 
 def test_other_commands_take_the_file(tmp_path: Path) -> None:
@@ -234,7 +299,7 @@ def test_a_file_that_reads_back_otherwise_is_not_written(tmp_path: Path) -> None
 def test_noise_and_a_convolution_above_the_peak_are_said() -> None:
     nodes = Nodes(1, 2)
     fast = replace(LOCAL, convolution_flops_per_s=2e11)
-    machine = machine_of("m", nodes, messages_of(nodes), fast)
+    machine = machine_of("m", nodes, messages_of(nodes), fast, SHAPES, LAUNCH_S)
     assert (dict(machine.peak_flops)["float32"], machine.efficiency) == (2e11, 1.0)
     found = replace(calibration(nodes), local=fast, machine=machine)
     assert "the convolution's below" in machine_text(found)
@@ -396,7 +461,8 @@ def test_the_command_measures_and_writes(tmp_path: Path) -> None:
     assert machine.levels[0].bytes_per_s == pytest.approx(inside["bytes_per_s"], rel=1e-3)
     assert machine.levels[0].bytes_per_s == pytest.approx(1e9, rel=1e-3)
     assert len(inside["times"]) >= 4
-    assert {c["kind"] for c in found["collectives"]} == {"all_gather", "reduce_scatter", "all_reduce"}
+    assert {c["kind"] for c in found["collectives"]} == set(KINDS) == {m.kind for m in machine.misfits}
+    assert machine.probes and all(e > 0 for p in machine.probes for e in p.efficiency)
     assert 1e7 < machine.memory_bytes_per_s < 1e13 and 1e7 < dict(machine.peak_flops)["float32"] < 1e14
     assert sorted(p.name for p in tmp_path.iterdir()) == ["here.yaml", "launched.py"]
 

@@ -15,6 +15,9 @@ from convgen.resources import data_file
 from convgen.spec.build import layer_from_dict
 from convgen.spec.layer import DTYPES, Layer
 
+PROBES = "measured_convolutions: [{channels: 1, filters: 1, taps: 1, pixels: 1, efficiency: "
+MISFITS = "measured_collectives: [{collective: all_reduce, "
+
 
 def layer(**keys: object) -> Layer:
     base = {"name": "a", "layer": "conv1d", "input": [2, 4, 8], "out_channels": 4, "kernel_size": 3, "grid": {"N": 2}}
@@ -61,6 +64,12 @@ def test_an_unknown_machine_is_refused_with_those_that_exist() -> None:
         ("ranks_per_node: 16", "ranks_per_node: 0", "ranks_per_node can't be 0"),
         ("name: cpu", "name: 3", "name can't be 3"),
         ("launch_s: 1.0e-5", "", "launch_s of a machine is missing"),
+        ("launch_s: 1.0e-5", f"launch_s: 1e-5\n{PROBES}[0.1, 0.2]}}]", "efficiency has 2 numbers"),
+        ("launch_s: 1.0e-5", f"launch_s: 1e-5\n{PROBES}[0.1, 0, 1]}}]", "efficiency can't be 0"),
+        ("launch_s: 1.0e-5", f"launch_s: 1e-5\n{MISFITS}ranks: 2, bytes: [1, 2], over_model: [1]}}]", "2 bytes and 1"),
+        ("launch_s: 1.0e-5", f"launch_s: 1e-5\n{MISFITS}ranks: 2, bytes: [2, 1], over_model: [1, 1]}}]", "ascend"),
+        ("launch_s: 1.0e-5", f"launch_s: 1e-5\n{MISFITS}ranks: 0, bytes: [1], over_model: [1]}}]", "ranks can't be 0"),
+        ("launch_s: 1.0e-5", "launch_s: 1e-5\nmeasured_collectives: {}", "measured_collectives is no list"),
     ],
 )
 def test_wrong_files_are_refused(tmp_path: Path, old: str, new: str, said: str) -> None:

@@ -19,6 +19,7 @@ from convgen.kernels.problem import LocalDim, Problem
 from convgen.spec.target import read_target
 from convgen.tune import bind, tuner
 from convgen.tune.ahead import prepare
+from convgen.tune.bench_gpu import GpuBench
 from convgen.tune.candidates import Candidate, candidates, ranked
 from convgen.tune.clock import CpuClock
 from convgen.tune.database import Ceilings, update
@@ -26,7 +27,6 @@ from convgen.tune.device import Device
 from convgen.tune.model import assumed_ceilings, bounds_us, modelled_us
 from convgen.tune.operands import halo_regions
 from convgen.tune.wanted import Use, Wanted
-from convgen.tune.worker import Bench
 from convgen.verify.interpreter import launch
 
 SM_90 = read_target("cuda:sm_90").known()
@@ -47,15 +47,17 @@ class InProcess:
     """The measuring process's bench, here, with interpreted kernels."""
 
     def __init__(self, *given: object) -> None:
-        self.bench = Bench(SM_90, CpuClock(1))
+        self.bench = GpuBench(CpuClock(1))
 
     def open(self, p: Problem) -> dict[str, float]:
-        return self.bench.open(p, 0)["aten_us"]
+        return self.bench.open(p, "", 0)["aten_us"]
 
     def attempt(self, candidate: Candidate, best_us: float) -> dict[str, Any]:
         return self.bench.attempt(candidate.label, candidate.text, best_us)
 
-    def race(self, found: Sequence[Candidate], rounds: int, seed: int, seconds: float) -> dict[str, Any]:
+    def race(
+        self, found: Sequence[Candidate], rounds: int, seed: int, seconds: float, calls: int = 0, settle: object = ()
+    ) -> dict[str, Any]:
         return self.bench.race(tuple((c.label, c.text) for c in found), rounds, seed, 0.0)
 
     def close(self) -> None: ...

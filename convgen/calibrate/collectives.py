@@ -1,37 +1,55 @@
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
-# (parts of torch.distributed have no types)
-"""Collectives of all ranks as torch.distributed runs them, beside what the model makes of the measured links."""
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# (parts of torch, and modules, have no types)
+"""Collectives as modules run them, packing and adding included, beside what the model makes of the measured links.
+
+Layers of a few algorithms and sizes are compiled for groups of ranks, and their steps run forward and backward; each
+conversion's seconds are taken inside the module. A step's seconds beside its conversions are what a module and autograd
+take around local work that is next to nothing: the smallest layer's are what launching a local operation costs.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+from types import ModuleType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from convgen.algebra.grid import Grid
 from convgen.algebra.redistribute import Kind
-from convgen.calibrate.race import Case, climb, race
-from convgen.calibrate.team import Call, Team
-from convgen.cost.links import collective_seconds
+from convgen.calibrate.team import Team
+from convgen.compiler import Compiled, compile_layer
 from convgen.cost.machine import Machine
+from convgen.cost.machine_measured import Misfit
+from convgen.cost.model import Model
+from convgen.cost.schedule import schedule_cost
+from convgen.kernels.load import load_text
+from convgen.program.nodes import Convert
+from convgen.spec.build import layer_from_dict
 
-KINDS: tuple[Kind, ...] = ("all_gather", "reduce_scatter", "all_reduce")
-VECTORS = (1 << 12, 1 << 18, 1 << 23)  # bytes, about: 4 KiB, 256 KiB, 8 MiB
+KINDS: tuple[Kind, ...] = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "exchange")
+FUNCTIONS = ("all_gather", "reduce_scatter", "all_reduce", "rearrange")  # of a module, each told its step's name
+SIZES = (1 << 12, 1 << 15, 1 << 18, 1 << 21, 1 << 23)  # bytes that a rank sends, about: 4 KiB to 8 MiB
+LEAST_LAPS, MOST_LAPS, WARM = 5, 40, 2
+KINDS_OF_LAYERS = 4
+LOCAL_STEPS = 3  # local convolutions of a layer's step
+Layers = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One collective of all ranks.
+    """One conversion among groups of so many ranks.
 
     Attributes:
-        vector_bytes: the whole vector: what all ranks have after an all-gather, or before a reduction.
-        modelled_s: by the measured machine.
+        sent_bytes: by each rank.
+        modelled_s: by the measured links.
     """
 
     kind: Kind
-    vector_bytes: int
+    ranks: int
+    sent_bytes: int
     measured_s: float
     modelled_s: float
 
@@ -40,49 +58,178 @@ class Collective:
         return self.modelled_s / self.measured_s
 
 
-def measure_collectives(team: Team, seconds: float) -> list[tuple[Kind, int, float]]:
-    """(kind, bytes of the whole vector, seconds) of float32 collectives."""
-    rungs = [[Case(kind, size, _call(team, kind, size)) for kind in KINDS] for size in _vectors(team.size)]
-    timings = race(team, climb(team, rungs, 0.5 * seconds, at_least=2), 0.5 * seconds)
-    return [(kind, t.size, t.seconds) for kind in KINDS for t in timings if t.label == kind]
+@dataclass
+class Ran:
+    """A layer that ran: seconds of each conversion by its result, and of all else in a step."""
+
+    compiled: Compiled
+    ranks: int
+    conversions: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    rest: list[float] = field(default_factory=list[float])
 
 
-def _vectors(ranks: int) -> list[int]:
-    """Bytes of vectors that ranks have equal parts of."""
-    return [max(1, size // (4 * ranks)) * 4 * ranks for size in VECTORS]
+def measure_collectives(team: Team, seconds: float, target: str) -> list[Ran]:
+    """Layers of growing size, while time lasts, for groups of 2, 4, ... and of all ranks; the same on every rank.
 
-
-def _call(team: Team, kind: Kind, size: int) -> Call:
-    whole = torch.zeros(size // 4, device=team.device)
-    part = torch.zeros(size // 4 // team.size, device=team.device)
-    parts = list(whole.split(part.numel()))
-    # torch 2.13 has a new name for it and deprecates the old one.
-    gather: Any = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor")  # noqa: B009
-
-    def all_gather() -> None:
-        gather(whole, part)
-
-    def reduce_scatter() -> None:
-        dist.reduce_scatter(part, parts)
-
-    def all_reduce() -> None:
-        dist.all_reduce(whole)
-
-    calls = {"all_gather": all_gather, "reduce_scatter": reduce_scatter, "all_reduce": all_reduce}
-    return team.communicate(calls[kind])
-
-
-def modelled(machine: Machine, ranks: int, kind: Kind, vector_bytes: int) -> float:
-    """Seconds of a collective of so many ranks, numbered node by node, by the machine's algorithm for it."""
-    axis = "rank"
-    sent = vector_bytes * (ranks - 1) / ranks * (2 if kind == "all_reduce" else 1)
-    found, _ = collective_seconds(
-        Grid(((axis, ranks),)), machine.levels, kind, (axis,), sent, machine.add_s_per_byte,
-        machine.collectives.of(kind),
-    )  # fmt: skip
+    Args:
+        target: of the modules.
+    """
+    groups = sorted({g for g in (2, 4, 8, 16, 32, 64, team.size) if team.size % g == 0 and g <= team.size})
+    start, found = time.perf_counter(), list[Ran]()
+    for size in SIZES:
+        for ranks in groups:
+            for name, layer in _layers(ranks, size).items():
+                late = time.perf_counter() - start > seconds
+                if team.agree(late) and size > SIZES[0]:
+                    return found
+                given = {"name": f"calibrate_{name}_{ranks}_{size}", "target": target, **layer}
+                compiled = compile_layer(layer_from_dict(given))
+                found.append(_run(team, compiled, ranks, 0.3 * seconds / (len(SIZES) * len(groups) * KINDS_OF_LAYERS)))
     return found
 
 
-def beside_model(machine: Machine, ranks: int, measured: list[tuple[Kind, int, float]]) -> list[Collective]:
-    """What was measured, and what the machine's numbers give for it."""
-    return [Collective(kind, size, s, modelled(machine, ranks, kind, size)) for kind, size, s in measured]
+def _layers(ranks: int, size: int) -> dict[str, Layers]:
+    """Layers whose conversions send about so many bytes a rank: 1x1, that local work is small beside them."""
+    values = max(size // 4, ranks)
+    rows = max(1, round((values / 64) ** 0.5))  # of 64 filters: a reduce-scatter, an all-gather
+    wide = max(ranks, round(values**0.5))  # dw of so many channels and filters: an all-reduce
+    image = {"layer": "conv2d", "kernel_size": 1}
+    swapped = {"a": ranks}
+    return {
+        "channels": image | {"input": [1, ranks, rows, rows], "out_channels": 64 // ranks * ranks or ranks,
+                             "grid": {"C": ranks}, "algorithm": "stationary-x"},
+        "samples": image | {"input": [ranks, wide, 2, 2], "out_channels": wide, "grid": {"N": ranks},
+                            "algorithm": "sample"},
+        "rows": {"layer": "conv2d", "kernel_size": 3, "padding": 1, "input": [1, 16, 4 * ranks, max(4, values // 16)],
+                 "out_channels": 1, "grid": {"H": ranks}, "algorithm": "spatial"},
+        "swapped": image | {"input": [ranks, 16 * ranks, rows, 4 * rows], "out_channels": ranks, "grid": swapped,
+                            "distribution": {"x": ["*", "a", "*", "*"], "w": ["*", "*"], "y": ["a", "*", "*", "*"]},
+                            "roles": {p: {"a": "N"} for p in ("forward", "backward_data", "backward_filter")}},
+    }  # fmt: skip
+
+
+def _run(team: Team, compiled: Compiled, ranks: int, seconds: float) -> Ran:
+    """Steps of a layer, all groups at once."""
+    module, ran = load_text(compiled.module()), Ran(compiled, ranks)
+    first = team.rank // ranks * ranks
+    mesh = module.init_mesh(team.device.type, ranks=range(first, first + ranks))
+    conv, generator = compiled.layer.conv, torch.Generator().manual_seed(0)
+    shapes = {"x": conv.shape("x"), "w": conv.shape("w"), "dy": conv.shape("y")}
+    x, w, dy = (
+        module.scatter(n, torch.randn(shape, generator=generator).to(team.device), mesh).requires_grad_(n != "dy")
+        for n, shape in shapes.items()
+    )
+    laps: dict[str, float] = {}
+    _watch(module, laps, team)
+
+    def step() -> None:
+        laps.clear()
+        team.barrier()
+        start = time.perf_counter()
+        torch.autograd.grad(module.conv(x, w, mesh=mesh), (x, w), dy)
+        team.sync()
+        whole = time.perf_counter() - start
+        for name, taken in laps.items():
+            ran.conversions.setdefault(name, []).append(taken)
+        ran.rest.append(whole - sum(laps.values()))
+
+    for _ in range(WARM):
+        team.communicate(step)()
+    ran.conversions.clear()
+    ran.rest.clear()
+    begun = time.perf_counter()
+    for lap in range(MOST_LAPS):
+        if team.agree(lap >= LEAST_LAPS and time.perf_counter() - begun > seconds):
+            break
+        team.communicate(step)()
+    return ran
+
+
+def _watch(module: ModuleType, laps: dict[str, float], team: Team) -> None:
+    """Have a module's conversions note their seconds."""
+
+    def watched(run: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(name: str, *rest: Any) -> Any:
+            team.sync()
+            start = time.perf_counter()
+            result = run(name, *rest)
+            team.sync()
+            laps[name] = time.perf_counter() - start
+            return result
+
+        return timed
+
+    for name in FUNCTIONS:
+        if name in vars(module):
+            vars(module)[name] = watched(vars(module)[name])
+
+
+def gathered(team: Team, found: Sequence[Ran]) -> list[Ran]:
+    """The same of all ranks: conversions with their mean in each lap, since what one waits for another, that one does
+    not; all else with the slowest."""
+    everyone = team.gather([(ran.conversions, ran.rest) for ran in found])
+
+    def mean(lists: Sequence[Sequence[float]]) -> list[float]:
+        return [sum(lap) / len(lap) for lap in zip(*lists, strict=True)]
+
+    return [
+        replace(
+            ran,
+            conversions={name: mean([one[i][0][name] for one in everyone]) for name in ran.conversions},
+            rest=[max(lap) for lap in zip(*(one[i][1] for one in everyone), strict=True)],
+        )
+        for i, ran in enumerate(found)
+    ]
+
+
+def launch_s(found: Sequence[Ran]) -> float:
+    """Seconds around a local convolution: of the smallest layers, what a step takes beside its conversions."""
+    return median(median(ran.rest) for ran in found[:KINDS_OF_LAYERS]) / LOCAL_STEPS
+
+
+def beside_model(machine: Machine, found: Sequence[Ran]) -> list[Collective]:
+    """What was measured, and what the machine's links give for it."""
+    made: list[Collective] = []
+    for ran in found:
+        one = ran.compiled
+        steps = {s.result: s for s in schedule_cost(one.schedule, Model(one.space, machine, one.layer.dtype)).steps}
+        for step in _conversions(one):
+            if step.result in ran.conversions and (cost := steps[step.result].cost).sent_bytes:
+                taken = median(ran.conversions[step.result])
+                made.append(Collective(step.kind, ran.ranks, cost.sent_bytes, taken, cost.seconds))
+    return sorted(made, key=lambda c: (KINDS.index(c.kind), c.ranks, c.sent_bytes))
+
+
+def _conversions(one: Compiled) -> Iterator[Convert]:
+    return (step for _, step in one.schedule.steps() if isinstance(step, Convert) and step.kind != "slice")
+
+
+def misfits_of(found: Sequence[Collective], rounded: Callable[[float], float]) -> tuple[Misfit, ...]:
+    """What the machine file says of them; of conversions that send as much, the mean of logarithms."""
+    made: list[Misfit] = []
+    for kind in KINDS:
+        for ranks in sorted({c.ranks for c in found if c.kind == kind}):
+            by_bytes: dict[int, list[float]] = {}
+            for c in found:
+                if (c.kind, c.ranks) == (kind, ranks):
+                    by_bytes.setdefault(c.sent_bytes, []).append(c.measured_s / c.modelled_s)
+            over = _geometric_means(by_bytes)
+            made.append(
+                Misfit(
+                    kind=kind,
+                    ranks=ranks,
+                    bytes=tuple(float(n) for n in over),
+                    over_model=tuple(rounded(f) for f in over.values()),
+                )
+            )
+    return tuple(made)
+
+
+def _geometric_means(by_bytes: Mapping[int, Sequence[float]]) -> dict[int, float]:
+    found: dict[int, float] = {}
+    for size, ratios in sorted(by_bytes.items()):
+        product = 1.0
+        for ratio in ratios:
+            product *= ratio
+        found[size] = product ** (1 / len(ratios))
+    return found

@@ -35,7 +35,6 @@ class Local:
         flops_per_s: of matrix products, by dtype; those that time sufficed for, float32 always.
         convolution_flops_per_s: of CONVOLUTION in float32, forward.
         bytes_per_s: of a copy, read and written.
-        launch_s: a convolution of one element.
         memory_bytes: of the device, or a rank's share of the node's.
         threads: of a rank; 0 on a GPU.
     """
@@ -46,7 +45,6 @@ class Local:
     bytes_per_s: float
     flops_per_s: dict[str, float]
     convolution_flops_per_s: float
-    launch_s: float
 
 
 def measure_local(team: Team, ranks_per_node: int, seconds: float) -> Local:
@@ -57,12 +55,10 @@ def measure_local(team: Team, ranks_per_node: int, seconds: float) -> Local:
     target = torch.empty_like(source)
     n, image = SAMPLES[kind], (64, 56, 56)
     x, w = torch.randn((n, *image), device=team.device), torch.randn((64, 64, 3, 3), device=team.device)
-    tiny = torch.ones((1, 1, 1, 1), device=team.device)
     conv = torch.nn.functional.conv2d
     cases = [
         Case("copy", COPIED[kind], lambda: target.copy_(source)),
         Case("convolution", 2 * n * 64 * 64 * 9 * 56 * 56, lambda: conv(x, w, padding=1)),
-        Case("launch", 1, lambda: conv(tiny, tiny)),
     ]
     with torch.inference_mode(), accuracy("float32"):
         ready = [settle(team, [case], LONG_S) for case in cases]
@@ -83,7 +79,6 @@ def measure_local(team: Team, ranks_per_node: int, seconds: float) -> Local:
         bytes_per_s=2 * rate("copy"),
         flops_per_s={d: 2 * timings[d].size ** 3 / timings[d].seconds for d in DTYPES if d in timings},
         convolution_flops_per_s=rate("convolution"),
-        launch_s=timings["launch"].seconds,
     )
 
 

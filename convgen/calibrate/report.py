@@ -30,7 +30,7 @@ def unsteady_text(noise: float) -> str:
 
 
 def report_text(found: Calibration) -> str:
-    """Messages and their lines, collectives beside the model, and local work."""
+    """Messages and their lines, collectives beside the model, local work, and convolutions by shape."""
     local, machine = found.local, found.machine
     threads = f"; {local.threads} thread{'s' if local.threads > 1 else ''} a rank" if local.threads else ""
     lines = [f"{found.nodes.text}, {found.backend}, torch {found.torch}; {local.device}{threads}", ""]
@@ -41,9 +41,9 @@ def report_text(found: Calibration) -> str:
         error, worst = f"{m.fit.median_error:.1%}", f"{m.fit.worst_error:.1%}"
         rows.append((m.pattern.label, sizes, str(m.timings[0].laps), _us(m.fit.latency_s), rate, error, worst))
     lines += [*_columns(rows, left=2), ""]
-    rows = [("collective", "vector", "measured", "modelled", "modelled / measured")]
+    rows = [("collective", "ranks", "sent", "in modules", "by the links", "links / modules")]
     rows += [
-        (c.kind, bytes_text(c.vector_bytes), _us(c.measured_s), _us(c.modelled_s), f"{c.ratio:.2f}")
+        (c.kind, str(c.ranks), bytes_text(c.sent_bytes), _us(c.measured_s), _us(c.modelled_s), f"{c.ratio:.2f}")
         for c in found.collectives
     ]
     lines += [*_columns(rows, left=2), ""]
@@ -52,9 +52,16 @@ def report_text(found: Calibration) -> str:
     rows += [(f"matrix product, {dtype}", f"{flops / 1e9:.2f} GFLOP/s") for dtype, flops in local.flops_per_s.items()]
     reached = f"{local.convolution_flops_per_s / 1e9:.2f} GFLOP/s"
     rows.append((f"convolution, float32 (efficiency {machine.efficiency:.2f})", reached))
-    rows.append(("smallest convolution", _us(local.launch_s)))
+    rows.append(("around a local operation", _us(machine.launch_s)))
     rows.append(("memory", f"{local.memory_bytes / (1 << 30):.1f} GiB"))
-    lines += _columns(rows, left=1)
+    lines += [*_columns(rows, left=1), ""]
+    rows = [("convolution", "pixels", "groups", "forward", "backward-data", "backward-filter")]
+    for one in found.shapes:
+        s = one.shape
+        forward, data, filter_ = (f"{rate / 1e9:.1f}" for rate in one.flops_per_s)
+        text = f"{s.channels} to {s.filters}, {s.kernel}x{s.kernel}"
+        rows.append((text, str(s.pixels), str(s.groups), forward, data, filter_))
+    lines += [*_columns(rows, left=1), "(GFLOP/s in float32)"]
     if guessed := [dtype for dtype, why in found.assumed.items() if why.startswith("assumed")]:
         lines.append(f"no time for {', '.join(guessed)}: assumed as fast as float32")
     if found.noise > NOISY:
@@ -88,6 +95,7 @@ def report_json(found: Calibration, path: str) -> dict[str, Any]:
         },
         "collectives": [asdict(c) | {"modelled_over_measured": c.ratio} for c in found.collectives],
         "local": asdict(found.local),
+        "shapes": [asdict(one) for one in found.shapes],
         "assumed": dict(found.assumed),
         "machine": asdict(found.machine) | {"peak_flops": dict(found.machine.peak_flops)},
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -10,7 +10,9 @@ from convgen.calibrate.collectives import Collective
 from convgen.calibrate.links import Messages, levels_of
 from convgen.calibrate.local import Local
 from convgen.calibrate.nodes import Nodes
+from convgen.calibrate.shapes import Reached
 from convgen.cost.machine import Machine
+from convgen.cost.machine_measured import Probe
 from convgen.spec.layer import DTYPES
 
 DIGITS = 4  # of a machine file's numbers; times repeat no better
@@ -37,6 +39,7 @@ class Calibration:
     local: Local
     machine: Machine
     assumed: Mapping[str, str]
+    shapes: tuple[Reached, ...]
     collectives: tuple[Collective, ...]
 
     @property
@@ -45,12 +48,20 @@ class Calibration:
         return median(t.spread for m in self.messages.values() for t in m.timings)
 
 
-def machine_of(name: str, nodes: Nodes, messages: Mapping[str, Messages], local: Local) -> Machine:
-    """The machine with these links and ranks, its numbers rounded as its file has them.
+def machine_of(
+    name: str,
+    nodes: Nodes,
+    messages: Mapping[str, Messages],
+    local: Local,
+    shapes: Sequence[Reached],
+    launch_s: float,
+) -> Machine:
+    """The machine with these links and ranks, its numbers rounded as its file has them; without its misfits.
 
     The peak in float32 is the convolution's where that is faster than a matrix product, as Winograd's may be.
     """
     peak = {**local.flops_per_s, "float32": max(local.flops_per_s["float32"], local.convolution_flops_per_s)}
+    whole = rounded(peak["float32"])
     return Machine(
         name=name,
         device=local.device,
@@ -58,17 +69,30 @@ def machine_of(name: str, nodes: Nodes, messages: Mapping[str, Messages], local:
         levels=tuple(
             replace(
                 level,
-                latency_s=_rounded(level.latency_s),
-                bytes_per_s=_rounded(level.bytes_per_s),
-                shared_bytes_per_s=None if level.shared_bytes_per_s is None else _rounded(level.shared_bytes_per_s),
+                latency_s=rounded(level.latency_s),
+                bytes_per_s=rounded(level.bytes_per_s),
+                shared_bytes_per_s=None if level.shared_bytes_per_s is None else rounded(level.shared_bytes_per_s),
             )
             for level in levels_of(nodes, messages)
         ),
-        memory_bytes=_rounded(local.memory_bytes),
-        memory_bytes_per_s=_rounded(local.bytes_per_s),
-        peak_flops=tuple((dtype, _rounded(peak[_source(local, dtype)])) for dtype in DTYPES),
-        efficiency=_rounded(local.convolution_flops_per_s / peak["float32"]),
-        launch_s=_rounded(local.launch_s),
+        memory_bytes=rounded(local.memory_bytes),
+        memory_bytes_per_s=rounded(local.bytes_per_s),
+        peak_flops=tuple((dtype, rounded(peak[_source(local, dtype)])) for dtype in DTYPES),
+        efficiency=rounded(local.convolution_flops_per_s / peak["float32"]),
+        launch_s=rounded(launch_s),
+        probes=tuple(_probe(one, whole) for one in shapes),
+    )
+
+
+def _probe(one: Reached, peak: float) -> Probe:
+    s, (forward, data, filter_) = one.shape, (rounded(rate / peak, 3) for rate in one.flops_per_s)
+    return Probe(
+        channels=s.channels,
+        filters=s.filters,
+        taps=s.kernel**2,
+        pixels=s.pixels,
+        groups=s.groups,
+        efficiency=(forward, data, filter_),
     )
 
 
@@ -85,5 +109,6 @@ def _source(local: Local, dtype: str) -> str:
     return dtype if dtype in local.flops_per_s else "float32"
 
 
-def _rounded(number: float) -> float:
-    return float(f"{number:.{DIGITS - 1}e}")
+def rounded(number: float, digits: int = DIGITS) -> float:
+    """As a machine file has it."""
+    return float(f"{number:.{digits - 1}e}")

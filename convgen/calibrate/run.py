@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 
-from convgen.calibrate.collectives import beside_model, measure_collectives
+from convgen.calibrate.collectives import beside_model, gathered, launch_s, measure_collectives, misfits_of
 from convgen.calibrate.links import measure_messages
 from convgen.calibrate.local import measure_local
 from convgen.calibrate.nodes import nodes_of
-from convgen.calibrate.result import Calibration, assumed, machine_of
+from convgen.calibrate.result import Calibration, assumed, machine_of, rounded
+from convgen.calibrate.shapes import measure_shapes
 from convgen.calibrate.team import Team
 from convgen.calibrate.write import check_output
 from convgen.errors import InputError
+from convgen.tune.gpu import this_gpu
 
-SHARES = {"links": 0.4, "local": 0.4, "collectives": 0.2}  # of the seconds
+SHARES = {"links": 0.25, "local": 0.15, "shapes": 0.25, "collectives": 0.35}  # of the seconds
 Say = Callable[[str], None]
 
 
@@ -40,9 +43,12 @@ def calibrate(team: Team, name: str, output: Path, seconds: float, say: Say, hos
     messages = measure_messages(team, nodes, SHARES["links"] * seconds)
     say("copies, products, a convolution")
     local = measure_local(team, nodes.ranks, SHARES["local"] * seconds)
-    say("collectives")
-    collectives = measure_collectives(team, SHARES["collectives"] * seconds)
-    machine = machine_of(name, nodes, messages, local)
+    say("convolutions by shape")
+    shapes = measure_shapes(team, SHARES["shapes"] * seconds)
+    say("collectives, in modules")
+    ran = gathered(team, measure_collectives(team, SHARES["collectives"] * seconds, _target(team)))
+    links = machine_of(name, nodes, messages, local, shapes, launch_s(ran))
+    collectives = tuple(beside_model(links, ran))
     return Calibration(
         date=datetime.now(UTC).date().isoformat(),
         backend="gloo" if team.device.type == "cpu" else "nccl",
@@ -50,10 +56,20 @@ def calibrate(team: Team, name: str, output: Path, seconds: float, say: Say, hos
         nodes=nodes,
         messages=messages,
         local=local,
-        machine=machine,
+        machine=replace(links, misfits=misfits_of(collectives, rounded)),
         assumed=assumed(local),
-        collectives=tuple(beside_model(machine, team.size, collectives)),
+        shapes=tuple(shapes),
+        collectives=collectives,
     )
+
+
+def _target(team: Team) -> str:
+    """What modules are compiled for."""
+    if team.device.type == "cpu":
+        return "cpu"
+    found = this_gpu()
+    assert found is not None
+    return found.target
 
 
 def _refuse_together(team: Team, output: Path) -> None:

@@ -7,13 +7,15 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import wrap
 
-from convgen.calibrate.collectives import KINDS
+from convgen.calibrate.collectives import KINDS, SIZES
 from convgen.calibrate.links import Messages
 from convgen.calibrate.local import CONVOLUTION, COPIED
 from convgen.calibrate.report import bytes_text, unsteady_text
 from convgen.calibrate.result import DIGITS, NOISY, Calibration
-from convgen.cost.machine import Level
+from convgen.calibrate.shapes import SHAPES
+from convgen.cost.machine import Level, Machine
 from convgen.cost.machines import load_machine
 from convgen.errors import InputError, InternalError
 from convgen.files import check_file
@@ -51,8 +53,38 @@ def machine_text(found: Calibration) -> str:
         lines += _entry(f"  {dtype}", flops, remarks.get(dtype, ""))
     reached = f"measured: {CONVOLUTION}, float32, forward, over float32's peak"
     lines += _entry("efficiency", machine.efficiency, reached)
-    lines += _entry("launch_s", machine.launch_s, "measured: a convolution of one element")
-    return "\n".join([*lines, ""])
+    said = "measured: a third of what a module's smallest step takes beside its collectives"
+    lines += _entry("launch_s", machine.launch_s, said)
+    return "\n".join([*lines, *_misfits(machine), *_probes(machine), ""])
+
+
+def _misfits(machine: Machine) -> list[str]:
+    if not machine.misfits:
+        return []
+    lines = ["measured_collectives:  # in modules, packing and adding included, over what the links above give"]
+    for m in machine.misfits:
+        over = ", ".join(f"{n:.{DIGITS}g}" for n in m.over_model)
+        lines.append(
+            f"  - {{collective: {m.kind}, ranks: {m.ranks}, bytes: [{_whole(m.bytes)}], over_model: [{over}]}}"
+        )
+    return lines
+
+
+def _whole(numbers: Sequence[float]) -> str:
+    return ", ".join(f"{n:.0f}" for n in numbers)
+
+
+def _probes(machine: Machine) -> list[str]:
+    if not machine.probes:
+        return []
+    lines = [
+        "measured_convolutions:  # float32: forward, backward-data, backward-filter over the peak, memory included"
+    ]
+    for p in machine.probes:
+        groups = f"groups: {p.groups}, " if p.groups > 1 else ""
+        shape = f"channels: {p.channels}, filters: {p.filters}, taps: {p.taps}, pixels: {p.pixels}, {groups}"
+        lines.append(f"  - {{{shape}efficiency: [{', '.join(f'{e:g}' for e in p.efficiency)}]}}")
+    return lines
 
 
 def _header(found: Calibration) -> list[str]:
@@ -69,10 +101,26 @@ def _header(found: Calibration) -> list[str]:
     ratios = [(kind, [c.ratio for c in found.collectives if c.kind == kind]) for kind in KINDS]
     held = ", ".join(f"{kind} {_range(some)}" for kind, some in ratios if some)
     if held:
-        lines += ["# Modelled over measured seconds of collectives of all ranks, taken to be rings:", f"# {held}."]
+        lines += _remark(f"Collectives modelled by the links alone, over what they take (corrected below): {held}.")
+    if missing := _not_measured(found):
+        lines += _remark(f"Not measured: {', '.join(missing)}.")
     if (noise := found.noise) > NOISY:
         lines.append(f"# Unsteady: {unsteady_text(noise)}.")
     return lines
+
+
+def _remark(text: str) -> list[str]:
+    return wrap(text, 118, initial_indent="# ", subsequent_indent="# ")
+
+
+def _not_measured(found: Calibration) -> list[str]:
+    """What time, or the ranks, did not suffice for."""
+    seen = {c.kind for c in found.collectives}
+    missing = [kind for kind in KINDS if kind not in seen]
+    largest = max((c.sent_bytes for c in found.collectives), default=0)
+    missing += [f"collectives that send more than {bytes_text(largest)} a rank"] * (largest < SIZES[-1] // 2)
+    missing += [f"{len(SHAPES) - len(found.shapes)} of {len(SHAPES)} shapes"] * (len(found.shapes) < len(SHAPES))
+    return [*missing, *(d for d, why in found.assumed.items() if why.startswith("assumed"))]
 
 
 def _range(ratios: Sequence[float]) -> str:

@@ -60,7 +60,6 @@ def tune(files: Sequence[str], **given: Any) -> None:
     if target is not None and target.startswith(("sm_", "gfx")):
         given["target"] = f"{'cuda' if target.startswith('sm_') else 'hip'}:{target}"
     need("torch", "tuning runs what it tunes, which needs torch")
-    need("optuna", "the search is Optuna's", extra="tune")
     need("filelock", "databases are written under a lock", extra="tune")
     if options["plot"] and not options["partitions"]:
         raise InputError("--plot draws partitions", hint="--partitions 1,2,4,8 --plot FILE")
@@ -153,6 +152,8 @@ def _measure(wanted: Sequence[Wanted], device: Device, target: Target, options: 
             done.extend(tuner.run(wanted))
         except KeyboardInterrupt:
             interrupted = True
+    place = {w.key: i for i, w in enumerate(wanted)}
+    done.sort(key=lambda o: place[o.wanted.key])
     if options["as_json"]:
         click.echo(json.dumps([record(o, device.name) for o in done], indent=1))
     else:

@@ -9,12 +9,23 @@ products are counted over the rows of x, its coarse activation.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from math import prod
+
 import numpy as np
 from numpy.typing import NDArray
 
-from convgen.algebra.layout import Layout
+from convgen.algebra.grid import Grid
+from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.space import Space
+from convgen.cost.machine import Machine
 from convgen.cost.traffic import blocks_volume
+from convgen.operations.convolution import MAKES, Convolution
+from convgen.operations.row import Operation
+from convgen.operations.transposed import EXCHANGED, TransposedConvolution
+from convgen.program.nodes import Phase
+
+PHASE_OF: dict[str, Phase] = {made: phase for phase, made in MAKES.items()}
 
 
 def convolution_flops(space: Space, operands: tuple[Layout, Layout, Layout]) -> NDArray[np.int64]:
@@ -33,3 +44,50 @@ def convolution_elements(space: Space, operands: tuple[Layout, Layout, Layout]) 
 def frame_elements(space: Space, layout: Layout) -> NDArray[np.int64]:
     """Elements of each rank's frame, zero rows and kernel taps included."""
     return space.elements(layout) if layout.has_window else blocks_volume(space, layout)
+
+
+def layers_flops_per_s(
+    machine: Machine, dtype: str, space: Space, operands: tuple[Layout, Layout, Layout], flops: int
+) -> float:
+    """What the slowest rank's convolution reaches, by its shape. `flops`: that rank's."""
+    if not machine.probes:
+        return machine.flops_per_s(dtype)
+    conv, w = space.conv, next(layout for layout in operands if layout.tensor == "w")
+    sizes = [int((hi - lo).max()) for lo, hi in (space.block("w", d, w.axes[d]) for d in (0, 1))]
+    x = next((layout for layout in operands if layout.tensor == conv.fine), None)
+    channels = sizes[1]
+    groups = 1
+    if conv.groups > 1 and x is not None:
+        lo, hi = space.block(conv.fine, 1, x.axes[1])
+        groups = max(1, int((hi - lo).max()) // max(channels, 1))
+    phase = conv.direct_phase(PHASE_OF[operands[2].tensor])
+    return _reached(machine, dtype, phase, (channels, sizes[0] // groups, conv.taps, groups), flops)
+
+
+def rows_flops_per_s(
+    machine: Machine, dtype: str, operation: Operation, roles: Mapping[str, Axes], grid: Grid, flops: int
+) -> float:
+    """The same of a network's row, by its roles."""
+    if not machine.probes or not isinstance(operation, (Convolution, TransposedConvolution)):
+        return machine.flops_per_s(dtype)
+    if isinstance(operation, TransposedConvolution):
+        roles = {EXCHANGED.get(i, i): axes for i, axes in roles.items()}
+        operation = operation.sum
+    conv = operation.conv
+
+    def share(index: str, extent: int) -> int:
+        return -(-extent // prod(grid.over((a,)) for a in roles.get(index, ())))
+
+    channels, filters, groups = conv.channels // conv.groups, conv.filters // conv.groups, conv.groups
+    if groups > 1 and "G" not in roles:
+        groups = max(1, min(share("C", groups), share("F", groups)))
+    else:
+        channels, filters, groups = share("C", channels), share("F", filters), share("G", groups)
+    return _reached(machine, dtype, operation.phase, (channels, filters, conv.taps, groups), flops)
+
+
+def _reached(machine: Machine, dtype: str, phase: str, sizes: tuple[int, int, int, int], flops: int) -> float:
+    """`sizes`: channels and filters of a group, taps, groups; pixels follow from the flops."""
+    channels, filters, taps, groups = (max(n, 1) for n in sizes)
+    pixels = max(flops / (2 * channels * filters * taps * groups), 1.0)
+    return machine.convolution_flops_per_s(dtype, phase, (channels, filters, taps, pixels, groups))

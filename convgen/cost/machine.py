@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from convgen.algebra.redistribute import Kind
 from convgen.cost.collectives import RINGS, Collectives
+from convgen.cost.machine_measured import Misfit, Probe, efficiency_like, over_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,8 @@ class Machine:
         efficiency: share of that peak that convolutions reach.
         launch_s: overhead of one local operation.
         collectives: the algorithms that its library uses.
+        misfits: collectives as they were measured; empty where the model is all that is known.
+        probes: convolutions by shape; empty where one efficiency is taken for all.
     """
 
     name: str
@@ -53,10 +57,22 @@ class Machine:
     efficiency: float
     launch_s: float
     collectives: Collectives = RINGS
+    misfits: tuple[Misfit, ...] = ()
+    probes: tuple[Probe, ...] = ()
 
     def flops_per_s(self, dtype: str) -> float:
         """What convolutions reach in this dtype."""
         return dict(self.peak_flops)[dtype] * self.efficiency
+
+    def over_model(self, kind: Kind, ranks: int, sent_bytes: float) -> float:
+        """By how much a collective of so many ranks, which send so many bytes, takes longer than modelled."""
+        return over_model(self.misfits, kind, ranks, float(sent_bytes)) if self.misfits else 1.0
+
+    def convolution_flops_per_s(self, dtype: str, phase: str, shape: tuple[float, ...]) -> float:
+        """What a convolution reaches. `shape`: channels and filters of a group, taps, pixels of y, groups."""
+        if not self.probes:
+            return self.flops_per_s(dtype)
+        return dict(self.peak_flops)[dtype] * efficiency_like(self.probes, phase, shape)
 
     @property
     def add_s_per_byte(self) -> float:

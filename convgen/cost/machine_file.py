@@ -14,6 +14,10 @@ peak_flops_per_s: {float64: ..., float32: ..., tfloat32: ..., bfloat16: ..., flo
 efficiency: 0.5
 launch_s: 1e-5
 collectives: {all_reduce: best}   # optional; rings where it says nothing
+measured_collectives:             # optional: measured over modelled seconds, by the bytes that a rank sends
+  - {collective: all_gather, ranks: 2, bytes: [2048, 131072], over_model: [1.6, 2.1]}
+measured_convolutions:            # optional: share of the peak of forward, backward-data, backward-filter
+  - {channels: 64, filters: 64, taps: 9, pixels: 3136, efficiency: [0.8, 0.7, 0.6]}   # groups: 1
 ```
 
 A machine with links of one kind may say `latency_s` and `link_bytes_per_s` instead of `levels`.
@@ -21,12 +25,14 @@ A machine with links of one kind may say `latency_s` and `link_bytes_per_s` inst
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
 from convgen.cost.collectives import ALGORITHMS, RINGS, Collectives
 from convgen.cost.machine import Level, Machine
+from convgen.cost.machine_measured import PHASES, Misfit, Probe
 from convgen.errors import InputError
 from convgen.spec.layer import DTYPES
 from convgen.spec.names import did_you_mean
@@ -35,7 +41,10 @@ from convgen.spec.text import shown
 
 _NUMBERS = ("memory_bytes_per_s", "efficiency", "launch_s")
 _ONE_LEVEL = ("latency_s", "link_bytes_per_s")
-_OPTIONAL = ("device", "memory_bytes", "collectives")
+_OPTIONAL = ("device", "memory_bytes", "collectives", "measured_collectives", "measured_convolutions")
+_MISFIT = ("collective", "ranks", "bytes", "over_model")
+_PROBE = ("channels", "filters", "taps", "pixels", "efficiency")
+_KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "exchange")
 _LEVEL = ("name", "latency_s", "bytes_per_s")
 _LEVEL_OPTIONAL = ("ranks", "shared_bytes_per_s")
 _ZERO = ("latency_s", "launch_s")  # may be 0
@@ -79,6 +88,8 @@ def machine_from_dict(data: dict[str, Any]) -> Machine:
         memory_bytes=None if memory is None else _positive(memory, ("memory_bytes",)),
         peak_flops=tuple((d, _positive(peaks[d], ("peak_flops_per_s", d))) for d in DTYPES),
         collectives=_collectives(data.get("collectives")),
+        misfits=tuple(_misfit(item, path) for item, path in _items(data, "measured_collectives")),
+        probes=tuple(_probe(item, path) for item, path in _items(data, "measured_convolutions")),
         **numbers,
     )
 
@@ -153,6 +164,47 @@ def _collectives(value: object) -> Collectives:
             hint = did_you_mean(str(name), known, f"one of {', '.join(known)}")
             raise InputError(f"{kind} can't be by {shown(name)}", ("collectives", kind), hint=hint)
     return Collectives(**data)
+
+
+def _items(data: dict[str, Any], key: str) -> Iterator[tuple[object, tuple[str | int, ...]]]:
+    """What a list has, and where."""
+    found: Any = data.get(key, [])
+    if not isinstance(found, list):
+        raise InputError(f"{key} is no list", (key,), hint="a list of measurements, or nothing")
+    for i, item in enumerate(cast("list[Any]", found)):
+        yield item, (key, i)
+
+
+def _misfit(item: object, path: tuple[str | int, ...]) -> Misfit:
+    data = _mapping(item, path, f"a mapping with {', '.join(_MISFIT)}")
+    _check_keys(data, _MISFIT, path)
+    kind = data["collective"]
+    if kind not in _KINDS:
+        hint = did_you_mean(str(kind), _KINDS, f"one of {', '.join(_KINDS)}")
+        raise InputError(f"unknown collective {shown(kind)}", (*path, "collective"), hint=hint)
+    sizes, over = (_numbers(data[key], (*path, key)) for key in ("bytes", "over_model"))
+    if len(sizes) != len(over):
+        raise InputError(f"{len(sizes)} bytes and {len(over)} over_model", path, hint="as many of both")
+    if any(b <= a for a, b in pairwise(sizes)):
+        raise InputError("bytes don't ascend", (*path, "bytes"), hint="each size once, least first")
+    return Misfit(kind=kind, ranks=_whole(data["ranks"], (*path, "ranks")), bytes=sizes, over_model=over)
+
+
+def _probe(item: object, path: tuple[str | int, ...]) -> Probe:
+    data = _mapping(item, path, f"a mapping with {', '.join(_PROBE)}")
+    _check_keys(data, _PROBE, path, ("groups",))
+    sizes = {key: _whole(data.get(key, 1), (*path, key)) for key in (*_PROBE[:-1], "groups")}
+    shares = _numbers(data["efficiency"], (*path, "efficiency"))
+    if len(shares) != len(PHASES):
+        fact = f"efficiency has {len(shares)} numbers"
+        raise InputError(fact, (*path, "efficiency"), hint=f"one of {', '.join(PHASES)} each")
+    return Probe(efficiency=(shares[0], shares[1], shares[2]), **sizes)
+
+
+def _numbers(value: object, path: tuple[str | int, ...]) -> tuple[float, ...]:
+    if not isinstance(value, list) or not value:
+        raise InputError(f"{_dotted(path)} is no list of numbers", path, hint="numbers above 0")
+    return tuple(_positive(one, path) for one in cast("list[object]", value))
 
 
 def _mapping(value: object, path: tuple[str | int, ...], hint: str) -> dict[str, Any]:

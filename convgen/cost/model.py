@@ -14,7 +14,7 @@ from convgen.algebra.layout import Layout
 from convgen.algebra.redistribute import Conversion
 from convgen.algebra.space import Space
 from convgen.cost.collectives import Collectives
-from convgen.cost.local import convolution_elements, convolution_flops
+from convgen.cost.local import convolution_elements, convolution_flops, layers_flops_per_s
 from convgen.cost.machine import Machine
 from convgen.cost.moving import PICOSECONDS, Moves
 from convgen.spec.layer import DTYPE_BYTES
@@ -104,7 +104,8 @@ class Model:
                 cost = StepCost(0, 0, flops, round(known * PICOSECONDS), measured=True)
             else:
                 moved = int(convolution_elements(self.space, operands).max()) * self.element_bytes
-                cost = self._local(flops, moved)
+                rate = layers_flops_per_s(self.machine, self.dtype, self.space, operands, flops)
+                cost = self._local(flops, moved, rate)
             self._convolutions[operands] = cost
         return cost
 
@@ -118,7 +119,8 @@ class Model:
         elements = int(self.space.elements(y).max())
         return self._local(elements, elements * self.element_bytes)
 
-    def _local(self, flops: int, moved_bytes: int) -> StepCost:
+    def _local(self, flops: int, moved_bytes: int, flops_per_s: float | None = None) -> StepCost:
         machine = self.machine
-        busy_s = max(flops / machine.flops_per_s(self.dtype), moved_bytes / machine.memory_bytes_per_s)
+        rate = flops_per_s or machine.flops_per_s(self.dtype)
+        busy_s = max(flops / rate, moved_bytes / machine.memory_bytes_per_s)
         return StepCost(0, 0, flops, round((busy_s + machine.launch_s) * PICOSECONDS))

@@ -100,12 +100,17 @@ class Moves:
         left = prod([largest(self.grid.axes, r) for r in others]) * inner * part.inner
         if c.kind == "exchange":
             sent, seconds = self._exchange(part, c, others, left, inner * part.inner)
-            return Priced(sent, round(seconds * PICOSECONDS))
+            return self._measured(c, sent, seconds)
         sent, busy = (travelling(n * left, c) for n in busiest(part.sets, c.kind, c.over, part.src, part.dst))
         if c.kind == "all_reduce":
             p = self.grid.over(c.over)
             sent = busy = busy + (p - 2) * -(-busy // p)
-        return Priced(sent, round(self._collective(c.kind, c.over, busy * self.element_bytes) * PICOSECONDS))
+        return self._measured(c, sent, self._collective(c.kind, c.over, busy * self.element_bytes))
+
+    def _measured(self, c: Conversion, sent: int, modelled_s: float) -> Priced:
+        """As the machine was measured to be off, where it was."""
+        over = self.machine.over_model(c.kind, self.grid.over(c.over), sent * self.element_bytes)
+        return Priced(sent, round(modelled_s * over * PICOSECONDS))
 
     def _collective(self, kind: Kind, over: Axes, sent_bytes: int) -> float:
         machine = self.machine

@@ -21,6 +21,7 @@ from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.redistribute import Conversion
 from convgen.algebra.signature import Made, Reduction, Signature
 from convgen.algebra.tensors import Dim
+from convgen.cost.local import rows_flops_per_s
 from convgen.cost.machine import Machine
 from convgen.cost.moving import PICOSECONDS, Counts, Moves
 from convgen.cost.network import element_bytes
@@ -50,11 +51,14 @@ class Price:
         """Picoseconds of an operation on the busiest rank."""
         sizes = self.grid.sizes
         nests = tuple((index, tuple(sizes[a] for a in axes)) for index, axes in roles.items() if axes)
-        return self.seconds_of(most_work(operation, way, nests))
+        done = most_work(operation, way, nests)
+        rate = rows_flops_per_s(self.machine, self.dtype, operation, roles, self.grid, done.flops)
+        return self.seconds_of(done, rate)
 
-    def seconds_of(self, done: Work) -> int:
+    def seconds_of(self, done: Work, flops_per_s: float | None = None) -> int:
+        """`flops_per_s`: that it reaches; by default what a convolution does on average."""
         busy = max(
-            done.flops / self.machine.flops_per_s(self.dtype),
+            done.flops / (flops_per_s or self.machine.flops_per_s(self.dtype)),
             done.elements * self.element_bytes / self.machine.memory_bytes_per_s,
         )
         return round((busy + self.machine.launch_s) * PICOSECONDS)

@@ -24,6 +24,7 @@ from convgen.algebra.index_sets import volume
 from convgen.algebra.layout import Layout
 from convgen.cost.link import Link, Share, Transfer
 from convgen.cost.links import collective_seconds
+from convgen.cost.local import rows_flops_per_s
 from convgen.cost.machine import Machine
 from convgen.cost.moving import PICOSECONDS
 from convgen.cost.network import bucket_record
@@ -268,7 +269,8 @@ def bucket_seconds(program: Program, price: Price, bucket: Bucket, moved: Sequen
     sent = max(bucket_record(program, bucket, moved)["bytes_sent_per_rank"])
     how = machine.collectives.of("all_reduce")
     over, gamma = bucket.over, machine.add_s_per_byte
-    return collective_seconds(price.grid, machine.levels, "all_reduce", over, sent, gamma, how)[0]
+    modelled = collective_seconds(price.grid, machine.levels, "all_reduce", over, sent, gamma, how)[0]
+    return modelled * machine.over_model("all_reduce", price.grid.over(over), sent)
 
 
 def local_seconds(price: Price, local: Local) -> Seconds:
@@ -293,9 +295,9 @@ def _whole_seconds(price: Price, row: PlacedRow) -> Seconds:
     flops, elements = (
         np.broadcast_to(np.asarray(n, dtype=np.float64), price.grid.ranks) for n in (done.flops, done.elements)
     )
-    busy = np.maximum(
-        flops / machine.flops_per_s(price.dtype), elements * price.element_bytes / machine.memory_bytes_per_s
-    )
+    most = int(flops.max())
+    rate = rows_flops_per_s(machine, price.dtype, row.bound.operation, dict(row.roles), price.grid, most)
+    busy = np.maximum(flops / rate, elements * price.element_bytes / machine.memory_bytes_per_s)
     return busy + machine.launch_s
 
 

@@ -77,6 +77,10 @@ def _remarks(looked: Sequence[Looked], known: dict[Target, Remembered]) -> list[
         lines += [f"... and {len(stale) - SHOWN} more stale entries; convgen tune measures them again"] * (
             len(stale) > SHOWN
         )
+    doubtful = [f"{one.layer}.{one.phase} ({one.found.doubt})" for one in looked if one.found.doubt]
+    if doubtful:
+        names = ", ".join(doubtful[:SHOWN]) + (", ..." if len(doubtful) > SHOWN else "")
+        lines.append(f"local kernels in doubt: {len(doubtful)} of {len(looked)}: {names}; convgen tune measures again")
     counts = Counter(one.found.how for one in looked)
     if not (counts["default"] or counts["neighbour"]):
         return lines

@@ -1,7 +1,7 @@
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
 # (triton and parts of torch have no types)
-"""Calls of a printed kernel's module on operands, and the check of what it computes."""
+"""Calls of a GPU kernel's module on operands, and the check of what it computes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from convgen.kernels.load import load_text
 from convgen.kernels.problem import Problem
 from convgen.operations.layer import VALUES_READ
 from convgen.tune.clock import Call
-from convgen.tune.operands import Operands, Wrong, logical, result_of
+from convgen.tune.operands import Operands, Wrong, logical
 
 
 @dataclass(frozen=True)
@@ -33,13 +32,7 @@ class Bound:
 
 
 def bind(work: Operands, p: Problem, text: str) -> Bound:
-    """A kernel's module, on a GPU or a CPU by the device of the operands."""
-    return (
-        _bind_cpu(work, p, text) if work.device == "cpu" and "\nimport triton\n" not in text else _bind(work, p, text)
-    )
-
-
-def _bind(work: Operands, p: Problem, text: str) -> Bound:
+    """A kernel's module of a GPU."""
     module, last = load_text(text), p.channels_last
     rows = (tuple(d.x for d in p.dims), tuple(d.y for d in p.dims), tuple(d.below for d in p.dims))
     sizes = module.Sizes(p.batch, *rows, p.channels, p.filters, p.groups)
@@ -61,29 +54,6 @@ def _bind(work: Operands, p: Problem, text: str) -> Bound:
         return work.check_error(work.written(last))
 
     return Bound(lambda: function(*args), check)
-
-
-def _bind_cpu(work: Operands, p: Problem, text: str) -> Bound:
-    module, last = load_text(text), p.channels_last
-    form = {2: torch.channels_last, 3: torch.channels_last_3d}[len(p.dims)] if last else torch.contiguous_format
-    shape, padding = work.shapes[result_of(p)[0]], [d.below for d in p.dims]
-    tensors: list[Tensor | None] = [logical(work.flat(n, last), work.shapes[n], last)[0] for n in VALUES_READ[p.phase]]
-    tensors += [work.flat("bias", last) if p.bias else None] if p.phase == "forward" else []
-    function = getattr(module, p.phase)
-
-    def run() -> Tensor:
-        return function(*tensors, padding, shape, p.groups)
-
-    def check() -> float:
-        result = run()
-        if not isinstance(result, Tensor) or tuple(result.shape) != shape:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise Wrong(f"a result of shape {tuple(result.shape)} instead of {shape}")
-        if not result.is_contiguous(memory_format=form) or result.dtype != work.given["x"].dtype:
-            raise Wrong("a result of another memory format or type")
-        _check_operands(work, p)
-        return work.check_error(result)
-
-    return Bound(run, check)
 
 
 def _check_operands(work: Operands, p: Problem) -> None:

@@ -49,6 +49,15 @@ def _target(text: str) -> str:
 Milliseconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
+def _between(found: tuple[float, float, float]) -> tuple[float, float, float]:
+    if not found[1] <= found[0] <= found[2]:
+        raise ValueError(f"{found[0]} is not between {found[1]} and {found[2]}")
+    return found
+
+
+Between = Annotated[tuple[Milliseconds, Milliseconds, Milliseconds], AfterValidator(_between)]  # median, low, high
+
+
 class Entry(_Form):
     """The fastest correct kernel that was found for a problem.
 
@@ -56,6 +65,10 @@ class Entry(_Form):
         kernel: family and configuration.
         ms, p20, p80: median, and 20th and 80th percentile, of a race against ATen and the runners-up.
         aten_ms: ATen's median in the same race; None where ATen can't do the problem. ratio: that over ms.
+        gain: ATen's time over the kernel's in paired rounds: median, and what it lies between in all sittings; of the
+            best kernel where ATen's plain call stays. None in entries of older files.
+        module: the untuned module's time over the tuned one's, likewise; None where it was not run.
+        doubt: why it is not sure; then it is measured again next time. Empty where it is.
         share: of the roofline: the time that flops, bytes or a launch take at least, over ms.
         bound: which of these it is.
         error: largest error over the largest |result|, against float64.
@@ -71,6 +84,9 @@ class Entry(_Form):
     p80: Milliseconds
     aten_ms: Milliseconds | None
     ratio: Milliseconds | None
+    gain: Between | None = None
+    module: Between | None = None
+    doubt: str = ""
     share: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     bound: Literal["floor", "memory", "compute"]
     error: Annotated[float, Field(ge=0, allow_inf_nan=False)]

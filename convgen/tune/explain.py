@@ -71,6 +71,7 @@ def explain_text(one: Wanted, target: Target, device: Device | None, folder: Pat
     if why := stale(entry, p, target):
         lines.append(f"  stale     {why}")
     lines.append(f"  why       {_why(entry)}")
+    lines += _surely(entry)
     if entry.kernel in rank:
         lines.append(f"  model     ranked it {rank[entry.kernel]} of {len(order)}, {modelled[entry.kernel]:.1f} us")
     lines.append(
@@ -102,6 +103,19 @@ def _why(entry: Entry) -> str:
     if entry.kernel.split()[0] == "aten":
         return "nothing that was tried beat ATen beyond noise"
     return f"{entry.aten_ms / entry.ms:.2f} times as fast as ATen ({time_text(entry.aten_ms)}), in turn with it"
+
+
+def _surely(entry: Entry) -> list[str]:
+    """Intervals, and the doubt."""
+    found: list[str] = []
+    who = "the best kernel" if entry.kernel.split()[0] == "aten" else "it"
+    if entry.gain is not None:
+        median, low, high = entry.gain
+        found.append(f"            {who}: {median:.2f} times as fast as ATen, between {low:.2f} and {high:.2f}")
+    if entry.module is not None:
+        median, low, high = entry.module
+        found.append(f"            its module: {median:.2f} times as fast, between {low:.2f} and {high:.2f}")
+    return [*found, *([f"  in doubt  {entry.doubt}; measured again next time"] if entry.doubt else [])]
 
 
 def _trials(key: str, device: Device, target: Target) -> list[Trial]:

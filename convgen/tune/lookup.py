@@ -31,11 +31,13 @@ class Found:
 
     Attributes:
         said: of which device, of which neighbour, or why there is none.
+        doubt: of a measured one: why it is not sure.
     """
 
     config: Config | None
     how: How
     said: str = ""
+    doubt: str = ""
 
 
 @dataclass
@@ -65,7 +67,7 @@ class Remembered:
         if (found := self._entry(key_of(problem))) is not None:
             config = parse_config(found[1].kernel)
             if self._serves(config, problems):
-                return Found(config, "measured", self.device.name)
+                return Found(config, "measured", self.device.name, found[1].doubt)
         near = self._nearest(problem, problems)
         return near or Found(None, "default", f"nothing like it was measured on {self.device.name}")
 
@@ -117,7 +119,7 @@ class Remembered:
         apart = ((_apart(other, problem), key) for key, other in self._problems.items() if _alike(other, problem))
         for _, key in sorted(pair for pair in apart if pair[0] <= NEAR):
             known = self._entry(key)
-            if known is None:
+            if known is None or known[1].doubt:
                 continue
             wanted = parse_config(known[1].kernel)
             made = family(wanted.family, self.target)

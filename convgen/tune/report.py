@@ -53,6 +53,7 @@ def closing_table(outcomes: Sequence[Outcome], title: str) -> Table:
         ratio = "" if e.ratio is None else f"{e.ratio:.2f}"
         aten = "none" if e.aten_ms is None else time_text(e.aten_ms)
         how = f"{o.status}, {o.resumed} resumed" if o.resumed else o.status
+        how += ", in doubt" if e.doubt else ""
         table.add_row(
             str(o.wanted), e.kernel, time_text(e.ms), rate_text(o.wanted, e), f"{e.share:.0%} {e.bound}", aten, ratio,
             f"{e.tried} of {e.of}", how, causes_text(o.failures),

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import pickle
 import signal
 import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from convgen.errors import InternalError
+from convgen.errors import InputError, InternalError
 from convgen.kernels.problem import Problem
 from convgen.spec.target import Target
-from convgen.tune.candidates import Candidate
+from convgen.tune.candidates import Candidate, digest
+from convgen.tune.key import key_of
 from convgen.tune.patience import waited
-from convgen.tune.worker import serve
+from convgen.tune.replay import module_of
+from convgen.tune.worker import STRAY, forks, serve
 
 START_S = 180.0  # importing torch, and making operands
 END_S = 60.0  # for a process that aborted to be gone: the system may write down its memory first
@@ -43,7 +47,7 @@ class Runner:
         self._log = Path(self._folder.name) / "worker.log"
         self._process: tuple[Any, Any] | None = None
         self._problem: Problem | None = None
-        self._aten_s = 0.0
+        self._text, self._aten_s, self._number = "", 0.0, 0
 
     def open(self, problem: Problem) -> dict[str, float]:
         """Turn to a problem. Returns microseconds of ATen's ways by name, estimated.
@@ -53,8 +57,12 @@ class Runner:
             InputError: there are no operands for it.
         """
         self._problem = None
-        found = self._ask("open", problem, 0, limit_s=START_S)["aten_us"]
-        self._problem = problem
+        name = f"untuned_{digest(key_of(problem))}"
+        text = module_of(problem, name) if self.target.is_cpu else ""
+        if text is None:
+            raise InputError("no layer of one rank has this problem", hint="it keeps its default kernel")
+        found = self._ask("open", problem, text, 0, limit_s=START_S)["aten_us"]
+        self._problem, self._text = problem, text
         self._aten_s = min(found.values(), default=0.0) * 1e-6
         return found
 
@@ -67,15 +75,39 @@ class Runner:
         except Lost as lost:
             return {"cause": lost.cause, "said": lost.said}
 
-    def race(self, found: list[Candidate], rounds: int, seed: int, seconds: float) -> dict[str, Any]:
-        """Check candidates on other operands and time them and ATen in turn, as worker.Bench.race says.
+    def race(
+        self,
+        found: list[Candidate],
+        rounds: int,
+        seed: int,
+        seconds: float,
+        calls: int = 0,
+        settle: tuple[float, ...] = (),
+    ) -> dict[str, Any]:
+        """Check candidates on other operands and time them and ATen in turn, as the benches' `race` says.
 
         Raises:
             Lost: the process hung or crashed on one of them, which one is not known.
         """
+        if not forks(self.target, self.threads):
+            self._drop()  # what a candidate did to the process ends with it
         self._reopen()
         limit = START_S + seconds + (len(found) + 4) * (self.limit_s + 1e3 * self._aten_s)
-        return self._ask("race", tuple((c.label, c.text) for c in found), rounds, seed, seconds, limit_s=limit)
+        kernels = tuple((c.label, c.text) for c in found)
+        return self._ask("race", kernels, rounds, seed, seconds, calls, settle, limit_s=limit)
+
+    def module(
+        self, candidate: Candidate, rounds: int, seed: int, seconds: float, settle: tuple[float, ...] = ()
+    ) -> dict[str, Any]:
+        """The module with this kernel and the one without, in turn: CpuBench.module. CPUs only.
+
+        Raises:
+            Lost: the process hung or crashed.
+        """
+        self._reopen()
+        text = module_of(candidate.problem, f"tuned_{candidate.source}", {candidate.problem.phase: candidate.label})
+        limit = START_S + seconds + 4 * (self.limit_s + 1e3 * self._aten_s)
+        return self._ask("module", text, rounds, seed, seconds, settle, limit_s=limit)
 
     def ceilings(self, dtypes: tuple[str, ...]) -> dict[str, Any]:
         """What the device reaches in these types."""
@@ -86,23 +118,40 @@ class Runner:
             problem = self._problem
             if problem is None:
                 raise InternalError("no problem is open")
-            self._ask("open", problem, 0, limit_s=START_S)
+            self._ask("open", problem, self._text, 0, limit_s=START_S)
 
     def _ask(self, *request: Any, limit_s: float) -> dict[str, Any]:
         process, connection = self._process or self._start()
+        self._number += 1
+        working: int = process.pid
         try:
-            connection.send(request)
-            if waited(connection.poll, process.pid, limit_s):
-                return connection.recv()
+            connection.send((self._number, *request))
+            while waited(connection.poll, working, limit_s):
+                number, reply = connection.recv()
+                if number != self._number:
+                    continue  # of a request that was given up
+                if "process" in reply:
+                    working = reply["process"]
+                    continue
+                if "lost" in reply:
+                    raise Lost("crashed", self._last_words(reply["lost"]))
+                return reply
+        except pickle.UnpicklingError:
+            self._drop()
+            raise Lost("crashed", "it said what is no reply") from None
         except (EOFError, OSError):
             process.join(END_S)
-            said = self._last_words(process)
+            said = self._last_words(process.exitcode)
             self._drop()
             raise Lost("crashed", said) from None
         finally:
             if not process.is_alive():
                 self._drop()
-        self._drop()
+        if working != process.pid:
+            with suppress(ProcessLookupError):
+                os.killpg(working, signal.SIGKILL)
+        else:
+            self._drop()
         raise Lost("hung", f"did not end within {limit_s:.0f} s")
 
     def _start(self) -> tuple[Any, Any]:
@@ -116,8 +165,9 @@ class Runner:
         self._process = process, ours
         return self._process
 
-    def _last_words(self, process: Any) -> str:
-        code = process.exitcode
+    def _last_words(self, code: int | None) -> str:
+        if code == STRAY:
+            return "it forked, and came back twice"
         end = f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended with code {code}"
         lines = self._log.read_text(encoding="utf-8", errors="replace").split("\n") if self._log.exists() else []
         said = next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -45,6 +45,7 @@ def plot(outcomes: Sequence[Outcome], device: str, file: Path) -> None:
     from matplotlib.ticker import NullFormatter, ScalarFormatter
 
     splits = [s for s in SPLITS if any(split == s for _, split in found)]
+    every = sorted({w for some in found.values() for w in some})
     phases = [p for p in PHASES if any(phase == p for phase, _ in found)]
     size = (3.4 * len(splits) + 0.6, 2.5 * len(phases) + 0.9)
     drawing: Any = pyplot
@@ -64,7 +65,7 @@ def plot(outcomes: Sequence[Outcome], device: str, file: Path) -> None:
                 ax.errorbar(ways, ours, (low, high), fmt="o-", color=TUNED, lw=1.6, ms=4, capsize=2, label="tuned")
                 ax.set_xscale("log", base=2)
                 ax.set_yscale("log")
-                ax.set_xticks(ways, [str(w) for w in ways])
+                ax.set_xticks(every, [str(w) for w in every])
                 ax.yaxis.set_major_formatter(ScalarFormatter())
                 ax.yaxis.set_minor_formatter(NullFormatter())
             ax.grid(True, which="major", color="#e6e6e6", lw=0.6)

@@ -1,25 +1,28 @@
 """Which configurations of a problem are measured, and in which order.
 
-First those that the model ranks best, with some of each family; then Optuna's TPE, which was told these, proposes, and
-of several proposals the one that the model ranks best is taken. A proposal that is no legal configuration, or was
-measured, gives the nearest one that is.
+First some that the model ranks best, with one of each kind; then the best by the model as those measurements correct
+it: where it was off near a configuration, by so much it is taken to be off there, too. That is a regression of the
+logarithm of measured over modelled times, each measurement weighted by how alike it is.
 
-Source: T. Akiba et al., Optuna, KDD'19; J. Bergstra et al., Algorithms for Hyper-Parameter Optimization, NIPS'11.
+Source: the estimate is E. A. Nadaraya's and G. S. Watson's (1964), of the model's error instead of the time itself.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from convgen.kernels.config import Config
 
 Effort = Literal["quick", "full"]
-PROPOSALS = 12  # of TPE for each one measured
-FIRST = 0.5  # of the measurements, that follow the ranking alone
+FIRST = 0.25  # of the measurements, that follow the ranking alone
+NEAR = 0.5  # doublings apart, at which a measurement counts half
+OTHER_KIND = 8.0  # doublings that a configuration of another kind is farther apart
 
 
 def limit_of(count: int, effort: Effort) -> int:
@@ -42,32 +45,28 @@ class Search:
     Args:
         limit: configurations that are asked for at most, those told beforehand included.
         told: microseconds of configurations measured before; None of those that failed.
-        seed: of the proposals.
     """
 
-    def __init__(
-        self, ranked: Ranked, limit: int, told: Mapping[Config, float | None] | None = None, seed: int = 0
-    ) -> None:
-        self.ranked, self.limit, self.seed = ranked, min(limit, len(ranked.configs)), seed
-        self.rank = {config: i for i, config in enumerate(ranked.configs)}
-        self.told = {c: us for c, us in (told or {}).items() if c in self.rank}
+    def __init__(self, ranked: Ranked, limit: int, told: Mapping[Config, float | None] | None = None) -> None:
+        self.ranked, self.limit = ranked, min(limit, len(ranked.configs))
+        self._place = {c: i for i, c in enumerate(ranked.configs)}
+        self.told = {c: us for c, us in (told or {}).items() if c in self._place}
         self.asked = dict.fromkeys(self.told)
         self._first = _first(ranked.configs, max(1, math.ceil(FIRST * self.limit)))
-        self._study: Any = None
-        self._known: dict[Config, None] = {}
-        self._spaces: dict[str, dict[str, tuple[int, ...]]] = _spaces(ranked.configs)
+        self._known: dict[int, NDArray[np.float64]] = {}
+        self._kinds = np.array([_kind(c) for c in ranked.configs])
+        names = sorted({n for c in ranked.configs for n in c.as_dict()})
+        values = [[math.log2(c.as_dict().get(n, 0) + 1) for n in names] for c in ranked.configs]
+        self._logs = np.array(values, dtype=np.float64).reshape(len(values), len(names))
 
     def ask(self, count: int = 1) -> list[Config]:
         """At most so many configurations that were not asked for before; none when the search is over."""
-        found: list[Config] = []
-        while len(found) < count and len(self.asked) < self.limit:
-            chosen = next((c for c in self._first if c not in self.asked), None)
-            if chosen is None and any(us is not None for us in self.told.values()):
-                chosen = self._propose()
-            if chosen is None:  # all that was measured failed: on by the ranking
-                chosen = next(c for c in self.ranked.configs if c not in self.asked)
-            self.asked[chosen] = None
-            found.append(chosen)
+        left = [c for c in self._first if c not in self.asked]
+        if len(left) < count:
+            order: list[int] = np.argsort(self.corrected_us(), kind="stable").tolist()
+            left += [c for c in (self.ranked.configs[i] for i in order) if c not in self.asked and c not in left]
+        found = left[: max(0, min(count, self.limit - len(self.asked)))]
+        self.asked |= dict.fromkeys(found)
         return found
 
     def tell(self, config: Config, us: float | None) -> None:
@@ -79,52 +78,25 @@ class Search:
         """What was measured, fastest first."""
         return sorted(((us, c) for c, us in self.told.items() if us is not None), key=lambda pair: pair[0])
 
-    def _propose(self) -> Config:
-        """The best by the model of what TPE proposes."""
-        study = self._tell_study()
-        left = [c for c in self.ranked.configs if c not in self.asked]
-        near: list[Config] = []
-        for _ in range(PROPOSALS):
-            trial = study.ask()
-            near.append(_nearest(self._suggested(trial), left))
-            study.tell(trial, state=_states().FAIL)
-        return min(near, key=lambda c: self.rank[c])
+    def corrected_us(self) -> NDArray[np.float64]:
+        """The model's times of all configurations, off by as much as it was off near by."""
+        modelled = np.array(self.ranked.modelled_us)
+        known = [(self._place[c], us) for c, us in self.told.items() if us is not None]
+        if not known:
+            return modelled
+        rows = [i for i, _ in known]
+        off = np.log([us for _, us in known]) - np.log(modelled[rows])
+        apart = np.stack([self._apart(i) for i in rows])
+        weights = 2.0 ** ((apart.min(axis=0) - apart) / NEAR)
+        return modelled * np.exp(off @ weights / weights.sum(axis=0))
 
-    def _tell_study(self) -> Any:
-        import optuna
-
-        if self._study is None:
-            optuna.logging.set_verbosity(optuna.logging.WARNING)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-                sampler = optuna.samplers.TPESampler(
-                    n_startup_trials=1, multivariate=True, group=True, seed=self.seed, n_ei_candidates=32
-                )
-            self._study = optuna.create_study(sampler=sampler)
-        for config, us in self.told.items():
-            if config not in self._known and us is not None:
-                self._known[config] = None
-                kind, values = _kind(config), config.as_dict()
-                space = self._spaces[kind]
-                params: dict[str, Any] = {"kind": kind} | {f"{kind}.{n}": values[n] for n in space}
-                choices = {"kind": tuple(self._spaces)} | {f"{kind}.{n}": some for n, some in space.items()}
-                categorical = optuna.distributions.CategoricalDistribution
-                distributions: dict[str, Any] = {n: categorical(some) for n, some in choices.items()}
-                self._study.add_trial(
-                    optuna.trial.create_trial(params=params, distributions=distributions, value=math.log(us))
-                )
-        return self._study
-
-    def _suggested(self, trial: Any) -> tuple[str, dict[str, int]]:
-        kind = trial.suggest_categorical("kind", tuple(self._spaces))
-        space = self._spaces[kind]
-        return kind, {n: trial.suggest_categorical(f"{kind}.{n}", choices) for n, choices in space.items()}
-
-
-def _states() -> Any:
-    import optuna
-
-    return optuna.trial.TrialState
+    def _apart(self, place: int) -> NDArray[np.float64]:
+        """Doublings between a configuration and each; kinds that differ are far apart."""
+        if place not in self._known:
+            same = self._kinds == self._kinds[place]
+            between = np.abs(self._logs - self._logs[place]).sum(axis=1)
+            self._known[place] = np.where(same, between, between + OTHER_KIND)
+        return self._known[place]
 
 
 def _first(configs: Sequence[Config], count: int) -> list[Config]:
@@ -146,24 +118,7 @@ def _kind(config: Config) -> str:
     return " ".join((config.family, *config.tile))
 
 
-def _spaces(configs: Sequence[Config]) -> dict[str, dict[str, tuple[int, ...]]]:
-    """For each kind the values that each name has among its configurations."""
-    found: dict[str, dict[str, set[int]]] = {}
-    for c in configs:
-        space = found.setdefault(_kind(c), {})
-        for name, value in c.as_dict().items():
-            space.setdefault(name, set()).add(value)
-    return {kind: {n: tuple(sorted(v)) for n, v in space.items()} for kind, space in found.items()}
-
-
 def distance(a: Mapping[str, int], b: Mapping[str, int]) -> float:
     """Between values by name, in doublings; a name that one lacks counts as many."""
     names = a.keys() | b.keys()
     return sum(abs(math.log2((a[n] + 1) / (b[n] + 1))) if n in a and n in b else 8.0 for n in names)
-
-
-def _nearest(suggested: tuple[str, dict[str, int]], left: Sequence[Config]) -> Config:
-    """Of what is left the most alike, of the same kind if there is one."""
-    kind, values = suggested
-    same = [c for c in left if _kind(c) == kind] or left
-    return min(same, key=lambda c: distance(values, c.as_dict()))

@@ -78,6 +78,7 @@ def as_measured(machine: Machine, known: Timed) -> Machine:
         machine,
         peak_flops=tuple((d, ceilings.flops_per_s.get(d, peak)) for d, peak in machine.peak_flops),
         efficiency=efficiency(entries) or machine.efficiency,
+        probes=(),  # of another peak
         memory_bytes_per_s=ceilings.bytes_per_s,
         launch_s=ceilings.floor_us / 1e6,
     )

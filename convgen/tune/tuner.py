@@ -6,6 +6,7 @@ the fastest and ATen in turn, on other operands -> an entry, if it beats ATen be
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -18,22 +19,29 @@ from convgen.kernels.config import Config, parse_config
 from convgen.kernels.problem import Problem
 from convgen.spec.target import Target
 from convgen.tune.ahead import Ahead
+from convgen.tune.bench_cpu import ATEN
 from convgen.tune.candidates import Candidate, candidates, ranked
+from convgen.tune.claims import Claims
 from convgen.tune.database import Ceilings, Entry, update
 from convgen.tune.device import Device, versions
+from convgen.tune.intervals import Interval, of_ratios
 from convgen.tune.key import key_of
-from convgen.tune.model import bounds_us
+from convgen.tune.model import assumed_ceilings, bounds_us
 from convgen.tune.runner import Lost, Runner
 from convgen.tune.search import Effort, Ranked, Search, limit_of
 from convgen.tune.trials import Trial, append, read_trials
+from convgen.tune.verdict import WORTH, Verdict, against_family, challenger, gain_of, judged, right
 from convgen.tune.wanted import Wanted
-from convgen.tune.worker import ATEN
+from convgen.tune.weigh import Weighed, heaviest_first, share_s, weighed
 
 FINALISTS = {"quick": 4, "full": 8}
 RACE_ROUNDS = {"quick": 11, "full": 21}
 FINALS = 0.25  # of a problem's time at least
 RACE_S = 20.0  # a race takes about so long at most
-BEATS, MARGIN = 0.8, 1.02  # a winner is faster than ATen in so many rounds, and in the median by so much
+SITTINGS = 2  # of a winner: what each has to itself shows in the other
+LEAST_S = 3.0  # a problem's time at least, of a budget
+WAIT_S = 0.5  # for another tuner
+CALLS = 64  # of a winner in one process: what is wrong once in fifty is seen
 Status = Literal["tuned", "kept", "not reached", "failed"]
 
 
@@ -58,7 +66,7 @@ class Outcome:
 class View(Protocol):
     """What is told how it goes."""
 
-    def begin(self, wanted: Sequence[Wanted]) -> None: ...
+    def begin(self, found: Sequence[Weighed]) -> None: ...
     def problem(self, wanted: Wanted, count: int, limit: int, aten_us: float | None) -> None: ...
     def tried(self, candidate: Candidate, us: float | None, cause: str, said: str) -> None: ...
     def racing(self, count: int) -> None: ...
@@ -91,7 +99,9 @@ class Tuner:
     limit_s: float = 30.0
 
     def run(self, wanted: Sequence[Wanted]) -> Iterator[Outcome]:
-        """Tune, an outcome at a time; an interrupt ends it, and loses nothing that was measured.
+        """Tune, an outcome at a time, the problems first that weigh most; an interrupt loses nothing that was measured.
+
+        What another tuner works on is left to it, and looked at again in the end.
 
         Raises:
             InputError: the database can't be read or written.
@@ -101,31 +111,63 @@ class Tuner:
         self._versions = versions(self.target)
         self._runner = Runner(self.target, self.device.threads, self.limit_s)
         self._ahead = Ahead(self.jobs, fill=True) if not self.target.is_cpu else None
-        self.view.begin(wanted)
+        self._claims, self._told = Claims(self.database), self._read_told()
+        assumed = known.ceilings or assumed_ceilings(self.target)
+        self._weights = [weighed(one, self.legal(one.problem, self.target), assumed) for one in wanted]
+        rest = heaviest_first(self._weights)
+        self._ceilings: Ceilings | None = None
+        self.view.begin(self._weights)
         try:
-            told, ceilings = self._told(), None
-            for i, one in enumerate(wanted):
-                now = time.monotonic()
-                if end is not None and now >= end:
-                    outcome = Outcome(one, "not reached", known.entries.get(one.key))
-                elif (entry := known.entries.get(one.key)) is not None and self._keeps(one.problem, entry):
-                    outcome = Outcome(one, "kept", entry)
-                else:
-                    ceilings = ceilings or self._measured_ceilings(known.ceilings, wanted)
-                    self._ceilings = ceilings
-                    share = None if end is None else now + (end - now) / (len(wanted) - i)
-                    outcome = self._tune(one, told.get(one.key, {}), share, entry)
-                    if outcome.entry is not None and outcome.status == "tuned":
-                        update(self.database, self.device, {one.key: outcome.entry})
-                self.view.done(outcome)
-                yield outcome
+            others: list[Weighed] = []
+            for i, one in enumerate(rest):
+                outcome = self._one(one, rest[i:], end)
+                if outcome is None:
+                    others.append(one)
+                    continue
+                yield self._done(outcome)
+            for one in others:
+                yield self._done(self._after_another(one, end))
         finally:
             self._runner.close()
             if self._ahead is not None:
                 self._ahead.close()
 
-    def _measured_ceilings(self, known: Ceilings | None, wanted: Sequence[Wanted]) -> Ceilings:
-        needed = {one.problem.dtype for one in wanted}
+    def _done(self, outcome: Outcome) -> Outcome:
+        self.view.done(outcome)
+        return outcome
+
+    def _one(self, weight: Weighed, rest: Sequence[Weighed], end: float | None) -> Outcome | None:
+        """Tune a problem, if it needs it and there is time; None while another tuner does."""
+        one = weight.wanted
+        entry = update(self.database, self.device, {}).entries.get(one.key)
+        if end is not None and time.monotonic() >= end:
+            return Outcome(one, "not reached", entry)
+        if entry is not None and self._keeps(one.problem, entry):
+            return Outcome(one, "kept", entry)
+        if not self._claims.take(one.key):
+            return None
+        try:
+            if self._ceilings is None:
+                self._ceilings = self._measured_ceilings([w.wanted for w in self._weights])
+            now = time.monotonic()
+            deadline = None if end is None else now + share_s(end - now, rest, LEAST_S)
+            outcome = self._tune(one, self._told.get(one.key, {}), deadline, entry)
+            if outcome.entry is not None and outcome.status == "tuned":
+                update(self.database, self.device, {one.key: outcome.entry})
+            return outcome
+        finally:
+            self._claims.drop(one.key)
+
+    def _after_another(self, weight: Weighed, end: float | None) -> Outcome:
+        """What another tuner made of a problem; ours, where that tuner is gone without a result."""
+        while True:
+            outcome = self._one(weight, [weight], end)
+            if outcome is not None:
+                return outcome
+            time.sleep(WAIT_S)
+
+    def _measured_ceilings(self, wanted: Sequence[Wanted]) -> Ceilings:
+        needed, known = {one.problem.dtype for one in wanted}, update(self.database, self.device, {}).ceilings
         if known is not None and not self.again and needed <= known.flops_per_s.keys():
             return known
         return self._measure_ceilings(needed)
@@ -143,7 +185,7 @@ class Tuner:
         assert known is not None
         return known
 
-    def _told(self) -> dict[str, dict[str, Trial]]:
+    def _read_told(self) -> dict[str, dict[str, Trial]]:
         """Measurements of earlier runs with today's versions: problem -> kernel -> the last one."""
         found: dict[str, dict[str, Trial]] = {}
         earlier: Iterator[Trial] = iter(()) if self.again else read_trials(self.trials)
@@ -158,11 +200,13 @@ class Tuner:
         current = Candidate(problem, config, self.target)
         fresh = entry.versions == self._versions and any(c.config == config for c in self.legal(problem, self.target))
         enough = entry.tried >= limit_of(entry.of, self.effort)  # fewer were in time, or of a quick search
-        return fresh and enough and not self.again and current.source == entry.source
+        sure = not entry.doubt and (entry.gain is not None or entry.aten_ms is None)
+        return fresh and enough and sure and not self.again and current.source == entry.source
 
     def _tune(self, one: Wanted, told: dict[str, Trial], deadline: float | None, entry: Entry | None = None) -> Outcome:
         """Search, and race; what won before is measured first, so that a short search loses nothing that was found."""
         problem, failures = one.problem, Counter[str]()
+        assert self._ceilings is not None
         order = ranked(self.legal(problem, self.target), self._ceilings)
         by_config, by_label = {c.config: c for _, c in order}, {c.label: c for _, c in order}
         known: dict[Config, float | None] = {}
@@ -190,8 +234,7 @@ class Tuner:
             self._measure([by_config[c] for c in batch], search, failures, aten_us, stop)
             if stop is not None and time.monotonic() >= stop:
                 break
-        left = RACE_S if deadline is None else max(0.0, deadline - time.monotonic())
-        outcome = self._finish(one, search, by_config, len(order), min(left, RACE_S))
+        outcome = self._finish(one, search, by_config, len(order), deadline)
         outcome.failures += failures
         outcome.resumed = len(known)
         return outcome
@@ -227,56 +270,137 @@ class Tuner:
             self.view.tried(candidate, us, cause, said)
 
     def _finish(
-        self, one: Wanted, search: Search, by_config: dict[Config, Candidate], count: int, seconds: float
+        self, one: Wanted, search: Search, by_config: dict[Config, Candidate], count: int, deadline: float | None
     ) -> Outcome:
-        """Race the fastest and ATen, in about so many seconds, and make an entry of the winner."""
+        """Race the fastest and ATen, the winner once more alone, and its module; make an entry of what that says."""
         failures = Counter[str]()
-        right = [by_config[c] for _, c in search.best() if self._races(c)]
-        finalists = right[: FINALISTS[self.effort]]
-        finalists += [c for c in right[len(finalists) :] if c.config.family == "aten"]
-        records: dict[str, Any] = {}
-        while not records:
+        ratings = [c.label for c in by_config.values()]
+        records, finalists = self._raced(search, by_config, failures, self._left(deadline))
+        if records is None:
+            return self._failed(one, failures, "the race against ATen was lost every time")
+        aten = records[ATEN]["laps"] if ATEN in right(records) else None
+        if not self.target.is_cpu:
+            records = against_family(records)
+        while True:
+            label = challenger(records, ratings)
+            if label is None and ATEN not in right(records):
+                return self._failed(one, failures, "no candidate was right, and ATen has no way to this problem")
+            verdict, more = Verdict(ATEN), dict[str, Any]()
+            if label is not None:
+                best = next(c for c in finalists if c.label == label)
+                verdict, more = self._judge(best, finalists, records, deadline)
+                if "cause" in more:
+                    failures[more["cause"]] += 1
+                    self._blame(best, more["cause"], more["said"])
+                    records[label] = more
+                    continue
+            entry = self._entry(one, verdict, records, more, aten, search, by_config, count)
+            return Outcome(one, "tuned", entry, failures)
+
+    def _raced(
+        self, search: Search, by_config: dict[Config, Candidate], failures: Counter[str], seconds: float
+    ) -> tuple[dict[str, Any] | None, list[Candidate]]:
+        """The fastest against ATen, without those that break the race; what is wrong is blamed."""
+        found = [by_config[c] for _, c in search.best() if self._races(c)]
+        finalists = found[: FINALISTS[self.effort]]
+        finalists += [c for c in found[len(finalists) :] if c.config.family == "aten"]
+        while True:
             self.view.racing(len(finalists))
             try:
                 records = self._runner.race(finalists, RACE_ROUNDS[self.effort], 1, seconds)
+                break
             except Lost as lost:
                 failures[lost.cause] += 1
                 if not finalists:
-                    return self._failed(one, failures, f"the race against ATen {lost.cause}: {lost.said}")
+                    return None, []
                 finalists = self._survivors(finalists)
         for c in finalists:
             cause = records[c.label].get("cause", "")
             if cause:  # right on the first operands, wrong on these: never to be tried again
                 failures[cause] += 1
                 self._blame(c, cause, records[c.label]["said"])
-        winner = _winner(finalists, records, self.target)
-        if winner is None:
-            return self._failed(one, failures, "no candidate was right, and ATen has no way to this problem")
-        label, record = winner
-        aten = records.get(ATEN)
+        return records, finalists
+
+    def _judge(
+        self, best: Candidate, finalists: Sequence[Candidate], records: dict[str, Any], deadline: float | None
+    ) -> tuple[Verdict, dict[str, Any]]:
+        """Two sittings of its own, and the module, as far as they are needed; or the cause of its failing there."""
+        first = gain_of(records, best.label)
+        if first is None:
+            said = records.get(ATEN, {}).get("said", "")
+            return Verdict(best.label, doubt=f"ATen was not right in the race: {said}" if said else ""), {}
+        if first.high < WORTH:
+            return judged(best.label, first, None, None), {}
+        try:
+            racing = [best, *(c for c in finalists if c.config.family == "aten")]
+            rounds, sittings, again = RACE_ROUNDS[self.effort], list[Interval](), dict[str, Any]()
+            while len(sittings) < SITTINGS:
+                left, calls = self._left(deadline), 0 if sittings else CALLS
+                again = self._runner.race(racing, rounds, 2 + len(sittings), left, calls, (1.0, WORTH))
+                if "cause" in again[best.label]:
+                    return Verdict(ATEN), again[best.label]
+                again = again if self.target.is_cpu else against_family(again)
+                sittings.append(gain_of(again, best.label) or first)
+                if sittings[0].high < WORTH:
+                    return judged(best.label, sittings[0], None, None), again
+            first, second = sittings
+            module = None
+            if self.target.is_cpu and first.hull(second).high >= WORTH:
+                made = self._runner.module(best, rounds, 9, self._left(deadline), (1.0,))
+                if "cause" in made["tuned"]:
+                    return Verdict(ATEN), made["tuned"]
+                if "cause" not in made["untuned"]:
+                    module = of_ratios(made["untuned"]["laps"], made["tuned"]["laps"])
+        except Lost as lost:
+            return Verdict(ATEN), {"cause": lost.cause, "said": lost.said}
+        return judged(best.label, first, second, module), again
+
+    def _entry(
+        self, one: Wanted, verdict: Verdict, records: dict[str, Any], more: dict[str, Any], aten: list[float] | None,
+        search: Search, by_config: dict[Config, Candidate], count: int,
+    ) -> Entry:  # fmt: skip
+        """What is remembered; a kernel's time is that of all sittings, `aten` the laps of ATen's own call."""
+
+        def laps(label: str) -> list[float] | None:
+            found = [r[label]["laps"] for r in (records, more) if label in r and "laps" in r[label]]
+            return [us for one in found for us in one] or None
+
+        own = laps(verdict.label)
+        aten = own if verdict.label == ATEN and self.target.is_cpu else aten
+        assert own is not None
+        p20, us, p80 = statistics.quantiles(own, n=5)[0], statistics.median(own), statistics.quantiles(own, n=5)[3]
+        assert self._ceilings is not None
         bounds = bounds_us(one.problem, self._ceilings)
-        if max(bounds.values()) > record["us"]:  # faster than the device was found to be, by one that was busy
+        if max(bounds.values()) > us:  # faster than the device was found to be, by one that was busy
             self._ceilings = self._measure_ceilings({one.problem.dtype})
             bounds = bounds_us(one.problem, self._ceilings)
         bound = max(bounds, key=lambda b: bounds[b])
-        config = by_config[parse_config(label)] if label != ATEN else by_config[Config("aten", warps=0, stages=0)]
-        entry = Entry(
+        plain = records[ATEN].get("label", "aten") if ATEN in records else ""
+        config = by_config[parse_config(plain if verdict.label == ATEN else verdict.label)]
+        few = f"{len(search.told)} of {search.limit} tried" if len(search.told) < search.limit else ""
+        return Entry(
             kernel=str(config.config),
-            ms=_short(record["us"] / 1e3),
-            p20=_short(record["p20"] / 1e3),
-            p80=_short(record["p80"] / 1e3),
-            aten_ms=None if aten is None else _short(aten["us"] / 1e3),
-            ratio=None if aten is None else _short(aten["us"] / record["us"]),
-            share=_short(bounds[bound] / record["us"]),
+            ms=_short(us / 1e3),
+            p20=_short(p20 / 1e3),
+            p80=_short(p80 / 1e3),
+            aten_ms=None if aten is None else _short(statistics.median(aten) / 1e3),
+            ratio=None if aten is None else _short(statistics.median(aten) / us),
+            gain=_numbers(verdict.gain),
+            module=_numbers(verdict.module),
+            doubt="; ".join(d for d in (few, verdict.doubt) if d),
+            share=_short(bounds[bound] / us),
             bound=bound,  # pyright: ignore[reportArgumentType]
-            error=_short(record.get("error", 0.0)),
+            error=_short(records.get(verdict.label, {}).get("error", 0.0)),
             tried=max(1, len(search.told)),
             of=count,
             effort=self.effort,
             versions=self._versions,
             source=config.source,
         )
-        return Outcome(one, "tuned", entry, failures)
+
+    def _left(self, deadline: float | None) -> float:
+        """Seconds of a race."""
+        return RACE_S if deadline is None else min(RACE_S, max(0.0, deadline - time.monotonic()))
 
     def _races(self, config: Config) -> bool:
         """On a CPU the plain call is in the race as ATen itself."""
@@ -299,28 +423,8 @@ class Tuner:
         self.view.tried(candidate, None, cause, said)
 
 
-def _winner(
-    finalists: Sequence[Candidate], records: dict[str, Any], target: Target
-) -> tuple[str, dict[str, Any]] | None:
-    """The fastest that is right; ATen where that does not beat it beyond noise.
-
-    On a GPU ATen as a module has it (the family, which copies its result) is what a kernel has to beat.
-    """
-    right = sorted(
-        ((c.label, records[c.label]) for c in finalists if "cause" not in records[c.label]), key=lambda r: r[1]["us"]
-    )
-    ours = [r for r in right if not r[0].startswith("aten")]
-    atens = [r for r in right if r[0].startswith("aten")]
-    if target.is_cpu and ATEN in records:
-        atens.append((ATEN, records[ATEN]))
-    if not ours or not atens:
-        return (ours or atens or [None])[0]
-    best, aten = ours[0], min(atens, key=lambda r: r[1]["us"])
-    record = best[1]
-    clear = record["us"] * MARGIN < aten[1]["us"]
-    if target.is_cpu:
-        clear = clear and record["beats"] >= BEATS and (record["against"] or 0.0) >= MARGIN
-    return best if clear else aten
+def _numbers(found: Interval | None) -> tuple[float, float, float] | None:
+    return None if found is None else (_short(found.median), _short(found.low), _short(found.high))
 
 
 def _short(number: float) -> float:

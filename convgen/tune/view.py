@@ -8,12 +8,13 @@ from collections import Counter
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from convgen.tune.candidates import Candidate
 from convgen.tune.report import causes_text, time_text
 from convgen.tune.tuner import Outcome
 from convgen.tune.wanted import Wanted
+from convgen.tune.weigh import Weighed
 
 
 class Screen:
@@ -26,7 +27,7 @@ class Screen:
     def __init__(self, console: Console, budget_s: float | None) -> None:
         self.console, self.budget_s, self.start = console, budget_s, time.monotonic()
         self.bars = Progress(
-            TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), TimeElapsedColumn(),
+            TextColumn("{task.description}"), BarColumn(bar_width=30), TaskProgressColumn(), TimeElapsedColumn(),
             TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[said]}"),
             console=console, transient=True, disable=not console.is_terminal,
         )  # fmt: skip
@@ -40,13 +41,15 @@ class Screen:
     def __exit__(self, *_: object) -> None:
         self.bars.stop()
 
-    def begin(self, wanted: Sequence[Wanted]) -> None:
-        self.total, self.count = len(wanted), 0
+    def begin(self, found: Sequence[Weighed]) -> None:
+        self.total, self.count = len(found), 0
+        self.network_us = {w.wanted.key: w.network_us for w in found}
+        self.whole_us, self.done_us = max(sum(self.network_us.values()), 1e-9), 0.0
         busy, cores = os.getloadavg()[0], os.cpu_count() or 1
         if busy > cores / 2:
-            text = f"this machine is busy (load {busy:.1f} on {cores} cores): times will be noisy, and ATen wins ties"
+            text = f"this machine is busy (load {busy:.1f} on {cores} cores); what is in doubt is measured again later"
             self.console.print(text, highlight=False, markup=False)
-        self.problems = self.bars.add_task("problems", total=len(wanted), said="")
+        self.problems = self.bars.add_task("of the layers' time", total=100, said="")
         self.current = self.bars.add_task("", total=None, said="")
 
     def problem(self, wanted: Wanted, count: int, limit: int, aten_us: float | None) -> None:
@@ -74,10 +77,13 @@ class Screen:
 
     def done(self, outcome: Outcome) -> None:
         self.count += 1
-        self.bars.update(self.problems, advance=1)
+        self.done_us += self.network_us[outcome.wanted.key]
+        part = self.done_us / self.whole_us
+        self.bars.update(self.problems, completed=100 * part)
         if outcome.status == "not reached" or (self.live and outcome.status == "kept"):
             return
-        self.console.print(f"{self.count}/{self.total} {_line(outcome)}", highlight=False, markup=False)
+        head = f"{self.count}/{self.total}, {part:.0%} of the layers' time:"
+        self.console.print(f"{head} {_line(outcome)}", highlight=False, markup=False)
 
     def _standing(self) -> str:
         """The best so far, by a few launches."""
@@ -95,5 +101,6 @@ def _line(o: Outcome) -> str:
     against = "" if e.ratio is None or e.aten_ms is None else f", ATen {time_text(e.aten_ms)}, x{e.ratio:.2f}"
     failed = causes_text(o.failures)
     resumed = f", {o.resumed} from before" if o.resumed else ""
+    resumed += f"; in doubt: {e.doubt}" if e.doubt else ""
     words = f"{o.wanted}: {o.status}: {e.kernel} {time_text(e.ms)}{against}; {e.tried} of {e.of} tried{resumed}"
     return words + (f"; failed: {failed}" if failed else "")

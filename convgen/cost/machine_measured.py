@@ -1,0 +1,93 @@
+"""What was measured of a machine where the model's few numbers don't suffice: collectives, and convolutions by shape.
+
+Both correct the model instead of replacing it: a collective takes what it is modelled to take, times what was measured
+over that for its kind, its group and its bytes; a convolution reaches the share of the peak that those like it do.
+What lies between measurements is interpolated, what lies beyond them is as the nearest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+
+from convgen.algebra.redistribute import Kind
+
+PHASES = ("forward", "backward_data", "backward_filter")
+NEAR = 1.0  # doublings apart, at which a probe counts half of the nearest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Misfit:
+    """A kind of collective as modules run it.
+
+    Attributes:
+        ranks: of its group.
+        bytes: that a rank sends, ascending.
+        over_model: for each of these, measured over modelled seconds.
+    """
+
+    kind: Kind
+    ranks: int
+    bytes: tuple[float, ...]
+    over_model: tuple[float, ...]
+
+    def at(self, sent_bytes: float) -> float:
+        """Interpolated, both as logarithms."""
+        x = math.log(max(sent_bytes, 1.0))
+        known = [(math.log(n), math.log(f)) for n, f in zip(self.bytes, self.over_model, strict=True)]
+        for (low, below), (high, above) in pairwise(known):
+            if low <= x <= high:
+                return math.exp(below + (above - below) * (x - low) / (high - low))
+        return math.exp(known[0][1] if x < known[0][0] else known[-1][1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """A convolution of one rank.
+
+    Attributes:
+        channels, filters: of a group. taps: of a window. pixels: of y, of all samples.
+        efficiency: share of the peak that forward, backward-data and backward-filter reach.
+    """
+
+    channels: int
+    filters: int
+    taps: int
+    pixels: int
+    groups: int = 1
+    efficiency: tuple[float, float, float]
+
+    @property
+    def shape(self) -> tuple[float, ...]:
+        return self.channels, self.filters, self.taps, self.pixels, self.groups
+
+
+@lru_cache(maxsize=1 << 14)
+def over_model(misfits: tuple[Misfit, ...], kind: Kind, ranks: int, sent_bytes: float) -> float:
+    """By how much a collective takes longer than modelled; 1 where its kind was not measured."""
+    same = [m for m in misfits if m.kind == kind]
+    if not same:
+        return 1.0
+    return min(same, key=lambda m: abs(math.log(m.ranks / ranks))).at(sent_bytes)
+
+
+@lru_cache(maxsize=1 << 14)
+def efficiency_like(probes: tuple[Probe, ...], phase: str, shape: tuple[float, ...]) -> float:
+    """The share of the peak at a shape: the mean of logarithms over all probes, the nearest counting most.
+
+    Args:
+        shape: channels and filters of a group, taps, pixels, groups.
+    """
+    place = PHASES.index(phase)
+    apart = [_doublings(p.shape, shape) for p in probes]
+    nearest = min(apart)
+    weights = [2.0 ** ((nearest - a) / NEAR) for a in apart]
+    total = sum(w * math.log(p.efficiency[place]) for w, p in zip(weights, probes, strict=True))
+    return math.exp(total / sum(weights))
+
+
+def _doublings(a: Sequence[float], b: Sequence[float]) -> float:
+    return sum(abs(math.log2(max(m, 1.0) / max(n, 1.0))) for m, n in zip(a, b, strict=True))

@@ -1,0 +1,270 @@
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+# (parts of torch have no types)
+"""What measures on a CPU: a kernel as its module calls it, checked in every call; the module itself, tuned and not.
+
+Where one thread works, time is what the process ran (CPU time), so that others' work is not counted. Every call has
+operands of its own (rotation.py), is timed alone, and its result, the operands, what lies around them, and the process
+(settings.py) are looked at before the next one.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from convgen.kernels.load import load_text
+from convgen.kernels.problem import Problem
+from convgen.tune.baseline import accuracy
+from convgen.tune.clock import CpuClock, Entrant, ceilings, race
+from convgen.tune.intervals import of_ratios
+from convgen.tune.operands import TOLERANCE, Wrong, result_of
+from convgen.tune.rotation import Rotation, Set
+from convgen.tune.settings import Settings
+
+ATEN = "ATen"
+SLOW = 4.0  # times the best: what takes longer is timed once
+TRIES = 6  # calls of a candidate on its own
+LEAST_ROUNDS = 8  # of a race: what an interval takes
+MORE, LOOK = 6, 8  # times the rounds, where it is open what they say; how often that is looked at
+LAP_S = 1e-3  # of a round, at least, unless that takes more than MOST_CALLS
+MOST_CALLS = 8
+AS_ATEN, MUCH = 2.0, 20.0  # times ATen's error that a kernel may have; times the usual one that ATen's may be
+FLOOR = 0.8  # of a launch's least time: what takes less computes nothing
+Call = Callable[[Set, Any], object]
+
+
+class Alone:
+    """The transport of a rank that has no others: modules want one, and never use it."""
+
+    rank, size = 0, 1
+
+
+class Racer:
+    """A call in a race: how often a round, its laps in microseconds, and what went wrong with it.
+
+    Attributes:
+        before: what is not timed; `run` is given what it returns.
+    """
+
+    def __init__(self, label: str, run: Call, before: Callable[[Set], object] | None = None) -> None:
+        self.label, self.run, self.before = label, run, before
+        self.calls, self.laps, self.error = 1, list[float](), 0.0
+        self.failure: Exception | None = None
+
+
+class CpuBench:
+    """One problem at a time, on this CPU.
+
+    Args:
+        threads: that torch computes with.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self.clock = CpuClock(threads)
+        self.floor_us: float = min(self._least() for _ in range(3))
+
+    def open(self, problem: Problem, text: str, seed: int) -> dict[str, Any]:
+        """Operands of a problem, and ATen's time in its module.
+
+        Args:
+            text: of the module of one rank that was not tuned.
+        """
+        self.problem, self.text = problem, text
+        usual = TOLERANCE[problem.dtype]
+        self.rotation = Rotation(problem, seed, MUCH * usual)
+        self.settings = Settings()
+        with accuracy(problem.dtype):
+            aten = self._racer(ATEN, "")
+            least = min(self._timed(aten) for _ in range(TRIES))
+        self.most = self.rotation.most = max(usual, AS_ATEN * aten.error)  # long sums round more than usual
+        return {"aten_us": {ATEN: least * 1e6}, "error": aten.error}
+
+    def attempt(self, label: str, text: str, best_us: float) -> dict[str, Any]:
+        """Check a kernel, and time it."""
+        self.settings.begin()
+        try:
+            with accuracy(self.problem.dtype):
+                racer = self._racer(label, text)
+                times = [self._timed(racer), self._timed(racer)]  # the first makes what is kept for all later ones
+                while len(times) < TRIES and min(times) * 1e6 <= SLOW * best_us:
+                    times.append(self._timed(racer))
+                self._refuse_too_fast(min(times) * 1e6)
+        except Exception as failure:
+            return said_of(failure)
+        return {"us": min(times) * 1e6, "error": racer.error}
+
+    def race(
+        self,
+        kernels: Sequence[tuple[str, str]],
+        rounds: int,
+        seed: int,
+        seconds: float,
+        calls: int = 0,
+        settle: Sequence[float] = (),
+    ) -> dict[str, Any]:
+        """Kernels and ATen in turn, round by round, on operands of their own.
+
+        Args:
+            rounds: unless they take longer than `seconds`; eight at least.
+            calls: of each, at least; more rounds are made for them.
+            settle: gains; as long as it is open whether a kernel's is more or less than one of these, there are more
+                rounds, up to MORE times as many.
+        Returns:
+            label -> laps (microseconds of a call in each round) and error; or cause and what was said. ATen's too.
+        """
+        self.settings.begin()
+        with accuracy(self.problem.dtype):
+            self.rotation = Rotation(self.problem, seed, self.most)
+            found: dict[str, Any] = {}
+            racing = [self._racer(ATEN, "")]
+            for label, text in kernels:
+                try:
+                    racing.append(self._racer(label, text))
+                except Exception as failure:
+                    found[label] = said_of(failure)
+            self._run(racing, rounds, seconds, calls, settle)
+        return found | {r.label: said_of(r.failure) if r.failure else _record(r) for r in racing}
+
+    def module(
+        self, tuned: str, rounds: int, seed: int, seconds: float, settle: Sequence[float] = ()
+    ) -> dict[str, Any]:
+        """The module with a kernel and the one without in turn: its forward pass, or its backward pass as a whole.
+
+        Args:
+            tuned: the text of the module that has the kernel.
+        """
+        self.settings.begin()
+        self.rotation = Rotation(self.problem, seed, self.most)
+        with accuracy(self.problem.dtype):
+            racing = [_passes("untuned", self.text, self.problem), _passes("tuned", tuned, self.problem)]
+            self._run(racing, rounds, seconds, 0, settle)
+        return {r.label: said_of(r.failure) if r.failure else _record(r) for r in racing}
+
+    def ceilings(self, dtypes: tuple[str, ...]) -> dict[str, Any]:
+        """What the device reaches in these types, and the least time of a launch."""
+        found = ceilings(self.clock, dtypes, size=1024, elements=1 << 24)
+        return {n: found[n] for n in ("flops_per_s", "bytes_per_s")} | {"floor_us": self._least()}
+
+    def _least(self) -> float:
+        empty = torch.zeros(16)
+        floor = Entrant("floor", lambda: torch.ops.aten.add(empty, empty))
+        floor.run()
+        floor.probe(self.clock)
+        floor.prepare(self.clock)
+        race([floor], self.clock)
+        return min(floor.laps)
+
+    def _racer(self, label: str, text: str) -> Racer:
+        """A phase's call as the module makes it, tried once; ATen's plain one where there is no text."""
+        module, p = load_text(self.text), self.problem
+        way = getattr(load_text(text), p.phase) if text else None
+        convolve, shape = getattr(module, f"conv_{p.phase}"), self.rotation.base.shapes[result_of(p)[0]]
+        padding = [d.below for d in p.dims]
+
+        def run(one: Set, _: object) -> object:
+            t = one.tensors
+            rest = (padding, shape, way) if way is not None else (padding, shape)
+            with torch.no_grad():
+                if p.phase == "forward":
+                    return convolve(module.LAYER, t["x"], t["w"], t["bias"] if p.bias else None, *rest)
+                return convolve(module.LAYER, t["dy"], t["w" if p.phase == "backward_data" else "x"], *rest)
+
+        racer = Racer(label, run)
+        self._timed(racer)
+        return racer
+
+    def _timed(self, racer: Racer) -> float:
+        """Seconds of a call; whatever it did is looked at. Raises what is wrong with it."""
+        one = self.rotation.next()
+        made = racer.before(one) if racer.before is not None else None
+        start = self.clock.now()
+        result = racer.run(one, made)
+        seconds = self.clock.now() - start
+        self.settings.check()
+        racer.error = max(racer.error, self.rotation.check(one, result))
+        self.rotation.check_operands(one)
+        return seconds
+
+    def _run(self, racing: list[Racer], rounds: int, seconds: float, calls: int, settle: Sequence[float]) -> None:
+        """Laps of all that make no mistake, beginning with another each time."""
+        first = racing[0]
+        for r in list(racing):
+            try:
+                estimate = min(self._timed(r) for _ in range(2))
+                r.calls = max(1, min(MOST_CALLS, math.ceil(LAP_S / max(estimate, 1e-9))))
+            except Exception as failure:
+                r.failure = failure
+        end, i = time.monotonic() + seconds, 0
+        alive = [r for r in racing if r.failure is None]
+        while alive:
+            fewest = min(r.calls for r in alive) * i
+            if i >= LEAST_ROUNDS and time.monotonic() >= end:
+                break
+            if (
+                i >= max(rounds, LEAST_ROUNDS)
+                and fewest >= calls
+                and (not settle or i >= MORE * rounds or (i % LOOK == 0 and settled(first, alive, settle)))
+            ):
+                break
+            for k in range(len(alive)):
+                self._lap(alive[(i + k) % len(alive)])
+            alive = [r for r in alive if r.failure is None]
+            i += 1
+        for r in alive:
+            try:
+                self._refuse_too_fast(min(r.laps))
+            except Wrong as failure:
+                r.failure = failure
+
+    def _lap(self, racer: Racer) -> None:
+        try:
+            racer.laps.append(sum(self._timed(racer) for _ in range(racer.calls)) / racer.calls * 1e6)
+        except Exception as failure:
+            racer.failure = failure
+
+    def _refuse_too_fast(self, us: float) -> None:
+        if us < FLOOR * self.floor_us:
+            raise Wrong(f"took {us:.2f} us, a launch of nothing takes {self.floor_us:.2f}")
+
+
+def settled(first: Racer, others: Sequence[Racer], gains: Sequence[float]) -> bool:
+    """Whether each is known to be more, or less, than so many times as fast as the first."""
+    if first.failure is not None:
+        return True
+    found = [of_ratios(first.laps, r.laps) for r in others if r is not first]
+    return all(not between.low <= gain <= between.high for between in found for gain in gains)
+
+
+def said_of(failure: Exception) -> dict[str, str]:
+    """The cause, and what an exception says."""
+    text = " ".join(str(failure).split())
+    return {
+        "cause": "wrong" if isinstance(failure, Wrong) else "error",
+        "said": f"{type(failure).__name__}: {text}"[:300],
+    }
+
+
+def _record(r: Racer) -> dict[str, Any]:
+    return {"laps": r.laps, "error": r.error}
+
+
+def _passes(label: str, text: str, p: Problem) -> Racer:
+    """What a module makes of one set, with what autograd does around it."""
+    module = load_text(text)
+    mesh = module.init_mesh(transport=Alone())
+
+    def forward(one: Set, _: object = None) -> Tensor:
+        t = one.tensors
+        return module.conv(t["x"], t["w"], *([t["bias"]] if p.bias else []), mesh=mesh)
+
+    def backward(one: Set, y: Tensor) -> Tensor:
+        t = one.tensors
+        return torch.autograd.grad(y, (t["x"], t["w"]), t["dy"])[p.phase == "backward_filter"]
+
+    return Racer(label, forward) if p.phase == "forward" else Racer(label, backward, forward)
