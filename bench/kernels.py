@@ -41,7 +41,7 @@ from convgen.resources import data_file
 from convgen.spec.reader import read_csv
 from convgen.spec.target import read_target
 from convgen.tune.key import key_of as problem_key
-from convgen.tune.model import whole_bytes, whole_flops
+from convgen.kernels.work import whole_bytes, whole_flops
 
 NETWORKS = ("resnet50", "wrn50_2", "vgg16", "alexnet")
 PHASES = ("forward", "backward_data", "backward_filter")

@@ -1,7 +1,7 @@
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportUnknownParameterType=false
 # (triton has no types)
-"""What a kernel compiles to, with no GPU: registers, spills, shared memory, matrix instructions, width of loads.
+"""What a kernel compiles to, with no GPU: registers, spills, shared memory, matrix instructions, loads, its loop.
 
 A launch is recorded by running the module's own launching function on tensors without memory, so that what is compiled
 is what will run: the same arguments, specialised as Triton specialises them. Triton's wheel has all
@@ -13,8 +13,10 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import subprocess
+import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -23,7 +25,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from convgen.errors import InternalError
+from convgen.kernels.bound import Bound, bound_of
 from convgen.kernels.load import load_text
+from convgen.kernels.loops import Loop, matrix_loop
 from convgen.kernels.problem import Problem
 from convgen.kernels.source import Kernel, kernel_module
 from convgen.kernels.torch_types import TORCH_DTYPES
@@ -50,6 +54,7 @@ class Facts:
         shared_bytes: of a program.
         matrix_instructions: in the text (mma, wgmma, tcgen05.mma or mfma), not executed.
         widest_global_load_bytes: of one thread's access; a tensor copy counts as 16.
+        loop: that holds the matrix instructions; None where there is none, or no assembler to ask.
     """
 
     registers: int
@@ -57,9 +62,11 @@ class Facts:
     shared_bytes: int
     matrix_instructions: int
     widest_global_load_bytes: int
+    loop: Loop | None = None
 
     def as_dict(self) -> dict[str, int]:
-        return asdict(self)
+        """Its numbers; the loop's are in bounds."""
+        return {name: n for name, n in asdict(self).items() if name != "loop"}
 
 
 @dataclass(frozen=True)
@@ -168,7 +175,18 @@ def _compile(source: Any, gpu: GPUTarget, options: dict[str, int]) -> Facts:
         kernel: Any = triton.compile(source, target=gpu, options=options)
     if gpu.backend == "hip":
         return _read_amd(kernel.asm["amdgcn"], kernel.metadata.shared)
-    return _read_nvidia(kernel.asm["ptx"], log.getvalue(), kernel.metadata.shared)
+    found = _read_nvidia(kernel.asm["ptx"], log.getvalue(), kernel.metadata.shared)
+    return replace(found, loop=_loop(kernel.asm["cubin"], knobs) if found.matrix_instructions else None)
+
+
+def _loop(cubin: bytes, knobs: Any) -> Loop | None:
+    """Of the kernel as it is assembled, by the disassembler of Triton's wheel."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [knobs.nvidia.nvdisasm.path, "-c", file.name]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return matrix_loop(done.stdout) if done.returncode == 0 else None
 
 
 def _read_nvidia(ptx: str, log: str, shared: int) -> Facts:

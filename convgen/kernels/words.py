@@ -46,6 +46,11 @@ def times(name: str, factor: int) -> str:
     return name if factor == 1 else f"{name} * {factor}"
 
 
+def constant(names: str) -> str:
+    """Parameters whose values are known where a kernel is compiled: XH, XW."""
+    return ", ".join(f"{name}: tl.constexpr" for name in names.split(", "))
+
+
 CHANNEL = {"x": "c", "y": "f"}
 
 
@@ -97,13 +102,14 @@ class Words:
         }[self.problem.phase]
 
     def arguments(self, *tensors: str | bool) -> str:
-        """Parameters before the constants: tensors, then this rank's extents and rows of padding."""
+        """Parameters: tensors, samples, then this rank's rows and padding, constants, so that divisions by them are
+        products."""
         words = [t for t in tensors if isinstance(t, str) and t]
         words += ["rim", "boxes"] if self.problem.rim is not None else []
-        words += ["N", self.extents("x"), self.extents("y"), self.pads]
+        words += ["N", constant(self.extents("x")), constant(self.extents("y")), constant(self.pads)]
         words += ["groups"] if self.grouped else []
         if self.problem.rim is not None:
-            words += [f"own_{d.letter}, OWN_{d.letter.upper()}" for d in self.dims]
+            words += [constant(f"own_{d.letter}, OWN_{d.letter.upper()}") for d in self.dims]
         return ", ".join(words) + ","
 
     @property
@@ -156,6 +162,7 @@ class Words:
 
     @property
     def pads(self) -> str:
+        """pad_h, pad_w"""
         return ", ".join(d.pad for d in self.dims)
 
     def pixels(self, side: str) -> str:

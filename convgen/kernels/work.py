@@ -68,10 +68,29 @@ def product_work(p: Problem, config: Config, pixels: int, tiles: int) -> Work:
         steps = p.taps * p.x_parts * ceil_div(p.channels, t["BC"])
         return Work(tiles * columns, steps, (pixels, t["BF"], t["BC"]))
     columns = ceil_div(p.channels, t["BC"]) * p.x_parts * groups
-    taps = ceil_div(p.taps, prod(d.stride for d in p.dims))  # of an output phase, on average
-    return Work(tiles * columns, taps * p.y_parts * ceil_div(p.filters, t["BF"]), (pixels, t["BC"], t["BF"]))
+    phases = prod(d.stride for d in p.dims)
+    busy = prod(min(d.kernel, d.stride) for d in p.dims)  # output phases that have a tap; others write zeros
+    programs = ceil_div(tiles * columns * busy, phases)
+    return Work(programs, ceil_div(p.taps, busy) * p.y_parts * ceil_div(p.filters, t["BF"]), (pixels, t["BC"], t["BF"]))
 
 
 def rows_made(p: Problem) -> list[int]:
     """Rows of one sample of what a phase other than backward-filter makes."""
     return [d.x if p.phase == "backward_data" else d.y for d in p.dims]
+
+
+def whole_bytes(p: Problem) -> int:
+    """Each operand once, parts included."""
+    n = p.elements
+    return (n["x"] * p.x_parts + n["w"] * p.x_parts * p.y_parts + n["y"] * p.y_parts) * p.element_bytes
+
+
+def whole_flops(p: Problem) -> int:
+    """Parts included."""
+    return p.flops * p.x_parts * p.y_parts
+
+
+def whole_products(p: Problem) -> int:
+    """Products that a kernel can't do without: rows of what it makes times taps, of backward-data a stride's share."""
+    rows = prod(rows_made(p)) * p.taps // (prod(d.stride for d in p.dims) if p.phase == "backward_data" else 1)
+    return p.batch * p.groups * p.channels * p.filters * p.x_parts * p.y_parts * rows

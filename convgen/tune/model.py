@@ -10,7 +10,7 @@ from convgen.cost.machines import load_machine
 from convgen.kernels.config import Config, ceil_div
 from convgen.kernels.families import of_cpu, of_gpu
 from convgen.kernels.problem import Problem
-from convgen.kernels.work import Work
+from convgen.kernels.work import Work, whole_bytes, whole_flops
 from convgen.spec.target import Target
 from convgen.tune.database import Ceilings
 
@@ -31,17 +31,6 @@ def assumed_ceilings(target: Target) -> Ceilings:
         bytes_per_s=machine.memory_bytes_per_s,
         floor_us=machine.launch_s * 1e6,
     )
-
-
-def whole_bytes(p: Problem) -> int:
-    """Each operand once, parts included."""
-    n = p.elements
-    return (n["x"] * p.x_parts + n["w"] * p.x_parts * p.y_parts + n["y"] * p.y_parts) * p.element_bytes
-
-
-def whole_flops(p: Problem) -> int:
-    """Parts included."""
-    return p.flops * p.x_parts * p.y_parts
 
 
 def bounds_us(p: Problem, ceilings: Ceilings) -> dict[str, float]:
