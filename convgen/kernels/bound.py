@@ -132,4 +132,3 @@ def bound_of(
         times_us=times,
         ideal_us=max(compute, times["memory"], times["floor"]),
     )
-

@@ -25,7 +25,6 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from convgen.errors import InternalError
-from convgen.kernels.bound import Bound, bound_of
 from convgen.kernels.load import load_text
 from convgen.kernels.loops import Loop, matrix_loop
 from convgen.kernels.problem import Problem

@@ -62,7 +62,7 @@ class Loop:
 def matrix_loop(text: str) -> Loop | None:
     """The innermost loop with most matrix instructions of a kernel as nvdisasm prints it.
 
-    Where all steps are unrolled it is what lies between the first matrix instruction and the last; None without any.
+    Where all steps are unrolled it is all from the first copy to the last matrix instruction; None without any.
     """
     code, labels = _read(text)
     places = [i for i, line in enumerate(code) if _class(line) == "matrix"]
@@ -70,7 +70,9 @@ def matrix_loop(text: str) -> Loop | None:
         return None
     loops = [(lo, hi) for lo, hi in _loops(code, labels) if any(lo <= i <= hi for i in places)]
     inner = [a for a in loops if not any(b != a and a[0] <= b[0] and b[1] <= a[1] for b in loops)]
-    lo, hi = max(inner, key=lambda a: sum(a[0] <= i <= a[1] for i in places), default=(places[0], places[-1]))
+    copies = [i for i, line in enumerate(code) if _class(line) in COPIES]
+    unrolled = min([*copies, *places]), places[-1]
+    lo, hi = max(inner, key=lambda a: sum(a[0] <= i <= a[1] for i in places), default=unrolled)
     return _counted(code[lo : hi + 1])
 
 
@@ -112,7 +114,7 @@ def _class(line: str) -> str:
         return "wait"
     if _INTEGER.match(name):
         return "integer"
-    return "float" if name.startswith("F") or name.startswith(("HADD", "HMUL", "HFMA")) else "other"
+    return "float" if name.startswith(("F", "HADD", "HMUL", "HFMA")) else "other"
 
 
 def _width(words: Sequence[str]) -> int:

@@ -1,17 +1,21 @@
 """Implicit GEMM by boxes: a tile's pixels are a box of samples and rows, which the copy engine fetches as one, zeros
-outside included. Forward, and backward-data, where all strides are 1 and channels are last. [KERNELS: 5.1 A]
+outside included, where channels are last. [KERNELS: 5.1 A, 5.2, 5.3]
+
+Rows that a stride skips: the view that is copied takes every second row of a dimension with one tap; with more it has
+pairs of rows as a dimension of their own, and pairs of the last rows as twice the channels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import product
-from math import prod
+from math import gcd, prod
 
 from convgen.kernels.config import Config, ceil_div, clamp, power_of_two
-from convgen.kernels.problem import Problem
-from convgen.kernels.words import Words, times
-from convgen.kernels.work import Work, product_work, rows_made
+from convgen.kernels.phases import PhaseWords
+from convgen.kernels.problem import LocalDim, Problem
+from convgen.kernels.words import CHANNEL, Words, constant, times
+from convgen.kernels.work import Work, product_work
 from convgen.spec.target import Target
 
 NAME = "box"
@@ -24,29 +28,63 @@ def refusal(problem: Problem, target: Target) -> str | None:
     """Why the family can't; None if it can."""
     if target.kind != "cuda" or target.arch not in (90, 100, 120):
         return f"{target} has no copy engine for boxes"
-    if not problem.channels_last or problem.phase == "backward_filter":
-        return "channels last, forward and backward_data"
-    if any(d.stride != 1 for d in problem.dims):
-        return "a stride"
+    if not problem.channels_last:
+        return "channels are not last"
     if problem.groups > 1 or problem.rim is not None:
         return "groups and halos in boxes"
     if not problem.channels or not problem.filters or problem.dtype == "float64":
         return "no channels, or float64"
     if problem.channels * problem.element_bytes % 16 or problem.filters * problem.element_bytes % 16:
         return f"{problem.channels} channels and {problem.filters} filters are no multiples of 16 bytes"
+    if not problem.batch * prod(d.x * d.y for d in problem.dims):
+        return "no pixels"
+    return _stride_refusal(problem) if problem.phase != "backward_data" else None
+
+
+def _stride_refusal(problem: Problem) -> str | None:
+    """Why x's rows that a stride skips can't be left out by a view."""
+    pairs = [d for d in problem.dims if is_paired(d)]
+    if any(d.stride & (d.stride - 1) or d.x % d.stride for d in pairs):
+        return "rows that are no multiple of a stride, or a stride that is no power of two"
+    if pairs and pairs[-1] is problem.dims[-1] and problem.channels % 16:
+        return f"{problem.channels} channels beside those of the next row, no multiple of 16"
+    if _rank(problem, "x") > 5:
+        return "more than five dimensions to copy"
+    if any(d.stride > 1 and d.x <= -d.below % d.stride for d in problem.dims if not is_paired(d)):
+        return "no row of x is read"
     return None
 
 
+def _rank(problem: Problem, tensor: str) -> int:
+    """Dimensions of an activation's view: samples, rows and their pairs, channels."""
+    pairs = tensor == "x" and problem.phase != "backward_data"
+    return 2 + len(problem.dims) + sum(pairs and is_paired(d) for d in problem.dims[:-1])
+
+
+def has_part(problem: Problem, tensor: str) -> bool:
+    """Whether the parts of an activation are a dimension of their own; else they follow each other as samples do."""
+    return (problem.x_parts if tensor == "x" else problem.y_parts) > 1 and _rank(problem, tensor) < 5
+
+
+def _by_sample(problem: Problem) -> bool:
+    """Whether a box may have one sample only: behind the last one come those of the next part."""
+    parts = {"x": problem.x_parts, "y": problem.y_parts}
+    return any(n > 1 and not has_part(problem, t) for t, n in parts.items())
+
+
+def is_paired(d: LocalDim) -> bool:
+    """Whether taps read rows of x of several residues modulo the stride."""
+    return d.stride > 1 and d.kernel > 1
+
+
 def tiles(problem: Problem, pixels: int) -> list[dict[str, int]]:
-    """Boxes of so many pixels, those that waste least first; an operand in parts is cut sample by sample."""
-    made = "x" if problem.phase == "backward_data" else "y"
-    parts = problem.x_parts > 1 or problem.y_parts > 1
-    rows = [d.x if made == "x" else d.y for d in problem.dims]
+    """Boxes of so many pixels, those that waste least first."""
+    rows = box_rows(problem)
     powers = [1 << i for i in range(pixels.bit_length())]
     found: list[tuple[int, dict[str, int]]] = []
     for shape in product(*([t for t in powers if t <= power_of_two(r)] for r in rows)):
         samples, rest = divmod(pixels, prod(shape))
-        if rest or not samples or samples > (1 if parts else power_of_two(problem.batch)):
+        if rest or not samples or samples > (1 if _by_sample(problem) else power_of_two(problem.batch)):
             continue
         covered = ceil_div(problem.batch, samples) * prod(ceil_div(r, t) * t for r, t in zip(rows, shape, strict=True))
         names = ("TN", *(f"T{d.name}" for d in problem.dims))
@@ -55,32 +93,80 @@ def tiles(problem: Problem, pixels: int) -> list[dict[str, int]]:
     return [tile for _, tile in found]
 
 
+def box_rows(problem: Problem) -> list[int]:
+    """Rows that boxes are cut from: y's, or in backward-data x's of one output phase."""
+    if problem.phase == "backward_data":
+        return [ceil_div(d.x, d.stride) for d in problem.dims]
+    return [d.y for d in problem.dims]
+
+
 def configs(problem: Problem, target: Target) -> Iterator[Config]:
     """Configurations worth a try, by closed form; the default first."""
     yield default(problem, target)
-    made, summed = _sides(problem)
-    for pixels, across, depth, warps, stages in product(
-        (64, 128, 256), (16, 32, 64, 128, 256), (16, 32, 64), (4, 8), (2, 3, 4)
-    ):
-        shared = (pixels + across) * depth * problem.element_bytes * stages
-        fits = across <= clamp(made, 16, 256) and depth <= clamp(summed, 16, 64) and shared <= target.shared_bytes
-        if fits and pixels * across <= 128 * warps * target.warp:
-            for tile in tiles(problem, pixels)[:3]:
-                yield _config(problem, tile, across, depth, warps, stages)
+    sizes = product((64, 128, 256), (16, 32, 64, 128, 256), (16, 32, 64, 128), (4, 8), (2, 3, 4))
+    for rows, columns, summed, warps, stages in sizes:
+        shared = (rows + columns) * summed * problem.element_bytes * stages
+        if rows * columns > 128 * warps * target.warp or shared > target.shared_bytes:
+            continue
+        if problem.phase == "backward_filter":
+            if rows > clamp(problem.filters, 64, 256) or columns > clamp(problem.channels, 16, _deepest(problem)):
+                continue
+            for tile in tiles(problem, summed)[:2]:
+                for split in splits(problem, target, tile, rows, columns):
+                    yield _config(problem, tile, rows, columns, warps, stages, split)
+        else:
+            made, depth = _sides(problem)
+            if columns > clamp(made, 16, 256) or summed > clamp(depth, 16, _deepest(problem)):
+                continue
+            for tile in tiles(problem, rows)[:3]:
+                yield _config(problem, tile, columns, summed, warps, stages)
+
+
+def _deepest(problem: Problem) -> int:
+    """Channels of a step at most: those of a row's pair are behind them in memory, so they have to come out even."""
+    if problem.phase != "backward_data" and is_paired(problem.dims[-1]):
+        return min(128, problem.channels & -problem.channels)
+    return 128
+
+
+def splits(problem: Problem, target: Target, tile: dict[str, int], filters: int, channels: int) -> list[int]:
+    """Counts of pieces that give a half, one or two waves of programs."""
+    parts = problem.x_parts * problem.y_parts
+    programs = ceil_div(problem.filters, filters) * ceil_div(problem.channels, channels) * parts * problem.taps
+    most = max(1, _boxes(problem, tile) // 4)
+    waves = (target.processors // 2, target.processors, 2 * target.processors)
+    return sorted({max(1, min(most, wave // programs)) for wave in waves} | {1})
+
+
+def _boxes(problem: Problem, tile: dict[str, int]) -> int:
+    """Boxes that cover all pixels, or those of one output phase."""
+    extents = [tile[f"T{d.name}"] for d in problem.dims]
+    rows = prod(ceil_div(r, e) for r, e in zip(box_rows(problem), extents, strict=True))
+    return ceil_div(problem.batch, tile["TN"]) * rows
 
 
 def default(problem: Problem, target: Target) -> Config:
     """What an untuned problem gets."""
+    if problem.phase == "backward_filter":
+        filters = clamp(problem.filters, 64, 128)
+        channels = clamp(problem.channels, 16, min(_deepest(problem), 64 if problem.element_bytes == 4 else 128))
+        tile = _fitting(problem, 64 if problem.element_bytes == 2 else 32)
+        split = splits(problem, target, tile, filters, channels)[-1]
+        return _config(problem, tile, filters, channels, 8 if filters * channels > 4096 else 4, 3, split)
     made, summed = _sides(problem)
     across = clamp(made, 16, 64 if problem.element_bytes == 4 else 128)
-    depth = clamp(summed, 16, 64 if problem.element_bytes == 2 else 32)
+    depth = clamp(summed, 16, min(_deepest(problem), 64 if problem.element_bytes == 2 else 32))
     few = problem.pixels * made < 128 * across * target.processors
-    fitting = tiles(problem, 64 if few else 128) or tiles(problem, 64)
-    if not fitting:  # fewer pixels than a tile: what is left over lies outside of the tensor
-        rows = problem.dims if len(problem.dims) == 1 else problem.dims[-1:]
-        fitting = [{"TN": 1, **{f"T{d.name}": 1 for d in problem.dims}, f"T{rows[-1].name}": 64}]
-    pixels = prod(fitting[0].values())
-    return _config(problem, fitting[0], across, depth, 8 if pixels * across >= 8192 else 4, 3)
+    tile = _fitting(problem, 64 if few else 128)
+    pixels = prod(tile.values())
+    return _config(problem, tile, across, depth, 8 if pixels * across >= 8192 else 4, 3)
+
+
+def _fitting(problem: Problem, pixels: int) -> dict[str, int]:
+    """The box of so many pixels that wastes least; with fewer pixels, the rest lies outside of the tensor."""
+    fitting = tiles(problem, pixels)
+    rest = {f"T{d.name}": 1 for d in problem.dims}
+    return fitting[0] if fitting else {"TN": 1, **rest, f"T{problem.dims[-1].name}": pixels}
 
 
 def _sides(problem: Problem) -> tuple[int, int]:
@@ -89,9 +175,11 @@ def _sides(problem: Problem) -> tuple[int, int]:
     return pair if problem.phase == "forward" else (pair[1], pair[0])
 
 
-def _config(problem: Problem, tile: dict[str, int], across: int, depth: int, warps: int, stages: int) -> Config:
-    names = ("BF", "BC") if problem.phase == "forward" else ("BC", "BF")
-    return Config(NAME, (*tile.items(), (names[0], across), (names[1], depth)), warps, stages)
+def _config(
+    problem: Problem, tile: dict[str, int], across: int, depth: int, warps: int, stages: int, split: int = 1
+) -> Config:
+    names = ("BC", "BF") if problem.phase == "backward_data" else ("BF", "BC")
+    return Config(NAME, (*tile.items(), (names[0], across), (names[1], depth)), warps, stages, split)
 
 
 def words(problem: Problem) -> type[Words]:
@@ -101,13 +189,50 @@ def words(problem: Problem) -> type[Words]:
 def work(problem: Problem, config: Config) -> Work:
     """What a launch does: boxes cover samples and rows."""
     tile = config.tile
-    extents = [tile[f"T{d.name}"] for d in problem.dims]
-    covered = prod(ceil_div(r, e) for r, e in zip(rows_made(problem), extents, strict=True))
-    return product_work(problem, config, tile["TN"] * prod(extents), ceil_div(problem.batch, tile["TN"]) * covered)
+    pixels, boxes = tile["TN"] * prod(tile[f"T{d.name}"] for d in problem.dims), _boxes(problem, tile)
+    if problem.phase != "backward_filter":
+        phases = prod(d.stride for d in problem.dims) if problem.phase == "backward_data" else 1
+        return product_work(problem, config, pixels, boxes * phases)
+    parts = problem.x_parts * problem.y_parts * problem.taps
+    programs = ceil_div(problem.filters, tile["BF"]) * ceil_div(problem.channels, tile["BC"]) * parts * config.split
+    return Work(programs, ceil_div(boxes, config.split), (tile["BF"], tile["BC"], pixels), config.split)
 
 
-class BoxWords(Words):
+class BoxWords(PhaseWords):
     """Boxes of memory, named by their corner; parts of an operand follow each other as samples do."""
+
+    @property
+    def by_phase(self) -> bool:
+        """Backward-data with a stride."""
+        return self.problem.phase == "backward_data" and bool(self.strided)
+
+    @property
+    def reads_pairs(self) -> bool:
+        """Whether pairs of x's last rows are read as twice the channels."""
+        return self.problem.phase != "backward_data" and is_paired(self.problem.dims[-1])
+
+    def has_part(self, tensor: str) -> bool:
+        return has_part(self.problem, tensor)
+
+    def box_arguments(self, split: int) -> str:
+        """Parameters before the constants that every kernel has."""
+        side = "x" if self.problem.phase == "backward_data" else "y"
+        words = [*self.tensors(split), "N", constant(self.extents(side)), constant(self.pads)]
+        return ", ".join([*words, *([self.shifts] if self.by_phase else [])]) + ","
+
+    def box_passed(self, config: Config) -> str:
+        side = "x" if self.problem.phase == "backward_data" else "y"
+        words = [f"s.n, *s.{side}, *s.below", *([self.passed_shifts] if self.by_phase else [])]
+        return ", ".join(words) + ","
+
+    def host_boxes(self, config: Config) -> str:
+        """Boxes that cover all samples and rows, where a launch is prepared."""
+        words = [f"triton.cdiv(s.n, {config.tile['TN']})"]
+        for i, d in enumerate(self.dims):
+            rows = f"s.{'x' if self.problem.phase == 'backward_data' else 'y'}[{i}]"
+            rows = f"triton.cdiv({rows}, {d.stride})" if self.by_phase and d.stride > 1 else rows
+            words.append(f"triton.cdiv({rows}, {config.tile[f'T{d.letter.upper()}']})")
+        return " * ".join(words)
 
     @property
     def box_pixels(self) -> str:
@@ -117,39 +242,120 @@ class BoxWords(Words):
     def box_extents(self) -> str:
         return ", ".join(f"T{d.letter.upper()}" for d in self.dims)
 
-    def box_tile(self, config: Config) -> str:
-        return "(" + "".join(f"{config.tile[f'T{d.letter.upper()}']}, " for d in self.dims) + ")"
+    @property
+    def corner(self) -> list[tuple[str, str, str]]:
+        """Of a box's rows, outermost first: coordinate of its corner, extent to cover, and that of the box."""
+        made = "x" if self.problem.phase == "backward_data" else "y"
+        names = self.phase_rows if self.by_phase else [getattr(d, made) for d in self.dims]
+        return [(n, n.upper(), f"T{d.letter.upper()}") for n, d in zip(names, self.dims, strict=True)]
+
+    @property
+    def box_count(self) -> str:
+        """Boxes that cover all samples and rows."""
+        return " * ".join(["tl.cdiv(N, TN)", *(f"tl.cdiv({extent}, {tile})" for _, extent, tile in self.corner)])
+
+    def corner_lines(self, number: str) -> list[str]:
+        """From a box's number to its corner; samples are slowest."""
+        lines: list[str] = []
+        inner = ""
+        for name, extent, tile in reversed(self.corner):
+            lines.append(f"{name} = {number}{inner} % tl.cdiv({extent}, {tile}) * {tile}")
+            inner += f" // tl.cdiv({extent}, {tile})"
+        return [*lines, f"n = {number}{inner} * TN"]
+
+    def pixel_lines(self) -> list[str]:
+        """From a box's corner to sample and rows of x of each of its pixels, and which of them there are."""
+        inner, lines, inside = "", [f"pixel = tl.arange(0, {self.box_pixels})"], list[str]()
+        for (name, _, tile), d in reversed(list(zip(self.corner, self.dims, strict=True))):
+            row = f"{name} + pixel{inner} % {tile}"
+            lines.append(f"{d.x} = " + (f"first_{d.letter} + {d.stride} * ({row})" if d.stride > 1 else row))
+            inside.insert(0, f"({d.x} < {d.x.upper()})")
+            inner += f" // {tile}"
+        return [*lines, f"n = (n + pixel{inner}).to(tl.int64)", f"made = (n < N) & {' & '.join(inside)}"]
 
     def box_place(self, tensor: str, *, made: bool = False) -> str:
-        """Sample and rows of the corner of what is made, or of what a tap reads for it."""
-        words = [f"{tensor}_part * N + n" if self.parts(tensor) > 1 else "n"]
-        for d in self.dims:
+        """Corner in the view of an activation: of what is made, or of what a tap reads for it."""
+        words = ["n"]
+        if self.parts(tensor) > 1:
+            own = has_part(self.problem, tensor)
+            words = [f"{tensor}_part", "n"] if own else [f"{tensor}_part * N + n"]
+        channel = CHANNEL[tensor]
+        for d, local in zip(self.dims, self.problem.dims, strict=True):
             tap = times(d.k, d.dilation) if d.taps > 1 else ""
             if made:
                 words.append(getattr(d, tensor))
-            elif tensor == "x":
-                words.append(f"{d.y} - {d.pad}" + (f" + {tap}" if tap else ""))
-            else:
+            elif tensor == "y" and d.stride > 1:
+                back = times(f"j{d.letter}", d.dilation // gcd(d.stride, d.dilation))
+                words.append(f"last_{d.letter}" + (f" - {back}" if tap else ""))
+            elif tensor == "y":
                 words.append(f"{d.x} + {d.pad}" + (f" - {tap}" if tap else ""))
-        return ", ".join(words)
+            elif d.stride == 1:
+                words.append(f"{d.y} - {d.pad}" + (f" + {tap}" if tap else ""))
+            elif not is_paired(local):
+                words.append(f"{d.y} - ({d.pad} + {d.stride - 1}) // {d.stride}")
+            else:
+                words.append(f"{d.y} + ({tap} - {d.pad} >> {d.stride.bit_length() - 1})")
+                residue = f"({tap} - {d.pad} & {d.stride - 1})"
+                if local is self.problem.dims[-1]:
+                    channel = f"{residue} * C + c"
+                else:
+                    words.append(residue)
+        return ", ".join([*words, channel])
 
     @property
     def box_weights(self) -> str:
         """Corner of a box of w: part and number of the filter, tap, part and number of the channel."""
-        parts = ["y_part" if self.parts("y") > 1 else "0", "f", "tap" if self.problem.taps > 1 else "0"]
+        tap = "tap" if self.problem.taps > 1 else "0"
+        if self.by_phase and self.problem.taps > 1:
+            tap = "0"
+            for d in self.tapped:
+                tap = (
+                    d.k if tap == "0" else f"({tap}) * {d.taps} + {d.k}" if " " in tap else f"{tap} * {d.taps} + {d.k}"
+                )
+        parts = ["y_part" if self.parts("y") > 1 else "0", "f", tap]
         return ", ".join([*parts, "x_part" if self.parts("x") > 1 else "0", "c"])
 
-    def box_descriptors(self, config: Config) -> list[tuple[str, str, str]]:
-        """For each tensor of the launch its shape and box as text; none for bias, which is read by pointers."""
+    def box_descriptors(self, config: Config) -> list[tuple[str, list[str]]]:
+        """For each tensor of the launch what boxes_of_memory is told; nothing where pointers are used."""
         p, tile = self.problem, config.tile
-        box = ", ".join(str(tile[n]) for n in ("TN", *(f"T{d.letter.upper()}" for d in self.dims)))
-
-        def activation(tensor: str, channels: str) -> tuple[str, str]:
-            n = times("s.n", self.parts(tensor))
-            name = "channels" if tensor == "x" else "filters"
-            return f"({n}, *s.{tensor}, s.{name})", f"[{box}, {tile[channels]}]"
-
         w = f"({p.y_parts}, s.filters, {p.taps}, {p.x_parts}, s.channels)", f"[1, {tile['BF']}, 1, 1, {tile['BC']}]"
-        texts = {"x": activation("x", "BC"), "dx": activation("x", "BC"), "w": w}
-        texts |= {"y": activation("y", "BF"), "dy": activation("y", "BF"), "bias": ("", "")}
-        return [(name, *texts[name]) for name in self.tensors(1)]
+        y = [f"({self._samples('y')}, *s.y, s.filters)", self._box(config, (), "y")]
+        texts = {"x": self._view_of_x(config), "w": list(w), "y": y, "dy": y}
+        if not self.by_phase:
+            texts["dx"] = self._view_of_x(config)
+        return [(name, texts.get(name, [])) for name in self.tensors(config.split)]
+
+    def _samples(self, tensor: str) -> str:
+        parts = self.parts(tensor)
+        return f"{parts}, s.n" if has_part(self.problem, tensor) else times("s.n", parts)
+
+    def _box(self, config: Config, pairs: Collection[str], tensor: str) -> str:
+        extents = [*(["1"] if has_part(self.problem, tensor) else []), str(config.tile["TN"])]
+        for d in self.dims:
+            extents += [str(config.tile[f"T{d.letter.upper()}"]), *(["1"] if d.letter in pairs else [])]
+        return f"[{', '.join(extents)}, {config.tile[f'B{CHANNEL[tensor].upper()}']}]"
+
+    def _view_of_x(self, config: Config) -> list[str]:
+        """x as its rows are read: shape, box, and which rows are left out."""
+        shape, own = [self._samples("x")], 1 + has_part(self.problem, "x")
+        every, first = ["1"] * own, ["0"] * own
+        channels, pairs = "s.channels", list[str]()
+        for i, (d, local) in enumerate(zip(self.dims, self.problem.dims, strict=True)):
+            reads = self.problem.phase != "backward_data"
+            skips, is_last = reads and d.stride > 1 and not is_paired(local), local is self.problem.dims[-1]
+            every.append(str(d.stride) if skips else "1")
+            first.append(f"-s.below[{i}] % {d.stride}" if skips else "0")
+            if not reads or not is_paired(local):
+                shape.append(f"s.x[{i}]")
+                continue
+            shape.append(f"s.x[{i}] // {d.stride}")
+            if is_last:
+                channels = f"{d.stride} * s.channels"
+            else:
+                pairs.append(d.letter)
+                shape.append(str(d.stride))
+                every.append("1")
+                first.append("0")
+        words = [f"({', '.join([*shape, channels])})", self._box(config, pairs, "x")]
+        skipped = any(word != "1" for word in every)
+        return [*words, f"({', '.join([*every, '1'])})", f"({', '.join([*first, '0'])})"] if skipped else words
