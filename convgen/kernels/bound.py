@@ -3,9 +3,6 @@
 A step of its loop takes a processor at least the cycles of its matrix instructions, of issuing all instructions (four a
 cycle), and of reading and writing shared memory (128 bytes a cycle). Waiting for memory and L2 come on top and are not
 counted: a kernel reaches the bound at best. The whole can't be faster than its operands' bytes or a launch either.
-
-Rates: NVIDIA's A100 and H100 architecture white papers, dense products a clock and SM; B200's are its data sheet's peak
-over its processors and clock.
 """
 
 from __future__ import annotations
@@ -17,32 +14,9 @@ from convgen.kernels.config import Config, ceil_div
 from convgen.kernels.families import of_gpu
 from convgen.kernels.loops import Loop
 from convgen.kernels.problem import Problem
+from convgen.kernels.rates import FLOAT32_PRODUCTS, ISSUES, RATES, SHARED_BYTES
 from convgen.kernels.work import whole_bytes, whole_products
 from convgen.spec.target import Target
-
-ISSUES = 4  # instructions of a processor and cycle, one of each of its quarters
-SHARED_BYTES = 128  # of a processor and cycle
-FLOAT32_PRODUCTS = 3  # of TF32, for one of float32
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Products of a processor and cycle with operands of 16 bits and of TF32; cycles a second at which peaks hold."""
-
-    half: int
-    tf32: int
-    clock_hz: float
-
-    def of(self, dtype: str) -> int:
-        """0 where no matrix units are used."""
-        return {"bfloat16": self.half, "float16": self.half, "float64": 0}.get(dtype, self.tf32)
-
-
-RATES: dict[int | str, Rates] = {
-    80: Rates(1024, 512, 1.41e9),
-    90: Rates(2048, 1024, 1.83e9),
-    100: Rates(4096, 2048, 1.86e9),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +80,7 @@ def bound_of(
     passes = max(1, compiled // needed)  # steps in one pass of the loop
     warps = config.warps / passes
     read = work.step_bytes(p.element_bytes)
-    boxes = read if loop.by_class.get("box") else 0  # the copy engine writes them
+    boxes = read if loop.by_class.get("tensor copy") else 0  # the copy engine writes them
     cycles = {
         "matrix": max(needed, compiled / passes) / rate,
         "issue": loop.instructions * warps / ISSUES,

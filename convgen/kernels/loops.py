@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-COPIES = ("copy 16", "copy 8", "copy 4", "copy 2", "box")  # to shared memory or registers: bytes a thread, or a box
+COPIES = ("copy 16", "copy 8", "copy 4", "copy 2", "tensor copy")  # to shared memory or registers: bytes a thread, or the copy engine's
 CLASSES = ("matrix", *COPIES, "shared", "integer", "float", "wait", "other")
 
 _LABEL = re.compile(r"\s*(\.L[\w.$]*):")
@@ -40,8 +40,8 @@ class Loop:
         counts: instructions by class, those of CLASSES that there are.
         products: that its matrix instructions make, a warp's share; 0 where their names don't say.
         matrix_bytes: of shared memory that they read, a warp's share.
-        moved_bytes: that other instructions read from and write to shared memory; boxes are not among them.
-        narrowest_copy: bytes a thread of its narrowest copy; 16 where only boxes are copied, 0 where nothing is.
+        moved_bytes: that other instructions read from and write to shared memory; the copy engine's are not among them.
+        narrowest_copy: bytes a thread of its narrowest copy; 16 where only the copy engine copies, 0 where nothing is.
     """
 
     counts: tuple[tuple[str, int], ...]
@@ -105,7 +105,7 @@ def _class(line: str) -> str:
     if _MATRIX.fullmatch(name):
         return "matrix"
     if name in ("UTMALDG", "UBLKCP"):
-        return "box"
+        return "tensor copy"
     if name in ("LDGSTS", "LDG", "LD"):
         return f"copy {max(_width(more), 2)}"
     if name in ("LDS", "LDSM", "STS", "STSM", "ATOMS"):
@@ -129,7 +129,7 @@ def _counted(body: Sequence[str]) -> Loop:
         made, taken = _matrix(line)
         products, read = products + made, read + taken
         moved += _moved(line)
-    widths = [int(name.split()[1]) for name in counts if name.startswith("copy")] + [16] * ("box" in counts)
+    widths = [int(name.split()[1]) for name in counts if name.startswith("copy")] + [16] * ("tensor copy" in counts)
     ordered = tuple((name, counts[name]) for name in CLASSES if counts[name])
     return Loop(ordered, products, read, moved, min(widths, default=0))
 

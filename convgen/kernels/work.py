@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from convgen.kernels.config import Config, ceil_div
@@ -17,12 +17,17 @@ class Work:
         programs: of the grid. steps: that a program loops over.
         tile: rows, columns, and what is summed, of a step's product.
         split: addends of each result that a second launch sums.
+        matrix: whether matrix units multiply. instructions: of a step and warp besides its products, roughly.
+        scattered: times the bytes of a step that memory is asked for, where lines are read in part.
     """
 
     programs: int
     steps: int
     tile: tuple[int, int, int]
     split: int = 1
+    matrix: bool = True
+    instructions: float = 100.0
+    scattered: float = 1.0
 
     @property
     def multiplied(self) -> int:
@@ -72,6 +77,22 @@ def product_work(p: Problem, config: Config, pixels: int, tiles: int) -> Work:
     busy = prod(min(d.kernel, d.stride) for d in p.dims)  # output phases that have a tap; others write zeros
     programs = ceil_div(tiles * columns * busy, phases)
     return Work(programs, ceil_div(p.taps, busy) * p.y_parts * ceil_div(p.filters, t["BF"]), (pixels, t["BC"], t["BF"]))
+
+
+def by_pointers(p: Problem, config: Config, w: Work, found: float, base: float) -> Work:
+    """The same where threads copy what they find by pointers.
+
+    Args:
+        found: instructions that find a row of an activation; what of a tile is weights takes a few.
+        base: of a step, whatever is copied.
+    """
+    rows, columns, summed = w.tile
+    threads = config.warps * 32
+    wide = p.vector(p.channels, p.filters) if p.channels_last else 2
+    copies = [n * summed / wide / threads for n in (rows, columns)]
+    both = p.phase == "backward_filter"
+    count = base + found * (sum(copies) if both else copies[0]) + (0 if both else 8 * copies[1])
+    return replace(w, instructions=count, scattered=1.0 if p.channels_last or p.is_pointwise else 3.0)
 
 
 def rows_made(p: Problem) -> list[int]:

@@ -8,10 +8,12 @@ pairs of rows as a dimension of their own, and pairs of the last rows as twice t
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from itertools import product
 from math import gcd, prod
 
 from convgen.kernels.config import Config, ceil_div, clamp, power_of_two
+from convgen.kernels.estimate import data_sheet, estimated_s
 from convgen.kernels.phases import PhaseWords
 from convgen.kernels.problem import LocalDim, Problem
 from convgen.kernels.words import CHANNEL, Words, constant, times
@@ -21,7 +23,7 @@ from convgen.spec.target import Target
 NAME = "box"
 TEMPLATE = "box.py.jinja"
 NEEDS = ("boxes",)
-SINGLE_CHANNELS, MATRIX_UNITS, WHOLE_LINES = False, True, True
+SINGLE_CHANNELS = False
 
 
 def refusal(problem: Problem, target: Target) -> str | None:
@@ -103,10 +105,11 @@ def box_rows(problem: Problem) -> list[int]:
 def configs(problem: Problem, target: Target) -> Iterator[Config]:
     """Configurations worth a try, by closed form; the default first."""
     yield default(problem, target)
-    sizes = product((64, 128, 256), (16, 32, 64, 128, 256), (16, 32, 64, 128), (4, 8), (2, 3, 4))
-    for rows, columns, summed, warps, stages in sizes:
+    widths = (16, 32, 64, 128, 256)
+    for rows, columns, summed, warps, stages in product(widths, widths, widths[:4], (4, 8), (2, 3, 4)):
         shared = (rows + columns) * summed * problem.element_bytes * stages
-        if rows * columns > 128 * warps * target.warp or shared > target.shared_bytes:
+        spread = 4 <= rows * columns // (warps * target.warp) <= 128
+        if not spread or shared > target.shared_bytes or max(rows, columns) < 64:
             continue
         if problem.phase == "backward_filter":
             if rows > clamp(problem.filters, 64, 256) or columns > clamp(problem.channels, 16, _deepest(problem)):
@@ -116,7 +119,7 @@ def configs(problem: Problem, target: Target) -> Iterator[Config]:
                     yield _config(problem, tile, rows, columns, warps, stages, split)
         else:
             made, depth = _sides(problem)
-            if columns > clamp(made, 16, 256) or summed > clamp(depth, 16, _deepest(problem)):
+            if rows < 64 or columns > clamp(made, 16, 256) or summed > clamp(depth, 16, _deepest(problem)):
                 continue
             for tile in tiles(problem, rows)[:3]:
                 yield _config(problem, tile, columns, summed, warps, stages)
@@ -146,20 +149,35 @@ def _boxes(problem: Problem, tile: dict[str, int]) -> int:
 
 
 def default(problem: Problem, target: Target) -> Config:
-    """What an untuned problem gets."""
-    if problem.phase == "backward_filter":
-        filters = clamp(problem.filters, 64, 128)
-        channels = clamp(problem.channels, 16, min(_deepest(problem), 64 if problem.element_bytes == 4 else 128))
-        tile = _fitting(problem, 64 if problem.element_bytes == 2 else 32)
-        split = splits(problem, target, tile, filters, channels)[-1]
-        return _config(problem, tile, filters, channels, 8 if filters * channels > 4096 else 4, 3, split)
-    made, summed = _sides(problem)
-    across = clamp(made, 16, 64 if problem.element_bytes == 4 else 128)
-    depth = clamp(summed, 16, min(_deepest(problem), 64 if problem.element_bytes == 2 else 32))
-    few = problem.pixels * made < 128 * across * target.processors
-    tile = _fitting(problem, 64 if few else 128)
-    pixels = prod(tile.values())
-    return _config(problem, tile, across, depth, 8 if pixels * across >= 8192 else 4, 3)
+    """What an untuned problem gets: of sizes that spill nowhere, the one with the least estimated time."""
+    device = data_sheet(target, problem.dtype)
+
+    def seconds(config: Config) -> float:
+        return estimated_s(problem, config, work(problem, config), target, device)
+
+    return min(_sizes(problem, target), key=seconds)
+
+
+def _sizes(problem: Problem, target: Target) -> Iterator[Config]:
+    """What a default is chosen from."""
+    half, filter_gradient = problem.element_bytes == 2, problem.phase == "backward_filter"
+    depth, most = (64, 128) if half else (32, 64 if problem.dtype == "float32" else 128)  # sums a thread
+    made, summed = (problem.channels, 0) if filter_gradient else _sides(problem)
+    if not filter_gradient:
+        depth = clamp(summed, 16, min(_deepest(problem), depth))
+    deepest = _deepest(problem) if filter_gradient else 256
+    widths = (16, 32, 64, 128, 256)
+    for rows, columns, warps, stages in product(widths, widths, (4, 8), (3, 4)):
+        fits = (rows + columns) * depth * problem.element_bytes * stages <= target.shared_bytes
+        spread = 8 <= rows * columns // (warps * target.warp) <= most
+        if not fits or not spread or max(rows, columns) < 64 or columns > clamp(made, 16, deepest):
+            continue
+        if filter_gradient and rows <= clamp(problem.filters, 64 if problem.channels <= 32 else 16, 256):
+            tile = _fitting(problem, depth)
+            for split in splits(problem, target, tile, rows, columns):
+                yield _config(problem, tile, rows, columns, warps, stages, split)
+        elif not filter_gradient and rows >= 64:
+            yield _config(problem, _fitting(problem, rows), columns, depth, warps, stages)
 
 
 def _fitting(problem: Problem, pixels: int) -> dict[str, int]:
@@ -189,13 +207,39 @@ def words(problem: Problem) -> type[Words]:
 def work(problem: Problem, config: Config) -> Work:
     """What a launch does: boxes cover samples and rows."""
     tile = config.tile
-    pixels, boxes = tile["TN"] * prod(tile[f"T{d.name}"] for d in problem.dims), _boxes(problem, tile)
+    pixels, boxes = _pixels(problem, config), _boxes(problem, tile)
     if problem.phase != "backward_filter":
         phases = prod(d.stride for d in problem.dims) if problem.phase == "backward_data" else 1
-        return product_work(problem, config, pixels, boxes * phases)
-    parts = problem.x_parts * problem.y_parts * problem.taps
-    programs = ceil_div(problem.filters, tile["BF"]) * ceil_div(problem.channels, tile["BC"]) * parts * config.split
-    return Work(programs, ceil_div(boxes, config.split), (tile["BF"], tile["BC"], pixels), config.split)
+        w = product_work(problem, config, pixels, boxes * phases)
+    else:
+        parts = problem.x_parts * problem.y_parts * problem.taps
+        programs = ceil_div(problem.filters, tile["BF"]) * ceil_div(problem.channels, tile["BC"]) * parts * config.split
+        w = Work(programs, ceil_div(boxes, config.split), (tile["BF"], tile["BC"], pixels), config.split)
+    rows, columns, summed = w.tile
+    return replace(w, tile=(columns, rows, summed)) if is_turned(problem, config) else w
+
+
+def _pixels(problem: Problem, config: Config) -> int:
+    return prod(config.tile[f"T{name}"] for name in ("N", *(d.name for d in problem.dims)))
+
+
+def is_turned(problem: Problem, config: Config) -> bool:
+    """Whether the product's rows are channels rather than pixels, or channels rather than filters in a filter gradient.
+
+    A product's columns are read from shared memory once for 64 rows of it, so rows should be the shorter side; they are
+    64 at least.
+    """
+    tile = config.tile
+    rows, columns = {
+        "forward": (_pixels(problem, config), tile["BF"]),
+        "backward_data": (_pixels(problem, config), tile["BC"]),
+        "backward_filter": (tile["BF"], tile["BC"]),
+    }[problem.phase]
+    return columns >= 64 and not 64 <= rows <= columns
+
+
+def _transposed(text: str) -> str:
+    return text.removesuffix(".T") if text.endswith(".T") else f"{text}.T"
 
 
 class BoxWords(PhaseWords):
@@ -205,6 +249,15 @@ class BoxWords(PhaseWords):
     def by_phase(self) -> bool:
         """Backward-data with a stride."""
         return self.problem.phase == "backward_data" and bool(self.strided)
+
+    def is_turned(self, config: Config) -> bool:
+        return is_turned(self.problem, config)
+
+    def product(self, config: Config, first: str, second: str) -> str:
+        """acc plus a product, the other way round where that has the shorter side first."""
+        if self.is_turned(config):
+            first, second = _transposed(second), _transposed(first)
+        return f"acc = tl.dot({self.operand(first)}, {self.operand(second)}, acc{self.precision})"
 
     @property
     def reads_pairs(self) -> bool:
