@@ -105,12 +105,19 @@ def launches(kernel: Kernel, problem: Problem) -> list[Launch]:
     rim: list[Any] = []
     if p.rim is not None:
         boxes = torch.empty((p.rim, 1 + 2 * len(p.dims)), dtype=torch.int64, device="meta")
-        rim = [module.Rim(x, boxes, tuple(n for d in p.dims for n in (0, d.x)))]
+        own = [d.y if p.phase == "backward_data" else d.x for d in p.dims]
+        rim = [module.Rim(x, boxes, tuple(n for rows in own for n in (0, rows)), _thin_boxes(p.rim, own))]
     try:
         getattr(module, p.phase)(*tensors, out, sizes, *rim)
     finally:
         module.launch = run  # type: ignore[attr-defined]
     return found
+
+
+def _thin_boxes(count: int, own: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Boxes of one row around a block of so many, on both sides of its first dimension."""
+    rest = own[1:]
+    return tuple((0, own[0] if i % 2 else -1, *(0 for _ in rest), 1, *rest) for i in range(count))
 
 
 def facts(launch: Launch, target: Target) -> Facts:

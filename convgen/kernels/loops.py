@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-COPIES = ("copy 16", "copy 8", "copy 4", "copy 2", "tensor copy")  # to shared memory or registers: bytes a thread, or the copy engine's
+COPIES = ("copy 16", "copy 8", "copy 4", "copy 2", "tensor copy")  # bytes a thread, or by the copy engine
 CLASSES = ("matrix", *COPIES, "shared", "integer", "float", "wait", "other")
 
 _LABEL = re.compile(r"\s*(\.L[\w.$]*):")

@@ -67,6 +67,7 @@ class Words:
         single_channels: bool = False,
         grouped: bool = False,
         rows: tuple[int, int] = (1, 1),
+        rims: int = 0,
     ) -> None:
         """
         Args:
@@ -75,6 +76,7 @@ class Words:
             aligned: elements that a pixel of x, and of y, begins at a multiple of on every rank.
             rows: elements that a sample's rows of x, and of y, are a multiple of, where they lie side by side.
             grouped: some rank has more than one group.
+            rims: boxes of the rim, on the rank that has most of them.
             single_channels: groups have one channel, and channels are numbered through all groups.
         """
         self.problem, self.float32, self.even = problem, float32, frozenset(even)
@@ -83,7 +85,7 @@ class Words:
         self.last = problem.channels_last
         self.rows_aligned = dict(zip("xy", rows, strict=True))
         self.row_vector = rows[1]
-        self.single_channels = single_channels
+        self.single_channels, self.rims = single_channels, rims
         self.grouped = grouped or problem.groups > 1 or single_channels
         self.result = VALUE_MADE[problem.phase]
 

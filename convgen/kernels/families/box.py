@@ -3,20 +3,23 @@ outside included, where channels are last. [KERNELS: 5.1 A, 5.2, 5.3]
 
 Rows that a stride skips: the view that is copied takes every second row of a dimension with one tap; with more it has
 pairs of rows as a dimension of their own, and pairs of the last rows as twice the channels.
+
+A halo: what the block lacks is zero to the copy engine, and so is what a box around it lacks, so that the product of
+all rows is the sum of one for each of them; taps that read no row of one are left out of its loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
-from math import gcd, prod
+from math import ceil, gcd, prod
 
 from convgen.kernels.config import Config, ceil_div, clamp, power_of_two
 from convgen.kernels.estimate import data_sheet, estimated_s
 from convgen.kernels.phases import PhaseWords
 from convgen.kernels.problem import LocalDim, Problem
-from convgen.kernels.words import CHANNEL, Words, constant, times
+from convgen.kernels.words import CHANNEL, DimWords, Words, constant, times
 from convgen.kernels.work import Work, product_work
 from convgen.spec.target import Target
 
@@ -24,6 +27,7 @@ NAME = "box"
 TEMPLATE = "box.py.jinja"
 NEEDS = ("boxes",)
 SINGLE_CHANNELS = False
+MOST_BOXES = 3  # around a block of rows
 
 
 def refusal(problem: Problem, target: Target) -> str | None:
@@ -32,8 +36,12 @@ def refusal(problem: Problem, target: Target) -> str | None:
         return f"{target} has no copy engine for boxes"
     if not problem.channels_last:
         return "channels are not last"
-    if problem.groups > 1 or problem.rim is not None:
-        return "groups and halos in boxes"
+    if problem.groups > 1:
+        return "groups"
+    if problem.rim is not None and (problem.rim > MOST_BOXES or any(d.stride > 1 for d in problem.dims)):
+        return "a stride, or a halo in more than three boxes"
+    if problem.rim is not None and problem.x_parts * problem.y_parts > 1:
+        return "parts beside a halo"
     if not problem.channels or not problem.filters or problem.dtype == "float64":
         return "no channels, or float64"
     if problem.channels * problem.element_bytes % 16 or problem.filters * problem.element_bytes % 16:
@@ -83,16 +91,29 @@ def tiles(problem: Problem, pixels: int) -> list[dict[str, int]]:
     """Boxes of so many pixels, those that waste least first."""
     rows = box_rows(problem)
     powers = [1 << i for i in range(pixels.bit_length())]
-    found: list[tuple[int, dict[str, int]]] = []
+    found: list[tuple[float, dict[str, int]]] = []
     for shape in product(*([t for t in powers if t <= power_of_two(r)] for r in rows)):
         samples, rest = divmod(pixels, prod(shape))
         if rest or not samples or samples > (1 if _by_sample(problem) else power_of_two(problem.batch)):
             continue
         covered = ceil_div(problem.batch, samples) * prod(ceil_div(r, t) * t for r, t in zip(rows, shape, strict=True))
+        covered *= _rim_steps(problem, shape)
         names = ("TN", *(f"T{d.name}" for d in problem.dims))
         found.append((covered * samples, dict(zip(names, (samples, *shape), strict=True))))
     found.sort(key=lambda pair: (pair[0], pair[1]["TN"]))  # of a sample's rows, taps read some again
     return [tile for _, tile in found]
+
+
+def _rim_steps(problem: Problem, shape: Sequence[int]) -> float:
+    """Times the steps that there are without a rim; it is taken to lie along the first dimension.
+
+    A box of one row reads each tap's row from one block. One of more rows has steps for its own block and, at the edge,
+    for the taps that reach a box of the rim.
+    """
+    if not problem.rim or shape[0] == 1:
+        return 1.0
+    d = problem.dims[0]
+    return 1 + problem.rim * (d.kernel // 2) / d.kernel / ceil_div(box_rows(problem)[0], shape[0])
 
 
 def box_rows(problem: Problem) -> list[int]:
@@ -216,7 +237,9 @@ def work(problem: Problem, config: Config) -> Work:
         programs = ceil_div(problem.filters, tile["BF"]) * ceil_div(problem.channels, tile["BC"]) * parts * config.split
         w = Work(programs, ceil_div(boxes, config.split), (tile["BF"], tile["BC"], pixels), config.split)
     rows, columns, summed = w.tile
-    return replace(w, tile=(columns, rows, summed)) if is_turned(problem, config) else w
+    w = replace(w, tile=(columns, rows, summed)) if is_turned(problem, config) else w
+    steps = _rim_steps(problem, [tile[f"T{d.name}"] for d in problem.dims]) if problem.phase != "backward_filter" else 1
+    return replace(w, steps=ceil(w.steps * steps))
 
 
 def _pixels(problem: Problem, config: Config) -> int:
@@ -267,16 +290,107 @@ class BoxWords(PhaseWords):
     def has_part(self, tensor: str) -> bool:
         return has_part(self.problem, tensor)
 
+    def constants(self, config: Config) -> str:
+        words = [f"{name}={extent}" for name, extent in config.tiles]
+        return ", ".join([*words, f"num_warps={config.warps}, num_stages={config.stages}"])
+
+    @property
+    def read(self) -> str:
+        """Side of the activation that may have a halo: x, but y in backward-data."""
+        return "y" if self.problem.phase == "backward_data" else "x"
+
     def box_arguments(self, split: int) -> str:
         """Parameters before the constants that every kernel has."""
-        side = "x" if self.problem.phase == "backward_data" else "y"
-        words = [*self.tensors(split), "N", constant(self.extents(side)), constant(self.pads)]
-        return ", ".join([*words, *([self.shifts] if self.by_phase else [])]) + ","
+        made = "x" if self.read == "y" else "y"
+        words, extents = self.tensors(split), [constant(self.extents(made)), constant(self.pads)]
+        if self.problem.rim is not None:
+            words.insert(words.index(self.pointer(self.read)) + 1, ", ".join(self.blocks[1:]))
+            extents.append(constant(self.extents(self.read)))
+            extents += [
+                constant(f"{b}_{d.letter}, {b.upper()}_{d.letter.upper()}") for b in self.rows for d in self.dims
+            ]
+        return ", ".join([w for w in words if w] + ["N", *extents, *([self.shifts] if self.by_phase else [])]) + ","
 
-    def box_passed(self, config: Config) -> str:
-        side = "x" if self.problem.phase == "backward_data" else "y"
-        words = [f"s.n, *s.{side}, *s.below", *([self.passed_shifts] if self.by_phase else [])]
+    @property
+    def box_passed(self) -> str:
+        """The launch's arguments after the tensors."""
+        made = "x" if self.read == "y" else "y"
+        words = [f"s.n, *s.{made}, *s.below", *([self.passed_shifts] if self.by_phase else [])]
+        words += [f"*s.{self.read}, *places"] if self.problem.rim is not None else []
         return ", ".join(words) + ","
+
+    @property
+    def blocks(self) -> list[str]:
+        """What rows are read from: the tensor, or the rank's own block and the boxes around it."""
+        rims = range(self.rims) if self.problem.rim is not None else ()
+        return [self.pointer(self.read), *(f"rim{i}" for i in rims)]
+
+    @property
+    def rows(self) -> list[str]:
+        """Names of where the rows of each of these begin, and in capitals of how many there are."""
+        return ["own", *self.blocks[1:]]
+
+    def there(self, block: str) -> str:
+        """That a rank has such a block."""
+        rows = self.rows[self.blocks.index(block)].upper()
+        return " * ".join(f"{rows}_{d.letter.upper()}" for d in self.dims) + " > 0"
+
+    def block_taps(self, block: str) -> list[str]:
+        """First tap and count of those that read a row of a block for a box of pixels; all, where it has all rows."""
+        lines: list[str] = []
+        for d, (corner, _, tile) in zip(self.dims, self.corner, strict=True):
+            if d.taps == 1:
+                continue
+            lo, n, whole = self._block_rows(block, d)
+            if self.read == "x":
+                first, last = f"{lo} + {d.pad} - {corner} - {tile} + 1", f"{lo} + {n} - 1 + {d.pad} - {corner}"
+            else:
+                first, last = f"{corner} + {d.pad} - {lo} - {n} + 1", f"{corner} + {tile} - 1 + {d.pad} - {lo}"
+            if d.dilation > 1:
+                first, last = f"({first} + {d.dilation - 1}) // {d.dilation}", f"({last}) // {d.dilation}"
+            lines.append(f"first_{d.k} = 0 if {whole} else tl.maximum({first}, 0)")
+            count = f"tl.maximum(tl.minimum({last} + 1, {d.taps}) - first_{d.k}, 0)"
+            lines.append(f"taps_{d.letter} = {d.taps} if {whole} else {count}")
+        return lines
+
+    def block_boxes(self, block: str) -> list[str]:
+        """First row and count of the boxes of y whose tap reads rows of a block."""
+        lines: list[str] = []
+        for d, (corner, extent, tile) in zip(self.dims, self.corner, strict=True):
+            lo, n, whole = self._block_rows(block, d)
+            begin = f"{lo} + {d.pad}" + (f" - {times(d.k, d.dilation)}" if d.taps > 1 else "")
+            lines.append(f"first_{corner} = 0 if {whole} else tl.maximum({begin}, 0)")
+            rows = f"tl.maximum(tl.minimum({begin} + {n}, {extent}) - first_{corner}, 0)"
+            lines.append(f"count_{d.letter} = tl.cdiv({extent} if {whole} else {rows}, {tile})")
+        return [*lines, "boxes = tl.cdiv(N, TN) * " + " * ".join(f"count_{d.letter}" for d in self.dims)]
+
+    def _block_rows(self, block: str, d: DimWords) -> tuple[str, str, str]:
+        rows = self.rows[self.blocks.index(block)]
+        lo, n = f"{rows}_{d.letter}", f"{rows.upper()}_{d.letter.upper()}"
+        return lo, n, f"({lo} <= 0) & ({lo} + {n} >= {getattr(d, self.read).upper()})"
+
+    @property
+    def block_steps(self) -> str:
+        return " * ".join([*(f"taps_{d.letter}" for d in self.tapped), "chunks"])
+
+    @property
+    def block_coordinates(self) -> str:
+        """kh, kw of a tap number among those of a block."""
+        parts: list[str] = []
+        for i, d in enumerate(self.tapped):
+            inner = " * ".join(f"taps_{e.letter}" for e in self.tapped[i + 1 :])
+            text = f"tap // ({inner})" if " " in inner else f"tap // {inner}" if inner else "tap"
+            parts.append(f"first_{d.k} + {text}" + (f" % taps_{d.letter}" if i else ""))
+        return f"{', '.join(d.k for d in self.tapped)} = {', '.join(parts)}"
+
+    def block_corner(self) -> list[str]:
+        """From the number of a box among those of a block to its corner; samples are slowest."""
+        lines: list[str] = []
+        inner = ""
+        for d, (corner, _, tile) in reversed(list(zip(self.dims, self.corner, strict=True))):
+            lines.append(f"{corner} = first_{corner} + box{inner} % count_{d.letter} * {tile}")
+            inner += f" // count_{d.letter}"
+        return [*lines, f"n = box{inner} * TN"]
 
     def host_boxes(self, config: Config) -> str:
         """Boxes that cover all samples and rows, where a launch is prepared."""
@@ -326,8 +440,8 @@ class BoxWords(PhaseWords):
             inner += f" // {tile}"
         return [*lines, f"n = (n + pixel{inner}).to(tl.int64)", f"made = (n < N) & {' & '.join(inside)}"]
 
-    def box_place(self, tensor: str, *, made: bool = False) -> str:
-        """Corner in the view of an activation: of what is made, or of what a tap reads for it."""
+    def box_place(self, tensor: str, *, made: bool = False, block: str = "") -> str:
+        """Corner in the view of an activation: of what is made, or of what a tap reads for it, of a block's rows."""
         words = ["n"]
         if self.parts(tensor) > 1:
             own = has_part(self.problem, tensor)
@@ -353,13 +467,16 @@ class BoxWords(PhaseWords):
                     channel = f"{residue} * C + c"
                 else:
                     words.append(residue)
+        if block and self.problem.rim is not None:
+            rows = self.rows[self.blocks.index(block)]
+            words[1:] = [f"{w} - {rows}_{d.letter}" for w, d in zip(words[1:], self.dims, strict=True)]
         return ", ".join([*words, channel])
 
     @property
     def box_weights(self) -> str:
         """Corner of a box of w: part and number of the filter, tap, part and number of the channel."""
         tap = "tap" if self.problem.taps > 1 else "0"
-        if self.by_phase and self.problem.taps > 1:
+        if self.tapped and (self.by_phase or self.problem.rim is not None):
             tap = "0"
             for d in self.tapped:
                 tap = (
@@ -376,7 +493,21 @@ class BoxWords(PhaseWords):
         texts = {"x": self._view_of_x(config), "w": list(w), "y": y, "dy": y}
         if not self.by_phase:
             texts["dx"] = self._view_of_x(config)
+        if self.problem.rim is not None:
+            texts[self.pointer(self.read)] = ["*"]
         return [(name, texts.get(name, [])) for name in self.tensors(config.split)]
+
+    def block_and_rim(self, config: Config) -> str:
+        """Arguments of the function that describes a block and its rim."""
+        name = self.pointer(self.read)
+        channels = "s.channels" if self.read == "x" else "s.filters"
+        box = self._box(config, (), self.read)
+        return f"{name}, rim, s.n, {channels}, {box}, {self.rims}, {self.spare}"
+
+    @property
+    def spare(self) -> str:
+        """A tensor that is never empty where something is launched."""
+        return "dy" if self.problem.phase == "backward_filter" else self.result
 
     def _samples(self, tensor: str) -> str:
         parts = self.parts(tensor)
