@@ -37,11 +37,11 @@ from convgen.errors import ConvgenError, InputError, Note
 from convgen.kernels.families import FAMILIES
 from convgen.kernels.partition import SPLITS, local_problem
 from convgen.kernels.problem import Problem
+from convgen.kernels.work import whole_bytes, whole_flops
 from convgen.resources import data_file
 from convgen.spec.reader import read_csv
 from convgen.spec.target import read_target
 from convgen.tune.key import key_of as problem_key
-from convgen.kernels.work import whole_bytes, whole_flops
 
 NETWORKS = ("resnet50", "wrn50_2", "vgg16", "alexnet")
 PHASES = ("forward", "backward_data", "backward_filter")

@@ -49,6 +49,11 @@ class Bound:
         return self.matrix_cycles / max(self.step_cycles.values())
 
     @property
+    def share_by_issue(self) -> float:
+        """The same without shared memory: by the instructions alone."""
+        return self.matrix_cycles / max(self.step_cycles["matrix"], self.step_cycles["issue"])
+
+    @property
     def limit(self) -> str:
         """What takes a step's cycles."""
         return max(self.step_cycles, key=lambda n: self.step_cycles[n])

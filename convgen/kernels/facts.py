@@ -25,6 +25,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from convgen.errors import InternalError
+from convgen.kernels.bound import Bound, bound_of
+from convgen.kernels.estimate import data_sheet
 from convgen.kernels.load import load_text
 from convgen.kernels.loops import Loop, matrix_loop
 from convgen.kernels.problem import Problem
@@ -244,6 +246,46 @@ def records(layer: str, kernels: Sequence[Kernel]) -> Iterator[dict[str, Any]]:
                     "family": kernel.config.family if launch.name == kernel.name else "sum",
                     "config": tiles | {n: launch.constants[n] for n in _OPTIONS if n in launch.constants},
                     **found.as_dict(),
+                    "loop": _loop_record(found.loop),
+                    "bound": _bound_record(bound(kernel, problem, launch, found)),
                     "ranks": list(alike),
                 }
         yield from seen.values()
+
+
+def bound(kernel: Kernel, problem: Problem, launch: Launch, found: Facts) -> Bound | None:
+    """What a kernel's launch for a rank's problem can't be faster than; None of the sum behind it, and without a rate.
+
+    Memory and launches are those of tuning/machines.
+    """
+    if launch.name != kernel.name:
+        return None
+    device = data_sheet(kernel.target, problem.dtype)
+    rates = {"bytes_per_s": device.bytes_per_s, "floor_s": device.floor_s}
+    return bound_of(problem, kernel.config, found.loop, kernel.target, **rates)
+
+
+def _loop_record(loop: Loop | None) -> dict[str, Any] | None:
+    if loop is None:
+        return None
+    return {"instructions": loop.instructions, **loop.by_class, "narrowest_copy_bytes": loop.narrowest_copy}
+
+
+def _bound_record(b: Bound | None) -> dict[str, Any] | None:
+    if b is None:
+        return None
+    return {
+        "programs": b.programs,
+        "waves": b.waves,
+        "steps": b.steps,
+        "step_bytes": b.step_bytes,
+        "needed_matrix_cycles": b.matrix_cycles,
+        **{f"{name}_cycles": n for name, n in b.step_cycles.items()},
+        "share": b.share,
+        "share_by_issue": b.share_by_issue,
+        "useful": b.useful,
+        "limit": b.limit,
+        **{f"{name}_us": us for name, us in b.times_us.items()},
+        "ideal_us": b.ideal_us,
+        "us": b.us,
+    }
