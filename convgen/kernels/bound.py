@@ -96,7 +96,7 @@ def bound_of(
     asked = whole_products(p)
     times = {
         "loop": waves * work.steps * max(cycles.values()) / rates.clock_hz * 1e6,
-        "memory": whole_bytes(p) / bytes_per_s * 1e6,
+        "memory": (whole_bytes(p) + work.more_bytes) / bytes_per_s * 1e6,
         "floor": floor_s * 1e6,
     }
     compute = asked * (needed // work.multiplied) / peak_products * 1e6
@@ -109,5 +109,5 @@ def bound_of(
         step_bytes=read,
         useful=min(1.0, asked / (work.programs * work.steps * work.multiplied)),
         times_us=times,
-        ideal_us=max(compute, times["memory"], times["floor"]),
+        ideal_us=max(compute, whole_bytes(p) / bytes_per_s * 1e6, times["floor"]),
     )

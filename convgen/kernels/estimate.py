@@ -54,7 +54,7 @@ def estimated_s(p: Problem, config: Config, w: Work, target: Target, device: Cei
     sharing = min(resident, ceil_div(w.programs, target.processors))  # programs that a processor really has at once
     step = max(_step_s(p, config, w, target, device) * sharing, LATENCY_S / max(1, config.stages - 1))
     loops = waves * (PROLOGUE_S + w.steps * step)
-    seconds = device.floor_s + max(loops, whole_bytes(p) / device.bytes_per_s)
+    seconds = device.floor_s + max(loops, (whole_bytes(p) + w.more_bytes) / device.bytes_per_s)
     if w.split > 1:
         partial = 4 * p.elements["w"] * p.x_parts * p.y_parts * w.split
         seconds += device.floor_s + 2 * partial / device.bytes_per_s

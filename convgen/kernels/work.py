@@ -18,6 +18,7 @@ class Work:
         tile: rows, columns, and what is summed, of a step's product.
         split: addends of each result that a second launch sums.
         matrix: whether matrix units multiply. instructions: of a step and warp besides its products, roughly.
+        more_bytes: that other launches move so that this one can be.
         scattered: times the bytes of a step that memory is asked for, where lines are read in part.
     """
 
@@ -28,6 +29,7 @@ class Work:
     matrix: bool = True
     instructions: float = 100.0
     scattered: float = 1.0
+    more_bytes: int = 0
 
     @property
     def multiplied(self) -> int:

@@ -269,6 +269,11 @@ class BoxWords(PhaseWords):
     """Boxes of memory, named by their corner; parts of an operand follow each other as samples do."""
 
     @property
+    def entry(self) -> str:
+        """The function that launches the kernel."""
+        return self.problem.phase
+
+    @property
     def by_phase(self) -> bool:
         """Backward-data with a stride."""
         return self.problem.phase == "backward_data" and bool(self.strided)
