@@ -157,6 +157,8 @@ def splits(problem: Problem, target: Target, tile: dict[str, int], filters: int,
     """Counts of pieces that give a half, one or two waves of programs."""
     parts = problem.x_parts * problem.y_parts
     programs = ceil_div(problem.filters, filters) * ceil_div(problem.channels, channels) * parts * problem.taps
+    one = _config(problem, tile, filters, channels, 8, 3)
+    programs //= taps_together(problem, one)
     most = max(1, _boxes(problem, tile) // 4)
     waves = (target.processors // 2, target.processors, 2 * target.processors)
     return sorted({max(1, min(most, wave // programs)) for wave in waves} | {1})
@@ -235,11 +237,25 @@ def work(problem: Problem, config: Config) -> Work:
     else:
         parts = problem.x_parts * problem.y_parts * problem.taps
         programs = ceil_div(problem.filters, tile["BF"]) * ceil_div(problem.channels, tile["BC"]) * parts * config.split
-        w = Work(programs, ceil_div(boxes, config.split), (tile["BF"], tile["BC"], pixels), config.split)
+        taps = taps_together(problem, config)
+        product = tile["BF"], tile["BC"] * taps, pixels
+        w = Work(programs // taps, ceil_div(boxes, config.split), product, config.split, instructions=90 + 20 * taps)
     rows, columns, summed = w.tile
     w = replace(w, tile=(columns, rows, summed)) if is_turned(problem, config) else w
     steps = _rim_steps(problem, [tile[f"T{d.name}"] for d in problem.dims]) if problem.phase != "backward_filter" else 1
     return replace(w, steps=ceil(w.steps * steps))
+
+
+def taps_together(problem: Problem, config: Config) -> int:
+    """Taps of the last dimension that a program of a filter gradient makes: those of few channels read dy once.
+
+    Up to four, as long as a thread's sums fit.
+    """
+    taps, tile = problem.dims[-1].kernel, config.tile
+    if problem.phase != "backward_filter" or not 1 < taps <= 4 or tile["BC"] > 64 or tile["BF"] < 64:
+        return 1
+    half = problem.element_bytes == 2
+    return taps if half and taps * tile["BF"] * tile["BC"] <= 96 * 32 * config.warps else 1
 
 
 def _pixels(problem: Problem, config: Config) -> int:
@@ -258,7 +274,7 @@ def is_turned(problem: Problem, config: Config) -> bool:
         "backward_data": (_pixels(problem, config), tile["BC"]),
         "backward_filter": (tile["BF"], tile["BC"]),
     }[problem.phase]
-    return columns >= 64 and not 64 <= rows <= columns
+    return columns >= 64 and not 64 <= rows <= columns and taps_together(problem, config) == 1
 
 
 def _transposed(text: str) -> str:
@@ -286,6 +302,20 @@ class BoxWords(PhaseWords):
         if self.is_turned(config):
             first, second = _transposed(second), _transposed(first)
         return f"acc = tl.dot({self.operand(first)}, {self.operand(second)}, acc{self.precision})"
+
+    def taps_together(self, config: Config) -> int:
+        return taps_together(self.problem, config)
+
+    def program_tap(self, together: int) -> str:
+        """kh, kw of a program of a filter gradient that makes all taps of the last dimension, or one."""
+        if together == 1:
+            return self.taps
+        *outer, _ = self.tapped
+        parts: list[str] = []
+        for i, d in enumerate(outer):
+            inner = prod(e.taps for e in outer[i + 1 :])
+            parts.append("tap" + (f" // {inner}" if inner > 1 else "") + (f" % {d.taps}" if i else ""))
+        return f"{', '.join(d.k for d in outer)} = {', '.join(parts)}"
 
     @property
     def reads_pairs(self) -> bool:
@@ -358,14 +388,17 @@ class BoxWords(PhaseWords):
             lines.append(f"taps_{d.letter} = {d.taps} if {whole} else {count}")
         return lines
 
-    def block_boxes(self, block: str) -> list[str]:
-        """First row and count of the boxes of y whose tap reads rows of a block."""
+    def block_boxes(self, block: str, together: int) -> list[str]:
+        """First row and count of the boxes of y whose tap, or any of those of the last dimension, reads a block."""
         lines: list[str] = []
         for d, (corner, extent, tile) in zip(self.dims, self.corner, strict=True):
             lo, n, whole = self._block_rows(block, d)
             begin = f"{lo} + {d.pad}" + (f" - {times(d.k, d.dilation)}" if d.taps > 1 else "")
+            end = f"{begin} + {n}"
+            if together > 1 and d is self.dims[-1]:
+                begin, end = f"{lo} + {d.pad} - {(d.taps - 1) * d.dilation}", f"{lo} + {d.pad} + {n}"
             lines.append(f"first_{corner} = 0 if {whole} else tl.maximum({begin}, 0)")
-            rows = f"tl.maximum(tl.minimum({begin} + {n}, {extent}) - first_{corner}, 0)"
+            rows = f"tl.maximum(tl.minimum({end}, {extent}) - first_{corner}, 0)"
             lines.append(f"count_{d.letter} = tl.cdiv({extent} if {whole} else {rows}, {tile})")
         return [*lines, "boxes = tl.cdiv(N, TN) * " + " * ".join(f"count_{d.letter}" for d in self.dims)]
 
