@@ -62,8 +62,9 @@ def count(network: str, layer: str, split: str, kernel: Kernel) -> dict[str, Any
     launched = launches(kernel, p)
     if not launched:
         return None
-    found = facts(launched[0], kernel.target)
-    b = bound(kernel, p, launched[0], found)
+    (main,) = [one for one in launched if one.name == kernel.name]
+    found = facts(main, kernel.target)
+    b = bound(kernel, p, main, found)
     row = {
         "network": network, "layer": layer, "split": split, "phase": p.phase, "dtype": p.dtype,
         "format": p.memory_format, "kernel": str(kernel.config), "taps": p.taps, "channels": p.channels,
