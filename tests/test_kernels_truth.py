@@ -17,7 +17,7 @@ from generate import draws
 from kernel_cases import LETTERS, PHASES, SM_90, interpret, operands, random_dim, random_problem, reference
 
 from convgen.kernels.config import Config
-from convgen.kernels.families import FAMILIES, aten, box, depthwise, gemm, packed, pointer
+from convgen.kernels.families import FAMILIES, aten, box, depthwise, gemm, packed, pointer, stem
 from convgen.kernels.problem import LocalDim, Problem
 
 Draw = Callable[[random.Random, str], Problem]
@@ -80,12 +80,22 @@ def aligned(rng: random.Random, phase: str) -> Problem:
     )
 
 
+def few_strided(rng: random.Random, phase: str) -> Problem:
+    """Few channels and a stride, as a network's first layer has."""
+    p = few_channels(rng, phase)
+    dtype = rng.choice(("float32", "bfloat16", "float16", "tfloat32"))
+    dims = tuple(replace(d, dilation=1, stride=rng.choice((1, 2, 2, 3, 4))) for d in p.dims[-2:])
+    format = "channels_last" if len(dims) > 1 else "contiguous"
+    return replace(p, dims=dims, dtype=dtype, memory_format=format, filters=8 * rng.choice((1, 2, 3)))
+
+
 DRAWS: dict[str, tuple[Any, Draw, int]] = {
     "pointer": (pointer, any_problem, 16),
     "packed": (packed, few_channels, 13),
     "depthwise": (depthwise, a_channel_a_group, 13),
     "gemm": (gemm, pointwise, 14),
     "box": (box, lambda rng, phase: rng.choice((aligned, aligned, haloed))(rng, phase), 14),
+    "stem": (stem, few_strided, 16),
     "aten": (aten, any_problem, 16),
 }
 ROUNDING = {"float64": 1e-12, "float32": 1e-6, "tfloat32": 1e-6, "bfloat16": 2.0**-8, "float16": 2.0**-11}

@@ -70,9 +70,10 @@ def launch_source(kernels: Sequence[Kernel]) -> str:
     rim_boxes = any(k.problem.rim is not None and "boxes" in of_gpu(k.config).NEEDS for k in kernels)
     aten = any("aten" in of_gpu(k.config).NEEDS for k in kernels)
     template = environment().get_template("kernels/launch.py.jinja")
-    return template.render(
-        rims=rims, rounds_tf32=rounds, boxes=reads_boxes(kernels), aten=aten, rim_boxes=rim_boxes
-    ).rstrip("\n")
+    boxes, target = reads_boxes(kernels), kernels[0].target if kernels else None
+    arch = f"sm_{target.arch}" if target is not None and target.kind == "cuda" else ""
+    given = {"rims": rims, "rounds_tf32": rounds, "boxes": boxes, "aten": aten, "rim_boxes": rim_boxes, "arch": arch}
+    return template.render(**given).rstrip("\n")
 
 
 def kernel_module(kernels: Sequence[Kernel]) -> str:
@@ -86,6 +87,8 @@ def kernel_module(kernels: Sequence[Kernel]) -> str:
     head = """from __future__ import annotations
 
 import math
+import warnings
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
