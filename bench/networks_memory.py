@@ -1,6 +1,6 @@
 """Peak memory of a training step a rank: measured, beside what a program says; and a network that only two ranks train.
 
-    python bench/networks_memory.py [--only unet] [--limit MIB]
+    python bench/networks_memory.py [--only unet] [--limit MIB] [--again]
 
 Each run is a fresh process a rank, on one thread, of a package whose inputs are blocks; its optimizer is SGD with
 momentum. The peak is the system's in the third step, above what the process had before the network was there, but after
@@ -20,6 +20,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,7 @@ NETWORKS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "resnet18": (ResNet18, (16, 3, 128, 128)),
     "unet": (Skips, (4, 3, 128, 128)),
 }
+AGAIN = {"resnet18": ("layer1", "layer2"), "unet": ("one", "two", "back1", "back2"), "stages": ()}
 GRIDS = ("N=1", "N=2", "H=2", "C=2", "N=2,H=2", "H=4")
 
 
@@ -94,7 +96,8 @@ def rank_main(options: argparse.Namespace) -> None:
     make, shape = NETWORKS[options.only]
     rank, ranks, store = options.rank.split(",", 2)
     torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(ranks))
-    net = convgen.from_torch(make(), (torch.zeros(shape),), options.grid, name=options.only)
+    again = options.recompute
+    net = convgen.from_torch(make(), (torch.zeros(shape),), options.grid, recompute=again, name=options.only)
     mesh = net.init_mesh("cpu")
     few = net.NET.grid.get("N", 1)  # samples of a step that shows what kernels, threads and groups need at all
     small = net.scatter("x", torch.randn(few, *shape[1:]), mesh)
@@ -132,10 +135,11 @@ def learn(model: Any, call: Any, steps: int) -> list[float]:
     return losses
 
 
-def run(name: str, grid: str, limit: int = 0) -> list[dict[str, Any]]:
+def run(name: str, grid: str, limit: int = 0, recompute: Sequence[str] = ()) -> list[dict[str, Any]]:
     ranks = math.prod(int(part.split("=")[1]) for part in grid.split(","))
     with tempfile.TemporaryDirectory() as folder:
         base = [sys.executable, __file__, "--only", name, "--grid", grid, "--limit", str(limit)]
+        base += ["--recompute", *recompute] if recompute else []
         commands = [[*base, "--rank", f"{r},{ranks},{folder}/store"] for r in range(ranks)]
         # Two arenas, and large blocks back to the system at once: else the peak is that of glibc's own keeping.
         env = os.environ | {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": "65536"}
@@ -148,6 +152,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="of stages, resnet18, unet")
     parser.add_argument("--grids", nargs="*", default=GRIDS)
     parser.add_argument("--limit", type=int, default=0, help="MiB of address space beside what is taken before")
+    parser.add_argument("--again", action="store_true", help="with blocks that backward computes again")
+    parser.add_argument("--recompute", nargs="*", default=(), help=argparse.SUPPRESS)
     parser.add_argument("--rank", help=argparse.SUPPRESS)
     parser.add_argument("--grid", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -165,8 +171,9 @@ def main() -> None:
         graph, _ = graph_of(make(), (torch.zeros(shape),), name=name)
         for grid in options.grids:
             axes = tuple((a, int(n)) for a, n in (part.split("=") for part in grid.split(",")))
-            said = network_memory(compile_network(graph, Grid(axes)).program)
-            peaks[name, grid] = measured = max(one["peak"] for one in run(name, grid))
+            again = AGAIN[name] if options.again else ()
+            said = network_memory(compile_network(graph, Grid(axes), again=again).program)
+            peaks[name, grid] = measured = max(one["peak"] for one in run(name, grid, recompute=again))
             parts = [getattr(said, h) / MIB for h in heads[:5]]
             print(
                 f"{name:10}{grid:9}" + "".join(f"{p:11.1f}" for p in (*parts, said.peak / MIB)) + f"{measured:11.0f}"

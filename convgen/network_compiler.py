@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from convgen.algebra.algorithms import ALGORITHMS
@@ -23,10 +23,12 @@ from convgen.errors import InputError
 from convgen.knobs import verify_schedules
 from convgen.operations.bound import Bound
 from convgen.operations.views import MANY
+from convgen.plan.fewer import without_idle
 from convgen.plan.letters import Tensor, lay_out
 from convgen.plan.program.overlapped import overlapped
-from convgen.plan.program.ranks import NetworkPlan, grids_of, plan_network
+from convgen.plan.program.ranks import NetworkPlan, plan_counted, plan_network, widened
 from convgen.plan.program.written import program_of
+from convgen.program.again import with_again
 from convgen.program.network import FLOATS, Program
 from convgen.program.rows import PlacedRow, place, place_gradient, stored_by_name
 from convgen.program.verify.network import verify_network
@@ -96,6 +98,7 @@ def compile_network(
     machine: Machine | None = None,
     overlap: Machine | None = None,
     statistics: str = "global",
+    again: Collection[str] = (),
     command: str = "",
 ) -> CompiledNetwork:
     """Lay out a network by the letters of a grid, or by price.
@@ -106,6 +109,7 @@ def compile_network(
         machine: what `auto` models; by default one node of the target's kind.
         overlap: the machine for which it is chosen what travels meanwhile; by default the same.
         statistics: of batch norms in training (spec/graph_parts.py): global, spatial or local.
+        again: blocks of the source that backward computes again (program/again.py).
     Raises:
         InputError: no such algorithm, no such statistics, an operator that can't be run, or an axis that no dimension
             carries.
@@ -120,11 +124,11 @@ def compile_network(
 
     def laid_out(graph: Graph, described: Described) -> Program:
         if algorithm == "auto":
-            return _planned(graph, described, [grid], chosen, most).program
+            return plan_network(*network_parts(graph, described), [grid], chosen, _dtype(graph), most).program
         return lay_out(*network_parts(graph, described), grid, algorithm)
 
     graph, described, program = _with_statistics(graph, statistics, laid_out)
-    return _compiled(graph, described, program, algorithm, command, overlap or machine)
+    return _compiled(graph, described, with_again(program, again), algorithm, command, overlap or machine)
 
 
 def _with_statistics(
@@ -168,20 +172,28 @@ def plan_graph(
     grid: Grid | None = None,
     memory_bytes: int | None = None,
     statistics: str = "global",
+    told: Callable[[int], None] = lambda _: None,
 ) -> tuple[CompiledNetwork, NetworkPlan]:
     """The layout of least modelled seconds of a training step, over grids of so many ranks or on one.
+
+    Without a grid of one's own it may be of fewer ranks, with copies on the others (plan/fewer.py).
 
     Args:
         memory_bytes: that a rank may take; by default what the machine's have, where it says.
         statistics: of batch norms, as of `compile_network`.
+        told: is called with each number of ranks that is planned.
     """
     check_statistics(statistics)
     most = memory_bytes or (int(machine.memory_bytes) if machine.memory_bytes else None)
     found: list[NetworkPlan] = []
 
     def laid_out(graph: Graph, described: Described) -> Program:
-        grids = [found[0].program.grid] if found else [grid] if grid is not None else grids_of(ranks, machine)
-        found.append(_planned(graph, described, grids, machine, most))
+        parts, dtype = network_parts(graph, described), _dtype(graph)
+        if one := without_idle(found[0].program.grid) if found else grid:
+            told(one.ranks)
+            found.append(widened(plan_network(*parts, [one], machine, dtype, most), ranks, *parts))
+        else:
+            found.append(plan_counted(*parts, ranks, machine, dtype, most, told))
         return found[-1].program
 
     graph, described, program = _with_statistics(graph, statistics, laid_out)
@@ -225,12 +237,6 @@ def _compiled(
     if verify_schedules():
         verify_network(other)
     return CompiledNetwork(graph, described, program, other, algorithm, command=command)
-
-
-def _planned(
-    graph: Graph, described: Described, grids: Sequence[Grid], machine: Machine, memory_bytes: int | None = None
-) -> NetworkPlan:
-    return plan_network(*network_parts(graph, described), grids, machine, _dtype(graph), memory_bytes)
 
 
 def _dtype(graph: Graph) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from convgen.algebra.grid import Grid
@@ -44,6 +44,7 @@ def from_torch(
     machine: str | None = None,
     *,
     statistics: str = "global",
+    recompute: Collection[str] = (),
     name: str | None = None,
 ) -> Any:
     """The generated package of a module, imported: Network, init_mesh, scatter, gather, SPEC, SCHEDULE, VOLUME.
@@ -59,6 +60,7 @@ def from_torch(
         machine: what `auto` models: a name, or a machine file; by default cpu.
         statistics: of batch norms in training: of the whole batch (global), of a sample's ranks' samples (spatial), or
             of a rank's block (local); the running ones are the parts' average.
+        recompute: modules of the source that backward computes again, so that only what they take is kept.
         name: of the network; by default the module's class's.
     Raises:
         InputError: the module can't be traced, or not be right on many ranks; an axis that is no letter.
@@ -71,7 +73,7 @@ def from_torch(
     _check_machine(machine, algorithm)
     check_statistics(statistics)
     graph, tensors = _graph(module, example_inputs, name)
-    return _package(graph, tensors, _axes(grid), algorithm, machine, statistics)
+    return _package(graph, tensors, _axes(grid), algorithm, machine, statistics, recompute)
 
 
 def parallelize(
@@ -83,6 +85,7 @@ def parallelize(
     *,
     whole: bool = True,
     statistics: str = "global",
+    recompute: Collection[str] = (),
     name: str | None = None,
 ) -> torch.nn.Module:
     """A module on many ranks, with the module's weights and in its mode. Every rank calls this.
@@ -94,7 +97,7 @@ def parallelize(
         machine: as of `from_torch`.
         whole: it takes whole tensors on every rank, as the module's forward does, and gives whole tensors; else it is
             the package's Network, which takes and gives this rank's blocks.
-        statistics: as of `from_torch`.
+        statistics, recompute: as of `from_torch`.
     Returns:
         An nn.Module: of every parameter this rank's block, under the module's own names; `load_full`,
         `full_state_dict`, `full_gradients` as of a generated Network; the package is its `package`.
@@ -107,7 +110,7 @@ def parallelize(
     graph, tensors = _graph(module, example_inputs, name)
     given = isinstance(mesh_or_grid, (str, Mapping))
     axes = _axes(mesh_or_grid) if given else _axes_of(mesh_or_grid)
-    package = _package(graph, tensors, axes, algorithm, machine, statistics)
+    package = _package(graph, tensors, axes, algorithm, machine, statistics, recompute)
     mesh: Any = package.init_mesh() if given else mesh_or_grid
     kind: Any = _whole(package, graph, examples_of(module, example_inputs), module) if whole else package.Network
     model: Any = kind(mesh)
@@ -168,17 +171,22 @@ def _package(
     algorithm: str | None,
     machine: str | None,
     statistics: str,
+    recompute: Collection[str],
 ) -> Any:
     """The package, from the cache or new."""
     chosen = load_machine(machine) if machine is not None else None
     key = (write_graph(graph), tuple(axes.items()), algorithm, statistics, *([repr(chosen)] if chosen else []))
+    key = (*key, *sorted(recompute))
     folder = cached(graph.name, key_of(key, tensors))
     if not folder.is_dir():
         said = ", ".join(repr(one) for one in (axes, algorithm, machine) if one)
         said += f", statistics={statistics!r}" * (statistics != "global")
+        said += f", recompute={sorted(recompute)}" * bool(recompute)
         command = f"convgen.from_torch(module, example_inputs, {said})"
         grid = Grid(tuple(axes.items()))
-        compiled = compile_network(graph, grid, algorithm, machine=chosen, statistics=statistics, command=command)
+        compiled = compile_network(
+            graph, grid, algorithm, machine=chosen, statistics=statistics, again=recompute, command=command
+        )
         keep(folder, files_of(compiled, tensors))
     return load_package(folder)
 

@@ -56,6 +56,10 @@ def layer_options(command: Any) -> Any:
             help="For a CSV of layers; contiguous by default.",
         ),
         statistics_option,
+        click.option(
+            "--recompute", metavar="BLOCKS",
+            help="For a network: blocks of the source that backward computes again, e.g. layer1,layer2.0.",
+        ),
     ):  # fmt: skip
         command = option(command)
     return command
@@ -94,6 +98,7 @@ def compile_files(
     dtype: str | None,
     memory_format: str | None,
     statistics: str | None = None,
+    recompute: str | None = None,
     schedule: str | None = None,
     passes: Sequence[str] = (),
     measured: bool | Literal["quietly"] = False,
@@ -116,6 +121,8 @@ def compile_files(
         read_target(target)
     if statistics is not None:
         raise InputError(f"--statistics {statistics} is of a network's batch norms; {files[0]} is a layer's file")
+    if recompute is not None:
+        raise InputError(f"--recompute {recompute} is of a network's blocks; {files[0]} is a layer's file")
     options = "".join(
         f" --{name} {value}"
         for name, value in (("target", target), ("machine", machine), ("objective", objective))

@@ -64,6 +64,7 @@ def compile_graphs(
     machine: str | None = None,
     overlap: Machine | None = None,
     statistics: str | None = None,
+    recompute: str | None = None,
     **others: Any,
 ) -> list[CompiledFile]:
     """Every network of the files, laid out by the letters of the grid, by price, or as a plan says.
@@ -92,6 +93,7 @@ def compile_graphs(
     axes = parse_grid(grid, "N=2,H=2") if grid is not None else {}
     chosen = load_machine(machine) if machine is not None else None
     named = (("algorithm", algorithm), ("machine", machine), ("dtype", dtype), ("statistics", statistics))
+    named = (*named, ("recompute", recompute))
     said = f" --grid {','.join(f'{a}={n}' for a, n in axes.items())}" * bool(axes)
     said += "".join(f" --{k} {v}" for k, v in named if v)
     found: list[CompiledFile] = []
@@ -99,6 +101,7 @@ def compile_graphs(
     for file in files:
         plan = read_plan(file) if is_plan_file(file) else None
         given = (("--grid", grid), ("--algorithm", algorithm), ("--statistics", statistics))
+        given = (*given, ("--recompute", recompute))
         if plan is not None and any(value is not None for _, value in given):
             flag = next(flag for flag, value in given if value is not None)
             raise InputError(
@@ -126,6 +129,7 @@ def compile_graphs(
                     machine=chosen,
                     overlap=overlap,
                     statistics=statistics or "global",
+                    again=[path.strip() for path in recompute.split(",")] if recompute else (),
                     command=command,
                 )
         except InputError as error:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from convgen.commands.inputs import Finite, parse_grid, statistics_option
-from convgen.commands.outputs import OutputFile, Picture
+from convgen.commands.outputs import OutputFile, Picture, telling
 from convgen.errors import InputError
 from convgen.files import keep_input, write_file
 from convgen.plan.network.collection import without_collection
@@ -86,7 +86,8 @@ def plan_command(
 ) -> None:
     """Choose the layout of every layer of a network for the least modelled seconds."""
     from convgen.cost.machines import TARGETS, load_machine
-    from convgen.plan.network.planner import GIB, plan_network
+    from convgen.plan.network.counted import plan_counted
+    from convgen.plan.network.planner import GIB
     from convgen.plan.network.report import check_node, explain_text, plan_json, plan_text
     from convgen.plan.network.sample import sample_parallelism
     from convgen.plan.network.setting import Setting
@@ -144,7 +145,8 @@ def plan_command(
     )
     budget = round(memory * GIB) if memory is not None else None
     try:
-        found = plan_network(network, setting, ranks, grid=asked, budget_bytes=budget)
+        with telling(ranks) as told:
+            found = plan_counted(network, setting, ranks, grid=asked, budget_bytes=budget, told=told)
     except InputError as error:
         raise locate(error, network.source) from None
     if explain is not None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from convgen.commands.inputs import need
+from convgen.commands.outputs import telling
 from convgen.errors import InputError
 from convgen.files import keep_input, write_file
 from convgen.pictures.scaling import Point, Scaling, draw_scaling
@@ -71,7 +72,8 @@ def plan_graph_file(
     chosen = load_machine(machine)
     budget = None if memory is None else round(memory * GIB)
     try:
-        compiled, found = plan_graph(graph, ranks, chosen, grid, budget, statistics)
+        with telling(ranks) as told:
+            compiled, found = plan_graph(graph, ranks, chosen, grid, budget, statistics, told)
     except InputError as error:
         raise locate(error, graph.source_file) from None
     if explain is not None:

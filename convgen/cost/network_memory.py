@@ -35,7 +35,7 @@ from convgen.operations.row import At
 from convgen.operations.rows import Concatenate
 from convgen.operations.transposed import TransposedConvolution
 from convgen.operations.views import Permute, View
-from convgen.program.network import Program
+from convgen.program.network import Program, Stretch
 from convgen.program.rows import Chain, PlacedRow, index_sets
 
 Kept = tuple[str, int]  # a root's name, bytes
@@ -77,6 +77,8 @@ class _Walk:
         for name, value in program.values.items():
             self.size[name] = self._stored(name) * element_bytes(value.dtype)
         self.saved: list[dict[str, int]] = [self._of(i, row) for i, row in enumerate(program.rows)]
+        self.again = {i: s for s in program.again for i in range(s.start, s.stop)}
+        self.takes = {s: self._taken(s) for s in program.again}
 
     # ---- one row ----
 
@@ -136,6 +138,13 @@ class _Walk:
                     kept[root] = self.size[root]
         return kept
 
+    def _taken(self, stretch: Stretch) -> set[str]:
+        """What a block that is computed again keeps: roots of what it reads of others."""
+        rows = self.program.rows[stretch.start : stretch.stop]
+        made = {v for row in rows for v in row.bound.makes}
+        reads = {v for row in rows for v in row.bound.reads} - made
+        return {self.root.get(v, v) for v in reads if self.program.values[v].kind in ("made", "input")}
+
     def _run(self, row: PlacedRow, grads: Sequence[bool]) -> tuple[list[tuple[str, int, int]], dict[int, int]]:
         """What local code saves, (operand | result | within, number, bytes), and results that are views of operands."""
         at, values = at_rank(row, self.program.grid, self.rank), self.program.values
@@ -173,7 +182,8 @@ class _Walk:
             state[value.kind] += self.size[name]
         learnt = {n for n, v in program.values.items() if v.kind == "parameter"}
         own = {n for n, v in program.values.items() if v.kind in ("parameter", "buffer", "constant")}
-        uses = Counter(r for kept in self.saved for r in kept if r not in own)
+        uses = Counter(r for i, kept in enumerate(self.saved) if i not in self.again for r in kept if r not in own)
+        uses.update(r for taken in self.takes.values() for r in taken)
         saved = sum(self.size[r] for r in uses)
         highest = self._forward(own)
         highest = max(highest, self._backward(dict(uses), saved, own, learnt))
@@ -196,9 +206,10 @@ class _Walk:
             for root in (self.root.get(v, v) for v in row.bound.makes if v):
                 if root not in own:
                     live[root] = self.size[root]
-            keeps |= self.saved[i].keys() - own
+            stays = self.takes[self.again[i]] if i in self.again else self.saved[i].keys() - own
+            keeps |= stays
             beside = sum(self.size.get(f"{i} {what}", 0) for what in _moving(row)) + self._copies(row, False)
-            for root in self.saved[i].keys() - own:
+            for root in stays:
                 live[root] = self.size[root]
             most = max(most, sum(live.values()) + beside)
             for root in [r for r in live if r not in keeps and r not in held and r not in outputs]:
@@ -214,6 +225,10 @@ class _Walk:
         for _, name in self.program.outputs:
             storage[name], sizes[name] = name, self.size[name]
         for i, row in reversed([*enumerate(self.program.rows)]):
+            if i in self.again and i == self.again[i].stop - 1:
+                for root in (r for n in range(self.again[i].start, i + 1) for r in self.saved[n].keys() - own):
+                    uses[root] = uses.get(root, 0) + 1
+                    saved += self.size[root] * (uses[root] == 1)
             sets, beside = index_sets(row.signature, self.program.grid), self._copies(row, True)
             for j, chain in enumerate(row.given):
                 if row.bound.makes[j] in storage and moves(chain):
@@ -234,7 +249,8 @@ class _Walk:
                     storage[name] = f"{name} {i}"
                     sizes[storage[name]] = self.size[name]
             most = max(most, saved + inputs + sum(sizes[s] for s in set(storage.values())) + grad_bytes + beside)
-            for root in self.saved[i].keys() - own:
+            ends = self.takes[self.again[i]] if i in self.again and i == self.again[i].start else ()
+            for root in (*(self.saved[i].keys() - own), *ends):
                 uses[root] -= 1
                 saved -= self.size[root] * (uses[root] == 0)
             for name in row.bound.makes:

@@ -48,9 +48,9 @@ class Price:
 
     def local(self, operation: Operation, way: int, roles: Mapping[str, Axes]) -> int:
         """Picoseconds of an operation on the busiest rank."""
-        axes = {a for some in roles.values() for a in some}
-        grid = Grid(tuple((a, n) for a, n in self.grid.axes if a in axes))  # others compute alike
-        return self.seconds_of(work(operation, way, tuple(sorted(roles.items())), grid))
+        sizes = self.grid.sizes
+        nests = tuple((index, tuple(sizes[a] for a in axes)) for index, axes in roles.items() if axes)
+        return self.seconds_of(most_work(operation, way, nests))
 
     def seconds_of(self, done: Work) -> int:
         busy = max(
@@ -110,9 +110,17 @@ def price_on(grid: Grid, machine: Machine, dtype: str) -> Price:
     return Price(grid, machine, dtype)
 
 
-@lru_cache(maxsize=1 << 14)
-def work(operation: Operation, way: int, roles: tuple[tuple[str, Axes], ...], grid: Grid) -> Work:
-    """Flops and elements of the rank that has most of each."""
+@lru_cache(maxsize=1 << 16)
+def most_work(operation: Operation, way: int, nests: tuple[tuple[str, tuple[int, ...]], ...]) -> Work:
+    """Flops and elements of the rank that has most of each: the same on all grids, whatever their axes are called.
+
+    Args:
+        nests: index -> how many parts it is split into, outermost first.
+    """
+    numbered = iter(range(sum(len(sizes) for _, sizes in nests)))
+    axes = [(index, tuple((f"a{next(numbered)}", n) for n in sizes)) for index, sizes in nests]
+    grid = Grid(tuple(pair for _, some in axes for pair in some))  # of the axes that split something
+    roles = tuple((index, tuple(name for name, _ in some)) for index, some in axes)
     done = work_by_rank(operation, way, roles, grid)
     return Work(int(np.max(done.flops)), int(np.max(done.elements)))
 
@@ -167,19 +175,26 @@ class ProgramCost:
 def program_cost(program: Program, machine: Machine, dtype: str) -> ProgramCost:
     """What a program costs on a machine."""
     price, wanted = price_on(program.grid, machine, dtype), program.differentiable(of_inputs=False)
-    return ProgramCost(tuple(row_cost(row, price, [v in wanted for v in row.bound.reads]) for row in program.rows))
+    again = {i for s in program.again for i in range(s.start, s.stop)}
+    return ProgramCost(
+        tuple(
+            row_cost(row, price, [v in wanted for v in row.bound.reads], again=i in again)
+            for i, row in enumerate(program.rows)
+        )
+    )
 
 
-def row_cost(row: PlacedRow, price: Price, wanted: Collection[bool]) -> tuple[int, int]:
+def row_cost(row: PlacedRow, price: Price, wanted: Collection[bool], *, again: bool = False) -> tuple[int, int]:
     """Picoseconds of a row's (computing, moving).
 
     Args:
         wanted: by operand, whether it wants a gradient.
+        again: whether backward computes it again.
     """
     asked = list(wanted)
-    moving = sum(price.chain(row, c) for c in (*row.fetch, *row.store))
     local = price.local(row.bound.operation, row.way, dict(row.roles))
-    computing = local
+    moving = sum(price.chain(row, c) for c in (*row.fetch, *row.store)) * (1 + again)
+    computing = local * (1 + again)
     derived = {k for k, _ in row.derived}
     back = [k for k, chain in enumerate(row.back) if chain is not None and asked[k] and k not in derived]
     if back:

@@ -27,7 +27,7 @@ from convgen.cost.moving import PICOSECONDS
 from convgen.cost.network import bucket_record
 from convgen.cost.rows import Price, price_on, work_by_rank
 from convgen.program.early import interior_rows
-from convgen.program.flow import Local, Start, Wait, backward, forward
+from convgen.program.flow import Flow, Local, Start, Wait, backward, forward
 from convgen.program.network import Bucket, Moved, Program
 from convgen.program.rows import PlacedRow
 
@@ -170,21 +170,26 @@ class _Clock:
         self.last = [mine if is_late else last for last, is_late in zip(self.last, late.tolist(), strict=True)]
 
 
-def simulate(program: Program, machine: Machine, dtype: str, *, links: Share = "shared") -> Timeline:
+def simulate(
+    program: Program, machine: Machine, dtype: str, *, links: Share = "shared", alike: bool = False
+) -> Timeline:
     """A step of training on a machine, forward and backward.
 
     Args:
         links: whether collectives of several lanes share each rank's link, or have one each.
+        alike: one rank stands for all that take as long in every step; spans are of those that stand for others.
     """
     price, grid = price_on(program.grid, machine, dtype), program.grid
-    clock = _Clock(price, Link(links), np.zeros(grid.ranks), [-1] * grid.ranks)
-    computing, serial = np.zeros(grid.ranks), 0.0
+    phases = {"forward": list(forward(program)), "backward": list(backward(program))}
+    ranks = _distinct(price, [*phases["forward"], *phases["backward"]]) if alike else np.arange(grid.ranks)
+    clock = _Clock(price, Link(links), np.zeros(len(ranks)), [-1] * len(ranks))
+    computing, serial = np.zeros(len(ranks)), 0.0
     ends: list[float] = []
-    for phase, steps in (("forward", forward(program)), ("backward", backward(program))):
+    for phase, steps in phases.items():
         for step in steps:
             match step:
                 case Local():
-                    seconds = local_seconds(price, step)
+                    seconds = local_seconds(price, step)[ranks]
                     computing += seconds
                     serial += float(seconds.max())
                     part = f" ({step.part})" * (step.part != "whole")
@@ -211,6 +216,16 @@ def simulate(program: Program, machine: Machine, dtype: str, *, links: Share = "
         float(computing.max()),
         serial + moving,
     )
+
+
+def _distinct(price: Price, steps: Sequence[Flow]) -> NDArray[np.intp]:
+    """One rank of all that compute equally long in every step."""
+    times = {
+        seconds.tobytes(): seconds for one in steps if isinstance(one, Local) for seconds in [local_seconds(price, one)]
+    }
+    if not times:
+        return np.arange(1)
+    return np.sort(np.unique(np.stack(list(times.values())), axis=1, return_index=True)[1])
 
 
 def moved_seconds(price: Price, moved: Moved) -> float:

@@ -18,18 +18,18 @@ from convgen import __version__
 from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.redistribute import Conversion
 from convgen.cost.network import volume
-from convgen.emit.blocks import Block, blocks
 from convgen.emit.literals import WIDTH
 from convgen.emit.module import environment
-from convgen.emit.norms import Norm, evaluated, norms
 from convgen.emit.paste import SharedRuntime, network_runtime
 from convgen.errors import InternalError
 from convgen.operations.calls import Elementwise, Slot
 from convgen.operations.dropout import Bernoulli, Dropout
 from convgen.operations.moments import Moments
 from convgen.operations.part_norm import PartMoments, PartStatistics, PartUpdate
+from convgen.program.blocks import Block, blocks
 from convgen.program.network import Program, label
 from convgen.program.network_text import show
+from convgen.program.norms import Norm, evaluated, norms
 from convgen.program.rows import Chain, PlacedRow, Stored, reads_of
 
 STATE = ("parameter", "buffer", "constant")
@@ -234,7 +234,10 @@ class _Writer:
         known = self.functions.setdefault((head, text), (own, []))
         known[1].append(block.path)
         within = f'run.within("{prefix}", "{start}")'
-        call = f"{known[0]}({', '.join([within, *(identifier(v) for v in takes)])})"
+        given = [identifier(v) for v in takes]
+        call = f"{known[0]}({', '.join([within, *given])})"
+        if any(s.path == block.path for s in self.program.again):  # its insides are computed again in backward
+            call = f"{within}.again({', '.join([known[0], *given])})"
         return [f"{', '.join(identifier(v) for v in gives)} = {call}"]
 
     def _line(self, i: int, prefix: str, start: str) -> list[str]:
@@ -276,7 +279,7 @@ class _Writer:
         if self.readers.get(value) != 1 or value in {v for _, v in self.program.outputs}:
             return False
         maker = self.makers.get(value)
-        if maker is None:
+        if maker is None or self._again(maker) != self._again(i):  # a block that is computed again keeps what it takes
             return False
         row = self.program.rows[maker]
         if any(row.store):  # a slice of what was made is a view, which autograd keeps whole
@@ -285,6 +288,10 @@ class _Writer:
             is_plain(row) and isinstance(row.bound.operation, Elementwise) and row.bound.operation.op == "add.Tensor"
         )
         return added or any(norm.centred == maker for norm in self.norms.values())
+
+    def _again(self, i: int) -> str:
+        """The block that a row is computed again with."""
+        return next((s.path for s in self.program.again if s.start <= i < s.stop), "")
 
     def _norm(self, norm: Norm, prefix: str, start: str) -> list[str]:
         rows = [self.program.rows[n] for n in (norm.moments, norm.coefficients, norm.centred)]

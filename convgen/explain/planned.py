@@ -11,6 +11,7 @@ from convgen.cost.moving import PICOSECONDS
 from convgen.cost.rows import program_cost
 from convgen.explain.memory import memory_json, memory_line
 from convgen.network_compiler import CompiledNetwork, on_one_rank, sample_parallelism
+from convgen.plan.fewer import IDLE, idle_line
 from convgen.plan.program.candidates import is_product
 from convgen.plan.program.ranks import NetworkPlan
 from convgen.program.network import label
@@ -22,18 +23,20 @@ def planned_text(compiled: CompiledNetwork, found: NetworkPlan, machine: Machine
     data = planned_json(compiled, found, machine)
     lines = [
         f"{data['network']} on {found.program.grid}, {compiled.graph.batch} samples, machine {machine.name}",
-        f"{'layer':32} {'roles':22} {'stored':22} {'compute ms':>10} {'move ms':>9}  runner-up",
+        f"{'layer':32} {'roles':22} {'stored':22} {'ranks':>5} {'compute ms':>10} {'move ms':>9}  runner-up",
     ]
     for row in data["rows"]:
         second = row["runner_up"]
         after = f"  {second['roles']} +{second['more_ms']:.3f} ms" if second is not None else ""
         lines.append(
-            f"{row['makes'][:32]:32} {row['roles']:22} {row['stored']:22} "
+            f"{row['makes'][:32]:32} {row['roles']:22} {row['stored']:22} {row['working_ranks']:5} "
             f"{row['compute_ms']:10.3f} {row['move_ms']:9.3f}{after}"
         )
-    lines.append(f"{'everything else':78} {data['others']['compute_ms']:10.3f} {data['others']['move_ms']:9.3f}")
+    lines.append(f"{'everything else':84} {data['others']['compute_ms']:10.3f} {data['others']['move_ms']:9.3f}")
     lines.append(f"a step of training: {data['milliseconds']:.3f} ms modelled, one step after the other")
     lines += _compared(data)
+    if IDLE in found.program.grid.sizes:
+        lines.append(f"  {idle_line(found.program.grid)}")
     lines.append(memory_line(found.program))
     lines += [f"  scouted {grid}: {seconds * 1e3:.3f} ms with few candidates" for grid, seconds in found.tried]
     return "\n".join(lines)
@@ -74,6 +77,7 @@ def planned_json(compiled: CompiledNetwork, found: NetworkPlan, machine: Machine
                 "makes": label(row),
                 "module": row.bound.module,
                 "roles": roles_text(row.roles) or "none",
+                "working_ranks": prod(program.grid.sizes[a] for _, axes in row.roles for a in axes),
                 "stored": entries(program.values[row.bound.makes[0]].stored),
                 "compute_ms": 1e3 * computing / PICOSECONDS,
                 "move_ms": 1e3 * moving / PICOSECONDS,

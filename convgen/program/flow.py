@@ -67,10 +67,15 @@ Flow = Local | Moved | Start | Wait
 
 def forward(program: Program) -> Iterator[Flow]:
     """The forward pass, in order."""
+    yield from _rows(program, 0, len(program.rows))
+
+
+def _rows(program: Program, start: int, stop: int) -> Iterator[Flow]:
+    """Rows [start, stop) of it."""
     moved: dict[tuple[int, str], list[Moved]] = {}
     for m in program.forward():
         moved.setdefault((m.row, m.chain[0]), []).append(m)
-    for i, row in enumerate(program.rows):
+    for i, row in [*enumerate(program.rows)][start:stop]:
         yield from _row(Local(label(row), i, row), moved.get((i, "fetch"), []))
         yield from moved.get((i, "store"), [])
 
@@ -96,11 +101,15 @@ def _rest(whole: Local, fetch: list[Moved]) -> Iterator[Flow]:
 
 
 def backward(program: Program, *, of_inputs: bool = False) -> Iterator[Flow]:
-    """The backward pass, in the order in which autograd comes to it; buckets are started as they fill."""
+    """The backward pass, in the order in which autograd comes to it; buckets are started as they fill. Blocks that are
+    computed again are so before the first of their gradients."""
     wanted = program.differentiable(of_inputs=of_inputs)
     of = {step: bucket for bucket in program.buckets for step in bucket.steps}
     ready: dict[str, list[Moved]] = {}
+    again = {s.stop - 1: s for s in program.again}
     for i, row in reversed([*enumerate(program.rows)]):
+        if i in again:
+            yield from _rows(program, again[i].start, again[i].stop)
         for step in _gradients(row, i, [v in wanted for v in row.bound.reads]):
             if not isinstance(step, Moved) or step.step not in of:
                 yield step

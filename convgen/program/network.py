@@ -69,6 +69,15 @@ class Bucket:
     steps: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Rows [start, stop), a block of the source by its path."""
+
+    path: str
+    start: int
+    stop: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Program:
     """A network on a grid.
@@ -77,6 +86,7 @@ class Program:
         buckets: in the order in which they are started.
         updates: (buffer, value that it becomes after a step of training).
         outputs: (name, value).
+        again: blocks that backward computes again (again.py), in order.
     """
 
     name: str
@@ -86,6 +96,7 @@ class Program:
     updates: tuple[tuple[str, str], ...]
     outputs: tuple[tuple[str, str], ...]
     buckets: tuple[Bucket, ...] = ()
+    again: tuple[Stretch, ...] = ()
 
     def forward(self) -> Iterator[Moved]:
         """Conversions of the forward pass, in order."""

@@ -3,6 +3,7 @@
     network_plan: resnet18
     graph: resnet18.yaml            # beside it
     statistics: spatial             # of batch norms, where they are not global
+    again: [layer1, layer2.0]       # blocks that backward computes again, where there are some
     grid: {a: 4, b: 2}
     values: {x: "[a * b *]", ...}   # those that are not copies on every rank
     rows:
@@ -26,7 +27,7 @@ from convgen.spec.graph_parts import check_statistics
 from convgen.spec.source import Source, locate
 from convgen.spec.yaml import read_yaml
 
-KEYS = ("network_plan", "graph", "machine", "milliseconds", "statistics", "grid", "values", "rows")
+KEYS = ("network_plan", "graph", "machine", "milliseconds", "statistics", "again", "grid", "values", "rows")
 ROLE = re.compile(r"(\w+)=(\w+|\([\w,]+\))")
 ENTRY = re.compile(r"\*|\w+|\([\w,]+\)")
 Roles = tuple[tuple[str, Axes], ...]
@@ -54,6 +55,7 @@ class PlanFile:
     machine: str = ""
     milliseconds: float = 0.0
     statistics: str = "global"
+    again: tuple[str, ...] = ()
     source: Source = field(default_factory=Source, compare=False)
 
 
@@ -74,6 +76,8 @@ def write_plan(plan: PlanFile, head: Sequence[str] = ()) -> str:
         lines += [f"machine: {plan.machine}", f"milliseconds: {plan.milliseconds:.6g}"]
     if plan.statistics != "global":
         lines.append(f"statistics: {plan.statistics}")
+    if plan.again:
+        lines.append("again: [" + ", ".join(f'"{path}"' for path in plan.again) + "]")
     lines.append("grid: {" + ", ".join(f"{a}: {n}" for a, n in plan.grid.axes) + "}")
     lines.append("values:")
     lines += [f'  "{n}": "{entries(s)}"' for n, s in plan.values.items() if any(s)]
@@ -129,8 +133,15 @@ def _plan(data: Mapping[str, Any], source: Source) -> PlanFile:
         raise InputError(error.fact, ("statistics",), hint=error.hint) from None
     return PlanFile(
         str(data["network_plan"]), str(data["graph"]), grid, values, rows,
-        str(data.get("machine", "")), float(data.get("milliseconds", 0.0)), statistics, source,
+        str(data.get("machine", "")), float(data.get("milliseconds", 0.0)), statistics, _again(data), source,
     )  # fmt: skip
+
+
+def _again(data: Mapping[str, Any]) -> tuple[str, ...]:
+    given: Any = data.get("again") or []
+    if not isinstance(given, list):
+        raise InputError("again wants a list of blocks", ("again",), hint="again: [layer1, layer2.0]")
+    return tuple(str(path) for path in given)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
 
 
 def _stored(text: Any, grid: Grid, path: tuple[Any, ...]) -> tuple[Axes, ...]:

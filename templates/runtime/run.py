@@ -31,7 +31,7 @@ class BatchNorm(NamedTuple):
 
 class Called(NamedTuple):
     """A call of a network: this rank's plain blocks of parameters and buffers, and of the seed as it was; and buckets
-    for gradients, where there are some."""
+    for gradients, where there are some. `first`: not one that backward repeats, so that buffers are renewed."""
 
     module: NetworkModule
     place: Place
@@ -39,6 +39,7 @@ class Called(NamedTuple):
     blocks: dict[str, Tensor]
     seed: Tensor | None
     buckets: Buckets | None
+    first: bool = True
 
 
 class Run:
@@ -89,9 +90,21 @@ class Run:
 
         return checkpoint(called, *operands, use_reentrant=False)
 
+    def again(self, function: Any, *operands: Tensor) -> Any:
+        """A block of which only what it takes is kept: backward computes it again, and leaves buffers as they are."""
+        if not torch.is_grad_enabled():
+            return function(self, *operands)
+        from torch.utils.checkpoint import checkpoint
+
+        def called(*operands: Tensor) -> Any:
+            first = torch._C._current_graph_task_id() == -1
+            return kept(function(Run(self.of._replace(first=first), self.prefix, self.start), *operands))
+
+        return checkpoint(called, *operands, use_reentrant=False, preserve_rng_state=False)
+
     def update(self, name: str, value: Tensor) -> None:
         """A buffer's new value."""
-        if self.training:
+        if self.training and self.of.first:
             if self[name].shape != value.shape:  # copy_ would spread it
                 sizes = f"{list(self[name].shape)} here, its new value {list(value.shape)}"
                 raise RuntimeError(f"{self.name}: {self.prefix}{name} is {sizes}")
@@ -112,15 +125,18 @@ class Run:
             raise ValueError(
                 f"{self.name}: {module}: expected more than 1 value per channel when training, got input size {shape}"
             )
-        if self.training and counted is not None:
+        renews = self.training and self.of.first
+        if renews and counted is not None:
             counted.add_(1)
         coefficients = rows.coefficients.stand(self, f"{step}_coefficients")
         centred = rows.centred.stand(self, step)
         if not stand.store[0] and x.numel() and centred.is_silent and coefficients.is_silent:
+            if self.training and not renews and mean is not None and variance is not None:
+                mean, variance = mean.clone(), variance.clone()
             return torch.nn.functional.batch_norm(x, mean, variance, w, b, own, rows.momentum, rows.eps)
         if own:
             (m,) = stand.run(self.place, [x], buckets)
-            if self.training and mean is not None and variance is not None:
+            if renews and mean is not None and variance is not None:
                 count, new, m2 = m.detach()
                 mean.lerp_(new.to(mean.dtype), rows.momentum)
                 variance.lerp_((m2 / (count - 1)).to(variance.dtype), rows.momentum)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from convgen.algebra.conv import Conv
 from convgen.algebra.grid import Grid
 from convgen.cost.model import PICOSECONDS
 from convgen.errors import InputError, Note
+from convgen.plan.fewer import with_idle
 from convgen.plan.network.bounded import FREE, DoesNotFit, least_memory, solve
 from convgen.plan.network.collection import without_collection
 from convgen.plan.network.conv_node import Option
@@ -66,6 +68,12 @@ class NodePlan:
     def sent_bytes(self) -> int:
         return sum(s.cost.sent_bytes for s in self.steps)
 
+    def working(self, grid: Grid) -> int:
+        """Ranks that do different work in forward; the others do the same as one of these."""
+        split = self.reads[0] if self.stored is None else self.stored
+        nests = [axes for _, axes in self.option.roles[0].nests] if self.option is not None else split
+        return prod(grid.sizes[a] for axes in nests for a in axes)
+
     @property
     def redistributes(self) -> bool:
         """Whether activations travel, not statistics alone."""
@@ -82,6 +90,7 @@ class Plan:
         tried: the grids searched with few candidates, and their best seconds; None where nothing fits the budget. The
             best of them is searched with all.
         how: what found the optimum.
+        idle: ranks that hold copies of each rank of the graph's grid, and compute the same (plan/fewer.py).
     """
 
     graph: Graph
@@ -91,6 +100,7 @@ class Plan:
     budget_bytes: int | None
     how: str
     tried: tuple[tuple[Grid, float | None], ...] = ()
+    idle: int = 1
 
     @property
     def network(self) -> Network:
@@ -98,7 +108,8 @@ class Plan:
 
     @property
     def grid(self) -> Grid:
-        return self.graph.grid
+        """Of all ranks, those with copies too."""
+        return with_idle(self.graph.grid, self.graph.grid.ranks * self.idle)
 
     @property
     def setting(self) -> Setting:
@@ -189,6 +200,20 @@ def plan_network(
         return Plan(graph, found.values, found.cost, found.memory, budget_bytes, found.how, tuple(tried))
     _, graph, miss = min(missed, key=lambda m: m[0])
     raise _refusal(graph, miss, budget_bytes or 0, grid)
+
+
+def scouted_s(network: Network, setting: Setting, ranks: int, budget_bytes: int | None) -> float:
+    """Seconds of the best plan with few candidates on the grid of the best estimate; infinite where nothing fits.
+
+    Raises:
+        InputError: the grid can't be used.
+    """
+    counts = convolutions(network)
+    one = grids(ranks, list(counts.items()), setting, network.dtype)[0]
+    _check_usable(network, counts, one)
+    scout = build(network, one, setting, most_roles=FEW_ROLES, most_more=FEW_MORE, most_splits=FEW_SPLITS)
+    found = _solved_s(scout, budget_bytes)
+    return float("inf") if found is None else found
 
 
 def _solved_s(graph: Graph, budget_bytes: int | None) -> float | None:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from convgen.errors import InputError
 from convgen.pictures.scaling import Point, Scaling, draw_scaling
-from convgen.plan.network.planner import budget_of, plan_network
+from convgen.plan.network.counted import plan_counted
+from convgen.plan.network.planner import budget_of
 from convgen.plan.network.sample import sample_parallelism
 from convgen.plan.network.setting import Setting
 from convgen.spec.network import Network
@@ -19,7 +20,7 @@ def plot_scaling(network: Network, setting: Setting, ranks: int, budget: int | N
 
     def planned(ranks: int, batch: int) -> Point:
         try:
-            return Point(plan_network(with_batch(network, batch), setting, ranks, budget_bytes=budget).seconds)
+            return Point(plan_counted(with_batch(network, batch), setting, ranks, budget_bytes=budget).seconds)
         except InputError:
             return Point(None, fits=False)
 

@@ -8,6 +8,7 @@ from typing import Any
 from convgen.algebra.grid import Grid
 from convgen.cost.model import PICOSECONDS
 from convgen.errors import InputError
+from convgen.plan.fewer import idle_line
 from convgen.plan.network.overlapped import overlapped
 from convgen.plan.network.planner import NodePlan, Plan, gib
 from convgen.plan.network.sample import SampleParallelism
@@ -18,16 +19,16 @@ from convgen.spec.network_blocks import INPUT
 from convgen.spec.text import number_of
 
 MIB = 1 << 20
-HEAD = ("layer", "x", "w", "y", "roles", "compute", "comm.", "MB sent", "MiB", "runner-up")
+HEAD = ("layer", "x", "w", "y", "roles", "ranks", "compute", "comm.", "MB sent", "MiB", "runner-up")
 
 
 def plan_text(plan: Plan, sample: SampleParallelism) -> str:
     """What `convgen plan` prints: a row for each layer, and for each other node that redistributes activations."""
-    rows = [HEAD, *(_row(node) for node in plan.nodes if node.option is not None or node.redistributes)]
+    rows = [HEAD, *(_row(node, plan.grid) for node in plan.nodes if node.option is not None or node.redistributes)]
     return "\n".join([*_aligned(rows), "", *_summary(plan, sample)])
 
 
-def _row(node: NodePlan) -> tuple[str, ...]:
+def _row(node: NodePlan, grid: Grid) -> tuple[str, ...]:
     x = "; ".join(f"[{text(s)}]" for s in dict.fromkeys(node.reads))
     y = f"[{text(node.stored)}]" if node.stored is not None else ""
     option = node.option
@@ -38,6 +39,7 @@ def _row(node: NodePlan) -> tuple[str, ...]:
         "" if option is None else str(option.w).removeprefix("w"),
         y,
         f"({node.node.kind})" if option is None else option.roles_text() + held,
+        f"{node.working(grid)}",
         _milliseconds(node.compute_s),
         _milliseconds(node.communication_s),
         f"{node.sent_bytes / 1e6:.2f}",
@@ -49,7 +51,7 @@ def _row(node: NodePlan) -> tuple[str, ...]:
 def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Columns: text to the left, numbers to the right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(HEAD))]
-    numbers = range(5, 9)
+    numbers = range(5, 10)
     lines: list[str] = []
     for row in rows:
         cells = (c.rjust(w) if i in numbers else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
@@ -82,6 +84,8 @@ def _summary(plan: Plan, sample: SampleParallelism) -> list[str]:
     if plan.free:
         gap = plan.heuristic_seconds / plan.seconds - 1
         lines.append(f"paths   longest-path heuristic {_milliseconds(plan.heuristic_seconds)}, {100 * gap:.2f} % more")
+    if plan.idle > 1:
+        lines.append(f"ranks   {idle_line(plan.grid)}")
     if plan.tried:
         found = (f"{_sizes(grid)} {'does not fit' if s is None else _milliseconds(s)}" for grid, s in plan.tried)
         lines.append(f"grids   {', '.join(found)}; searched with few candidates, the best then with all")
@@ -202,6 +206,7 @@ def plan_json(plan: Plan, sample: SampleParallelism) -> dict[str, Any]:
         "machine": plan.setting.machine.name,
         "ranks": plan.grid.ranks,
         "grid": dict(plan.grid.axes),
+        "working_ranks": plan.graph.grid.ranks,
         "samples": plan.network.batch,
         "seconds": plan.seconds,
         "overlapped_seconds": None if plan.setting.hide_dw else overlapped(plan).seconds,
@@ -219,11 +224,11 @@ def plan_json(plan: Plan, sample: SampleParallelism) -> dict[str, Any]:
             "why_not": sample.why_not or None,
         },
         "heuristic_seconds": plan.heuristic_seconds if plan.free else None,
-        "nodes": [_node_json(node) for node in plan.nodes],
+        "nodes": [_node_json(node, plan.grid) for node in plan.nodes],
     }
 
 
-def _node_json(node: NodePlan) -> dict[str, Any]:
+def _node_json(node: NodePlan, grid: Grid) -> dict[str, Any]:
     option = node.option
     return {
         "name": node.node.name,
@@ -232,6 +237,7 @@ def _node_json(node: NodePlan) -> dict[str, Any]:
         "stored": _entries(node.stored) if node.stored is not None else None,
         "w": [list(axes) for axes in option.w.axes] if option is not None else None,
         "roles": option.roles_text() if option is not None else None,
+        "working_ranks": node.working(grid),
         "compute_seconds": node.compute_s,
         "communication_seconds": node.communication_s,
         "sent_bytes": node.sent_bytes,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from convgen.algebra.grid import Grid
-from convgen.cost.model import PICOSECONDS
 from convgen.plan.network.bounded import solve
 from convgen.plan.network.graph import build
 from convgen.plan.network.overlapped import overlapped
@@ -34,8 +33,13 @@ def sample_parallelism(network: Network, setting: Setting, ranks: int) -> Sample
     """The same network with samples split over all ranks and nothing else."""
     if ranks > network.batch:
         return SampleParallelism(None, None, why_not=f"{ranks} ranks, {number_of(network.batch, 'sample')}")
+    plan = planned_by_samples(network, setting, ranks)
+    behind = None if setting.hide_dw else overlapped(plan).seconds
+    return SampleParallelism(plan.seconds, plan.memory_bytes, behind)
+
+
+def planned_by_samples(network: Network, setting: Setting, ranks: int) -> Plan:
+    """The plan that splits samples and nothing else, whatever memory it takes."""
     graph = build(network, Grid((("a", ranks),)), setting, roles={"a": "N" if ranks > 1 else ""})
     found = solve(graph.problem, None)
-    plan = Plan(graph, found.values, found.cost, found.memory, None, "one choice")
-    behind = None if setting.hide_dw else overlapped(plan).seconds
-    return SampleParallelism(found.cost / PICOSECONDS, found.memory, behind)
+    return Plan(graph, found.values, found.cost, found.memory, None, "one choice")

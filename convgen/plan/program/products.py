@@ -31,9 +31,9 @@ def _best(operation: Operation, price: Price, parameters: tuple[bool, ...]) -> t
     ways = sorted((price.local(operation, w, dict(roles)), i, (w, roles)) for i, (w, roles) in numbered)
     best: list[tuple[int, int, Way]] = []
     for local, number, way in ways:
-        if local > MOST_SLOWER * ways[0][0]:
-            break
         worst = best[-1][0] if len(best) == MOST else None
+        if local > MOST_SLOWER * ways[0][0] or (worst is not None and local * (1 + len(parameters)) > worst):
+            break
         cost = _own_ps(operation, price, parameters, way, local, worst)
         best = sorted([*best, (cost, number, way)])[:MOST]
     return tuple(way for _, _, way in best)

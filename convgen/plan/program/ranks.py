@@ -6,21 +6,27 @@ candidates, the best of them with all.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
 
 from convgen.algebra.grid import Grid
 from convgen.cost.machine import Machine
 from convgen.cost.moving import PICOSECONDS
+from convgen.cost.rows import program_cost
 from convgen.errors import InputError
 from convgen.operations.bound import Bound
-from convgen.plan.letters import Tensor
+from convgen.plan.fewer import on_fewer, with_idle
+from convgen.plan.letters import Tensor, lay_out
 from convgen.plan.network.grids import MOST_AXES, NAMES, factorisations, primes
 from convgen.plan.program.candidates import Way
 from convgen.plan.program.search import Effort, Found, Search
+from convgen.plan.program.written import plan_of, program_of
 from convgen.program.network import Program
 
 SCOUT = Effort(ways=2, others=4, stored=3)
+ROUGH = 2  # grids of the most even axes, for a rough plan
 
 
 @dataclass(frozen=True)
@@ -97,3 +103,61 @@ def plan_network(
     tried = tuple((grid, ps / PICOSECONDS) for grid, ps in scouted)
     second = {i: (way, more / PICOSECONDS) for i, (way, more) in found.runner_up.items()}
     return NetworkPlan(found.program, found.time_ps / PICOSECONDS, found.memory_bytes, tried, second)
+
+
+def plan_counted(
+    name: str,
+    tensors: Sequence[Tensor],
+    rows: Sequence[Bound],
+    updates: Sequence[tuple[str, str]],
+    outputs: Sequence[tuple[str, str]],
+    ranks: int,
+    machine: Machine,
+    dtype: str,
+    memory_bytes: int | None = None,
+    told: Callable[[int], None] = lambda _: None,
+) -> NetworkPlan:
+    """The best layout on these ranks; where it is faster, of a divisor of them, and copies over the others.
+
+    Args:
+        told: is called with each number of ranks that is planned.
+    Raises:
+        InputError: no layout of all ranks takes so little memory.
+    """
+    parts = (name, tensors, rows, updates, outputs)
+
+    def planned(count: int) -> NetworkPlan:
+        told(count)
+        return plan_network(*parts, grids_of(count, machine), machine, dtype, memory_bytes)
+
+    def roughly(count: int) -> float:
+        times: list[int] = []
+        for grid in grids_of(count, machine)[-ROUGH:]:
+            with suppress(InputError):
+                times.append(Search(*parts, grid, machine, dtype, SCOUT, memory_bytes).run().time_ps)
+        return min(times) / PICOSECONDS if times else float("inf")
+
+    @cache
+    def of_one() -> float:
+        program = lay_out(*parts, Grid((("N", 1),)), "sample")
+        return sum(computing for computing, _ in program_cost(program, machine, dtype).rows) / PICOSECONDS
+
+    _, plan = on_fewer(ranks, planned, lambda plan: plan.seconds, roughly, lambda count: of_one() / count)
+    return widened(plan, ranks, *parts)
+
+
+def widened(
+    plan: NetworkPlan,
+    ranks: int,
+    name: str,
+    tensors: Sequence[Tensor],
+    rows: Sequence[Bound],
+    updates: Sequence[tuple[str, str]],
+    outputs: Sequence[tuple[str, str]],
+) -> NetworkPlan:
+    """A plan on more ranks, the others with copies."""
+    laid_out = plan_of(plan.program, "")
+    wider = replace(laid_out, grid=with_idle(laid_out.grid, ranks))
+    if wider == laid_out:
+        return plan
+    return replace(plan, program=program_of(wider, name, tensors, rows, updates, outputs))

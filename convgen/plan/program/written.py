@@ -8,6 +8,7 @@ from convgen.algebra.grid import Grid
 from convgen.errors import InputError
 from convgen.operations.bound import Bound
 from convgen.plan.letters import Tensor
+from convgen.program.again import with_again
 from convgen.program.network import Program, Value, label
 from convgen.program.rows import PlacedRow, place, place_gradient, serves, stored_by_name
 from convgen.spec.network_plan import PlanFile, RowPlan
@@ -32,7 +33,8 @@ def plan_of(
         )
         for row in program.rows
     )
-    return PlanFile(program.name, graph, program.grid, values, rows, machine, seconds * 1e3, statistics)
+    again = tuple(s.path for s in program.again)
+    return PlanFile(program.name, graph, program.grid, values, rows, machine, seconds * 1e3, statistics, again)
 
 
 def program_of(
@@ -66,9 +68,10 @@ def program_of(
             raise InputError(f"{buffer} becomes {value}: both want one layout", ("values", buffer))
     placed = [_row(i, r, b, bare, stored) for i, (r, b) in enumerate(zip(plan.rows, rows, strict=True))]
     values = {n: Value(n, t.shape, t.dtype, stored[n], t.kind) for n, t in known.items()}  # type: ignore[arg-type]
-    return Program(
+    program = Program(
         name=name, grid=plan.grid, values=values, rows=tuple(placed), updates=tuple(updates), outputs=tuple(outputs)
     )
+    return with_again(program, plan.again)
 
 
 def _bare(stored: Sequence[tuple[str, ...]], bare: Grid) -> tuple[tuple[str, ...], ...]:

@@ -1,0 +1,81 @@
+"""Fewer ranks where more don't pay: an axis that nothing is split over, whose ranks hold copies and compute the same.
+
+More ranks are modelled slower than fewer where reductions grow and kernels can't shrink, or where a search over few
+candidates has missed a better layout. Either way the layout on a divisor of the ranks can be had on all of them: the
+axis of copies is the outermost, so that the others' groups lie in nodes as they would without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from convgen.algebra.grid import Grid
+
+IDLE = "idle"
+NOISE = 1.1  # rough plans are slower than thorough ones by up to this
+PATIENCE = 2  # counts in a row that don't pay before the search goes no further down
+
+Plan = TypeVar("Plan")
+
+
+def on_fewer(
+    ranks: int,
+    planned: Callable[[int], Plan],
+    seconds: Callable[[Plan], float],
+    roughly: Callable[[int], float],
+    least: Callable[[int], float],
+) -> tuple[int, Plan]:
+    """How many ranks do different work in the fastest plan found, and that plan.
+
+    Args:
+        planned: for so many ranks; raises InputError where they can't be used or don't have the memory, which ends it
+            for all ranks and, by `roughly`, is not asked of fewer.
+        roughly: seconds of a plan found with little effort, infinite where there is none.
+        least: seconds that no plan for so many ranks is below, more for fewer ranks.
+    """
+    count, best = ranks, planned(ranks)
+    poor = 0
+    for fewer in divisors(ranks):
+        if poor == PATIENCE or least(fewer) >= seconds(best):
+            break
+        one = planned(fewer) if roughly(fewer) <= NOISE * seconds(best) else None
+        if one is not None and seconds(one) < seconds(best):
+            count, best, poor = fewer, one, 0
+        else:
+            poor += 1
+    return count, best
+
+
+def divisors(ranks: int) -> list[int]:
+    """Those below it, largest first.
+
+    Example:
+        >>> divisors(12)
+        [6, 4, 3, 2, 1]
+    """
+    return [n for n in range(ranks // 2, 0, -1) if ranks % n == 0]
+
+
+def with_idle(grid: Grid, ranks: int) -> Grid:
+    """The grid on so many ranks, the rest of them along an outermost axis of copies.
+
+    Example:
+        >>> print(with_idle(Grid((("a", 2), ("b", 4))), 32))
+        grid(idle=4, a=2, b=4)
+    """
+    if grid.ranks == ranks:
+        return grid
+    axes = tuple((a, n) for a, n in grid.axes if n > 1)
+    return Grid(((IDLE, ranks // grid.ranks), *axes))
+
+
+def without_idle(grid: Grid) -> Grid:
+    """The ranks that do different work."""
+    return Grid(tuple((a, n) for a, n in grid.axes if a != IDLE)) if IDLE in grid.sizes else grid
+
+
+def idle_line(grid: Grid) -> str:
+    """What a plan says of the ranks that it leaves idle."""
+    working = grid.ranks // grid.sizes[IDLE]
+    return f"{working} of {grid.ranks} do different work: more than {working} don't pay, by this model and search"
