@@ -220,6 +220,23 @@ def test_backward_filter_is_deterministic() -> None:
     assert float((first.double() - reference(p, given)).abs().max()) < 1e-4
 
 
+@pytest.mark.parametrize("phase", PHASES[:2])
+def test_tiles_in_pieces_are_deterministic(phase: str) -> None:
+    """Steps of a tile that several programs share: the last one adds, always in the same order."""
+    dims = (LocalDim("H", 9, 9, 3, 1, 1, 1), LocalDim("W", 9, 9, 3, 1, 1, 1))
+    p = Problem(
+        phase=phase,  # type: ignore[arg-type]
+        batch=3, channels=24, filters=40, dims=dims, dtype="float32", memory_format="channels_last",
+        bias=phase == "forward",
+    )  # fmt: skip
+    given = operands(p, 5)
+    for split in (2, 5):
+        config = replace(box.default(p, SM_90), split=split)
+        first = interpret(p, config, given)
+        assert torch.equal(first, interpret(p, config, given))
+        assert float((first.double() - reference(p, given)).abs().max()) < 1e-4
+
+
 def test_every_problem_has_a_family() -> None:
     for seed in range(300):
         for phase in PHASES:

@@ -24,6 +24,7 @@ CACHE_BYTES = (
 )  # from L2, a processor and cycle: A100's 5120 a cycle (its white paper), over H100's processors
 LATENCY_S = 7.0e-7
 PROLOGUE_S = 1.5e-6
+ARRIVAL_S = 1.5e-6  # clearing counters, and adding behind the last program
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,10 @@ def estimated_s(p: Problem, config: Config, w: Work, target: Target, device: Cei
     if w.split > 1:
         partial = 4 * p.elements["w"] * p.x_parts * p.y_parts * w.split
         seconds += device.floor_s + 2 * partial / device.bytes_per_s
+    if w.addend_bytes:
+        rates = RATES[target.arch]
+        cache = CACHE_BYTES * rates.clock_hz * target.processors
+        seconds += ARRIVAL_S + 2 * w.addend_bytes / cache
     return seconds
 
 

@@ -41,6 +41,7 @@ POINTER = {
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",
     torch.int64: "*i64",
+    torch.int32: "*i32",
 }
 _OPTIONS = ("num_warps", "num_stages")
 _compiled: dict[Any, Facts] = {}

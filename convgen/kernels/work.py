@@ -18,6 +18,7 @@ class Work:
         tile: rows, columns, and what is summed, of a step's product.
         split: addends of each result that a second launch sums.
         matrix: whether matrix units multiply. instructions: of a step and warp besides its products, roughly.
+        addend_bytes: that programs which share a tile write for the last of them to add.
         more_bytes: that other launches move so that this one can be.
         scattered: times the bytes of a step that memory is asked for, where lines are read in part.
     """
@@ -30,6 +31,7 @@ class Work:
     instructions: float = 100.0
     scattered: float = 1.0
     more_bytes: int = 0
+    addend_bytes: int = 0
 
     @property
     def multiplied(self) -> int:

@@ -143,7 +143,8 @@ def configs(problem: Problem, target: Target) -> Iterator[Config]:
             if rows < 64 or columns > clamp(made, 16, 256) or summed > clamp(depth, 16, _deepest(problem)):
                 continue
             for tile in tiles(problem, rows)[:3]:
-                yield _config(problem, tile, columns, summed, warps, stages)
+                for split in _cuts(problem, target, tile, columns):
+                    yield _config(problem, tile, columns, summed, warps, stages, split)
 
 
 def _deepest(problem: Problem) -> int:
@@ -162,6 +163,15 @@ def splits(problem: Problem, target: Target, tile: dict[str, int], filters: int,
     most = max(1, _boxes(problem, tile) // 4)
     waves = (target.processors // 2, target.processors, 2 * target.processors)
     return sorted({max(1, min(most, wave // programs)) for wave in waves} | {1})
+
+
+def _cuts(problem: Problem, target: Target, tile: dict[str, int], columns: int) -> list[int]:
+    """Counts of programs that may share a tile's steps: more than one where tiles don't fill the device."""
+    made, _ = _sides(problem)
+    parts = problem.y_parts if problem.phase == "forward" else problem.x_parts
+    tiles_there = _boxes(problem, tile) * ceil_div(made, columns) * parts
+    plain = problem.rim is None and (problem.phase == "forward" or all(d.stride == 1 for d in problem.dims))
+    return [n for n in (1, 2, 3, 4, 6, 8) if n == 1 or (plain and tiles_there * n <= target.processors)]
 
 
 def _boxes(problem: Problem, tile: dict[str, int]) -> int:
@@ -200,7 +210,9 @@ def _sizes(problem: Problem, target: Target) -> Iterator[Config]:
             for split in splits(problem, target, tile, rows, columns):
                 yield _config(problem, tile, rows, columns, warps, stages, split)
         elif not filter_gradient and rows >= 64:
-            yield _config(problem, _fitting(problem, rows), columns, depth, warps, stages)
+            tile = _fitting(problem, rows)
+            for split in _cuts(problem, target, tile, columns):
+                yield _config(problem, tile, columns, depth, warps, stages, split)
 
 
 def _fitting(problem: Problem, pixels: int) -> dict[str, int]:
@@ -234,6 +246,9 @@ def work(problem: Problem, config: Config) -> Work:
     if problem.phase != "backward_filter":
         phases = prod(d.stride for d in problem.dims) if problem.phase == "backward_data" else 1
         w = product_work(problem, config, pixels, boxes * phases)
+        if (cut := pieces(problem, config)) > 1:
+            addends = 4 * w.tile[0] * w.tile[1] * w.programs * cut
+            w = replace(w, programs=w.programs * cut, steps=ceil_div(w.steps, cut), addend_bytes=addends)
     else:
         parts = problem.x_parts * problem.y_parts * problem.taps
         programs = ceil_div(problem.filters, tile["BF"]) * ceil_div(problem.channels, tile["BC"]) * parts * config.split
@@ -244,6 +259,13 @@ def work(problem: Problem, config: Config) -> Work:
     w = replace(w, tile=(columns, rows, summed)) if is_turned(problem, config) else w
     steps = _rim_steps(problem, [tile[f"T{d.name}"] for d in problem.dims]) if problem.phase != "backward_filter" else 1
     return replace(w, steps=ceil(w.steps * steps))
+
+
+def pieces(problem: Problem, config: Config) -> int:
+    """Programs that share the steps of a tile of y, or of x's gradient; the sum's order is fixed."""
+    whole = problem.rim is not None or problem.phase == "backward_filter"
+    by_phase = problem.phase == "backward_data" and any(d.stride > 1 for d in problem.dims)
+    return 1 if whole or by_phase else config.split
 
 
 def taps_together(problem: Problem, config: Config) -> int:
@@ -302,6 +324,12 @@ class BoxWords(PhaseWords):
         if self.is_turned(config):
             first, second = _transposed(second), _transposed(first)
         return f"acc = tl.dot({self.operand(first)}, {self.operand(second)}, acc{self.precision})"
+
+    def pieces(self, config: Config) -> int:
+        return pieces(self.problem, config)
+
+    def tile_elements(self, config: Config) -> int:
+        return _pixels(self.problem, config) * config.tile["BC" if self.read == "y" else "BF"]
 
     def taps_together(self, config: Config) -> int:
         return taps_together(self.problem, config)
