@@ -53,7 +53,7 @@ def estimated_s(p: Problem, config: Config, w: Work, target: Target, device: Cei
     )
     waves = ceil_div(w.programs, target.processors * resident)
     sharing = min(resident, ceil_div(w.programs, target.processors))  # programs that a processor really has at once
-    step = max(_step_s(p, config, w, target, device) * sharing, LATENCY_S / max(1, config.stages - 1))
+    step = max(step_s(p, config, w, target, device) * sharing, LATENCY_S / max(1, config.stages - 1))
     loops = waves * (PROLOGUE_S + w.steps * step)
     seconds = device.floor_s + max(loops, (whole_bytes(p) + w.more_bytes) / device.bytes_per_s)
     if w.split > 1:
@@ -66,7 +66,7 @@ def estimated_s(p: Problem, config: Config, w: Work, target: Target, device: Cei
     return seconds
 
 
-def _step_s(p: Problem, config: Config, w: Work, target: Target, device: Ceilings) -> float:
+def step_s(p: Problem, config: Config, w: Work, target: Target, device: Ceilings) -> float:
     """Seconds of a processor for a step of one program."""
     rows, columns, _ = w.tile
     rates = RATES.get(target.arch)

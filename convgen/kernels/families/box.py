@@ -16,7 +16,7 @@ from itertools import product
 from math import ceil, gcd, prod
 
 from convgen.kernels.config import Config, ceil_div, clamp, power_of_two
-from convgen.kernels.estimate import data_sheet, estimated_s
+from convgen.kernels.estimate import data_sheet, estimated_s, step_s
 from convgen.kernels.phases import PhaseWords
 from convgen.kernels.problem import LocalDim, Problem
 from convgen.kernels.words import CHANNEL, DimWords, Words, constant, times
@@ -185,10 +185,17 @@ def default(problem: Problem, target: Target) -> Config:
     """What an untuned problem gets: of sizes that spill nowhere, the one with the least estimated time."""
     device = data_sheet(target, problem.dtype)
 
-    def seconds(config: Config) -> float:
-        return estimated_s(problem, config, work(problem, config), target, device)
+    def worth(config: Config) -> tuple[int, bool, float]:
+        """Nanoseconds; whether a thread's sums leave few registers; and what a step takes where nothing waits."""
+        w = work(problem, config)
+        heavy = w.tile[0] * w.tile[1] > 96 * config.warps * target.warp
+        return (
+            round(estimated_s(problem, config, w, target, device) * 1e9),
+            heavy,
+            step_s(problem, config, w, target, device),
+        )
 
-    return min(_sizes(problem, target), key=seconds)
+    return min(_sizes(problem, target), key=worth)
 
 
 def _sizes(problem: Problem, target: Target) -> Iterator[Config]:
