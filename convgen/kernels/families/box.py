@@ -54,7 +54,8 @@ def refusal(problem: Problem, target: Target) -> str | None:
 def _stride_refusal(problem: Problem) -> str | None:
     """Why x's rows that a stride skips can't be left out by a view."""
     pairs = [d for d in problem.dims if is_paired(d)]
-    if any(d.stride & (d.stride - 1) or d.x % d.stride for d in pairs):
+    if any(d.stride & (d.stride - 1) for d in pairs) or any(d.x % d.stride for d in problem.dims):
+        # The copy engine wants each stride to be a multiple of the one before (CUDA driver API, cuTensorMapEncode).
         return "rows that are no multiple of a stride, or a stride that is no power of two"
     if pairs and pairs[-1] is problem.dims[-1] and problem.channels % 16:
         return f"{problem.channels} channels beside those of the next row, no multiple of 16"
