@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import cached_property
 from math import prod
 
+from convgen.kernels.boxes import BoxWords
 from convgen.kernels.config import Config, ceil_div
 from convgen.kernels.environment import environment
 from convgen.kernels.families import box
@@ -81,7 +82,7 @@ def work(problem: Problem, config: Config) -> Work:
     return replace(box.work(inner, config), more_bytes=2 * inner.elements["x"] * inner.element_bytes)
 
 
-class BlockWords(box.BoxWords):
+class BlockWords(BoxWords):
     """The convolution of blocks: a kernel inside of the phase's."""
 
     @property
