@@ -1,47 +1,70 @@
-"""What is hidden of a step's communication, measured: two processes over a paced link, in a namespace of their own.
+"""What is hidden of a step's communication, measured beside simulated: processes over a paced link of their own.
 
-    python bench/overlap.py [--rounds 15] [--rate 400mbit] [--case halo ...]
+    python bench/overlap.py [--rounds 15] [--rate 400mbit] [--random 8] [--case gather ...] [--json FILE]
 
-Each case is a network's step of training, forward and backward, in four ways, interleaved: as it is without overlap
-(serial), with it (overlapped), its local work alone on a transport that moves nothing (comp), and its collectives alone
-(comm). By minima:
+Each case is a layer's or a network's step of training, forward and backward, in several schedules: plain, and what its
+passes make (halos behind the interior, gathers and scatters in 2, 4 and 8 chunks, buckets). In every round all of them
+run once, in an order drawn anew, and besides the local work alone (comp), on a transport that moves nothing, and the
+collectives alone (comm). By minima:
 
-    hidden  = (comm + comp - overlapped) / min(comm, comp)
-    control = serial / (comm + comp); where it leaves 0.95 to 1.05 the run is void
+    hidden  = (comm + comp - schedule) / min(comm, comp), forward, backward and the step
+    control = plain / (comm + comp) of the step; where it leaves 0.95 to 1.05 the case is void
 
-The link is tbf on `lo` (`unshare -rn`, `tc`): one that both ranks share. Rounds are at least 15 for a number to count.
+Simulated are the same programs on a machine file that `convgen calibrate` writes first, in the same namespace. Of all
+cases: how far simulated and measured steps are apart, how often the schedule that the timeline takes is the fastest of
+those measured (or within 1 % of it), and what a wrong choice costs.
+
+The link is tbf on `lo` (`unshare -rn`, `tc`): one that all ranks share, one core a process. Rounds are at least 15 for
+a number to count, on a machine that nobody else uses.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
-from datetime import timedelta
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from random import Random
+from statistics import median
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as mp
+from networks_memory import Skips
+from networks_training import ResNet18
+from overlap_ranks import rank_of
 from torch import nn
 
 from convgen.algebra.grid import Grid
-from convgen.network_compiler import compile_network, program_like, without_flights
-from convgen.packages import files_of, load_package, runtime_of
+from convgen.cost.machine import Machine
+from convgen.cost.machines import load_machine
+from convgen.cost.timeline import simulate
+from convgen.network_compiler import CompiledNetwork, compile_network, program_like, without_flights
+from convgen.packages import files_of
 from convgen.passes.bucket_gradients import BucketGradients
+from convgen.passes.chunk_collectives import ChunkCollectives
 from convgen.passes.network_contract import NetworkPass
 from convgen.passes.start_halos import StartHalos
-from convgen.spec.aten.describe import describe
+from convgen.plan.program.overlapped import overlapped
+from convgen.program.network import Program
+from convgen.spec.aten.samples import for_any_number
 from convgen.spec.exported import graph_of
 
 INSIDE = "CONVGEN_BENCH_NAMESPACE"
 RATE, BURST = "400mbit", "256kb"
+NEAR = 1.01  # of the fastest: as fast
+
+Ways = dict[str, tuple[NetworkPass, ...]]
+CHUNKS: Ways = {f"chunks {c}": (ChunkCollectives(c),) for c in (2, 4, 8)}
+HALOS: Ways = {"split": (StartHalos(),), "behind dw": (StartHalos(gradients="whole"),)}
+BUCKETS: Ways = {"buckets": (BucketGradients(1),), "one bucket": (BucketGradients(0),)}
+BOTH: Ways = BUCKETS | {"halos, buckets": (StartHalos(), BucketGradients(1))}
 
 
 def tower(channels: int, count: int, kernel: int = 3) -> nn.Module:
@@ -49,152 +72,168 @@ def tower(channels: int, count: int, kernel: int = 3) -> nn.Module:
     return nn.Sequential(*layers)
 
 
-def resnet() -> nn.Module:
-    sys.path.insert(0, str(Path(__file__).parent))
-    from network_step import model_of
+@dataclass(frozen=True)
+class Case:
+    """A network, its input, a grid, and schedules beside the plain one."""
 
-    return model_of("resnet18")
+    make: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    grid: dict[str, int]
+    ways: Ways
 
 
-Case = tuple[Callable[[], nn.Module], tuple[int, ...], dict[str, int], tuple[NetworkPass, ...]]
 CASES: dict[str, Case] = {
     # Long rows: halos are much beside what is computed.
-    "halo": (lambda: tower(32, 1), (1, 32, 64, 4096), {"H": 2}, (StartHalos(),)),
-    "halos in a row": (lambda: tower(32, 3), (1, 32, 64, 2048), {"H": 2}, (StartHalos(),)),
+    "halo": Case(lambda: tower(32, 1), (1, 32, 64, 4096), {"H": 2}, HALOS),
+    "halos in a row": Case(lambda: tower(32, 3), (1, 32, 64, 2048), {"H": 2}, HALOS),
+    "halo of two dimensions": Case(lambda: tower(16, 2), (2, 16, 256, 256), {"H": 2, "W": 2}, HALOS),
+    # Filters, or channels, of what is gathered or scattered whole.
+    "gather": Case(lambda: tower(64, 2, 5), (8, 64, 32, 32), {"F": 2}, CHUNKS),
+    "gather of rows": Case(lambda: tower(64, 2, 5), (1, 64, 96, 96), {"F": 2}, CHUNKS),
+    "scatter": Case(lambda: tower(64, 2, 5), (8, 64, 32, 32), {"C": 2}, CHUNKS),
+    "scatter of rows": Case(lambda: tower(64, 2, 5), (1, 64, 96, 96), {"C": 2}, CHUNKS),
     # Many filters on few rows: gradients are much beside what is computed.
-    "all-reduce": (lambda: tower(256, 3), (8, 256, 28, 28), {"N": 2}, (BucketGradients(1),)),
-    "nothing to hide": (lambda: tower(16, 4), (2, 16, 64, 64), {"N": 2}, (StartHalos(), BucketGradients())),
-    "resnet18": (resnet, (4, 3, 128, 128), {"N": 2}, (BucketGradients(5),)),
+    "all-reduce": Case(lambda: tower(256, 3), (8, 256, 14, 14), {"N": 2}, BUCKETS),
+    "nothing to hide": Case(lambda: tower(16, 4), (2, 16, 64, 64), {"N": 2}, BOTH),
+    "resnet18": Case(ResNet18, (4, 3, 128, 128), {"N": 2}, BOTH),
+    "resnet18 by rows": Case(ResNet18, (4, 3, 192, 192), {"H": 2}, BOTH),
+    "unet": Case(lambda: Skips(16), (2, 3, 192, 192), {"H": 2}, BOTH),
 }
 
 
-class Nothing:
-    """A transport that moves nothing: what comes is of the right size."""
-
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
-
-    def all_gather(self, tensor: Any, splits: Any, group: Any) -> Any:
-        return tensor.repeat(len(splits)) if len(set(splits)) == 1 else tensor.new_ones(sum(splits))
-
-    def reduce_scatter(self, tensor: Any, splits: Any, group: Any) -> Any:
-        return tensor.split(list(splits))[group.ranks.index(self.rank)].clone()
-
-    def all_reduce(self, tensor: Any, splits: Any, group: Any) -> Any:
-        return tensor.clone()
-
-    def all_to_all(self, tensor: Any, splits: Any, group: Any) -> Any:
-        return tensor.new_ones(sum(splits[1]))
-
-    exchange = all_to_all
+def drawn(number: int) -> Case:
+    """A layer that no case has: of any bound, by chance."""
+    draw = Random(f"overlap {number}")
+    axis = ("H", "F", "C", "N")[number % 4]
+    channels, rows = draw.choice((16, 32, 64)), draw.choice((32, 48, 64))
+    samples, long = draw.choice((2, 4, 8)), draw.choice((1, 4, 16)) if axis == "H" else 1
+    kernel, count = draw.choice((1, 3, 3, 5)) if axis != "H" else draw.choice((3, 5)), draw.randint(1, 2)
+    ways = {"H": HALOS, "F": CHUNKS, "C": CHUNKS, "N": BUCKETS}[axis]
+    return Case(lambda: tower(channels, count, kernel), (samples, channels, rows, rows * long), {axis: 2}, ways)
 
 
-class Noting(Nothing):
-    """The same, and it notes what would have moved."""
-
-    def __init__(self, rank: int, size: int) -> None:
-        super().__init__(rank, size)
-        self.calls: list[tuple[str, Any, Any, Any]] = []
-
-    def __getattribute__(self, name: str) -> Any:
-        found = super().__getattribute__(name)
-        if name not in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "exchange"):
-            return found
-
-        def noted(tensor: Any, splits: Any, group: Any) -> Any:
-            self.calls.append((name, torch.zeros_like(tensor), splits, group))
-            return found(tensor, splits, group)
-
-        return noted
+# ---- Packages ----
 
 
-def rank_of(rank: int, name: str, rounds: int, folder: str, port: int, results: Any) -> None:
-    torch.set_num_threads(1)
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[rank % len(cores)]})
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    shape = CASES[name][1]
-
-    def step_on(package: str, end: Any) -> Callable[[], None]:
-        net = load_package(Path(folder) / package)
-        mesh = net.init_mesh("cpu", transport=end(net) if callable(end) else end)
-        model = net.Network(mesh, parameters="blocks")
-        (key,) = net.Network._inputs
-        x = net.scatter(key, torch.randn(shape), mesh).requires_grad_()
-
-        def step() -> None:
-            model.zero_grad()
-            x.grad = None
-            y = model(x)
-            y.backward(torch.ones_like(y))
-
-        return step
-
-    def real(net: Any) -> Any:
-        return runtime_of(net).TorchTransport(timedelta(seconds=120))
-
-    noting = Noting(rank, 2)
-    noted = step_on("serial", noting)
-    noted()
-    noting.calls.clear()  # the identity is exchanged once
-    noted()
-    calls, end = list(noting.calls), real(load_package(Path(folder) / "serial"))
-
-    def comm() -> None:
-        for kind, tensor, splits, group in calls:
-            getattr(end, kind)(tensor, splits, group)
-
-    ways = {
-        "comm": comm,
-        "comp": step_on("serial", Nothing(rank, 2)),
-        "serial": step_on("serial", real),
-        "overlapped": step_on("overlapped", real),
-    }
-    times: dict[str, list[float]] = {way: [] for way in ways}
-    for turn in range(rounds + 2):
-        for way, run in ways.items():
-            dist.barrier()
-            start = time.perf_counter()
-            run()
-            dist.barrier()
-            if turn > 1:
-                times[way].append(time.perf_counter() - start)
-    if rank == 0:
-        results.put({way: min(took) for way, took in times.items()})
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def packages(name: str, folder: Path) -> None:
-    make, shape, grid, passes = CASES[name]
+def programs(case: Case) -> tuple[CompiledNetwork, dict[str, torch.Tensor], dict[str, Program]]:
+    """The network, and its program by schedule."""
     torch.manual_seed(0)
-    graph, tensors = graph_of(make(), (torch.zeros(shape),), name="net")
-    compiled = compile_network(graph, Grid(tuple(grid.items())))
-    for kind in ("serial", "overlapped"):
-        program = without_flights(compiled.program)
-        for one in passes if kind == "overlapped" else ():
+    graph, tensors = graph_of(case.make(), (torch.zeros(case.shape),), name="net")
+    compiled = compile_network(graph, Grid(tuple(case.grid.items())))
+    plain = without_flights(compiled.program)
+    found = {"plain": plain}
+    for name, passes in case.ways.items():
+        program = plain
+        for one in passes:
             program = one.run(program)
-        other = program_like(program, describe(graph.at(2 * graph.batch + 1)))
-        made = type(compiled)(graph, compiled.described, program, other, None)
-        (folder / kind).mkdir()
-        for file, content in files_of(made, tensors).items():
-            (folder / kind / file).write_bytes(content if isinstance(content, bytes) else content.encode())
+        if program not in found.values():
+            found[name] = program
+    return compiled, tensors, found
 
 
-def measure(name: str, rounds: int, port: int) -> None:
+def write(compiled: CompiledNetwork, tensors: Any, program: Program, folder: Path) -> None:
+    other = program_like(program, for_any_number(compiled.graph)[2])
+    folder.mkdir()
+    for file, content in files_of(replace(compiled, program=program, other=other), tensors).items():
+        (folder / file).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+# ---- One case ----
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds, minima by way and part ("forward", "backward", "step"), and simulated steps by schedule."""
+
+    name: str
+    found: dict[str, dict[str, float]]
+    simulated: dict[str, float]
+    taken: str
+
+    @property
+    def control(self) -> float:
+        """Over 1: something beside both; under 1: not all of both."""
+        return self.found["plain"]["step"] / (self.found["comm"]["step"] + self.found["comp"]["step"])
+
+    @property
+    def is_void(self) -> bool:
+        return not 0.95 <= self.control <= 1.05
+
+    def hidden(self, way: str, part: str) -> float:
+        comm, comp = self.found["comm"][part], self.found["comp"][part]
+        return (comm + comp - self.found[way][part]) / min(comm, comp)
+
+    @property
+    def fastest(self) -> str:
+        return min(self.simulated, key=lambda way: self.found[way]["step"])
+
+    @property
+    def lost(self) -> float:
+        """What the timeline's choice takes over the fastest."""
+        return self.found[self.taken]["step"] / self.found[self.fastest]["step"] - 1
+
+
+def measure(name: str, case: Case, machine: Machine, rounds: int, port: int) -> Measured:
+    compiled, tensors, by_way = programs(case)
+    simulated = {w: simulate(p, machine, "float32", of_inputs=True).end_s for w, p in by_way.items()}
+    chosen = overlapped(by_way["plain"], machine, "float32", of_inputs=True)
+    if chosen not in by_way.values():
+        by_way["chosen"] = chosen
+        simulated["chosen"] = simulate(chosen, machine, "float32", of_inputs=True).end_s
+    taken = next(w for w, p in by_way.items() if p == chosen)
+    ranks = Grid(tuple(case.grid.items())).ranks
     with tempfile.TemporaryDirectory() as folder:
-        packages(name, Path(folder))
+        for i, program in enumerate(by_way.values()):
+            write(compiled, tensors, program, Path(folder) / f"way{i}")
+        names = {w: f"way{i}" for i, w in enumerate(by_way)}
         results = mp.get_context("spawn").SimpleQueue()
-        mp.spawn(rank_of, args=(name, rounds, folder, port, results), nprocs=2)
+        mp.spawn(rank_of, args=(ranks, case.shape, names, rounds, folder, port, results), nprocs=ranks)
         found = results.get()
-    both = found["comm"] + found["comp"]
-    control = found["serial"] / both
-    hidden = (both - found["overlapped"]) / min(found["comm"], found["comp"])
-    void = "" if 0.95 <= control <= 1.05 else "  void"
-    milliseconds = "  ".join(f"{found[way] * 1e3:8.1f}" for way in ("comm", "comp", "serial", "overlapped"))
-    said = f"{found['overlapped'] / found['serial']:8.3f}  {hidden:7.1%}  {control:7.3f}"
-    print(f"{name:<16}  {milliseconds}  {said}{void}", flush=True)
+    return Measured(name, found, simulated, taken)
+
+
+HEAD = ("step ms", "forward", "backward", "of plain", "hidden", "forward", "backward", "simulated", "/ measured")
+
+
+def print_case(m: Measured, case: Case) -> None:
+    grid = ",".join(f"{a}={n}" for a, n in case.grid.items())
+    void = "  void" if m.is_void else ""
+    print(f"\n{m.name}: {case.shape} on {grid}; control {m.control:.3f}{void}; taken: {m.taken}, fastest: {m.fastest}")
+    print(f"  {'':<14}" + "".join(f"{h:>11}" for h in HEAD))
+    for way, parts in m.found.items():
+        line = "".join(f"{parts[p] * 1e3:11.1f}" for p in ("step", "forward", "backward"))
+        if way in m.simulated:
+            line += f"{parts['step'] / m.found['plain']['step']:11.3f}"
+            line += "".join(f"{m.hidden(way, p):11.1%}" for p in ("step", "forward", "backward"))
+            line += f"{m.simulated[way] * 1e3:11.1f}{m.simulated[way] / parts['step']:11.2f}"
+        print(f"  {way:<14}{line}", flush=True)
+
+
+def print_all(cases: Sequence[Measured]) -> None:
+    counted = [m for m in cases if not m.is_void]
+    print(f"\n{len(counted)} of {len(cases)} cases count")
+    if not counted:
+        return
+    right = [m for m in counted if m.lost <= NEAR - 1]
+    ratios = [m.simulated[w] / m.found[w]["step"] for m in counted for w in m.simulated]
+    within = sum(1 / 1.15 <= r <= 1.15 for r in ratios)
+    print(f"the schedule taken is the fastest in {len(right)} of {len(counted)}: {len(right) / len(counted):.0%}")
+    print(f"a wrong choice costs at most {max(m.lost for m in counted):.1%}")
+    print(f"simulated / measured steps: median {median(ratios):.2f}; {within} of {len(ratios)} within 15 %")
+
+
+# ---- All of them ----
+
+
+def calibrated(path: Path, ranks: int, seconds: int) -> Machine:
+    """The machine as convgen calibrate finds it in this namespace."""
+    launch = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--master-addr=127.0.0.1"]
+    words = ["--master-port=29399", "-m", "convgen", "calibrate", "-o", str(path), "--seconds", str(seconds)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run([*launch, *words], check=False, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        sys.exit(f"convgen calibrate: {done.stderr[-2000:]}")
+    return load_machine(str(path))
 
 
 def main() -> None:
@@ -202,6 +241,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--rate", default=RATE, help="of tbf; none: no pacing")
     parser.add_argument("--case", nargs="*", choices=tuple(CASES), default=list(CASES))
+    parser.add_argument("--random", type=int, default=8, help="layers drawn besides")
+    parser.add_argument("--calibrate", type=int, default=30, help="seconds that measuring the machine takes, about")
+    parser.add_argument("--json", type=Path, help="all minima")
     args = parser.parse_args()
     if INSIDE not in os.environ:
         if shutil.which("unshare") is None or shutil.which("tc") is None:
@@ -213,11 +255,20 @@ def main() -> None:
         tbf = ["tbf", "rate", args.rate, "burst", BURST, "latency", "400ms"]
         subprocess.run(["tc", "qdisc", "add", "dev", "lo", "root", *tbf], check=True)
     few = "" if args.rounds >= 15 else "; too few for numbers to count"
-    print(f"2 processes over {args.rate}, minima of {args.rounds} rounds in ms{few}; load {os.getloadavg()[0]:.1f}")
-    heads = ("comm", "comp", "serial", "overlap", "ratio", "hidden", "control")
-    print(f"{'':<16}  " + "  ".join(f"{h:>{w}}" for h, w in zip(heads, (8, 8, 8, 8, 8, 7, 7), strict=True)))
-    for i, name in enumerate(args.case):
-        measure(name, args.rounds, 29500 + i)
+    print(f"{args.rate}, minima of {args.rounds} rounds{few}; load {os.getloadavg()[0]:.1f}")
+    cases = {name: CASES[name] for name in args.case} | {f"random {i}": drawn(i) for i in range(args.random)}
+    found: list[Measured] = []
+    with tempfile.TemporaryDirectory() as folder:
+        machine = calibrated(Path(folder) / "paced.yaml", 2, args.calibrate)
+    (level,) = machine.levels
+    print(f"link: {level.latency_s * 1e6:.0f} us, {level.bytes_per_s / 1e6:.1f} MB/s; ", end="")
+    print(f"computing: {machine.flops_per_s('float32') / 1e9:.1f} GFLOP/s, {machine.memory_bytes_per_s / 1e9:.1f} GB/s")
+    for i, (name, case) in enumerate(cases.items()):
+        found.append(measure(name, case, machine, args.rounds, 29500 + i))
+        print_case(found[-1], case)
+    print_all(found)
+    if args.json is not None:
+        args.json.write_text(json.dumps([m.__dict__ for m in found], indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from convgen.operations.bound import Bound
 from convgen.operations.views import MANY
 from convgen.plan.fewer import without_idle
 from convgen.plan.letters import Tensor, lay_out
+from convgen.plan.program.by_timeline import Overlapped, by_timeline
 from convgen.plan.program.overlapped import overlapped
 from convgen.plan.program.ranks import NetworkPlan, plan_counted, plan_network, widened
 from convgen.plan.program.written import program_of
@@ -100,6 +101,7 @@ def compile_network(
     statistics: str = "global",
     again: Collection[str] = (),
     command: str = "",
+    of_inputs: bool = False,
 ) -> CompiledNetwork:
     """Lay out a network by the letters of a grid, or by price.
 
@@ -110,6 +112,7 @@ def compile_network(
         overlap: the machine for which it is chosen what travels meanwhile; by default the same.
         statistics: of batch norms in training (spec/graph_parts.py): global, spatial or local.
         again: blocks of the source that backward computes again (program/again.py).
+        of_inputs: whether what travels is chosen for steps in which inputs want gradients, too.
     Raises:
         InputError: no such algorithm, no such statistics, an operator that can't be run, or an axis that no dimension
             carries.
@@ -128,7 +131,8 @@ def compile_network(
         return lay_out(*network_parts(graph, described), grid, algorithm)
 
     graph, described, program = _with_statistics(graph, statistics, laid_out)
-    return _compiled(graph, described, with_again(program, again), algorithm, command, overlap or machine)
+    program = with_again(program, again)
+    return _compiled(graph, described, program, algorithm, command, overlap or machine, of_inputs)
 
 
 def _with_statistics(
@@ -172,7 +176,9 @@ def plan_graph(
     grid: Grid | None = None,
     memory_bytes: int | None = None,
     statistics: str = "global",
+    recompute: bool = False,
     told: Callable[[int], None] = lambda _: None,
+    timelines: list[Overlapped] | None = None,
 ) -> tuple[CompiledNetwork, NetworkPlan]:
     """The layout of least modelled seconds of a training step, over grids of so many ranks or on one.
 
@@ -181,7 +187,10 @@ def plan_graph(
     Args:
         memory_bytes: that a rank may take; by default what the machine's have, where it says.
         statistics: of batch norms, as of `compile_network`.
+        recompute: whether blocks may be computed again in backward.
         told: is called with each number of ranks that is planned.
+        timelines: where there is a list, steps are compared with what travels meanwhile (plan/program/by_timeline.py),
+            and what was found is put into it, the plan's last.
     """
     check_statistics(statistics)
     most = memory_bytes or (int(machine.memory_bytes) if machine.memory_bytes else None)
@@ -191,9 +200,17 @@ def plan_graph(
         parts, dtype = network_parts(graph, described), _dtype(graph)
         if one := without_idle(found[0].program.grid) if found else grid:
             told(one.ranks)
-            found.append(widened(plan_network(*parts, [one], machine, dtype, most), ranks, *parts))
+            found.append(widened(plan_network(*parts, [one], machine, dtype, most, recompute), ranks, *parts))
         else:
-            found.append(plan_counted(*parts, ranks, machine, dtype, most, told))
+            found.append(plan_counted(*parts, ranks, machine, dtype, most, recompute, told))
+        if timelines is not None:
+            one = without_idle(found[-1].program.grid)
+
+            def search(machine: Machine) -> NetworkPlan:
+                return widened(plan_network(*parts, [one], machine, dtype, most, recompute), ranks, *parts)
+
+            timelines.append(by_timeline(found[-1], search, machine, dtype))
+            found[-1] = timelines[-1].plan
         return found[-1].program
 
     graph, described, program = _with_statistics(graph, statistics, laid_out)
@@ -229,10 +246,11 @@ def _compiled(
     algorithm: str | None,
     command: str,
     machine: Machine | None,
+    of_inputs: bool = False,
 ) -> CompiledNetwork:
     many = for_any_number(graph)[2]
     program, _ = for_any_batch(program, described, many)
-    program = overlapped(program, machine or load_machine("cpu"), _dtype(graph))
+    program = overlapped(program, machine or load_machine("cpu"), _dtype(graph), of_inputs=of_inputs)
     other = program_like(program, many)
     if verify_schedules():
         verify_network(other)
@@ -250,7 +268,8 @@ def without_flights(program: Program) -> Program:
 
 
 def _at_once(row: PlacedRow) -> PlacedRow:
-    return replace(row, early=None, split=True, derived=tuple((k, _at_once(one)) for k, one in row.derived))
+    derived = tuple((k, _at_once(one)) for k, one in row.derived)
+    return replace(row, early=None, split=True, chunks=None, derived=derived)
 
 
 def network_parts(

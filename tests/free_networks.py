@@ -22,6 +22,7 @@ from convgen.cost.network import volume
 from convgen.network_compiler import CompiledNetwork, for_any_batch, program_like
 from convgen.operations.bound import Bound
 from convgen.passes.bucket_gradients import BucketGradients
+from convgen.passes.chunk_collectives import ChunkCollectives
 from convgen.passes.start_halos import StartHalos
 from convgen.program.network import Program, Value
 from convgen.program.rows import PlacedRow, place, place_gradient, serves, stored_by_name
@@ -73,6 +74,8 @@ def _free_row(draw: Random, bound: Bound, grid: Grid, known: Mapping[str, tuple[
 def free_network(draw: Random, graph: Graph, grid: Grid) -> CompiledNetwork:
     graph, described, many = for_any_number(graph)
     program, _ = for_any_batch(free_program(draw, graph, described, grid), described, many)
+    if draw.random() < 0.7:
+        program = ChunkCollectives(draw.choice([2, 3])).run(program)
     for one in (StartHalos(gradients=draw.choice(["pieces", "whole"])), BucketGradients(draw.choice([0, 1]))):
         program = one.run(program)
     other = program_like(program, many)

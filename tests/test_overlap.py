@@ -26,9 +26,12 @@ from test_networks_free import a_network
 from torch import nn
 
 from convgen.algebra.grid import Grid
+from convgen.cost.flight_memory import packed_bytes, strip_elements
 from convgen.cost.network import volume
+from convgen.cost.network_memory import network_memory
 from convgen.network_compiler import CompiledNetwork, compile_network, without_flights
 from convgen.passes.bucket_gradients import BucketGradients
+from convgen.passes.chunk_collectives import ChunkCollectives
 from convgen.passes.network_contract import NetworkPass
 from convgen.passes.start_halos import StartHalos
 from convgen.program.flow import Flow, Start, Wait, backward, forward
@@ -70,16 +73,16 @@ def with_passes(compiled: CompiledNetwork, *passes: Any) -> CompiledNetwork:
 def _like(row: PlacedRow, model: PlacedRow) -> PlacedRow:
     """A row of another number of samples, as early as its model."""
     derived = tuple((k, _like(b, a)) for (k, b), (_, a) in zip(row.derived, model.derived, strict=True))
-    return replace(row, early=model.early, split=model.split, derived=derived)
+    return replace(row, early=model.early, split=model.split, chunks=model.chunks, derived=derived)
 
 
-def step_of(net: Any, state: dict[str, torch.Tensor] | None = None) -> Callable[[Any], Any]:
+def step_of(net: Any, of: torch.Tensor = X) -> Callable[[Any], Any]:
     """A rank's step of training: its output, its gradients, that of its input, and what it sent."""
 
     def program(end: Any) -> Any:
         mesh = net.init_mesh("cpu", transport=end)
         model = net.Network(mesh, parameters="blocks")
-        x = net.scatter("x", X, mesh).requires_grad_()
+        x = net.scatter("x", of, mesh).requires_grad_()
         y = model(x)
         start = len(getattr(end, "sent", ()))
         y.square().sum().backward()
@@ -269,8 +272,10 @@ def test_a_rank_that_is_killed_with_a_collective_in_flight(tmp_path: Path) -> No
     assert "bucket_1 = all_reduce over N" in str(error.value)
 
 
-def test_processes_find_what_virtual_ranks_find(tmp_path: Path) -> None:
-    net = imported(resnet({"N": 1, "H": 2}, StartHalos(), BucketGradients(1)).package().files, tmp_path)
+@pytest.mark.parametrize("axis", ["H", "C"])
+def test_processes_find_what_virtual_ranks_find(tmp_path: Path, axis: str) -> None:
+    passes = (StartHalos(), ChunkCollectives(2, "" if axis == "H" else "N"), BucketGradients(1))
+    net = imported(resnet({"N": 1, axis: 2}, *passes).package().files, tmp_path)
     virtual = World(2).run(step_of(net))
 
     def program(_: int) -> Any:
@@ -383,6 +388,27 @@ def test_a_transport_without_start_is_as_before(tmp_path: Path) -> None:
 
     found = World(2).run(lambda end: step_of(net)(Plain(end)))
     assert all(equal(a, b) for a, b in zip(found, World(2).run(step_of(net)), strict=True))
+
+
+# ---- Memory ----
+
+
+def test_what_is_in_flight_is_counted() -> None:
+    """By hand: of a 3x3 convolution a rank's boundary reads three rows a side that has a neighbour."""
+    torch.manual_seed(0)
+    module = nn.Sequential(*(nn.Conv2d(c, f, 3, padding=1, bias=False) for c, f in ((2, 4), (4, 2))))
+    compiled = compile_network(graph_of(module, (torch.zeros(1, 2, 30, 20),), name="net")[0], Grid((("H", 3),)))
+    early, plain = with_passes(compiled, StartHalos()).program, with_passes(compiled).program
+    first, second = early.rows
+    assert [strip_elements(first, 0, early.grid, rank) for rank in range(3)] == [3 * 20 * 2, 6 * 20 * 2, 3 * 20 * 2]
+    assert [strip_elements(second, 0, early.grid, rank) for rank in range(3)] == [3 * 20 * 4, 6 * 20 * 4, 3 * 20 * 4]
+    both = network_memory(early), network_memory(plain)
+    windows, strips, x = 12 * 20 * (2 + 4), 6 * 20 * (2 + 4), 10 * 20 * 2  # of the rank in the middle
+    assert both[0].saved - both[1].saved == 4 * (x + strips - windows)  # the other input stays for its gradient's row
+    packed = with_passes(compiled, BucketGradients(0)).program
+    elements = sum(p.numel() for p in module.parameters())
+    assert sum(packed_bytes(packed, 1).values()) == 4 * elements
+    assert packed_bytes(packed, 1).keys() == {0}  # started when the first row's backward is over
 
 
 # ---- The verifier ----

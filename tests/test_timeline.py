@@ -17,6 +17,7 @@ from free_networks import imported
 from generate import draws
 from test_networks_free import a_network
 from test_overlap import X, resnet, with_passes
+from torch import nn
 
 from convgen.algebra.grid import Grid
 from convgen.commands.main import cli
@@ -28,9 +29,10 @@ from convgen.cost.timeline import MAIN, simulate
 from convgen.errors import InputError
 from convgen.explain.measured import measured_text, read_measured
 from convgen.explain.timeline import trace
-from convgen.network_compiler import compile_network, without_flights
+from convgen.network_compiler import compile_network, plan_graph, without_flights
 from convgen.passes.bucket_gradients import BucketGradients
 from convgen.passes.start_halos import StartHalos
+from convgen.plan.program.by_timeline import Overlapped, seconds_of
 from convgen.plan.program.overlapped import overlapped
 from convgen.spec.exported import graph_of
 from convgen.spec.graph_file import write_graph
@@ -164,6 +166,18 @@ def test_halos_are_started_where_the_link_is_slow_and_launches_are_cheap() -> No
     assert found.end_s < plain.end_s and {t.kind for t in found.travelled if t.hidden > 0.9} >= {"exchange"}
 
 
+def test_a_plan_by_its_timeline_is_not_longer() -> None:
+    convs = [nn.Conv2d(c, 32, 3, padding=1, stride=s) for c, s in ((8, 1), (32, 2), (32, 1))]
+    graph = graph_of(nn.Sequential(*convs), (torch.zeros(4, 8, 32, 32),), name="net")[0]
+    machine, found = a_machine(1e-6, 2e9), list[Overlapped]()
+    compiled, plan = plan_graph(graph, 4, machine, timelines=found)
+    assert plan is found[-1].plan
+    assert simulate(compiled.program, machine, "float32").end_s == pytest.approx(found[-1].seconds)
+    _, plain = plan_graph(graph, 4, machine)
+    assert found[-1].seconds <= seconds_of(plain, machine, "float32") == pytest.approx(found[-1].by_sums)
+    assert plan.seconds == pytest.approx(program_cost(plan.program, machine, "float32").seconds)
+
+
 # ---- The command ----
 
 
@@ -205,15 +219,45 @@ def test_of_many_ranks_a_trace_has_the_critical_ones() -> None:
 
 def test_what_cant_be_simulated_is_refused(file: Path, tmp_path: Path) -> None:
     layer = tmp_path / "layer.yaml"
-    layer.write_text("name: a\nlayer: conv2d\ninput: [1, 1, 4, 4]\nout_channels: 1\nkernel_size: 1\ngrid: {N: 1}\n")
+    layer.write_text(LAYER + "memory_format: channels_last\n")
     for words, what in (
-        ((layer, "--machine", "lassen"), "layer's file"),
+        ((layer, "--machine", "lassen"), "channels_last"),
         ((file, "--machine", "nowhere", "--grid", "N=2"), "nowhere"),
         ((file, "--machine", "lassen"), "--grid"),
     ):
         done = convgen("simulate", *words)
         assert isinstance(done.exception, InputError) and what in str(done.exception)
     assert convgen("simulate", file, "--grid", "N=2").exit_code == 2
+
+
+LAYER = """name: a
+layer: conv2d
+input: [4, 8, 32, 32]
+out_channels: 8
+kernel_size: 3
+padding: 1
+grid: {C: 2}
+algorithm: stationary-x
+"""
+
+
+def test_a_layer_is_simulated_as_it_is_compiled(tmp_path: Path) -> None:
+    layer, machine = tmp_path / "layer.yaml", tmp_path / "slow.yaml"
+    layer.write_text(LAYER)
+    machine.write_text(
+        "name: slow\nranks_per_node: 2\nlatency_s: 1e-5\nlink_bytes_per_s: 1e8\nmemory_bytes_per_s: 1e10\n"
+        "peak_flops_per_s: {float64: 1e11, float32: 1e11, tfloat32: 1e11, bfloat16: 1e11, float16: 1e11}\n"
+        "efficiency: 0.5\nlaunch_s: 1e-7\n"
+    )
+    numbers = json.loads(convgen("simulate", layer, "--machine", machine, "--json").stdout)
+    assert numbers["step_s"] < numbers["plain_s"]
+    done = convgen("compile", layer, "--overlap", "--machine", machine, "-o", tmp_path)
+    assert done.exit_code == 0, done.output
+    text = (tmp_path / "a" / "schedule.txt").read_text()
+    waits = [line.split("%")[1] for line in text.splitlines() if line.strip().startswith("wait")]
+    assert waits and set(waits) == {s["step"] for s in numbers["steps"]}
+    done = convgen("compile", layer, "--overlap", "--target", "cuda")
+    assert isinstance(done.exception, InputError) and "--target" in str(done.exception)
 
 
 def test_a_recorded_step_beside_the_simulated_one(file: Path, tmp_path: Path) -> None:

@@ -30,17 +30,21 @@ STAGES = ("module", "schedule", "cost", "kernels")
 @click.option("-o", "--output", type=OutputFolder(), metavar="DIR", help="Where NAME.py is written.  [default: .]")
 @click.option("--emit", type=click.Choice(STAGES), help="Print a stage to stdout instead of writing modules.")
 @click.option("--json", "as_json", is_flag=True, help="With --emit cost or kernels: JSON.")
+@click.option(
+    "--overlap", is_flag=True, help="A layer as a network of one row, whose communication travels while it computes."
+)
 @look_options
 @schedule_options
 @untuned_option
 @layer_options
 def compile_command(
-    files: Sequence[str], output: Path | None, emit: str | None, as_json: bool, untuned: bool, dump_ir: str | None,
-    time_passes: bool, **options: Any
+    files: Sequence[str], output: Path | None, emit: str | None, as_json: bool, overlap: bool, untuned: bool,
+    dump_ir: str | None, time_passes: bool, **options: Any
 ) -> None:  # fmt: skip
     """Write DIR/NAME.py for each layer, or print the stage asked for. Needs no GPU and no process group.
 
-    A FILE may be a network's graph (convgen import): with --grid, the package DIR/NAME is written.
+    A FILE may be a network's graph (convgen import): with --grid, the package DIR/NAME is written. With --overlap a
+    layer becomes such a package, too.
 
     Modules written together import what they do alike from DIR/_convgen_runtime_HASH.py.
     """
@@ -48,10 +52,10 @@ def compile_command(
         raise InputError(f"--emit {emit} prints to stdout: it writes no file to -o {output}", hint="one of the two")
     if as_json and emit not in ("cost", "kernels"):
         raise InputError("--json is for --emit cost and --emit kernels", hint="--emit cost --json")
-    if are_graphs(files):
+    if are_graphs(files) or overlap:
         check_folder(output or Path(), "-o")
         looks = {"untuned": untuned, "dump_ir": dump_ir, "time_passes": time_passes}
-        compile_networks(files, output, emit, as_json, **looks, **options)
+        compile_networks(files, output, emit, as_json, overlap=overlap, **looks, **options)
         return
     if dump_ir is not None and options["schedule"] is not None:
         fact = "--dump-ir prints what passes make, and none runs on an edited schedule"

@@ -131,7 +131,7 @@ def compile_files(
     options += "".join(f" --pass '{text}'" for text in passes)
     chosen = load_machine(machine) if machine is not None else None
     compiled: list[Compiled] = []
-    layers = _read_files(files, grid, algorithm, dtype, memory_format)
+    layers = read_files(files, grid, algorithm, dtype, memory_format)
     if schedule is not None and len(layers) != 1:
         raise InputError(f"--schedule is of one layer, here are {len(layers)}", hint="a YAML file of one layer")
     tell(after, "read", None)
@@ -191,9 +191,10 @@ def _refuse_same_names(compiled: Sequence[Compiled]) -> None:
         seen[one.layer.name] = where
 
 
-def _read_files(
+def read_files(
     files: Sequence[str], grid: str | None, algorithm: str | None, dtype: str | None, memory_format: str | None
 ) -> list[Layer]:
+    """The layers of YAML files, and of CSV tables on a grid."""
     from convgen.spec.reader import read_csv, read_layers
 
     tables = [f for f in files if f.lower().endswith(".csv")]

@@ -149,13 +149,17 @@ def _refuse(file: str, options: Mapping[str, Any]) -> None:
 
 
 def compile_networks(
-    files: Sequence[str], folder: Path | None, emit: str | None, as_json: bool, **options: Any
+    files: Sequence[str], folder: Path | None, emit: str | None, as_json: bool, overlap: bool, **options: Any
 ) -> None:
-    """Packages DIR/NAME, or the stage asked for."""
+    """Packages DIR/NAME, or the stage asked for.
+
+    Args:
+        overlap: the files are of layers, each of which is a network of one row.
+    """
     if emit == "kernels":
         fact = f"{files[0]} is a network's graph, whose local code is ATen's: it has no generated kernels"
         raise InputError(fact, hint="--emit module, schedule or cost")
-    found = compile_graphs(files, **options)
+    found = _one_rows(files, **options) if overlap else compile_graphs(files, **options)
     if emit == "module":
         click.echo("\n".join(one.compiled.package().files["network.py"] for one in found), nl=False)
     elif emit == "schedule":
@@ -164,6 +168,24 @@ def compile_networks(
         _echo_cost(found, as_json)
     else:
         _write(found, folder or Path())
+
+
+def _one_rows(
+    files: Sequence[str], *, grid: str | None, algorithm: str | None, dtype: str | None, target: str | None,
+    machine: str | None, statistics: str | None, **others: Any,
+) -> list[CompiledFile]:  # fmt: skip
+    if are_graphs(files):
+        raise InputError(f"--overlap is of layers: {files[0]} is a network, which overlaps", hint="without --overlap")
+    _refuse(files[0], others)
+    for flag, value in (("--target", target if target != "cpu" else None), ("--statistics", statistics)):
+        if value is not None:
+            raise InputError(f"{flag} {value}: with --overlap a layer is a network for cpu", hint=f"without {flag}")
+    from convgen.commands.one_row import compile_one_rows
+    from convgen.cost.machines import load_machine
+
+    chosen = load_machine(machine) if machine is not None else None
+    command = f"convgen compile --overlap {Path(files[0]).name}" + f" --machine {machine}" * (machine is not None)
+    return compile_one_rows(list(files), grid, algorithm, dtype, chosen, command)
 
 
 def _echo_cost(found: Sequence[CompiledFile], as_json: bool) -> None:

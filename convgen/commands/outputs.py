@@ -5,7 +5,7 @@ They check while the command line is read, so that a command does not print an a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ def _option(param: click.Parameter | None) -> str:
 
 
 @contextmanager
-def telling(ranks: int) -> Iterator[Callable[[int], None]]:
+def telling(ranks: int) -> Generator[Callable[[int], None]]:
     """Says on a terminal, while it takes long, for how many ranks a plan is made."""
     from rich.console import Console
 

@@ -51,11 +51,16 @@ class PlanFile(OutputFile):
 )  # fmt: skip
 @click.option("--optimizer-states", type=click.IntRange(0, 8), default=1, show_default=True, help="Values a weight.")
 @click.option("--regather", is_flag=True, help="x may be gathered again in backward rather than held.")
-@click.option("--recompute", is_flag=True, help="Normalisation, ReLU and dropout may be computed again in backward.")
+@click.option(
+    "--recompute",
+    is_flag=True,
+    help="Backward may compute again: blocks of a PyTorch network; normalisation, ReLU and dropout of one by hand.",
+)
 @click.option("--hide-dw", is_flag=True, help="Reductions of parameters' gradients take no time, as if all overlapped.")
 @click.option(
     "-o", "--output", type=PlanFile(), metavar="FILE", help="Write the plan as YAML, which `convgen compile` takes."
 )
+@click.option("--overlapped", is_flag=True, help="Of a graph: the shortest step with what travels meanwhile.")
 @click.option("--measured", is_flag=True, help="Local kernels as convgen tune measured them on this device.")
 @click.option("--explain", metavar="LAYER", help="Print every step of one layer instead of the table.")
 @click.option(
@@ -78,6 +83,7 @@ def plan_command(
     regather: bool,
     recompute: bool,
     hide_dw: bool,
+    overlapped: bool,
     measured: bool,
     output: Path | None,
     explain: str | None,
@@ -100,13 +106,27 @@ def plan_command(
     if is_graph_file(file):
         from convgen.commands.plan_graph import plan_graph_file
 
-        given = {"target": target, "regather": regather, "recompute": recompute,
-                 "hide_dw": hide_dw, "measured": measured}  # fmt: skip
+        given = {"target": target, "regather": regather, "hide_dw": hide_dw, "measured": measured}  # fmt: skip
         asked = _grid(grid, ranks)
         plan_graph_file(
-            file, machine, ranks, asked, batch, memory, statistics or "global", output, as_json, explain, plot, given
+            file,
+            machine,
+            ranks,
+            asked,
+            batch,
+            memory,
+            statistics or "global",
+            recompute,
+            output,
+            as_json,
+            explain,
+            plot,
+            overlapped,
+            given,
         )
         return
+    if overlapped:
+        raise InputError(f"--overlapped is of graphs; {file} is written by hand", hint="--hide-dw; convgen import")
     if statistics is not None:
         fact = f"--statistics is of networks from PyTorch; {file} is written by hand"
         raise InputError(fact, hint="--batch-norm local or global")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from convgen.algebra.grid import Grid
     from convgen.cost.machine import Machine
     from convgen.network_compiler import CompiledNetwork
+    from convgen.plan.program.by_timeline import Overlapped
     from convgen.spec.graph import Graph
 
 
@@ -33,10 +34,12 @@ def plan_graph_file(
     batch: int | None,
     memory: float | None,
     statistics: str,
+    recompute: bool,
     output: Path | None,
     as_json: bool,
     explain: str | None,
     plot: Path | None,
+    overlapped: bool,
     others: Mapping[str, Any],
 ) -> None:
     """Choose the layout of every value and row for the least modelled seconds of a training step.
@@ -44,6 +47,8 @@ def plan_graph_file(
     Args:
         memory: GiB that a rank may take.
         statistics: of batch norms.
+        overlapped: steps are compared with what travels meanwhile.
+        recompute: whether blocks may be computed again in backward.
         others: options that plans of hand-written networks have; refused where they are given.
     """
     for name, value in others.items():
@@ -71,9 +76,10 @@ def plan_graph_file(
         graph = replace(graph, batch=batch)
     chosen = load_machine(machine)
     budget = None if memory is None else round(memory * GIB)
+    timelines: list[Overlapped] | None = [] if overlapped else None
     try:
         with telling(ranks) as told:
-            compiled, found = plan_graph(graph, ranks, chosen, grid, budget, statistics, told)
+            compiled, found = plan_graph(graph, ranks, chosen, grid, budget, statistics, recompute, told, timelines)
     except InputError as error:
         raise locate(error, graph.source_file) from None
     if explain is not None:
@@ -82,19 +88,24 @@ def plan_graph_file(
         click.echo(json.dumps(planned_json(compiled, found, chosen), indent=1))
     else:
         click.echo(planned_text(compiled, found, chosen))
+        if timelines:
+            took, sums = timelines[-1].seconds * 1e3, timelines[-1].by_sums * 1e3
+            click.echo(f"with what travels meanwhile: {took:.3f} ms; the plan of the least sum: {sums:.3f} ms")
     if output is not None:
         beside = os.path.relpath(Path(file).absolute(), output.absolute().parent)
         plan = plan_of(found.program, Path(beside).as_posix(), chosen.name, found.seconds, statistics)
         size = f" --batch {batch}" * (batch is not None)
+        size += f" --memory {memory:g}" * (memory is not None) + " --recompute" * recompute
+        size += " --overlapped" * overlapped
         size += f" --statistics {statistics}" * (statistics != "global")
         head = (f"convgen plan {Path(file).name} --machine {machine} --ranks {ranks}{size}",)
         write_file(output, write_plan(plan, head), "-o")
     if plot is not None:
-        draw_scaling(_scaling(graph, chosen, budget, statistics), ranks, plot)
+        draw_scaling(_scaling(graph, chosen, budget, statistics, recompute), ranks, plot)
         click.echo(str(plot), err=True)
 
 
-def _scaling(graph: Graph, machine: Machine, budget: int | None, statistics: str) -> Scaling:
+def _scaling(graph: Graph, machine: Machine, budget: int | None, statistics: str, recompute: bool) -> Scaling:
     """Plans of the graph for numbers of ranks and samples; those that it can't have are left out."""
     from convgen.cost.rows import program_cost
     from convgen.network_compiler import plan_graph, sample_parallelism
@@ -106,7 +117,7 @@ def _scaling(graph: Graph, machine: Machine, budget: int | None, statistics: str
             return Point(None)
         try:
             one = replace(graph, batch=batch)
-            known[ranks, batch], found = plan_graph(one, ranks, machine, None, budget, statistics)
+            known[ranks, batch], found = plan_graph(one, ranks, machine, None, budget, statistics, recompute)
         except InputError:
             return Point(None, fits=False)
         return Point(found.seconds)

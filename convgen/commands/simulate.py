@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from convgen.commands.networks import are_graphs, compile_graphs
+from convgen.commands.one_row import NOTE, compile_one_rows
 from convgen.commands.outputs import OutputFile, Picture
 from convgen.errors import InputError
 from convgen.files import write_file
@@ -41,9 +42,10 @@ def simulate_command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """A network's step of training in time: what is hidden, the critical path, where the time goes."""
-    if not are_graphs([file]):
-        raise InputError(f"{file} is a layer's file: what is simulated is a network's step", hint="convgen import")
+    """A network's step of training in time: what is hidden, the critical path, where the time goes.
+
+    A layer's file is a network of one row, as `compile --overlap` makes it; its step has the input's gradient, too.
+    """
     from convgen.cost.machines import load_machine
     from convgen.cost.timeline import simulate
     from convgen.explain.measured import measured_text, read_measured
@@ -54,13 +56,23 @@ def simulate_command(
     if recorded is not None and as_json:
         raise InputError("--measured is laid beside the text", hint="without --json")
     chosen = load_machine(machine)
-    models = machine if options["algorithm"] == "auto" else None
-    (one,) = compile_graphs([file], target=None, machine=models, overlap=chosen, **options)
+    of_inputs = not are_graphs([file])
+    if of_inputs:
+        several = compile_one_rows([file], machine=chosen, command="", **options)
+        if len(several) != 1:
+            raise InputError(
+                f"{file} has {len(several)} layers: one is simulated at a time", hint="a file of one layer"
+            )
+        one = several[0]
+    else:
+        models = machine if options["algorithm"] == "auto" else None
+        (one,) = compile_graphs([file], target=None, machine=models, overlap=chosen, **options)
     program, dtype = one.compiled.program, one.compiled.dtype
     share: Any = links
-    found = simulate(program, chosen, dtype, links=share)
-    plain = simulate(without_flights(program), chosen, dtype, links=share)
+    found = simulate(program, chosen, dtype, links=share, of_inputs=of_inputs)
+    plain = simulate(without_flights(program), chosen, dtype, links=share, of_inputs=of_inputs)
     title = f"{program.name} on {program.grid}, {chosen.name}, {dtype}: a step of training"
+    title += f", {NOTE}" * of_inputs
     page = None
     if plot is not None:
         from convgen.explain.timeline_plot import draw_timeline

@@ -6,12 +6,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from convgen.algebra.blocks import block
 from convgen.algebra.grid import Grid
 from convgen.algebra.index_sets import volume as volume_of
+from convgen.algebra.layout import Axes
 from convgen.cost.moving import Counts, sent_elements
-from convgen.program.flow import GRADIENTS, Flow, Start, backward, forward
+from convgen.program.chunks import shares
+from convgen.program.flow import GRADIENTS, Flow, Start, backward, forward, is_of_operand
 from convgen.program.network import FLOATS, Bucket, Moved, Program
 from convgen.program.rows import PlacedRow, index_sets
 
@@ -20,7 +23,8 @@ def volume(program: Program, *, of_inputs: bool = False) -> dict[str, list[dict[
     """Bytes that each rank sends in each step of "forward" and "backward"; what sends nothing is left out: slices, and
     exchanges for other numbers of samples.
 
-    A bucket is one step where it is started; "of" names those that it stands for, "lane" what it travels on.
+    A bucket is one step where it is started; "of" names those that it stands for, "lane" what it travels on. A chunk
+    is a step as well, and "of" names that which it is a chunk of.
 
     Args:
         of_inputs: whether inputs want gradients, too.
@@ -39,6 +43,8 @@ def sent(program: Program, steps: Iterable[Flow]) -> list[dict[str, Any]]:
             found += _record(program, step)
         elif isinstance(step, Start) and step.bucket is not None:
             found.append(bucket_record(program, step.bucket, step.moved))
+        elif isinstance(step, Start) and step.chunk:
+            found.append(chunk_record(program, step))
         elif isinstance(step, Start):
             found += [r | {"lane": step.lane} for moved in step.moved for r in _record(program, moved)]
     return found
@@ -48,19 +54,49 @@ def bucket_record(program: Program, bucket: Bucket, moved: Sequence[Moved]) -> d
     """One all-reduce of all that is in a bucket, by the block rule over its element count."""
     grid, size = program.grid, element_bytes(bucket.dtype)
     counts = bucket_elements(program, moved)
-    ranks = grid.over(bucket.over)
-    place = np.zeros(grid.ranks, dtype=np.int64)
-    for axis in grid.ordered(bucket.over):
-        place = place * grid.sizes[axis] + grid.coordinates[axis]
-    lo, hi = block(np.zeros_like(counts), counts, ranks, place)
     return {
         "step": bucket.name,
         "collective": "all_reduce",
         "axes": list(bucket.over),
-        "bytes_sent_per_rank": [int(n) * size for n in counts + (ranks - 2) * (hi - lo)],
+        "bytes_sent_per_rank": [int(n) * size for n in all_reduced(grid, bucket.over, counts)],
         "of": [m.step for m in moved],
         "lane": GRADIENTS,
     }
+
+
+def chunk_record(program: Program, start: Start) -> dict[str, Any]:
+    """A chunk of a conversion: what a rank sends goes with the rows that the chunk has of it."""
+    (moved,) = start.moved
+    c, grid, row = moved.conversion, program.grid, moved.placed
+    assert row.chunks is not None
+    sets = index_sets(row.signature, grid)
+    share = shares(row, is_of_operand(moved), grid)[start.chunk - 1]
+    if c.kind == "all_reduce":
+        sent = all_reduced(grid, c.over, _part_of(volume_of(sets.held(c.src)), share))
+    else:
+        sent = _part_of(sent_elements(sets, c), share)
+    return {
+        "step": start.name,
+        "collective": c.kind,
+        "axes": list(c.over),
+        "bytes_sent_per_rank": [int(n) * element_bytes(_dtype(program, moved)) for n in sent],
+        "of": [moved.step],
+        "lane": start.lane,
+    }
+
+
+def _part_of(counts: Counts, share: NDArray[np.float64]) -> Counts:
+    return np.rint(counts * share).astype(np.int64)
+
+
+def all_reduced(grid: Grid, over: Axes, counts: Counts) -> Counts:
+    """What each rank sends in an all-reduce of so many elements, by the block rule over them."""
+    place = np.zeros(grid.ranks, dtype=np.int64)
+    for axis in grid.ordered(over):
+        place = place * grid.sizes[axis] + grid.coordinates[axis]
+    ranks = grid.over(over)
+    lo, hi = block(np.zeros_like(counts), counts, ranks, place)
+    return counts + (ranks - 2) * (hi - lo)
 
 
 def bucket_elements(program: Program, moved: Iterable[Moved]) -> Counts:

@@ -10,6 +10,8 @@ rows save is kept once; what was moved for a row is kept beside the value. Then 
 | saved | at the end of the forward pass |
 | passing | what is beside at the highest point: gradients on their way, values that nobody saves, what moves, copies |
 
+What travels meanwhile takes more of these (cost/flight_memory.py).
+
 ATen's convolutions on a CPU (oneDNN) work on copies of two of x, y and w in an order of their own.
 """
 
@@ -27,6 +29,13 @@ from convgen.algebra.index_sets import IndexSets
 from convgen.algebra.layout import Layout
 from convgen.algebra.signature import Made
 from convgen.algebra.wants import layout
+from convgen.cost.flight_memory import (
+    is_in_pieces,
+    overlap_elements,
+    packed_bytes,
+    result_elements,
+    strip_elements,
+)
 from convgen.cost.network import element_bytes
 from convgen.late import torch
 from convgen.operations.calls import Elementwise
@@ -64,11 +73,13 @@ def network_memory(program: Program, optimizer_states: int = 1) -> NetworkMemory
     Args:
         optimizer_states: values a parameter that an optimizer keeps: SGD 0, with momentum 1, Adam 2.
     """
-    return _Walk(program, optimizer_states).memory()
+    return MemoryWalk(program, optimizer_states).memory()
 
 
-class _Walk:
-    def __init__(self, program: Program, states: int) -> None:
+class MemoryWalk:
+    """What rows keep, asked once; and memory with these or those blocks computed again."""
+
+    def __init__(self, program: Program, states: int = 1) -> None:
         self.program, self.states = program, states
         self.wanted = program.differentiable(of_inputs=False)
         self.rank = self._fullest()
@@ -77,8 +88,8 @@ class _Walk:
         for name, value in program.values.items():
             self.size[name] = self._stored(name) * element_bytes(value.dtype)
         self.saved: list[dict[str, int]] = [self._of(i, row) for i, row in enumerate(program.rows)]
-        self.again = {i: s for s in program.again for i in range(s.start, s.stop)}
-        self.takes = {s: self._taken(s) for s in program.again}
+        self.again: dict[int, Stretch] = {}
+        self.takes: dict[Stretch, set[str]] = {}
 
     # ---- one row ----
 
@@ -101,15 +112,22 @@ class _Walk:
     def _bytes(self, layout_: Layout, sets: IndexSets, dtype: str) -> int:
         return int(sets.elements(layout_)[self.rank]) * element_bytes(dtype)
 
+    def _size_of(self, name: str) -> int:
+        """Bytes of an element."""
+        return element_bytes(self.program.values[name].dtype)
+
     def _of(self, i: int, row: PlacedRow) -> dict[str, int]:
         """What autograd keeps of a row: bytes by root. Sets the roots of its results."""
         sets, values, bound = index_sets(row.signature, self.program.grid), self.program.values, row.bound
         derived = {k for k, _ in row.derived}
         grads = [v in self.wanted and o.gradient for v, o in zip(bound.reads, row.signature.inputs, strict=True)]
         here: list[str] = []
+        strips = {f"{i} twice": overlap_elements(row, self.program.grid, self.rank) * self._size_of(bound.reads[0])}
         for k, (name, chain) in enumerate(zip(bound.reads, row.fetch, strict=True)):
             root = self.root.get(name, name)
-            if moves(chain):
+            if k == row.early:  # the interior reads the value itself
+                strips[f"{i} strips"] = strip_elements(row, k, self.program.grid, self.rank) * self._size_of(name)
+            elif moves(chain):
                 root = f"{i} fetched {k}"
                 self.size[root] = self._bytes(chain[-1].dst, sets, values[name].dtype)
             here.append(root)
@@ -132,6 +150,8 @@ class _Walk:
                 )
                 self.size.setdefault(root, size)
                 kept[root] = self.size[root] if kind != "within" else size
+            self.size |= strips
+            kept |= {root: size for root, size in strips.items() if size and found}
             if row.derived:  # their rows read stored values
                 for name in (*bound.reads, *filter(None, bound.makes)):
                     root = self.root.get(name, name)
@@ -175,8 +195,21 @@ class _Walk:
 
     # ---- all of them ----
 
-    def memory(self) -> NetworkMemory:
+    def saved_by(self, stretch: Stretch) -> int:
+        """Bytes that rows of a block keep and that are not kept where it is computed again."""
+        roots = {r for i in range(stretch.start, stretch.stop) for r in self.saved[i]}
+        return sum(self.size[r] for r in roots - self._taken(stretch))
+
+    def memory(self, again: Sequence[Stretch] | None = None) -> NetworkMemory:
+        """Of a step.
+
+        Args:
+            again: blocks that backward computes again; by default the program's.
+        """
         program = self.program
+        blocks = program.again if again is None else again
+        self.again = {i: s for s in blocks for i in range(s.start, s.stop)}
+        self.takes = {s: self._taken(s) for s in blocks}
         state = Counter[str]()
         for name, value in program.values.items():
             state[value.kind] += self.size[name]
@@ -209,6 +242,7 @@ class _Walk:
             stays = self.takes[self.again[i]] if i in self.again else self.saved[i].keys() - own
             keeps |= stays
             beside = sum(self.size.get(f"{i} {what}", 0) for what in _moving(row)) + self._copies(row, False)
+            beside += self._pieces(row)
             for root in stays:
                 live[root] = self.size[root]
             most = max(most, sum(live.values()) + beside)
@@ -221,7 +255,7 @@ class _Walk:
         """The most at a time: saved tensors go, gradients come."""
         wanted, most, storage, sizes = self.wanted, 0, dict[str, str](), dict[str, int]()
         inputs = sum(self.size[n] for n, v in self.program.values.items() if v.kind == "input" and n not in uses)
-        done, grad_bytes = set[str](), 0
+        done, grad_bytes, packed = set[str](), 0, packed_bytes(self.program, self.rank)
         for _, name in self.program.outputs:
             storage[name], sizes[name] = name, self.size[name]
         for i, row in reversed([*enumerate(self.program.rows)]):
@@ -248,6 +282,7 @@ class _Walk:
                 else:
                     storage[name] = f"{name} {i}"
                     sizes[storage[name]] = self.size[name]
+            grad_bytes += packed.get(i, 0)
             most = max(most, saved + inputs + sum(sizes[s] for s in set(storage.values())) + grad_bytes + beside)
             ends = self.takes[self.again[i]] if i in self.again and i == self.again[i].start else ()
             for root in (*(self.saved[i].keys() - own), *ends):
@@ -256,6 +291,13 @@ class _Walk:
             for name in row.bound.makes:
                 storage.pop(name, None)
         return most
+
+    def _pieces(self, row: PlacedRow) -> int:
+        """Of a row in pieces, what they take while they are put together."""
+        if not is_in_pieces(row):
+            return 0
+        dtype = next(self.program.values[v].dtype for v in row.bound.makes if v)
+        return result_elements(row, self.program.grid, self.rank) * element_bytes(dtype)
 
     def _copies(self, row: PlacedRow, backward: bool) -> int:
         """Of a convolution: of x and y; backward of dy and the larger of x and dx, which is as large."""

@@ -20,16 +20,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convgen.algebra.grid import Grid
+from convgen.algebra.index_sets import volume
+from convgen.algebra.layout import Layout
 from convgen.cost.link import Link, Share, Transfer
 from convgen.cost.links import collective_seconds
 from convgen.cost.machine import Machine
 from convgen.cost.moving import PICOSECONDS
 from convgen.cost.network import bucket_record
 from convgen.cost.rows import Price, price_on, work_by_rank
+from convgen.program.chunks import shares
 from convgen.program.early import interior_rows
-from convgen.program.flow import Flow, Local, Start, Wait, backward, forward
+from convgen.program.flow import Flow, Local, Start, Wait, backward, forward, is_of_operand
 from convgen.program.network import Bucket, Moved, Program
-from convgen.program.rows import PlacedRow
+from convgen.program.rows import PlacedRow, index_sets
 
 Seconds = NDArray[np.float64]
 MAIN = "in order"  # the lane of what is waited for at once
@@ -158,6 +161,7 @@ class _Clock:
         self.flying[name] = transfer, kind, self.last[self.slowest]
 
     def wait(self, name: str, phase: str) -> None:
+        """Until what was started is over."""
         transfer, kind, because = self.flying.pop(name)
         end, latest = self.link.finish(transfer), float(self.at.max())
         before = self.lanes.get(transfer.lane, -1)
@@ -171,16 +175,23 @@ class _Clock:
 
 
 def simulate(
-    program: Program, machine: Machine, dtype: str, *, links: Share = "shared", alike: bool = False
+    program: Program,
+    machine: Machine,
+    dtype: str,
+    *,
+    links: Share = "shared",
+    of_inputs: bool = False,
+    alike: bool = False,
 ) -> Timeline:
     """A step of training on a machine, forward and backward.
 
     Args:
         links: whether collectives of several lanes share each rank's link, or have one each.
+        of_inputs: whether inputs want gradients, too.
         alike: one rank stands for all that take as long in every step; spans are of those that stand for others.
     """
     price, grid = price_on(program.grid, machine, dtype), program.grid
-    phases = {"forward": list(forward(program)), "backward": list(backward(program))}
+    phases = {"forward": list(forward(program)), "backward": list(backward(program, of_inputs=of_inputs))}
     ranks = _distinct(price, [*phases["forward"], *phases["backward"]]) if alike else np.arange(grid.ranks)
     clock = _Clock(price, Link(links), np.zeros(len(ranks)), [-1] * len(ranks))
     computing, serial = np.zeros(len(ranks)), 0.0
@@ -192,17 +203,15 @@ def simulate(
                     seconds = local_seconds(price, step)[ranks]
                     computing += seconds
                     serial += float(seconds.max())
-                    part = f" ({step.part})" * (step.part != "whole")
-                    clock.compute(step.name + part, seconds)
+                    clock.compute(step.title, seconds)
                 case Moved():
                     if step.conversion.kind != "slice":
                         clock.stop(step.step, step.conversion.kind, phase, moved_seconds(price, step))
                 case Start():
                     first = step.moved[0]
                     several = step.bucket is not None
-                    took = bucket_seconds(program, price, step.bucket, step.moved) if step.bucket else 0.0
                     kind = "all_reduce" if several else first.conversion.kind
-                    clock.start(step.name, step.lane, kind, took if several else moved_seconds(price, first))
+                    clock.start(step.name, step.lane, kind, started_seconds(program, price, step))
                 case Wait():
                     clock.wait(step.name, phase)
         ends.append(float(clock.at.max()))
@@ -233,6 +242,26 @@ def moved_seconds(price: Price, moved: Moved) -> float:
     return price.chain(moved.placed, (moved.conversion,)) / PICOSECONDS
 
 
+def started_seconds(program: Program, price: Price, start: Start) -> float:
+    """Of what is started: a bucket, a chunk, or a conversion."""
+    if start.bucket is not None:
+        return bucket_seconds(program, price, start.bucket, start.moved)
+    (moved,) = start.moved
+    if start.chunk:
+        return chunk_seconds(price, start)
+    return moved_seconds(price, moved)
+
+
+def chunk_seconds(price: Price, start: Start) -> float:
+    """Of a chunk: each has the whole's latency."""
+    (moved,) = start.moved
+    c, machine = moved.conversion, price.machine
+    how = machine.collectives.of(c.kind)
+    least = collective_seconds(price.grid, machine.levels, c.kind, c.over, 0, machine.add_s_per_byte, how)[0]
+    share = shares(moved.placed, is_of_operand(moved), price.grid)[start.chunk - 1]
+    return least + max(moved_seconds(price, moved) - least, 0.0) * float(share.max())
+
+
 def bucket_seconds(program: Program, price: Price, bucket: Bucket, moved: Sequence[Moved]) -> float:
     """Of a bucket's all-reduce, and of packing it: each gradient is read and written once."""
     machine = price.machine
@@ -246,6 +275,10 @@ def local_seconds(price: Price, local: Local) -> Seconds:
     """By rank."""
     row = local.placed
     whole = _whole_seconds(price, row) * max(len(local.operands), 1)
+    if local.part == "chunk" and row.chunks is not None:
+        launch = price.machine.launch_s * max(len(local.operands), 1)
+        copied = _copied(row, price) * 2 * price.element_bytes / price.machine.memory_bytes_per_s
+        return (np.maximum(whole - launch, 0.0) + copied) / row.chunks.count + launch
     if local.part == "whole" or row.early is None:
         return whole
     share, pieces = _interior(row, price.grid)
@@ -264,6 +297,20 @@ def _whole_seconds(price: Price, row: PlacedRow) -> Seconds:
         flops / machine.flops_per_s(price.dtype), elements * price.element_bytes / machine.memory_bytes_per_s
     )
     return busy + machine.launch_s
+
+
+@lru_cache(maxsize=1 << 12)
+def _copied(row: PlacedRow, price: Price) -> Seconds:
+    """By rank, elements of chunks that are put together: of the result, and of an operand whose rows several read."""
+    assert row.chunks is not None
+    sets, found = index_sets(row.signature, price.grid), np.zeros(price.grid.ranks)
+    (result,) = row.signature.results
+    found += volume(sets.held(row.store[0][0].src if row.store[0] else Layout(result.name, row.makes[0])))
+    k = row.chunks.operand
+    if k is not None and any(m.relation for m in row.signature.inputs[k].dims if row.chunks.index in m.indices):
+        name = row.signature.inputs[k].name
+        found += volume(sets.held(row.fetch[k][-1].dst if row.fetch[k] else Layout(name, row.reads[k])))
+    return found
 
 
 @lru_cache(maxsize=1 << 12)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from keyword import iskeyword
 from math import isfinite
 from typing import Any
@@ -332,6 +332,8 @@ class _Writer:
         sides = [_listed(reads, indent), _listed(makes, indent)]
         sides += [f"way={row.way}"] * bool(row.way)
         sides += [f"early={row.early}"] * (row.early is not None) + ["split=False"] * (not row.split)
+        if row.chunks is not None:
+            sides.append(f"chunks={astuple(row.chunks)!r}".replace("'", '"'))
         inner: list[str] = []
         for k, one in row.derived:
             there = dict(other.derived)[k]

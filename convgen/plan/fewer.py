@@ -8,13 +8,15 @@ axis of copies is the outermost, so that the others' groups lie in nodes as they
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from convgen.algebra.grid import Grid
+from convgen.errors import InputError
 
 IDLE = "idle"
 NOISE = 1.1  # rough plans are slower than thorough ones by up to this
-PATIENCE = 2  # counts in a row that don't pay before the search goes no further down
+PATIENCE = 2  # counts that don't pay, by rough plans, before the search goes no further down
 
 Plan = TypeVar("Plan")
 
@@ -29,21 +31,24 @@ def on_fewer(
     """How many ranks do different work in the fastest plan found, and that plan.
 
     Args:
-        planned: for so many ranks; raises InputError where they can't be used or don't have the memory, which ends it
-            for all ranks and, by `roughly`, is not asked of fewer.
+        planned: for so many ranks; raises InputError where they can't be used or don't have the memory.
         roughly: seconds of a plan found with little effort, infinite where there is none.
         least: seconds that no plan for so many ranks is below, more for fewer ranks.
+    Raises:
+        InputError: all ranks have no plan.
     """
     count, best = ranks, planned(ranks)
     poor = 0
     for fewer in divisors(ranks):
         if poor == PATIENCE or least(fewer) >= seconds(best):
             break
-        one = planned(fewer) if roughly(fewer) <= NOISE * seconds(best) else None
-        if one is not None and seconds(one) < seconds(best):
-            count, best, poor = fewer, one, 0
-        else:
+        if roughly(fewer) > NOISE * seconds(best):
             poor += 1
+            continue
+        with suppress(InputError):
+            one = planned(fewer)
+            if seconds(one) < seconds(best):
+                count, best, poor = fewer, one, 0
     return count, best
 
 

@@ -83,8 +83,10 @@ def _quadruples(rows: NDArray[np.int64]) -> list[tuple[int, int, int, int]]:
 
 
 def started_early(row: PlacedRow, grid: Grid) -> PlacedRow:
-    """A row, and the rows of its gradients, with every halo early that may be."""
+    """A row, and the rows of its gradients, with every halo early that may be; rows in chunks as they are."""
     derived = tuple((k, started_early(one, grid)) for k, one in row.derived)
+    if row.chunks is not None:
+        return replace(row, derived=derived)
     return replace(row, early=may_start_early(row, grid), split=True, derived=derived)
 
 

@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from convgen.program.network import Bucket, Moved, Program, gradients, label
-from convgen.program.rows import PlacedRow
+from convgen.program.rows import Chunks, PlacedRow
 
-GRADIENTS, HALOS = "gradients", "halos"  # lanes
+GRADIENTS, HALOS, CHUNKS = "gradients", "halos", "chunks"  # lanes
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +31,23 @@ class Local:
     Attributes:
         name: the first value that it makes, or its gradient's.
         operands: of a gradient, those whose vjp it is.
-        part: of a row whose halo travels meanwhile: its interior, or its boundary.
+        part: of a row whose halo travels meanwhile: its interior, or its boundary; or a chunk.
+        chunk: its number, from 1.
     """
 
     name: str
     row: int
     placed: PlacedRow
     operands: tuple[int, ...] = ()
-    part: Literal["whole", "interior", "boundary"] = "whole"
+    part: Literal["whole", "interior", "boundary", "chunk"] = "whole"
+    chunk: int = 0
+
+    @property
+    def title(self) -> str:
+        """Its name, and its part."""
+        if self.part == "chunk" and self.placed.chunks:
+            return f"{self.name} (chunk {self.chunk} of {self.placed.chunks.count})"
+        return self.name if self.part == "whole" else f"{self.name} ({self.part})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +56,14 @@ class Start:
 
     Attributes:
         moved: one, or all of a bucket.
+        chunk: of the one conversion, only this chunk of its row, from 1.
     """
 
     name: str
     lane: str
     moved: tuple[Moved, ...]
     bucket: Bucket | None = None
+    chunk: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,28 +87,52 @@ def _rows(program: Program, start: int, stop: int) -> Iterator[Flow]:
     for m in program.forward():
         moved.setdefault((m.row, m.chain[0]), []).append(m)
     for i, row in [*enumerate(program.rows)][start:stop]:
-        yield from _row(Local(label(row), i, row), moved.get((i, "fetch"), []))
-        yield from moved.get((i, "store"), [])
-
-
-def _row(whole: Local, fetch: list[Moved]) -> Iterator[Flow]:
-    """What a row fetches, and computes."""
-    yield from _started(whole, fetch)
-    yield from _rest(whole, fetch)
+        whole, fetch, store = Local(label(row), i, row), moved.get((i, "fetch"), []), moved.get((i, "store"), [])
+        yield from _started(whole, fetch)
+        yield from _rest(whole, fetch, store)
 
 
 def _started(whole: Local, fetch: list[Moved]) -> Iterator[Start]:
     yield from (Start(m.step, HALOS, (m,)) for m in fetch if m.chain[1] == whole.placed.early)
 
 
-def _rest(whole: Local, fetch: list[Moved]) -> Iterator[Flow]:
-    """All but the start of what is early."""
+def _rest(whole: Local, fetch: list[Moved], store: list[Moved]) -> Iterator[Flow]:
+    """What a row fetches, computes and stores, but for the start of what is early."""
+    if whole.placed.chunks is not None:
+        yield from _in_chunks(whole, fetch, store, whole.placed.chunks)
+        return
     early = [m for m in fetch if m.chain[1] == whole.placed.early]
     yield from (m for m in fetch if m not in early)
     if early and whole.placed.split:
         yield replace(whole, part="interior")
     yield from (Wait(m.step) for m in early)
     yield replace(whole, part="boundary") if early and whole.placed.split else whole
+    yield from store
+
+
+def _in_chunks(whole: Local, fetch: list[Moved], store: list[Moved], chunks: Chunks) -> Iterator[Flow]:
+    """All that comes by chunks is started; each is waited for, computed, and goes on its way."""
+    numbers = range(1, chunks.count + 1)
+    come = [m for m in fetch if m.chain[1] == chunks.operand]
+    go = store if chunks.result else []
+    yield from (chunk_of(m, j) for j in numbers for m in come)
+    yield from (m for m in fetch if m not in come)
+    for j in numbers:
+        yield from (Wait(chunk_of(m, j).name) for m in come)
+        yield replace(whole, part="chunk", chunk=j)
+        yield from (chunk_of(m, j) for m in go)
+    yield from (Wait(chunk_of(m, j).name) for j in numbers for m in go)
+    yield from (m for m in store if m not in go)
+
+
+def chunk_of(moved: Moved, number: int) -> Start:
+    """A chunk of what moves, from 1."""
+    return Start(f"{moved.step}:{number}", CHUNKS, (moved,), chunk=number)
+
+
+def is_of_operand(moved: Moved) -> bool:
+    """Whether a conversion is of an operand or its gradient, not of what is made of it."""
+    return moved.chain[0] == "back" or moved.chain[0].endswith("fetch")
 
 
 def backward(program: Program, *, of_inputs: bool = False) -> Iterator[Flow]:
@@ -136,12 +171,10 @@ def _gradients(row: PlacedRow, number: int, wanted: list[bool]) -> Iterator[Flow
         yield from _started(whole[k], fetch[k])
     for k in derived:
         if k not in early:
-            yield from _rest(whole[k], fetch[k])
-            yield from store[k]
+            yield from _rest(whole[k], fetch[k], store[k])
     yield from _vjp(row, number, wanted, steps)
     for k in sorted(early, reverse=True):
-        yield from _rest(whole[k], fetch[k])
-        yield from store[k]
+        yield from _rest(whole[k], fetch[k], store[k])
 
 
 def _vjp(row: PlacedRow, number: int, wanted: list[bool], steps: list[Moved]) -> Iterator[Flow]:
@@ -150,8 +183,12 @@ def _vjp(row: PlacedRow, number: int, wanted: list[bool], steps: list[Moved]) ->
     back = tuple(k for k, chain in enumerate(row.back) if chain is not None and wanted[k])
     if not back:
         return
-    yield from (m for m in steps if m.chain[0] == "given")
+    given = [m for m in steps if m.chain[0] == "given"]
     whole = Local(f"{base}.d{',d'.join(names[k].name for k in back)}", number, row, back)
+    if row.chunks is not None:
+        yield from _vjp_in_chunks(whole, given, [m for m in steps if m.chain[0] == "back"], row.chunks)
+        return
+    yield from given
     if row.early is None:
         yield whole
         yield from (m for m in steps if m.chain[0] == "back")
@@ -162,3 +199,18 @@ def _vjp(row: PlacedRow, number: int, wanted: list[bool], steps: list[Moved]) ->
     yield replace(whole, part="interior")
     yield from (m for m in steps if m.chain[0] == "back" and m not in early)
     yield from (Wait(m.step) for m in early)
+
+
+def _vjp_in_chunks(whole: Local, given: list[Moved], back: list[Moved], chunks: Chunks) -> Iterator[Flow]:
+    """The same with chunks, the last first; what has gone on its way is waited for behind all else of the row."""
+    numbers = range(chunks.count, 0, -1)
+    come = given if chunks.result else []
+    go = [m for m in back if m.chain[1] == chunks.operand]
+    yield from (chunk_of(m, j) for j in numbers for m in come)
+    yield from (m for m in given if m not in come)
+    for j in numbers:
+        yield from (Wait(chunk_of(m, j).name) for m in come)
+        yield replace(whole, part="chunk", chunk=j)
+        yield from (chunk_of(m, j) for m in go)
+    yield from (m for m in back if m not in go)
+    yield from (Wait(chunk_of(m, j).name) for j in numbers for m in go)

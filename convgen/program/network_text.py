@@ -38,7 +38,7 @@ def _flow(step: Flow, program: Program | None = None) -> Iterator[str]:
             yield _step(step)
         case Start():
             if step.bucket is None:
-                yield _step(step.moved[0]).replace(" = ", " = start ", 1)
+                yield _step(step.moved[0], step.chunk).replace(" = ", " = start ", 1)
             else:
                 of = ", ".join(f"%{m.step}" for m in step.moved)
                 yield f"    %{step.name} = start all_reduce {of} over={','.join(step.bucket.over)}"
@@ -48,7 +48,7 @@ def _flow(step: Flow, program: Program | None = None) -> Iterator[str]:
             if program is not None:
                 yield _local(step, program)
             elif step.part != "whole":
-                yield f"    %{step.name} = {step.placed.bound.operation.name} gradient {step.part}"
+                yield f"    %{step.name} = {step.placed.bound.operation.name} gradient{_part(step)}"
 
 
 def _local(step: Local, program: Program) -> str:
@@ -57,13 +57,22 @@ def _local(step: Local, program: Program) -> str:
     reads = ", ".join(f"%{v}" for v in row.bound.reads)
     roles = " ".join(f"{i}={','.join(a)}" for i, a in row.roles)
     way = f" way={row.way}" if row.way else ""
-    part = f" {step.part}" * (step.part != "whole")
-    text = f"    {makes} = {row.bound.operation.name} {reads}{way}{part}" + (f" {{{roles}}}" if roles else "")
+    text = f"    {makes} = {row.bound.operation.name} {reads}{way}{_part(step)}" + (f" {{{roles}}}" if roles else "")
     return f"{text} : {', '.join(typed(program.values[v]) for v in row.bound.makes if v)}"
 
 
-def _step(m: Moved) -> str:
+def _part(step: Local) -> str:
+    """` interior`; ` chunk 2/4 of N`."""
+    if step.part == "chunk" and (chunks := step.placed.chunks):
+        return f" chunk {step.chunk}/{chunks.count} of {chunks.index}"
+    return f" {step.part}" * (step.part != "whole")
+
+
+def _step(m: Moved, chunk: int = 0) -> str:
     c = m.conversion
     how = {"sum": " add", "merge": " merge"}.get(c.reduction or "", "")
     over = f" over={','.join(c.over)}" if c.over else ""
-    return f"    %{m.step} = {c.kind}{how} %{m.value}{over} : {c.dst}"
+    name, cut = m.step, ""
+    if chunk and (chunks := m.placed.chunks):
+        name, cut = f"{m.step}:{chunk}", f" chunk {chunk}/{chunks.count} of {chunks.index}"
+    return f"    %{name} = {c.kind}{how} %{m.value}{over}{cut} : {c.dst}"

@@ -40,6 +40,22 @@ Roles = tuple[tuple[str, Axes], ...]
 NAMES = {1: ("N",), 2: ("N", "C"), 3: ("N", "C", "W"), 4: ("N", "C", "H", "W"), 5: ("N", "C", "D", "H", "W")}
 
 
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """A row cut along an index (program/chunks.py).
+
+    Attributes:
+        count: of chunks, on every rank.
+        operand: whose fetch and gradient travel by chunks; None for none.
+        result: whether what is made, and its gradient, travel by chunks.
+    """
+
+    index: str
+    count: int
+    operand: int | None
+    result: bool
+
+
 @dataclass(frozen=True)
 class PlacedRow:
     """A row with its roles, and chains of conversions around it.
@@ -50,6 +66,7 @@ class PlacedRow:
         derived: by operand its gradient's row, and what that row reads: ("operand" | "result" | "gradient", number).
         early: the operand whose halo travels while the row's interior is computed (program/early.py); or, of a
             gradient that is not `split`, while other gradients of its row are.
+        chunks: along which what moves travels while other chunks are computed.
     """
 
     bound: Bound
@@ -64,6 +81,7 @@ class PlacedRow:
     derived: tuple[tuple[int, PlacedRow], ...] = ()
     early: int | None = None
     split: bool = True
+    chunks: Chunks | None = None
 
     @property
     def signature(self) -> Signature:

@@ -15,8 +15,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from convgen.algebra.conv import Conv
+from convgen.errors import InputError
 from convgen.spec.exported import graph_of
 from convgen.spec.graph import Graph
+from convgen.spec.layer import Layer
 from convgen.spec.network import Network, Node
 from convgen.spec.network_reader import read_network, with_batch
 
@@ -106,7 +108,7 @@ def _layer(node: Node, shape: tuple[int, ...]) -> nn.Module:
     dims = len(shape) - 2
     match node.kind:
         case "conv" | "conv_transpose" if node.conv is not None:
-            return _convolution(node.conv, dims)
+            return convolution_module(node.conv, dims)
         case "linear" if node.conv is not None:
             return nn.Linear(node.conv.channels, node.conv.filters, bias=node.conv.bias)
         case "max_pool" if node.conv is not None:
@@ -143,7 +145,43 @@ def _taps(conv: Conv) -> tuple[tuple[int, ...], ...]:
     return tuple(zip(*found, strict=True))
 
 
-def _convolution(conv: Conv, dims: int) -> nn.Module:
+def layer_graph(layer: Layer) -> Graph:
+    """A layer as the graph of a network of one row: input "x", output "y".
+
+    Raises:
+        InputError: it has what networks have not: layouts and roles of its own, channels last, a type that is no
+            torch type, a target other than cpu.
+    """
+    other = {
+        "layouts of its own": layer.distribution is not None,
+        "roles of its own": bool(layer.roles),
+        "memory_format channels_last": layer.memory_format == "channels_last",
+        f"dtype {layer.dtype}": layer.dtype == "tfloat32",
+        f"target {layer.target.text}": layer.target.text != "cpu",
+        "kernels of its own": bool(layer.options.kernels),
+        "native sums": layer.options.sums != "ordered",
+    }
+    for what, is_so in other.items():
+        if is_so:
+            fact = f"{layer.name} has {what}, and overlaps as a network of one row, which has not"
+            raise InputError(fact, hint="a named algorithm or auto, contiguous, target cpu, default options")
+    conv, dtype = layer.conv, getattr(torch, layer.dtype)
+    x = torch.zeros((max(2, conv.batch), conv.channels, *(d.extent for d in conv.dims("x")[2:])), dtype=dtype)
+    module = _OneLayer(convolution_module(conv, len(conv.spatial)).to(dtype))
+    graph, _ = graph_of(module, [x], name=layer.name, source=layer.name)
+    return replace(graph, batch=conv.batch)
+
+
+class _OneLayer(nn.Module):
+    def __init__(self, conv: nn.Module) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"y": self.conv(x)}
+
+
+def convolution_module(conv: Conv, dims: int) -> nn.Module:
     kernel, stride, padding, dilation = _taps(conv)
     options: dict[str, Any] = {"stride": stride, "dilation": dilation, "groups": conv.groups, "bias": conv.bias}
     if conv.transposed:

@@ -122,6 +122,7 @@ def begin(transport: Transport, kind: str, tensor: Tensor, splits: Any, group: G
     A transport of the user's own may have `start(kind, tensor, splits, group, lane)`, which returns what has a `wait`;
     without it collectives are over when they are started.
     """
+    tensor = tensor.detach()  # a lane's thread has gradients enabled, and backends write versions of what they send
     own: Any = getattr(transport, "start", None)
     if own is not None:
         return own(kind, tensor, splits, group, lane)

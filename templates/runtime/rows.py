@@ -22,6 +22,7 @@ from convgen.operations.row import At, Operation
 from .blocks import Function
 from .buckets import Buckets
 from .checks import refuse_vmap
+from .chunks import Chunked
 from .conversions import (
     all_gather,
     all_reduce,
@@ -264,22 +265,33 @@ class Stand(Plain):
         operands = [Later.apply(t, slots[k]) if k in slots else t for k, t in enumerate(operands)]
         taken = [t.detach() if k in self.derived else t for k, t in enumerate(operands)]
         early = None if self.row.early is None else Early(self, here, self.row.early, taken[self.row.early])
+        chunked = None if self.row.chunks is None else self._chunked(taken, here)
 
         def rest() -> tuple[Tensor, ...]:
-            parts: list[Tensor] = []
-            for k, t in enumerate(taken):
-                if k != self.row.early:
-                    t = moved(t, self.fetch[k], self.back[k], here, buckets)
-                    t = self.cut(k, t, here.held(self.windows[k]), at)
-                parts.append(t)
-            made = self.local(at, parts) if early is None else (early.made(parts),)
-            results = tuple(moved(t, self.store[j], self.given[j], here, buckets) for j, t in enumerate(made))
+            later = self.row.early if chunked is None else chunked.k
+            parts = [
+                t if k == later else moved(t, self.fetch[k], self.back[k], here, buckets) for k, t in enumerate(taken)
+            ]
+            boxes = [here.held(layout) for layout in self.windows]
+            if chunked is not None:
+                made = (chunked.made([None if k == later else t for k, t in enumerate(parts)], boxes),)
+            else:
+                parts = [t if k == later else self.cut(k, t, boxes[k], at) for k, t in enumerate(parts)]
+                made = self.local(at, parts) if early is None else (early.made(parts),)
+            results = made
+            if chunked is None or not chunked.of_result:
+                results = tuple(moved(t, self.store[j], self.given[j], here, buckets) for j, t in enumerate(made))
             if asked:
                 attached = Attach.apply(self, place, buckets, slots, len(results), *results, *operands)
                 results = attached if isinstance(attached, tuple) else (attached,)
             return results
 
         return rest
+
+    def _chunked(self, operands: Sequence[Tensor], here: RowHere) -> Chunked:
+        assert self.row.chunks is not None
+        k = self.row.chunks[2]
+        return Chunked(self, here, None if k is None else operands[k])
 
     def local(self, at: At, parts: list[Tensor]) -> tuple[Tensor, ...]:
         """What is made of these blocks."""
@@ -342,6 +354,8 @@ class Row:
         derived: by operand the row that makes its gradient, and where that row finds its operands.
         early: the operand whose halo travels while the row's interior is computed; or, of a gradient that is not
             `split`, while other gradients of its row are.
+        chunks: an index, in how many chunks of it the row is computed, the operand that travels by them or None, and
+            whether the result does.
     """
 
     def __init__(
@@ -355,8 +369,10 @@ class Row:
         derived: dict[int, tuple[Row, tuple[tuple[str, int], ...]]] | None = None,
         early: int | None = None,
         split: bool = True,
+        chunks: tuple[str, int, int | None, bool] | None = None,
     ) -> None:
         self.operation, self.way, self.derived, self.early, self.split = operation, way, derived or {}, early, split
+        self.chunks = chunks
         pairs = (word.split("=") for word in roles.split())
         self.roles: dict[str, Axes] = {index: tuple(axes.strip("()").split(",")) for index, axes in pairs}
         self.fetch, self.back = _sides(reads)

@@ -185,8 +185,7 @@ def plan_network(
     tried: list[tuple[Grid, float | None]] = []
     if len(all_grids) > 1:
         for one in all_grids[:SCOUTED]:
-            scout = build(network, one, setting, most_roles=FEW_ROLES, most_more=FEW_MORE, most_splits=FEW_SPLITS)
-            tried.append((one, _solved_s(scout, budget_bytes)))
+            tried.append((one, _scouted(network, one, setting, budget_bytes)))
         all_grids = sorted(all_grids[:SCOUTED], key=lambda g: dict(tried)[g] or float("inf"))
     missed: list[tuple[int, Graph, DoesNotFit]] = []
     for one in all_grids:
@@ -203,17 +202,23 @@ def plan_network(
 
 
 def scouted_s(network: Network, setting: Setting, ranks: int, budget_bytes: int | None) -> float:
-    """Seconds of the best plan with few candidates on the grid of the best estimate; infinite where nothing fits.
+    """Seconds of the best plan with few candidates on the grids of the best estimates; infinite where nothing fits.
 
     Raises:
-        InputError: the grid can't be used.
+        InputError: a grid can't be used.
     """
     counts = convolutions(network)
-    one = grids(ranks, list(counts.items()), setting, network.dtype)[0]
-    _check_usable(network, counts, one)
-    scout = build(network, one, setting, most_roles=FEW_ROLES, most_more=FEW_MORE, most_splits=FEW_SPLITS)
-    found = _solved_s(scout, budget_bytes)
-    return float("inf") if found is None else found
+    found: list[float] = []
+    for one in grids(ranks, list(counts.items()), setting, network.dtype)[:SCOUTED]:
+        _check_usable(network, counts, one)
+        seconds = _scouted(network, one, setting, budget_bytes)
+        found += [] if seconds is None else [seconds]
+    return min(found, default=float("inf"))
+
+
+def _scouted(network: Network, grid: Grid, setting: Setting, budget_bytes: int | None) -> float | None:
+    scout = build(network, grid, setting, most_roles=FEW_ROLES, most_more=FEW_MORE, most_splits=FEW_SPLITS)
+    return _solved_s(scout, budget_bytes)
 
 
 def _solved_s(graph: Graph, budget_bytes: int | None) -> float | None:

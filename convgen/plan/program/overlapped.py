@@ -1,46 +1,59 @@
 """What of a network's communication travels meanwhile: by the timeline, and only where that is faster.
 
 Tried are buckets (one for all gradients, or of 1, 5 or 25 MiB), halos of rows where that saves more than pieces cost
-(gradients with rows of their own in pieces too, or behind the other gradients of their row), and both.
+(gradients with rows of their own in pieces too, or behind the other gradients of their row), gathers and scatters of
+rows in 2, 4 or 8 chunks where that saves more than chunks cost, and these together.
 
 Source: DESIGN section 12.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from convgen.cost.machine import Machine
 from convgen.cost.rows import Price, price_on
 from convgen.cost.timeline import local_seconds, moved_seconds, simulate
 from convgen.passes.bucket_gradients import BucketGradients
+from convgen.passes.chunk_collectives import ChunkCollectives
 from convgen.passes.start_halos import StartHalos
 from convgen.program.flow import Flow, Local, Start, Wait, backward, forward
 from convgen.program.network import Moved, Program, label
+from convgen.program.rows import PlacedRow
 
 HALOS = (StartHalos(), StartHalos(gradients="whole"))
+CHUNKS = (2, 4, 8)
 BUCKETS = (BucketGradients(0), BucketGradients(1), BucketGradients(5), BucketGradients(25))
 
 
-def overlapped(program: Program, machine: Machine, dtype: str) -> Program:
-    """The program whose step is modelled shortest; itself where nothing is shorter."""
-    best, least = program, simulate(program, machine, dtype, alike=True).end_s
-    for one in _candidates(program, machine, dtype):
-        if (seconds := simulate(one, machine, dtype, alike=True).end_s) < least:
+def overlapped(program: Program, machine: Machine, dtype: str, *, of_inputs: bool = False) -> Program:
+    """The program whose step is modelled shortest; itself where nothing is shorter.
+
+    Args:
+        of_inputs: whether inputs want gradients, too.
+    """
+    best, least = program, simulate(program, machine, dtype, of_inputs=of_inputs, alike=True).end_s
+    for one in _candidates(program, machine, dtype, of_inputs):
+        if (seconds := simulate(one, machine, dtype, of_inputs=of_inputs, alike=True).end_s) < least:
             best, least = one, seconds
     return best
 
 
-def _candidates(program: Program, machine: Machine, dtype: str) -> Iterator[Program]:
+def _candidates(program: Program, machine: Machine, dtype: str, of_inputs: bool) -> Iterator[Program]:
     price = price_on(program.grid, machine, dtype)
     bases = [program]
-    for how in HALOS:
-        only = ",".join(sorted(worth_starting(program, how, price)))
-        halos = replace(how, only=only).run(program) if only else program
-        if halos not in bases:
-            bases.append(halos)
-            yield halos
+    cut = worth_cutting(program, machine, dtype, of_inputs=of_inputs)
+    for whole in (program, *([cut] if cut is not program else [])):
+        if whole not in bases:
+            bases.append(whole)
+            yield whole
+        for how in HALOS:
+            only = ",".join(sorted(worth_starting(whole, how, price, of_inputs=of_inputs)))
+            halos = replace(how, only=only).run(whole) if only else whole
+            if halos not in bases:
+                bases.append(halos)
+                yield halos
     for base in bases:
         for one in BUCKETS:
             packed = one.run(base)
@@ -48,12 +61,62 @@ def _candidates(program: Program, machine: Machine, dtype: str) -> Iterator[Prog
                 yield packed
 
 
-def worth_starting(program: Program, how: StartHalos, price: Price) -> set[str]:
+def worth_cutting(program: Program, machine: Machine, dtype: str, *, of_inputs: bool = False) -> Program:
+    """The program with every row, and every gradient with a row of its own, in as many chunks as make it fastest when
+    it is all there is; the program itself where none is faster."""
+    best, wanted = program, program.differentiable(of_inputs=of_inputs)
+    times: dict[str, float] = {}
+    for count in CHUNKS:
+        cut = ChunkCollectives(count).run(program)
+        for plain, row in zip(program.rows, cut.rows, strict=True):
+            for name in _cut(label(row), plain, row):
+                of_row = replace(program, rows=(plain,), again=())
+                if name not in times:
+                    times[name] = alone(of_row, wanted, machine, dtype)
+                one = ChunkCollectives(count, only=name).run(of_row)
+                if (seconds := alone(one, wanted, machine, dtype)) < times[name]:
+                    times[name] = seconds
+                    best = ChunkCollectives(count, only=name).run(uncut(best, name))
+    return best
+
+
+def _cut(name: str, plain: PlacedRow, row: PlacedRow) -> Iterator[str]:
+    """What of a row is in chunks, as the pass names it."""
+    if row.chunks is not plain.chunks:
+        yield name
+    for (k, a), (_, b) in zip(plain.derived, row.derived, strict=True):
+        yield from _cut(f"{name}.d{row.signature.inputs[k].name}", a, b)
+
+
+def uncut(program: Program, name: str) -> Program:
+    """The same, one row in one piece."""
+    return replace(program, rows=tuple(_uncut(row, label(row), name) for row in program.rows))
+
+
+def _uncut(row: PlacedRow, here: str, name: str) -> PlacedRow:
+    derived = tuple((k, _uncut(one, f"{here}.d{row.signature.inputs[k].name}", name)) for k, one in row.derived)
+    return replace(row, chunks=None if here == name else row.chunks, derived=derived)
+
+
+def alone(program: Program, wanted: Collection[str], machine: Machine, dtype: str) -> float:
+    """Seconds of a program of one row, forward and backward.
+
+    Args:
+        wanted: values that want gradients in the program that it is of.
+    """
+    (row,) = program.rows
+    read = {n: replace(program.values[n], kind="parameter" if n in wanted else "input") for n in row.bound.reads}
+    made = tuple((str(i), v) for i, v in enumerate(row.bound.makes) if v)
+    values = {**{v: program.values[v] for _, v in made}, **read}
+    return simulate(replace(program, values=values, updates=(), outputs=made), machine, dtype, alike=True).end_s
+
+
+def worth_starting(program: Program, how: StartHalos, price: Price, *, of_inputs: bool = False) -> set[str]:
     """Rows whose halos are hidden, by what is computed between their start and their wait, by more than pieces cost."""
     early = how.run(program)
-    plain = _local(program, price)
+    plain = _local(program, price, of_inputs)
     saved: dict[int, float] = {}
-    for steps in (forward(early), backward(early)):
+    for steps in (forward(early), backward(early, of_inputs=of_inputs)):
         flying: dict[str, tuple[Moved, float]] = {}
         for step in steps:
             match step:
@@ -67,14 +130,14 @@ def worth_starting(program: Program, how: StartHalos, price: Price) -> set[str]:
                     saved[m.row] = saved.get(m.row, 0.0) + min(moved_seconds(price, m), behind)
                 case Moved():
                     pass
-    pieces = _local(early, price)
+    pieces = _local(early, price, of_inputs)
     return {label(program.rows[i]) for i, seconds in saved.items() if seconds > pieces[i] - plain[i]}
 
 
-def _local(program: Program, price: Price) -> dict[int, float]:
+def _local(program: Program, price: Price, of_inputs: bool) -> dict[int, float]:
     """By row, seconds of its local work, forward and backward."""
     found: dict[int, float] = {}
-    steps: list[Flow] = [*forward(program), *backward(program)]
+    steps: list[Flow] = [*forward(program), *backward(program, of_inputs=of_inputs)]
     for step in steps:
         if isinstance(step, Local):
             found[step.row] = found.get(step.row, 0.0) + float(local_seconds(price, step).max())

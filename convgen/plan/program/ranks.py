@@ -15,13 +15,13 @@ from convgen.algebra.grid import Grid
 from convgen.cost.machine import Machine
 from convgen.cost.moving import PICOSECONDS
 from convgen.cost.rows import program_cost
-from convgen.errors import InputError
 from convgen.operations.bound import Bound
 from convgen.plan.fewer import on_fewer, with_idle
 from convgen.plan.letters import Tensor, lay_out
 from convgen.plan.network.grids import MOST_AXES, NAMES, factorisations, primes
 from convgen.plan.program.candidates import Way
-from convgen.plan.program.search import Effort, Found, Search
+from convgen.plan.program.fitting import fitted
+from convgen.plan.program.search import Effort, Found, Search, TooLittleMemory
 from convgen.plan.program.written import plan_of, program_of
 from convgen.program.network import Program
 
@@ -76,33 +76,31 @@ def plan_network(
     machine: Machine,
     dtype: str,
     memory_bytes: int | None = None,
+    recompute: bool = False,
 ) -> NetworkPlan:
     """The best layout over these grids.
 
     Args:
         grids: all of the same number of ranks.
         memory_bytes: of a rank; by default no bound.
+        recompute: whether blocks may be computed again in backward (fitting.py).
     Raises:
         InputError: no layout takes so little.
     """
 
-    def search(grid: Grid, effort: Effort) -> Found:
-        return Search(name, tensors, rows, updates, outputs, grid, machine, dtype, effort, memory_bytes).run()
+    def search(grid: Grid, effort: Effort, bound: int | None) -> Found:
+        return Search(name, tensors, rows, updates, outputs, grid, machine, dtype, effort, bound).run()
 
     scouted: list[tuple[Grid, int]] = []
-    refused: InputError | None = None
     for grid in grids if len(grids) > 1 else ():
-        try:
-            scouted.append((grid, search(grid, SCOUT).time_ps))
-        except InputError as error:  # with few candidates it does not fit
-            refused = error
-    if refused is not None and not scouted:
-        raise refused
-    best = min(scouted, key=lambda pair: pair[1])[0] if scouted else grids[0]
-    found = search(best, Effort())
+        with suppress(TooLittleMemory):  # with few candidates it does not fit
+            scouted.append((grid, search(grid, SCOUT, None if recompute else memory_bytes).time_ps))
+    best = min(scouted, key=lambda pair: pair[1])[0] if scouted else grids[-1]
+    one = fitted(lambda bound: search(best, Effort(), bound), memory_bytes, machine, dtype, recompute=recompute)
+    found = one.found
     tried = tuple((grid, ps / PICOSECONDS) for grid, ps in scouted)
     second = {i: (way, more / PICOSECONDS) for i, (way, more) in found.runner_up.items()}
-    return NetworkPlan(found.program, found.time_ps / PICOSECONDS, found.memory_bytes, tried, second)
+    return NetworkPlan(found.program, found.time_ps / PICOSECONDS, one.peak, tried, second)
 
 
 def plan_counted(
@@ -115,6 +113,7 @@ def plan_counted(
     machine: Machine,
     dtype: str,
     memory_bytes: int | None = None,
+    recompute: bool = False,
     told: Callable[[int], None] = lambda _: None,
 ) -> NetworkPlan:
     """The best layout on these ranks; where it is faster, of a divisor of them, and copies over the others.
@@ -128,13 +127,15 @@ def plan_counted(
 
     def planned(count: int) -> NetworkPlan:
         told(count)
-        return plan_network(*parts, grids_of(count, machine), machine, dtype, memory_bytes)
+        return plan_network(*parts, grids_of(count, machine), machine, dtype, memory_bytes, recompute)
 
     def roughly(count: int) -> float:
         times: list[int] = []
         for grid in grids_of(count, machine)[-ROUGH:]:
-            with suppress(InputError):
-                times.append(Search(*parts, grid, machine, dtype, SCOUT, memory_bytes).run().time_ps)
+            with suppress(TooLittleMemory):
+                times.append(
+                    Search(*parts, grid, machine, dtype, SCOUT, None if recompute else memory_bytes).run().time_ps
+                )
         return min(times) / PICOSECONDS if times else float("inf")
 
     @cache

@@ -68,6 +68,15 @@ class Found:
     runner_up: Mapping[int, tuple[Way, int]]
 
 
+class TooLittleMemory(InputError):
+    """No layout that is searched takes so little by the search's own count, whose least it has."""
+
+    def __init__(self, name: str, grid: Grid, least: int, given: int) -> None:
+        self.least = least
+        fact = f"{name} on {grid} takes {least} bytes a rank at least"
+        super().__init__(fact, hint=f"more ranks, a smaller batch, or more than {given} bytes")
+
+
 class Search:
     """A network on a grid of a machine's ranks."""
 
@@ -281,9 +290,7 @@ class Search:
             found = solve(problem, self.memory_bytes - held)
             return found.values, found.how == FREE
         except DoesNotFit as error:
-            fact = f"{self.name} on {self.grid} takes {error.memory + held} bytes a rank at least"
-            hint = f"more ranks, a smaller batch, or more than {self.memory_bytes} bytes"
-            raise InputError(fact, hint=hint) from None
+            raise TooLittleMemory(self.name, self.grid, error.memory + held, self.memory_bytes) from None
 
     def _kept_bytes(self, name: str, stored: Stored) -> int:
         """What a value takes on the fullest rank until backward has read it; what nobody differentiates is let go."""

@@ -131,7 +131,7 @@ class Asking:
         own: dict[str, tuple[Table, list[Way]]] = {}
         for name, ways in q.gradients:
             k = self.numbers[name]
-            if q.wanted[k] and ways:
+            if ways and (q.wanted[k] or signature.reduction != "sum"):  # inputs may want gradients all the same
                 own[name] = self._derived(signature, name, ways, parameters)
         return self._with_gradients(signature, total, given, vjp, own)
 
@@ -163,7 +163,8 @@ class Asking:
             if by_vjp:
                 table = table + given
             for n in rows:
-                table = table + own[n][0].min(0)
+                if self.q.wanted[self.numbers[n]]:
+                    table = table + own[n][0].min(0)
             options.append(table)
         stacked = np.stack(options)
         best, which = stacked.min(0), stacked.argmin(0)

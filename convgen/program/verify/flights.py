@@ -3,6 +3,7 @@
 | check | says |
 |---|---|
 | early | pieces of a row can be put together |
+| chunks | chunks of a row stand side by side, and what moves leaves their dimension as it is |
 | buckets | hold all sums of parameters' gradients or none, of one type, over the same axes, each once |
 | order | what is started is waited for once, before anyone reads it and before the pass ends |
 
@@ -14,6 +15,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from convgen.algebra.grid import Grid
+from convgen.program.chunks import chunk_faults
 from convgen.program.early import early_faults
 from convgen.program.flow import Flow, Local, Start, Wait, backward, forward
 from convgen.program.network import Moved, Program, label
@@ -24,6 +27,7 @@ def flight_faults(program: Program) -> Iterator[str]:
     """What is wrong, in order."""
     for row in program.rows:
         yield from _early(label(row), row)
+        yield from _chunks(label(row), row, program.grid)
     yield from _buckets(program)
     yield from order_faults(program, [*forward(program)])
     for of_inputs in (False, True):
@@ -35,6 +39,12 @@ def _early(name: str, row: PlacedRow) -> Iterator[str]:
         yield from (f"{name}: operand {row.early} early: {fault}" for fault in early_faults(row, row.early))
     for k, one in row.derived:
         yield from _early(f"{name}.d{row.signature.inputs[k].name}", one)
+
+
+def _chunks(name: str, row: PlacedRow, grid: Grid) -> Iterator[str]:
+    yield from (f"{name} in chunks: {fault}" for fault in chunk_faults(row, grid))
+    for k, one in row.derived:
+        yield from _chunks(f"{name}.d{row.signature.inputs[k].name}", one, grid)
 
 
 def _buckets(program: Program) -> Iterator[str]:
@@ -49,6 +59,8 @@ def _buckets(program: Program) -> Iterator[str]:
                 value = program.values[m.value]
                 if value.kind != "parameter" or m.chain[0] == "given":
                     yield f"{bucket.name}: {step} is no gradient of a parameter"
+                if m.placed.chunks is not None and m.chain == ("back", m.placed.chunks.operand):
+                    yield f"{bucket.name}: {step} travels by chunks"
                 if m.conversion.kind != "all_reduce" or m.conversion.over != bucket.over or value.dtype != bucket.dtype:
                     what = f"{m.conversion.kind} over {m.conversion.over} of {value.dtype}"
                     yield f"{bucket.name} is all_reduce over {bucket.over} of {bucket.dtype}, {step} {what}"
@@ -91,10 +103,16 @@ def _read(program: Program, local: Local, flying: dict[str, Start]) -> Iterator[
     for name, start in flying.items():
         for m in start.moved:
             kind, k = m.chain
-            own = m.placed is local.placed and local.row == m.row and kind.endswith("fetch") and not local.operands
-            if own and not (local.part == "interior" and local.placed.early == k):
-                yield f"{local.name} {local.part} reads {name} before it is waited for"
-            gradient = kind == "back" or kind.endswith("store")
+            of_row = m.placed is local.placed and local.row == m.row
+            comes = kind == "given" if local.operands else kind.endswith("fetch")
+            inside = local.part == "interior" and local.placed.early == k
+            ahead = local.chunk - start.chunk if local.operands else start.chunk - local.chunk
+            later = local.part == "chunk" and ahead > 0
+            if of_row and comes and not inside and not later:
+                yield f"{local.title} reads {name} before it is waited for"
+            if kind == "store" and local.row != m.row and m.value in program.rows[local.row].bound.reads:
+                yield f"{local.title} reads {m.value} before {name} is waited for"
+            gradient = kind == "back" or kind.endswith(" store")
             makes = program.rows[local.row].bound.makes
             if gradient and m.value in makes and local.row != m.row:
-                yield f"{local.name} reads the gradient of {m.value} before {name} is waited for"
+                yield f"{local.title} reads the gradient of {m.value} before {name} is waited for"

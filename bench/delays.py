@@ -1,0 +1,180 @@
+"""Random networks with random delays: no deadlock, no number that depends on who is late, whatever the order of passes.
+
+    python bench/delays.py [--networks 200] [--processes 20] [--first 0]
+
+Each network has random branches, a random grid, random roles and storage of every row and value, and goes through the
+passes that let things travel meanwhile, with random options, in a random order. The verifier passes it. Then a step of
+training runs on virtual ranks without delays; on virtual ranks that are late by up to 20 ms before collectives and
+starts, each by chance; and on the in-order fake of torch.distributed, where every rank runs what it has posted strictly
+in its order, on one stream, with delays as well. Of the first `--processes` networks also in processes, over gloo.
+All find the same numbers to the last bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+from free_networks import free_program, imported
+from in_order import InOrder
+from operation_cases import a_grid
+from test_networks_free import a_network
+
+from convgen.network_compiler import CompiledNetwork, for_any_batch, program_like
+from convgen.passes.bucket_gradients import BucketGradients
+from convgen.passes.chunk_collectives import ChunkCollectives
+from convgen.passes.network_contract import NetworkPass
+from convgen.passes.start_halos import StartHalos
+from convgen.program.flow import Start, backward, forward
+from convgen.program.verify.network import verify_network
+from convgen.spec.aten.samples import for_any_number
+from convgen.spec.exported import graph_of
+from convgen.verify.processes import spawn
+from convgen.verify.virtual import World
+
+MOST_S = 0.02
+KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "exchange")
+
+
+def passes_of(draw: Random) -> list[NetworkPass]:
+    """Some passes, in any order; some twice."""
+
+    def one() -> NetworkPass:
+        halos, count, size = draw.choice(("pieces", "whole")), draw.choice((2, 3, 4)), draw.choice((0, 1))
+        return draw.choice((StartHalos(gradients=halos), ChunkCollectives(count), BucketGradients(size)))
+
+    return [one() for _ in range(draw.randint(2, 5))]
+
+
+def network_of(draw: Random) -> tuple[CompiledNetwork, torch.Tensor, list[NetworkPass]]:
+    while True:
+        module, x = a_network(draw)
+        try:
+            module(x)
+        except RuntimeError:  # a kernel may be larger than what is drawn for it
+            continue
+        break
+    graph, _ = graph_of(module, (x.float(),), name="net")
+    graph, described, many = for_any_number(graph)
+    program, _ = for_any_batch(free_program(draw, graph, described, a_grid(draw)), described, many)
+    passes = passes_of(draw)
+    for one in passes:
+        program = one.run(program)
+        verify_network(program)
+    return CompiledNetwork(graph, described, program, program_like(program, many), None), x.float(), passes
+
+
+def late_before(end: Any, names: Any, draw: Random) -> Any:
+    """An end of a rank that sleeps before some of its collectives."""
+
+    class Late:
+        def __getattr__(self, name: str) -> Any:
+            found = getattr(end, name)
+            if name not in names:
+                return found
+
+            def late(*what: Any) -> Any:
+                time.sleep(draw.choice((0, 0, 0, draw.random())) * MOST_S)
+                return found(*what)
+
+            return late
+
+    return Late()
+
+
+def late_transport(runtime: Any, seed: int, *, lands: bool) -> type[Any]:
+    """The package's transport over torch.distributed, late by chance.
+
+    Args:
+        lands: what is started is over: a stream that runs what is posted, in its order.
+    """
+
+    class Late(runtime.TorchTransport):
+        def _sleep(self) -> None:
+            if not hasattr(self, "draw"):
+                self.draw = Random(f"{seed} {self.rank}")
+            time.sleep(self.draw.choice((0, 0, 0, self.draw.random())) * MOST_S)
+
+    for kind in KINDS:
+
+        def collective(self: Any, *what: Any, kind: str = kind) -> Any:
+            self._sleep()
+            return getattr(super(Late, self), kind)(*what)
+
+        setattr(Late, kind, collective)
+    if lands:
+
+        def start(self: Any, kind: str, tensor: Any, splits: Any, group: Any, lane: str) -> Any:
+            return runtime.Landed(getattr(self, kind)(tensor, splits, group))
+
+        Late.start = start  # type: ignore[attr-defined]
+    return Late
+
+
+def step_on(net: Any, x: torch.Tensor, end: Any) -> list[torch.Tensor]:
+    mesh = net.init_mesh("cpu", transport=end)
+    model = net.Network(mesh)
+    block = net.scatter("x", x, mesh).requires_grad_()
+    y = model(block)
+    y.square().sum().backward()
+    return [y.detach(), block.grad, *model.full_gradients().values()]
+
+
+def equal(one: Any, other: Any) -> bool:
+    return all(torch.equal(a, b) for r, q in zip(one, other, strict=True) for a, b in zip(r, q, strict=True))
+
+
+def check(seed: int, folder: Path, *, processes: bool) -> Counter[str]:
+    """What travelled in a network; raises where something is wrong."""
+    draw = Random(f"delays of networks {seed}")
+    compiled, x, passes = network_of(draw)
+    program, grid = compiled.program, compiled.program.grid
+    net = imported(compiled.package().files, folder / str(seed))
+    runtime = sys.modules[type(net.NET).__module__]
+    prompt = World(grid.ranks).run(lambda end: step_on(net, x, end))
+
+    def late(end: Any) -> Any:
+        return step_on(net, x, late_before(end, (*KINDS, "start"), Random(f"{seed} {end.rank}")))
+
+    where = f"network {seed} on {grid} after {', '.join(map(str, passes))}"
+    assert equal(prompt, World(grid.ranks).run(late)), f"{where}: delays"
+    posted = InOrder(runtime, grid.ranks, streams="one", transport=late_transport(runtime, seed, lands=True))
+    assert equal(prompt, posted.run(lambda end: step_on(net, x, end))), f"{where}: in order"
+    if processes:
+        kind = late_transport(runtime, seed, lands=False)
+        found = spawn(lambda _: step_on(net, x, kind(None)), grid.ranks, 120)
+        assert equal(prompt, found), f"{where}: processes"
+    steps = [*forward(program), *backward(program, of_inputs=True)]
+    return Counter(s.lane for s in steps if isinstance(s, Start))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--networks", type=int, default=200)
+    parser.add_argument("--processes", type=int, default=20)
+    parser.add_argument("--first", type=int, default=0)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    travelled, began = Counter[str](), time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        for n in range(options.networks):
+            travelled += check(options.first + n, Path(folder), processes=n < options.processes)
+            if n % 10 == 9 or n + 1 == options.networks:
+                print(f"{n + 1} networks, {time.monotonic() - began:.0f} s, started: {dict(travelled)}", flush=True)
+    print(
+        f"no deadlock, and one result each: {options.networks} networks, {options.processes} of them in processes too"
+    )
+
+
+if __name__ == "__main__":
+    main()

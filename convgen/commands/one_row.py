@@ -1,0 +1,53 @@
+"""A layer file as a network of one row: what moves for it travels while it computes.
+
+Modules of one layer wait where their schedule says. `compile --overlap` writes the package of that network instead, and
+`simulate` shows its step, in which the input's gradient is made, too.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from convgen.commands.inputs import need, read_files
+from convgen.errors import InputError
+from convgen.spec.source import locate
+
+if TYPE_CHECKING:
+    from convgen.commands.networks import CompiledFile
+    from convgen.cost.machine import Machine
+
+NOTE = "as a network of one row: convgen compile --overlap writes it"
+
+
+def compile_one_rows(
+    files: list[str], grid: str | None, algorithm: str | None, dtype: str | None, machine: Machine | None, command: str
+) -> list[CompiledFile]:
+    """Every layer of the files.
+
+    Args:
+        grid, algorithm, dtype: for a CSV of layers.
+        machine: for which it is chosen what travels meanwhile, and which `auto` models.
+    """
+    need("torch", "a network's operators are ATen's, which needs torch")
+    from convgen.commands.networks import CompiledFile
+    from convgen.network_compiler import compile_network
+    from convgen.spec.network_module import layer_graph
+
+    found: list[CompiledFile] = []
+    for layer in read_files(files, grid, algorithm, dtype, None):
+        try:
+            graph = layer_graph(layer)
+            auto = layer.algorithm == "auto"
+            made = compile_network(
+                graph, layer.grid, layer.algorithm, machine=machine if auto else None, overlap=machine,
+                command=command, of_inputs=True,
+            )  # fmt: skip
+        except InputError as error:
+            raise locate(error, layer.source) from None
+        found.append(CompiledFile(str(Path(files[0])), made, {}))
+    names = [one.compiled.graph.name for one in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"{names.count(name)} layers are named {name}", hint="another name for one")
+    return found

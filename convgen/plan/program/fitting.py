@@ -1,0 +1,104 @@
+"""A plan that takes no more memory than there is: what a rank holds as counted row by row, not as the search bounds it.
+
+The search bounds memory by a sum over rows and values, which it can minimise under; the count walks forward and
+backward (cost/network_memory.py). The fastest plan of all is taken if it fits; else the bound is lowered in proportion
+and searched again. Where blocks may be computed again, those that save most bytes a second are, until it fits; of a
+plan that fits so and one that fits without, the faster is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from convgen.cost.machine import Machine
+from convgen.cost.network_memory import MemoryWalk
+from convgen.cost.rows import price_on, row_cost
+from convgen.errors import InputError
+from convgen.plan.program.search import Found, TooLittleMemory
+from convgen.program.again import stretches
+from convgen.program.network import Program, Stretch
+
+GIB = 1 << 30
+TRIES = 5  # searches under lower and lower bounds
+MARGIN = 0.98
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A plan and the bytes that its fullest rank holds at most."""
+
+    found: Found
+    peak: int
+
+
+def fitted(
+    search: Callable[[int | None], Found], budget: int | None, machine: Machine, dtype: str, *, recompute: bool
+) -> Fitted:
+    """The fastest plan found that fits.
+
+    Args:
+        search: the best plan under a bound of the search's own count.
+        budget: bytes that a rank has; None: as many as it takes.
+        recompute: whether blocks may be computed again in backward.
+    Raises:
+        InputError: no plan found fits: the least memory found, and what would do.
+    """
+    tried: list[Fitted] = []
+    bound = least = None
+    for _ in range(TRIES):
+        try:
+            found = search(bound)
+        except TooLittleMemory as error:
+            least = error.least  # of the search's own count: below it there is nothing
+            found = search(least)
+        tried.append(Fitted(found, MemoryWalk(found.program).memory().peak))
+        if budget is None or tried[-1].peak <= budget or least is not None:
+            break
+        bound = int(found.memory_bytes * budget / tried[-1].peak * MARGIN)
+    if budget is None or tried[0].peak <= budget:
+        return tried[0]
+    if recompute:
+        tried += [again for one in tried for again in _recomputed(one, budget, machine, dtype)]
+    fits = [one for one in tried if one.peak <= budget]
+    if not fits:
+        raise _refusal(min(tried, key=lambda one: one.peak), budget, recompute)
+    return min(fits, key=lambda one: one.found.time_ps)
+
+
+def _recomputed(one: Fitted, budget: int, machine: Machine, dtype: str) -> Iterator[Fitted]:
+    """The same layout with blocks computed again, until it fits or there are none left."""
+    program, price = one.found.program, price_on(one.found.program.grid, machine, dtype)
+    walk, wanted = MemoryWalk(program), program.differentiable(of_inputs=False)
+    takes: dict[Stretch, int] = {}
+    for s in stretches(program):
+        rows = program.rows[s.start : s.stop]
+        asked = [[v in wanted for v in row.bound.reads] for row in rows]
+        twice = (row_cost(row, price, a, again=True) for row, a in zip(rows, asked, strict=True))
+        once = (row_cost(row, price, a) for row, a in zip(rows, asked, strict=True))
+        takes[s] = sum(map(sum, twice)) - sum(map(sum, once))
+    chosen: tuple[Stretch, ...] = ()
+    peak = one.peak
+    while peak > budget and len(chosen) < len(takes):
+        saves = {s: peak - walk.memory((*chosen, s)).peak for s in takes if s not in chosen}
+        held = {s: walk.saved_by(s) for s in saves}
+        best = max(saves, key=lambda s: (max(saves[s], 0) / takes[s], held[s] / takes[s]))
+        chosen, peak = (*chosen, best), walk.memory((*chosen, best)).peak
+    for s in sorted(chosen, key=lambda s: -takes[s]):  # what others have made needless
+        fewer = tuple(c for c in chosen if c != s)
+        if walk.memory(fewer).peak <= budget:
+            chosen, peak = fewer, walk.memory(fewer).peak
+    if chosen:
+        again = replace(program, again=tuple(sorted(chosen, key=lambda s: s.start)))
+        time_ps = one.found.time_ps + sum(takes[s] for s in chosen)
+        yield Fitted(replace(one.found, program=again, time_ps=time_ps, runner_up={}), peak)
+
+
+def _refusal(least: Fitted, budget: int, recompute: bool) -> InputError:
+    program: Program = least.found.program
+    fact = (
+        f"{program.name} on {program.grid} takes {least.peak / GIB:.4g} GiB a rank at least, of the plans found; "
+        f"there are {budget / GIB:.4g}"
+    )
+    ways = ["more ranks", "a smaller batch", f"--memory {least.peak / GIB * 1.001:.4g}"]
+    return InputError(fact, hint=", ".join(ways if recompute else ["--recompute", *ways]))

@@ -1,0 +1,174 @@
+"""Gathers and scatters that travel by chunks: the same numbers, faults that are found, and a choice by the timeline."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from free_networks import imported
+from networks_on_ranks import check
+from networks_on_ranks import imported as module_of
+from test_overlap import step_of, with_passes
+from test_timeline import a_machine
+from torch import nn
+
+from convgen.algebra.grid import Grid
+from convgen.cost.network import volume
+from convgen.cost.timeline import simulate
+from convgen.network_compiler import CompiledNetwork, compile_network, without_flights
+from convgen.passes.bucket_gradients import BucketGradients
+from convgen.passes.chunk_collectives import ChunkCollectives
+from convgen.passes.start_halos import StartHalos
+from convgen.plan.program.overlapped import overlapped
+from convgen.program.flow import Flow, Local, Start, Wait, backward, forward
+from convgen.program.network import Program
+from convgen.program.rows import Chunks
+from convgen.program.verify.flights import flight_faults, order_faults
+from convgen.program.verify.network import faults
+from convgen.spec.exported import graph_of
+from convgen.verify.virtual import World
+
+X = torch.randn(5, 4, 13, 11, generator=torch.Generator().manual_seed(5))
+
+
+class Pair(nn.Module):
+    """Two convolutions whose chunks read each other's rows, in strides that leave some out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(4, 6, 5, padding=2), nn.Conv2d(6, 4, 3, stride=2, padding=1, groups=2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(torch.tanh(self.a(x)))
+
+
+@cache
+def pair(grid: tuple[tuple[str, int], ...]) -> CompiledNetwork:
+    torch.manual_seed(1)
+    return compile_network(graph_of(Pair(), (X[:, :4],), name="net")[0], Grid(grid))
+
+
+@pytest.mark.parametrize(
+    ("grid", "index", "count"),
+    [({"F": 2}, "H", 4), ({"C": 3}, "W", 5), ({"N": 2, "F": 2}, "N", 2)],
+    ids=str,
+)
+def test_chunks_of_any_dimension_are_right(grid: dict[str, int], index: str, count: int) -> None:
+    torch.manual_seed(2)
+    given = module_of(Pair().double(), X.double())
+    passes = (ChunkCollectives(count, index), StartHalos(), BucketGradients(0))
+    program = without_flights(compile_network(given.graph, Grid(tuple(grid.items()))).program)
+    for one in passes:
+        program = one.run(program)
+    assert list(faults(program)) == []
+    assert {r.chunks.index for r in program.rows if r.chunks} == {index}
+    assert all(one.run(program) == program for one in passes)
+    errors = check(given, grid, passes=passes)
+    assert errors.right, errors
+
+
+@pytest.mark.parametrize("axis", ["C", "F"])
+def test_chunks_of_samples_change_no_bit(axis: str, tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    x = X.double()
+    compiled = compile_network(graph_of(Pair().double(), (x,), name="net")[0], Grid(((axis, 2),)))
+    found: list[Any] = []
+    for i, passes in enumerate([(), (ChunkCollectives(2, "N"),)]):
+        one = with_passes(compiled, *passes)
+        net = imported(one.package().files, tmp_path / str(i))
+        found.append(World(2).run(step_of(net, x)))
+    said = volume(one.program, of_inputs=True)["backward"]
+    for rank, (plain, cut) in enumerate(zip(*found, strict=True)):
+        assert torch.equal(plain[0], cut[0]) and torch.equal(plain[2], cut[2])
+        assert all(torch.allclose(plain[1][n], g, rtol=1e-12) for n, g in cut[1].items())
+        assert [(s["collective"], s["bytes_sent_per_rank"][rank], s.get("lane", "")) for s in said] == cut[3]
+        assert sum(s[1] for s in plain[3]) == sum(s[1] for s in cut[3])
+
+
+def test_fewer_samples_than_chunks(tmp_path: Path) -> None:
+    """A package takes any number of samples: ranks that have fewer than chunks compute as many as they have."""
+    compiled = with_passes(pair((("N", 2), ("F", 2))), ChunkCollectives(2, "N"))
+    assert any(row.chunks for row in compiled.program.rows)
+    plain = with_passes(pair((("N", 2), ("F", 2))))
+    found: list[Any] = []
+    for i, one in enumerate((compiled, plain)):
+        net = imported(one.package().files, tmp_path / str(i))
+
+        def program(end: Any, net: Any = net) -> Any:
+            mesh = net.init_mesh("cpu", transport=end)
+            model, x = net.Network(mesh), net.scatter("x", X[:1], mesh)
+            y = model(x, batch=1)
+            y.square().sum().backward()
+            return [net.gather("output", y.detach(), mesh, batch=1), *model.full_gradients().values()]
+
+        found.append(World(4).run(program))
+    for one, two in zip(*found, strict=True):
+        assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(one, two, strict=True))
+
+
+# ---- The verifier ----
+
+
+@cache
+def cut_program() -> Program:
+    return with_passes(pair((("N", 2), ("F", 2))), ChunkCollectives(2, "H"), BucketGradients(0)).program
+
+
+WRONG = {
+    "2 chunks of Q": Chunks("Q", 2, 0, False),
+    "is no dimension of y": Chunks("C", 2, 0, False),
+    "moves the dimension": Chunks("F", 2, None, True),
+    "nothing of it travels": Chunks("H", 2, None, False),
+    "for 50 chunks": Chunks("H", 50, 0, False),
+    "is no dimension of w": Chunks("H", 2, 1, False),
+    "does not move": Chunks("H", 2, 0, True),
+}
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_chunks_that_are_wrong_are_found(fault: str) -> None:
+    program = cut_program() if fault != "moves the dimension" else with_passes(pair((("C", 2),))).program
+    rows = tuple(replace(r, chunks=WRONG[fault]) if i == 0 else r for i, r in enumerate(program.rows))
+    assert any(fault in found for found in flight_faults(replace(program, rows=rows)))
+
+
+def test_a_chunk_that_is_read_before_it_is_there_is_found() -> None:
+    program, cut = cut_program(), with_passes(pair((("C", 2),)), ChunkCollectives(3, "H")).program
+    for one in (program, cut):
+        for steps in ([*forward(one)], [*backward(one)]):
+            assert list(order_faults(one, steps)) == []
+            waits = [i for i, s in enumerate(steps) if isinstance(s, Wait) and ":" in s.name]
+            for i in waits:
+                name = steps[i].name  # type: ignore[union-attr]
+                assert any(name in f for f in order_faults(one, [*steps[:i], *steps[i + 1 :]]))
+                if any(isinstance(s, Local) and s.part == "chunk" for s in steps[i + 1 :]):
+                    assert any("reads" in f for f in order_faults(one, _late(steps, i))), steps[i]
+
+
+def _late(steps: list[Flow], i: int) -> list[Flow]:
+    return [*steps[:i], *steps[i + 1 :], steps[i]]
+
+
+# ---- What is chosen ----
+
+
+def test_chunks_are_taken_where_the_link_is_slow_and_launches_are_cheap() -> None:
+    module = nn.Sequential(*(nn.Conv2d(32, 32, 3, padding=1, bias=False) for _ in range(2)))
+    slow, costly = a_machine(1e-5, 4e8, 1e-7), a_machine(1e-8, 1e12, 1e-2)
+    for axis in "CF":
+        graph = graph_of(module, (torch.zeros(8, 32, 32, 32),), name="net")[0]
+        program = without_flights(compile_network(graph, Grid(((axis, 2),))).program)
+        chosen = overlapped(program, slow, "float32")
+        assert all(row.chunks for row in chosen.rows)
+        assert not any(row.chunks for row in overlapped(program, costly, "float32").rows)
+        found, plain = simulate(chosen, slow, "float32"), simulate(program, slow, "float32")
+        assert found.end_s < plain.end_s and found.hidden > 0.5
+        starts = [s for s in forward(chosen) if isinstance(s, Start)]
+        assert {t.name for t in found.travelled} >= {s.name for s in starts}
+        for count in (2, 4, 8):  # nothing that the timeline has as faster is left
+            other = ChunkCollectives(count).run(program)
+            assert found.end_s <= simulate(other, slow, "float32").end_s * (1 + 1e-9)

@@ -1,0 +1,131 @@
+"""Blocks that backward computes again: nothing changes but what is kept, what is sent, and how long it takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from small_networks import exported, seeded
+from torch import Tensor, nn, randn
+
+from convgen.algebra.grid import Grid
+from convgen.commands.main import cli
+from convgen.cost.machines import load_machine
+from convgen.cost.network import volume
+from convgen.cost.network_memory import network_memory
+from convgen.cost.rows import program_cost
+from convgen.errors import InputError
+from convgen.network_compiler import CompiledNetwork, compile_network, compile_plan, plan_graph, without_flights
+from convgen.plan.program.written import plan_of
+from convgen.program.again import stretches
+from convgen.spec.graph_file import write_graph
+from convgen.spec.network_plan import read_plan, write_plan
+from convgen.verify.network import check_network, report_text
+
+LASSEN = load_machine("lassen")
+
+
+class Part(nn.Module):
+    """A residual block with dropout; its sum and what it is made of come out."""
+
+    def __init__(self, channels: int, filters: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, filters, 3, stride, 1)
+        self.bn1 = nn.BatchNorm2d(filters)
+        self.drop = nn.Dropout(0.25)
+        self.conv2 = nn.Conv2d(filters, filters, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(filters)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.drop(self.bn1(self.conv1(x)).relu_())
+        return self.bn2(self.conv2(y)).add_(y).relu_(), y
+
+
+class Network(nn.Module):
+    """Three of them, the second of which gives two values that others read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(3)
+        self.one, self.two, self.three = Part(3, 4, 1), Part(4, 6, 2), Part(6, 6, 2)
+        self.last = nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, _ = self.one(self.norm(x))
+        x, y = self.two(x)
+        return self.last((self.three(x)[0].mean((2, 3)) + y.mean((2, 3))).relu())
+
+
+def made() -> tuple[nn.Module, Tensor]:
+    seeded()
+    return Network().double(), randn(3, 3, 13, 10).double()
+
+
+def laid_out(again: tuple[str, ...], **grid: int) -> CompiledNetwork:
+    return compile_network(exported(made)[0], Grid(tuple(grid.items())), again=again)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("again", "grid"),
+    [
+        (("one", "two", "three"), {"N": 3}),
+        (("one", "three"), {"H": 5}),  # ranks that have nothing of three
+        (("two", "three"), {"C": 2}),
+    ],
+    ids=str,
+)
+def test_a_network_is_as_right(again: tuple[str, ...], grid: dict[str, int]) -> None:
+    """Outputs, gradients, buffers, three steps of training, dropout's masks, bytes as counted behind the seam."""
+    compiled, tensors = laid_out(again, **grid), exported(made)[1]
+    assert compiled.package().files["network.py"].count(".again(") == len(again)
+    report = check_network(compiled, tensors)
+    assert report.ok, report_text(report)
+
+
+def test_what_is_counted() -> None:
+    """Backward sends what these blocks send in forward once more; less is kept, more is computed."""
+    plain, again = (without_flights(laid_out(paths, H=2).program) for paths in ((), ("two",)))
+    sent = [volume(p) for p in (plain, again)]
+    (two,) = [s for s in stretches(plain) if s.path == "two"]
+    names = {m.step for m in plain.forward() if two.start <= m.row < two.stop}
+    more = sorted(r["step"] for r in sent[1]["backward"] if r["step"] in names)
+    assert more == sorted(r["step"] for r in sent[0]["forward"] if r["step"] in names)
+    assert sent[1]["forward"] == sent[0]["forward"]
+    kept = [network_memory(p) for p in (plain, again)]
+    assert kept[1].saved < kept[0].saved and kept[1].peak < kept[0].peak
+    costs = [program_cost(p, LASSEN, "float64") for p in (plain, again)]
+    dearer = {i for i, (a, b) in enumerate(zip(*(c.rows for c in costs), strict=True)) if b > a}
+    assert dearer and dearer <= set(range(two.start, two.stop))
+
+
+def test_a_plan_fits_its_memory(tmp_path: Path) -> None:
+    graph, grid = exported(made)[0], Grid((("a", 1),))  # where no other layout takes less
+    free, found = plan_graph(graph, 1, LASSEN, grid)
+    assert found.memory_bytes == network_memory(found.program).peak
+    least = network_memory(replace(found.program, again=stretches(found.program))).peak
+    budget = (least + found.memory_bytes) // 2
+    tight, fits = plan_graph(graph, 1, LASSEN, grid, budget, recompute=True)
+    assert fits.program.again and fits.memory_bytes <= budget and fits.seconds >= found.seconds
+    assert fits.memory_bytes == network_memory(fits.program).peak
+    assert fits.seconds == pytest.approx(program_cost(fits.program, LASSEN, free.dtype).seconds, rel=1e-9)
+    for one in fits.program.again:  # none of them for nothing
+        fewer = tuple(s for s in fits.program.again if s != one)
+        assert network_memory(replace(fits.program, again=fewer)).peak > budget
+    (tmp_path / "network.yaml").write_text(write_graph(graph))
+    (tmp_path / "plan.yaml").write_text(write_plan(plan_of(fits.program, "network.yaml")))
+    same = compile_plan(graph, read_plan(tmp_path / "plan.yaml"))
+    assert same.program.again == tight.program.again and same.package().files == tight.package().files
+    with pytest.raises(InputError, match="GiB a rank at least, of the plans found; there are"):
+        plan_graph(graph, 1, LASSEN, grid, least // 2, recompute=True)
+
+
+def test_what_is_no_block_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="has no block 'tow' to compute again") as error:
+        laid_out(("tow",), N=2)
+    assert error.value.hint.startswith("two")
+    layer = Path(__file__).parent.parent / "examples" / "res5a_branch2b.yaml"
+    done = CliRunner().invoke(cli, ["compile", str(layer), "--recompute", "two", "-o", str(tmp_path)])
+    assert "--recompute two is of a network's blocks" in str(done.exception or done.output)
