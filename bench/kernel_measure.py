@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from convgen.kernels.families import FAMILIES
 from convgen.kernels.problem import Problem
@@ -18,8 +21,10 @@ from convgen.tune.bind import bind
 from convgen.tune.candidates import Candidate as TuneCandidate
 from convgen.tune.clock import CudaClock, Entrant, race
 from convgen.tune.floor import floor_launch, grid_class
+from convgen.tune.model import assumed_ceilings, modelled_us
 from convgen.tune.operands import Operands
 
+FLUSHED_BYTES = 1 << 28  # more than any cache
 SLOW = 3.0  # times the fastest: what takes longer is not raced, unless it is the best of its family
 
 
@@ -50,7 +55,8 @@ class Candidate:
 
 
 def candidates(p: Problem, target: Target, families: Sequence[str], more: int) -> list[Candidate]:
-    """Every family's default in both formats, and `more` of its configurations, evenly spaced."""
+    """Every family's default in both formats, and the `more` of its configurations that the model says are fastest."""
+    ceilings = assumed_ceilings(target)
     found: list[Candidate] = []
     for form in FORMATS:
         local = replace(p, memory_format=form)
@@ -58,9 +64,8 @@ def candidates(p: Problem, target: Target, families: Sequence[str], more: int) -
             if family.NAME in families and family.refusal(local, target) is None:
                 default = family.default(local, target)
                 rest = [c for c in dict.fromkeys(family.configs(local, target)) if c != default]
-                step = len(rest) / more if more and len(rest) > more else 1.0
-                spaced = [rest[int((i + 0.5) * step)] for i in range(min(more, len(rest)))]
-                found += [Candidate(Kernel((local,), c, target)) for c in (default, *spaced)]
+                rest.sort(key=lambda c: modelled_us(local, c, target, ceilings))
+                found += [Candidate(Kernel((local,), c, target)) for c in (default, *rest[:more])]
     return found
 
 
@@ -133,7 +138,7 @@ def measure(
     left_out = dict(left_out)
     with accuracy(p.dtype):
         work = Operands(p, clock.device)
-        entrants = _aten_entrants(work, left_out, clock)
+        entrants = _aten_entrants(work, key, left_out, clock, marker)
         kernels = _kernel_entrants(work, key, found, left_out, clock, marker)
         floor = Entrant("floor", floor_launch(work.device, grid_class(p)))
         floor.run()
@@ -143,6 +148,7 @@ def measure(
         for e in racing:
             e.prepare(clock)
         race(racing, clock)
+        flushed(racing, clock)
     return {
         "floor": floor.record | {"programs": grid_class(p)},
         "aten": {e.label: e.record for e in entrants},
@@ -151,16 +157,27 @@ def measure(
     }
 
 
-def _aten_entrants(work: Operands, left_out: dict[str, str], clock: CudaClock) -> list[Entrant]:
+def flushed(entrants: Sequence[Entrant], clock: CudaClock) -> None:
+    """Record the microseconds of one launch each with none of its operands in the cache."""
+    sweep = torch.empty(FLUSHED_BYTES if clock.device == "cuda" else 1, dtype=torch.uint8, device=clock.device)
+    for e in entrants:
+        replay, _ = clock.capture(e.run, 1)
+        e.record["us_flushed"] = statistics.median(clock.lap([sweep.zero_, replay])[1] for _ in range(7)) * 1e6
+
+
+def _aten_entrants(work: Operands, key: str, left_out: dict[str, str], clock: CudaClock, marker: Path) -> list[Entrant]:
     entrants: list[Entrant] = []
     for label, (last, run) in aten_variants(work).items():
         padded = label.startswith("convolution") and not pads_alike(work.problem)
+        if f"ATen {label}" in left_out:
+            continue
         try:
-            error = work.error(run())
-            clock.sync()
+            with marked(marker, key, f"ATen {label}", clock):
+                error = work.error(run())
+                clock.sync()
+        except DeviceLost:
+            raise
         except Exception as failure:
-            if not clock.alive():
-                raise DeviceLost(cause(failure)) from failure
             left_out[f"ATen {label}"] = cause(failure)
             continue
         entrants.append(Entrant(label, run, {"error": error, "padded_by_hand": padded, "channels_last": last}))

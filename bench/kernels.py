@@ -1,6 +1,7 @@
 """Every family of local kernels against ATen on a GPU: checked, then timed in turn by CUDA graphs.
 
     python bench/kernels.py                      # goes on from its results; repeat until nothing is left
+    python bench/kernels.py --chosen             # about sixty of them, of every kind: what to measure first
     python bench/kernels.py --list               # the problems, without a GPU
     python bench/kernels.py --table              # what was measured, without a GPU
 
@@ -37,11 +38,11 @@ from convgen.errors import ConvgenError, InputError, Note
 from convgen.kernels.families import FAMILIES
 from convgen.kernels.partition import SPLITS, local_problem
 from convgen.kernels.problem import Problem
+from convgen.kernels.work import whole_bytes, whole_flops
 from convgen.resources import data_file
 from convgen.spec.reader import read_csv
 from convgen.spec.target import read_target
 from convgen.tune.key import key_of as problem_key
-from convgen.tune.model import whole_bytes, whole_flops
 
 NETWORKS = ("resnet50", "wrn50_2", "vgg16", "alexnet")
 PHASES = ("forward", "backward_data", "backward_filter")
@@ -105,6 +106,7 @@ class Wanted:
     configs: int
     fused: bool
     limit: int | None
+    chosen: bool = False
 
 
 def read_layers(wanted: Wanted) -> list[tuple[str, str, Conv]]:
@@ -138,8 +140,19 @@ def plan(wanted: Wanted) -> dict[str, Planned]:
                                     found[key] = Planned(q)
                                     turns[dtype, split, ways, phase, q is p].append(key)
                                 found[key].uses.append([network, name, split, ways])
+    if wanted.chosen:
+        turns = {
+            turn: spread([found[k] for k in keys], 3 if turn[0] == DTYPES[0] else 1) for turn, keys in turns.items()
+        }
     order = [key for turn in zip_longest(*turns.values()) for key in turn if key is not None]
     return {key: found[key] for key in order[: wanted.limit]}
+
+
+def spread(problems: Sequence[Planned], count: int) -> list[str]:
+    """Keys of so many of the problems, from those with few flops a byte to those with many."""
+    ordered = sorted(problems, key=lambda q: (q.flops / q.bytes, key_of(q.problem)))
+    places = (int((i + 0.5) * len(ordered) / count) for i in range(min(count, len(ordered))))
+    return [key_of(ordered[place].problem) for place in places]
 
 
 # ---- The roofline --------------------------------------------------------------------------------------------------
@@ -269,6 +282,7 @@ def run(wanted: Wanted, results: Results, budget_s: float, jobs: int, again: boo
     marker = results.path.with_suffix(".running")
     results.path.parent.mkdir(parents=True, exist_ok=True)
     blame(marker, mine, console)
+    results.save()  # the next process may not get as far as a problem's end
     planned = plan(wanted)
     for key, record in mine["problems"].items():
         if key in planned:
@@ -550,6 +564,7 @@ class Words(click.ParamType):
 @click.option(
     "--fused", is_flag=True, help="Also activations in parts: unpack + convolution + pack against ATen and copies."
 )
+@click.option("--chosen", is_flag=True, help="Of each type, split, ways and phase those at the ends and in the middle.")
 @click.option("--limit", type=click.IntRange(1), help="Only the first so many problems.")
 @click.option("--budget", type=float, default=500.0, show_default=True, help="Seconds after which it ends.")
 @click.option("--jobs", type=click.IntRange(0), default=min(16, os.cpu_count() or 1), show_default=True,
@@ -576,7 +591,7 @@ def command(given: dict[str, Any], console: Console) -> int:
     wanted = Wanted(
         ways=tuple(sorted(int(w) for w in given["ways"])),
         **{n: given[n] for n in ("networks", "layers", "splits", "phases", "dtypes", "families")},
-        **{n: given[n] for n in ("configs", "fused", "limit")},
+        **{n: given[n] for n in ("configs", "fused", "limit", "chosen")},
     )
     if given["listing"]:
         show_list(plan(wanted), console)

@@ -186,7 +186,8 @@ def interpret(p: Problem, config: Config, given: dict[str, Tensor], *, seed: int
     )  # fmt: skip
     order = {"forward": ("x", "w"), "backward_data": ("dy", "w"), "backward_filter": ("dy", "x")}[p.phase]
     args = [tensors[n] for n in order] + ([guarded(given["bias"])] if p.bias else []) + [out, sizes]
-    getattr(module, p.phase)(*args, *([module.Rim(rim.buffer, rim.boxes, rim.own)] if rim is not None else []))
+    around = (rim.buffer, rim.boxes, rim.own, tuple(map(tuple, rim.boxes.tolist()))) if rim is not None else ()
+    getattr(module, p.phase)(*args, *([module.Rim(*around)] if around else []))
     assert whole[:GUARD].isnan().all(), "written before the result"
     assert whole[len(whole) - GUARD :].isnan().all(), "written behind the result"
     return from_memory(p, out, shape, out_parts)

@@ -114,7 +114,15 @@ def test_a_wrong_kernel_is_found(layer: str, monkeypatch: pytest.MonkeyPatch) ->
     from convgen.kernels.source import Kernel
 
     whole = Kernel.source
-    monkeypatch.setattr(Kernel, "source", lambda self: whole(self).replace("range(9 * ", "range(8 * "))
+    short = {"range(9 * ": "range(8 * ", "steps = 9 * ": "steps = 8 * "}  # of one program a tile, or of several
+
+    def wrong(self: Kernel) -> str:
+        text = whole(self)
+        for old, new in short.items():
+            text = text.replace(old, new)
+        return text
+
+    monkeypatch.setattr(Kernel, "source", wrong)
     code, text = invoke("check", layer, "--interpret")
     assert code == 1 and "WRONG" in text
 

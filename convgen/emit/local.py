@@ -127,7 +127,8 @@ def aligned_tensors(kernel: Kernel, arguments: Sequence[str]) -> tuple[str, ...]
     says of pointers what they are multiples of. All else is said of offsets; where a tensor begins, Triton sees.
     """
     if reads_boxes([kernel]):
-        return tuple(name for name in arguments if name != "bias")
+        rim = ("rim",) if kernel.problem.rim is not None else ()
+        return (*(name for name in arguments if name != "bias"), *rim)
     phase = kernel.problem.phase
     if kernel.problem.rim is not None and alignment(kernel.problems, "y" if phase == "backward_data" else "x") > 1:
         return (arguments[phase == "backward_filter"], "rim")

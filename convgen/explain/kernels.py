@@ -13,6 +13,17 @@ from convgen.kernels.source import kernel_module
 
 FIELDS = ("registers", "spill_bytes", "shared_bytes", "matrix_instructions", "widest_global_load_bytes")
 
+BOUND = "  loop: instructions  matrix units at most  by        programs  waves  us at least"
+
+
+def _bound(r: dict[str, Any]) -> str:
+    """A record's loop, and what its launch can't be faster than by counts of it."""
+    loop, b = r.get("loop"), r.get("bound")
+    if loop is None or b is None:
+        return ""
+    share = f"{b['share']:>20.0%}  {b['limit']:<8}"
+    return f"  {loop['instructions']:>18}  {share}  {b['programs']:>8}  {b['waves']:>5}  {b['us']:>11.1f}"
+
 
 def kernels_json(compiled: Compiled) -> list[dict[str, Any]]:
     """A record for each kernel that the layer's ranks launch; packing and unpacking kernels last."""
@@ -35,9 +46,10 @@ def kernels_text(compiled: Compiled) -> str:
     rows = kernels_json(compiled)
     width = max(len(r["name"]) for r in rows)
     lines = [f"# {compiled.layer.name} for {compiled.layer.target.text}"]
-    lines.append(f"# {'kernel':<{width}}  registers  spilled  shared  matrix instructions  widest load")
+    lines.append(f"# {'kernel':<{width}}  registers  spilled  shared  matrix instructions  widest load{BOUND}")
     for r in rows:
         columns = zip(FIELDS, (9, 7, 6, 19, 11), strict=True)
-        lines.append(f"# {r['name']:<{width}}  " + "  ".join(f"{r[field]:>{wide}}" for field, wide in columns))
+        facts = "  ".join(f"{r[field]:>{wide}}" for field, wide in columns)
+        lines.append(f"# {r['name']:<{width}}  {facts}{_bound(r)}".rstrip())
     kernels = compiled.kernels()
     return "\n".join(lines) + "\n" + kernel_module(kernels)

@@ -17,7 +17,8 @@ class Config:
     Attributes:
         tiles: extents of a program's tile by the name they have in the kernel: BP pixels, BF filters, BC channels.
         warps, stages: of a GPU's program; 0 where ATen convolves.
-        split: pieces that backward-filter's pixels are cut into, each summed by programs of its own.
+        split: pieces that what is summed is cut into, each summed by programs of its own: backward-filter's pixels, and
+            of boxes the steps of a tile.
     """
 
     family: str

@@ -1,7 +1,7 @@
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportUnknownParameterType=false
 # (triton has no types)
-"""What a kernel compiles to, with no GPU: registers, spills, shared memory, matrix instructions, width of loads.
+"""What a kernel compiles to, with no GPU: registers, spills, shared memory, matrix instructions, loads, its loop.
 
 A launch is recorded by running the module's own launching function on tensors without memory, so that what is compiled
 is what will run: the same arguments, specialised as Triton specialises them. Triton's wheel has all
@@ -13,8 +13,10 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import subprocess
+import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -23,7 +25,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from convgen.errors import InternalError
+from convgen.kernels.bound import Bound, bound_of
+from convgen.kernels.estimate import data_sheet
 from convgen.kernels.load import load_text
+from convgen.kernels.loops import Loop, matrix_loop
 from convgen.kernels.problem import Problem
 from convgen.kernels.source import Kernel, kernel_module
 from convgen.kernels.torch_types import TORCH_DTYPES
@@ -36,6 +41,7 @@ POINTER = {
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",
     torch.int64: "*i64",
+    torch.int32: "*i32",
 }
 _OPTIONS = ("num_warps", "num_stages")
 _compiled: dict[Any, Facts] = {}
@@ -50,6 +56,7 @@ class Facts:
         shared_bytes: of a program.
         matrix_instructions: in the text (mma, wgmma, tcgen05.mma or mfma), not executed.
         widest_global_load_bytes: of one thread's access; a tensor copy counts as 16.
+        loop: that holds the matrix instructions; None where there is none, or no assembler to ask.
     """
 
     registers: int
@@ -57,9 +64,11 @@ class Facts:
     shared_bytes: int
     matrix_instructions: int
     widest_global_load_bytes: int
+    loop: Loop | None = None
 
     def as_dict(self) -> dict[str, int]:
-        return asdict(self)
+        """Its numbers; the loop's are in bounds."""
+        return {name: n for name, n in asdict(self).items() if name != "loop"}
 
 
 @dataclass(frozen=True)
@@ -99,12 +108,19 @@ def launches(kernel: Kernel, problem: Problem) -> list[Launch]:
     rim: list[Any] = []
     if p.rim is not None:
         boxes = torch.empty((p.rim, 1 + 2 * len(p.dims)), dtype=torch.int64, device="meta")
-        rim = [module.Rim(x, boxes, tuple(n for d in p.dims for n in (0, d.x)))]
+        own = [d.y if p.phase == "backward_data" else d.x for d in p.dims]
+        rim = [module.Rim(x, boxes, tuple(n for rows in own for n in (0, rows)), _thin_boxes(p.rim, own))]
     try:
         getattr(module, p.phase)(*tensors, out, sizes, *rim)
     finally:
         module.launch = run  # type: ignore[attr-defined]
     return found
+
+
+def _thin_boxes(count: int, own: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Boxes of one row around a block of so many, on both sides of its first dimension."""
+    rest = own[1:]
+    return tuple((0, own[0] if i % 2 else -1, *(0 for _ in rest), 1, *rest) for i in range(count))
 
 
 def facts(launch: Launch, target: Target) -> Facts:
@@ -168,7 +184,18 @@ def _compile(source: Any, gpu: GPUTarget, options: dict[str, int]) -> Facts:
         kernel: Any = triton.compile(source, target=gpu, options=options)
     if gpu.backend == "hip":
         return _read_amd(kernel.asm["amdgcn"], kernel.metadata.shared)
-    return _read_nvidia(kernel.asm["ptx"], log.getvalue(), kernel.metadata.shared)
+    found = _read_nvidia(kernel.asm["ptx"], log.getvalue(), kernel.metadata.shared)
+    return replace(found, loop=_loop(kernel.asm["cubin"], knobs) if found.matrix_instructions else None)
+
+
+def _loop(cubin: bytes, knobs: Any) -> Loop | None:
+    """Of the kernel as it is assembled, by the disassembler of Triton's wheel."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [knobs.nvidia.nvdisasm.path, "-c", file.name]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return matrix_loop(done.stdout) if done.returncode == 0 else None
 
 
 def _read_nvidia(ptx: str, log: str, shared: int) -> Facts:
@@ -220,6 +247,46 @@ def records(layer: str, kernels: Sequence[Kernel]) -> Iterator[dict[str, Any]]:
                     "family": kernel.config.family if launch.name == kernel.name else "sum",
                     "config": tiles | {n: launch.constants[n] for n in _OPTIONS if n in launch.constants},
                     **found.as_dict(),
+                    "loop": _loop_record(found.loop),
+                    "bound": _bound_record(bound(kernel, problem, launch, found)),
                     "ranks": list(alike),
                 }
         yield from seen.values()
+
+
+def bound(kernel: Kernel, problem: Problem, launch: Launch, found: Facts) -> Bound | None:
+    """What a kernel's launch for a rank's problem can't be faster than; None of the sum behind it, and without a rate.
+
+    Memory and launches are those of tuning/machines.
+    """
+    if launch.name != kernel.name:
+        return None
+    device = data_sheet(kernel.target, problem.dtype)
+    rates = {"bytes_per_s": device.bytes_per_s, "floor_s": device.floor_s}
+    return bound_of(problem, kernel.config, found.loop, kernel.target, **rates)
+
+
+def _loop_record(loop: Loop | None) -> dict[str, Any] | None:
+    if loop is None:
+        return None
+    return {"instructions": loop.instructions, **loop.by_class, "narrowest_copy_bytes": loop.narrowest_copy}
+
+
+def _bound_record(b: Bound | None) -> dict[str, Any] | None:
+    if b is None:
+        return None
+    return {
+        "programs": b.programs,
+        "waves": b.waves,
+        "steps": b.steps,
+        "step_bytes": b.step_bytes,
+        "needed_matrix_cycles": b.matrix_cycles,
+        **{f"{name}_cycles": n for name, n in b.step_cycles.items()},
+        "share": b.share,
+        "share_by_issue": b.share_by_issue,
+        "useful": b.useful,
+        "limit": b.limit,
+        **{f"{name}_us": us for name, us in b.times_us.items()},
+        "ideal_us": b.ideal_us,
+        "us": b.us,
+    }

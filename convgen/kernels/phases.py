@@ -12,9 +12,9 @@ from itertools import product
 from math import gcd, prod
 
 from convgen.kernels.problem import LocalDim, Problem
-from convgen.kernels.words import Words, times
+from convgen.kernels.words import Words, constant, times
 
-MOST_ORDERED = 16  # phases whose order is written down, as digits of a number
+MOST_ORDERED = 15  # phases whose order is written down, as digits of a number of 63 bits
 
 
 def taps_of(d: LocalDim, phase: int) -> int:
@@ -39,7 +39,7 @@ class PhaseWords(Words):
     @property
     def shifts(self) -> str:
         """Parameters: the phase of x's row 0, taken from 0, per strided dimension."""
-        return ", ".join(f"shift_{d.name.lower()}" for d in self.strided)
+        return constant(", ".join(f"shift_{d.name.lower()}" for d in self.strided))
 
     @property
     def passed_shifts(self) -> str:
@@ -58,13 +58,31 @@ class PhaseWords(Words):
         return prod(d.stride for d in self.dims)
 
     def phases(self) -> list[str]:
-        """Which phase a program makes, its rows of x, its taps."""
+        """Which phase a program makes, its rows of x, its taps, for each of its pixels."""
+        rows = self.split("m", self.phase_rows)
+        own = [f"x{d.name.lower()} = first_{d.name.lower()} + {d.stride} * i{d.name.lower()}" for d in self.strided]
+        return [*self.phase_taps_lines(), rows, *own, *self.last_rows()]
+
+    @property
+    def phase_rows(self) -> list[str]:
+        """Coordinates of a pixel of a phase: `i` counts the phase's rows of a strided dimension."""
+        return [f"i{d.letter}" if d.stride > 1 else d.x for d in self.dims]
+
+    def last_rows(self) -> list[str]:
+        """Rows of dy that a phase's first tap reads for rows ih, iw."""
+        return [
+            f"last_{a} = i{a} + (first_{a} + pad_{a} - {times(f'tap_{a}', d.dilation)}) // {d.stride}"
+            for d, a in ((d, d.name.lower()) for d in self.strided)
+        ]
+
+    def phase_taps_lines(self) -> list[str]:
+        """Which phase a program makes, and its taps."""
         order, count = heaviest_first(self.problem), prod(d.stride for d in self.strided)
         lines = ["phase = tl.program_id(2)"]
         if order != sorted(order) and count <= MOST_ORDERED:
             digits = sum(phase << 4 * slot for slot, phase in enumerate(order))
             lines = [
-                f"phase = {digits:#x} >> (tl.program_id(2) * 4).to(tl.int64) & 15  # in digits, first the heaviest"
+                f"phase = ({digits:#x} >> (tl.program_id(2) * 4).to(tl.int64) & 15).to(tl.int32)  # the heaviest first"
             ]
         inner = count
         for d in self.strided:
@@ -81,11 +99,6 @@ class PhaseWords(Words):
             lines.append(f"tap_{a} = {first}")
             lines.append(f"taps_{a} = " + (f"tl.where(phase_{a} % {g} == 0, {taps}, 0)" if g > 1 else taps))
             lines.append(f"first_{a}, I{a.upper()} = (phase_{a} + shift_{a}) % {s}, tl.cdiv(X{a.upper()}, {s})")
-        lines.append(self.split("m", [f"i{d.letter}" if d.stride > 1 else d.x for d in self.dims]))
-        for d in self.strided:
-            a = d.name.lower()
-            lines.append(f"x{a} = first_{a} + {d.stride} * i{a}")
-            lines.append(f"last_{a} = i{a} + (first_{a} + pad_{a} - {times(f'tap_{a}', d.dilation)}) // {d.stride}")
         return lines
 
     @property

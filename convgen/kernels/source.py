@@ -48,6 +48,7 @@ class Kernel:
             aligned=aligned,
             single_channels=made.SINGLE_CHANNELS,
             grouped=any(q.groups > 1 for q in self.problems),
+            rims=max(q.rim or 0 for q in self.problems),
             rows=(rows_alignment(self.problems, "x"), rows_alignment(self.problems, "y")),
         )
         template = made.TEMPLATE.format(phase=p.phase)
@@ -66,9 +67,13 @@ def launch_source(kernels: Sequence[Kernel]) -> str:
     """What kernels are launched with, and functions that they share."""
     rims = any(k.problem.rim is not None for k in kernels)
     rounds = any(k.problem.dtype == "tfloat32" for k in kernels)
+    rim_boxes = any(k.problem.rim is not None and "boxes" in of_gpu(k.config).NEEDS for k in kernels)
     aten = any("aten" in of_gpu(k.config).NEEDS for k in kernels)
     template = environment().get_template("kernels/launch.py.jinja")
-    return template.render(rims=rims, rounds_tf32=rounds, boxes=reads_boxes(kernels), aten=aten).rstrip("\n")
+    boxes, target = reads_boxes(kernels), kernels[0].target if kernels else None
+    arch = f"sm_{target.arch}" if target is not None and target.kind == "cuda" else ""
+    given = {"rims": rims, "rounds_tf32": rounds, "boxes": boxes, "aten": aten, "rim_boxes": rim_boxes, "arch": arch}
+    return template.render(**given).rstrip("\n")
 
 
 def kernel_module(kernels: Sequence[Kernel]) -> str:
@@ -82,6 +87,8 @@ def kernel_module(kernels: Sequence[Kernel]) -> str:
     head = """from __future__ import annotations
 
 import math
+import warnings
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch

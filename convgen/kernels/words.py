@@ -46,6 +46,11 @@ def times(name: str, factor: int) -> str:
     return name if factor == 1 else f"{name} * {factor}"
 
 
+def constant(names: str) -> str:
+    """Parameters whose values are known where a kernel is compiled: XH, XW."""
+    return ", ".join(f"{name}: tl.constexpr" for name in names.split(", "))
+
+
 CHANNEL = {"x": "c", "y": "f"}
 
 
@@ -62,6 +67,7 @@ class Words:
         single_channels: bool = False,
         grouped: bool = False,
         rows: tuple[int, int] = (1, 1),
+        rims: int = 0,
     ) -> None:
         """
         Args:
@@ -70,6 +76,7 @@ class Words:
             aligned: elements that a pixel of x, and of y, begins at a multiple of on every rank.
             rows: elements that a sample's rows of x, and of y, are a multiple of, where they lie side by side.
             grouped: some rank has more than one group.
+            rims: boxes of the rim, on the rank that has most of them.
             single_channels: groups have one channel, and channels are numbered through all groups.
         """
         self.problem, self.float32, self.even = problem, float32, frozenset(even)
@@ -78,7 +85,7 @@ class Words:
         self.last = problem.channels_last
         self.rows_aligned = dict(zip("xy", rows, strict=True))
         self.row_vector = rows[1]
-        self.single_channels = single_channels
+        self.single_channels, self.rims = single_channels, rims
         self.grouped = grouped or problem.groups > 1 or single_channels
         self.result = VALUE_MADE[problem.phase]
 
@@ -97,13 +104,14 @@ class Words:
         }[self.problem.phase]
 
     def arguments(self, *tensors: str | bool) -> str:
-        """Parameters before the constants: tensors, then this rank's extents and rows of padding."""
+        """Parameters: tensors, samples, then this rank's rows and padding, constants, so that divisions by them are
+        products."""
         words = [t for t in tensors if isinstance(t, str) and t]
         words += ["rim", "boxes"] if self.problem.rim is not None else []
-        words += ["N", self.extents("x"), self.extents("y"), self.pads]
+        words += ["N", constant(self.extents("x")), constant(self.extents("y")), constant(self.pads)]
         words += ["groups"] if self.grouped else []
         if self.problem.rim is not None:
-            words += [f"own_{d.letter}, OWN_{d.letter.upper()}" for d in self.dims]
+            words += [constant(f"own_{d.letter}, OWN_{d.letter.upper()}") for d in self.dims]
         return ", ".join(words) + ","
 
     @property
@@ -156,6 +164,7 @@ class Words:
 
     @property
     def pads(self) -> str:
+        """pad_h, pad_w"""
         return ", ".join(d.pad for d in self.dims)
 
     def pixels(self, side: str) -> str:

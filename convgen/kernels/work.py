@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from convgen.kernels.config import Config, ceil_div
@@ -17,12 +17,21 @@ class Work:
         programs: of the grid. steps: that a program loops over.
         tile: rows, columns, and what is summed, of a step's product.
         split: addends of each result that a second launch sums.
+        matrix: whether matrix units multiply. instructions: of a step and warp besides its products, roughly.
+        addend_bytes: that programs which share a tile write for the last of them to add.
+        more_bytes: that other launches move so that this one can be.
+        scattered: times the bytes of a step that memory is asked for, where lines are read in part.
     """
 
     programs: int
     steps: int
     tile: tuple[int, int, int]
     split: int = 1
+    matrix: bool = True
+    instructions: float = 100.0
+    scattered: float = 1.0
+    more_bytes: int = 0
+    addend_bytes: int = 0
 
     @property
     def multiplied(self) -> int:
@@ -68,10 +77,45 @@ def product_work(p: Problem, config: Config, pixels: int, tiles: int) -> Work:
         steps = p.taps * p.x_parts * ceil_div(p.channels, t["BC"])
         return Work(tiles * columns, steps, (pixels, t["BF"], t["BC"]))
     columns = ceil_div(p.channels, t["BC"]) * p.x_parts * groups
-    taps = ceil_div(p.taps, prod(d.stride for d in p.dims))  # of an output phase, on average
-    return Work(tiles * columns, taps * p.y_parts * ceil_div(p.filters, t["BF"]), (pixels, t["BC"], t["BF"]))
+    phases = prod(d.stride for d in p.dims)
+    busy = prod(min(d.kernel, d.stride) for d in p.dims)  # output phases that have a tap; others write zeros
+    programs = ceil_div(tiles * columns * busy, phases)
+    return Work(programs, ceil_div(p.taps, busy) * p.y_parts * ceil_div(p.filters, t["BF"]), (pixels, t["BC"], t["BF"]))
+
+
+def by_pointers(p: Problem, config: Config, w: Work, found: float, base: float) -> Work:
+    """The same where threads copy what they find by pointers.
+
+    Args:
+        found: instructions that find a row of an activation; what of a tile is weights takes a few.
+        base: of a step, whatever is copied.
+    """
+    rows, columns, summed = w.tile
+    threads = config.warps * 32
+    wide = p.vector(p.channels, p.filters) if p.channels_last else 2
+    copies = [n * summed / wide / threads for n in (rows, columns)]
+    both = p.phase == "backward_filter"
+    count = base + found * (sum(copies) if both else copies[0]) + (0 if both else 8 * copies[1])
+    return replace(w, instructions=count, scattered=1.0 if p.channels_last or p.is_pointwise else 3.0)
 
 
 def rows_made(p: Problem) -> list[int]:
     """Rows of one sample of what a phase other than backward-filter makes."""
     return [d.x if p.phase == "backward_data" else d.y for d in p.dims]
+
+
+def whole_bytes(p: Problem) -> int:
+    """Each operand once, parts included."""
+    n = p.elements
+    return (n["x"] * p.x_parts + n["w"] * p.x_parts * p.y_parts + n["y"] * p.y_parts) * p.element_bytes
+
+
+def whole_flops(p: Problem) -> int:
+    """Parts included."""
+    return p.flops * p.x_parts * p.y_parts
+
+
+def whole_products(p: Problem) -> int:
+    """Products that a kernel can't do without: rows of what it makes times taps, of backward-data a stride's share."""
+    rows = prod(rows_made(p)) * p.taps // (prod(d.stride for d in p.dims) if p.phase == "backward_data" else 1)
+    return p.batch * p.groups * p.channels * p.filters * p.x_parts * p.y_parts * rows

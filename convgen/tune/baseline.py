@@ -29,7 +29,7 @@ def accuracy(dtype: str) -> Generator[None]:
     before = matmul.allow_tf32, matmul.allow_bf16_reduced_precision_reduction
     matmul.allow_tf32, matmul.allow_bf16_reduced_precision_reduction = tf32, False
     try:
-        with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=tf32):
+        with torch.backends.cudnn.flags(enabled=True, benchmark=True, benchmark_limit=0, allow_tf32=tf32):
             yield
     finally:
         matmul.allow_tf32, matmul.allow_bf16_reduced_precision_reduction = before

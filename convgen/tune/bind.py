@@ -41,7 +41,7 @@ def bind(work: Operands, p: Problem, text: str) -> Bound:
     if p.rim is not None:
         own, buffer, boxes, place = work.rim
         tensors[VALUES_READ[p.phase].index("dy" if p.phase == "backward_data" else "x")] = own
-        rest = [module.Rim(buffer, boxes, place)]
+        rest = [module.Rim(buffer, boxes, place, tuple(map(tuple, boxes.tolist())))]
     tensors += [work.flat("bias", last)] if p.bias else []
     args = (*tensors, work.out, sizes, *rest)
     function = getattr(module, p.phase)

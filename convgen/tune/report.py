@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.table import Table
 
+from convgen.kernels.work import whole_bytes, whole_flops
 from convgen.tune.database import Entry
-from convgen.tune.model import whole_bytes, whole_flops
 from convgen.tune.tuner import Outcome
 from convgen.tune.wanted import Wanted
 

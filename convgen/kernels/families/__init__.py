@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from convgen.kernels.config import Config
-from convgen.kernels.families import aten, box, depthwise, gemm, packed, pointer
+from convgen.kernels.families import aten, box, depthwise, gemm, packed, pointer, stem
 from convgen.kernels.families.cpu import arranged, plain, product, unfolded
 from convgen.kernels.problem import Problem
 from convgen.kernels.words import Words
@@ -34,17 +34,12 @@ class GpuFamily(Family, Protocol):
 
     NEEDS: of what launches share, boxes (descriptors for the copy engine) or aten (ATen's calls).
     SINGLE_CHANNELS: groups have one channel, and channels are numbered through all groups.
-    MATRIX_UNITS: products fill them. WHOLE_LINES: memory is read by whole lines whatever the memory format.
     """
 
     @property
     def NEEDS(self) -> tuple[str, ...]: ...
     @property
     def SINGLE_CHANNELS(self) -> bool: ...
-    @property
-    def MATRIX_UNITS(self) -> bool: ...
-    @property
-    def WHOLE_LINES(self) -> bool: ...
     def words(self, problem: Problem) -> type[Words]: ...
     def work(self, problem: Problem, config: Config) -> Work | None: ...
 
@@ -60,9 +55,9 @@ class CpuFamily(Family, Protocol):
     def work(self, problem: Problem, config: Config) -> CpuWork: ...
 
 
-# In the order of preference of an untuned problem. The pointer family takes every problem; boxes come behind it, since
-# building their descriptors delays a launch, and ATen, since only a measurement can say that it is faster.
-FAMILIES: tuple[GpuFamily, ...] = (depthwise, gemm, packed, pointer, box, aten)
+# In the order of preference of an untuned problem. The pointer family takes every problem; ATen comes last, since only
+# a measurement can say that it is faster.
+FAMILIES: tuple[GpuFamily, ...] = (depthwise, gemm, stem, packed, box, pointer, aten)
 CPU_FAMILIES: tuple[CpuFamily, ...] = (plain, arranged, product, unfolded)
 _GPU = {made.NAME: made for made in FAMILIES}
 _CPU = {made.NAME: made for made in CPU_FAMILIES}

@@ -15,7 +15,7 @@ from convgen.spec.target import Target
 NAME = "aten"
 TEMPLATE = "aten.py.jinja"
 NEEDS = ("aten",)
-SINGLE_CHANNELS, MATRIX_UNITS, WHOLE_LINES = False, True, True
+SINGLE_CHANNELS = False
 
 
 def refusal(problem: Problem, target: Target) -> str | None:

@@ -1,86 +1,226 @@
 """Implicit GEMM by boxes: a tile's pixels are a box of samples and rows, which the copy engine fetches as one, zeros
-outside included. Forward, and backward-data, where all strides are 1 and channels are last. [KERNELS: 5.1 A]
+outside included, where channels are last. [KERNELS: 5.1 A, 5.2, 5.3]
+
+Rows that a stride skips: the view that is copied takes every second row of a dimension with one tap; with more it has
+pairs of rows as a dimension of their own, and pairs of the last rows as twice the channels.
+
+A halo: what the block lacks is zero to the copy engine, and so is what a box around it lacks, so that the product of
+all rows is the sum of one for each of them; taps that read no row of one are left out of its loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
-from math import prod
+from math import ceil, prod
 
+from convgen.kernels.boxes import (
+    BoxWords,
+    has_part,
+    is_paired,
+    is_turned,
+    pieces,
+    taps_together,
+    tile_pixels,
+    view_rank,
+)
 from convgen.kernels.config import Config, ceil_div, clamp, power_of_two
+from convgen.kernels.estimate import data_sheet, estimated_s, step_s
 from convgen.kernels.problem import Problem
-from convgen.kernels.words import Words, times
-from convgen.kernels.work import Work, product_work, rows_made
+from convgen.kernels.words import Words
+from convgen.kernels.work import Work, product_work
 from convgen.spec.target import Target
 
 NAME = "box"
 TEMPLATE = "box.py.jinja"
 NEEDS = ("boxes",)
-SINGLE_CHANNELS, MATRIX_UNITS, WHOLE_LINES = False, True, True
+SINGLE_CHANNELS = False
+MOST_BOXES = 3  # around a block of rows
 
 
 def refusal(problem: Problem, target: Target) -> str | None:
     """Why the family can't; None if it can."""
     if target.kind != "cuda" or target.arch not in (90, 100, 120):
         return f"{target} has no copy engine for boxes"
-    if not problem.channels_last or problem.phase == "backward_filter":
-        return "channels last, forward and backward_data"
-    if any(d.stride != 1 for d in problem.dims):
-        return "a stride"
-    if problem.groups > 1 or problem.rim is not None:
-        return "groups and halos in boxes"
+    if not problem.channels_last:
+        return "channels are not last"
+    if problem.groups > 1:
+        return "groups"
+    if problem.rim is not None and (problem.rim > MOST_BOXES or any(d.stride > 1 for d in problem.dims)):
+        return "a stride, or a halo in more than three boxes"
+    if problem.rim is not None and problem.x_parts * problem.y_parts > 1:
+        return "parts beside a halo"
     if not problem.channels or not problem.filters or problem.dtype == "float64":
         return "no channels, or float64"
     if problem.channels * problem.element_bytes % 16 or problem.filters * problem.element_bytes % 16:
         return f"{problem.channels} channels and {problem.filters} filters are no multiples of 16 bytes"
+    if not problem.batch * prod(d.x * d.y for d in problem.dims):
+        return "no pixels"
+    return _stride_refusal(problem) if problem.phase != "backward_data" else None
+
+
+def _stride_refusal(problem: Problem) -> str | None:
+    """Why x's rows that a stride skips can't be left out by a view."""
+    pairs = [d for d in problem.dims if is_paired(d)]
+    if any(d.stride & (d.stride - 1) for d in pairs) or any(d.x % d.stride for d in problem.dims):
+        # The copy engine wants each stride to be a multiple of the one before (CUDA driver API, cuTensorMapEncode).
+        return "rows that are no multiple of a stride, or a stride that is no power of two"
+    if pairs and pairs[-1] is problem.dims[-1] and problem.channels % 16:
+        return f"{problem.channels} channels beside those of the next row, no multiple of 16"
+    if view_rank(problem, "x") > 5:
+        return "more than five dimensions to copy"
+    if any(d.stride > 1 and d.x <= -d.below % d.stride for d in problem.dims if not is_paired(d)):
+        return "no row of x is read"
     return None
 
 
+def _by_sample(problem: Problem) -> bool:
+    """Whether a box may have one sample only: behind the last one come those of the next part."""
+    parts = {"x": problem.x_parts, "y": problem.y_parts}
+    return any(n > 1 and not has_part(problem, t) for t, n in parts.items())
+
+
 def tiles(problem: Problem, pixels: int) -> list[dict[str, int]]:
-    """Boxes of so many pixels, those that waste least first; an operand in parts is cut sample by sample."""
-    made = "x" if problem.phase == "backward_data" else "y"
-    parts = problem.x_parts > 1 or problem.y_parts > 1
-    rows = [d.x if made == "x" else d.y for d in problem.dims]
+    """Boxes of so many pixels, those that waste least first."""
+    rows = box_rows(problem)
     powers = [1 << i for i in range(pixels.bit_length())]
-    found: list[tuple[int, dict[str, int]]] = []
+    found: list[tuple[float, dict[str, int]]] = []
     for shape in product(*([t for t in powers if t <= power_of_two(r)] for r in rows)):
         samples, rest = divmod(pixels, prod(shape))
-        if rest or not samples or samples > (1 if parts else power_of_two(problem.batch)):
+        if rest or not samples or samples > (1 if _by_sample(problem) else power_of_two(problem.batch)):
             continue
         covered = ceil_div(problem.batch, samples) * prod(ceil_div(r, t) * t for r, t in zip(rows, shape, strict=True))
+        covered *= _rim_steps(problem, shape)
         names = ("TN", *(f"T{d.name}" for d in problem.dims))
         found.append((covered * samples, dict(zip(names, (samples, *shape), strict=True))))
     found.sort(key=lambda pair: (pair[0], pair[1]["TN"]))  # of a sample's rows, taps read some again
     return [tile for _, tile in found]
 
 
+def _rim_steps(problem: Problem, shape: Sequence[int]) -> float:
+    """Times the steps that there are without a rim; it is taken to lie along the first dimension.
+
+    A box of one row reads each tap's row from one block. One of more rows has steps for its own block and, at the edge,
+    for the taps that reach a box of the rim.
+    """
+    if not problem.rim or shape[0] == 1:
+        return 1.0
+    d = problem.dims[0]
+    return 1 + problem.rim * (d.kernel // 2) / d.kernel / ceil_div(box_rows(problem)[0], shape[0])
+
+
+def box_rows(problem: Problem) -> list[int]:
+    """Rows that boxes are cut from: y's, or in backward-data x's of one output phase."""
+    if problem.phase == "backward_data":
+        return [ceil_div(d.x, d.stride) for d in problem.dims]
+    return [d.y for d in problem.dims]
+
+
 def configs(problem: Problem, target: Target) -> Iterator[Config]:
     """Configurations worth a try, by closed form; the default first."""
     yield default(problem, target)
-    made, summed = _sides(problem)
-    for pixels, across, depth, warps, stages in product(
-        (64, 128, 256), (16, 32, 64, 128, 256), (16, 32, 64), (4, 8), (2, 3, 4)
-    ):
-        shared = (pixels + across) * depth * problem.element_bytes * stages
-        fits = across <= clamp(made, 16, 256) and depth <= clamp(summed, 16, 64) and shared <= target.shared_bytes
-        if fits and pixels * across <= 128 * warps * target.warp:
-            for tile in tiles(problem, pixels)[:3]:
-                yield _config(problem, tile, across, depth, warps, stages)
+    widths = (16, 32, 64, 128, 256)
+    for rows, columns, summed, warps, stages in product(widths, widths, widths[:4], (4, 8), (2, 3, 4)):
+        shared = (rows + columns) * summed * problem.element_bytes * stages
+        spread = 4 <= rows * columns // (warps * target.warp) <= 128
+        if not spread or shared > target.shared_bytes or max(rows, columns) < 64:
+            continue
+        if problem.phase == "backward_filter":
+            if rows > clamp(problem.filters, 64, 256) or columns > clamp(problem.channels, 16, _deepest(problem)):
+                continue
+            for tile in tiles(problem, summed)[:2]:
+                for split in splits(problem, target, tile, rows, columns):
+                    yield _config(problem, tile, rows, columns, warps, stages, split)
+        else:
+            made, depth = _sides(problem)
+            if rows < 64 or columns > clamp(made, 16, 256) or summed > clamp(depth, 16, _deepest(problem)):
+                continue
+            for tile in tiles(problem, rows)[:3]:
+                for split in _cuts(problem, target, tile, columns):
+                    yield _config(problem, tile, columns, summed, warps, stages, split)
+
+
+def _deepest(problem: Problem) -> int:
+    """Channels of a step at most: those of a row's pair are behind them in memory, so they have to come out even."""
+    if problem.phase != "backward_data" and is_paired(problem.dims[-1]):
+        return min(128, problem.channels & -problem.channels)
+    return 128
+
+
+def splits(problem: Problem, target: Target, tile: dict[str, int], filters: int, channels: int) -> list[int]:
+    """Counts of pieces that give a half, one or two waves of programs."""
+    parts = problem.x_parts * problem.y_parts
+    programs = ceil_div(problem.filters, filters) * ceil_div(problem.channels, channels) * parts * problem.taps
+    one = _config(problem, tile, filters, channels, 8, 3)
+    programs //= taps_together(problem, one)
+    most = max(1, _boxes(problem, tile) // 4)
+    waves = (target.processors // 2, target.processors, 2 * target.processors)
+    return sorted({max(1, min(most, wave // programs)) for wave in waves} | {1})
+
+
+def _cuts(problem: Problem, target: Target, tile: dict[str, int], columns: int) -> list[int]:
+    """Counts of programs that may share a tile's steps: more than one where tiles don't fill the device."""
+    made, _ = _sides(problem)
+    parts = problem.y_parts if problem.phase == "forward" else problem.x_parts
+    tiles_there = _boxes(problem, tile) * ceil_div(made, columns) * parts
+    plain = problem.rim is None and (problem.phase == "forward" or all(d.stride == 1 for d in problem.dims))
+    return [n for n in (1, 2, 3, 4, 6, 8) if n == 1 or (plain and tiles_there * n <= target.processors)]
+
+
+def _boxes(problem: Problem, tile: dict[str, int]) -> int:
+    """Boxes that cover all pixels, or those of one output phase."""
+    extents = [tile[f"T{d.name}"] for d in problem.dims]
+    rows = prod(ceil_div(r, e) for r, e in zip(box_rows(problem), extents, strict=True))
+    return ceil_div(problem.batch, tile["TN"]) * rows
 
 
 def default(problem: Problem, target: Target) -> Config:
-    """What an untuned problem gets."""
-    made, summed = _sides(problem)
-    across = clamp(made, 16, 64 if problem.element_bytes == 4 else 128)
-    depth = clamp(summed, 16, 64 if problem.element_bytes == 2 else 32)
-    few = problem.pixels * made < 128 * across * target.processors
-    fitting = tiles(problem, 64 if few else 128) or tiles(problem, 64)
-    if not fitting:  # fewer pixels than a tile: what is left over lies outside of the tensor
-        rows = problem.dims if len(problem.dims) == 1 else problem.dims[-1:]
-        fitting = [{"TN": 1, **{f"T{d.name}": 1 for d in problem.dims}, f"T{rows[-1].name}": 64}]
-    pixels = prod(fitting[0].values())
-    return _config(problem, fitting[0], across, depth, 8 if pixels * across >= 8192 else 4, 3)
+    """What an untuned problem gets: of sizes that spill nowhere, the one with the least estimated time."""
+    device = data_sheet(target, problem.dtype)
+
+    def worth(config: Config) -> tuple[int, bool, float]:
+        """Nanoseconds; whether a thread's sums leave few registers; and what a step takes where nothing waits."""
+        w = work(problem, config)
+        heavy = w.tile[0] * w.tile[1] > 96 * config.warps * target.warp
+        return (
+            round(estimated_s(problem, config, w, target, device) * 1e9),
+            heavy,
+            step_s(problem, config, w, target, device),
+        )
+
+    return min(_sizes(problem, target), key=worth)
+
+
+def _sizes(problem: Problem, target: Target) -> Iterator[Config]:
+    """What a default is chosen from."""
+    half, filter_gradient = problem.element_bytes == 2, problem.phase == "backward_filter"
+    depth, most = (64, 128) if half else (32, 64 if problem.dtype == "float32" else 128)  # sums a thread
+    made, summed = (problem.channels, 0) if filter_gradient else _sides(problem)
+    if not filter_gradient:
+        depth = clamp(summed, 16, min(_deepest(problem), depth))
+    deepest = _deepest(problem) if filter_gradient else 256
+    widths = (16, 32, 64, 128, 256)
+    for rows, columns, warps, stages in product(widths, widths, (4, 8), (3, 4)):
+        fits = (rows + columns) * depth * problem.element_bytes * stages <= target.shared_bytes
+        spread = 8 <= rows * columns // (warps * target.warp) <= most
+        if not fits or not spread or max(rows, columns) < 64 or columns > clamp(made, 16, deepest):
+            continue
+        if filter_gradient and rows <= clamp(problem.filters, 64 if problem.channels <= 32 else 16, 256):
+            tile = _fitting(problem, depth)
+            for split in splits(problem, target, tile, rows, columns):
+                yield _config(problem, tile, rows, columns, warps, stages, split)
+        elif not filter_gradient and rows >= 64:
+            tile = _fitting(problem, rows)
+            for split in _cuts(problem, target, tile, columns):
+                yield _config(problem, tile, columns, depth, warps, stages, split)
+
+
+def _fitting(problem: Problem, pixels: int) -> dict[str, int]:
+    """The box of so many pixels that wastes least; with fewer pixels, the rest lies outside of the tensor."""
+    fitting = tiles(problem, pixels)
+    rest = {f"T{d.name}": 1 for d in problem.dims}
+    return fitting[0] if fitting else {"TN": 1, **rest, f"T{problem.dims[-1].name}": pixels}
 
 
 def _sides(problem: Problem) -> tuple[int, int]:
@@ -89,9 +229,11 @@ def _sides(problem: Problem) -> tuple[int, int]:
     return pair if problem.phase == "forward" else (pair[1], pair[0])
 
 
-def _config(problem: Problem, tile: dict[str, int], across: int, depth: int, warps: int, stages: int) -> Config:
-    names = ("BF", "BC") if problem.phase == "forward" else ("BC", "BF")
-    return Config(NAME, (*tile.items(), (names[0], across), (names[1], depth)), warps, stages)
+def _config(
+    problem: Problem, tile: dict[str, int], across: int, depth: int, warps: int, stages: int, split: int = 1
+) -> Config:
+    names = ("BC", "BF") if problem.phase == "backward_data" else ("BF", "BC")
+    return Config(NAME, (*tile.items(), (names[0], across), (names[1], depth)), warps, stages, split)
 
 
 def words(problem: Problem) -> type[Words]:
@@ -101,55 +243,20 @@ def words(problem: Problem) -> type[Words]:
 def work(problem: Problem, config: Config) -> Work:
     """What a launch does: boxes cover samples and rows."""
     tile = config.tile
-    extents = [tile[f"T{d.name}"] for d in problem.dims]
-    covered = prod(ceil_div(r, e) for r, e in zip(rows_made(problem), extents, strict=True))
-    return product_work(problem, config, tile["TN"] * prod(extents), ceil_div(problem.batch, tile["TN"]) * covered)
-
-
-class BoxWords(Words):
-    """Boxes of memory, named by their corner; parts of an operand follow each other as samples do."""
-
-    @property
-    def box_pixels(self) -> str:
-        return " * ".join(["TN", *(f"T{d.letter.upper()}" for d in self.dims)])
-
-    @property
-    def box_extents(self) -> str:
-        return ", ".join(f"T{d.letter.upper()}" for d in self.dims)
-
-    def box_tile(self, config: Config) -> str:
-        return "(" + "".join(f"{config.tile[f'T{d.letter.upper()}']}, " for d in self.dims) + ")"
-
-    def box_place(self, tensor: str, *, made: bool = False) -> str:
-        """Sample and rows of the corner of what is made, or of what a tap reads for it."""
-        words = [f"{tensor}_part * N + n" if self.parts(tensor) > 1 else "n"]
-        for d in self.dims:
-            tap = times(d.k, d.dilation) if d.taps > 1 else ""
-            if made:
-                words.append(getattr(d, tensor))
-            elif tensor == "x":
-                words.append(f"{d.y} - {d.pad}" + (f" + {tap}" if tap else ""))
-            else:
-                words.append(f"{d.x} + {d.pad}" + (f" - {tap}" if tap else ""))
-        return ", ".join(words)
-
-    @property
-    def box_weights(self) -> str:
-        """Corner of a box of w: part and number of the filter, tap, part and number of the channel."""
-        parts = ["y_part" if self.parts("y") > 1 else "0", "f", "tap" if self.problem.taps > 1 else "0"]
-        return ", ".join([*parts, "x_part" if self.parts("x") > 1 else "0", "c"])
-
-    def box_descriptors(self, config: Config) -> list[tuple[str, str, str]]:
-        """For each tensor of the launch its shape and box as text; none for bias, which is read by pointers."""
-        p, tile = self.problem, config.tile
-        box = ", ".join(str(tile[n]) for n in ("TN", *(f"T{d.letter.upper()}" for d in self.dims)))
-
-        def activation(tensor: str, channels: str) -> tuple[str, str]:
-            n = times("s.n", self.parts(tensor))
-            name = "channels" if tensor == "x" else "filters"
-            return f"({n}, *s.{tensor}, s.{name})", f"[{box}, {tile[channels]}]"
-
-        w = f"({p.y_parts}, s.filters, {p.taps}, {p.x_parts}, s.channels)", f"[1, {tile['BF']}, 1, 1, {tile['BC']}]"
-        texts = {"x": activation("x", "BC"), "dx": activation("x", "BC"), "w": w}
-        texts |= {"y": activation("y", "BF"), "dy": activation("y", "BF"), "bias": ("", "")}
-        return [(name, *texts[name]) for name in self.tensors(1)]
+    pixels, boxes = tile_pixels(problem, config), _boxes(problem, tile)
+    if problem.phase != "backward_filter":
+        phases = prod(d.stride for d in problem.dims) if problem.phase == "backward_data" else 1
+        w = product_work(problem, config, pixels, boxes * phases)
+        if (cut := pieces(problem, config)) > 1:
+            addends = 4 * w.tile[0] * w.tile[1] * w.programs * cut
+            w = replace(w, programs=w.programs * cut, steps=ceil_div(w.steps, cut), addend_bytes=addends)
+    else:
+        parts = problem.x_parts * problem.y_parts * problem.taps
+        programs = ceil_div(problem.filters, tile["BF"]) * ceil_div(problem.channels, tile["BC"]) * parts * config.split
+        taps = taps_together(problem, config)
+        product = tile["BF"], tile["BC"] * taps, pixels
+        w = Work(programs // taps, ceil_div(boxes, config.split), product, config.split, instructions=90 + 20 * taps)
+    rows, columns, summed = w.tile
+    w = replace(w, tile=(columns, rows, summed)) if is_turned(problem, config) else w
+    steps = _rim_steps(problem, [tile[f"T{d.name}"] for d in problem.dims]) if problem.phase != "backward_filter" else 1
+    return replace(w, steps=ceil(w.steps * steps))

@@ -14,7 +14,7 @@ from convgen.spec.target import Target
 NAME = "depthwise"
 TEMPLATE = "depthwise.py.jinja"
 NEEDS = ()
-SINGLE_CHANNELS, MATRIX_UNITS, WHOLE_LINES = True, False, True
+SINGLE_CHANNELS = True
 
 
 def refusal(problem: Problem, target: Target) -> str | None:
@@ -70,8 +70,10 @@ def work(problem: Problem, config: Config) -> Work:
     tile = config.tile
     across, product = ceil_div(_across(problem), tile["BG"]), (tile["BP"], tile["BG"], 1)
     if problem.phase == "backward_filter":
-        return Work(across * problem.taps * config.split, summed_pixels(problem, config), product, config.split)
-    return Work(ceil_div(problem.pixels, tile["BP"]) * across, problem.taps, product)
+        return Work(
+            across * problem.taps * config.split, summed_pixels(problem, config), product, config.split, matrix=False
+        )
+    return Work(ceil_div(problem.pixels, tile["BP"]) * across, problem.taps, product, matrix=False)
 
 
 class DepthwiseWords(Words):

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from math import prod
 
 from convgen.kernels.config import Config, ceil_div, clamp
+from convgen.kernels.estimate import data_sheet, estimated_s
 from convgen.kernels.families import pointer
 from convgen.kernels.index import IndexMap
 from convgen.kernels.problem import Problem
 from convgen.kernels.words import CHANNEL, Words
-from convgen.kernels.work import Work, product_work, rows_made
+from convgen.kernels.work import Work, by_pointers, product_work, rows_made
 from convgen.spec.target import Target
 
 NAME = "gemm"
 TEMPLATE = "gemm.py.jinja"
 NEEDS = ()
-SINGLE_CHANNELS, MATRIX_UNITS, WHOLE_LINES = False, True, False
+SINGLE_CHANNELS = False
 
 
 def refusal(problem: Problem, target: Target) -> str | None:
@@ -43,6 +45,9 @@ def configs(problem: Problem, target: Target) -> Iterator[Config]:
 def default(problem: Problem, target: Target) -> Config:
     """What an untuned problem gets."""
     config = pointer.default(problem, target)
+    if problem.channels_last and problem.element_bytes == 2 and target.arch == 90:
+        device = data_sheet(target, problem.dtype)
+        return min(_sizes(problem, target), key=lambda c: estimated_s(problem, c, work(problem, c), target, device))
     if problem.channels_last or problem.phase == "backward_filter":
         config = _fitted(problem, config)
         # With float32's three products a small tile of pixels has more to hold where it is spread over more threads.
@@ -54,6 +59,20 @@ def default(problem: Problem, target: Target) -> Config:
     tile = config.tile | {"BP": min(pixels, clamp(rows, 16, 128))}
     few = problem.element_bytes == 2 or tile["BP"] < 128
     return replace(config, family=NAME, tiles=tuple(tile.items()), warps=4 if few else 8)
+
+
+def _sizes(problem: Problem, target: Target) -> Iterator[Config]:
+    """What a default is chosen from: sizes that spill nowhere."""
+    names = {"forward": ("BP", "BF", "BC"), "backward_data": ("BP", "BC", "BF"), "backward_filter": ("BF", "BC", "BP")}
+    extents = {"BP": problem.pixels, "BF": problem.filters, "BC": problem.channels}
+    rows, columns, summed = (extents[n] for n in names[problem.phase])
+    for m, n, warps, stages in product((64, 128), (16, 32, 64, 128, 256), (4, 8), (3, 4)):
+        depth = clamp(summed, 16, 64)
+        fits = (m + n) * depth * 2 * stages <= target.shared_bytes and 8 <= m * n // (warps * target.warp) <= 128
+        if fits and m <= clamp(rows, 64, 128) and n <= clamp(columns, 16, 256):
+            tiles = tuple(zip(names[problem.phase], (m, n, depth), strict=True))
+            few = pointer.splits(problem, target, m, n, depth) if problem.phase == "backward_filter" else [1]
+            yield from (Config(NAME, tiles, warps, stages, split) for split in few)
 
 
 def _fitted(problem: Problem, config: Config) -> Config:
@@ -75,7 +94,7 @@ def work(problem: Problem, config: Config) -> Work:
         tiles = ceil_div(problem.pixels, pixels)
     else:
         tiles = problem.batch * ceil_div(prod(rows_made(problem)), pixels)
-    return product_work(problem, config, pixels, tiles)
+    return by_pointers(problem, config, product_work(problem, config, pixels, tiles), found=8, base=40)
 
 
 class GemmWords(Words):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from convgen.kernels.config import Config, ceil_div, clamp
 from convgen.kernels.problem import Problem
@@ -16,7 +17,7 @@ from convgen.spec.target import Target
 NAME = "packed"
 TEMPLATE = "packed_{phase}.py.jinja"
 NEEDS = ()
-SINGLE_CHANNELS, MATRIX_UNITS, WHOLE_LINES = False, True, False
+SINGLE_CHANNELS = False
 MOST_CHANNELS = 15  # of 16 on, a step of one tap is full
 
 
@@ -78,9 +79,12 @@ def work(problem: Problem, config: Config) -> Work:
     filters, columns = ceil_div(problem.filters, tile["BF"]), ceil_div(packed, tile["BK"])
     if problem.phase == "backward_filter":
         steps, product = summed_pixels(problem, config), (tile["BF"], tile["BK"], tile["BP"])
-        return Work(filters * columns * config.split, steps, product, config.split)
-    tiles = ceil_div(problem.pixels, tile["BP"])
-    return Work(tiles * filters * problem.y_parts * problem.groups, columns, (tile["BP"], tile["BF"], tile["BK"]))
+        w = Work(filters * columns * config.split, steps, product, config.split)
+    else:
+        tiles = ceil_div(problem.pixels, tile["BP"])
+        w = Work(tiles * filters * problem.y_parts * problem.groups, columns, (tile["BP"], tile["BF"], tile["BK"]))
+    elements = w.step_bytes(1) / (config.warps * 32)  # copied one by one
+    return replace(w, instructions=60 + 22 * elements, scattered=3.0)
 
 
 class PackedWords(Words):

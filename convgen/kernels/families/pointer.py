@@ -12,13 +12,13 @@ from convgen.kernels.config import Config, ceil_div, clamp
 from convgen.kernels.phases import PhaseWords
 from convgen.kernels.problem import Problem
 from convgen.kernels.words import Words
-from convgen.kernels.work import Work, product_work
+from convgen.kernels.work import Work, by_pointers, product_work
 from convgen.spec.target import Target
 
 NAME = "pointer"
 TEMPLATE = "{phase}.py.jinja"
 NEEDS = ()
-SINGLE_CHANNELS, MATRIX_UNITS, WHOLE_LINES = False, True, False
+SINGLE_CHANNELS = False
 MOST_BOXES = 8
 
 
@@ -108,4 +108,5 @@ def words(problem: Problem) -> type[Words]:
 def work(problem: Problem, config: Config) -> Work:
     """What a launch does."""
     pixels = config.tile["BP"]
-    return product_work(problem, config, pixels, ceil_div(problem.pixels, pixels))
+    w = product_work(problem, config, pixels, ceil_div(problem.pixels, pixels))
+    return by_pointers(problem, config, w, found=25 if problem.rim is None else 45, base=60)

@@ -1,0 +1,149 @@
+"""Every kernel that the layers of networks launch four ways: what its loop compiles to, and what bounds its time.
+
+    python bench/kernel_bounds.py ROWS.jsonl                  # compile and count; goes on where the file ends
+    python bench/kernel_bounds.py ROWS.jsonl --table          # what was counted, by network, split and phase
+    python bench/kernel_bounds.py ROWS.jsonl --short 0.8      # launches that reach less of their ideal time
+
+No GPU: kernels are compiled for sm_90, and nothing is timed. `units` is the share of the matrix units' peak that a step
+of the loop allows by its instructions, and with shared memory; `ideal` the least time of the problem (its products, its
+bytes, or a launch; tuning/machines/cuda.yaml) over the least time of the launch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from convgen.compiler import compile_layer
+from convgen.errors import ConvgenError
+from convgen.kernels.config import largest
+from convgen.kernels.facts import bound, facts, launches
+from convgen.kernels.source import Kernel
+from convgen.resources import data_file
+from convgen.spec.layer import Layer
+from convgen.spec.reader import read_csv
+from convgen.spec.target import read_target
+
+NETWORKS = ("resnet50", "resnet50_v15", "vgg16", "wrn50_2", "wrn50_4", "alexnet", "mesh1k_assumed", "mesh2k_assumed")
+GRIDS = {"C": "stationary-x", "F": "stationary-y", "H": "spatial", "N": "sample"}
+WAYS = 4
+PHASES = ("forward", "backward_data", "backward_filter")
+
+
+def kernels_of(network: str, split: str, dtype: str, memory_format: str) -> Iterator[tuple[str, Kernel]]:
+    """A layer's name and each kernel of its module, for layers that four ranks can share this way."""
+    grid, algorithm = {split: WAYS}, GRIDS[split]
+    path = data_file("tuning", "layers", f"{network}.csv")
+    target = read_target("cuda:sm_90").known()
+    for read in read_csv(path, grid=grid, algorithm=algorithm, dtype=dtype):
+        layer: Layer = replace(read, memory_format=memory_format, target=target)  # type: ignore[arg-type]
+        conv = layer.conv
+        if {"C": conv.channels, "F": conv.filters, "N": conv.batch, "H": conv.spatial[0].out}[split] < WAYS:
+            continue
+        try:
+            found = compile_layer(layer).kernels()
+        except ConvgenError as error:
+            click.echo(f"{network}.{layer.name} {split}: {error}", err=True)
+            continue
+        for kernel in found:
+            yield layer.name, kernel
+
+
+def count(network: str, layer: str, split: str, kernel: Kernel) -> dict[str, Any] | None:
+    """A row of the rank with most to do; None where ATen or plain products convolve."""
+    p = largest(kernel.problems)
+    launched = launches(kernel, p)
+    if not launched:
+        return None
+    (main,) = [one for one in launched if one.name == kernel.name]
+    found = facts(main, kernel.target)
+    b = bound(kernel, p, main, found)
+    row = {
+        "network": network, "layer": layer, "split": split, "phase": p.phase, "dtype": p.dtype,
+        "format": p.memory_format, "kernel": str(kernel.config), "taps": p.taps, "channels": p.channels,
+        "registers": found.registers, "spilled": found.spill_bytes,
+    }  # fmt: skip
+    if b is None or found.loop is None:
+        return row
+    return row | {
+        "instructions": found.loop.instructions, "narrowest": found.loop.narrowest_copy, "programs": b.programs,
+        "waves": b.waves, "steps": b.steps, "issue_share": round(b.share_by_issue, 3), "share": round(b.share, 3),
+        "limit": b.limit, "useful": round(b.useful, 3), "us": round(b.us, 2), "ideal_us": round(b.ideal_us, 2),
+    }  # fmt: skip
+
+
+def name_of(row: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(row[n] for n in ("network", "layer", "split", "phase", "dtype", "format"))
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
+def table(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Lines by network, split and phase: median and worst shares, mean and worst of the ideal time."""
+    yield "network        split phase            kernels  units by issue   with shared   ideal: mean  worst (of)"
+    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        if "share" in row:
+            groups[row["network"], row["split"], row["phase"]].append(row)
+    for (network, split, phase), found in sorted(
+        groups.items(), key=lambda g: (g[0][0], g[0][1], PHASES.index(g[0][2]))
+    ):
+        ideal = [min(1.0, r["ideal_us"] / r["us"]) for r in found]
+        worst = min(range(len(found)), key=lambda i: ideal[i])
+        mean = math.exp(sum(map(math.log, ideal)) / len(ideal))
+        issue, share = ([r[n] for r in found] for n in ("issue_share", "share"))
+        yield (
+            f"{network:14} {split:5} {phase:15} {len(found):8}   {middle(issue):5.2f} ({min(issue):.2f})"
+            f"  {middle(share):5.2f} ({min(share):.2f})  {mean:8.2f}  {ideal[worst]:10.2f} {found[worst]['layer']}"
+        )
+
+
+def middle(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+@click.command(help=__doc__)
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--networks", default=",".join(NETWORKS))
+@click.option("--splits", default=",".join(GRIDS))
+@click.option("--dtypes", default="bfloat16")
+@click.option("--formats", default="channels_last")
+@click.option("--table", "as_table", is_flag=True)
+@click.option("--short", type=float)
+def main(
+    path: Path, networks: str, splits: str, dtypes: str, formats: str, as_table: bool, short: float | None
+) -> None:
+    rows = read_rows(path)
+    if as_table or short is not None:
+        wanted = [r for r in rows if r["dtype"] in dtypes.split(",") and r["format"] in formats.split(",")]
+        if as_table:
+            click.echo("\n".join(table(wanted)))
+        counted = [r for r in wanted if "us" in r and short is not None and r["ideal_us"] / r["us"] < short]
+        for r in sorted(counted, key=lambda r: r["ideal_us"] / r["us"]):
+            words = (*name_of(r)[:4], f"{r['ideal_us'] / r['us']:.2f}", f"share {r['share']}", r["limit"], r["kernel"])
+            click.echo("  ".join(map(str, words)))
+        return
+    done = {name_of(r) for r in rows}
+    with path.open("a", encoding="utf-8") as file:
+        for dtype in dtypes.split(","):
+            for memory_format in formats.split(","):
+                for network in networks.split(","):
+                    for split in splits.split(","):
+                        for layer, kernel in kernels_of(network, split, dtype, memory_format):
+                            name = (network, layer, split, kernel.problem.phase, dtype, memory_format)
+                            if name not in done and (row := count(network, layer, split, kernel)) is not None:
+                                file.write(json.dumps(row) + "\n")
+                                file.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""What a launch can't be faster than, from what its kernel compiled to: an upper bound on how well it can do.
+
+A step of its loop takes a processor at least the cycles of its matrix instructions, of issuing all instructions (four a
+cycle), and of reading and writing shared memory (128 bytes a cycle). Waiting for memory and L2 come on top and are not
+counted: a kernel reaches the bound at best. The whole can't be faster than its operands' bytes or a launch either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from convgen.kernels.config import Config, ceil_div
+from convgen.kernels.families import of_gpu
+from convgen.kernels.loops import Loop
+from convgen.kernels.problem import Problem
+from convgen.kernels.rates import FLOAT32_PRODUCTS, ISSUES, RATES, SHARED_BYTES
+from convgen.kernels.work import whole_bytes, whole_products
+from convgen.spec.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A launch's bound.
+
+    Attributes:
+        programs: of the grid. waves: of one program a processor. steps: of a program's loop.
+        matrix_cycles: of a processor that a step's products need at least.
+        step_cycles: by what takes them: matrix (as compiled), issue, shared.
+        step_bytes: copied a step, as shared memory holds them.
+        useful: share of the products that the problem asks for; the rest lies outside of its edges.
+        times_us: by what takes them: loop (all steps, programs spread evenly), memory, floor.
+        ideal_us: of the problem, whatever the kernel: its products, its operands' bytes once, or a launch.
+    """
+
+    programs: int
+    waves: int
+    steps: int
+    matrix_cycles: float
+    step_cycles: Mapping[str, float]
+    step_bytes: int
+    useful: float
+    times_us: Mapping[str, float]
+    ideal_us: float
+
+    @property
+    def share(self) -> float:
+        """Of the matrix units' peak that a step allows at best."""
+        return self.matrix_cycles / max(self.step_cycles.values())
+
+    @property
+    def share_by_issue(self) -> float:
+        """The same without shared memory: by the instructions alone."""
+        return self.matrix_cycles / max(self.step_cycles["matrix"], self.step_cycles["issue"])
+
+    @property
+    def limit(self) -> str:
+        """What takes a step's cycles."""
+        return max(self.step_cycles, key=lambda n: self.step_cycles[n])
+
+    @property
+    def us(self) -> float:
+        return max(self.times_us.values())
+
+    @property
+    def of_ideal(self) -> float:
+        """The least time of the problem over the least time of this launch."""
+        return min(1.0, self.ideal_us / self.us)
+
+
+def bound_of(
+    p: Problem, config: Config, loop: Loop | None, target: Target, *, bytes_per_s: float, floor_s: float
+) -> Bound | None:
+    """The bound of a compiled launch; None where no loop of matrix instructions was found or its rate is unknown.
+
+    Args:
+        bytes_per_s: of the device's memory. floor_s: of an empty launch.
+    """
+    rates, work = RATES.get(target.arch), of_gpu(config).work(p, config)
+    if loop is None or work is None or rates is None or not rates.of(p.dtype) or not work.multiplied * work.programs:
+        return None
+    rate = rates.of(p.dtype)
+    needed = work.multiplied * (FLOAT32_PRODUCTS if p.dtype == "float32" else 1)
+    compiled = loop.products * config.warps
+    passes = max(1, compiled // needed)  # steps in one pass of the loop
+    warps = config.warps / passes
+    read = work.step_bytes(p.element_bytes)
+    boxes = read if loop.by_class.get("tensor copy") else 0  # the copy engine writes them
+    cycles = {
+        "matrix": max(needed, compiled / passes) / rate,
+        "issue": loop.instructions * warps / ISSUES,
+        "shared": ((loop.matrix_bytes + loop.moved_bytes) * warps + boxes) / SHARED_BYTES,
+    }
+    peak_products = rate * target.processors * rates.clock_hz
+    waves = ceil_div(work.programs, target.processors)
+    asked = whole_products(p)
+    times = {
+        "loop": waves * work.steps * max(cycles.values()) / rates.clock_hz * 1e6,
+        "memory": (whole_bytes(p) + work.more_bytes) / bytes_per_s * 1e6,
+        "floor": floor_s * 1e6,
+    }
+    compute = asked * (needed // work.multiplied) / peak_products * 1e6
+    return Bound(
+        programs=work.programs,
+        waves=waves,
+        steps=work.steps,
+        matrix_cycles=needed / rate,
+        step_cycles=cycles,
+        step_bytes=read,
+        useful=min(1.0, asked / (work.programs * work.steps * work.multiplied)),
+        times_us=times,
+        ideal_us=max(compute, whole_bytes(p) / bytes_per_s * 1e6, times["floor"]),
+    )

@@ -1,0 +1,377 @@
+"""How kernels by boxes lie over a problem, and the words of their templates."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from math import gcd, prod
+
+from convgen.kernels.config import Config
+from convgen.kernels.phases import PhaseWords
+from convgen.kernels.problem import LocalDim, Problem
+from convgen.kernels.words import CHANNEL, DimWords, constant, times
+
+
+def is_paired(d: LocalDim) -> bool:
+    """Whether taps read rows of x of several residues modulo the stride."""
+    return d.stride > 1 and d.kernel > 1
+
+
+def view_rank(problem: Problem, tensor: str) -> int:
+    """Dimensions of an activation's view: samples, rows and their pairs, channels."""
+    pairs = tensor == "x" and problem.phase != "backward_data"
+    return 2 + len(problem.dims) + sum(pairs and is_paired(d) for d in problem.dims[:-1])
+
+
+def has_part(problem: Problem, tensor: str) -> bool:
+    """Whether the parts of an activation are a dimension of their own; else they follow each other as samples do."""
+    return (problem.x_parts if tensor == "x" else problem.y_parts) > 1 and view_rank(problem, tensor) < 5
+
+
+def tile_pixels(problem: Problem, config: Config) -> int:
+    return prod(config.tile[f"T{name}"] for name in ("N", *(d.name for d in problem.dims)))
+
+
+def is_turned(problem: Problem, config: Config) -> bool:
+    """Whether the product's rows are channels rather than pixels, or channels rather than filters in a filter gradient.
+
+    A product's columns are read from shared memory once for 64 rows of it, so rows should be the shorter side; they are
+    64 at least.
+    """
+    tile = config.tile
+    rows, columns = {
+        "forward": (tile_pixels(problem, config), tile["BF"]),
+        "backward_data": (tile_pixels(problem, config), tile["BC"]),
+        "backward_filter": (tile["BF"], tile["BC"]),
+    }[problem.phase]
+    return columns >= 64 and not 64 <= rows <= columns and taps_together(problem, config) == 1
+
+
+def pieces(problem: Problem, config: Config) -> int:
+    """Programs that share the steps of a tile of y, or of x's gradient; the sum's order is fixed."""
+    whole = problem.rim is not None or problem.phase == "backward_filter"
+    by_phase = problem.phase == "backward_data" and any(d.stride > 1 for d in problem.dims)
+    return 1 if whole or by_phase else config.split
+
+
+def taps_together(problem: Problem, config: Config) -> int:
+    """Taps of the last dimension that a program of a filter gradient makes: those of few channels read dy once.
+
+    Up to four, as long as a thread's sums fit.
+    """
+    taps, tile = problem.dims[-1].kernel, config.tile
+    if problem.phase != "backward_filter" or not 1 < taps <= 4 or tile["BC"] > 64 or tile["BF"] < 64:
+        return 1
+    half = problem.element_bytes == 2
+    return taps if half and taps * tile["BF"] * tile["BC"] <= 96 * 32 * config.warps else 1
+
+
+def _transposed(text: str) -> str:
+    return text.removesuffix(".T") if text.endswith(".T") else f"{text}.T"
+
+
+class BoxWords(PhaseWords):
+    """Boxes of memory, named by their corner; parts of an operand follow each other as samples do."""
+
+    @property
+    def entry(self) -> str:
+        """The function that launches the kernel."""
+        return self.problem.phase
+
+    @property
+    def by_phase(self) -> bool:
+        """Backward-data with a stride."""
+        return self.problem.phase == "backward_data" and bool(self.strided)
+
+    def is_turned(self, config: Config) -> bool:
+        return is_turned(self.problem, config)
+
+    def product(self, config: Config, first: str, second: str) -> str:
+        """acc plus a product, the other way round where that has the shorter side first."""
+        if self.is_turned(config):
+            first, second = _transposed(second), _transposed(first)
+        return f"acc = tl.dot({self.operand(first)}, {self.operand(second)}, acc{self.precision})"
+
+    def pieces(self, config: Config) -> int:
+        return pieces(self.problem, config)
+
+    def tile_elements(self, config: Config) -> int:
+        return tile_pixels(self.problem, config) * config.tile["BC" if self.read == "y" else "BF"]
+
+    def taps_together(self, config: Config) -> int:
+        return taps_together(self.problem, config)
+
+    def program_tap(self, together: int) -> str:
+        """kh, kw of a program of a filter gradient that makes all taps of the last dimension, or one."""
+        if together == 1:
+            return self.taps
+        *outer, _ = self.tapped
+        parts: list[str] = []
+        for i, d in enumerate(outer):
+            inner = prod(e.taps for e in outer[i + 1 :])
+            parts.append("tap" + (f" // {inner}" if inner > 1 else "") + (f" % {d.taps}" if i else ""))
+        return f"{', '.join(d.k for d in outer)} = {', '.join(parts)}"
+
+    @property
+    def reads_pairs(self) -> bool:
+        """Whether pairs of x's last rows are read as twice the channels."""
+        return self.problem.phase != "backward_data" and is_paired(self.problem.dims[-1])
+
+    def has_part(self, tensor: str) -> bool:
+        return has_part(self.problem, tensor)
+
+    def constants(self, config: Config) -> str:
+        words = [f"{name}={extent}" for name, extent in config.tiles]
+        return ", ".join([*words, f"num_warps={config.warps}, num_stages={config.stages}"])
+
+    @property
+    def read(self) -> str:
+        """Side of the activation that may have a halo: x, but y in backward-data."""
+        return "y" if self.problem.phase == "backward_data" else "x"
+
+    def box_arguments(self, split: int) -> str:
+        """Parameters before the constants that every kernel has."""
+        made = "x" if self.read == "y" else "y"
+        words, extents = self.tensors(split), [constant(self.extents(made)), constant(self.pads)]
+        if self.problem.rim is not None:
+            words.insert(words.index(self.pointer(self.read)) + 1, ", ".join(self.blocks[1:]))
+            extents.append(constant(self.extents(self.read)))
+            extents += [
+                constant(f"{b}_{d.letter}, {b.upper()}_{d.letter.upper()}") for b in self.rows for d in self.dims
+            ]
+        return ", ".join([w for w in words if w] + ["N", *extents, *([self.shifts] if self.by_phase else [])]) + ","
+
+    @property
+    def box_passed(self) -> str:
+        """The launch's arguments after the tensors."""
+        made = "x" if self.read == "y" else "y"
+        words = [f"s.n, *s.{made}, *s.below", *([self.passed_shifts] if self.by_phase else [])]
+        words += [f"*s.{self.read}, *places"] if self.problem.rim is not None else []
+        return ", ".join(words) + ","
+
+    @property
+    def blocks(self) -> list[str]:
+        """What rows are read from: the tensor, or the rank's own block and the boxes around it."""
+        rims = range(self.rims) if self.problem.rim is not None else ()
+        return [self.pointer(self.read), *(f"rim{i}" for i in rims)]
+
+    @property
+    def rows(self) -> list[str]:
+        """Names of where the rows of each of these begin, and in capitals of how many there are."""
+        return ["own", *self.blocks[1:]]
+
+    def there(self, block: str) -> str:
+        """That a rank has such a block."""
+        rows = self.rows[self.blocks.index(block)].upper()
+        return " * ".join(f"{rows}_{d.letter.upper()}" for d in self.dims) + " > 0"
+
+    def block_taps(self, block: str) -> list[str]:
+        """First tap and count of those that read a row of a block for a box of pixels; all, where it has all rows."""
+        lines: list[str] = []
+        for d, (corner, _, tile) in zip(self.dims, self.corner, strict=True):
+            if d.taps == 1:
+                continue
+            lo, n, whole = self._block_rows(block, d)
+            if self.read == "x":
+                first, last = f"{lo} + {d.pad} - {corner} - {tile} + 1", f"{lo} + {n} - 1 + {d.pad} - {corner}"
+            else:
+                first, last = f"{corner} + {d.pad} - {lo} - {n} + 1", f"{corner} + {tile} - 1 + {d.pad} - {lo}"
+            if d.dilation > 1:
+                first, last = f"({first} + {d.dilation - 1}) // {d.dilation}", f"({last}) // {d.dilation}"
+            lines.append(f"first_{d.k} = 0 if {whole} else tl.maximum({first}, 0)")
+            count = f"tl.maximum(tl.minimum({last} + 1, {d.taps}) - first_{d.k}, 0)"
+            lines.append(f"taps_{d.letter} = {d.taps} if {whole} else {count}")
+        return lines
+
+    def block_boxes(self, block: str, together: int) -> list[str]:
+        """First row and count of the boxes of y whose tap, or any of those of the last dimension, reads a block."""
+        lines: list[str] = []
+        for d, (corner, extent, tile) in zip(self.dims, self.corner, strict=True):
+            lo, n, whole = self._block_rows(block, d)
+            begin = f"{lo} + {d.pad}" + (f" - {times(d.k, d.dilation)}" if d.taps > 1 else "")
+            end = f"{begin} + {n}"
+            if together > 1 and d is self.dims[-1]:
+                begin, end = f"{lo} + {d.pad} - {(d.taps - 1) * d.dilation}", f"{lo} + {d.pad} + {n}"
+            lines.append(f"first_{corner} = 0 if {whole} else tl.maximum({begin}, 0)")
+            rows = f"tl.maximum(tl.minimum({end}, {extent}) - first_{corner}, 0)"
+            lines.append(f"count_{d.letter} = tl.cdiv({extent} if {whole} else {rows}, {tile})")
+        return [*lines, "boxes = tl.cdiv(N, TN) * " + " * ".join(f"count_{d.letter}" for d in self.dims)]
+
+    def _block_rows(self, block: str, d: DimWords) -> tuple[str, str, str]:
+        rows = self.rows[self.blocks.index(block)]
+        lo, n = f"{rows}_{d.letter}", f"{rows.upper()}_{d.letter.upper()}"
+        return lo, n, f"({lo} <= 0) & ({lo} + {n} >= {getattr(d, self.read).upper()})"
+
+    @property
+    def block_steps(self) -> str:
+        return " * ".join([*(f"taps_{d.letter}" for d in self.tapped), "chunks"])
+
+    @property
+    def block_coordinates(self) -> str:
+        """kh, kw of a tap number among those of a block."""
+        parts: list[str] = []
+        for i, d in enumerate(self.tapped):
+            inner = " * ".join(f"taps_{e.letter}" for e in self.tapped[i + 1 :])
+            text = f"tap // ({inner})" if " " in inner else f"tap // {inner}" if inner else "tap"
+            parts.append(f"first_{d.k} + {text}" + (f" % taps_{d.letter}" if i else ""))
+        return f"{', '.join(d.k for d in self.tapped)} = {', '.join(parts)}"
+
+    def block_corner(self) -> list[str]:
+        """From the number of a box among those of a block to its corner; samples are slowest."""
+        lines: list[str] = []
+        inner = ""
+        for d, (corner, _, tile) in reversed(list(zip(self.dims, self.corner, strict=True))):
+            lines.append(f"{corner} = first_{corner} + box{inner} % count_{d.letter} * {tile}")
+            inner += f" // count_{d.letter}"
+        return [*lines, f"n = box{inner} * TN"]
+
+    def host_boxes(self, config: Config) -> str:
+        """Boxes that cover all samples and rows, where a launch is prepared."""
+        words = [f"triton.cdiv(s.n, {config.tile['TN']})"]
+        for i, d in enumerate(self.dims):
+            rows = f"s.{'x' if self.problem.phase == 'backward_data' else 'y'}[{i}]"
+            rows = f"triton.cdiv({rows}, {d.stride})" if self.by_phase and d.stride > 1 else rows
+            words.append(f"triton.cdiv({rows}, {config.tile[f'T{d.letter.upper()}']})")
+        return " * ".join(words)
+
+    @property
+    def box_pixels(self) -> str:
+        return " * ".join(["TN", *(f"T{d.letter.upper()}" for d in self.dims)])
+
+    @property
+    def box_extents(self) -> str:
+        return ", ".join(f"T{d.letter.upper()}" for d in self.dims)
+
+    @property
+    def corner(self) -> list[tuple[str, str, str]]:
+        """Of a box's rows, outermost first: coordinate of its corner, extent to cover, and that of the box."""
+        made = "x" if self.problem.phase == "backward_data" else "y"
+        names = self.phase_rows if self.by_phase else [getattr(d, made) for d in self.dims]
+        return [(n, n.upper(), f"T{d.letter.upper()}") for n, d in zip(names, self.dims, strict=True)]
+
+    @property
+    def box_count(self) -> str:
+        """Boxes that cover all samples and rows."""
+        return " * ".join(["tl.cdiv(N, TN)", *(f"tl.cdiv({extent}, {tile})" for _, extent, tile in self.corner)])
+
+    def corner_lines(self, number: str) -> list[str]:
+        """From a box's number to its corner; samples are slowest."""
+        lines: list[str] = []
+        inner = ""
+        for name, extent, tile in reversed(self.corner):
+            lines.append(f"{name} = {number}{inner} % tl.cdiv({extent}, {tile}) * {tile}")
+            inner += f" // tl.cdiv({extent}, {tile})"
+        return [*lines, f"n = {number}{inner} * TN"]
+
+    def pixel_lines(self) -> list[str]:
+        """From a box's corner to sample and rows of x of each of its pixels, and which of them there are."""
+        inner, lines, inside = "", [f"pixel = tl.arange(0, {self.box_pixels})"], list[str]()
+        for (name, _, tile), d in reversed(list(zip(self.corner, self.dims, strict=True))):
+            row = f"{name} + pixel{inner} % {tile}"
+            lines.append(f"{d.x} = " + (f"first_{d.letter} + {d.stride} * ({row})" if d.stride > 1 else row))
+            inside.insert(0, f"({d.x} < {d.x.upper()})")
+            inner += f" // {tile}"
+        return [*lines, f"n = (n + pixel{inner}).to(tl.int64)", f"made = (n < N) & {' & '.join(inside)}"]
+
+    def box_place(self, tensor: str, *, made: bool = False, block: str = "") -> str:
+        """Corner in the view of an activation: of what is made, or of what a tap reads for it, of a block's rows."""
+        words = ["n"]
+        if self.parts(tensor) > 1:
+            own = has_part(self.problem, tensor)
+            words = [f"{tensor}_part", "n"] if own else [f"{tensor}_part * N + n"]
+        channel = CHANNEL[tensor]
+        for d, local in zip(self.dims, self.problem.dims, strict=True):
+            tap = times(d.k, d.dilation) if d.taps > 1 else ""
+            if made:
+                words.append(getattr(d, tensor))
+            elif tensor == "y" and d.stride > 1:
+                back = times(f"j{d.letter}", d.dilation // gcd(d.stride, d.dilation))
+                words.append(f"last_{d.letter}" + (f" - {back}" if tap else ""))
+            elif tensor == "y":
+                words.append(f"{d.x} + {d.pad}" + (f" - {tap}" if tap else ""))
+            elif d.stride == 1:
+                words.append(f"{d.y} - {d.pad}" + (f" + {tap}" if tap else ""))
+            elif not is_paired(local):
+                words.append(f"{d.y} - ({d.pad} + {d.stride - 1}) // {d.stride}")
+            else:
+                words.append(f"{d.y} + ({tap} - {d.pad} >> {d.stride.bit_length() - 1})")
+                residue = f"({tap} - {d.pad} & {d.stride - 1})"
+                if local is self.problem.dims[-1]:
+                    channel = f"{residue} * C + c"
+                else:
+                    words.append(residue)
+        if block and self.problem.rim is not None:
+            rows = self.rows[self.blocks.index(block)]
+            words[1:] = [f"{w} - {rows}_{d.letter}" for w, d in zip(words[1:], self.dims, strict=True)]
+        return ", ".join([*words, channel])
+
+    @property
+    def box_weights(self) -> str:
+        """Corner of a box of w: part and number of the filter, tap, part and number of the channel."""
+        tap = "tap" if self.problem.taps > 1 else "0"
+        if self.tapped and (self.by_phase or self.problem.rim is not None):
+            tap = "0"
+            for d in self.tapped:
+                tap = (
+                    d.k if tap == "0" else f"({tap}) * {d.taps} + {d.k}" if " " in tap else f"{tap} * {d.taps} + {d.k}"
+                )
+        parts = ["y_part" if self.parts("y") > 1 else "0", "f", tap]
+        return ", ".join([*parts, "x_part" if self.parts("x") > 1 else "0", "c"])
+
+    def box_descriptors(self, config: Config) -> list[tuple[str, list[str]]]:
+        """For each tensor of the launch what boxes_of_memory is told; nothing where pointers are used."""
+        p, tile = self.problem, config.tile
+        w = f"({p.y_parts}, s.filters, {p.taps}, {p.x_parts}, s.channels)", f"[1, {tile['BF']}, 1, 1, {tile['BC']}]"
+        y = [f"({self._samples('y')}, *s.y, s.filters)", self._box(config, (), "y")]
+        texts = {"x": self._view_of_x(config), "w": list(w), "y": y, "dy": y}
+        if not self.by_phase:
+            texts["dx"] = self._view_of_x(config)
+        if self.problem.rim is not None:
+            texts[self.pointer(self.read)] = ["*"]
+        return [(name, texts.get(name, [])) for name in self.tensors(config.split)]
+
+    def block_and_rim(self, config: Config) -> str:
+        """Arguments of the function that describes a block and its rim."""
+        name = self.pointer(self.read)
+        channels = "s.channels" if self.read == "x" else "s.filters"
+        box = self._box(config, (), self.read)
+        return f"{name}, rim, s.n, {channels}, {box}, {self.rims}, {self.spare}"
+
+    @property
+    def spare(self) -> str:
+        """A tensor that is never empty where something is launched."""
+        return "dy" if self.problem.phase == "backward_filter" else self.result
+
+    def _samples(self, tensor: str) -> str:
+        parts = self.parts(tensor)
+        return f"{parts}, s.n" if has_part(self.problem, tensor) else times("s.n", parts)
+
+    def _box(self, config: Config, pairs: Collection[str], tensor: str) -> str:
+        extents = [*(["1"] if has_part(self.problem, tensor) else []), str(config.tile["TN"])]
+        for d in self.dims:
+            extents += [str(config.tile[f"T{d.letter.upper()}"]), *(["1"] if d.letter in pairs else [])]
+        return f"[{', '.join(extents)}, {config.tile[f'B{CHANNEL[tensor].upper()}']}]"
+
+    def _view_of_x(self, config: Config) -> list[str]:
+        """x as its rows are read: shape, box, and which rows are left out."""
+        shape, own = [self._samples("x")], 1 + has_part(self.problem, "x")
+        every, first = ["1"] * own, ["0"] * own
+        channels, pairs = "s.channels", list[str]()
+        for i, (d, local) in enumerate(zip(self.dims, self.problem.dims, strict=True)):
+            reads = self.problem.phase != "backward_data"
+            skips, is_last = reads and d.stride > 1 and not is_paired(local), local is self.problem.dims[-1]
+            every.append(str(d.stride) if skips else "1")
+            first.append(f"-s.below[{i}] % {d.stride}" if skips else "0")
+            if not reads or not is_paired(local):
+                shape.append(f"s.x[{i}]")
+                continue
+            shape.append(f"s.x[{i}] // {d.stride}")
+            if is_last:
+                channels = f"{d.stride} * s.channels"
+            else:
+                pairs.append(d.letter)
+                shape.append(str(d.stride))
+                every.append("1")
+                first.append("0")
+        words = [f"({', '.join([*shape, channels])})", self._box(config, pairs, "x")]
+        skipped = any(word != "1" for word in every)
+        return [*words, f"({', '.join([*every, '1'])})", f"({', '.join([*first, '0'])})"] if skipped else words

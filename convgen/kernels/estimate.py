@@ -1,0 +1,102 @@
+"""Estimated time of a configuration before it is compiled: what ranks candidates, and chooses defaults. Never reported
+as measured.
+
+Programs run in waves. A step takes a processor as long as its matrix instructions, the instructions that it issues,
+shared memory, L2 or waiting for memory; bytes of the operands bound the whole. bound.py has the same terms from what a
+kernel compiled to; here they are closed forms of its tile, and waiting and L2 are counted as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from convgen.cost.machines import load_machine
+from convgen.kernels.config import Config, ceil_div
+from convgen.kernels.problem import Problem
+from convgen.kernels.rates import FLOAT32_PRODUCTS, ISSUES, RATES, SHARED_BYTES
+from convgen.kernels.work import Work, whole_bytes
+from convgen.spec.target import Target
+
+# Roughly: of a processor, and what a loop waits for.
+REGISTERS, MOST_THREADS = 65536, 2048
+CACHE_BYTES = (
+    5120 / 132
+)  # from L2, a processor and cycle: A100's 5120 a cycle (its white paper), over H100's processors
+LATENCY_S = 7.0e-7
+PROLOGUE_S = 1.5e-6
+ARRIVAL_S = 1.5e-6  # clearing counters, and adding behind the last program
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """What a device does at most: products of a dtype twice a second, bytes of its memory, and an empty launch."""
+
+    flops_per_s: float
+    bytes_per_s: float
+    floor_s: float
+
+
+def data_sheet(target: Target, dtype: str) -> Ceilings:
+    """Of tuning/machines, which says where its numbers are from."""
+    machine = load_machine(target.kind)
+    return Ceilings(dict(machine.peak_flops)[dtype], machine.memory_bytes_per_s, machine.launch_s)
+
+
+def estimated_s(p: Problem, config: Config, w: Work, target: Target, device: Ceilings) -> float:
+    """Seconds of a launch and of the sum behind it."""
+    rows, columns, _ = w.tile
+    threads = config.warps * target.warp
+    shared = w.step_bytes(p.element_bytes) * config.stages
+    registers = min(255, 40 + (rows * columns * max(4, p.element_bytes) // 4) // threads)
+    resident = max(
+        1, min(target.shared_bytes // max(shared, 1), REGISTERS // (registers * threads), MOST_THREADS // threads)
+    )
+    waves = ceil_div(w.programs, target.processors * resident)
+    sharing = min(resident, ceil_div(w.programs, target.processors))  # programs that a processor really has at once
+    step = max(step_s(p, config, w, target, device) * sharing, LATENCY_S / max(1, config.stages - 1))
+    loops = waves * (PROLOGUE_S + w.steps * step)
+    seconds = device.floor_s + max(loops, (whole_bytes(p) + w.more_bytes) / device.bytes_per_s)
+    if w.split > 1:
+        partial = 4 * p.elements["w"] * p.x_parts * p.y_parts * w.split
+        seconds += device.floor_s + 2 * partial / device.bytes_per_s
+    if w.addend_bytes:
+        rates = RATES[target.arch]
+        cache = CACHE_BYTES * rates.clock_hz * target.processors
+        seconds += ARRIVAL_S + 2 * w.addend_bytes / cache
+    return seconds
+
+
+def step_s(p: Problem, config: Config, w: Work, target: Target, device: Ceilings) -> float:
+    """Seconds of a processor for a step of one program."""
+    rows, columns, _ = w.tile
+    rates = RATES.get(target.arch)
+    read = w.step_bytes(p.element_bytes)
+    if rates is None or not w.matrix or not rates.of(p.dtype):
+        # Matrix units want tiles of 64x64 and more.
+        fill = min(1.0, rows / 64) * min(1.0, columns / 64) if w.matrix else 0.1
+        rate = device.flops_per_s / target.processors * max(fill, 1 / 16)
+        return max(2 * w.multiplied / rate, read * w.scattered / 5.0e10)
+    muls = FLOAT32_PRODUCTS if p.dtype == "float32" else 1
+    filled = max(rows, 64) * max(columns, 8) / (rows * columns)
+    cycles = max(
+        w.multiplied * muls * filled / rates.of(p.dtype),
+        (w.instructions + splitting(p, config, w, target)) * config.warps / ISSUES,
+        shared_bytes(w.tile, config.warps, p.element_bytes) * (1 + (muls > 1)) / SHARED_BYTES,
+        read * w.scattered / CACHE_BYTES,
+    )
+    return cycles / rates.clock_hz
+
+
+def splitting(p: Problem, config: Config, w: Work, target: Target) -> float:
+    """Instructions a step and warp that round operands to TF32, or split them."""
+    each = {"tfloat32": 6, "float32": 9}.get(p.dtype, 0)
+    return each * w.step_bytes(1) / (config.warps * target.warp)
+
+
+def shared_bytes(tile: tuple[int, int, int], warps: int, element_bytes: int) -> float:
+    """Of a step: both operands are written once; a group of four warps reads its rows of the first, and all of the
+    second's columns for each 64 rows."""
+    rows, columns, summed = tile
+    groups = max(1, warps // 4)
+    across = groups // max(1, min(groups, rows // 64))
+    return summed * element_bytes * (rows * (1 + across) + columns * (1 + max(1.0, rows / 64)))

@@ -1,0 +1,174 @@
+"""Few channels and a stride: blocks of rows become channels, and then it is a convolution by boxes without a stride.
+
+Of S x S rows, S the strides, a first launch makes one row with S S C channels, padding and unused lanes zero. yh reads
+x's rows S yh - pad + kh: with kh = S t + a, tap t of block yh + t and its row a. So a filter of K rows has K/S taps,
+rounded up, and a sum of 7 x 7 x 3 at stride 2 has 4 x 4 x 16 addends. Where x's gradient or w's is asked for, a last
+launch takes from the blocks' what x or w has. [KERNELS: 5.1 C]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property
+from math import prod
+
+from convgen.kernels.boxes import BoxWords
+from convgen.kernels.config import Config, ceil_div
+from convgen.kernels.environment import environment
+from convgen.kernels.families import box
+from convgen.kernels.problem import LocalDim, Problem
+from convgen.kernels.words import Words, constant, times
+from convgen.kernels.work import Work
+from convgen.spec.target import Target
+
+NAME = "stem"
+TEMPLATE = "stem.py.jinja"
+NEEDS = ("boxes",)
+SINGLE_CHANNELS = False
+MOST_CHANNELS = 64  # of a block
+
+
+def refusal(problem: Problem, target: Target) -> str | None:
+    """Why the family can't; None if it can."""
+    if problem.rim is not None or problem.x_parts * problem.y_parts * problem.groups > 1:
+        return "groups, parts and rims"
+    if any(d.dilation > 1 and d.kernel > 1 for d in problem.dims):
+        return "a dilation"
+    block = prod(d.stride for d in problem.dims)
+    if block == 1 or problem.taps == 1 or problem.channels * block > MOST_CHANNELS:
+        return f"blocks of {block} rows with {problem.channels} channels, and {problem.taps} taps"
+    return box.refusal(blocks(problem), target)
+
+
+def blocks(problem: Problem) -> Problem:
+    """The convolution of blocks."""
+    dims = tuple(_block_dim(d) for d in problem.dims)
+    return replace(problem, dims=dims, channels=block_channels(problem))
+
+
+def _block_dim(d: LocalDim) -> LocalDim:
+    taps = ceil_div(d.kernel, d.stride)
+    return LocalDim(d.name, d.y + taps - 1, d.y, taps, 1, 1, 0)
+
+
+def block_channels(problem: Problem) -> int:
+    """Of a block, up to a multiple of 16 bytes."""
+    vector = 16 // problem.element_bytes
+    return ceil_div(problem.channels * prod(d.stride for d in problem.dims), vector) * vector
+
+
+def _of_box(config: Config) -> Config:
+    return replace(config, family=NAME)
+
+
+def configs(problem: Problem, target: Target) -> Iterator[Config]:
+    """Configurations worth a try: those of boxes."""
+    return map(_of_box, box.configs(blocks(problem), target))
+
+
+def default(problem: Problem, target: Target) -> Config:
+    """What an untuned problem gets."""
+    return _of_box(box.default(blocks(problem), target))
+
+
+def words(problem: Problem) -> type[Words]:
+    return StemWords
+
+
+def work(problem: Problem, config: Config) -> Work:
+    """What the launch of products does; blocks are written and read besides."""
+    inner = blocks(problem)
+    return replace(box.work(inner, config), more_bytes=2 * inner.elements["x"] * inner.element_bytes)
+
+
+class BlockWords(BoxWords):
+    """The convolution of blocks: a kernel inside of the phase's."""
+
+    @property
+    def entry(self) -> str:
+        return f"{self.problem.phase}_of_blocks"
+
+
+class StemWords(Words):
+    """Where the element of a block lies in x, and that of a tap of blocks in w; and the other way round."""
+
+    @cached_property
+    def inner(self) -> Problem:
+        return blocks(self.problem)
+
+    @property
+    def block_channels(self) -> int:
+        return self.inner.channels
+
+    def products(self, name: str, config: Config) -> str:
+        """The kernel by boxes, and the function that launches it."""
+        p = self.inner
+        template = environment().get_template(f"kernels/{box.TEMPLATE}")
+        words = BlockWords(p, float32=self.float32)
+        return template.render(name=name, p=p, t=words, bias=p.bias, split=config.split, config=config).rstrip("\n")
+
+    @property
+    def rows_as_constants(self) -> str:
+        return ", ".join([constant(self.extents("x")), constant(self.extents("y")), constant(self.pads)])
+
+    @property
+    def passed_rows(self) -> str:
+        return "*s.x, *s.y, *s.below"
+
+    @property
+    def sizes(self) -> str:
+        """Of blocks, as a kernel is told: samples, rows of blocks and of y, no padding."""
+        rows = ", ".join(
+            f"s.y[{i}]" + (f" + {d.kernel - 1}" if d.kernel > 1 else "") for i, d in enumerate(self.inner.dims)
+        )
+        zeros = ", ".join("0" for _ in self.dims)
+        return f"Sizes(s.n, ({rows},), s.y, ({zeros},), {self.block_channels}, s.filters, 1)"
+
+    @property
+    def block_taps(self) -> int:
+        return self.inner.taps
+
+    def of_block(self, *, filters: bool) -> list[str]:
+        """From the number of an element of blocks, or of the filters of blocks, to that of x or w."""
+        lines = [f"lane, at = i % {self.block_channels}, i // {self.block_channels}"]
+        lines += ["c, row = lane % C, lane // C"]
+        conditions = [f"(row < {prod(d.stride for d in self.dims)})"]
+        for d, local in reversed(list(zip(self.dims, self.inner.dims, strict=True))):
+            extent = str(local.kernel) if filters else f"(Y{d.letter.upper()} + {local.kernel - 1})"
+            name = d.k if filters else d.x
+            pad = "" if filters else f" - {d.pad}"
+            lines.append(f"{name} = {times(f'(at % {extent})', d.stride)} + row % {d.stride}{pad}")
+            lines.append(f"at, row = at // {extent}, row // {d.stride}")
+            conditions.append(f"({name} < {d.taps})" if filters else f"({name} >= 0) & ({name} < {d.x.upper()})")
+        conditions[0] = f"(lane < C * {prod(d.stride for d in self.dims)})"
+        return [*lines, f"inside = {' & '.join(conditions)}"]
+
+    def to_block(self, *, filters: bool) -> list[str]:
+        """From the number of an element of x or w to that of the block's, and whether it has one."""
+        lines, lane, scale = ["c, at = i % C, i // C"], "", 1
+        place, conditions = list[str](), list[str]()
+        for d, local in reversed(list(zip(self.dims, self.inner.dims, strict=True))):
+            name = d.k if filters else d.x
+            extent = str(d.taps) if filters else d.x.upper()
+            lines.append(f"{name} = at % {extent}" + ("" if filters else f" + {d.pad}"))
+            lines.append(f"at = at // {extent}")
+            lane += f" + {times(f'({name} % {d.stride})', scale)}" if lane else f"{name} % {d.stride}"
+            scale *= d.stride
+            blocks_there = str(local.kernel) if filters else f"(Y{d.letter.upper()} + {local.kernel - 1})"
+            place.insert(0, f"* {blocks_there} + {name} // {d.stride}")
+            conditions += [] if filters else [f"({name} >= 0) & ({name} // {d.stride} < {blocks_there})"]
+        offset = "at"
+        for part in place:
+            offset = f"({offset} {part})"
+        lines.append(f"block = {offset} * {self.block_channels} + ({lane}) * C + c")
+        return [*lines, "inside = " + (" & ".join(conditions) if conditions else "i >= 0")]
+
+    def element(self, tensor: str, *, rim: bool = True) -> str:
+        """Where x's element of a block, or w's, lies."""
+        names = [d.k if tensor == "w" else d.x for d in self.dims]
+        extents = [str(d.taps) if tensor == "w" else d.x.upper() for d in self.dims]
+        text = "at"
+        for name, extent in zip(names, extents, strict=True):
+            text = f"({text} * {extent} + {name})"
+        return f"{text} * C + c"

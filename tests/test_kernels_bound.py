@@ -1,0 +1,145 @@
+"""The bound of a kernel: its loop as the assembler made it, cycles by hand, and what the kernels of layers reach."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from kernel_cases import PHASES, SM_90
+
+from convgen.kernels.bound import Bound, bound_of
+from convgen.kernels.choose import choose
+from convgen.kernels.config import Config
+from convgen.kernels.estimate import data_sheet, estimated_s
+from convgen.kernels.facts import bound, facts, launches
+from convgen.kernels.families import FAMILIES, box, pointer
+from convgen.kernels.loops import Loop, matrix_loop
+from convgen.kernels.problem import LocalDim, Problem
+from convgen.kernels.work import whole_products
+from convgen.spec.target import read_target
+
+LOOP = """\
+.text.kernel:
+        /*0000*/                   LDG.E.U16 R1, desc[UR4][R2.64] ;
+.L_x_2:
+        /*0010*/              @!P0 BRA `(.L_x_2) ;
+.L_x_1:
+        /*0020*/                   IMAD.WIDE R4, R5, 0x2, R6 ;
+        /*0030*/              @!PT LDS RZ, [RZ] ;
+        /*0040*/                   LDGSTS.E.BYPASS.128 [R7], desc[UR4][R4.64], P1 ;
+        /*0050*/                   LDGSTS.E [R7+0x100], desc[UR4][R4.64] ;
+        /*0060*/                   LDSM.16.M88.4 R8, [R9] ;
+        /*0070*/                   WARPGROUP.ARRIVE ;
+        /*0080*/                   HGMMA.64x128x16.F32.BF16 R24, R8, gdesc[UR8], R24 ;
+        /*0090*/                   HGMMA.64x128x16.F32.BF16 R24, gdesc[UR12], R24, gsb0 ;
+        /*00a0*/               @P2 BRA `(.L_x_1) ;
+        /*00b0*/                   STG.E [R2], R3 ;
+"""
+
+
+def test_a_loop_is_read() -> None:
+    loop = matrix_loop(LOOP)
+    assert loop is not None
+    assert loop.by_class == {"matrix": 2, "copy 16": 1, "copy 4": 1, "shared": 2, "integer": 1, "wait": 1, "other": 1}
+    assert loop.instructions == 9 and loop.narrowest_copy == 4
+    assert loop.products == 2 * 16 * 128 * 16  # a warp's quarter of 64 rows
+    assert loop.matrix_bytes == (128 + 64 + 128) * 16 * 2 // 4  # the first reads its rows from registers
+    assert loop.moved_bytes == 32 * (16 + 4) + 4 * 128  # copies and a load; what never runs moves nothing
+
+
+def test_unrolled_steps_are_read_from_the_first_copy_on() -> None:
+    straight = "\n".join(line for line in LOOP.splitlines() if "BRA" not in line)
+    loop = matrix_loop(straight)
+    assert loop is not None and loop.instructions == 9 and loop.by_class["copy 2"] == 1
+    assert matrix_loop("\n".join(line for line in LOOP.splitlines() if "HGMMA" not in line)) is None
+
+
+def test_other_matrix_instructions() -> None:
+    loop = matrix_loop("/*0010*/ HMMA.16816.F32.BF16 R1, R2, R3, R1 ;\n/*0020*/ HMMA.1688.F32.TF32 R1, R2, R3, R1 ;\n")
+    assert loop is not None and loop.products == 16 * 8 * 16 + 16 * 8 * 8 and loop.matrix_bytes == 0
+
+
+def square(phase: str, size: int = 14, channels: int = 256, kernel: int = 3, **changes: object) -> Problem:
+    d = LocalDim("H", size, size, kernel, 1, 1, kernel // 2)
+    values = {
+        "batch": 32, "channels": channels, "filters": channels, "dims": (d, replace(d, name="W")),
+        "dtype": "bfloat16", "memory_format": "channels_last",
+    }  # fmt: skip
+    return Problem(phase=phase, **(values | changes))  # type: ignore[arg-type]
+
+
+def test_cycles_by_hand() -> None:
+    """128 x 128 x 64 of bfloat16: 512 cycles of the matrix units, 200 to issue 8 warps' 100; shared
+    memory has 32 KiB of copies, and by each of two warp groups its own 64 rows and all columns."""
+    p, config = square("forward", batch=4), Config("pointer", (("BP", 128), ("BF", 128), ("BC", 64)), 8, 3)
+    loop = Loop(
+        (("matrix", 4), ("integer", 95), ("tensor copy", 1)), 4 * 16 * 128 * 16, 4 * (64 + 128) * 16 * 2 // 4, 0, 16
+    )
+    b = bound_of(p, config, loop, SM_90, bytes_per_s=1e12, floor_s=1e-6)
+    assert b is not None
+    assert dict(b.step_cycles) == {"matrix": 512.0, "issue": 200.0, "shared": (32768 + 2 * 4 * 192 * 32) / 128}
+    assert b.limit == "shared" and b.share == 512 / 640 and b.share_by_issue == 1.0
+    assert (b.programs, b.waves, b.steps) == (7 * 2, 1, 9 * 4)
+    assert b.useful == pytest.approx(784 / (7 * 128))
+    assert b.times_us["loop"] == pytest.approx(36 * 640 / 1.83e3)
+    assert b.times_us["memory"] == pytest.approx(p.bytes / 1e6) and b.us == b.times_us["loop"]
+    assert b.ideal_us == pytest.approx(max(p.bytes / 1e6, whole_products(p) / (2048 * 132 * 1.83e3)))
+    twice = bound_of(p, config, replace(loop, products=2 * loop.products), SM_90, bytes_per_s=1e12, floor_s=1e-6)
+    assert twice is not None and twice.step_cycles["issue"] == 100  # two steps in one pass
+    assert bound_of(p, config, None, SM_90, bytes_per_s=1e12, floor_s=1e-6) is None
+    assert bound_of(p, config, loop, read_target("hip:gfx942").known(), bytes_per_s=1e12, floor_s=1e-6) is None
+
+
+def of(p: Problem) -> tuple[Bound, int, int]:
+    """Bound, bytes spilled and the narrowest copy of the kernel that an untuned problem gets."""
+    kernel = choose((p,), SM_90)
+    launch, *_ = launches(kernel, p)
+    found = facts(launch, SM_90)
+    b = bound(kernel, p, launch, found)
+    assert b is not None and found.loop is not None, kernel.config
+    return b, found.spill_bytes, found.loop.narrowest_copy
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_bound_of_layers_four_ways(phase: str) -> None:
+    """3x3, of a halo, of a stride, and 1x1: matrix units wait for no instruction, and all copies are of 16 bytes."""
+    halves = tuple(replace(d, stride=2, x=28) for d in square(phase).dims)
+    window = square(
+        phase, batch=32, rim=2, dims=(replace(square(phase).dims[0], x=6, y=4, below=0), square(phase).dims[1])
+    )
+    few = square(phase, channels=64, filters=256)
+    cases = {
+        "samples": (square(phase, batch=8), 0.9), "channels": (few, 0.9), "halo": (window, 0.8),
+        "stride": (square(phase, dims=halves, batch=8), 0.9), "1x1": (square(phase, kernel=1, batch=8), 0.9),
+    }  # fmt: skip
+    for name, (p, share) in cases.items():
+        b, spilled, narrowest = of(p)
+        assert b.share_by_issue >= share, (name, b)
+        assert spilled == 0 and narrowest == 16, name
+
+
+def test_large_problems_wait_for_nothing() -> None:
+    """Where there is work enough, the tile is wide enough for shared memory too."""
+    for phase in PHASES:
+        b, spilled, _ = of(square(phase, size=56))
+        assert b.share >= 0.9 and spilled == 0 and b.us * 0.75 <= b.ideal_us, (phase, b)
+
+
+def test_the_estimate_ranks_like_the_bound() -> None:
+    """A tile of 32 filters costs more than the default, and so do pointers."""
+    p, device = square("forward", size=28), data_sheet(SM_90, "bfloat16")
+    small = Config("box", (*box.default(p, SM_90).tiles[:3], ("BF", 32), ("BC", 64)), 4, 3)
+    configs = (box.default(p, SM_90), small, pointer.default(p, SM_90))
+    estimates = [
+        estimated_s(p, c, f.work(p, c), SM_90, device) for c, f in zip(configs, (box, box, pointer), strict=True)
+    ]
+    assert estimates[0] == min(estimates)
+
+
+def test_a_default_is_a_legal_configuration() -> None:
+    for phase in PHASES:
+        for channels in (16, 24, 48, 64, 512):
+            p = square(phase, size=7, channels=channels)
+            for family in FAMILIES:
+                if family.refusal(p, SM_90) is None:
+                    assert family.default(p, SM_90) == next(iter(family.configs(p, SM_90)))
