@@ -24,7 +24,8 @@ from convgen.knobs import verify_schedules
 from convgen.operations.bound import Bound
 from convgen.operations.views import MANY
 from convgen.plan.fewer import without_idle
-from convgen.plan.letters import Tensor, lay_out
+from convgen.plan.letters import lay_out
+from convgen.plan.parts import Parts, Tensor
 from convgen.plan.program.by_timeline import Overlapped, by_timeline
 from convgen.plan.program.overlapped import overlapped
 from convgen.plan.program.ranks import NetworkPlan, plan_counted, plan_network, widened
@@ -127,8 +128,8 @@ def compile_network(
 
     def laid_out(graph: Graph, described: Described) -> Program:
         if algorithm == "auto":
-            return plan_network(*network_parts(graph, described), [grid], chosen, _dtype(graph), most).program
-        return lay_out(*network_parts(graph, described), grid, algorithm)
+            return plan_network(network_parts(graph, described), [grid], chosen, _dtype(graph), most).program
+        return lay_out(network_parts(graph, described), grid, algorithm)
 
     graph, described, program = _with_statistics(graph, statistics, laid_out)
     program = with_again(program, again)
@@ -163,7 +164,7 @@ def compile_plan(graph: Graph, plan: PlanFile, *, overlap: Machine | None = None
     graph = with_statistics(graph, plan.statistics, plan.values, plan.grid)
     graph, described, _ = _described(graph)
     try:
-        program = program_of(plan, *network_parts(graph, described))
+        program = program_of(plan, network_parts(graph, described))
     except InputError as error:
         raise locate(error, plan.source) from None
     return _compiled(graph, described, program, "plan", command, overlap)
@@ -200,14 +201,14 @@ def plan_graph(
         parts, dtype = network_parts(graph, described), _dtype(graph)
         if one := without_idle(found[0].program.grid) if found else grid:
             told(one.ranks)
-            found.append(widened(plan_network(*parts, [one], machine, dtype, most, recompute), ranks, *parts))
+            found.append(widened(plan_network(parts, [one], machine, dtype, most, recompute), ranks, parts))
         else:
-            found.append(plan_counted(*parts, ranks, machine, dtype, most, recompute, told))
+            found.append(plan_counted(parts, ranks, machine, dtype, most, recompute, told))
         if timelines is not None:
             one = without_idle(found[-1].program.grid)
 
             def search(machine: Machine) -> NetworkPlan:
-                return widened(plan_network(*parts, [one], machine, dtype, most, recompute), ranks, *parts)
+                return widened(plan_network(parts, [one], machine, dtype, most, recompute), ranks, parts)
 
             timelines.append(by_timeline(found[-1], search, machine, dtype))
             found[-1] = timelines[-1].plan
@@ -222,12 +223,12 @@ def sample_parallelism(compiled: CompiledNetwork) -> Program | None:
     graph, ranks = compiled.graph, compiled.program.grid.ranks
     if graph.batch < ranks:
         return None
-    return lay_out(*network_parts(graph, compiled.described), Grid((("N", ranks),)), "sample")
+    return lay_out(network_parts(graph, compiled.described), Grid((("N", ranks),)), "sample")
 
 
 def on_one_rank(compiled: CompiledNetwork) -> Program:
     """The same network, not split."""
-    return lay_out(*network_parts(compiled.graph, compiled.described), Grid((("N", 1),)), "sample")
+    return lay_out(network_parts(compiled.graph, compiled.described), Grid((("N", 1),)), "sample")
 
 
 def _described(graph: Graph) -> tuple[Graph, Described, Described]:
@@ -272,16 +273,14 @@ def _at_once(row: PlacedRow) -> PlacedRow:
     return replace(row, early=None, split=True, chunks=None, derived=derived)
 
 
-def network_parts(
-    graph: Graph, described: Described
-) -> tuple[str, list[Tensor], tuple[Bound, ...], tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
+def network_parts(graph: Graph, described: Described) -> Parts:
     """What all that lay a network out are told of it."""
     inputs = {v.name for v in graph.inputs}
     tensors = [
         Tensor(t.name, t.shape, t.dtype, t.kind, _letters(t.shape, t.floats) if t.name in inputs else ())
         for t in described.tensors.values()
     ]
-    return graph.name, tensors, described.rows, graph.updates, graph.outputs
+    return Parts(graph.name, tensors, described.rows, graph.updates, graph.outputs)
 
 
 def _letters(shape: tuple[int, ...], floats: bool) -> tuple[str, ...]:

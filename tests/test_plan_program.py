@@ -63,7 +63,7 @@ def a_graph(draw: Random) -> Graph:
 
 
 def searched(graph: Graph, grid: Grid, effort: Effort) -> Search:
-    return Search(*network_parts(graph, describe(graph.at(graph.batch))), grid, LASSEN, "float32", effort)
+    return Search(network_parts(graph, describe(graph.at(graph.batch))), grid, LASSEN, "float32", effort)
 
 
 @pytest.mark.parametrize("seed", range(draws(6)))

@@ -24,40 +24,22 @@ from convgen.cost.network import bytes_of
 from convgen.errors import InputError
 from convgen.operations.bound import Bound
 from convgen.operations.row import Operation
+from convgen.plan.parts import Parts, Tensor
 from convgen.program.network import Program, Value
 from convgen.program.rows import PlacedRow, Stored, index_of, kept, place, serves, stored_by_name
 
 ROLES_AT_MOST = 256  # combinations of one row that are looked at
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """A value that has no layout yet. `kind` as a program's values have it."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    kind: str
-    letters: tuple[str, ...] = ()  # of an input's dimensions; "" for none
-
-
-def lay_out(
-    name: str,
-    tensors: Sequence[Tensor],
-    rows: Sequence[Bound],
-    updates: Sequence[tuple[str, str]],
-    outputs: Sequence[tuple[str, str]],
-    grid: Grid,
-    algorithm: str | None = None,
-) -> Program:
+def lay_out(parts: Parts, grid: Grid, algorithm: str | None = None) -> Program:
     """The program of a network whose rows follow the letters of a grid.
 
     Args:
-        tensors: all that rows read and make, by name.
         algorithm: of ALGORITHMS; by default the one that has the grid's letters.
     Raises:
         InputError: a letter that no algorithm, or this one, has.
     """
+    name, tensors, rows, updates, outputs = parts
     rule = _rule(grid, algorithm)
     bare = Grid(tuple((a, n) for a, n in grid.axes if n > 1))
     known: dict[str, Stored] = {}

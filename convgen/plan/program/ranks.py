@@ -15,10 +15,10 @@ from convgen.algebra.grid import Grid
 from convgen.cost.machine import Machine
 from convgen.cost.moving import PICOSECONDS
 from convgen.cost.rows import program_cost
-from convgen.operations.bound import Bound
 from convgen.plan.fewer import on_fewer, with_idle
-from convgen.plan.letters import Tensor, lay_out
+from convgen.plan.letters import lay_out
 from convgen.plan.network.grids import MOST_AXES, NAMES, factorisations, primes
+from convgen.plan.parts import Parts
 from convgen.plan.program.candidates import Way
 from convgen.plan.program.fitting import fitted
 from convgen.plan.program.search import Effort, Found, Search, TooLittleMemory
@@ -67,11 +67,7 @@ def _ordered(factors: Sequence[int], node: int) -> tuple[int, ...]:
 
 
 def plan_network(
-    name: str,
-    tensors: Sequence[Tensor],
-    rows: Sequence[Bound],
-    updates: Sequence[tuple[str, str]],
-    outputs: Sequence[tuple[str, str]],
+    parts: Parts,
     grids: Sequence[Grid],
     machine: Machine,
     dtype: str,
@@ -89,7 +85,7 @@ def plan_network(
     """
 
     def search(grid: Grid, effort: Effort, bound: int | None) -> Found:
-        return Search(name, tensors, rows, updates, outputs, grid, machine, dtype, effort, bound).run()
+        return Search(parts, grid, machine, dtype, effort, bound).run()
 
     scouted: list[tuple[Grid, int]] = []
     for grid in grids if len(grids) > 1 else ():
@@ -104,11 +100,7 @@ def plan_network(
 
 
 def plan_counted(
-    name: str,
-    tensors: Sequence[Tensor],
-    rows: Sequence[Bound],
-    updates: Sequence[tuple[str, str]],
-    outputs: Sequence[tuple[str, str]],
+    parts: Parts,
     ranks: int,
     machine: Machine,
     dtype: str,
@@ -123,42 +115,33 @@ def plan_counted(
     Raises:
         InputError: no layout of all ranks takes so little memory.
     """
-    parts = (name, tensors, rows, updates, outputs)
 
     def planned(count: int) -> NetworkPlan:
         told(count)
-        return plan_network(*parts, grids_of(count, machine), machine, dtype, memory_bytes, recompute)
+        return plan_network(parts, grids_of(count, machine), machine, dtype, memory_bytes, recompute)
 
     def roughly(count: int) -> float:
         times: list[int] = []
         for grid in grids_of(count, machine)[-ROUGH:]:
             with suppress(TooLittleMemory):
                 times.append(
-                    Search(*parts, grid, machine, dtype, SCOUT, None if recompute else memory_bytes).run().time_ps
+                    Search(parts, grid, machine, dtype, SCOUT, None if recompute else memory_bytes).run().time_ps
                 )
         return min(times) / PICOSECONDS if times else float("inf")
 
     @cache
     def of_one() -> float:
-        program = lay_out(*parts, Grid((("N", 1),)), "sample")
+        program = lay_out(parts, Grid((("N", 1),)), "sample")
         return sum(computing for computing, _ in program_cost(program, machine, dtype).rows) / PICOSECONDS
 
     _, plan = on_fewer(ranks, planned, lambda plan: plan.seconds, roughly, lambda count: of_one() / count)
-    return widened(plan, ranks, *parts)
+    return widened(plan, ranks, parts)
 
 
-def widened(
-    plan: NetworkPlan,
-    ranks: int,
-    name: str,
-    tensors: Sequence[Tensor],
-    rows: Sequence[Bound],
-    updates: Sequence[tuple[str, str]],
-    outputs: Sequence[tuple[str, str]],
-) -> NetworkPlan:
+def widened(plan: NetworkPlan, ranks: int, parts: Parts) -> NetworkPlan:
     """A plan on more ranks, the others with copies."""
     laid_out = plan_of(plan.program, "")
     wider = replace(laid_out, grid=with_idle(laid_out.grid, ranks))
     if wider == laid_out:
         return plan
-    return replace(plan, program=program_of(wider, name, tensors, rows, updates, outputs))
+    return replace(plan, program=program_of(wider, parts))

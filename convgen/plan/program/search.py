@@ -19,9 +19,9 @@ from convgen.cost.network import element_bytes
 from convgen.cost.rows import price_on
 from convgen.errors import InputError
 from convgen.operations.bound import Bound
-from convgen.plan.letters import Tensor
 from convgen.plan.network.bounded import FREE, DoesNotFit, solve
 from convgen.plan.network.eliminate import Elimination, Factor, Problem
+from convgen.plan.parts import Parts
 from convgen.plan.program.candidates import (
     Way,
     is_product,
@@ -82,11 +82,7 @@ class Search:
 
     def __init__(
         self,
-        name: str,
-        tensors: Sequence[Tensor],
-        rows: Sequence[Bound],
-        updates: Sequence[tuple[str, str]],
-        outputs: Sequence[tuple[str, str]],
+        parts: Parts,
         grid: Grid,
         machine: Machine,
         dtype: str,
@@ -97,7 +93,8 @@ class Search:
         Args:
             memory_bytes: that a rank has for values kept for backward, parameters, gradients and optimizer's states.
         """
-        self.name, self.rows, self.updates, self.outputs = name, tuple(rows), tuple(updates), tuple(outputs)
+        self.name, tensors, rows, updates, outputs = parts
+        self.rows, self.updates, self.outputs = tuple(rows), tuple(updates), tuple(outputs)
         self.grid, self.effort, self.memory_bytes = grid, effort, memory_bytes
         self.bare = Grid(tuple((a, n) for a, n in grid.axes if n > 1))
         self.price = price_on(self.bare, machine, dtype)

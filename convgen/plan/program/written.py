@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from convgen.algebra.grid import Grid
 from convgen.errors import InputError
 from convgen.operations.bound import Bound
-from convgen.plan.letters import Tensor
+from convgen.plan.parts import Parts
 from convgen.program.again import with_again
 from convgen.program.network import Program, Value, label
 from convgen.program.rows import PlacedRow, place, place_gradient, serves, stored_by_name
@@ -37,19 +37,13 @@ def plan_of(
     return PlanFile(program.name, graph, program.grid, values, rows, machine, seconds * 1e3, statistics, again)
 
 
-def program_of(
-    plan: PlanFile,
-    name: str,
-    tensors: Sequence[Tensor],
-    rows: Sequence[Bound],
-    updates: Sequence[tuple[str, str]],
-    outputs: Sequence[tuple[str, str]],
-) -> Program:
+def program_of(plan: PlanFile, parts: Parts) -> Program:
     """The program that a file lays out.
 
     Raises:
         InputError: it is another network's, or a layout can't work.
     """
+    name, tensors, rows, updates, outputs = parts
     known = {t.name: t for t in tensors}
     if unknown := [n for n in plan.values if n not in known]:
         raise InputError(f"the network has no value {unknown[0]}", ("values", unknown[0]), hint=f"graph: {plan.graph}")
