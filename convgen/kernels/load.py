@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import hashlib
 import importlib.util
+import os
 import shutil
 import sys
 import tempfile
@@ -25,7 +26,9 @@ def load_text(text: str) -> ModuleType:
     """The module of this text; the same text gives the same module."""
     name = f"convgen_kernels_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     path = _folder() / f"{name}.py"
-    path.write_text(text, encoding="utf-8")
+    own = path.with_suffix(f".{os.getpid()}")  # forked processes share the folder: none may read half a file
+    own.write_text(text, encoding="utf-8")
+    own.replace(path)
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"cannot import {path}")
