@@ -34,6 +34,7 @@ from convgen.program.again import with_again
 from convgen.program.network import FLOATS, Program
 from convgen.program.rows import PlacedRow, place, place_gradient, stored_by_name
 from convgen.program.verify.network import verify_network
+from convgen.program.wide import joined_rows, numbers
 from convgen.spec.aten.describe import Described
 from convgen.spec.aten.samples import for_any_number
 from convgen.spec.graph import Graph
@@ -66,6 +67,11 @@ class CompiledNetwork:
     @property
     def dtype(self) -> str:
         return _dtype(self.graph)
+
+    @property
+    def calls(self) -> tuple[int, ...]:
+        """Of each row of the program, the number of the graph's call that it ends with."""
+        return tuple(self.described.calls[i] for i in numbers(len(self.described.rows), self.program.joined))
 
     def package(self, *, constants: bool = False) -> Package:
         """The generated files."""
@@ -308,9 +314,10 @@ def placed_again(row: PlacedRow, bound: Bound, grid: Grid) -> PlacedRow:
 
 def program_like(program: Program, described: Described) -> Program:
     """The same layout of a network of another number of samples."""
+    bounds = joined_rows(described.rows, program.joined)
     rows = tuple(
         replace(row, bound=bound, derived=tuple((k, _derived(one, bound, k)) for k, one in row.derived))
-        for row, bound in zip(program.rows, described.rows, strict=True)
+        for row, bound in zip(program.rows, bounds, strict=True)
     )
     values = {
         n: replace(v, shape=described.tensors[n].shape) if n in described.tensors else v

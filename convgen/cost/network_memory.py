@@ -127,7 +127,7 @@ class MemoryWalk:
         strips = {f"{i} twice": overlap_elements(row, self.program.grid, self.rank) * self._size_of(bound.reads[0])}
         for k, (name, chain) in enumerate(zip(bound.reads, row.fetch, strict=True)):
             root = self.root.get(name, name)
-            if k == row.early:  # the interior reads the value itself
+            if k == row.early and row.split:  # the interior reads the value itself
                 strips[f"{i} strips"] = strip_elements(row, k, self.program.grid, self.rank) * self._size_of(name)
             elif moves(chain):
                 root = f"{i} fetched {k}"

@@ -22,6 +22,7 @@ from convgen.emit.module import environment
 from convgen.emit.names import a_name, constant, identifier, names_of, names_within, within
 from convgen.emit.paste import SharedRuntime, network_runtime
 from convgen.errors import InternalError
+from convgen.operations.batch_norm import Centred
 from convgen.operations.calls import Elementwise, Slot
 from convgen.operations.contraction import Contraction
 from convgen.operations.convolution import Convolution
@@ -312,7 +313,9 @@ class _Writer:
         added = (
             is_plain(row) and isinstance(row.bound.operation, Elementwise) and row.bound.operation.op == "add.Tensor"
         )
-        return added or any(norm.centred == maker for norm in self.norms.values())
+        return added or (
+            isinstance(row.bound.operation, Centred) and any(n.centred == maker for n in self.norms.values())
+        )
 
     def _again(self, i: int) -> str:
         """The block that a row is computed again with."""
@@ -325,11 +328,11 @@ class _Writer:
         name = self.rows.setdefault(text, constant("batch_norm", self.rows.values()))
         x, y = self._operand(rows[0].bound.reads[0], prefix, start), self.own[rows[2].bound.makes[0]]
         module = "" if f"{norm.module}." == prefix else norm.module.removeprefix(prefix)  # "": the block's own
-        made, called = self._typed(rows[2].bound.makes[0]), within(label(rows[2]), start)
-        return [
-            *(f"# {c}" for c in travels(rows)),
-            f'{y} = run.batch_norm({name}, "{called}", {x}, "{module}")  # {made}',
-        ]
+        made, called = self._typed(rows[2].bound.makes[0]), within(label(rows[0]).removesuffix("_moments"), start)
+        arguments = [name, f'"{called}"', x, f'"{module}"']
+        if others := [self._operand(v, prefix, start) for v in rows[2].bound.reads[2:]]:  # of rows that are one with it
+            arguments += [f'"{within(label(rows[2]), start)}"', *others]
+        return [*(f"# {c}" for c in travels(rows)), f"{y} = run.batch_norm({', '.join(arguments)})  # {made}"]
 
     def _typed(self, value: str) -> str:
         return entries(self.program.values[value].stored)

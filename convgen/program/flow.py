@@ -86,10 +86,13 @@ def _rows(program: Program, start: int, stop: int) -> Iterator[Flow]:
     moved: dict[tuple[int, str], list[Moved]] = {}
     for m in program.forward():
         moved.setdefault((m.row, m.chain[0]), []).append(m)
+    first: dict[int, list[int]] = {}  # by row, those whose halos are started before it
     for i, row in [*enumerate(program.rows)][start:stop]:
-        whole, fetch, store = Local(label(row), i, row), moved.get((i, "fetch"), []), moved.get((i, "store"), [])
-        yield from _started(whole, fetch)
-        yield from _rest(whole, fetch, store)
+        first.setdefault(i - row.ahead, []).append(i)
+    for i, row in [*enumerate(program.rows)][start:stop]:
+        for j in first.get(i, ()):
+            yield from _started(Local(label(program.rows[j]), j, program.rows[j]), moved.get((j, "fetch"), []))
+        yield from _rest(Local(label(row), i, row), moved.get((i, "fetch"), []), moved.get((i, "store"), []))
 
 
 def _started(whole: Local, fetch: list[Moved]) -> Iterator[Start]:
@@ -142,10 +145,14 @@ def backward(program: Program, *, of_inputs: bool = False) -> Iterator[Flow]:
     of = {step: bucket for bucket in program.buckets for step in bucket.steps}
     ready: dict[str, list[Moved]] = {}
     again = {s.stop - 1: s for s in program.again}
+    behind: dict[int, list[Flow]] = {}  # by row, what is waited for behind its gradients
     for i, row in reversed([*enumerate(program.rows)]):
         if i in again:
             yield from _rows(program, again[i].start, again[i].stop)
-        for step in _gradients(row, i, asked(row.bound, wanted)):
+        steps = [*_gradients(row, i, asked(row.bound, wanted))]
+        if row.ahead and steps and isinstance(steps[-1], Wait):
+            behind.setdefault(i - row.ahead, []).append(steps.pop())
+        for step in (*steps, *behind.pop(i, ())):
             if not isinstance(step, Moved) or step.step not in of:
                 yield step
                 continue
@@ -194,9 +201,10 @@ def _vjp(row: PlacedRow, number: int, wanted: list[bool], steps: list[Moved]) ->
         yield from (m for m in steps if m.chain[0] == "back")
         return
     early = [m for m in steps if m.chain == ("back", row.early)]
-    yield replace(whole, part="boundary")
+    yield replace(whole, part="boundary") if row.split else whole
     yield from (Start(m.step, HALOS, (m,)) for m in early)
-    yield replace(whole, part="interior")
+    if row.split:
+        yield replace(whole, part="interior")
     yield from (m for m in steps if m.chain[0] == "back" and m not in early)
     yield from (Wait(m.step) for m in early)
 

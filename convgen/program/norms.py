@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from convgen.operations.batch_norm import Centred, Coefficients, RunningMoments
 from convgen.operations.bound import Bound
 from convgen.operations.calls import Elementwise
+from convgen.operations.fused import Fused
 from convgen.operations.moments import Moments, RunningStatistics
 from convgen.operations.part_norm import PartMoments, PartRunning, PartUpdate
+from convgen.operations.row import Operation
 from convgen.program.network import Program
 from convgen.program.rows import PlacedRow, place
 
@@ -21,7 +23,7 @@ class Norm:
     """A batch norm whose parameters and buffers are those of one module of the source.
 
     Attributes:
-        moments, coefficients, centred: numbers of rows.
+        moments, coefficients, centred: numbers of rows; the last may be one with rows behind it.
         momentum: of running statistics; 0 where there are none.
     """
 
@@ -49,9 +51,12 @@ def norms(program: Program) -> tuple[dict[int, Norm], set[int]]:
         if Coefficients not in kinds or not set(kinds) <= {Coefficients, RunningStatistics}:
             continue
         c, module = kinds[Coefficients], row.bound.module
+        (coefficients,) = rows[c].bound.makes
         operation = rows[c].bound.operation
         assert isinstance(operation, Coefficients)
-        centred = next(j for j in range(c + 1, len(rows)) if isinstance(rows[j].bound.operation, Centred))
+        centred = next(j for j in range(c + 1, len(rows)) if coefficients in rows[j].bound.reads)
+        if not _centres(rows[centred].bound.operation):
+            continue
         own = {"weight": operation.weight, "bias": operation.bias}
         own |= dict.fromkeys(("running_mean", "running_var"), RunningStatistics in kinds)
         wanted = [f"{module}.{n}" for n in ("weight", "bias") if own[n]]
@@ -75,6 +80,12 @@ def norms(program: Program) -> tuple[dict[int, Norm], set[int]]:
         found[i] = Norm(module, i, c, centred, momentum, operation.eps)
         gone |= parts - {i}
     return found, gone
+
+
+def _centres(operation: Operation) -> bool:
+    """Whether a row begins with what a batch norm ends with; more may be one row with it (wide.py)."""
+    first = operation.parts[0].operation if isinstance(operation, Fused) else operation
+    return isinstance(first, Centred)
 
 
 def evaluated(program: Program, moments: int) -> PlacedRow | None:

@@ -66,6 +66,7 @@ class PlacedRow:
         derived: by operand its gradient's row, and what that row reads: ("operand" | "result" | "gradient", number).
         early: the operand whose halo travels while the row's interior is computed (program/early.py); or, of a
             gradient that is not `split`, while other gradients of its row are.
+        ahead: rows before its own at which an early halo is started.
         chunks: along which what moves travels while other chunks are computed.
     """
 
@@ -81,6 +82,7 @@ class PlacedRow:
     derived: tuple[tuple[int, PlacedRow], ...] = ()
     early: int | None = None
     split: bool = True
+    ahead: int = 0
     chunks: Chunks | None = None
 
     @property

@@ -255,16 +255,26 @@ class Stand(Plain):
         """
         return self.begun(place, operands, buckets)()
 
+    def early(self, place: Place, x: Tensor) -> Early | None:
+        """The halo of its early operand, under way before other operands are there; of a row without derived ones."""
+        here = RowHere(self, place, 0)  # type: ignore[arg-type]
+        return None if self.row.early is None else Early(self, here, self.row.early, x)
+
     def begun(
-        self, place: Place, operands: Sequence[Tensor], buckets: Buckets | None
+        self, place: Place, operands: Sequence[Tensor], buckets: Buckets | None, early: Early | None = None
     ) -> Callable[[], tuple[Tensor, ...]]:
-        """The same in two: its halo is under way, if it is early; what is returned does the rest."""
+        """The same in two: its halo is under way, if it is early; what is returned does the rest.
+
+        Args:
+            early: its halo, if it has been under way before.
+        """
         here, at = RowHere(self, place, 0), self.at(place)  # type: ignore[arg-type]
         asked = [k for k in self.derived if torch.is_grad_enabled() and operands[k].requires_grad]
         slots: Slots = {k: [] for k in asked if self.derived[k].row.early is not None}
         operands = [Later.apply(t, slots[k]) if k in slots else t for k, t in enumerate(operands)]
         taken = [t.detach() if k in self.derived else t for k, t in enumerate(operands)]
-        early = None if self.row.early is None else Early(self, here, self.row.early, taken[self.row.early])
+        if self.row.early is not None and early is None:
+            early = Early(self, here, self.row.early, taken[self.row.early])
         chunked = None if self.row.chunks is None else self._chunked(taken, here)
 
         def rest() -> tuple[Tensor, ...]:

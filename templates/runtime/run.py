@@ -111,8 +111,12 @@ class Run:
             with torch.no_grad():
                 self[name].copy_(value)
 
-    def batch_norm(self, rows: BatchNorm, label: str, x: Tensor, name: str) -> Tensor:
-        """Batch norm of a module of the source, by statistics of the whole batch, or running ones in evaluation."""
+    def batch_norm(self, rows: BatchNorm, label: str, x: Tensor, name: str, last: str = "", *others: Tensor) -> Tensor:
+        """Batch norm of a module of the source, by statistics of the whole batch, or running ones in evaluation.
+
+        Args:
+            last: the label of the rows behind it that are one row with it, which takes `others`.
+        """
         blocks, module = self.of.blocks, f"{self.prefix}{name}".removesuffix(".")
         names = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
         w, b, mean, variance, counted = [blocks.get(f"{module}.{n}") for n in names]
@@ -129,11 +133,12 @@ class Run:
         if renews and counted is not None:
             counted.add_(1)
         coefficients = rows.coefficients.stand(self, f"{step}_coefficients")
-        centred = rows.centred.stand(self, step)
+        centred = rows.centred.stand(self, self.step(last) if last else step)
         if not stand.store[0] and x.numel() and centred.is_silent and coefficients.is_silent:
             if self.training and not renews and mean is not None and variance is not None:
                 mean, variance = mean.clone(), variance.clone()
             return torch.nn.functional.batch_norm(x, mean, variance, w, b, own, rows.momentum, rows.eps)
+        early = centred.early(self.place, x)  # a halo of x travels while its moments do
         if own:
             (m,) = stand.run(self.place, [x], buckets)
             if renews and mean is not None and variance is not None:
@@ -144,5 +149,6 @@ class Run:
             assert mean is not None and variance is not None
             m = torch.stack([torch.ones_like(mean), mean, variance])
         vectors = [v for v in (w, b) if v is not None]
-        (made,) = centred.run(self.place, [x, *coefficients.run(self.place, [m, *vectors], buckets)], buckets)
+        operands = [x, *coefficients.run(self.place, [m, *vectors], buckets), *others]
+        (made,) = centred.begun(self.place, operands, buckets, early)()
         return made
