@@ -45,7 +45,7 @@ from convgen.algebra.grid import Grid
 from convgen.cost.machine import Machine
 from convgen.cost.machines import load_machine
 from convgen.cost.timeline import simulate
-from convgen.network_compiler import CompiledNetwork, compile_network, program_like, without_flights
+from convgen.network_compiler import CompiledNetwork, compile_network, program_like
 from convgen.packages import files_of
 from convgen.passes.bucket_gradients import BucketGradients
 from convgen.passes.chunk_collectives import ChunkCollectives
@@ -120,7 +120,7 @@ def programs(case: Case) -> tuple[CompiledNetwork, dict[str, torch.Tensor], dict
     torch.manual_seed(0)
     graph, tensors = graph_of(case.make(), (torch.zeros(case.shape),), name="net")
     compiled = compile_network(graph, Grid(tuple(case.grid.items())))
-    plain = without_flights(compiled.program)
+    plain = compiled.plain
     found = {"plain": plain}
     for name, passes in case.ways.items():
         program = plain

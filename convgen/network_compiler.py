@@ -53,11 +53,13 @@ class CompiledNetwork:
     """A network with every decision made.
 
     Attributes:
+        plain: the program with every collective waited for at once.
         other: the same for another number of samples.
     """
 
     graph: Graph
     described: Described
+    plain: Program
     program: Program
     other: Program
     algorithm: str | None
@@ -139,7 +141,7 @@ def compile_network(
 
     graph, described, program = _with_statistics(graph, statistics, laid_out)
     program = with_again(program, again)
-    return _compiled(graph, described, program, algorithm, command, overlap or machine, of_inputs)
+    return _compiled(graph, described, program, algorithm, command, overlap or chosen, of_inputs)
 
 
 def _with_statistics(
@@ -173,7 +175,7 @@ def compile_plan(graph: Graph, plan: PlanFile, *, overlap: Machine | None = None
         program = program_of(plan, network_parts(graph, described))
     except InputError as error:
         raise locate(error, plan.source) from None
-    return _compiled(graph, described, program, "plan", command, overlap)
+    return _compiled(graph, described, program, "plan", command, overlap or load_machine("cpu"))
 
 
 def plan_graph(
@@ -252,31 +254,21 @@ def _compiled(
     program: Program,
     algorithm: str | None,
     command: str,
-    machine: Machine | None,
+    machine: Machine,
     of_inputs: bool = False,
 ) -> CompiledNetwork:
     many = for_any_number(graph)[2]
     program, _ = for_any_batch(program, described, many)
-    program = overlapped(program, machine or load_machine("cpu"), _dtype(graph), of_inputs=of_inputs)
+    plain, program = program, overlapped(program, machine, _dtype(graph), of_inputs=of_inputs)
     other = program_like(program, many)
     if verify_schedules():
         verify_network(other)
-    return CompiledNetwork(graph, described, program, other, algorithm, command=command)
+    return CompiledNetwork(graph, described, plain, program, other, algorithm, command=command)
 
 
 def _dtype(graph: Graph) -> str:
     """Of what is computed: the first parameter's or input's of floats."""
     return next((v.dtype for v in (*graph.parameters, *graph.inputs) if v.dtype in FLOATS), "float32")
-
-
-def without_flights(program: Program) -> Program:
-    """The same, with every collective waited for at once."""
-    return replace(program, buckets=(), rows=tuple(_at_once(row) for row in program.rows))
-
-
-def _at_once(row: PlacedRow) -> PlacedRow:
-    derived = tuple((k, _at_once(one)) for k, one in row.derived)
-    return replace(row, early=None, split=True, chunks=None, derived=derived)
 
 
 def network_parts(graph: Graph, described: Described) -> Parts:

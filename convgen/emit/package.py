@@ -35,7 +35,7 @@ TAKEN: Mapping[str, tuple[str, ...]] = {
 }
 # Of classes that are mostly the compiler's, methods that a rank needs beside the fields.
 KEPT: Mapping[str, tuple[str, ...]] = {"Conv": ("direct", "direct_phase", "letters")}
-COMPILERS = ("reference", "work")  # methods of rows that only tests and prices call
+COMPILERS = ("reference", "work", "launches")  # methods of rows that only tests and prices call
 TORCH = Import("torch", "torch")
 # What stands for the compiler's, which is of arrays too.
 NUMBER = Statement(

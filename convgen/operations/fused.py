@@ -20,7 +20,7 @@ from typing import Any
 
 from convgen.algebra.relations import Relation, Through
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
-from convgen.operations.row import At, Operation, Work
+from convgen.operations.row import At, Interval, Launch, Operation, Work
 
 MADE = -1  # as a source: what the part before made
 
@@ -92,8 +92,14 @@ class Fused(Operation):
 
     def work(self, way: int, at: At) -> Work:
         """Of all parts, each with its rim."""
-        done = [part.operation.work(0, here) for part, here in self._parts(at.blocks)]
+        done = [one.work for one in self.launches(way, at)]
         return Work(sum(w.flops for w in done), sum(w.elements for w in done))
+
+    def launches(self, way: int, at: At) -> tuple[Launch, ...]:
+        return tuple(
+            Launch(link.operation, link.operation.work(0, here), tuple(s for s in link.sources if s != MADE))
+            for link, here in self._parts(at.blocks)
+        )
 
     def _parts(self, blocks: Mapping[str, Any]) -> Iterator[tuple[Link, At]]:
         """Where each part stands, for these blocks of the last result's indices; numbers, or arrays over ranks."""
@@ -141,21 +147,22 @@ def _interval(made: Made, blocks: Mapping[str, Any], extent: int) -> Any:
 
 def _at(signature: Signature, blocks: Mapping[str, Any]) -> At:
     """Where these blocks stand, rows being read in order."""
-    windows: list[tuple[Any, ...]] = []
-    inside: list[tuple[Any, ...]] = []
-    for operand in signature.inputs:
-        wished = [_wished(made, n, signature, blocks) for made, n in zip(operand.dims, operand.shape, strict=True)]
-        windows.append(tuple(wished))
-        inside.append(
-            tuple(
-                w if made.relation is None else made.relation.hull(*w, n)
-                for w, made, n in zip(wished, operand.dims, operand.shape, strict=True)
-            )
-        )
-    return At(blocks, tuple(windows), tuple(inside))
+    windows = tuple(
+        tuple([_wished(made, n, signature, blocks) for made, n in zip(o.dims, o.shape, strict=True)])
+        for o in signature.inputs
+    )
+    inside = tuple(
+        tuple([_rows_inside(made, n, w) for made, n, w in zip(o.dims, o.shape, wished, strict=True)])
+        for o, wished in zip(signature.inputs, windows, strict=True)
+    )
+    return At(blocks, windows, inside)
 
 
-def _wished(made: Made, extent: int, signature: Signature, blocks: Mapping[str, Any]) -> Any:
+def _rows_inside(made: Made, extent: int, wished: Interval) -> Interval:
+    return wished if made.relation is None else made.relation.hull(*wished, extent)
+
+
+def _wished(made: Made, extent: int, signature: Signature, blocks: Mapping[str, Any]) -> Interval:
     if not made.indices:
         return 0, extent
     if made.relation is not None:

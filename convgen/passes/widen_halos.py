@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -31,13 +31,15 @@ class WidenHalos(NetworkPass):
         %b.x = exchange %n over=H                          wait %b.x0
         %b   = conv_forward %n, %w                         %b   = centred_conv_forward %x, %c, %w
 
-    Needs:  values between that nothing else reads; rows that are read in order; no buckets yet, which know rows by name.
+    Needs:  values between that nothing else reads; rows that are read in order; no buckets yet, which know rows by
+        name.
     Sound:  a rank makes of what lies between all that its block of the result reads, of real rows alone; gradients of
         parameters are addends of its own block.
     Leaves: rows between which no halo travels.
 
     Args:
-        only: labels of rows behind which a halo is saved, with commas; all by default.
+        only: `first:last`, labels of the rows that are one from the first to the last, with commas; by default every
+            chain as far as its last halo.
 
     Source: DESIGN section 12.
     """
@@ -47,22 +49,27 @@ class WidenHalos(NetworkPass):
     only: str = ""
 
     def run(self, program: Program) -> Program:
-        names = self.only.split(",") if self.only else None
         if program.buckets:
             return program
-        groups = [
-            group for chain in chains(program) for group in halos_of(program, chain)
-            if names is None or label(program.rows[group[-1]]) in names
-        ]  # fmt: skip
+        asked = [tuple(pair.split(":")) for pair in self.only.split(",")] if self.only else None
+        groups = [group for chain in chains(program) for group in _groups(program, chain, asked)]
         found = widened(program, groups)
         return program if found is program else _ahead(found)
 
 
-def halos_of(program: Program, chain: Group) -> Iterator[Group]:
-    """Of a chain of rows those to be one: from where a halo would be fetched first to the last row with a halo."""
-    windowed = [n for n, i in enumerate(chain) if _has_halo(program.rows[i])]
-    if windowed and windowed[-1] > 0:
-        yield chain[: windowed[-1] + 1]
+def _groups(program: Program, chain: Group, asked: Sequence[tuple[str, ...]] | None) -> Iterator[Group]:
+    """Of a chain of rows those to be one."""
+    names = [label(program.rows[i]) for i in chain]
+    if asked is None:
+        asked = [(names[0], names[n]) for n in halos_of(program, chain)[-1:]]
+    for first, last in asked:
+        if first in names and last in names[names.index(first) + 1 :]:
+            yield chain[names.index(first) : names.index(last) + 1]
+
+
+def halos_of(program: Program, chain: Group) -> list[int]:
+    """Where in a chain a row fetches a halo."""
+    return [n for n, i in enumerate(chain) if _has_halo(program.rows[i])]
 
 
 def _has_halo(row: PlacedRow) -> bool:
