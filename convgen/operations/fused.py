@@ -20,7 +20,7 @@ from typing import Any
 
 from convgen.algebra.relations import Relation, Through
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
-from convgen.operations.row import At, Interval, Launch, Operation, Work
+from convgen.operations.row import At, Interval, Launch, Operation, Work, touched
 
 MADE = -1  # as a source: what the part before made
 
@@ -91,9 +91,8 @@ class Fused(Operation):
         return (made,)
 
     def work(self, way: int, at: At) -> Work:
-        """Of all parts, each with its rim."""
-        done = [one.work for one in self.launches(way, at)]
-        return Work(sum(w.flops for w in done), sum(w.elements for w in done))
+        """Flops of all parts, each with its rim; what lies between is no element of the row."""
+        return Work(sum(one.work.flops for one in self.launches(way, at)), touched(at, self.signatures[way]))
 
     def launches(self, way: int, at: At) -> tuple[Launch, ...]:
         return tuple(

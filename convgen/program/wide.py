@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from convgen.algebra.relations import ReadBy, Taps, Through
+from convgen.algebra.signature import Made, Signature
 from convgen.operations.average_pooling import AveragePool
 from convgen.operations.batch_norm import Centred
 from convgen.operations.bound import Bound
@@ -82,22 +83,32 @@ def _before(
 
 def faults(operation: Fused) -> Iterator[str]:
     """Why rows can't be one, if they can't."""
+    (signature,) = operation.signatures
     for part, made in zip(operation.parts, operation.made, strict=True):
         (result,) = part.signature.results
-        for wide, own, n in zip(made, result.dims, result.shape, strict=True):
-            several = sum(part.signature.extent[i] > 1 for i in own.indices)
-            if wide.indices and several > 1:
-                yield f"blocks of {part.operation.name}'s result cut a nest"
-            if wide.relation is not None and not isinstance(wide.relation, IN_ORDER):
-                yield f"rows of {part.operation.name} are not read in order"
-            elif wide.relation is not None:
-                rows: Any = np.arange(operation.signatures[0].extent[wide.indices[0]], dtype=np.int64)
-                first, last = wide.relation.hull(*wide.relation.window(rows, rows + 1), n)
-                if bool((first >= last).any()):
-                    yield f"some rows read nothing of what {part.operation.name} makes"
-    wide_ones = [o.name for o in operation.signatures[0].inputs if any(m.relation for m in o.dims)]
-    if len(wide_ones) != 1:
-        yield f"windows of {len(wide_ones)} operands"
+        nests = [sum(part.signature.extent[i] > 1 for i in own.indices) > 1 for own in result.dims]
+        if any(wide.indices and nest for wide, nest in zip(made, nests, strict=True)):
+            yield f"blocks of {part.operation.name}'s result cut a nest"
+        yield from (f"{part.operation.name}: {fault}" for fault in _window_faults(made, result.shape, signature))
+    windowed = [o for o in signature.inputs if any(m.relation for m in o.dims)]
+    if len(windowed) != 1:
+        yield f"windows of {len(windowed)} operands"
+    for operand in windowed:
+        yield from (f"{operand.name}: {fault}" for fault in _window_faults(operand.dims, operand.shape, signature))
+
+
+def _window_faults(made: Sequence[Made], shape: Sequence[int], signature: Signature) -> Iterator[str]:
+    """Of what rows of the last result read: a rank whose rows read nothing makes zeros, and a bias may be no zero."""
+    for one, extent in zip(made, shape, strict=True):
+        if one.relation is None:
+            continue
+        if not isinstance(one.relation, IN_ORDER):
+            yield "rows are not read in order"
+            continue
+        rows: Any = np.arange(signature.extent[one.indices[0]], dtype=np.int64)
+        first, last = one.relation.hull(*one.relation.window(rows, rows + 1), extent)
+        if bool((first >= last).any()):
+            yield "some rows of the last result read none"
 
 
 # ---- as one ----

@@ -43,8 +43,10 @@ class _Times:
         least: list[tuple[float, int]] = [(0.0, 0)]  # up to each row: seconds, and where the last part begins
         for end in range(1, len(chain) + 1):
             found = [(least[end - 1][0] + self.of(chain[end - 1 : end]), end - 1)]
-            starts = range(end - 1) if end - 1 in halos else ()
-            few = [start for start in starts if sum(start <= n < end for n in halos) <= MOST_HALOS]
+            few: list[int] = []
+            if end - 1 in halos:  # from a row with a halo, or a batch norm's
+                starts = halos[: halos.index(end - 1)] + [0] * (chain[0] in self.moments)
+                few = [start for start in starts if sum(start <= n < end for n in halos) <= MOST_HALOS]
             found += [(least[start][0] + self.of(chain[start:end]), start) for start in few]
             least.append(min(found, key=lambda pair: pair[0]))
         end = len(chain)
