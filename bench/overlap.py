@@ -4,8 +4,8 @@
 
 Each case is a layer's or a network's step of training, forward and backward, in several schedules: plain, and what its
 passes make (halos behind the interior, gathers and scatters in 2, 4 and 8 chunks, buckets, one halo for several rows).
-In every round all of them run once, in an order drawn anew, and besides the local work alone (comp), on a transport that moves nothing, and the
-collectives alone (comm). By minima:
+In every round all of them run once, in an order drawn anew, and besides the local work alone (comp), on a transport
+that moves nothing, and the collectives alone (comm). By minima:
 
     hidden  = (comm + comp - schedule) / min(comm, comp), forward, backward and the step
     control = plain / (comm + comp) of the step; where it leaves 0.95 to 1.05 the case is void

@@ -26,7 +26,7 @@ from convgen.operations.views import MANY
 from convgen.plan.fewer import without_idle
 from convgen.plan.letters import lay_out
 from convgen.plan.parts import Parts, Tensor
-from convgen.plan.program.by_timeline import Overlapped, by_timeline
+from convgen.plan.program.by_timeline import by_timeline
 from convgen.plan.program.overlapped import overlapped
 from convgen.plan.program.ranks import NetworkPlan, plan_counted, plan_network, widened
 from convgen.plan.program.written import program_of
@@ -187,7 +187,7 @@ def plan_graph(
     statistics: str = "global",
     recompute: bool = False,
     told: Callable[[int], None] = lambda _: None,
-    timelines: list[Overlapped] | None = None,
+    by_step: bool = False,
 ) -> tuple[CompiledNetwork, NetworkPlan]:
     """The layout of least modelled seconds of a training step, over grids of so many ranks or on one.
 
@@ -198,8 +198,7 @@ def plan_graph(
         statistics: of batch norms, as of `compile_network`.
         recompute: whether blocks may be computed again in backward.
         told: is called with each number of ranks that is planned.
-        timelines: where there is a list, steps are compared with what travels meanwhile (plan/program/by_timeline.py),
-            and what was found is put into it, the plan's last.
+        by_step: steps are compared with what travels meanwhile (plan/program/by_timeline.py).
     """
     check_statistics(statistics)
     most = memory_bytes or (int(machine.memory_bytes) if machine.memory_bytes else None)
@@ -207,20 +206,20 @@ def plan_graph(
 
     def laid_out(graph: Graph, described: Described) -> Program:
         parts, dtype = network_parts(graph, described), _dtype(graph)
+
+        def on_one(grid: Grid, machine: Machine) -> NetworkPlan:
+            return widened(plan_network(parts, [grid], machine, dtype, most, recompute), ranks, parts)
+
         if one := without_idle(found[0].program.grid) if found else grid:
             told(one.ranks)
-            found.append(widened(plan_network(parts, [one], machine, dtype, most, recompute), ranks, parts))
+            plan = on_one(one, machine)
         else:
-            found.append(plan_counted(parts, ranks, machine, dtype, most, recompute, told))
-        if timelines is not None:
-            one = without_idle(found[-1].program.grid)
-
-            def search(machine: Machine) -> NetworkPlan:
-                return widened(plan_network(parts, [one], machine, dtype, most, recompute), ranks, parts)
-
-            timelines.append(by_timeline(found[-1], search, machine, dtype))
-            found[-1] = timelines[-1].plan
-        return found[-1].program
+            plan = plan_counted(parts, ranks, machine, dtype, most, recompute, told)
+        if by_step:
+            one = without_idle(plan.program.grid)
+            plan = by_timeline(plan, lambda machine: on_one(one, machine), machine, dtype)
+        found.append(plan)
+        return plan.program
 
     graph, described, program = _with_statistics(graph, statistics, laid_out)
     return _compiled(graph, described, program, "auto", "", machine), found[-1]
