@@ -116,8 +116,8 @@ def io_command(
 @click.option("--batch", metavar="N,...", help="Samples of a node.  [default: the paper's, or the file's]")
 @click.option("--nodes", type=click.IntRange(1, MOST_PROCESSES), default=1, show_default=True, help="A power of two.")
 @click.option(
-    "--plans", type=click.Choice(["model", "explicit"]), default="model", show_default=True,
-    help="Of convolutions: the faster by the model, or as the public code trains on four core groups.",
+    "--plans", type=click.Choice(["model", "explicit", "caffe"]), default="model", show_default=True,
+    help="Of convolutions: the faster by the model, or explicit alone; or all layers as the profiled public code ran them.",
 )  # fmt: skip
 @click.option("--layers", is_flag=True, help="And every layer.")
 @click.option("--json", "as_json", is_flag=True, help="The numbers as JSON.")
