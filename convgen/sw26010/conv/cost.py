@@ -40,10 +40,14 @@ LIBRARY_MULTIPLES = (128, 32, 8)  # of M, N, K in the public library (swGEMM), w
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """fixed_s, and how many of each fitted constant."""
+    """Seconds that the taken rates give, by cause, and how many of each fitted constant."""
 
-    fixed_s: float
+    fixed: tuple[tuple[str, float], ...]
     counts: tuple[tuple[str, float], ...]
+
+    @property
+    def fixed_s(self) -> float:
+        return sum(seconds for _, seconds in self.fixed)
 
     def seconds(self, constants: Mapping[str, float]) -> float:
         return self.fixed_s + sum(count * constants[name] for name, count in self.counts)
@@ -70,8 +74,9 @@ def conv_terms(plan: Plan, rates: Rates, *, library: bool = False) -> Terms:
 def _implicit_terms(plan: ImplicitPlan, rates: Rates) -> Terms:
     counts, trips = implicit_counts(plan), implicit_trips(plan)
     rounds = trips.gemms + trips.data_tiles + trips.out_tiles
+    moved = rates.transfer_s(counts.get) + rates.transfer_s(counts.put)
     return Terms(
-        rates.transfer_s(counts.get) + rates.transfer_s(counts.put) + rounds * rates.dma_round_s,
+        (("transfers", moved), ("rounds", rounds * rates.dma_round_s)),
         (("implicit_kernel_slowdown", valid_flops(plan) / rates.group.peak_flops_per_s),),
     )
 
@@ -79,10 +84,10 @@ def _implicit_terms(plan: ImplicitPlan, rates: Rates) -> Terms:
 def _explicit_terms(plan: ExplicitPlan, rates: Rates, *, library: bool) -> Terms:
     problem, gemm = plan.problem, plan.gemm
     pixels, columns = problem.h_out * problem.w_out, problem.taps * problem.c
-    fixed = problem.n * gemm_seconds(gemm, rates)
+    fixed = [("product", problem.n * gemm_seconds(gemm, rates))]
     if plan.phase != "backward_filter":
         repacked_bytes = problem.n * gemm.itemsize * columns * problem.f
-        fixed += repacked_bytes / rates.group.copy_bytes_per_s
+        fixed.append(("repacked weights", repacked_bytes / rates.group.copy_bytes_per_s))
     counts: list[tuple[str, float]] = []
     if not plan.moves:
         pass
@@ -92,16 +97,16 @@ def _explicit_terms(plan: ExplicitPlan, rates: Rates, *, library: bool) -> Terms
     else:
         operations = problem.n * im2col_operations(problem)
         line_bytes = gemm.itemsize * problem.w_out
-        fixed += operations * CPES * line_bytes / rates.bytes_per_s(line_bytes)
+        fixed.append(("im2col", operations * CPES * line_bytes / rates.bytes_per_s(line_bytes)))
         counts.append(("im2col_operation_s", operations))
     outside = max(0.0, 1 - rates.group.ldm_bytes / (2 * gemm.itemsize * pixels))
     if outside or library:
-        fixed += problem.n * library_seconds(gemm, rates)
+        fixed.append(("library", problem.n * library_seconds(gemm, rates)))
     if outside:
         m, n, k = (round_up(e, to) for e, to in zip((gemm.m, gemm.n, gemm.k), LIBRARY_MULTIPLES, strict=True))
         copied_bytes = 2 * gemm.itemsize * (m * n + n * k + k * m)  # read and written
-        fixed += outside * problem.n * copied_bytes / rates.group.copy_bytes_per_s
-    return Terms(fixed, tuple(counts))
+        fixed.append(("copies", outside * problem.n * copied_bytes / rates.group.copy_bytes_per_s))
+    return Terms(tuple(fixed), tuple(counts))
 
 
 def layout_seconds(plan: ImplicitPlan, rates: Rates) -> float:

@@ -3,21 +3,11 @@
 Convolutions are the same plans, but every product is a call of the general library (`library_seconds`), one an image,
 and a bias is one more product, of K = 1. Implicit plans where the public code's rules allow them.
 
-What [SW] 4 has no program for are Caffe's own loops on the management core, pass after pass over whole tensors; they
-take their bytes at the 9.9 GB/s of [SW] Principle 2. ReLU, pooling by the maximum and copies have programs of the mesh.
+What [SW] 4 has no program for are Caffe's own loops on the management core, pass after pass over whole tensors
+(`PASSES`); they take their bytes at the 9.9 GB/s of [SW] Principle 2. ReLU, pooling by the maximum, and the copies that
+Caffe keeps of what it overwrites have programs of the mesh. The shift of a normalisation is a product with K = 1.
 
-| layer | bytes an element, forward | backward |
-|---|---|---|
-| normalisation, in place | mean 4, minus mean 8, square 8, variance 4, spread out 4, divide 12 | product 12, sum 4,
-  spread out 4, product 12, sum 4, minus 8, both 12, divide 12 |
-| scale and shift | copy and scale 16; the shift is a product with K = 1 | sum 4, product 12, sum 4, copy and scale 16 |
-| sum of two | zero 4, add 12, add 12 | two copies |
-| gradients of a value that several read | | add 12 for each but the first |
-| average | what is read and written, once | the same |
-| dropout | mask 4, product 12 | product 12 |
-
-Copies that keep x beside these are the mesh's. Loops that a processor takes longer for than memory does are therefore
-too fast here; how much is what the profiles say.
+Loops that a processor takes longer for than memory does are therefore too fast here; how much is what the profiles say.
 """
 
 from __future__ import annotations
@@ -49,10 +39,31 @@ from convgen.sw26010.training.layers import (
 )
 
 FLOAT = 4
-NORM_BYTES, NORM_BACKWARD_BYTES = 40, 68
-SCALE_BYTES, SCALE_BACKWARD_BYTES = 16, 36
-SUM_BYTES, ADD_BYTES = 28, 12
-DROPOUT_BYTES, DROPOUT_BACKWARD_BYTES = 16, 12
+# Of every element: what a pass does, operands that it reads, and whether it writes one.
+PASSES: dict[str, tuple[tuple[str, int, int], ...]] = {
+    "normalisation": (
+        ("mean of x", 1, 0), ("x less its mean", 1, 1), ("square", 1, 1), ("mean of squares", 1, 0),
+        ("deviation of every element", 0, 1), ("divide", 2, 1),
+    ),
+    "normalisation, backward": (
+        ("y dy", 2, 1), ("sum of y dy", 1, 0), ("that of every element", 0, 1), ("times y", 2, 1), ("sum of dy", 1, 0),
+        ("less that", 1, 1), ("dy less their mean", 2, 1), ("divide", 2, 1),
+    ),
+    "scale": (("copy", 1, 1), ("scale", 1, 1)),
+    "scale and shift, backward": (
+        ("sum of dy", 1, 0), ("x dy", 2, 1), ("sum of x dy", 1, 0), ("copy", 1, 1), ("scale", 1, 1)
+    ),
+    "sum of two": (("zero", 0, 1), ("add a", 2, 1), ("add b", 2, 1)),
+    "gradients added": (("add", 2, 1),),
+    "dropout": (("mask", 0, 1), ("product", 2, 1)),
+    "dropout, backward": (("product", 2, 1),),
+    "read once": (("read", 1, 0),),
+}  # fmt: skip
+
+
+def pass_bytes(name: str) -> int:
+    """Of an element of float32, by all passes of that name."""
+    return FLOAT * sum(reads + writes for _, reads, writes in PASSES[name])
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +93,11 @@ def caffe_parts(layer: Layer, n: int, *, implicit: bool = True) -> Iterator[Part
         case NormLayer():
             elements = n * layer.c * layer.pixels
             kept = _copies_s(elements, rates)
-            forward = _passes_s(NORM_BYTES, elements, rates) + kept
-            yield Part("normalisation", forward, _passes_s(NORM_BACKWARD_BYTES, elements, rates) + kept)
-            forward = _passes_s(SCALE_BYTES, elements, rates) + kept
+            forward = _passes_s("normalisation", elements, rates) + kept
+            yield Part("normalisation", forward, _passes_s("normalisation, backward", elements, rates) + kept)
+            forward = _passes_s("scale", elements, rates) + kept
             forward += n * _bias_s(layer.c, layer.pixels, rates)
-            yield Part("scale and shift", forward, _passes_s(SCALE_BACKWARD_BYTES, elements, rates))
+            yield Part("scale and shift", forward, _passes_s("scale and shift, backward", elements, rates))
         case PointLayer():
             yield _pointwise(layer, n, rates)
         case JoinLayer():
@@ -94,11 +105,11 @@ def caffe_parts(layer: Layer, n: int, *, implicit: bool = True) -> Iterator[Part
             yield Part("concatenation", copied, copied)
         case FanLayer():
             added = (layer.readers - 1) * n * layer.elements
-            yield Part("sums of gradients", 0.0, _passes_s(ADD_BYTES, added, rates))
+            yield Part("sums of gradients", 0.0, _passes_s("gradients added", added, rates))
 
 
-def _passes_s(size: int, elements: int, rates: Rates) -> float:
-    return size * elements / rates.group.copy_bytes_per_s
+def _passes_s(name: str, elements: int, rates: Rates) -> float:
+    return pass_bytes(name) * elements / rates.group.copy_bytes_per_s
 
 
 def _copies_s(elements: int, rates: Rates) -> float:
@@ -130,8 +141,8 @@ def _convolution(layer: ConvLayer, n: int, rates: Rates, *, implicit: bool) -> P
     if layer.bias:
         filters, pixels = layer.groups * layer.f, layer.rows.out * layer.columns.out
         seconds[0] += n * _bias_s(filters, pixels, rates)
-        seconds[1] += _passes_s(FLOAT, n * filters * pixels, rates)
-    return Part("convolution", *seconds, tuple(plans))
+        seconds[1] += _passes_s("read once", n * filters * pixels, rates)
+    return Part("convolution", seconds[0], seconds[1], tuple(plans))
 
 
 def _phase_s(task: ConvTask, rates: Rates, *, implicit: bool) -> float:
@@ -148,7 +159,7 @@ def _dense(layer: DenseLayer, n: int, rates: Rates) -> Part:
     backward = _product_s(layer.inputs, layer.outputs, n, rates) + _product_s(layer.inputs, n, layer.outputs, rates)
     if layer.bias:
         forward += _product_s(layer.outputs, n, 1, rates)
-        backward += _passes_s(FLOAT, n * layer.outputs, rates)
+        backward += _passes_s("read once", n * layer.outputs, rates)
     return Part("inner product", forward, backward)
 
 
@@ -156,10 +167,10 @@ def _pooling(layer: PoolLayer, n: int, rates: Rates) -> Part:
     tasks = (*layer.forward(n), *layer.backward(n))
     forth, back = (task for task in tasks if isinstance(task, PoolTask))
     if layer.windows.kind == "max":
-        seconds = (windows_seconds(task.windows, rates, backward=task.backward) for task in (forth, back))
-        return Part("max pooling", *seconds)
+        forward = windows_seconds(forth.windows, rates, backward=False)
+        return Part("max pooling", forward, windows_seconds(back.windows, rates, backward=True))
     elements = prod(forth.windows.out_shape) + n * layer.windows.c * layer.windows.h * layer.windows.w
-    once = _passes_s(FLOAT, elements, rates)
+    once = _passes_s("read once", elements, rates)
     return Part("average pooling", once, once)
 
 
@@ -168,6 +179,6 @@ def _pointwise(layer: PointLayer, n: int, rates: Rates) -> Part:
     if layer.reads == 1:
         return Part("ReLU", _copies_s(elements, rates), stream_seconds(Stream("relu_backward", elements), rates))
     if layer.gradient:
-        backward = _passes_s(DROPOUT_BACKWARD_BYTES, elements, rates)
-        return Part("dropout and loss", _passes_s(DROPOUT_BYTES, elements, rates), backward)
-    return Part("sums", _passes_s(SUM_BYTES, elements, rates), 2 * _copies_s(elements, rates))
+        backward = _passes_s("dropout, backward", elements, rates)
+        return Part("dropout and loss", _passes_s("dropout", elements, rates), backward)
+    return Part("sums", _passes_s("sum of two", elements, rates), 2 * _copies_s(elements, rates))

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from convgen.sw26010.conv.cost import conv_terms, explicit_plan
 from convgen.sw26010.conv.problem import Axis
 from convgen.sw26010.machine.rates import Rates
 from convgen.sw26010.training.caffe import Part, caffe_parts
-from convgen.sw26010.training.layers import ConvLayer, ConvTask, Layer, NormLayer
+from convgen.sw26010.training.layers import ConvLayer, ConvTask, Layer
 from convgen.sw26010.training.published import csv_rows
 from convgen.sw26010.training.step import layer_times
 
@@ -108,11 +109,12 @@ def fit_library(rates: Rates) -> LibraryFit:
             plan = explicit_plan(task.problem, "forward", rates)
             each = took.forward_s / took.layers / profile.samples
             rows += [(plan.gemm.m, conv_terms(plan, rates).fixed_s, each)] * took.layers
-    m, model, measured = np.array(rows).T
+    m, model, measured = np.array(rows, dtype=np.float64).T
     matrix = np.stack([1 / measured, m / measured], axis=1)
-    (call_s, row_s), *_ = np.linalg.lstsq(matrix, (measured - model) / measured, rcond=None)
-    error = np.abs((model + call_s + row_s * m) / measured - 1).mean()
-    return LibraryFit(len(rows), float(call_s), float(row_s), float(error))
+    solved: Any = np.linalg.lstsq(matrix, (measured - model) / measured, rcond=None)
+    call_s, row_s = float(solved[0][0]), float(solved[0][1])
+    error = float(np.abs((model + call_s + row_s * m) / measured - 1).mean())
+    return LibraryFit(len(rows), call_s, row_s, error)
 
 
 def uses_implicit(profile: Profile) -> bool:
@@ -120,8 +122,9 @@ def uses_implicit(profile: Profile) -> bool:
     return profile.network != "resnet50"
 
 
-def predicted(profile: Profile, layers: Iterable[Layer]) -> dict[str, tuple[Took, Took]]:
-    """By kind: what the mesh's programs would take, and Caffe's layers as caffe.py counts them.
+def predicted(profile: Profile, layers: Iterable[Layer]) -> dict[str, tuple[Took | None, Took]]:
+    """By kind: what the mesh's programs would take, and Caffe's layers as caffe.py counts them. The mesh's program of a
+    normalisation scales and shifts too.
 
     Args:
         layers: the network's; its convolutions are taken from the profile.
@@ -136,9 +139,7 @@ def predicted(profile: Profile, layers: Iterable[Layer]) -> dict[str, tuple[Took
             caffe[part.kind].append(_times(part, times))
         (alone,) = layer_times((layer,), profile.samples)
         mesh[parts[0].kind].append(Took(times, times * alone.forward_s, times * alone.backward_s))
-        if isinstance(layer, NormLayer):
-            mesh[parts[1].kind].append(Took(times, 0.0, 0.0))  # the mesh's program does both
-    return {kind: (_sum(mesh[kind]), _sum(caffe[kind])) for kind in caffe}
+    return {kind: (_sum(mesh[kind]) if kind in mesh else None, _sum(caffe[kind])) for kind in caffe}
 
 
 def predicted_convolution(profile: Profile, layer: ConvLayer, took: Took) -> Took:
