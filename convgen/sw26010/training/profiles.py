@@ -111,8 +111,8 @@ def fit_library(rates: Rates) -> LibraryFit:
             rows += [(plan.gemm.m, conv_terms(plan, rates).fixed_s, each)] * took.layers
     m, model, measured = np.array(rows, dtype=np.float64).T
     matrix = np.stack([1 / measured, m / measured], axis=1)
-    solved: Any = np.linalg.lstsq(matrix, (measured - model) / measured, rcond=None)
-    call_s, row_s = float(solved[0][0]), float(solved[0][1])
+    solve: Any = np.linalg.lstsq
+    call_s, row_s = (float(found) for found in solve(matrix, (measured - model) / measured, rcond=None)[0])
     error = float(np.abs((model + call_s + row_s * m) / measured - 1).mean())
     return LibraryFit(len(rows), call_s, row_s, error)
 
