@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from statistics import median
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from convgen.commands.main import cli
 from convgen.sw26010.conv.cost import conv_terms, explicit_plan
 from convgen.sw26010.conv.explicit_plan import col2im_operations
 from convgen.sw26010.conv.implicit_plan import implicit_counts, implicit_plan, implicit_trips
@@ -20,7 +23,7 @@ from convgen.sw26010.gemm.plan import GemmPlan
 from convgen.sw26010.gemm.run import run_gemm
 from convgen.sw26010.machine.core_group import SW26010
 from convgen.sw26010.machine.rates import FITTED, load_rates, taken_rates
-from convgen.sw26010.table2.causes import worths
+from convgen.sw26010.table2.causes import CAUSES, worths
 from convgen.sw26010.table2.cells import (
     FIT_LAYERS,
     cells,
@@ -188,6 +191,14 @@ def test_what_each_cause_is_worth() -> None:
         assert found[name].median_of_ten > 1.5 * as_it_is.median_of_ten and found[name].large > 0.2
     # Table 2 alone finds about what was taken from elsewhere.
     assert all(0.9 < times < 1.15 for _, times in found["library and copies fitted"].fits)
+
+
+def test_choices_and_causes_as_json() -> None:
+    printed = CliRunner().invoke(cli, ["sw26010", "table2", "--choices", "--causes", "--json"]).stdout
+    found = json.loads(printed)
+    assert len(found["choices"]) == len(choices(TAKEN)) and len(found["causes"]) == len(CAUSES)
+    refused = CliRunner().invoke(cli, ["sw26010", "table2", "--causes", "--write", "rates.json"])
+    assert "print a table alone" in str(refused.exception)
 
 
 def test_a_term_s_parts_add_up() -> None:

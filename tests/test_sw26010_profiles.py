@@ -223,3 +223,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert one["measured_images_per_s"] == pytest.approx(5.56, rel=0.01) and len(one["convolutions"]) == 20
     with pytest.raises(InputError, match="no profile of vgg19"):
         compare(NETWORKS / "swcaffe" / "vgg19.yaml")
+    other = tmp_path / "other.yaml"
+    other.write_text((NETWORKS / "resnet50.yaml").read_text().replace("width: 128", "width: 96"))
+    with pytest.raises(InputError, match=r"12 of the profile's 53 convolutions are not in this resnet50"):
+        compare(other)

@@ -32,16 +32,20 @@ def table2_command(
 ) -> None:
     """Table 2 of swCaffe: constants fitted on two layers, the others predicted."""
     from convgen.sw26010.machine.rates import rates_json, taken_rates
-    from convgen.sw26010.table2.causes import causes_text
+    from convgen.sw26010.table2.causes import causes_json, causes_text
     from convgen.sw26010.table2.cells import cells, read_table2, score_of
     from convgen.sw26010.table2.fit import fit, leave_one_layer_out
-    from convgen.sw26010.table2.report import choices_text, table2_json, table2_text
+    from convgen.sw26010.table2.report import choices_json, choices_text, table2_json, table2_text
 
     taken = taken_rates()
     if choices or causes:
-        if as_json or plot is not None or write is not None:
-            raise InputError("--choices and --causes print a table alone", hint="without --json, --plot and --write")
-        click.echo("\n\n".join([choices_text(taken)] * choices + [causes_text(taken)] * causes))
+        if plot is not None or write is not None:
+            raise InputError("--choices and --causes print a table alone", hint="without --plot and --write")
+        if as_json:
+            found = {"choices": choices_json(taken)} if choices else {}
+            click.echo(json.dumps({**found, "causes": causes_json(taken)} if causes else found, indent=1))
+        else:
+            click.echo("\n\n".join([choices_text(taken)] * choices + [causes_text(taken)] * causes))
         return
     chosen = [name.strip() for name in layers.split(",")]
     known = [row.name for row in read_table2()]

@@ -121,7 +121,7 @@ def io_command(
 )  # fmt: skip
 @click.option("--layers", is_flag=True, help="And every layer.")
 @click.option("--json", "as_json", is_flag=True, help="The numbers as JSON.")
-@click.option("--plot", type=Picture(), metavar="FILE", help="Draw images a second from one node to --nodes.")
+@click.option("--plot", type=Picture(), metavar="FILE", help="Draw speedups and shares of communication up to --nodes.")
 def network_command(
     files: tuple[str, ...], batch: str | None, nodes: int, plans: Any, layers: bool, as_json: bool, plot: Path | None
 ) -> None:

@@ -65,7 +65,8 @@ def read_rates_file() -> dict[str, Any]:
 def taken_rates() -> Rates:
     """What is not fitted; the fitted constants have no effect."""
     taken = read_rates_file()["taken"]
-    return Rates(**{name: float(taken[name][0]) for name in TAKEN})
+    numbers: dict[str, Any] = {name: float(taken[name][0]) for name in TAKEN}
+    return Rates(**numbers)
 
 
 def load_rates() -> Rates:

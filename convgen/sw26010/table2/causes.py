@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from statistics import median
+from typing import Any
 
 from convgen.sw26010.conv.cost import Terms, conv_terms
 from convgen.sw26010.conv.explicit_plan import ExplicitPlan
@@ -129,6 +130,11 @@ def _worth(name: str, given: Sequence[Cell], more: tuple[str, ...]) -> Worth:
         median(error(pair) for pair in FIT_PAIRS), len(pairs), median(error(pair) for pair in pairs),
         tuple((extra, overall[extra]) for extra in more),
     )  # fmt: skip
+
+
+def causes_json(taken: Rates) -> list[dict[str, Any]]:
+    """The same as dictionaries."""
+    return [{**asdict(worth), "fits": dict(worth.fits)} for worth in worths(taken)]
 
 
 def causes_text(taken: Rates) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import combinations
 from statistics import median
 from typing import Any
@@ -74,6 +75,15 @@ def choices_text(taken: Rates) -> str:
     middle = [f"{median(found[name].mean for _, _, found in made):.1%}" for name in names]
     rows.append(["median", *middle, f"{median(found['held out'].largest for _, _, found in made):.1%}", *[""] * 3])
     return f"{len(made)} choices of two layers that determine all constants\n\n{table(head, rows)}"
+
+
+def choices_json(taken: Rates) -> list[dict[str, Any]]:
+    """The same as dictionaries."""
+    return [
+        {"fitted_layers": list(layers), "constants": constants,
+         "scores": {name.strip(): asdict(one) for name, one in found.items()}}
+        for layers, constants, found in choices(taken)
+    ]  # fmt: skip
 
 
 def fit_range(taken: Rates) -> dict[str, tuple[float, float, float]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from convgen.spec.network_reader import network_from_dict, read_network
 from convgen.spec.yaml import read_yaml
 from convgen.sw26010.machine.rates import taken_rates
 from convgen.sw26010.machine.table import table
-from convgen.sw26010.training.layers import Layers
+from convgen.sw26010.training.layers import ConvLayer, Layers
 from convgen.sw26010.training.of_network import layers_of_network
 from convgen.sw26010.training.profiles import (
     LEFT_OUT,
@@ -26,6 +27,7 @@ from convgen.sw26010.training.profiles import (
 )
 from convgen.sw26010.training.published import read_table3
 
+AUXILIARY = 2  # convolutions of GoogLeNet's profile that its network file leaves out
 COLOURS = (("measured", INK), ("mesh", "#77aadd"), ("counted", "#ee8866"))
 
 
@@ -64,18 +66,30 @@ def profiled_layers(file: str | Path) -> tuple[Profile, Layers]:
     """The profile of a network file's network, and its layers with the profile's planes and samples.
 
     Raises:
-        InputError: no profile of this network.
+        InputError: no profile of this network, or other convolutions than the profile's.
     """
     name, known = read_network(file).name, read_profiles()
     if name not in known:
         raise InputError(f"{file}: no profile of {name}", hint=f"a file of {', '.join(known)}, as in examples/networks")
     profile, document = known[name], read_yaml(file)
     document.data["input"] = [profile.samples, 3, profile.image, profile.image]
-    return profile, layers_of_network(network_from_dict(document.data, document.source))
+    layers = layers_of_network(network_from_dict(document.data, document.source))
+    mine = Counter(_shape(layer) for layer in layers.layers if isinstance(layer, ConvLayer))
+    given = Counter({_shape(layer): 0 for layer, _ in profile.convolutions})
+    for layer, took in profile.convolutions:
+        given[_shape(layer)] += took.layers
+    if (absent := (given - mine).total()) > AUXILIARY:
+        fact = f"{file}: {absent} of the profile's {given.total()} convolutions are not in this {name}"
+        raise InputError(fact, hint="the file in examples/networks")
+    return profile, layers
+
+
+def _shape(layer: ConvLayer) -> tuple[int, ...]:
+    return layer.c, layer.f, layer.rows.kernel, layer.rows.stride, layer.groups
 
 
 def compare(file: str | Path) -> Compared:
-    """Raises InputError: no profile of this network."""
+    """Raises InputError: no profile of this network, or other convolutions than the profile's."""
     profile, layers = profiled_layers(file)
     models = predicted(profile, layers.layers)
     if LEFT_OUT in profile.kinds:  # the network file has batch normalisation in its place
