@@ -30,7 +30,7 @@ from convgen.sw26010.training.layers import ConvLayer, ConvTask, DenseLayer, Fan
 from convgen.sw26010.training.of_graph import layers_of_graph
 from convgen.sw26010.training.of_network import layers_of_network
 from convgen.sw26010.training.published import beyond_one_node_s, read_scaling, read_table3
-from convgen.sw26010.training.report import TREE_LATENCY_S, tree_s
+from convgen.sw26010.training.report import TREE_LATENCY_S, network_rows, network_text, tree_s
 from convgen.sw26010.training.step import layer_times, nodes_network, step_of, task_seconds
 
 NETWORKS = Path(__file__).parent.parent / "examples" / "networks"
@@ -229,6 +229,16 @@ def test_the_command_prints_layers_and_draws(tmp_path: Path) -> None:
     found = json.loads(call(file_of("googlenet"), "--layers", "--json", "--plans", "explicit"))
     kinds = {layer["kind"] for layer in found["layers"]["googlenet"]}
     assert "pooling" in kinds and {p for x in found["layers"]["googlenet"] for p in x["plans"]} == {"explicit"}
+
+
+def test_rows_that_the_public_code_has_no_plan_for() -> None:
+    conv = {"name": "conv", "kind": "conv", "out_channels": 256, "kernel_size": 3, "padding": 1, "groups": 2}
+    wide = layers_of_network(network_from_dict({"name": "wide", "input": [512, 256, 2, 5000], "nodes": [conv]}))
+    with pytest.raises(InputError, match="a row of 5000 columns"):  # it has no implicit plan of groups
+        step_of(wide, 512, 1, plans="caffe")
+    (row,) = network_rows([wide], [], 1, "model")
+    assert row["images_per_s"] > 0 and row["images_per_s_as_profiled"] is None
+    assert network_text([wide], [], 1, "model", layers=False).splitlines()[3].split()[-4:] == ["-"] * 4
 
 
 def test_what_the_mesh_has_no_program_for_is_refused() -> None:

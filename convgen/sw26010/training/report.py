@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from convgen.errors import InputError
 from convgen.sw26010.allreduce.tree import tree_seconds
 from convgen.sw26010.machine.rates import taken_rates
 from convgen.sw26010.machine.table import table
@@ -65,13 +66,12 @@ def _row(layers: Layers, step: Step, alone: Step, plans: Plans) -> dict[str, Any
     point = next(
         (p for p in read_scaling() if (p.network, p.batch, p.nodes) == (layers.name, step.batch, step.nodes)), None
     )
-    profiled = step_of(layers, step.batch, step.nodes, plans="caffe")
     row: dict[str, Any] = {
         "network": layers.name, "batch": step.batch, "nodes": step.nodes, "parameters": layers.parameters,
         "compute_s": step.compute_s, "sum_s": step.sum_s, "all_reduce_s": step.reduce_s, "update_s": step.update_s,
         "read_s": step.read_s, "step_s": step.seconds, "images_per_s": step.images_per_s,
         "speedup": step.images_per_s / alone.images_per_s,
-        "images_per_s_as_profiled": profiled.images_per_s,
+        "images_per_s_as_profiled": _as_profiled(layers, step),
         "paper_images_per_s": speed.images_per_s if speed is not None and known else None,
     }  # fmt: skip
     if step.nodes > 1:
@@ -85,6 +85,14 @@ def _row(layers: Layers, step: Step, alone: Step, plans: Plans) -> dict[str, Any
         row["paper_speedup"] = None if point is None else point.speedup
         row["paper_beyond_one_node_s"] = None if point is None else beyond_one_node_s(point)
     return row
+
+
+def _as_profiled(layers: Layers, step: Step) -> float | None:
+    """Images a second with layers as in the public profiles; None where they have no plan for a convolution."""
+    try:
+        return step_of(layers, step.batch, step.nodes, plans="caffe").images_per_s
+    except InputError:
+        return None
 
 
 def network_json(
@@ -139,9 +147,9 @@ def _parts(row: dict[str, Any]) -> list[str]:
 
 def _speeds(row: dict[str, Any]) -> list[str]:
     paper, profiled = row["paper_images_per_s"], row["images_per_s_as_profiled"]
-    if paper is None:
-        return ["-", "-", f"{profiled:.2f}", "-"]
-    return [f"{paper:.2f}", f"{row['images_per_s'] / paper:.2f}", f"{profiled:.2f}", f"{profiled / paper:.2f}"]
+    speeds = (paper, None if paper is None else row["images_per_s"] / paper)
+    beside = (profiled, None if paper is None or profiled is None else profiled / paper)
+    return ["-" if number is None else f"{number:.2f}" for number in (*speeds, *beside)]
 
 
 def _many_nodes(rows: Sequence[dict[str, Any]]) -> str:
