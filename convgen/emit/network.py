@@ -15,6 +15,7 @@ from typing import Any
 
 from convgen import __version__
 from convgen.algebra.layout import Axes, Layout
+from convgen.algebra.notation import entry_text, roles_text
 from convgen.algebra.redistribute import Conversion
 from convgen.cost.network import volume
 from convgen.emit.literals import WIDTH
@@ -356,7 +357,6 @@ class _Writer:
 
     def _constructor(self, row: PlacedRow, other: PlacedRow, indent: str = "") -> str:
         operation = self._expression(row.bound.operation, other.bound.operation)
-        roles = " ".join(f"{i}={a[0] if len(a) == 1 else '(' + ','.join(a) + ')'}" for i, a in row.roles)
         reads = [both(f, s, b) for f, s, b in zip(row.fetch, row.reads, row.back, strict=True)]
         makes = [both(s, stored, g) for s, stored, g in zip(row.store, row.makes, row.given, strict=True)]
         sides = [_listed(reads, indent), _listed(makes, indent)]
@@ -372,7 +372,8 @@ class _Writer:
                 f"{k}: ({self._constructor(one, there, indent + '    ')}, {tuple(sources)!r})".replace("'", '"')
             )
         sides += [f"derived={{{', '.join(inner)}}}"] * bool(inner)
-        return f'Row(lambda N: {operation}, "{roles}",\n    {indent}' + f",\n    {indent}".join(sides) + ")"
+        head = f'Row(lambda N: {operation}, "{roles_text(row.roles)}"'
+        return f",\n    {indent}".join([head, *sides]) + ")"
 
     def _expression(self, operation: Any, other: Any) -> str:
         """How an operation is made, with N where a size follows the number of samples."""
@@ -491,5 +492,4 @@ def _layout(layout: Layout) -> str:
 def entries(axes: Sequence[Axes], windows: Sequence[bool] = ()) -> str:
     """`[N * H+ (F,C)]`."""
     marks = windows or [False] * len(axes)
-    texts = ["*" if not a else a[0] if len(a) == 1 else f"({','.join(a)})" for a in axes]
-    return "[" + " ".join(t + "+" * m for t, m in zip(texts, marks, strict=True)) + "]"
+    return "[" + " ".join(entry_text(a) + "+" * m for a, m in zip(axes, marks, strict=True)) + "]"
