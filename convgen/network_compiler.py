@@ -27,6 +27,7 @@ from convgen.plan.fewer import without_idle
 from convgen.plan.letters import lay_out
 from convgen.plan.parts import Parts, Tensor
 from convgen.plan.program.by_timeline import by_timeline
+from convgen.plan.program.edited import ProgramText, in_flight, laid_out
 from convgen.plan.program.overlapped import overlapped
 from convgen.plan.program.ranks import NetworkPlan, plan_counted, plan_network, widened
 from convgen.plan.program.written import program_of
@@ -141,7 +142,8 @@ def compile_network(
 
     graph, described, program = _with_statistics(graph, statistics, laid_out)
     program = with_again(program, again)
-    return _compiled(graph, described, program, algorithm, command, overlap or chosen, of_inputs)
+    meanwhile = _overlapping(graph, overlap or chosen, of_inputs)
+    return _compiled(graph, described, program, algorithm, command, meanwhile)
 
 
 def _with_statistics(
@@ -154,7 +156,7 @@ def _with_statistics(
         stored = {name: value.stored for name, value in program.values.items()}
         parted = with_statistics(graph, statistics, stored, program.grid)
         if parted == graph:
-            return graph, described, program
+            return graph, described, replace(program, statistics=statistics)
         graph, described, _ = _described(parted)
         program = laid_out(graph, described)
     fact = f"{graph.name}: with {statistics} statistics each search finds another layout, with other parts"
@@ -175,7 +177,22 @@ def compile_plan(graph: Graph, plan: PlanFile, *, overlap: Machine | None = None
         program = program_of(plan, network_parts(graph, described))
     except InputError as error:
         raise locate(error, plan.source) from None
-    return _compiled(graph, described, program, "plan", command, overlap or load_machine("cpu"))
+    return _compiled(graph, described, program, "plan", command, _overlapping(graph, overlap or load_machine("cpu")))
+
+
+def compile_text(graph: Graph, text: ProgramText, *, command: str = "") -> CompiledNetwork:
+    """A network as its program's text says, edited or not (plan/program/edited.py).
+
+    Raises:
+        InputError: it is another network's, it can't work, or a line of it doesn't follow from the others.
+    """
+    try:
+        graph = with_statistics(graph, text.statistics, text.values, text.grid)
+    except InputError as error:
+        raise locate(error, text.source()) from None
+    graph, described, _ = _described(graph)
+    program = laid_out(text, network_parts(graph, described))
+    return _compiled(graph, described, program, "edited", command, lambda program: in_flight(text, program))
 
 
 def plan_graph(
@@ -222,7 +239,7 @@ def plan_graph(
         return plan.program
 
     graph, described, program = _with_statistics(graph, statistics, laid_out)
-    return _compiled(graph, described, program, "auto", "", machine), found[-1]
+    return _compiled(graph, described, program, "auto", "", _overlapping(graph, machine)), found[-1]
 
 
 def sample_parallelism(compiled: CompiledNetwork) -> Program | None:
@@ -253,16 +270,24 @@ def _compiled(
     program: Program,
     algorithm: str | None,
     command: str,
-    machine: Machine,
-    of_inputs: bool = False,
+    meanwhile: Callable[[Program], Program],
 ) -> CompiledNetwork:
+    """
+    Args:
+        meanwhile: chooses what travels while others compute.
+    """
     many = for_any_number(graph)[2]
     program, _ = for_any_batch(program, described, many)
-    plain, program = program, overlapped(program, machine, _dtype(graph), of_inputs=of_inputs)
+    plain, program = program, meanwhile(program)
     other = program_like(program, many)
     if verify_schedules():
         verify_network(other)
     return CompiledNetwork(graph, described, plain, program, other, algorithm, command=command)
+
+
+def _overlapping(graph: Graph, machine: Machine, of_inputs: bool = False) -> Callable[[Program], Program]:
+    """Overlap by a timeline."""
+    return lambda program: overlapped(program, machine, _dtype(graph), of_inputs=of_inputs)
 
 
 def _dtype(graph: Graph) -> str:
@@ -288,7 +313,8 @@ def _letters(shape: tuple[int, ...], floats: bool) -> tuple[str, ...]:
 def for_any_batch(program: Program, described: Described, many: Described) -> tuple[Program, Program]:
     """The program with what moves for any number of samples, and the same for MANY: blocks of samples that meet at one
     number don't at another."""
-    rows = tuple(placed_again(row, bound, program.grid) for row, bound in zip(program.rows, many.rows, strict=True))
+    bounds = joined_rows(many.rows, program.joined)
+    rows = tuple(placed_again(row, bound, program.grid) for row, bound in zip(program.rows, bounds, strict=True))
     other = program_like(replace(program, rows=rows), many)
     return program_like(other, described), other
 

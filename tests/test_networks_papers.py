@@ -183,7 +183,7 @@ def test_a_part_of_one_value_is_refused_on_every_rank_as_on_one_device() -> None
 
 def test_statistics_stand_in_plans_and_what_there_is_not_is_refused(tmp_path: Path) -> None:
     graph, one = two_norms(4), norms("N=2,H=2", "local")
-    (tmp_path / "plan.yaml").write_text(write_plan(plan_of(one.program, "net.yaml", statistics="local")))
+    (tmp_path / "plan.yaml").write_text(write_plan(plan_of(one.program, "net.yaml")))
     plan = read_plan(tmp_path / "plan.yaml")
     assert plan.statistics == "local"
     again = compile_plan(graph, plan)

@@ -266,6 +266,8 @@ def test_a_layer_is_simulated_as_it_is_compiled(tmp_path: Path) -> None:
     text = (tmp_path / "a" / "schedule.txt").read_text()
     waits = [line.split("%")[1] for line in text.splitlines() if line.strip().startswith("wait")]
     assert waits and set(waits) == {s["step"] for s in numbers["steps"]}
+    again = convgen("compile", layer, "--overlap", "--schedule", tmp_path / "a" / "schedule.txt", "--emit", "schedule")
+    assert again.stdout == text
     done = convgen("compile", layer, "--overlap", "--target", "cuda")
     assert isinstance(done.exception, InputError) and "--target" in str(done.exception)
 

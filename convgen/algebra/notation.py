@@ -41,7 +41,7 @@ def entries_of(text: str) -> tuple[tuple[str, ...], ...] | None:
 
 
 def roles_of(text: str) -> tuple[tuple[str, tuple[str, ...]], ...] | None:
-    """Roles by index; None where it says something else.
+    """Roles, each index once; None where it says something else.
 
     Example:
         >>> roles_of("N=a H=(b,c)")
@@ -50,7 +50,9 @@ def roles_of(text: str) -> tuple[tuple[str, tuple[str, ...]], ...] | None:
     words = _words(text, _ROLE)
     if words is None:
         return None
-    pairs = (word.split("=") for word in words)
+    pairs = [word.split("=") for word in words]
+    if len({index for index, _ in pairs}) < len(pairs):
+        return None
     return tuple((index, axes_of(axes)) for index, axes in pairs)
 
 

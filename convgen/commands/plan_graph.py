@@ -91,7 +91,7 @@ def plan_graph_file(
             click.echo(f"with what travels meanwhile: {took}; the plan of the least sum: {sums}")
     if output is not None:
         beside = os.path.relpath(Path(file).absolute(), output.absolute().parent)
-        plan = plan_of(found.program, Path(beside).as_posix(), chosen.name, found.seconds, statistics)
+        plan = plan_of(compiled.program, Path(beside).as_posix(), chosen.name, found.seconds)
         size = f" --batch {batch}" * (batch is not None)
         size += (f" --memory {memory:g}" if memory is not None else "") + " --recompute" * recompute
         size += " --overlapped" * overlapped

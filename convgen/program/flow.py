@@ -164,6 +164,16 @@ def backward(program: Program, *, of_inputs: bool = False) -> Iterator[Flow]:
     yield from (Wait(bucket.name) for bucket in program.buckets)
 
 
+def never_asked(program: Program) -> Iterator[Flow]:
+    """Gradients that no step of training asks for, of inputs or not, of rows that say how they would be made."""
+    wanted = program.differentiable(of_inputs=True)
+    for i, row in reversed([*enumerate(program.rows)]):
+        own, seen = dict(row.derived), asked(row.bound, wanted)
+        every = [o.gradient or k in own for k, o in enumerate(row.signature.inputs)]
+        if any(not seen[k] for k in own) or (row.chunks is not None and seen != every):
+            yield from _gradients(row, i, every)
+
+
 def _gradients(row: PlacedRow, number: int, wanted: list[bool]) -> Iterator[Flow]:
     """A row's gradients: what moves, and what is computed between. Those whose halo is early are finished behind the
     others, last first, as autograd comes to their operands."""

@@ -88,6 +88,7 @@ class Program:
         outputs: (name, value).
         again: blocks that backward computes again (again.py), in order.
         joined: rows of the network as it is described that are one row here (wide.py), in order.
+        statistics: of batch norms (spec/graph_parts.py), whose parts follow how their operands are stored.
     """
 
     name: str
@@ -99,6 +100,7 @@ class Program:
     buckets: tuple[Bucket, ...] = ()
     again: tuple[Stretch, ...] = ()
     joined: tuple[tuple[int, ...], ...] = ()
+    statistics: str = "global"
 
     def forward(self) -> Iterator[Moved]:
         """Conversions of the forward pass, in order."""

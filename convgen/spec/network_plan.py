@@ -167,7 +167,7 @@ def _row(data: Any, grid: Grid, path: tuple[Any, ...]) -> RowPlan:
 def _roles(text: Any, grid: Grid, path: tuple[Any, ...]) -> Roles:
     found = roles_of(str(text))
     if found is None:
-        raise InputError(f"cannot read roles {text}", path, hint="N=a H=(b,c)")
+        raise InputError(f"cannot read roles {text}", path, hint="each index once: N=a H=(b,c)")
     if not is_one_each([axes for _, axes in found], grid.names):
         raise InputError(f"roles {text}: an axis has one role, axes are {', '.join(grid.names)}", path)
     return found
