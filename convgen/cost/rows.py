@@ -7,7 +7,7 @@ operation does for each operand that wants a gradient: exact for products, of wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -196,25 +196,24 @@ def program_cost(program: Program, machine: Machine, dtype: str) -> ProgramCost:
     )
 
 
-def row_cost(row: PlacedRow, price: Price, wanted: Collection[bool], *, again: bool = False) -> tuple[int, int]:
+def row_cost(row: PlacedRow, price: Price, wanted: Sequence[bool], *, again: bool = False) -> tuple[int, int]:
     """Picoseconds of a row's (computing, moving).
 
     Args:
         wanted: by operand, whether it wants a gradient.
         again: whether backward computes it again.
     """
-    asked = list(wanted)
     local = price.local(row.bound.operation, row.way, dict(row.roles))
     moving = sum(price.chain(row, c) for c in (*row.fetch, *row.store)) * (1 + again)
     computing = local * (1 + again)
     derived = {k for k, _ in row.derived}
-    back = [k for k, chain in enumerate(row.back) if chain is not None and asked[k] and k not in derived]
+    back = [k for k, chain in enumerate(row.back) if chain is not None and wanted[k] and k not in derived]
     if back:
         moving += sum(price.chain(row, c) for c, r in zip(row.given, row.signature.results, strict=True) if r.gradient)
         moving += sum(price.chain(row, row.back[k] or ()) for k in back)
         computing += price.local(row.bound.operation, row.way, dict(row.roles), back)
     for k, one in row.derived:
-        if asked[k]:
+        if wanted[k]:
             moving += sum(price.chain(one, c) for c in (*one.fetch, *one.store))
             computing += price.local(one.bound.operation, one.way, dict(one.roles))
     return computing, moving
