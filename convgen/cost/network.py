@@ -91,11 +91,8 @@ def _part_of(counts: Counts, share: NDArray[np.float64]) -> Counts:
 
 def all_reduced(grid: Grid, over: Axes, counts: Counts) -> Counts:
     """What each rank sends in an all-reduce of so many elements, by the block rule over them."""
-    place = np.zeros(grid.ranks, dtype=np.int64)
-    for axis in grid.ordered(over):
-        place = place * grid.sizes[axis] + grid.coordinates[axis]
     ranks = grid.over(over)
-    lo, hi = block(np.zeros_like(counts), counts, ranks, place)
+    lo, hi = block(np.zeros_like(counts), counts, ranks, grid.places(grid.ordered(over)))
     return counts + (ranks - 2) * (hi - lo)
 
 
