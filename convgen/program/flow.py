@@ -14,7 +14,7 @@ Source: DESIGN section 12.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -114,18 +114,24 @@ def _rest(whole: Local, fetch: list[Moved], store: list[Moved]) -> Iterator[Flow
 
 
 def _in_chunks(whole: Local, fetch: list[Moved], store: list[Moved], chunks: Chunks) -> Iterator[Flow]:
-    """All that comes by chunks is started; each is waited for, computed, and goes on its way."""
-    numbers = range(1, chunks.count + 1)
     come = [m for m in fetch if m.chain[1] == chunks.operand]
     go = store if chunks.result else []
+    numbers = range(1, chunks.count + 1)
+    yield from _pipelined(whole, numbers, come, [m for m in fetch if m not in come], go)
+    yield from (Wait(chunk_of(m, j).name) for j in numbers for m in go)
+    yield from (m for m in store if m not in go)
+
+
+def _pipelined(
+    whole: Local, numbers: Sequence[int], come: list[Moved], others: list[Moved], go: list[Moved]
+) -> Iterator[Flow]:
+    """All that comes by chunks is started; each is waited for, computed, and goes on its way."""
     yield from (chunk_of(m, j) for j in numbers for m in come)
-    yield from (m for m in fetch if m not in come)
+    yield from others
     for j in numbers:
         yield from (Wait(chunk_of(m, j).name) for m in come)
         yield replace(whole, part="chunk", chunk=j)
         yield from (chunk_of(m, j) for m in go)
-    yield from (Wait(chunk_of(m, j).name) for j in numbers for m in go)
-    yield from (m for m in store if m not in go)
 
 
 def chunk_of(moved: Moved, number: int) -> Start:
@@ -221,14 +227,9 @@ def _vjp(row: PlacedRow, number: int, wanted: list[bool], steps: list[Moved]) ->
 
 def _vjp_in_chunks(whole: Local, given: list[Moved], back: list[Moved], chunks: Chunks) -> Iterator[Flow]:
     """The same with chunks, the last first; what has gone on its way is waited for behind all else of the row."""
-    numbers = range(chunks.count, 0, -1)
     come = given if chunks.result else []
     go = [m for m in back if m.chain[1] == chunks.operand]
-    yield from (chunk_of(m, j) for j in numbers for m in come)
-    yield from (m for m in given if m not in come)
-    for j in numbers:
-        yield from (Wait(chunk_of(m, j).name) for m in come)
-        yield replace(whole, part="chunk", chunk=j)
-        yield from (chunk_of(m, j) for m in go)
+    numbers = range(chunks.count, 0, -1)
+    yield from _pipelined(whole, numbers, come, [m for m in given if m not in come], go)
     yield from (m for m in back if m not in go)
     yield from (Wait(chunk_of(m, j).name) for j in numbers for m in go)
