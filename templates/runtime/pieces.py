@@ -26,7 +26,7 @@ from torch import Tensor
 
 from convgen.operations.row import At
 
-from .blocks import Function
+from .blocks import Unmapped
 from .conversions import missing, named, pack, unflat, within
 from .lanes import Pending, begin, noted
 from .layout import Box, common
@@ -169,7 +169,7 @@ def _add(total: Tensor, place: Box, parts: Sequence[tuple[Box, Tensor]], here: R
             within(total, place, both).add_(within(part, box, both))
 
 
-class Inner(Function):
+class Inner(Unmapped):
     """Of a block what the interior reads; its gradient waits for what the boundary's sends back.
 
     `link` has no elements: through it backward comes here after the boundary.
@@ -184,15 +184,11 @@ class Inner(Function):
         _, ctx.halo, ctx.box = inputs
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, *values: Any) -> Any:
-        raise TypeError("vmap over a network is not supported")
-
-    @staticmethod
     def backward(ctx: Any, gradient: Tensor, link: Tensor) -> Any:
         return ctx.halo.add_to(gradient, ctx.box), None, None
 
 
-class Boundary(Function):
+class Boundary(Unmapped):
     """What the boundary reads, once the halo is there, and a link for those ranks that have no boundary."""
 
     @staticmethod
@@ -204,17 +200,13 @@ class Boundary(Function):
         _, _, ctx.halo, ctx.boxes = inputs
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, *values: Any) -> Any:
-        raise TypeError("vmap over a network is not supported")
-
-    @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         *strips, link = gradients
         ctx.halo.send_back([*strips, link], [*ctx.boxes, tuple((0, 0) for _ in ctx.halo.own)])
         return link, None, None, None
 
 
-class Join(Function):
+class Join(Unmapped):
     """Pieces of a result, put together."""
 
     @staticmethod
@@ -230,10 +222,6 @@ class Join(Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         link, ctx.whole, ctx.places, *_ = inputs
         ctx.like = link.dtype
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *values: Any) -> Any:
-        raise TypeError("vmap over a network is not supported")
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:

@@ -19,7 +19,7 @@ from convgen.algebra.relations import Relation
 from convgen.algebra.signature import Made, Operand
 from convgen.operations.row import At, Operation
 
-from .blocks import Function
+from .blocks import Unmapped
 from .buckets import Buckets
 from .checks import refuse_vmap
 from .chunks import Chunked
@@ -420,7 +420,7 @@ def moved(tensor: Tensor, there: Chain, back: Chain, here: RowHere, buckets: Buc
     return Travel.apply(tensor, there, back, here, buckets)
 
 
-class Travel(Function):
+class Travel(Unmapped):
     """Conversions one way, and those of the gradient the other way."""
 
     @staticmethod
@@ -433,16 +433,12 @@ class Travel(Function):
         _, ctx.there, ctx.back, ctx.here, ctx.buckets = inputs
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, *values: Any) -> Any:
-        raise TypeError("vmap over a network is not supported")
-
-    @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         dx = Travel.apply(gradient.contiguous(), ctx.back, ctx.there, ctx.here, ctx.buckets)
         return dx, None, None, None, None
 
 
-class Later(Function):
+class Later(Unmapped):
     """An operand whose gradient is begun in Attach's backward and finished here, after all that autograd comes to
     between: the other gradients of its row."""
 
@@ -456,10 +452,6 @@ class Later(Function):
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, *values: Any) -> Any:
-        raise TypeError("vmap over a network is not supported")
-
-    @staticmethod
     def backward(ctx: Any, gradient: Tensor | None) -> Any:
         assert gradient is None  # Attach alone reads the operand
         if not ctx.slot:
@@ -468,7 +460,7 @@ class Later(Function):
         return found, None
 
 
-class Attach(Function):
+class Attach(Unmapped):
     """Results as they are; gradients of some operands from rows of their own."""
 
     @staticmethod
@@ -482,10 +474,6 @@ class Attach(Function):
         ctx.save_for_backward(*values)
         outputs = output if isinstance(output, tuple) else (output,)
         ctx.mark_non_differentiable(*(t for t in outputs if not t.is_floating_point()))
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *values: Any) -> Any:
-        raise TypeError("vmap over a network is not supported")
 
     @staticmethod
     def backward(ctx: Any, *dys: Any) -> Any:
