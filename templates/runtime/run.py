@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -83,24 +84,18 @@ class Run:
     def checkpoint(self, function: Any, *operands: Tensor) -> Any:
         """torch.utils.checkpoint of a block's function, for a network.py edited by hand: `run.checkpoint(layer1, x)` in
         place of `layer1(run, x)`; all ranks compute again at the same place, those too that keep nothing of it."""
-        from torch.utils.checkpoint import checkpoint
-
-        def called(*operands: Tensor) -> Any:
-            return kept(function(self, *operands))
-
-        return checkpoint(called, *operands, use_reentrant=False)
+        return _kept_less(lambda: self, function, operands, preserve_rng_state=True)
 
     def again(self, function: Any, *operands: Tensor) -> Any:
         """A block of which only what it takes is kept: backward computes it again, and leaves buffers as they are."""
         if not torch.is_grad_enabled():
             return function(self, *operands)
-        from torch.utils.checkpoint import checkpoint
 
-        def called(*operands: Tensor) -> Any:
+        def run() -> Run:
             first = torch._C._current_graph_task_id() == -1
-            return kept(function(Run(self.of._replace(first=first), self.prefix, self.start), *operands))
+            return Run(self.of._replace(first=first), self.prefix, self.start)
 
-        return checkpoint(called, *operands, use_reentrant=False, preserve_rng_state=False)
+        return _kept_less(run, function, operands, preserve_rng_state=False)
 
     def update(self, name: str, value: Tensor) -> None:
         """A buffer's new value."""
@@ -152,3 +147,13 @@ class Run:
         operands = [x, *coefficients.run(self.place, [m, *vectors], buckets), *others]
         (made,) = centred.begun(self.place, operands, buckets, early)()
         return made
+
+
+def _kept_less(run: Callable[[], Run], function: Any, operands: Sequence[Tensor], *, preserve_rng_state: bool) -> Any:
+    """A block's function, called now and again in backward."""
+    from torch.utils.checkpoint import checkpoint
+
+    def called(*operands: Tensor) -> Any:
+        return kept(function(run(), *operands))
+
+    return checkpoint(called, *operands, use_reentrant=False, preserve_rng_state=preserve_rng_state)
