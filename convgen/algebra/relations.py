@@ -69,6 +69,30 @@ class Relation(ABC):
         ((first, last, _),) = self.fold(lo, hi, extent)
         return first, last
 
+    def inside(self, lo: int, hi: int, held: tuple[int, int], extent: int) -> tuple[int, int]:
+        """Of `[lo, hi)` the longest run that reads nothing but rows that are held.
+
+        Example:
+            >>> Taps(kernel=3, pad=1).inside(0, 4, (0, 4), 8)
+            (0, 3)
+        """
+
+        def are_inside(a: int, b: int) -> bool:
+            first, last = self.hull(*self.window(a, b), extent)
+            return first >= last or (first >= held[0] and last <= held[1])
+
+        while lo < hi and not are_inside(lo, lo + 1):
+            lo += 1
+        while lo < hi and not are_inside(hi - 1, hi):
+            hi -= 1
+        if lo == hi or are_inside(lo, hi):
+            return lo, hi
+        best, start = (lo, lo), lo
+        for o in range(lo, hi + 1):  # rows of padding alone, behind those that a neighbour has, are no part of it
+            if o == hi or not are_inside(o, o + 1):
+                best, start = max(best, (start, o), key=lambda run: run[1] - run[0]), o + 1
+        return best
+
 
 def _least(a: Any, b: Any) -> Any:
     return min(a, b) if isinstance(a, int) and isinstance(b, int) else np.minimum(a, b)

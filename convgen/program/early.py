@@ -58,7 +58,7 @@ def may_start_early(row: PlacedRow, grid: Grid) -> int | None:
 
 
 def interior_rows(row: PlacedRow, k: int, grid: Grid) -> NDArray[np.float64]:
-    """By rank, what share of its part of the row reads nothing but what it has."""
+    """By rank, what share of its part of the row is computed meanwhile: it reads nothing but what the rank has."""
     sets, operand = index_sets(row.signature, grid), row.signature.inputs[k]
     held, roles = sets.held(row.fetch[k][0].src), dict(row.roles)
     share = np.ones(grid.ranks)
@@ -70,10 +70,8 @@ def interior_rows(row: PlacedRow, k: int, grid: Grid) -> NDArray[np.float64]:
         alike, which = np.unique(np.stack([lo, hi, held[:, d, 0], held[:, d, 1]], axis=1), axis=0, return_inverse=True)
         inside = np.zeros(len(alike))
         for n, (start, end, first_held, last_held) in enumerate(_quadruples(alike)):
-            rows: NDArray[np.int64] = np.arange(start, end, dtype=np.int64)
-            first, last = made.relation.hull(*made.relation.window(rows, rows + 1), operand.shape[d])
-            fits = (first >= last) | ((first >= first_held) & (last <= last_held))
-            inside[n] = np.count_nonzero(fits) / len(rows) if len(rows) else 0.0
+            first, last = made.relation.inside(start, end, (first_held, last_held), operand.shape[d])
+            inside[n] = (last - first) / (end - start) if end > start else 0.0
         share *= inside[which.reshape(-1)]
     return share
 

@@ -54,8 +54,11 @@ class Pieces(NamedTuple):
 def pieces_of(stand: Stand, here: RowHere, k: int) -> Pieces:
     """Of a row whose operand k comes with a halo."""
     at, held = stand.at(here.place), here.held(stand.fetch[k][0].src)
-    rows = {made.indices[0]: d for d, made in enumerate(stand.signature.inputs[k].dims) if made.relation is not None}
-    inner = {i: _inner(stand, k, d, at.blocks[i], held[d]) for i, d in rows.items()}
+    operand, inner = stand.signature.inputs[k], dict[str, tuple[int, int]]()
+    for made, own, extent in zip(operand.dims, held, operand.shape, strict=True):
+        if made.relation is not None:
+            (i,) = made.indices
+            inner[i] = made.relation.inside(*at.blocks[i], own, extent)
     if not stand.row.split or any(hi <= lo for lo, hi in inner.values()):
         return Pieces(None, (_piece(stand, here, k, at.blocks),))
     sides: list[Share] = []
@@ -65,29 +68,6 @@ def pieces_of(stand: Stand, here: RowHere, k: int) -> Pieces:
         sides += [_piece(stand, here, k, blocks | {i: side}) for side in ((first, lo), (hi, last)) if side[1] > side[0]]
         blocks[i] = (lo, hi)
     return Pieces(_piece(stand, here, k, blocks), tuple(sides))
-
-
-def _inner(stand: Stand, k: int, d: int, block: tuple[int, int], held: tuple[int, int]) -> tuple[int, int]:
-    """Of a block of an index, the longest run of rows that read nothing but what the rank has."""
-    relation, extent = stand.signature.inputs[k].dims[d].relation, stand.signature.inputs[k].shape[d]
-    assert relation is not None
-    lo, hi = block
-
-    def are_inside(a: int, b: int) -> bool:
-        first, last = relation.hull(*relation.window(a, b), extent)
-        return first >= last or (first >= held[0] and last <= held[1])
-
-    while lo < hi and not are_inside(lo, lo + 1):
-        lo += 1
-    while lo < hi and not are_inside(hi - 1, hi):
-        hi -= 1
-    if lo == hi or are_inside(lo, hi):
-        return lo, hi
-    best, start = (lo, lo), lo
-    for o in range(lo, hi + 1):  # rows of padding alone, behind those that a neighbour has, are no part of it
-        if o == hi or not are_inside(o, o + 1):
-            best, start = max(best, (start, o), key=lambda run: run[1] - run[0]), o + 1
-    return best
 
 
 def _piece(stand: Stand, here: RowHere, k: int, blocks: Any) -> Share:
