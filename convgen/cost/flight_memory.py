@@ -23,7 +23,7 @@ from convgen.cost.network import bucket_elements, element_bytes
 from convgen.program.chunks import blocks_of, brought, dimension
 from convgen.program.flow import Start, backward
 from convgen.program.network import Program
-from convgen.program.rows import PlacedRow, index_sets
+from convgen.program.rows import PlacedRow, at_rank, index_sets
 
 Interval = tuple[int, int]
 
@@ -66,16 +66,10 @@ def is_in_pieces(row: PlacedRow) -> bool:
 
 def result_elements(row: PlacedRow, grid: Grid, rank: int) -> int:
     """Of what local code makes, on a rank."""
-    at = {i: _block(row, i, grid, rank) for i, _ in row.signature.extents}
+    at = {i: hi - lo for i, (lo, hi) in at_rank(row, grid, rank).blocks.items()}
     (result,) = row.signature.results
     return prod(prod(at[i] for i in made.indices) if made.indices else n
                 for made, n in zip(result.dims, result.shape, strict=True))  # fmt: skip
-
-
-def _block(row: PlacedRow, index: str, grid: Grid, rank: int) -> int:
-    axes = dict(row.roles).get(index, ())
-    lo, hi = index_sets(row.signature, grid).split(Dim(index, row.signature.extent[index]), axes)
-    return int(hi[rank] - lo[rank])
 
 
 def packed_bytes(program: Program, rank: int) -> dict[int, int]:
