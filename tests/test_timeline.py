@@ -268,6 +268,8 @@ def test_a_layer_is_simulated_as_it_is_compiled(tmp_path: Path) -> None:
     assert waits and set(waits) == {s["step"] for s in numbers["steps"]}
     again = convgen("compile", layer, "--overlap", "--schedule", tmp_path / "a" / "schedule.txt", "--emit", "schedule")
     assert again.stdout == text
+    words = ("simulate", layer, "--machine", machine, "--schedule", tmp_path / "a" / "schedule.txt", "--json")
+    assert json.loads(convgen(*words).stdout) == numbers
     done = convgen("compile", layer, "--overlap", "--target", "cuda")
     assert isinstance(done.exception, InputError) and "--target" in str(done.exception)
 

@@ -21,6 +21,7 @@ from convgen.files import write_file
 @click.option("--grid", help="Axes and ranks, e.g. N=2,H=2; a plan says its own.")
 @click.option("--algorithm", help="A named algorithm, or auto; by default that of the grid's letters.")
 @click.option("--dtype", help="Of the network, its own by default.")
+@click.option("--schedule", metavar="FILE", help="A network's program as compile prints it, or edited.")
 @click.option(
     "--links",
     type=click.Choice(("shared", "each")),

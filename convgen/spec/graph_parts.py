@@ -60,8 +60,9 @@ def with_statistics(graph: Graph, statistics: str, stored: Mapping[str, Sequence
         InputError: an operand has other dimensions.
     """
     calls = list(graph.calls)
-    made = (v for call in calls for v in call.results if v is not None)
-    dims = {v.name: len(v.shape) for v in (*graph.inputs, *made)}
+    made = [v for call in calls for v in call.results if v is not None]
+    given = (*graph.inputs, *graph.parameters, *graph.buffers, *graph.constants)
+    dims = {v.name: len(v.shape) for v in (*given, *made)}
     for i, call in enumerate(calls):
         if call.op != BATCH_NORM or not call.args[5]:
             continue
