@@ -79,10 +79,18 @@ def _has_halo(row: PlacedRow) -> bool:
 def _ahead(program: Program) -> Program:
     """Halos of what batch norms normalise are started before their moments."""
     rows = list(program.rows)
+    for i, ahead in may_go_ahead(program).items():
+        rows[i] = replace(rows[i], early=0, split=False, ahead=ahead)
+    return replace(program, rows=tuple(rows))
+
+
+def may_go_ahead(program: Program) -> dict[int, int]:
+    """By row whose first operand's halo may travel while moments of it do, how many rows before it these are."""
+    found: dict[int, int] = {}
     for first, norm in norms(program)[0].items():
-        row = rows[norm.centred]
+        row = program.rows[norm.centred]
         kinds = {v: program.values[v].kind for v in row.bound.reads}
         others = [v for v in row.bound.reads[2:] if kinds[v] == "made"]  # its line stands where the moments' does
         if row.fetch[0] and not others and not any(early_faults(row, 0)):
-            rows[norm.centred] = replace(row, early=0, split=False, ahead=norm.centred - first)
-    return replace(program, rows=tuple(rows))
+            found[norm.centred] = norm.centred - first
+    return found

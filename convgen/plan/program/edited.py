@@ -1,8 +1,9 @@
 """A network's program from its text, as it was printed or as a person has edited it.
 
 What a text decides is how values are stored, ways and roles, which gradients have rows of their own, which blocks are
-computed again, what travels in pieces or meanwhile. The rest follows: the program is made of these as a plan's is,
-verified, printed, and compared with the text line by line. So what is compiled is what the text says, or it is refused.
+computed again, which rows are one, what travels in pieces or meanwhile. The rest follows: the program is made of these
+as a plan's is, verified, printed, and compared with the text line by line. So what is compiled is what the text says,
+or it is refused.
 """
 
 from __future__ import annotations
@@ -19,16 +20,21 @@ from convgen.algebra.redistribute import COLLECTIVES
 from convgen.errors import InputError, Note
 from convgen.free_memory import check_memory
 from convgen.operations.bound import Bound
+from convgen.operations.fused import Fused
 from convgen.passes.bucket_gradients import summed_parameters
+from convgen.passes.widen_halos import may_go_ahead
 from convgen.plan.parts import Parts
 from convgen.plan.program.written import program_of
+from convgen.program.again import stretches
 from convgen.program.chunks import chunk_faults
 from convgen.program.early import early_faults, interior_rows
-from convgen.program.network import Bucket, Moved, Program, label
+from convgen.program.network import Bucket, Moved, Program, Value, label
 from convgen.program.network_text import BACKWARD, FORWARD, KINDS, SECTIONS, head, show
-from convgen.program.rows import Chunks, PlacedRow
+from convgen.program.rows import Chunks, PlacedRow, place
 from convgen.program.text import grid_of
 from convgen.program.verify.network import faults
+from convgen.program.wide import Group, chains, joined, joined_rows
+from convgen.program.wide import faults as joining_faults
 from convgen.spec.graph_parts import check_statistics
 from convgen.spec.network_plan import PlanFile, Roles, RowPlan
 from convgen.spec.source import KeyPath, Source, locate
@@ -179,9 +185,13 @@ def laid_out(text: ProgramText, parts: Parts) -> Program:
     if text.name != parts.name:
         fact = f"a program of {text.name}, and the network is {parts.name}"
         raise text.refused(text.numbers[()], fact, "the text and the graph of one network")
-    each, own = _rows(text, parts.rows), _gradients(text, parts.rows)
+    each, groups = _rows(text, parts.rows)
+    _refuse_apart(text, parts, groups)
+    bounds = joined_rows(parts.rows, list(groups))
+    inner = {v for group in groups for i in group[:-1] for v in parts.rows[i].makes}
+    own = _gradients(text, bounds)
     rows: list[RowPlan] = []
-    for i, (bound, said) in enumerate(zip(parts.rows, each, strict=True)):
+    for i, (bound, said) in enumerate(zip(bounds, each, strict=True)):
         text.numbers["rows", i] = said.number
         derived = [(name, own[i, name]) for name in bound.operation.gradients if (i, name) in own]
         for name, one in derived:
@@ -190,34 +200,100 @@ def laid_out(text: ProgramText, parts: Parts) -> Program:
     plan = PlanFile(
         text.name, "", text.grid, text.values, tuple(rows), statistics=text.statistics, again=text.again,
     )  # fmt: skip
+    tensors = [t for t in parts.tensors if t.name not in inner]
     try:
-        return program_of(plan, parts, bare=False)
+        program = program_of(plan, parts._replace(tensors=tensors, rows=bounds), bare=False)
     except InputError as error:
         raise locate(InputError(error.fact, error.path, error.notes, error.hint or HINT), text.source()) from None
+    return replace(program, joined=tuple(sorted(groups)))
 
 
 def _label(bound: Bound) -> str:
     return next(filter(None, bound.makes), bound.operation.name)
 
 
-def _rows(text: ProgramText, rows: Sequence[Bound]) -> list[_Said]:
-    """What the text says of each row."""
+def _rows(text: ProgramText, rows: Sequence[Bound]) -> tuple[list[_Said], dict[Group, int]]:
+    """What the text says of each row; and groups of the network's rows that are one in it, each with its line."""
     found: list[_Said] = []
+    groups: dict[Group, int] = {}
+    missed: dict[int, Numbered] = {}  # rows that no line is of, with the line behind them
     heads = [head(bound) for bound in rows]
+    makes = {start.partition(" = ")[0]: i for i, start in enumerate(heads)}
+    at, last = 0, ""  # the next row, and how the line of the last begins
     for number, line in text.sections[FORWARD]:
-        at = len(found)
-        if at < len(rows) and _begins(line, heads[at]):
-            found.append(_said(text, number, line, line.removeprefix(heads[at])))
-        elif at and _begins(line, heads[at - 1]):
-            found[-1].parts.extend(_said(text, number, line, line.removeprefix(heads[at - 1])).parts)
+        group = _group(line, rows, makes.get(line.partition(" = ")[0], -1), at)
+        if last and _begins(line, last):
+            found[-1].parts.extend(_said(text, number, line, line.removeprefix(last)).parts)
+        elif group is not None:
+            last = head(joined([rows[i] for i in group])) if len(group) > 1 else heads[group[0]]
+            found.append(_said(text, number, line, line.removeprefix(last)))
+            missed |= dict.fromkeys(range(at, group[-1]), (number, line))
+            groups |= {group: number} if len(group) > 1 else {}
+            at = group[-1] + 1
         elif not line.startswith("wait ") and not _MOVE.fullmatch(line):
-            there = f"its next row is {heads[at]!r}" if at < len(rows) else "all of its rows stand above"
-            raise text.refused(number, f"no row of {text.name}: {line!r}", f"rows are the graph's, in order: {there}")
-    if len(found) < len(rows):
+            raise _no_row(text, number, line, heads[at] if at < len(rows) else "")
+    for i in sorted(set(missed) - {i for group in groups for i in group}):
+        raise _no_row(text, *missed[i], heads[i])
+    if at < len(rows):
         number = text.numbers.get(("sections", BACKWARD), text.lines[-1][0])
-        fact = f"forward has {len(found)} rows, and the network {len(rows)}"
-        raise text.refused(number, fact, f"the next is {heads[len(found)]!r}")
-    return found
+        fact = f"forward ends before all rows of {text.name} are there"
+        raise text.refused(number, fact, f"the next is {heads[at]!r}")
+    return found, groups
+
+
+def _no_row(text: ProgramText, number: int, line: str, following: str) -> InputError:
+    there = f"its next row is {following!r}" if following else "all of its rows stand above"
+    return text.refused(number, f"no row of {text.name}: {line!r}", f"rows are the graph's, in order: {there}")
+
+
+def _group(line: str, rows: Sequence[Bound], last: int, least: int) -> Group | None:
+    """The row that a line is of, or rows up to it that are one there, each of which reads what the one before makes.
+
+    Args:
+        least: the first row that it can end with.
+    """
+    if last < least:
+        return None
+    makers = {v: i for i, bound in enumerate(rows[:last]) for v in bound.makes if v}
+    open_ones: list[Group] = [(last,)]
+    while open_ones:
+        group = open_ones.pop()
+        one = rows[last] if len(group) == 1 else joined([rows[i] for i in group])
+        if _begins(line, head(one)):
+            return group
+        word = line.partition(" = ")[2].partition(" ")[0]
+        if word.endswith(f"_{one.operation.name}"):
+            open_ones += [(makers[v], *group) for v in rows[group[0]].reads if v in makers]
+    return None
+
+
+def _refuse_apart(text: ProgramText, parts: Parts, groups: Mapping[Group, int]) -> None:
+    """Rows that are one in the text may be."""
+    if not groups:
+        return
+    rows = [_whole(bound, text.grid) for bound in parts.rows]
+    values = {t.name: Value(t.name, t.shape, t.dtype, ((),) * len(t.shape), t.kind) for t in parts.tensors}  # type: ignore[arg-type]
+    program = Program(
+        name=text.name, grid=text.grid, values=values, rows=tuple(rows), updates=tuple(parts.updates),
+        outputs=tuple(parts.outputs),
+    )  # fmt: skip
+    again = tuple(s for s in stretches(program) if s.path in text.again)
+    known = chains(replace(program, again=again))
+    for group, number in groups.items():
+        line = head(joined([parts.rows[i] for i in group]))
+        alike = any(group == chain[n : n + len(group)] for chain in known for n in range(len(chain)))
+        found = [] if alike else ["more reads what lies between, or it is no row by row"]
+        operation = joined([parts.rows[i] for i in group]).operation
+        assert isinstance(operation, Fused)
+        for fault in found or joining_faults(operation):
+            raise text.refused(number, f"rows can't be one: {fault}: {line!r}")
+
+
+def _whole(bound: Bound, grid: Grid) -> PlacedRow:
+    """A row that every rank computes whole."""
+    signature = bound.operation.signatures[0]
+    reads, makes = ([((),) * len(o.shape) for o in side] for side in (signature.inputs, signature.results))
+    return place(bound, grid, 0, {}, reads, makes)
 
 
 def _begins(line: str, start: str) -> bool:
@@ -273,7 +349,8 @@ def in_flight(text: ProgramText, program: Program) -> Program:
     }
     bounds = [row.bound for row in program.rows]
     wrong: list[_Wrong] = []
-    said, own = _rows(text, bounds), _gradients(text, bounds)
+    (said, _), own = _rows(text, bounds), _gradients(text, bounds)
+    ahead = may_go_ahead(program)
     rows: list[PlacedRow] = []
     for i, row in enumerate(program.rows):
         base, names = label(row), row.signature.inputs
@@ -284,7 +361,10 @@ def in_flight(text: ProgramText, program: Program) -> Program:
             name = f"{base}.d{names[k].name}"
             derived.append((k, _flying(wrong, name, one, program.grid, of, started, pieces)))
         row = replace(row, derived=tuple(derived))
-        rows.append(_flying(wrong, base, row, program.grid, said[i], started, True))
+        early = ahead.get(i, 0) if f"{base}.{names[0].name}" in started else 0
+        pieces = not early or any(p in ("interior", "boundary") for p in said[i].parts)
+        row = _flying(wrong, base, row, program.grid, said[i], started, pieces)
+        rows.append(row if row.early is None else replace(row, ahead=early))
     program = replace(program, rows=tuple(rows))
     program = replace(program, buckets=tuple(_buckets(text, program, wrong)))
     _refuse_faults(text, program)
