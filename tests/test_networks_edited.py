@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -11,16 +12,19 @@ import pytest
 import torch
 from free_networks import free_network, imported
 from generate import draws
+from networks_on_ranks import with_passes
 from operation_cases import a_grid
 from test_networks_again import laid_out
 from test_networks_free import Branches, a_network, compare
 from test_networks_papers import norms
+from test_wide import Normed
 
 from convgen.algebra.grid import Grid
 from convgen.errors import InputError
 from convgen.network_compiler import CompiledNetwork, compile_network, compile_text
 from convgen.passes.bucket_gradients import BucketGradients
 from convgen.passes.start_halos import StartHalos
+from convgen.passes.widen_halos import WidenHalos
 from convgen.plan.program.edited import read_text
 from convgen.program.network_text import show
 from convgen.spec.exported import graph_of
@@ -75,6 +79,12 @@ def test_gradients_that_nothing_asks_for_read_back() -> None:
     assert any("  never asked for:\n" in show(one.program) for one in some)
     for one in some:
         same(one)
+
+
+def test_rows_that_are_one_and_a_halo_that_moments_hide_read_back() -> None:
+    one = with_passes(normed({"H": 2}), WidenHalos(), StartHalos(), BucketGradients(0))
+    assert one.program.joined and any(row.ahead for row in one.program.rows)
+    same(one)
 
 
 # ---- edited
@@ -142,6 +152,34 @@ def test_an_edited_program_is_as_right(
     torch.set_default_dtype(torch.float64)
     compare(module, x, net, one.program.grid, one.program)
     torch.set_default_dtype(torch.float32)
+
+
+def normed(grid: dict[str, int]) -> CompiledNetwork:
+    graph, _ = graph_of(Normed(), (torch.zeros(2, 3, 16, 16),), name="net")
+    one = compile_network(graph, Grid(tuple(grid.items())))
+    return replace(one, program=one.plain, other=one.plain)
+
+
+def test_rows_that_a_person_makes_one() -> None:
+    """With one halo, as the pass makes it; but not rows between which another reads."""
+    one = normed({"H": 2})
+    line = "    %b_sum = centred_relu_conv_forward %a, %norm_coefficients, %b.weight {d2=H} : b_sum[*, *, H, *]\n"
+    text = re.sub(r"    %(norm|relu) = (centred|relu) .*\n", "", show(one.program))
+    text = re.sub(r"    %b_sum = conv_forward .*\n", line.replace("d2=H", "H=H"), text)
+    made, _ = followed(one.graph, text)
+    wide = WidenHalos().run(one.plain)
+    assert made.program.joined == wide.joined and made.program.values == wide.values
+    assert [(r.roles, r.fetch, r.store, r.back) for r in made.program.rows] == [
+        (r.roles, r.fetch, r.store, r.back) for r in wide.rows
+    ]
+    wrong = show(made.program).replace("%a, %norm_coefficients, %b.weight", "%a, %norm_coefficients, %a.weight")
+    with pytest.raises(InputError, match="no row of net"):
+        read(one.graph, wrong)
+    moments = r"    %norm_moments = moments %a .*\n"
+    apart = re.sub(r"    %norm = centred .*\n", "", re.sub(moments, "", show(one.program)))
+    apart = apart.replace("%relu = relu %norm", "%relu = centred_relu %a, %norm_coefficients")
+    with pytest.raises(InputError, match="no row of net"):
+        read(one.graph, apart)
 
 
 def at(text: str, line: str) -> int:
@@ -221,6 +259,13 @@ WRONG: dict[str, tuple[str, str, str, str]] = {
         "no statistics globe",
     ),
     "a block that is not there": (" {\n  input x", " {\n  again: stem\n  input x", "again: stem", "no block 'stem'"),
+    "rows that can't be one": (
+        "%norm = affine %norm_normal, %norm.weight, %norm.bias {d0=N d2=H} : norm[N, *, H, *]\n"
+        "    %relu = relu %norm {d0=N d2=H} : relu[N, *, H, *]",
+        "%relu = affine_relu %norm_normal, %norm.weight, %norm.bias {d0=N d2=H} : relu[N, *, H, *]",
+        "%relu = affine_relu",
+        "rows can't be one",
+    ),
     "a text cut short": ("  return output = %head\n}\n", "", "update %deeper.num_batches", "a closing brace"),
 }
 

@@ -225,11 +225,12 @@ def _rows(text: ProgramText, rows: Sequence[Bound]) -> tuple[list[_Said], dict[G
         if last and _begins(line, last):
             found[-1].parts.extend(_said(text, number, line, line.removeprefix(last)).parts)
         elif group is not None:
-            last = head(joined([rows[i] for i in group])) if len(group) > 1 else heads[group[0]]
+            end = group[-1]
+            missed |= dict.fromkeys(range(at, end), (number, line))
+            at, last = end + 1, heads[end]
+            if len(group) > 1:
+                last, groups[group] = head(joined([rows[i] for i in group])), number
             found.append(_said(text, number, line, line.removeprefix(last)))
-            missed |= dict.fromkeys(range(at, group[-1]), (number, line))
-            groups |= {group: number} if len(group) > 1 else {}
-            at = group[-1] + 1
         elif not line.startswith("wait ") and not _MOVE.fullmatch(line):
             raise _no_row(text, number, line, heads[at] if at < len(rows) else "")
     for i in sorted(set(missed) - {i for group in groups for i in group}):
