@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from convgen.algebra.layout import Axes
 from convgen.algebra.relations import ReadBy, Taps, Through
-from convgen.algebra.signature import Made, Signature
+from convgen.algebra.signature import Made, Operand, Signature
 from convgen.operations.average_pooling import AveragePool
 from convgen.operations.batch_norm import Centred
 from convgen.operations.bound import Bound
@@ -29,7 +30,7 @@ from convgen.operations.fused import MADE, Fused, Link
 from convgen.operations.pointwise import Pointwise
 from convgen.operations.transposed import TransposedConvolution
 from convgen.program.network import Program
-from convgen.program.rows import PlacedRow, place
+from convgen.program.rows import PlacedRow, Stored, place
 
 Group = tuple[int, ...]  # numbers of rows of the network as it is described, in order
 JOINING = (Centred, Elementwise, Pointwise, Convolution, TransposedConvolution, AveragePool)
@@ -180,6 +181,11 @@ def widened(program: Program, groups: Sequence[Group]) -> Program:
     )
 
 
+def wanted_blocks(operand: Operand, roles: Mapping[str, Axes]) -> Stored:
+    """As an operand of a row, or its result, has to be stored so that nothing but halos travels."""
+    return tuple(tuple(a for i in made.indices for a in roles.get(i, ())) for made in operand.dims)
+
+
 def _as_one(program: Program, group: Group) -> PlacedRow | None:
     last = program.rows[group[-1]]
     bound = joined([program.rows[i].bound for i in group])
@@ -187,7 +193,14 @@ def _as_one(program: Program, group: Group) -> PlacedRow | None:
     assert isinstance(operation, Fused)
     (signature,) = operation.signatures
     roles = dict(last.roles)
-    if not set(roles) <= set(signature.extent) or any(faults(operation)):
-        return None
     reads = [program.values[v].stored for v in bound.reads]
+    sides = [
+        *zip(signature.inputs, bound.reads, reads, strict=True),
+        (signature.results[0], bound.makes[0], last.makes[0]),
+    ]
+    travels = any(  # blocks of samples that meet at one number of them may not meet at another
+        program.values[v].kind in ("made", "input") and stored != wanted_blocks(o, roles) for o, v, stored in sides
+    )
+    if travels or not set(roles) <= set(signature.extent) or any(faults(operation)):
+        return None
     return place(bound, program.grid, 0, roles, reads, last.makes)
