@@ -61,11 +61,65 @@ class Errors:
     compiled: float
     sent: int
     worst: dict[str, str] = field(default_factory=dict[str, str])
+    steps: float = 0.0
+    limit: float = 1e-8
 
     @property
     def right(self) -> bool:
-        small = max(self.inputs, self.parameters, self.buffers) <= 1e-8
+        small = max(self.inputs, self.parameters, self.buffers) <= 1e-8 and self.steps <= self.limit
         return self.outputs <= 1e-9 and small and not self.volume
+
+
+@dataclass(frozen=True)
+class Training:
+    """Steps of SGD with momentum after the first gradients: a new batch each, the first one's gradients of outputs."""
+
+    batches: tuple[tuple[torch.Tensor, ...], ...]
+    dys: Mapping[int, torch.Tensor]
+    rate: float
+
+    def run(self, parameters: Sequence[torch.Tensor], call: Callable[..., Any]) -> None:
+        """Of parameters that have their first gradients. `call` takes whole tensors and gives them."""
+        optimizer: Any = torch.optim.SGD(parameters, self.rate, momentum=0.9)
+        optimizer.step()
+        for xs in self.batches:
+            optimizer.zero_grad()
+            ys = [t for t in tree_flatten(call(*xs))[0] if t is not None]
+            torch.autograd.backward([ys[k] for k in self.dys], [*self.dys.values()])
+            optimizer.step()
+
+
+def trained(module: nn.Module, call: Any, training: Training, grads: Tensors, shaken: bool = False) -> Tensors:
+    """The module's state after those steps, which it does not keep. `shaken`: each number a unit off first."""
+    held = {n: t.detach().clone() for n, t in module.state_dict().items()}
+    generator = torch.Generator().manual_seed(2)
+    named = dict(module.named_parameters())
+    with torch.no_grad():
+        for p in named.values():
+            off = torch.randint(0, 2, p.shape, generator=generator).to(p.dtype) * 2 - 1
+            p.mul_(1 + shaken * off * torch.finfo(p.dtype).eps)
+    for n, p in named.items():
+        p.grad = grads[n].clone() if n in grads else None
+    training.run([*named.values()], call)
+    found = {n: t.detach().clone() for n, t in module.state_dict().items()}
+    _set(module, held)
+    return found
+
+
+def _set(module: nn.Module, state: Tensors) -> None:
+    with torch.no_grad():
+        for n, t in (*module.named_parameters(), *module.named_buffers()):
+            if n in state:
+                t.copy_(state[n])
+
+
+def off_by(found: Tensors, truth: Tensors, before: Tensors) -> tuple[float, str]:
+    """The largest error of what changed, relative to the change, at least a thousandth of the largest of all."""
+    names = [n for n in found if n in before and truth[n].is_floating_point() and truth[n].numel()]
+    change = {n: (truth[n] - before[n]).abs().max().item() for n in names}
+    floor = max(1e-3 * max(change.values(), default=0.0), 1e-30)
+    each = [((found[n] - truth[n]).abs().max().item() / max(change[n], floor), n) for n in names]
+    return max((e for e in each if e[0] > 0 or e[0] != e[0]), default=(0.0, ""), key=lambda e: (e[0] != e[0], e[0]))
 
 
 def check(
@@ -75,11 +129,14 @@ def check(
     reference: Callable[..., Any] | None = None,
     seed: int = 0,
     passes: Sequence[NetworkPass] = (),
+    steps: int = 0,
 ) -> Errors:
     """Compiles for a grid and compares outputs, gradients, buffers and bytes with the module's (or `reference`'s).
 
     Args:
         passes: that the program goes through, instead of those that a timeline finds.
+        steps: of training, whose state is compared too; where it is more than 1e-8 off, with ten times what a unit
+            in the last place of each parameter moves one device's own, at most 1e-6.
     """
     module, graph = given.module, given.graph
     start = perf_counter()
@@ -100,9 +157,13 @@ def check(
     torch.autograd.backward([ys[k] for k in smooth], [dys[k] for k in smooth])
     wished = {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
     new = {n: b.clone() for n, b in module.named_buffers()}
-    with torch.no_grad():
-        for n, b in module.named_buffers():
-            b.copy_(buffers[n])
+    training, state_then = None, Tensors()
+    if steps:
+        size = [sum(float(t.norm()) ** 2 for t in ts.values()) for ts in ({n: state[n] for n in wished}, wished)]
+        batches = tuple(tuple(random_input(x.shape, k) for x in given.inputs) for k in range(1, steps))
+        training = Training(batches, dys, 0.01 * (size[0] / max(size[1], 1e-30)) ** 0.5)
+        state_then = trained(module, reference or module, training, wished)
+    _set(module, buffers)
 
     with package(files) as net:
         names = [v.name for v in graph.inputs]
@@ -129,8 +190,19 @@ def check(
             ]
             at_all = end.rank == 0 if hasattr(end, "rank") else True
             grads = model.full_gradients()
-            full = model.full_state_dict()
-            return [t.detach() for t in whole], dxs, grads if at_all else {}, full, sent[:forward], sent[gathered:]
+            full = {n: t.clone() for n, t in model.full_state_dict().items() if n in new}
+
+            def call(*inputs: torch.Tensor) -> Any:
+                out = model(*(net.scatter(n, x, mesh) for n, x in zip(names, inputs, strict=True)))
+                parts = [t for t in tree_flatten(out)[0] if t is not None]
+                return [net.gather(name, t, mesh) for (name, _), t in zip(graph.outputs, parts, strict=True)]
+
+            then = Tensors()
+            if training:
+                training.run([p for p in model.parameters() if p.is_floating_point()], call)
+                then = {n: t for n, t in model.full_state_dict().items() if at_all or n in new}
+            counts = sent[:forward], sent[gathered:]
+            return [t.detach() for t in whole], dxs, grads if at_all else {}, full, *counts, then
 
         found = World(Grid(tuple(grid.items())).ranks).run(program)
     worst: dict[str, str] = {}
@@ -147,6 +219,14 @@ def check(
                 most, worst[what] = one, name
         return most
 
+    far, limit = 0.0, 1e-8
+    if training:
+        far, worst["steps"] = max(off_by(one[6], state_then, state) for one in found)
+        if far > limit:
+            _set(module, new)
+            other = trained(module, reference or module, training, wished, shaken=True)
+            _set(module, buffers)
+            limit = max(limit, min(10 * off_by(other, state_then, state)[0], 1e-6))
     floor = 1e-3 * max((g.abs().max().item() for g in wished.values()), default=0.0)
     all_grads = [one[2] for one in found if one[2]]
     missing = [n for grads in all_grads for n in set(wished) - set(grads) if wished[n].any()]
@@ -168,8 +248,10 @@ def check(
         largest(((n, one[3][n], b) for one in found for n, b in new.items() if n in one[3]), "buffers", floor=1e-6),
         volume(compiled, [one[4] for one in found], [one[5] for one in found]),
         seconds,
-        sum(b for one in found for half in one[4:] for _, b in half),
+        sum(b for one in found for half in one[4:6] for _, b in half),
         worst,
+        far,
+        limit,
     )
 
 

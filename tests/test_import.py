@@ -132,10 +132,41 @@ def test_a_number_of_samples_that_matters_is_fixed(forward: Any) -> None:
     agree(module, graph, tensors, {"x": torch.randn(8, 4)})
 
 
-def without_gradient(self: Any, x: Tensor) -> Tensor:
+def changed_without_gradient(self: Any, x: Tensor) -> Tensor:
+    y = x * 2
     with torch.no_grad():
-        y = x * 2
+        y.view(-1).mul_(2)
     return x + y
+
+
+class WithoutGradient(nn.Module):
+    """Reads what it made and a buffer that it changed where no gradients are kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
+        self.register_buffer("mean", torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * self.scale
+        with torch.no_grad():
+            self.mean.mul_(0.5).add_(y.mean(0))
+            z = y * self.scale
+            z.add_(1)
+        return y * self.mean + z * self.scale
+
+
+def test_no_gradients_through_a_region_without() -> None:
+    module, x = WithoutGradient(), torch.randn(4, 3)
+    graph, tensors = graph_of(module, (torch.zeros(2, 3),))
+    state = {k: v.detach().clone() for k, v in (module.state_dict() | tensors).items()}
+    state["scale"].requires_grad_()
+    mine, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    outputs, updates = run_graph(graph, state | {"x": mine})
+    outputs["output"].square().sum().backward()
+    module(theirs).square().sum().backward()
+    for got, wanted in ((mine.grad, theirs.grad), (state["scale"].grad, module.scale.grad), (updates["mean"], module.mean)):
+        torch.testing.assert_close(got, wanted)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +178,7 @@ def without_gradient(self: Any, x: Tensor) -> Tensor:
         (of(lambda self, x: x.add_(1)), "changes its input x"),
         (of(lambda self, x: torch.fft.fft(x).real), "complex64"),
         (of(lambda self, x: x * 2 if x.sum() > 0 else x), "torch.export can't trace Odd"),
-        (of(without_gradient), "torch.no_grad"),
+        (of(changed_without_gradient), "torch.no_grad"),
         (of(lambda self, x: (x, 3)), "gives 3, no tensor"),
         (of(lambda self, x: x[x > 0]), "can't be imported"),
     ],

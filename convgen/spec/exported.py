@@ -17,6 +17,7 @@ from convgen.errors import InputError, Note
 from convgen.spec.exported_dropout import in_place_dropouts
 from convgen.spec.exported_examples import Examples, examples_of
 from convgen.spec.exported_modes import same_but_for_flags
+from convgen.spec.exported_no_grad import detach_regions
 from convgen.spec.exported_names import result_names
 from convgen.spec.exported_results import results_of
 from convgen.spec.exported_state import GIVEN, State, dtype_name, state_of
@@ -141,15 +142,15 @@ class _Made:
     def export(self, examples: Examples, training: bool, dynamic: dict[str, Any] | None) -> ExportedProgram:
         traced = self.trace(examples, dynamic)
         self.traced = traced, examples, dynamic
-        silent = any("set_grad_enabled" in str(node.target) for node in traced.graph.nodes)
+        lost = training and not detach_regions(traced)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 program = cast("ExportedProgram", cast("Any", traced).run_decompositions({}))
         except Exception as error:
             raise _ExportError(_first_line(error)) from error
-        if training and silent:
-            fact = f"{self.name} computes without gradients (torch.no_grad), which torch.export loses in training"
+        if lost:
+            fact = f"{self.name} changes a tensor without gradients (torch.no_grad), which torch.export loses in training"
             raise InputError(fact, hint="--eval; or .detach() in the place of torch.no_grad()")
         return program
 

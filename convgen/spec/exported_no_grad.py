@@ -1,0 +1,82 @@
+"""Regions without gradients (torch.no_grad): torch.export wraps each, and decomposing forgets what the wrapping says.
+
+What a region reads is detached before, so that nothing it makes has a gradient, new values of buffers included. A
+region that changes what is no buffer and not its own keeps that one's gradient in eager PyTorch: it isn't known here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+REGION = "wrap_with_set_grad_enabled"  # (enabled, the region's graph, what it reads)
+
+
+def detach_regions(program: ExportedProgram) -> bool:
+    """Detaches what regions without gradients read, in place; False if there is one that this is not right for."""
+    graph: Any = program.graph_module
+    buffers = {s.arg.name for s in program.graph_signature.input_specs if s.kind.name == "BUFFER"}
+    right = True
+    for node in [n for n in graph.graph.nodes if "set_grad_enabled" in str(n.target)]:
+        if str(node.target) != REGION:
+            return False
+        enabled, region, *given = node.args
+        inside = getattr(graph, region.target)
+        if enabled:
+            right = right and not any("set_grad_enabled" in str(n.target) for n in inside.graph.nodes)
+            continue
+        known = [getattr(x, "name", "") in buffers for x in given]
+        right = right and _keeps(inside.graph, known)
+        for x in [x for x, buffer in zip(given, known, strict=True) if not buffer and _smooth(x)]:
+            _detach(graph.graph, node, x)
+    graph.recompile()
+    return right
+
+
+def _smooth(x: Any) -> bool:
+    import torch
+
+    value = getattr(x, "meta", {}).get("val")
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _detach(graph: Any, node: Any, x: Any) -> None:
+    import torch
+
+    with graph.inserting_before(node):
+        one = graph.call_function(torch.ops.aten.detach.default, (x,))
+    one.meta = dict(x.meta)
+    node.replace_input_with(x, one)
+
+
+def _keeps(graph: Any, buffers: list[bool]) -> bool:
+    """Whether a region changes buffers and what it made itself, and nothing else."""
+    places = iter(buffers)
+    own: set[Any] = set()  # and buffers
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            if next(places):
+                own.add(node)
+            continue
+        if node.op == "output":
+            continue
+        schema = getattr(node.target, "_schema", None)
+        if "set_grad_enabled" in str(node.target) or (schema is None and node.op != "call_function"):
+            return False
+        if schema is None:  # an item of several results
+            own |= {node} & ({node} if node.args[0] in own else set())
+            continue
+        given = {a.name: x for a, x in zip(schema.arguments, node.args, strict=False)} | node.kwargs
+        aliased = [given[a.name] for a in schema.arguments if a.alias_info is not None and a.name in given]
+        changed = [given[a.name] for a in schema.arguments if _written(a) and a.name in given]
+        if any(x not in own for x in changed):
+            return False
+        if all(x in own for x in aliased):
+            own.add(node)
+    return True
+
+
+def _written(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
