@@ -199,9 +199,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             loose = max(1e-6, 4 * own)
             right = found.right or (narrow and max(worst, found.steps) <= loose and not found.volume)
             wrong += not right
+            steps = f"{found.steps:.0e}" + f" ({found.limit:.0e} allowed)" * (found.steps > 1e-8)
             print(
                 f"  {text:10} y {found.outputs:.0e}  dx {found.inputs:.0e}  dw {found.parameters:.0e}  "
-                f"buffers {found.buffers:.0e}  steps {found.steps:.0e}  {found.sent / 1e6:8.2f} MB  compiled in {found.compiled:.1f} s  "
+                f"buffers {found.buffers:.0e}  steps {steps}  {found.sent / 1e6:8.2f} MB  "
+                f"compiled in {found.compiled:.1f} s  "
                 f"{'right' if right else f'WRONG {found.worst} {found.volume}'}{inside}",
                 flush=True,
             )

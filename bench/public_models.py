@@ -40,7 +40,7 @@ NAMED: Mapping[str, Make] = {
     "vgg16_bn": vision("vgg16_bn", num_classes=10),
     "alexnet": vision("alexnet", (3, 3, 80, 67), num_classes=10),
     "googlenet": vision("googlenet", (3, 3, 64, 66), init_weights=False, aux_logits=True, num_classes=10),
-    "inception_v3": vision("inception_v3", (3, 3, 96, 80), init_weights=False, aux_logits=False, num_classes=10),
+    "inception_v3": vision("inception_v3", (3, 3, 130, 107), init_weights=False, aux_logits=False, num_classes=10),
     "mobilenet_v2": vision("mobilenet_v2"),
     "densenet121": vision("densenet121"),
     "shufflenet_v2_x1_0": vision("shufflenet_v2_x1_0"),

@@ -85,7 +85,8 @@ class Training:
         for xs in self.batches:
             optimizer.zero_grad()
             ys = [t for t in tree_flatten(call(*xs))[0] if t is not None]
-            torch.autograd.backward([ys[k] for k in self.dys], [*self.dys.values()])
+            smooth = [k for k in self.dys if ys[k].requires_grad]  # some are of inputs alone
+            torch.autograd.backward([ys[k] for k in smooth], [self.dys[k] for k in smooth])
             optimizer.step()
 
 
@@ -161,7 +162,7 @@ def check(
     if steps:
         size = [sum(float(t.norm()) ** 2 for t in ts.values()) for ts in ({n: state[n] for n in wished}, wished)]
         batches = tuple(tuple(random_input(x.shape, k) for x in given.inputs) for k in range(1, steps))
-        training = Training(batches, dys, 0.01 * (size[0] / max(size[1], 1e-30)) ** 0.5)
+        training = Training(batches, dys, 1e-4 * (size[0] / max(size[1], 1e-30)) ** 0.5)
         state_then = trained(module, reference or module, training, wished)
     _set(module, buffers)
 

@@ -48,12 +48,17 @@ def lay_out(parts: Parts, grid: Grid, algorithm: str | None = None) -> Program:
         if t.kind == "input":
             known[t.name] = rule.of_input(t, bare)
     placed: list[PlacedRow] = []
+    buffer_of = {value: buffer for buffer, value in reversed(updates)}
     for bound in rows:
         reads = tuple(known.get(v) for v in bound.reads)
         row, stored, made = _placed(bound.operation, reads, bare, rule)
-        placed.append(replace(row, bound=bound))
         known |= {v: s for v, s in zip(bound.reads, stored, strict=True) if v not in known}
+        held = tuple(known.get(buffer_of.get(v, ""), s) for v, s in zip(bound.makes, made, strict=True))
+        if held != made:  # a buffer's new value is stored as the buffer is
+            row, made = _with_gradients(replace(row.bound), bare, row.way, dict(row.roles), stored, held), held
+        placed.append(replace(row, bound=bound))
         known |= {v: s for v, s in zip(bound.makes, made, strict=True) if v}
+        known |= {b: known[v] for b, v in updates if v in bound.makes and b not in known}
     for t in tensors:
         known.setdefault(t.name, ((),) * len(t.shape))
     values = {n: Value(n, t.shape, t.dtype, known[n], t.kind) for n, t in by_name.items()}  # type: ignore[arg-type]

@@ -17,10 +17,12 @@ from convgen.errors import InputError, Note
 from convgen.spec.exported_dropout import in_place_dropouts
 from convgen.spec.exported_examples import Examples, examples_of
 from convgen.spec.exported_modes import same_but_for_flags
-from convgen.spec.exported_no_grad import detach_regions
+from convgen.spec.exported_instance_norm import write_running_statistics
 from convgen.spec.exported_names import result_names
+from convgen.spec.exported_no_grad import detach_regions
 from convgen.spec.exported_results import results_of
 from convgen.spec.exported_state import GIVEN, State, dtype_name, state_of
+from convgen.spec.exported_updates import late_updates
 from convgen.spec.exported_walk import FixedError, Found, Walk
 from convgen.spec.graph import Graph, Value, refs
 from convgen.spec.graph_edit import eval_graph, pruned, renamed, same_calls
@@ -143,6 +145,7 @@ class _Made:
         traced = self.trace(examples, dynamic)
         self.traced = traced, examples, dynamic
         lost = training and not detach_regions(traced)
+        write_running_statistics(traced)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -169,6 +172,9 @@ class _Made:
         if updates and not training:
             raise InputError(f"{self.name} changes {next(iter(updates))} in evaluation", hint="in training only")
         found = _checked(in_place_dropouts(walk.found), [*outputs.values(), *updates.values()], self.name)
+        state = (*self.state.parameters, *self.state.buffers)
+        given = (_value(k, v, walk) for k, v in (inputs | constants).items())
+        found, updates = late_updates(found, updates, (*given, *state))
         whole: Any = self.module
         leaves = [path for path, one in whole.named_modules() if not any(True for _ in one.children())]
         calls = [(one.call, one.visit) for one in found]

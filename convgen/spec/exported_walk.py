@@ -133,8 +133,6 @@ class Walk:
             op = BATCH_NORM
         elif base in RESHAPES:
             op = "view"
-        elif base == "instance_norm" and args[3] is not None and args[5]:
-            problem = "updates running statistics, which torch.export loses"
         self.known[node.name] = names if isinstance(value, (list, tuple)) else names[0]
         self.note_smooth(op, args, results)
         path, kind, visit = module_of(node)

@@ -14,6 +14,7 @@ from convgen.spec.graph import Call, Ref
 @knows(
     "hardswish", "log_sigmoid", "celu", "selu", "hardshrink", "softshrink", "logit", "_to_copy", "to", "where", "rsub",
     "fill", "masked_fill", "clamp_min", "clamp_max", "threshold", "mish", "relu6", "square", "isnan", "nan_to_num",
+    "clone",
 )  # fmt: skip
 def untagged(reader: Reader, call: Call) -> bool:
     (result,) = call.results

@@ -139,7 +139,7 @@ def scatter(reader: Reader, call: Call) -> bool:
     else:
         start, stop, step = slice(call.args[3], call.args[4], call.args[5]).indices(n)  # type: ignore[arg-type]
     if step != 1:
-        return False
+        return _interleaved(reader, x, new, d, (start, stop, step), result.name)
     parts: list[Tensor] = []
     for lo, hi, name in ((0, start, "before"), (stop, n, "behind")):
         if hi > lo:
@@ -149,6 +149,27 @@ def scatter(reader: Reader, call: Call) -> bool:
         if name == "before":
             parts.append(new)
     reader.add(Concatenate(tuple(p.shape for p in parts), d), parts, [result.name])
+    return True
+
+
+def _interleaved(reader: Reader, x: Tensor, new: Tensor, d: int, rows: tuple[int, int, int], name: str) -> bool:
+    """Every `step`-th row of x exchanged, from the first to the last: rows by what they leave, then one after another."""
+    (start, stop, step), n = rows, x.shape[d]
+    if step < 1 or n % step or start >= step or len(range(start, stop, step)) != n // step:
+        return False
+    apart = (*x.shape[:d], n // step, 1, *x.shape[d + 1 :])
+    parts: list[Tensor] = []
+    for k in range(step):
+        one = new
+        if k != start:
+            row = sliced(x.shape, d, k, n, step)
+            one = reader.made(f"{name}_{k}", row.out, x.dtype)
+            reader.add(row, [x], [one.name])
+        parts.append(reader.made(f"{name}_apart_{k}", apart, x.dtype))
+        reader.add(View(one.shape, apart), [one], [parts[-1].name])
+    both = reader.made(f"{name}_rows", (*apart[: d + 1], step, *apart[d + 2 :]), x.dtype)
+    reader.add(Concatenate((apart,) * step, d + 1), parts, [both.name])
+    reader.add(View(both.shape, x.shape), [both], [name])
     return True
 
 

@@ -1,0 +1,42 @@
+"""Running statistics of instance norms, which torch.export leaves out of what a module changes: written out here.
+
+    running_mean <- (1 - momentum) running_mean + momentum mean_n(mean of sample n)
+
+and alike with unbiased variances, as ATen has it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+
+def write_running_statistics(program: ExportedProgram) -> None:
+    """Adds to a traced program, not decomposed yet, what its instance norms change, in place."""
+    import torch
+
+    aten = torch.ops.aten
+    graph: Any = program.graph_module.graph
+    for norm in [n for n in graph.nodes if n.target is aten.instance_norm.default]:
+        x, weight, bias, mean, variance, of_inputs, momentum, *rest = norm.args
+        if mean is None or not of_inputs:
+            continue
+        rows = [*range(2, x.meta["val"].dim())]
+        with graph.inserting_before(norm):
+
+            def call(op: Any, *args: Any, meta: Any = norm.meta, **named: Any) -> Any:
+                node = graph.call_function(op, args, named)
+                node.meta = dict(meta)
+                return node
+
+            given = call(aten.detach.default, x)
+            for held, of in (
+                (mean, call(aten.mean.dim, given, rows)),
+                (variance, call(aten.var.correction, given, rows, correction=1)),
+            ):
+                old = call(aten.mul_.Tensor, held, 1 - momentum)
+                call(aten.add_.Tensor, old, call(aten.mean.dim, of, [0]), alpha=momentum)
+        norm.args = (x, weight, bias, None, None, of_inputs, momentum, *rest)
+    program.graph_module.recompile()

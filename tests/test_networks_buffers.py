@@ -1,0 +1,57 @@
+"""Buffers that networks change: in which order, without gradients, and stored as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from networks_on_ranks import check, imported
+from torch import Tensor, nn
+
+
+@pytest.fixture(autouse=True)
+def doubles() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+class Changes(nn.Module):
+    """Reads old values after the new ones are made, new ones through a gradient, and exchanges two buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(4, 3, 3, 3))
+        self.register_buffer("last", torch.randn(2, 3, 6, 5))
+        self.register_buffer("mean", torch.randn(4))
+        self.register_buffer("average", torch.randn(4, 3, 3, 3))
+        self.register_buffer("one", torch.randn(4))
+        self.register_buffer("other", torch.randn(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            y = x + self.last.mean()
+            self.last.copy_(x)
+            self.average.mul_(0.9).add_(self.w, alpha=0.1)
+            old = self.one.clone()
+            self.one.copy_(self.other)
+            self.other.copy_(old)
+        z = nn.functional.conv2d(y + x, self.w + self.average, padding=1)
+        with torch.no_grad():
+            self.mean.mul_(0.5).add_(z.mean((0, 2, 3)))
+        return z * (self.mean + self.one)[:, None, None]
+
+
+@pytest.mark.parametrize("grid", [{"N": 2, "C": 2}, {"H": 2, "W": 2}])
+def test_new_values_when_the_old_ones_were_read(grid: dict[str, int]) -> None:
+    found = check(imported(Changes(), torch.randn(2, 3, 6, 5)), grid, steps=2)
+    assert found.right, found
+
+
+@pytest.mark.parametrize("grid", [{"N": 2, "C": 2}, {"H": 3}])
+def test_running_statistics_of_instance_norms(grid: dict[str, int]) -> None:
+    module = nn.Sequential(nn.Conv2d(2, 4, 3), nn.InstanceNorm2d(4, affine=True, momentum=0.3, track_running_stats=True))
+    found = check(imported(module, torch.randn(3, 2, 7, 6)), grid, steps=2)
+    assert found.right, found
