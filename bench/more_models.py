@@ -31,13 +31,22 @@ def backbone(make: Make) -> Make:
     return made
 
 
+def _raft() -> Any:
+    from public_makers import Called
+
+    model, shape = vision("raft_small", (2, 3, 64, 66), "optical_flow")()
+    return Called(model.feature_encoder, lambda m, x: m(x)), shape
+
+
 VISION: Mapping[str, Make] = {
     "resnet50": vision("resnet50", num_classes=10),
     "shufflenet_v2_x0_5": vision("shufflenet_v2_x0_5"),
     "squeezenet1_1": vision("squeezenet1_1", num_classes=10),
     "mnasnet1_3": vision("mnasnet1_3", num_classes=10),
     "inception_v3_aux": vision("inception_v3", (2, 3, 299, 299), init_weights=False, num_classes=10),
-    "fcn_aux": vision("fcn_resnet50", (2, 3, 65, 50), "segmentation", num_classes=5, weights_backbone=None, aux_loss=True),
+    "fcn_aux": vision(
+        "fcn_resnet50", (2, 3, 65, 50), "segmentation", num_classes=5, weights_backbone=None, aux_loss=True
+    ),
     "s3d": vision("s3d", (1, 3, 16, 64, 64), "video", num_classes=7),
     "mvit_v1_b": vision("mvit_v1_b", (1, 3, 16, 224, 224), "video", num_classes=7),
     "fasterrcnn_fpn": backbone(vision("fasterrcnn_resnet50_fpn", (1, 3, 64, 66), "detection", weights_backbone=None)),
@@ -49,15 +58,8 @@ VISION: Mapping[str, Make] = {
     "ssdlite_backbone": backbone(
         vision("ssdlite320_mobilenet_v3_large", (1, 3, 320, 320), "detection", weights_backbone=None)
     ),
-    "raft_features": lambda: _raft(),
+    "raft_features": _raft,
 }
-
-
-def _raft() -> Any:
-    from public_makers import Called
-
-    model, shape = vision("raft_small", (2, 3, 64, 66), "optical_flow")()
-    return Called(model.feature_encoder, lambda m, x: m(x)), shape
 
 
 TIMM: Mapping[str, Make] = {
@@ -211,6 +213,15 @@ TIMM: Mapping[str, Make] = {
     }.items()
 }
 
+
+def _dints() -> Any:
+    import importlib
+
+    nets: Any = importlib.import_module("monai.networks.nets")
+    space = nets.TopologySearch(channel_mul=0.2, num_blocks=2, num_depths=3, use_downsample=True, device="cpu")
+    return nets.DiNTS(dints_space=space, in_channels=1, num_classes=2, use_downsample=True), (1, 1, 16, 16, 16)
+
+
 MONAI: Mapping[str, Make] = {
     "monai_ahnet": monai("AHNet", (1, 1, 128, 128, 32), **IN_OUT),
     "monai_quicknat": monai("Quicknat", (2, 1, 64, 64), dims=0, num_channels=1, num_class=3, num_filters=8),
@@ -231,7 +242,13 @@ MONAI: Mapping[str, Make] = {
         "Discriminator", (2, 1, 16, 16, 16), dims=0, in_shape=(1, 16, 16, 16), channels=(4, 8), strides=(2, 2)
     ),
     "monai_regressor": monai(
-        "Regressor", (2, 1, 16, 16, 16), dims=0, in_shape=(1, 16, 16, 16), out_shape=(3,), channels=(4, 8), strides=(2, 2)
+        "Regressor",
+        (2, 1, 16, 16, 16),
+        dims=0,
+        in_shape=(1, 16, 16, 16),
+        out_shape=(3,),
+        channels=(4, 8),
+        strides=(2, 2),
     ),
     "monai_critic": monai(
         "Critic", (2, 1, 16, 16, 16), dims=0, in_shape=(1, 16, 16, 16), channels=(4, 8), strides=(2, 2)
@@ -246,8 +263,14 @@ MONAI: Mapping[str, Make] = {
         out_activation=None,
     ),
     "monai_globalnet": monai(
-        "GlobalNet", (1, 2, 16, 16, 16), dims=0, image_size=[16, 16, 16], in_channels=2, spatial_dims=3,
-        num_channel_initial=4, depth=2,
+        "GlobalNet",
+        (1, 2, 16, 16, 16),
+        dims=0,
+        image_size=[16, 16, 16],
+        in_channels=2,
+        spatial_dims=3,
+        num_channel_initial=4,
+        depth=2,
     ),
     "monai_vqvae": monai(
         "VQVAE",
@@ -278,45 +301,68 @@ MONAI: Mapping[str, Make] = {
         is_vae=False,
     ),
     "monai_vit_autoenc": monai(
-        "ViTAutoEnc", (1, 1, 32, 32, 32), run=lambda m, x: m(x)[0], in_channels=1, img_size=(32, 32, 32),
-        patch_size=(16, 16, 16), hidden_size=24, mlp_dim=32, num_layers=2, num_heads=4,
+        "ViTAutoEnc",
+        (1, 1, 32, 32, 32),
+        run=lambda m, x: m(x)[0],
+        in_channels=1,
+        img_size=(32, 32, 32),
+        patch_size=(16, 16, 16),
+        hidden_size=24,
+        mlp_dim=32,
+        num_layers=2,
+        num_heads=4,
     ),
     "monai_multiscale_discriminator": monai(
-        "MultiScalePatchDiscriminator", (1, 1, 64, 64), dims=2, num_d=2, channels=4, in_channels=1, num_layers_d=2,
+        "MultiScalePatchDiscriminator",
+        (1, 1, 64, 64),
+        dims=2,
+        num_d=2,
+        channels=4,
+        in_channels=1,
+        num_layers_d=2,
         run=lambda m, x: m(x)[0],
     ),
-    "monai_dints": lambda: _dints(),
+    "monai_dints": _dints,
     "monai_controlnet": monai(
         "ControlNet",
         (1, 1, 16, 16, 16),
-        run=lambda m, x: m(x, torch.full((x.shape[0],), 7.0, dtype=x.dtype), torch.nn.functional.interpolate(x, scale_factor=2.0))[1],
-        in_channels=1, channels=(8, 16), num_res_blocks=1, norm_num_groups=4, attention_levels=(False, True),
-        num_head_channels=4, conditioning_embedding_in_channels=1, conditioning_embedding_num_channels=(8, 8),
+        run=lambda m, x: m(
+            x, torch.full((x.shape[0],), 7.0, dtype=x.dtype), torch.nn.functional.interpolate(x, scale_factor=2.0)
+        )[1],
+        in_channels=1,
+        channels=(8, 16),
+        num_res_blocks=1,
+        norm_num_groups=4,
+        attention_levels=(False, True),
+        num_head_channels=4,
+        conditioning_embedding_in_channels=1,
+        conditioning_embedding_num_channels=(8, 8),
     ),
     "monai_dynunet_ds": monai(
-        "DynUNet", (2, 1, 16, 24, 16), **IN_OUT, kernel_size=(3, 3, 3), strides=(1, 2, 2), upsample_kernel_size=(2, 2),
-        filters=(4, 8, 16), deep_supervision=True, deep_supr_num=1,
+        "DynUNet",
+        (2, 1, 16, 24, 16),
+        **IN_OUT,
+        kernel_size=(3, 3, 3),
+        strides=(1, 2, 2),
+        upsample_kernel_size=(2, 2),
+        filters=(4, 8, 16),
+        deep_supervision=True,
+        deep_supr_num=1,
     ),
     "monai_unet2d": monai("UNet", (3, 1, 32, 26), dims=2, **IN_OUT, channels=(4, 8, 16), strides=(2, 2)),
     "monai_unet_act_norm": monai(
-        "UNet", VOLUME, **IN_OUT, channels=(4, 8, 16), strides=(2, 2), norm=("group", {"num_groups": 2}), act="MISH",
+        "UNet",
+        VOLUME,
+        **IN_OUT,
+        channels=(4, 8, 16),
+        strides=(2, 2),
+        norm=("group", {"num_groups": 2}),
+        act="MISH",
     ),
     "monai_resnet50": monai("resnet50", (1, 1, 32, 32, 32), n_input_channels=1, num_classes=2),
     "monai_densenet3d": monai("DenseNet121", CUBE, **IN_OUT),
-    "monai_highresnet_bn": monai(
-        "HighResNet", (2, 1, 12, 10, 9), in_channels=1, out_channels=2, norm_type="instance"
-    ),
+    "monai_highresnet_bn": monai("HighResNet", (2, 1, 12, 10, 9), in_channels=1, out_channels=2, norm_type="instance"),
 }
-
-
-def _dints() -> Any:
-    import importlib
-
-    nets: Any = importlib.import_module("monai.networks.nets")
-    space = nets.TopologyInstance(channel_mul=0.2, num_blocks=6, num_depths=3, use_downsample=True, device="cpu",
-                                  arch_code=None) if False else nets.TopologySearch(
-        channel_mul=0.2, num_blocks=2, num_depths=3, use_downsample=True, device="cpu")
-    return nets.DiNTS(dints_space=space, in_channels=1, num_classes=2, use_downsample=True), (1, 1, 16, 16, 16)
 
 
 SMP: Mapping[str, Make] = {
@@ -412,63 +458,148 @@ DIFFUSERS: Mapping[str, Make] = {
         norm_num_groups=4,
     ),
     "cosmos_vae": diffusers(
-        "AutoencoderKLCosmos", (1, 3, 9, 32, 32), lambda m, x: m.decode(m.encode(x).latent_dist.mode()).sample,
-        latent_channels=4, encoder_block_out_channels=(8, 16), decode_block_out_channels=(8, 16),
-        attention_resolutions=(8,), resolution=32, num_layers=1, spatial_compression_ratio=4,
+        "AutoencoderKLCosmos",
+        (1, 3, 9, 32, 32),
+        lambda m, x: m.decode(m.encode(x).latent_dist.mode()).sample,
+        latent_channels=4,
+        encoder_block_out_channels=(8, 16),
+        decode_block_out_channels=(8, 16),
+        attention_resolutions=(8,),
+        resolution=32,
+        num_layers=1,
+        spatial_compression_ratio=4,
         temporal_compression_ratio=4,
     ),
     "flux2_vae": diffusers("AutoencoderKLFlux2", (2, 3, 16, 24), coded, **KL),
     "hunyuan_image": diffusers(
-        "AutoencoderKLHunyuanImage", (1, 3, 16, 16), coded, in_channels=3, out_channels=3, latent_channels=8,
-        block_out_channels=(16, 32), layers_per_block=1, spatial_compression_ratio=2, sample_size=16,
+        "AutoencoderKLHunyuanImage",
+        (1, 3, 16, 16),
+        coded,
+        in_channels=3,
+        out_channels=3,
+        latent_channels=8,
+        block_out_channels=(16, 32),
+        layers_per_block=1,
+        spatial_compression_ratio=2,
+        sample_size=16,
     ),
     "hunyuan_image_decoder": diffusers(
-        "AutoencoderKLHunyuanImage", (1, 8, 8, 8), decoded, in_channels=3, out_channels=3, latent_channels=8,
-        block_out_channels=(16, 32), layers_per_block=1, spatial_compression_ratio=2, sample_size=16,
+        "AutoencoderKLHunyuanImage",
+        (1, 8, 8, 8),
+        decoded,
+        in_channels=3,
+        out_channels=3,
+        latent_channels=8,
+        block_out_channels=(16, 32),
+        layers_per_block=1,
+        spatial_compression_ratio=2,
+        sample_size=16,
     ),
     "hunyuan15_decoder": diffusers(
-        "AutoencoderKLHunyuanVideo15", (1, 8, 2, 4, 4), decoded, latent_channels=8, block_out_channels=(16, 16, 16),
-        layers_per_block=1, spatial_compression_ratio=4, temporal_compression_ratio=2,
+        "AutoencoderKLHunyuanVideo15",
+        (1, 8, 2, 4, 4),
+        decoded,
+        latent_channels=8,
+        block_out_channels=(16, 16, 16),
+        layers_per_block=1,
+        spatial_compression_ratio=4,
+        temporal_compression_ratio=2,
     ),
     "oobleck": diffusers(
-        "AutoencoderOobleck", (2, 2, 64), lambda m, x: m.decode(m.encode(x).latent_dist.mode()).sample,
-        encoder_hidden_size=8, downsampling_ratios=[2, 4], channel_multiples=[1, 2], decoder_channels=8,
-        decoder_input_channels=4, audio_channels=2,
+        "AutoencoderOobleck",
+        (2, 2, 64),
+        lambda m, x: m.decode(m.encode(x).latent_dist.mode()).sample,
+        encoder_hidden_size=8,
+        downsampling_ratios=[2, 4],
+        channel_multiples=[1, 2],
+        decoder_channels=8,
+        decoder_input_channels=4,
+        audio_channels=2,
     ),
-    "vidtok": diffusers("AutoencoderVidTok", (1, 3, 8, 16, 16), lambda m, x: m.encoder(x), ch=8, ch_mult=(1, 2), z_channels=4, num_res_blocks=1),
+    "vidtok": diffusers(
+        "AutoencoderVidTok",
+        (1, 3, 8, 16, 16),
+        lambda m, x: m.encoder(x),
+        ch=8,
+        ch_mult=(1, 2),
+        z_channels=4,
+        num_res_blocks=1,
+    ),
     "qwen_encoder": diffusers("AutoencoderKLQwenImage", (1, 3, 1, 16, 12), coded, **WAN),
     "unet2d_plain": diffusers(
-        "UNet2DModel", (2, 3, 24, 16), lambda m, x: m(x, torch.full((x.shape[0],), 7.0, dtype=x.dtype)).sample,
-        block_out_channels=(16, 32), layers_per_block=1, norm_num_groups=8, in_channels=3, out_channels=3,
-        attention_head_dim=8, down_block_types=("ResnetDownsampleBlock2D", "AttnDownBlock2D"),
-        up_block_types=("AttnUpBlock2D", "ResnetUpsampleBlock2D"), resnet_time_scale_shift="scale_shift",
+        "UNet2DModel",
+        (2, 3, 24, 16),
+        lambda m, x: m(x, torch.full((x.shape[0],), 7.0, dtype=x.dtype)).sample,
+        block_out_channels=(16, 32),
+        layers_per_block=1,
+        norm_num_groups=8,
+        in_channels=3,
+        out_channels=3,
+        attention_head_dim=8,
+        down_block_types=("ResnetDownsampleBlock2D", "AttnDownBlock2D"),
+        up_block_types=("AttnUpBlock2D", "ResnetUpsampleBlock2D"),
+        resnet_time_scale_shift="scale_shift",
     ),
     "unet2d_skip": diffusers(
-        "UNet2DModel", (2, 3, 16, 16), lambda m, x: m(x, torch.full((x.shape[0],), 7.0, dtype=x.dtype)).sample,
-        block_out_channels=(16, 32), layers_per_block=1, norm_num_groups=8, in_channels=3, out_channels=3,
-        attention_head_dim=8, down_block_types=("SkipDownBlock2D", "AttnSkipDownBlock2D"),
-        up_block_types=("AttnSkipUpBlock2D", "SkipUpBlock2D"), freq_shift=1, flip_sin_to_cos=True,
+        "UNet2DModel",
+        (2, 3, 16, 16),
+        lambda m, x: m(x, torch.full((x.shape[0],), 7.0, dtype=x.dtype)).sample,
+        block_out_channels=(16, 32),
+        layers_per_block=1,
+        norm_num_groups=8,
+        in_channels=3,
+        out_channels=3,
+        attention_head_dim=8,
+        down_block_types=("SkipDownBlock2D", "AttnSkipDownBlock2D"),
+        up_block_types=("AttnSkipUpBlock2D", "SkipUpBlock2D"),
+        freq_shift=1,
+        flip_sin_to_cos=True,
         time_embedding_type="fourier",
     ),
     "unet_motion": diffusers(
-        "UNetMotionModel", (1, 4, 2, 16, 16),
-        lambda m, x: m(x, torch.full((x.shape[0],), 7.0, dtype=x.dtype), torch.zeros(x.shape[0], 4, 16, dtype=x.dtype)).sample,
-        block_out_channels=(16, 32), layers_per_block=1, norm_num_groups=8, cross_attention_dim=16,
-        attention_head_dim=4, num_attention_heads=2, down_block_types=("CrossAttnDownBlockMotion", "DownBlockMotion"),
-        up_block_types=("UpBlockMotion", "CrossAttnUpBlockMotion"), motion_num_attention_heads=2, motion_norm_num_groups=8,
+        "UNetMotionModel",
+        (1, 4, 2, 16, 16),
+        lambda m, x: (
+            m(x, torch.full((x.shape[0],), 7.0, dtype=x.dtype), torch.zeros(x.shape[0], 4, 16, dtype=x.dtype)).sample
+        ),
+        block_out_channels=(16, 32),
+        layers_per_block=1,
+        norm_num_groups=8,
+        cross_attention_dim=16,
+        attention_head_dim=4,
+        num_attention_heads=2,
+        down_block_types=("CrossAttnDownBlockMotion", "DownBlockMotion"),
+        up_block_types=("UpBlockMotion", "CrossAttnUpBlockMotion"),
+        motion_num_attention_heads=2,
+        motion_norm_num_groups=8,
     ),
     "ltx2_decoder": diffusers(
-        "AutoencoderKLLTX2Video", (1, 8, 2, 4, 4), lambda m, x: m.decode(x).sample, latent_channels=8,
-        block_out_channels=(8, 8, 8, 8), decoder_block_out_channels=(8, 8, 8), layers_per_block=(1,) * 5,
+        "AutoencoderKLLTX2Video",
+        (1, 8, 2, 4, 4),
+        lambda m, x: m.decode(x).sample,
+        latent_channels=8,
+        block_out_channels=(8, 8, 8, 8),
+        decoder_block_out_channels=(8, 8, 8),
+        layers_per_block=(1,) * 5,
         decoder_layers_per_block=(1,) * 4,
     ),
     "t2i_adapter": diffusers(
-        "T2IAdapter", (2, 3, 32, 32), lambda m, x: m(x), channels=[8, 16], num_res_blocks=1, downscale_factor=4,
+        "T2IAdapter",
+        (2, 3, 32, 32),
+        lambda m, x: m(x),
+        channels=[8, 16],
+        num_res_blocks=1,
+        downscale_factor=4,
         adapter_type="full_adapter",
     ),
     "wuerstchen_paella": diffusers(
-        "PaellaVQModel", (2, 3, 16, 16), lambda m, x: m.decode(m.encode(x).latents, force_not_quantize=True).sample,
-        levels=2, bottleneck_blocks=2, embed_dim=16, latent_channels=4,
+        "PaellaVQModel",
+        (2, 3, 16, 16),
+        lambda m, x: m.decode(m.encode(x).latents, force_not_quantize=True).sample,
+        levels=2,
+        bottleneck_blocks=2,
+        embed_dim=16,
+        latent_channels=4,
     ),
 }
 

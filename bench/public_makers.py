@@ -1,10 +1,9 @@
-"""What makes the public models of bench/public_models.py and bench/more_models.py; packages stay unimported until then."""
-
+"""What makes the public models of bench/public_models.py and more_models.py; packages are imported by then only."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import torch
 from more_models import PACKAGED
-from public_makers import CUBE, SMALL, SQUARE, VOLUME, Make, by_time, by_words, diffusers, monai, smp, timm, vision
+from public_makers import CUBE, SMALL, SQUARE, Make, by_time, by_words, diffusers, monai, smp, timm, vision
 from written_models import WRITTEN
 
 KL = {

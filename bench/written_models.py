@@ -362,8 +362,8 @@ def psp() -> nn.Module:
         ]
         return F.interpolate(m.head(torch.cat([y, *parts], 1)), x.shape[2:], mode="bicubic", align_corners=False)
 
-    return Of(run, stem=nn.Sequential(conv(3, 8, 3, 2), nn.ReLU()), parts=nn.ModuleList(conv(8, 2, 1) for _ in range(4)),
-              head=conv(16, 4))  # fmt: skip
+    parts = nn.ModuleList(conv(8, 2, 1) for _ in range(4))
+    return Of(run, stem=nn.Sequential(conv(3, 8, 3, 2), nn.ReLU()), parts=parts, head=conv(16, 4))
 
 
 def hourglass(depth: int = 2) -> nn.Module:
@@ -431,7 +431,11 @@ class Involution(nn.Module):
 
     def __init__(self, c: int = 8, k: int = 3, groups: int = 2) -> None:
         super().__init__()
-        self.k, self.groups, self.weight = k, groups, nn.Sequential(conv(c, 4, 1), nn.ReLU(), conv(4, groups * k * k, 1))
+        self.k, self.groups, self.weight = (
+            k,
+            groups,
+            nn.Sequential(conv(c, 4, 1), nn.ReLU(), conv(4, groups * k * k, 1)),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         n, c, h, w = x.shape
@@ -553,10 +557,12 @@ def tsm() -> nn.Module:
     """Temporal shift: frames among the samples."""
 
     def run(m: Any, x: Tensor) -> Tensor:
-        n, t, c, h, w = x.shape
+        n, t, _, h, w = x.shape
         y = m.one(x.flatten(0, 1))
         y = y.view(n, t, 8, *y.shape[2:])
-        moved = torch.cat([F.pad(y[:, 1:, :2], (0,) * 7 + (1,)), F.pad(y[:, :-1, 2:4], (0,) * 6 + (1, 0)), y[:, :, 4:]], 2)
+        moved = torch.cat(
+            [F.pad(y[:, 1:, :2], (0,) * 7 + (1,)), F.pad(y[:, :-1, 2:4], (0,) * 6 + (1, 0)), y[:, :, 4:]], 2
+        )
         return m.two(moved.flatten(0, 1)).view(n, t, 4, h, w).mean(1)
 
     return Of(run, one=conv(3, 8), two=conv(8, 4))
@@ -598,7 +604,9 @@ def vgg_perceptual() -> nn.Module:
 
 
 def maxout() -> nn.Module:
-    return Of(lambda m, x: m.out(m.one(x).unflatten(1, (4, 3)).max(2).values), one=conv(3, 12), out=conv(4, 4, groups=2))
+    return Of(
+        lambda m, x: m.out(m.one(x).unflatten(1, (4, 3)).max(2).values), one=conv(3, 12), out=conv(4, 4, groups=2)
+    )
 
 
 def local_response() -> nn.Module:

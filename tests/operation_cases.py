@@ -26,7 +26,7 @@ from convgen.operations.average_pooling import AdaptiveAveragePool, AveragePool
 from convgen.operations.batch_norm import Centred
 from convgen.operations.bias import AddBias, SumBias
 from convgen.operations.bound import Bound
-from convgen.operations.calls import Along, Slot
+from convgen.operations.calls import Along, Apart, Slot
 from convgen.operations.contraction import linear, matrix_product
 from convgen.operations.convolution import Convolution, Phase
 from convgen.operations.dropout import Bernoulli, Dropout
@@ -451,6 +451,16 @@ def along(draw: Random) -> Case:
     return filled(draw, Along(op, (Slot(0), *args), shape, (d,), results, integers), whole)
 
 
+def apart(draw: Random) -> Case:
+    """A recurrent layer, samples apart."""
+    samples, steps, width, hidden = (draw.randint(1, 5) for _ in range(4))
+    shapes = ((samples, steps, width), (1, samples, hidden), (3 * hidden, width), (3 * hidden, hidden))
+    args = (Slot(0), Slot(1), (Slot(2), Slot(3)), False, 1, 0.0, True, False, True)
+    dims, results = (("N", "", ""), ("", "N", "")), ((samples, steps, hidden), (1, samples, hidden))
+    whole_ones = (("", ""),) * 2
+    return filled(draw, Apart("gru.input", args, shapes, dims + whole_ones, results, dims, (("N", samples),)), normal)
+
+
 def deviation(draw: Random) -> Case:
     of = replace(averaged(draw), size=1)
     operation = Deviation(of, draw.choice((0.0, 0.5)), draw.random() < 0.5, draw.random() < 0.5)
@@ -555,6 +565,7 @@ CASES: Mapping[str, Callable[[Random], Case]] = {
     "cross entropy": cross_entropy,
     "squared error": squared_error,
     "along a dimension": along,
+    "apart": apart,
     "deviation": deviation,
     "bernoulli": bernoulli,
     "index": index_rows,

@@ -165,7 +165,11 @@ def test_no_gradients_through_a_region_without() -> None:
     outputs, updates = run_graph(graph, state | {"x": mine})
     outputs["output"].square().sum().backward()
     module(theirs).square().sum().backward()
-    for got, wanted in ((mine.grad, theirs.grad), (state["scale"].grad, module.scale.grad), (updates["mean"], module.mean)):
+    for got, wanted in (
+        (mine.grad, theirs.grad),
+        (state["scale"].grad, module.scale.grad),
+        (updates["mean"], module.mean),
+    ):
         torch.testing.assert_close(got, wanted)
 
 

@@ -52,6 +52,8 @@ def test_new_values_when_the_old_ones_were_read(grid: dict[str, int]) -> None:
 
 @pytest.mark.parametrize("grid", [{"N": 2, "C": 2}, {"H": 3}])
 def test_running_statistics_of_instance_norms(grid: dict[str, int]) -> None:
-    module = nn.Sequential(nn.Conv2d(2, 4, 3), nn.InstanceNorm2d(4, affine=True, momentum=0.3, track_running_stats=True))
+    module = nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.InstanceNorm2d(4, affine=True, momentum=0.3, track_running_stats=True)
+    )
     found = check(imported(module, torch.randn(3, 2, 7, 6)), grid, steps=2)
     assert found.right, found

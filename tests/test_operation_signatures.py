@@ -11,7 +11,7 @@ from convgen.algebra.relations import Taps
 from convgen.algebra.signature import Made, Operand, Signature
 from convgen.operations.attention import Attention
 from convgen.operations.average_pooling import AdaptiveAveragePool, AveragePool
-from convgen.operations.calls import Along, Slot
+from convgen.operations.calls import Along, Apart, Slot
 from convgen.operations.contraction import linear, matrix_product
 from convgen.operations.convolution import Convolution
 from convgen.operations.dropout import Bernoulli, Dropout
@@ -35,6 +35,18 @@ GROUPS = Averaged(X, (0, 1), 3)
 
 TABLE: tuple[tuple[Operation, Sequence[str]], ...] = (
     (Along("amax", (Slot(0), (1,), True), X, (1,), ((8, 1, 9, 9),)), ("x[d0, *, d2, d3] -> y0[d0, *, d2, d3]",)),
+    (
+        Apart(
+            "max_unpool2d",
+            (Slot(0), Slot(1), (9, 9)),
+            (X, X),
+            (("N", "C", "", ""),) * 2,
+            (X,),
+            (("N", "C", "", ""),),
+            (("N", 8), ("C", 6)),
+        ),
+        ("x0[N, C, *, *], x1[N, C, *, *] -> y0[N, C, *, *]",),
+    ),
     (Deviation(Averaged(X, (1,))), ("m[*, d1] -> spread[d1], mean[d1]",)),
     (Bernoulli((8, 6, 1, 1), 0.5), ("seed[*] -> y[d0, d1, d2, d3]",)),
     (IndexRows(X, 1, (4,)), ("x[d0, *, d2, d3], index[d1] -> y[d0, d1, d2, d3]",)),

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Any
 
 from convgen.algebra.signature import WHOLE, Operand, Signature
 from convgen.late import torch
-from convgen.operations.row import At, Operation, numbered, own
+from convgen.operations.row import At, Operation, Work, numbered, own, touched
 
 
 @dataclass(frozen=True)
@@ -192,3 +193,71 @@ class Along(Operation):
         parts = [self.local(0, At({}, (), ()), x) for x in operands[0].split(1, d)]
         places = (d if len(s) == len(self.shape) else len(left) - 1 for s in self.results)
         return tuple(torch.cat([p[k] for p in parts], place) for k, place in enumerate(places))
+
+
+@dataclass(frozen=True)
+class Apart(Operation):
+    """An operator that computes alike and apart for every number of some indices, with all else whole: a recurrent
+    layer for each sample, places of maxima for each channel.
+
+    Attributes:
+        dims: of operands, the index of each dimension; "" where it is whole.
+        made: of results likewise.
+        extents: of the indices.
+        integers: numbers of results that have no gradient.
+        differentiable: by operand; () if all are.
+        flops: for each element that the indices say.
+    """
+
+    op: str
+    args: tuple[Any, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dims: tuple[tuple[str, ...], ...]
+    results: tuple[tuple[int, ...], ...]
+    made: tuple[tuple[str, ...], ...]
+    extents: tuple[tuple[str, int], ...]
+    integers: tuple[int, ...] = ()
+    differentiable: tuple[bool, ...] = ()
+    flops: int = 1
+
+    @property
+    def name(self) -> str:
+        return self.op.partition(".")[0]
+
+    @cached_property
+    def signatures(self) -> tuple[Signature, ...]:
+        grads = self.differentiable or (True,) * len(self.shapes)
+        inputs = tuple(
+            Operand(f"x{k}", s, own(*(i or None for i in dims)), gradient=g)
+            for k, (s, dims, g) in enumerate(zip(self.shapes, self.dims, grads, strict=True))
+        )
+        results = tuple(
+            Operand(
+                f"y{k}", s, own(*(i or None for i in dims)), gradient=k not in self.integers, integer=k in self.integers
+            )
+            for k, (s, dims) in enumerate(zip(self.results, self.made, strict=True))
+        )
+        return (Signature(self.extents, inputs, results),)
+
+    def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
+        return _results(call(self.op, self.args, operands))
+
+    def reference(self, *operands: Any) -> tuple[Any, ...]:
+        """Number by number of the first index."""
+        index, extent = self.extents[0]
+        parts = [
+            _results(
+                call(
+                    self.op, self.args, tuple(_one_of(x, d, index, i) for x, d in zip(operands, self.dims, strict=True))
+                )
+            )
+            for i in range(extent)
+        ]
+        return tuple(torch.cat([p[k] for p in parts], dims.index(index)) for k, dims in enumerate(self.made))
+
+    def work(self, way: int, at: At) -> Work:
+        return Work(self.flops * prod(at.extent(i) for i, _ in self.extents), touched(at, self.signatures[way]))
+
+
+def _one_of(x: Any, dims: tuple[str, ...], index: str, number: int) -> Any:
+    return x.narrow(dims.index(index), number, 1) if index in dims else x

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 from convgen.errors import InputError, Note
 from convgen.spec.exported_dropout import in_place_dropouts
 from convgen.spec.exported_examples import Examples, examples_of
-from convgen.spec.exported_modes import same_but_for_flags
 from convgen.spec.exported_instance_norm import write_running_statistics
+from convgen.spec.exported_modes import same_but_for_flags
 from convgen.spec.exported_names import result_names
 from convgen.spec.exported_no_grad import detach_regions
 from convgen.spec.exported_results import results_of
@@ -153,7 +153,9 @@ class _Made:
         except Exception as error:
             raise _ExportError(_first_line(error)) from error
         if lost:
-            fact = f"{self.name} changes a tensor without gradients (torch.no_grad), which torch.export loses in training"
+            fact = (
+                f"{self.name} changes a tensor without gradients (torch.no_grad), which torch.export loses in training"
+            )
             raise InputError(fact, hint="--eval; or .detach() in the place of torch.no_grad()")
         return program
 

@@ -1,4 +1,4 @@
-"""When buffers take their new values: as soon as those are made, so that must be after the last read of the old ones."""
+"""When buffers take their new values: as soon as those are made, so after the last read of the old ones."""
 
 from __future__ import annotations
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from convgen.algebra.relations import Taps
 from convgen.operations.average_pooling import AdaptiveAveragePool, AveragePool
+from convgen.operations.calls import Apart, Slot
 from convgen.operations.max_pooling import AdaptiveMaxPool, MaxPool
 from convgen.operations.upsampling import Upsample
 from convgen.spec.aten.reader import Reader, knows, many
@@ -14,16 +16,46 @@ from convgen.spec.graph import Call
 
 @knows("max_pool1d", "max_pool2d", "max_pool3d", "max_pool2d_with_indices", "max_pool3d_with_indices")
 def max_pool(reader: Reader, call: Call) -> bool:
-    """max_pool(x, kernel, stride, padding, dilation, ceil_mode); numbers of places are not followed."""
+    """max_pool(x, kernel, stride, padding, dilation, ceil_mode); where places are read, rows are whole."""
     x, (result, *rest) = reader.of(call.args[0]), call.results
     n = int(call.op[8])
-    if result is None or any(rest) or len(x.shape) != n + 2:
+    if len(x.shape) != n + 2:
         return False
+    if result is None or any(rest):
+        return _places(reader, call, (0,), (1,))
     _, kernel, stride, padding, dilation, _ = call.args
     kernels = many(kernel, n)
     taps = zip(kernels, many(stride or kernels, n), many(padding, n), many(dilation, n), strict=True)
     y = reader.tensors[result.name]
     reader.add(MaxPool(x.shape, tuple(Taps(*t) for t in taps), y.shape[2:]), [x], [y.name])
+    return True
+
+
+@knows("max_unpool2d", "max_unpool3d")
+def max_unpool(reader: Reader, call: Call) -> bool:
+    """max_unpool(x, places, size, ...)."""
+    return len(reader.of(call.args[0]).shape) == int(call.op[10]) + 2 and _places(reader, call, (0, 1), ())
+
+
+def _places(reader: Reader, call: Call, operands: tuple[int, ...], integers: tuple[int, ...]) -> bool:
+    """An operator whose numbers are of places among all rows: samples and channels apart, rows whole."""
+    xs = [reader.of(call.args[k]) for k in operands]
+    made = [None if v is None else reader.tensors[v.name] for v in call.results]
+    y = next(t for t in made if t is not None)
+    names = ("N", "C", *("",) * (len(y.shape) - 2))
+    operation = Apart(
+        call.op,
+        (*map(Slot, operands), *call.args[len(operands) :]),
+        tuple(x.shape for x in xs),
+        (names,) * len(xs),
+        (y.shape,) * len(made),
+        (names,) * len(made),
+        (("N", y.shape[0]), ("C", y.shape[1])),
+        integers,
+        tuple(x.floats for x in xs),
+        prod(y.shape[2:]),
+    )
+    reader.add(operation, xs, [t.name if t else "" for t in made])
     return True
 
 

@@ -153,7 +153,7 @@ def scatter(reader: Reader, call: Call) -> bool:
 
 
 def _interleaved(reader: Reader, x: Tensor, new: Tensor, d: int, rows: tuple[int, int, int], name: str) -> bool:
-    """Every `step`-th row of x exchanged, from the first to the last: rows by what they leave, then one after another."""
+    """Every `step`-th row of x exchanged, first to last: rows by what they leave, then one after another."""
     (start, stop, step), n = rows, x.shape[d]
     if step < 1 or n % step or start >= step or len(range(start, stop, step)) != n // step:
         return False
