@@ -224,7 +224,7 @@ def _dints() -> Any:
 
 MONAI: Mapping[str, Make] = {
     "monai_ahnet": monai("AHNet", (1, 1, 128, 128, 32), **IN_OUT),
-    "monai_quicknat": monai("Quicknat", (2, 1, 64, 64), dims=0, num_channels=1, num_class=3, num_filters=8),
+    "monai_quicknat": monai("Quicknat", (2, 1, 64, 64), dims=0, num_channels=1, num_classes=3, num_filters=8),
     "monai_var_autoencoder": monai(
         "VarAutoEncoder",
         (2, 1, 16, 16, 16),
@@ -425,8 +425,8 @@ COGVIDEO = {
 HUNYUAN = {"latent_channels": 4, "block_out_channels": (8, 8, 16, 16), "layers_per_block": 1, "norm_num_groups": 4}
 MOCHI = {
     "latent_channels": 4,
-    "encoder_block_out_channels": (8, 16, 16, 16),
-    "decoder_block_out_channels": (16, 16, 16, 8),
+    "encoder_block_out_channels": (32, 32, 32, 32),
+    "decoder_block_out_channels": (32, 32, 32, 32),
     "layers_per_block": (1,) * 5,
     "out_channels": 3,
     "latents_mean": (0.0,) * 4,

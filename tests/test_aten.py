@@ -173,6 +173,32 @@ def pooled(x: Tensor) -> Outputs:
     )  # fmt: skip
 
 
+def patches(x: Tensor) -> Tensor:
+    options = {"kernel_size": (2, 1), "dilation": (2, 1), "padding": (1, 0), "stride": (2, 1)}
+    return F.fold(F.unfold(x, **options), (9, 7), **options)
+
+
+def places(x: Tensor) -> Outputs:
+    y, at = F.max_pool2d(x, 2, 2, return_indices=True)
+    changed = x.clone()
+    even = x[..., :8, :].clone()
+    even[..., 1::2, :] = x[..., ::2, :][..., :4, :]
+    return F.max_unpool2d(2 * y, at, 2, 2, output_size=(9, 7)), even
+
+
+class Recurrent(nn.Module):
+    """Along rows and along columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.columns = nn.LSTM(8, 3, 2, bidirectional=True, batch_first=True), nn.GRU(8, 4, bias=False)
+
+    def forward(self, x: Tensor) -> Outputs:
+        n, c, h, w = x.shape
+        columns = x.permute(2, 0, 3, 1).reshape(h, n * w, c)
+        return self.rows(x.permute(0, 2, 3, 1).reshape(n * h, w, c))[0].view(n, h, w, -1), self.columns(columns)[1]
+
+
 FAMILIES: dict[str, Callable[[], nn.Module]] = {
     "norms": lambda: Family(
         normalised, nn.BatchNorm2d(8), nn.GroupNorm(4, 8), nn.InstanceNorm2d(8, affine=True), nn.LayerNorm([9, 7]),
@@ -196,6 +222,9 @@ FAMILIES: dict[str, Callable[[], nn.Module]] = {
     "constants, embeddings": lambda: Family(made, nn.Embedding(3, 4)),
     "samples": lambda: Family(sampled),
     "pooling": lambda: Family(pooled),
+    "patches": lambda: Family(patches),
+    "places": lambda: Family(places),
+    "recurrent": lambda: Recurrent(),
 }  # fmt: skip
 
 
@@ -212,9 +241,9 @@ def test_a_family_is_described_and_right_on_ranks(name: str) -> None:
 
 
 def test_what_no_row_describes_runs_whole() -> None:
-    given = imported(Family(lambda x: F.relu(F.fold(F.unfold(x, 3), (9, 7), 3))), random_input(SHAPE))
+    given = imported(Family(lambda x: F.relu(F.pairwise_distance(x, 2 * x.roll(1, 0)))), random_input(SHAPE))
     found = describe(given.graph.at(3))
-    assert [given.graph.calls[n].op for n in found.whole] == ["im2col", "col2im"]
+    assert [given.graph.calls[n].op for n in found.whole] == ["pairwise_distance"]
     assert all(check(given, grid).right for grid in GRIDS)
 
 
