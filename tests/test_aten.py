@@ -180,7 +180,6 @@ def patches(x: Tensor) -> Tensor:
 
 def places(x: Tensor) -> Outputs:
     y, at = F.max_pool2d(x, 2, 2, return_indices=True)
-    changed = x.clone()
     even = x[..., :8, :].clone()
     even[..., 1::2, :] = x[..., ::2, :][..., :4, :]
     return F.max_unpool2d(2 * y, at, 2, 2, output_size=(9, 7)), even
@@ -224,7 +223,7 @@ FAMILIES: dict[str, Callable[[], nn.Module]] = {
     "pooling": lambda: Family(pooled),
     "patches": lambda: Family(patches),
     "places": lambda: Family(places),
-    "recurrent": lambda: Recurrent(),
+    "recurrent": Recurrent,
 }  # fmt: skip
 
 
