@@ -98,6 +98,7 @@ class _Made:
     source: str
     remark: Callable[[str], None]
     traced: tuple[ExportedProgram, Examples, dict[str, Any] | None] | None = None  # the last, what with
+    evaluated: tuple[ExportedProgram, bool] | None = None  # of evaluation, and with an open number of samples or not
 
     def evaluates_alike(self) -> bool:
         """Whether the program that was traced last, of training, is that of evaluation too; if unsure, not."""
@@ -106,7 +107,8 @@ class _Made:
         program, examples, dynamic = self.traced
         with _mode(self.module, False):
             try:
-                return same_but_for_flags(program, self.trace(examples, dynamic))
+                self.evaluated = self.trace(examples, dynamic), dynamic is not None
+                return same_but_for_flags(program, self.evaluated[0])
             except _ExportError:
                 return False
 
@@ -142,7 +144,9 @@ class _Made:
             raise _ExportError(_first_line(error)) from error
 
     def export(self, examples: Examples, training: bool, dynamic: dict[str, Any] | None) -> ExportedProgram:
-        traced = self.trace(examples, dynamic)
+        known, self.evaluated = self.evaluated, None
+        again = known is not None and not training and known[1] == (dynamic is not None)
+        traced = known[0] if known is not None and again else self.trace(examples, dynamic)
         self.traced = traced, examples, dynamic
         lost = training and not detach_regions(traced)
         write_running_statistics(traced)

@@ -60,7 +60,7 @@ def _same(a: Any, b: Any, twin: Mapping[Any, Any]) -> bool:
         return False
     mine, theirs, target = list(_map(a.args, twin)), list(b.args), str(a.target)
     if target in DROPOUTS:
-        return mine[:2] == theirs[:2] and 0 < a.args[1] < 1 and (mine[2], theirs[2]) == (True, False)
+        return mine[:2] == theirs[:2] and 0 <= a.args[1] < 1 and (mine[2], theirs[2]) == (True, False)
     if target == BATCH_NORM and a.args[3] is not None:
         return mine[:5] + mine[6:] == theirs[:5] + theirs[6:] and theirs[5] is False
     return mine == theirs
