@@ -262,16 +262,6 @@ MONAI: Mapping[str, Make] = {
         out_channels=3,
         out_activation=None,
     ),
-    "monai_globalnet": monai(
-        "GlobalNet",
-        (1, 2, 16, 16, 16),
-        dims=0,
-        image_size=[16, 16, 16],
-        in_channels=2,
-        spatial_dims=3,
-        num_channel_initial=4,
-        depth=2,
-    ),
     "monai_vqvae": monai(
         "VQVAE",
         (1, 1, 16, 16, 16),
@@ -287,19 +277,6 @@ MONAI: Mapping[str, Make] = {
         embedding_dim=4,
     ),
     "monai_seresnext50": monai("SEResNext50", (1, 1, 32, 32, 32), in_channels=1, num_classes=3),
-    "monai_spade": monai(
-        "SPADENet",
-        (1, 2, 32, 32),
-        run=lambda m, x: m.decoder(x, x[:, :1].expand(-1, 1, -1, -1).mean((2, 3)).expand(-1, 4)),
-        dims=2,
-        in_channels=1,
-        out_channels=1,
-        label_nc=2,
-        input_shape=[32, 32],
-        num_channels=[4, 8],
-        z_dim=4,
-        is_vae=False,
-    ),
     "monai_vit_autoenc": monai(
         "ViTAutoEnc",
         (1, 1, 32, 32, 32),
@@ -381,7 +358,6 @@ SMP: Mapping[str, Make] = {
     "smp_unet_aux": smp("Unet", aux_params={"classes": 4, "dropout": None}),
     "smp_unetpp_scse": smp("UnetPlusPlus", decoder_attention_type="scse"),
     "smp_unet_convnext": smp("Unet", encoder="tu-convnext_atto"),
-    "smp_unet_instance": smp("Unet", decoder_use_norm="instancenorm"),
 }
 
 LATENT = (1, 4, 3, 8, 6)
@@ -478,7 +454,7 @@ DIFFUSERS: Mapping[str, Make] = {
         in_channels=3,
         out_channels=3,
         latent_channels=8,
-        block_out_channels=(16, 32),
+        block_out_channels=(32, 64),
         layers_per_block=1,
         spatial_compression_ratio=2,
         sample_size=16,
@@ -490,7 +466,7 @@ DIFFUSERS: Mapping[str, Make] = {
         in_channels=3,
         out_channels=3,
         latent_channels=8,
-        block_out_channels=(16, 32),
+        block_out_channels=(32, 64),
         layers_per_block=1,
         spatial_compression_ratio=2,
         sample_size=16,
@@ -500,7 +476,7 @@ DIFFUSERS: Mapping[str, Make] = {
         (1, 8, 2, 4, 4),
         decoded,
         latent_channels=8,
-        block_out_channels=(16, 16, 16),
+        block_out_channels=(32, 32, 32),
         layers_per_block=1,
         spatial_compression_ratio=4,
         temporal_compression_ratio=2,
@@ -591,15 +567,6 @@ DIFFUSERS: Mapping[str, Make] = {
         num_res_blocks=1,
         downscale_factor=4,
         adapter_type="full_adapter",
-    ),
-    "wuerstchen_paella": diffusers(
-        "PaellaVQModel",
-        (2, 3, 16, 16),
-        lambda m, x: m.decode(m.encode(x).latents, force_not_quantize=True).sample,
-        levels=2,
-        bottleneck_blocks=2,
-        embed_dim=16,
-        latent_channels=4,
     ),
 }
 
