@@ -1,6 +1,7 @@
 """Public networks, whole: what their operators become, what runs whole, and how exact they are on virtual ranks.
 
     python bench/networks.py [--models resnet18 ...] [--grids N=2 H=2,W=2 ...] [--steps 3] [--eval]
+        [--table FILE]
 
 Small configurations and random weights, every parameter drawn anew (heads of zeros and scales of 1e-6 hide errors), in
 float64. A line a model: calls of ATen's operators and how many sorts of them, what ran whole and its share of the
@@ -160,10 +161,22 @@ def row_of(name: str, given: Imported, took: str) -> str:
     )
 
 
+def table_row(line: str, rows: Sequence[tuple[str, tuple[float, ...]]]) -> str:
+    """Of a model: `line` as `row_of` has it, and what was found on grids."""
+    name, counts = line.split(maxsplit=1)
+    size, _, rest = counts.partition("; whole: ")
+    errors = (f"{max(e[k] for _, e in rows):.0e}" for k in range(5))
+    cells = (name, size, rest.partition(";")[0], ", ".join(text for text, _ in rows), *errors)
+    return f"| {' | '.join(cells)} |\n"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="*", choices=MODELS, default=[*MODELS])
     parser.add_argument("--grids", nargs="*", help="N=2 H=2,W=2 ...; by default some for each model")
+    parser.add_argument(
+        "--table", help="file that gets a line of Markdown a model: grids that are right, largest errors"
+    )
     parser.add_argument("--steps", type=int, default=3, help="of training, compared after the first gradients")
     parser.add_argument("--eval", action="store_true", help="in evaluation, else in training")
     asked = parser.parse_args(arguments)
@@ -175,7 +188,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if made is None:
                 continue
             given, took = made
-            print(row_of(name, given, took), flush=True)
+            line = row_of(name, given, took)
+            print(line, flush=True)
         except Exception as error:
             print(f"{name:22} FAILED to import: {type(error).__name__}: {error}", flush=True)
             wrong += 1
@@ -184,6 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         narrow = any(r is not None and r.dtype == "float32" for call in given.graph.calls for r in call.results)
         own = own_rounding(given) if narrow else 0.0
         inside = f" (float32 inside: {own:.0e} itself)" * narrow
+        rows: list[tuple[str, tuple[float, ...]]] = []
         for text in asked.grids or (DEEP if deep else FLAT):
             grid = {a: int(n) for a, n in (part.split("=") for part in text.split(","))}
             try:
@@ -200,6 +215,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             loose = max(1e-6, 4 * own)
             right = found.right or (narrow and max(worst, found.steps) <= loose and not found.volume)
             wrong += not right
+            if right:
+                errors = (found.outputs, found.inputs, found.parameters, found.buffers, found.steps)
+                rows.append((text.replace(",", " "), errors))
             steps = f"{found.steps:.0e}" + f" ({found.limit:.0e} allowed)" * (found.steps > 1e-8)
             print(
                 f"  {text:10} y {found.outputs:.0e}  dx {found.inputs:.0e}  dw {found.parameters:.0e}  "
@@ -208,6 +226,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"{'right' if right else f'WRONG {found.worst} {found.volume}'}{inside}",
                 flush=True,
             )
+        if asked.table and rows:
+            with open(asked.table, "a", encoding="utf-8") as table:
+                table.write(table_row(line, rows))
     print(f"{wrong} wrong or refused")
     return 1 if wrong else 0
 

@@ -160,7 +160,9 @@ def check(
     new = {n: b.clone() for n, b in module.named_buffers()}
     training, state_then = None, Tensors()
     if steps:
-        size = [sum(float(t.norm()) ** 2 for t in ts.values()) for ts in ({n: state[n] for n in wished}, wished)]
+        size = [
+            sum(float(t.detach().norm()) ** 2 for t in ts.values()) for ts in ({n: state[n] for n in wished}, wished)
+        ]
         batches = tuple(tuple(random_input(x.shape, k) for x in given.inputs) for k in range(1, steps))
         training = Training(batches, dys, 1e-4 * (size[0] / max(size[1], 1e-30)) ** 0.5)
         state_then = trained(module, reference or module, training, wished)
