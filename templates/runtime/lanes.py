@@ -88,9 +88,9 @@ class Lane:
         atexit.register(settled)
         weakref.finalize(self, end_lane, self._flights, settled).atexit = False
 
-    def start(self, kind: str, tensor: Tensor, splits: Any, group: Group) -> Flight:
+    def start(self, kind: str, tensor: Tensor, splits: Any, group: Group, **how: Any) -> Flight:
         self.end.process_group(group.ranks)  # made here: groups of the same ranks are told apart by their order
-        flight = Flight(lambda: getattr(self.end, kind)(tensor, splits, group))
+        flight = Flight(lambda: getattr(self.end, kind)(tensor, splits, group, **how))
         self._flights.put(flight)
         return flight
 
@@ -116,8 +116,13 @@ def fly(flights: queue.SimpleQueue[Flight | None]) -> None:
         del flight  # and with it what it has moved, which its starter has, or nobody
 
 
-def begin(transport: Transport, kind: str, tensor: Tensor, splits: Any, group: Group, lane: str) -> Pending:
+def begin(
+    transport: Transport, kind: str, tensor: Tensor, splits: Any, group: Group, lane: str, **how: Any
+) -> Pending:
     """Start a collective of a transport; all ranks of the group start those of a lane in one order.
+
+    Args:
+        how: what torch's own transport takes besides.
 
     A transport of the user's own may have `start(kind, tensor, splits, group, lane)`, which returns what has a `wait`;
     without it collectives are over when they are started.
@@ -131,4 +136,4 @@ def begin(transport: Transport, kind: str, tensor: Tensor, splits: Any, group: G
     lanes = shared.setdefault("lanes", weakref.WeakKeyDictionary()).setdefault(transport, {})
     if lane not in lanes:
         lanes[lane] = Lane(transport, lane)
-    return lanes[lane].start(kind, tensor, splits, group)
+    return lanes[lane].start(kind, tensor, splits, group, **how)

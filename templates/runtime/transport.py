@@ -150,13 +150,21 @@ class TorchTransport:
         dist.reduce_scatter(out, [parts[i] for i in order], group=self.process_group(group.ranks))
         return out
 
-    def all_reduce(self, tensor: Tensor, splits: Splits, group: Group) -> Tensor:
-        if group.sums == "ordered" and len(group.ranks) == 2:  # the same bytes, in one message instead of two
+    def all_reduce(self, tensor: Tensor, splits: Splits, group: Group, *, own: bool = False) -> Tensor:
+        """
+        Args:
+            own: nobody needs the tensor any more: it may be written over.
+        """
+        # Of two addends no order can be wrong: in their own type the backend's sum is the ordered one, bit for bit.
+        in_order = group.sums == "ordered" and (len(group.ranks) > 2 or tensor.dtype != group.wide)
+        if in_order and len(group.ranks) == 2:  # the same bytes, in one message instead of two
             pieces = self.all_gather(tensor, (tensor.numel(),) * 2, group).split(tensor.numel() or 1)
             return ordered_sum(pieces, group.wide) if tensor.numel() else tensor.clone()
-        if group.sums == "ordered":
+        if in_order:
             return self.all_gather(self.reduce_scatter(tensor, splits, group), splits, group)
-        out = tensor.clone()
+        out = tensor if own else tensor.clone()
+        if not out.numel():
+            return out
         dist.all_reduce(out, group=self.process_group(group.ranks))
         return out
 
