@@ -292,6 +292,12 @@ class Function(torch.autograd.Function):
         super().__init_subclass__()
         cls.forward.__signature__ = inspect.signature(cls.forward)
 
+    @classmethod
+    def apply(cls, *args: Any) -> Any:
+        if torch._C._are_functorch_transforms_active():
+            return super().apply(*args)
+        return super(torch.autograd.Function, cls).apply(*args)  # bare: no defaults to put in
+
 
 class Inside(Function):
     """The plain block of a DTensor or a Block."""

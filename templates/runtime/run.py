@@ -13,6 +13,7 @@ from torch import Tensor
 from .buckets import Buckets
 from .checkpoints import kept
 from .mesh import Place
+from .norms import Joined
 from .rows import Row
 
 if TYPE_CHECKING:
@@ -128,12 +129,20 @@ class Run:
         renews = self.training and self.of.first
         if renews and counted is not None:
             counted.add_(1)
-        coefficients = rows.coefficients.stand(self, f"{step}_coefficients")
-        centred = rows.centred.stand(self, step)
-        if not stand.store[0] and x.numel() and centred.is_silent and coefficients.is_silent:
+        if stand.joined is None:
+            coefficients = rows.coefficients.stand(self, f"{step}_coefficients")
+            stand.joined = Joined(stand, coefficients, rows.centred.stand(self, step), rows.eps)
+        joined: Joined = stand.joined
+        if joined.is_silent and x.numel():
             if self.training and not renews and mean is not None and variance is not None:
                 mean, variance = mean.clone(), variance.clone()
-            return torch.nn.functional.batch_norm(x, mean, variance, w, b, own, rows.momentum, rows.eps)
+            return torch.batch_norm(x, w, b, mean, variance, own, rows.momentum, rows.eps, False)
+        if own and joined.is_joint:
+            y, new, unbiased = joined.run(self.place, x, w, b)
+            if renews and mean is not None and variance is not None:
+                mean.lerp_(new.to(mean.dtype), rows.momentum)
+                variance.lerp_(unbiased.to(variance.dtype), rows.momentum)
+            return y
         if own:
             (m,) = stand.run(self.place, [x], buckets)
             if renews and mean is not None and variance is not None:
@@ -144,5 +153,6 @@ class Run:
             assert mean is not None and variance is not None
             m = torch.stack([torch.ones_like(mean), mean, variance])
         vectors = [v for v in (w, b) if v is not None]
-        (made,) = centred.run(self.place, [x, *coefficients.run(self.place, [m, *vectors], buckets)], buckets)
+        (p,) = joined.coefficients.run(self.place, [m, *vectors], buckets)
+        (made,) = joined.centred.run(self.place, [x, p], buckets)
         return made
