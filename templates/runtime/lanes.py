@@ -79,18 +79,18 @@ class Lane:
     So their order is theirs alone: that in which they are started, the same on all ranks.
     """
 
-    def __init__(self, end: Any, name: str) -> None:
+    def __init__(self, end: Any, name: str, owns: bool) -> None:
         self.end = type(end)(end.timeout, end.device, end.maker)
-        self.end.lane = name
+        self.end.lane, self.end.owns = name, owns
         self._flights: queue.SimpleQueue[Flight | None] = queue.SimpleQueue()
         threading.Thread(target=fly, args=(self._flights,), name=f"convgen {name}", daemon=True).start()
         settled = partial(settle, self._flights)
         atexit.register(settled)
         weakref.finalize(self, end_lane, self._flights, settled).atexit = False
 
-    def start(self, kind: str, tensor: Tensor, splits: Any, group: Group, **how: Any) -> Flight:
+    def start(self, kind: str, tensor: Tensor, splits: Any, group: Group) -> Flight:
         self.end.process_group(group.ranks)  # made here: groups of the same ranks are told apart by their order
-        flight = Flight(lambda: getattr(self.end, kind)(tensor, splits, group, **how))
+        flight = Flight(lambda: getattr(self.end, kind)(tensor, splits, group))
         self._flights.put(flight)
         return flight
 
@@ -117,12 +117,12 @@ def fly(flights: queue.SimpleQueue[Flight | None]) -> None:
 
 
 def begin(
-    transport: Transport, kind: str, tensor: Tensor, splits: Any, group: Group, lane: str, **how: Any
+    transport: Transport, kind: str, tensor: Tensor, splits: Any, group: Group, lane: str, *, owns: bool = False
 ) -> Pending:
     """Start a collective of a transport; all ranks of the group start those of a lane in one order.
 
     Args:
-        how: what torch's own transport takes besides.
+        owns: of all that this lane moves nobody needs the tensor any more: it may be written over.
 
     A transport of the user's own may have `start(kind, tensor, splits, group, lane)`, which returns what has a `wait`;
     without it collectives are over when they are started.
@@ -135,5 +135,5 @@ def begin(
         return Landed(getattr(transport, kind)(tensor, splits, group))
     lanes = shared.setdefault("lanes", weakref.WeakKeyDictionary()).setdefault(transport, {})
     if lane not in lanes:
-        lanes[lane] = Lane(transport, lane)
-    return lanes[lane].start(kind, tensor, splits, group, **how)
+        lanes[lane] = Lane(transport, lane, owns)
+    return lanes[lane].start(kind, tensor, splits, group)
