@@ -72,7 +72,9 @@ def rank_of(rank: int, ranks: int, args: argparse.Namespace, folder: str, port: 
                 times[which].append(took)
     if rank == 0:
         what = "the module" if ranks == 1 else "DDP"
-        print(f"{ranks} rank{'s' * (ranks > 1)}   ms: median  least  processors   ratio to {what}: median  least  processors")
+        print(
+            f"{ranks} rank{'s' * (ranks > 1)}   ms: median  least  processors   ratio to {what}: median  least  processors"
+        )
         walls, busy = ({k: [t[i] for t in v] for k, v in times.items()} for i in (0, 1))
         for which in models:
             a, b = walls[which], walls["theirs"]

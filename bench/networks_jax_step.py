@@ -212,7 +212,10 @@ def compared(name: str, letter: str, ranks: int, rounds: int) -> None:
     for what in PASSES:
         a, b, c = (statistics.median(times[system, what]) * 1e3 for system in ("convgen", "XLA", "module"))
         least = min(times["convgen", what]) / min(times["XLA", what])
-        print(f"{name:14}{letter}={ranks:<4}{what:10}{a:10.1f}{b:10.1f}{a / b:8.2f}{least:8.2f}{c:10.1f}{a / c:8.2f}", flush=True)
+        print(
+            f"{name:14}{letter}={ranks:<4}{what:10}{a:10.1f}{b:10.1f}{a / b:8.2f}{least:8.2f}{c:10.1f}{a / c:8.2f}",
+            flush=True,
+        )
 
 
 def main() -> int:
@@ -224,7 +227,9 @@ def main() -> int:
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     print(f"{options.ranks} processes of one thread; the module on one process of {options.ranks}; ms, medians")
-    print(f"{'network':14}{'grid':6}{'pass':10}{'convgen':>10}{'XLA':>10}{'ratio':>8}{'least':>8}{'module':>10}{'ratio':>8}")
+    print(
+        f"{'network':14}{'grid':6}{'pass':10}{'convgen':>10}{'XLA':>10}{'ratio':>8}{'least':>8}{'module':>10}{'ratio':>8}"
+    )
     for name in CASES:
         if options.only in name:
             for letter in options.letters:

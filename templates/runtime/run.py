@@ -10,24 +10,31 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from convgen.operations.part_norm import PartMoments
+
 from .buckets import Buckets
 from .checkpoints import kept
 from .mesh import Place
 from .norms import Joined
-from .rows import Row
+from .rows import Row, RowHere, moved, travel
 
 if TYPE_CHECKING:
     from .network import NetworkModule
 
 
+Pair = tuple[Tensor | None, Tensor | None]
+
+
 class BatchNorm(NamedTuple):
-    """Rows of a batch norm over the whole batch: moments, coefficients of them, and what is made with these."""
+    """Rows of a batch norm: moments, coefficients of them, and what is made with these; statistics are of the whole
+    batch, or of a rank's block (PartMoments), whose running ones the row `statistics` averages."""
 
     moments: Row
     coefficients: Row
     centred: Row
     momentum: float
     eps: float
+    statistics: Row | None = None
 
 
 class Called(NamedTuple):
@@ -113,7 +120,7 @@ class Run:
                 self[name].copy_(value)
 
     def batch_norm(self, rows: BatchNorm, label: str, x: Tensor, name: str) -> Tensor:
-        """Batch norm of a module of the source, by statistics of the whole batch, or running ones in evaluation."""
+        """Batch norm of a module of the source, by statistics of the batch, or running ones in evaluation."""
         blocks, module = self.of.blocks, f"{self.prefix}{name}".removesuffix(".")
         names = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
         w, b, mean, variance, counted = [blocks.get(f"{module}.{n}") for n in names]
@@ -121,6 +128,8 @@ class Run:
         step, buckets = self.step(label), self.of.buckets
         stand = rows.moments.stand(self, f"{step}_moments")
         of = cast(Any, stand.operation).of
+        if isinstance(stand.operation, PartMoments):
+            return self._of_its_own(rows, step, x, (w, b), (mean, variance), counted)
         if self.training and of.count == 1:
             shape = list(of.shape)
             raise ValueError(
@@ -156,3 +165,46 @@ class Run:
         (p,) = joined.coefficients.run(self.place, [m, *vectors], buckets)
         (made,) = joined.centred.run(self.place, [x, p], buckets)
         return made
+
+    def _of_its_own(
+        self, rows: BatchNorm, step: str, x: Tensor, vectors: Pair, running: Pair, counted: Tensor | None
+    ) -> Tensor:
+        """Batch norm of a rank's block by its own statistics: ATen's; what moves is parameters' gradients, and running
+        statistics."""
+        of, stand = (
+            rows.moments.stand(self, f"{step}_moments").operation.of,
+            rows.coefficients.stand(  # type: ignore[attr-defined]
+                self, f"{step}_coefficients"
+            ),
+        )
+        here, own, renews = RowHere(stand, self.place, 0), running[0] is None or self.training, False  # type: ignore[arg-type]
+        wide, kinds = (
+            torch.promote_types(x.dtype, torch.float32),
+            iter(zip(stand.fetch[1:], stand.back[1:], strict=True)),
+        )
+        w, b = (None if v is None else moved(v, *next(kinds), here, self.of.buckets).to(wide) for v in vectors)
+        if not own:
+            mean, variance = (cast(Tensor, t).to(wide) for t in running)
+            return (
+                torch.batch_norm(x, w, b, mean, variance, False, 0.0, rows.eps, False) if x.numel() else joined(x, w, b)
+            )
+        if self.training:
+            of.check()
+            renews = self.of.first
+        if renews and counted is not None:
+            counted.add_(1)
+        new = x.new_zeros(2, x.shape[1], dtype=wide)
+        y = torch.batch_norm(x, w, b, new[0], new[1], True, 1.0, rows.eps, False) if x.numel() else joined(x, w, b)
+        if self.training and rows.statistics is not None:
+            one = rows.statistics.stand(self, f"{step}_statistics")
+            with torch.no_grad():
+                new = new * (x.numel() / x.shape[1] / of.count)
+                new = travel(new, one.store[0], RowHere(one, self.place, 0))  # type: ignore[arg-type]
+                for old, now in zip(running, new, strict=True) if renews else ():
+                    cast(Tensor, old).lerp_(now.to(cast(Tensor, old).dtype), rows.momentum)
+        return y
+
+
+def joined(x: Tensor, *vectors: Tensor | None) -> Tensor:
+    """Nothing, of nothing; in the graph like any other, so that all ranks come to the same gradients."""
+    return sum((v.sum().to(x.dtype) * 0 for v in vectors if v is not None), x.clone())
