@@ -3,8 +3,8 @@
     python bench/network_step.py [--model resnet18] [--batch 4] [--size 224] [--rounds 15]
 
 Prints medians of interleaved rounds and their ratios, and processor time, of all threads of a rank; bytes as VOLUME has
-them, and those of DDP's gradients, which are all-reduced: 2 (g-1)/g of their size. DDP's batch norms are of a rank's own
-samples, as those of `--statistics local`; global ones, which are the default and equal one process, are more work
+them, and those of DDP's gradients, which are all-reduced: 2 (g-1)/g of their size. DDP's batch norms are of a rank's
+own samples, as those of `--statistics local`; global ones, which are the default and equal one process, are more work
 (torch's own, SyncBatchNorm, wants a GPU).
 """
 
@@ -73,7 +73,8 @@ def rank_of(rank: int, ranks: int, args: argparse.Namespace, folder: str, port: 
     if rank == 0:
         what = "the module" if ranks == 1 else "DDP"
         print(
-            f"{ranks} rank{'s' * (ranks > 1)}   ms: median  least  processors   ratio to {what}: median  least  processors"
+            f"{ranks} rank{'s' * (ranks > 1)}   ms: median  least  processors   "
+            f"ratio to {what}: median  least  processors"
         )
         walls, busy = ({k: [t[i] for t in v] for k, v in times.items()} for i in (0, 1))
         for which in models:

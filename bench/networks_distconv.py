@@ -3,9 +3,9 @@
     python bench/networks_distconv.py --distconv CHECKOUT [--size 128] [--batch 2] [--rounds 15]
 
 CHECKOUT is a folder with the package `distconv` of github.com/LBANN/DistConv, which no package index has: the papers'
-authors' library on DTensor, by rows of the image alone. The stack is convolutions with same padding (7x7, 3x3, stride 2,
+authors' library on DTensor, which splits rows alone. The stack is convolutions with same padding (7x7, 3x3, stride 2,
 1x1) and rectifiers: its batch and group norms, pooling and whole networks are wrong without an error. Both train in the
-same two processes in turn, one thread each; losses and gradients are compared before anything is timed. Bytes are what
+same two processes in turn, one thread each; gradients are compared before anything is timed. Bytes are what
 leaves all ranks: convgen's as VOLUME has them, DistConv's counted at torch.distributed's messages, and its gradients'
 all-reduce by a ring as for DDP, 2 (g-1)/g of their size.
 """

@@ -139,7 +139,8 @@ def sliced(x: Any, d: int, start: Any, stop: Any, step: int) -> Any:
 
 OPERATORS: Mapping[str, Callable[..., Any]] = {
     "conv2d": conv2d, "batch_norm": batch_norm, "group_norm": group_norm, "relu": jax.nn.relu, "silu": jax.nn.silu,
-    "add.Tensor": lambda a, b, alpha: a + alpha * b, "div.Tensor": lambda a, b: a / b, "linear": lambda x, w, b: x @ w.T + b,
+    "add.Tensor": lambda a, b, alpha: a + alpha * b, "div.Tensor": lambda a, b: a / b,
+    "linear": lambda x, w, b: x @ w.T + b,
     "adaptive_avg_pool2d": lambda x, size: x.mean((2, 3), keepdims=True), "view": jnp.reshape,
     "transpose.int": jnp.swapaxes, "square": jnp.square, "mean": lambda x, _: x.mean(),
     "split.Tensor": lambda x, size, d: tuple(jnp.split(x, x.shape[d] // size, d)), "unsqueeze": jnp.expand_dims,

@@ -2,9 +2,9 @@
 
     python bench/networks_training.py [--steps 20] [--only "4 of 64x64 H=2,W=2"]
 
-SGD with momentum, a new random batch each. Images of 64x64, 4 of them, on 4 ranks by the letters of several grids and as
-planned by price, 5 of them on N=4, and of 66x50 on 3 ranks. Errors are relative to the largest number of a tensor; of
-losses to the loss. With more than 1e-10 of any it ends with an error.
+SGD with momentum, a new random batch each. Images of 64x64, 4 of them, on 4 ranks by the letters of several grids and
+as planned by price, 5 of them on N=4, and of 66x50 on 3 ranks. Errors are relative to the largest number of a tensor;
+of losses to the loss. With more than 1e-10 of any it ends with an error.
 """
 
 from __future__ import annotations

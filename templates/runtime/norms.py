@@ -1,17 +1,19 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportIncompatibleMethodOverride=false
 # (what torch leaves untyped or private, and calls by another signature than it declares)
-"""A batch norm's rows at once: one node of autograd's graph, and what is in memory is passed over as few times as can be.
+"""A batch norm's rows at once: fewer nodes of autograd's graph, and few passes over what is in memory.
 
     rows:      moments  merge  |  coefficients  y            dp  all_reduce  dcoefficients  dmoments  dx + dx
     at once:   moments  merge  |  y                          dp  all_reduce  dx
 
-The collectives are the rows', with their names, elements and order.
+The collectives are the rows', with their names, elements and order; but running statistics of ranks that have each its
+own travel while the network goes on.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -26,11 +28,16 @@ from convgen.operations.batch_norm import (
 )
 
 from .blocks import Function
+from .buckets import Buckets
 from .checks import refuse_vmap
 from .conversions import named
-from .lanes import noted
+from .lanes import begin, noted
+from .layout import block
 from .mesh import Place
-from .rows import Move, RowHere, Stand, travel
+from .rows import Move, RowHere, Stand, moved, travel
+
+Pair = tuple[Tensor | None, Tensor | None]
+STATISTICS = "statistics"
 
 
 class Joined:
@@ -136,3 +143,68 @@ class AtOnce(Function):
                     dx = normalised_dx(dy, x, statistics, a, gradients[1:] / total, of.eps)
         found = [None if kind is None else t.to(kind) for kind, t in zip(ctx.types, found, strict=True)]
         return dx, *found, None, None, None, None
+
+
+class Alone:
+    """The rows of a batch norm of a rank's block by its own statistics, which is ATen's: what moves are gradients of
+    parameters, and running statistics.
+
+    Args:
+        statistics: the row of running ones.
+    """
+
+    def __init__(self, moments: Stand, coefficients: Stand, statistics: Stand | None, eps: float) -> None:
+        self.moments, self.coefficients, self.statistics, self.eps = moments, coefficients, statistics, eps
+
+    def run(self, place: Place, x: Tensor, vectors: Pair, buckets: Buckets | None) -> tuple[Tensor, Tensor]:
+        """y, and a rank's addend of the running statistics: [2, C]."""
+        wide = torch.promote_types(x.dtype, torch.float32)
+        w, b = self._moved(place, vectors, wide, buckets)
+        own = x.new_zeros(2, x.shape[1], dtype=wide)
+        if not x.numel():
+            return of_nothing(x, w, b), own
+        with noted("local", self.moments.label):
+            y = torch.batch_norm(x, w, b, own[0], own[1], True, 1.0, self.eps, False)
+        return y, own.mul_(x.numel() / x.shape[1] / cast(Any, self.moments.operation).of.count)
+
+    def evaluated(
+        self, place: Place, x: Tensor, vectors: Pair, running: tuple[Tensor, Tensor], buckets: Buckets | None
+    ) -> Tensor:
+        """y by running statistics."""
+        wide = torch.promote_types(x.dtype, torch.float32)
+        w, b = self._moved(place, vectors, wide, buckets)
+        mean, variance = (t.to(wide) for t in running)
+        if not x.numel():
+            return of_nothing(x, w, b)
+        return torch.batch_norm(x, w, b, mean, variance, False, 0.0, self.eps, False)
+
+    def _moved(self, place: Place, vectors: Pair, wide: torch.dtype, buckets: Buckets | None) -> list[Tensor | None]:
+        """Weight and bias, of which each rank has the gradient of its own block."""
+        stand, here = self.coefficients, RowHere(self.coefficients, place, 0)  # type: ignore[arg-type]
+        chains = iter(zip(stand.fetch[1:], stand.back[1:], strict=True))
+        return [None if v is None else moved(v, *next(chains), here, buckets).to(wide) for v in vectors]
+
+    def averaged(self, place: Place, own: Tensor) -> Callable[[], Tensor]:
+        """The sum of the ranks' addends, under way; what is returned waits for it."""
+        stand = self.statistics
+        assert stand is not None
+        chain, here = stand.store[0], RowHere(stand, place, 0)  # type: ignore[arg-type]
+        if [move.kind for move in chain] != ["all_reduce"]:
+            found = travel(own, chain, here)
+            return lambda: found
+        (move,), group = chain, here.group(chain[0].over)
+        ranks = len(group.ranks)
+        splits = [hi - lo for lo, hi in (block(0, own.numel(), ranks, i) for i in range(ranks))]
+        with named(move.step, move.kind, move.over, here):
+            pending = begin(place.transport, move.kind, own.view(-1), splits, group, STATISTICS, owns=True)
+
+        def landed() -> Tensor:
+            with noted("wait", move.step), named(move.step, move.kind, move.over, here):
+                return pending.wait().view(own.shape)
+
+        return landed
+
+
+def of_nothing(x: Tensor, *vectors: Tensor | None) -> Tensor:
+    """What a rank without elements makes; in the graph like any other, so that all come to the same gradients."""
+    return sum((v.sum().to(x.dtype) * 0 for v in vectors if v is not None), x.clone())

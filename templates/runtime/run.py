@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -15,14 +16,11 @@ from convgen.operations.part_norm import PartMoments
 from .buckets import Buckets
 from .checkpoints import kept
 from .mesh import Place
-from .norms import Joined
-from .rows import Row, RowHere, moved, travel
+from .norms import Alone, Joined, Pair
+from .rows import Row
 
 if TYPE_CHECKING:
     from .network import NetworkModule
-
-
-Pair = tuple[Tensor | None, Tensor | None]
 
 
 class BatchNorm(NamedTuple):
@@ -39,7 +37,8 @@ class BatchNorm(NamedTuple):
 
 class Called(NamedTuple):
     """A call of a network: this rank's plain blocks of parameters and buffers, and of the seed as it was; and buckets
-    for gradients, where there are some. `first`: not one that backward repeats, so that buffers are renewed."""
+    for gradients, where there are some. `late`: what ends with the call. `first`: not one that backward repeats, so
+    that buffers are renewed."""
 
     module: NetworkModule
     place: Place
@@ -47,6 +46,7 @@ class Called(NamedTuple):
     blocks: dict[str, Tensor]
     seed: Tensor | None
     buckets: Buckets | None
+    late: list[Callable[[], None]]
     first: bool = True
 
 
@@ -129,7 +129,7 @@ class Run:
         stand = rows.moments.stand(self, f"{step}_moments")
         of = cast(Any, stand.operation).of
         if isinstance(stand.operation, PartMoments):
-            return self._of_its_own(rows, step, x, (w, b), (mean, variance), counted)
+            return self._alone(rows, step, x, (w, b), (mean, variance), counted)
         if self.training and of.count == 1:
             shape = list(of.shape)
             raise ValueError(
@@ -166,45 +166,34 @@ class Run:
         (made,) = joined.centred.run(self.place, [x, p], buckets)
         return made
 
-    def _of_its_own(
+    def _alone(
         self, rows: BatchNorm, step: str, x: Tensor, vectors: Pair, running: Pair, counted: Tensor | None
     ) -> Tensor:
-        """Batch norm of a rank's block by its own statistics: ATen's; what moves is parameters' gradients, and running
-        statistics."""
-        of, stand = (
-            rows.moments.stand(self, f"{step}_moments").operation.of,
-            rows.coefficients.stand(  # type: ignore[attr-defined]
-                self, f"{step}_coefficients"
-            ),
-        )
-        here, own, renews = RowHere(stand, self.place, 0), running[0] is None or self.training, False  # type: ignore[arg-type]
-        wide, kinds = (
-            torch.promote_types(x.dtype, torch.float32),
-            iter(zip(stand.fetch[1:], stand.back[1:], strict=True)),
-        )
-        w, b = (None if v is None else moved(v, *next(kinds), here, self.of.buckets).to(wide) for v in vectors)
-        if not own:
-            mean, variance = (cast(Tensor, t).to(wide) for t in running)
-            return (
-                torch.batch_norm(x, w, b, mean, variance, False, 0.0, rows.eps, False) if x.numel() else joined(x, w, b)
-            )
+        """Batch norm of a rank's block by its own statistics."""
+        stand = rows.moments.stand(self, f"{step}_moments")
+        if stand.joined is None:
+            averaged = None if rows.statistics is None else rows.statistics.stand(self, f"{step}_statistics")
+            coefficients = rows.coefficients.stand(self, f"{step}_coefficients")
+            stand.joined = Alone(stand, coefficients, averaged, rows.eps)
+        alone: Alone = stand.joined
+        mean, variance = running
+        if not self.training and mean is not None and variance is not None:
+            return alone.evaluated(self.place, x, vectors, (mean, variance), self.of.buckets)
         if self.training:
-            of.check()
-            renews = self.of.first
+            cast(Any, stand.operation).of.check()
+        renews = self.training and self.of.first
         if renews and counted is not None:
             counted.add_(1)
-        new = x.new_zeros(2, x.shape[1], dtype=wide)
-        y = torch.batch_norm(x, w, b, new[0], new[1], True, 1.0, rows.eps, False) if x.numel() else joined(x, w, b)
-        if self.training and rows.statistics is not None:
-            one = rows.statistics.stand(self, f"{step}_statistics")
-            with torch.no_grad():
-                new = new * (x.numel() / x.shape[1] / of.count)
-                new = travel(new, one.store[0], RowHere(one, self.place, 0))  # type: ignore[arg-type]
-                for old, now in zip(running, new, strict=True) if renews else ():
-                    cast(Tensor, old).lerp_(now.to(cast(Tensor, old).dtype), rows.momentum)
+        y, own = alone.run(self.place, x, vectors, self.of.buckets)
+        if self.training and mean is not None and variance is not None:
+            landed = alone.averaged(self.place, own)
+
+            def renew() -> None:
+                for old, now in zip((mean, variance), landed(), strict=True):
+                    old.lerp_(now.to(old.dtype), rows.momentum)
+
+            if renews:
+                self.of.late.append(renew)  # nothing else of this call reads them
+            else:
+                landed()
         return y
-
-
-def joined(x: Tensor, *vectors: Tensor | None) -> Tensor:
-    """Nothing, of nothing; in the graph like any other, so that all ranks come to the same gradients."""
-    return sum((v.sum().to(x.dtype) * 0 for v in vectors if v is not None), x.clone())
