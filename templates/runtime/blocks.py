@@ -296,7 +296,7 @@ class Function(torch.autograd.Function):
     def apply(cls, *args: Any) -> Any:
         if torch._C._are_functorch_transforms_active():
             return super().apply(*args)
-        return super(torch.autograd.Function, cls).apply(*args)  # bare: no defaults to put in
+        return cast(Any, super(torch.autograd.Function, cls)).apply(*args)  # bare: no defaults to put in
 
 
 class Inside(Function):

@@ -127,11 +127,12 @@ class AtOnce(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> Any:
-        of, place, (x, w, *statistics) = ctx.of, ctx.place, ctx.saved_tensors
+        of, place, (x, w, mean, variance) = ctx.of, ctx.place, ctx.saved_tensors
+        statistics = mean, variance
         refuse_vmap(of.moments.name)  # of jacrev, and of is_grads_batched
         here, dy = RowHere(of.centred, place, 0), dy.contiguous()  # type: ignore[arg-type]
         with torch.autocast(of.moments.device, enabled=False):
-            a = torch.rsqrt(statistics[1] + of.eps)
+            a = torch.rsqrt(variance + of.eps)
             a = a if w is None else a.mul_(w)
             with noted("local", of.back.step):
                 sums = normalised_sums(dy, x, statistics, a, of.eps)
