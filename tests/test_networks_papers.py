@@ -115,14 +115,16 @@ def test_spatial_statistics_merge_over_the_ranks_of_a_sample() -> None:
 
 @pytest.mark.parametrize(("statistics", "made_by"), [("global", "AtOnceBackward"), ("local", "NativeBatchNorm")])
 def test_a_norm_is_one_node_of_autograds_graph(statistics: str, made_by: str) -> None:
-    module, x = nn.BatchNorm2d(3).double(), torch.randn(5, 3, 4, 4, dtype=torch.float64)
+    module = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)).double()
+    x = torch.randn(5, 3, 4, 4, dtype=torch.float64)
     net = convgen.from_torch(module, (x,), {"N": 2}, statistics=statistics)
 
     def program(end: Any) -> str:
         mesh = net.init_mesh("cpu", transport=end)
         return type(net.Network(mesh)(net.scatter("input", x, mesh)).grad_fn).__name__
 
-    assert all(name.startswith(made_by) for name in World(2).run(program))
+    names = World(2).run(program)
+    assert all(name.startswith(made_by) for name in names), names
 
 
 def test_local_statistics_send_nothing_for_what_is_made() -> None:
