@@ -35,6 +35,7 @@ from convgen.passes.bucket_gradients import BucketGradients
 from convgen.passes.chunk_collectives import ChunkCollectives
 from convgen.passes.network_contract import NetworkPass
 from convgen.passes.start_halos import StartHalos
+from convgen.passes.widen_halos import WidenHalos
 from convgen.program.flow import Start, backward, forward
 from convgen.program.verify.network import verify_network
 from convgen.spec.aten.samples import for_any_number
@@ -51,7 +52,8 @@ def passes_of(draw: Random) -> list[NetworkPass]:
 
     def one() -> NetworkPass:
         halos, count, size = draw.choice(("pieces", "whole")), draw.choice((2, 3, 4)), draw.choice((0, 1))
-        return draw.choice((StartHalos(gradients=halos), ChunkCollectives(count), BucketGradients(size)))
+        ways = (StartHalos(gradients=halos), ChunkCollectives(count), BucketGradients(size), WidenHalos())
+        return draw.choice(ways)
 
     return [one() for _ in range(draw.randint(2, 5))]
 
@@ -71,7 +73,7 @@ def network_of(draw: Random) -> tuple[CompiledNetwork, torch.Tensor, list[Networ
     for one in passes:
         program = one.run(program)
         verify_network(program)
-    return CompiledNetwork(graph, described, program, program_like(program, many), None), x.float(), passes
+    return CompiledNetwork(graph, described, program, program, program_like(program, many), None), x.float(), passes
 
 
 def late_before(end: Any, names: Any, draw: Random) -> Any:

@@ -3,9 +3,9 @@
     python bench/overlap.py [--rounds 15] [--rate 400mbit] [--random 8] [--case gather ...] [--json FILE]
 
 Each case is a layer's or a network's step of training, forward and backward, in several schedules: plain, and what its
-passes make (halos behind the interior, gathers and scatters in 2, 4 and 8 chunks, buckets). In every round all of them
-run once, in an order drawn anew, and besides the local work alone (comp), on a transport that moves nothing, and the
-collectives alone (comm). By minima:
+passes make (halos behind the interior, gathers and scatters in 2, 4 and 8 chunks, buckets, one halo for several rows).
+In every round all of them run once, in an order drawn anew, and besides the local work alone (comp), on a transport
+that moves nothing, and the collectives alone (comm). By minima:
 
     hidden  = (comm + comp - schedule) / min(comm, comp), forward, backward and the step
     control = plain / (comm + comp) of the step; where it leaves 0.95 to 1.05 the case is void
@@ -28,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -45,12 +46,13 @@ from convgen.algebra.grid import Grid
 from convgen.cost.machine import Machine
 from convgen.cost.machines import load_machine
 from convgen.cost.timeline import simulate
-from convgen.network_compiler import CompiledNetwork, compile_network, program_like, without_flights
+from convgen.network_compiler import CompiledNetwork, compile_network, program_like
 from convgen.packages import files_of
 from convgen.passes.bucket_gradients import BucketGradients
 from convgen.passes.chunk_collectives import ChunkCollectives
 from convgen.passes.network_contract import NetworkPass
 from convgen.passes.start_halos import StartHalos
+from convgen.passes.widen_halos import WidenHalos
 from convgen.plan.program.overlapped import overlapped
 from convgen.program.network import Program
 from convgen.spec.aten.samples import for_any_number
@@ -65,11 +67,20 @@ CHUNKS: Ways = {f"chunks {c}": (ChunkCollectives(c),) for c in (2, 4, 8)}
 HALOS: Ways = {"split": (StartHalos(),), "behind dw": (StartHalos(gradients="whole"),)}
 BUCKETS: Ways = {"buckets": (BucketGradients(1),), "one bucket": (BucketGradients(0),)}
 BOTH: Ways = BUCKETS | {"halos, buckets": (StartHalos(), BucketGradients(1))}
+WIDE: Ways = {"one halo": (WidenHalos(),), "one halo, split": (WidenHalos(), StartHalos())}
 
 
 def tower(channels: int, count: int, kernel: int = 3) -> nn.Module:
     layers = [nn.Conv2d(channels, channels, kernel, padding=kernel // 2, bias=False) for _ in range(count)]
     return nn.Sequential(*layers)
+
+
+def normed(channels: int, count: int) -> nn.Module:
+    """Convolutions with a batch norm between, whose moments and halos are small."""
+    block = (nn.BatchNorm2d(channels), nn.ReLU(), nn.Conv2d(channels, channels, 3, padding=1, bias=False))
+    return nn.Sequential(
+        nn.Conv2d(channels, channels, 1), *(module for _ in range(count) for module in deepcopy(block))
+    )
 
 
 @dataclass(frozen=True)
@@ -87,6 +98,9 @@ CASES: dict[str, Case] = {
     "halo": Case(lambda: tower(32, 1), (1, 32, 64, 4096), {"H": 2}, HALOS),
     "halos in a row": Case(lambda: tower(32, 3), (1, 32, 64, 2048), {"H": 2}, HALOS),
     "halo of two dimensions": Case(lambda: tower(16, 2), (2, 16, 256, 256), {"H": 2, "W": 2}, HALOS),
+    # Few pixels: each halo is a latency, and so are moments.
+    "short halos in a row": Case(lambda: tower(16, 4), (1, 16, 64, 64), {"H": 2}, HALOS | WIDE),
+    "halos behind moments": Case(lambda: normed(16, 4), (1, 16, 64, 64), {"H": 2}, HALOS | WIDE),
     # Filters, or channels, of what is gathered or scattered whole.
     "gather": Case(lambda: tower(64, 2, 5), (8, 64, 32, 32), {"F": 2}, CHUNKS),
     "gather of rows": Case(lambda: tower(64, 2, 5), (1, 64, 96, 96), {"F": 2}, CHUNKS),
@@ -120,7 +134,7 @@ def programs(case: Case) -> tuple[CompiledNetwork, dict[str, torch.Tensor], dict
     torch.manual_seed(0)
     graph, tensors = graph_of(case.make(), (torch.zeros(case.shape),), name="net")
     compiled = compile_network(graph, Grid(tuple(case.grid.items())))
-    plain = without_flights(compiled.program)
+    plain = compiled.plain
     found = {"plain": plain}
     for name, passes in case.ways.items():
         program = plain

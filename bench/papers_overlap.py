@@ -24,7 +24,7 @@ from convgen.algebra.grid import Grid
 from convgen.cost.machine import Machine
 from convgen.cost.machines import load_machine
 from convgen.cost.timeline import simulate
-from convgen.network_compiler import compile_network, without_flights
+from convgen.network_compiler import compile_network
 from convgen.spec.graph import Graph
 from convgen.spec.network_module import read_network_graph
 
@@ -54,7 +54,7 @@ def simulated(graph: Graph, grid: Grid, how: str, machine: Machine) -> tuple[flo
     """Seconds of a step with nothing hidden, and with what the timeline takes; the share of moving that is hidden."""
     algorithm = "auto" if "x/y" in how or "w" in how.split() else None
     compiled = compile_network(graph, grid, algorithm, machine=machine, overlap=machine, statistics="local")
-    plain = simulate(without_flights(compiled.program), machine, "float32", alike=True)
+    plain = simulate(compiled.plain, machine, "float32", alike=True)
     found = simulate(compiled.program, machine, "float32", alike=True)
     return plain.end_s, found.end_s, found.hidden
 

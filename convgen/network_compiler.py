@@ -26,7 +26,8 @@ from convgen.operations.views import MANY
 from convgen.plan.fewer import without_idle
 from convgen.plan.letters import lay_out
 from convgen.plan.parts import Parts, Tensor
-from convgen.plan.program.by_timeline import Overlapped, by_timeline
+from convgen.plan.program.by_timeline import by_timeline
+from convgen.plan.program.edited import ProgramText, in_flight, laid_out
 from convgen.plan.program.overlapped import overlapped
 from convgen.plan.program.ranks import NetworkPlan, plan_counted, plan_network, widened
 from convgen.plan.program.written import program_of
@@ -34,6 +35,7 @@ from convgen.program.again import with_again
 from convgen.program.network import FLOATS, Program
 from convgen.program.rows import PlacedRow, place, place_gradient, stored_by_name
 from convgen.program.verify.network import verify_network
+from convgen.program.wide import joined_rows, numbers
 from convgen.spec.aten.describe import Described
 from convgen.spec.aten.samples import for_any_number
 from convgen.spec.graph import Graph
@@ -52,11 +54,13 @@ class CompiledNetwork:
     """A network with every decision made.
 
     Attributes:
+        plain: the program with every collective waited for at once.
         other: the same for another number of samples.
     """
 
     graph: Graph
     described: Described
+    plain: Program
     program: Program
     other: Program
     algorithm: str | None
@@ -66,6 +70,11 @@ class CompiledNetwork:
     @property
     def dtype(self) -> str:
         return _dtype(self.graph)
+
+    @property
+    def calls(self) -> tuple[int, ...]:
+        """Of each row of the program, the number of the graph's call that it ends with."""
+        return tuple(self.described.calls[i] for i in numbers(len(self.described.rows), self.program.joined))
 
     def package(self, *, constants: bool = False) -> Package:
         """The generated files."""
@@ -133,7 +142,8 @@ def compile_network(
 
     graph, described, program = _with_statistics(graph, statistics, laid_out)
     program = with_again(program, again)
-    return _compiled(graph, described, program, algorithm, command, overlap or machine, of_inputs)
+    meanwhile = _overlapping(graph, overlap or chosen, of_inputs)
+    return _compiled(graph, described, program, algorithm, command, meanwhile)
 
 
 def _with_statistics(
@@ -146,7 +156,7 @@ def _with_statistics(
         stored = {name: value.stored for name, value in program.values.items()}
         parted = with_statistics(graph, statistics, stored, program.grid)
         if parted == graph:
-            return graph, described, program
+            return graph, described, replace(program, statistics=statistics)
         graph, described, _ = _described(parted)
         program = laid_out(graph, described)
     fact = f"{graph.name}: with {statistics} statistics each search finds another layout, with other parts"
@@ -167,7 +177,22 @@ def compile_plan(graph: Graph, plan: PlanFile, *, overlap: Machine | None = None
         program = program_of(plan, network_parts(graph, described))
     except InputError as error:
         raise locate(error, plan.source) from None
-    return _compiled(graph, described, program, "plan", command, overlap)
+    return _compiled(graph, described, program, "plan", command, _overlapping(graph, overlap or load_machine("cpu")))
+
+
+def compile_text(graph: Graph, text: ProgramText, *, command: str = "") -> CompiledNetwork:
+    """A network as its program's text says, edited or not (plan/program/edited.py).
+
+    Raises:
+        InputError: it is another network's, it can't work, or a line of it doesn't follow from the others.
+    """
+    try:
+        graph = with_statistics(graph, text.statistics, text.values, text.grid)
+    except InputError as error:
+        raise locate(error, text.source()) from None
+    graph, described, _ = _described(graph)
+    program = laid_out(text, network_parts(graph, described))
+    return _compiled(graph, described, program, "edited", command, lambda program: in_flight(text, program))
 
 
 def plan_graph(
@@ -179,7 +204,7 @@ def plan_graph(
     statistics: str = "global",
     recompute: bool = False,
     told: Callable[[int], None] = lambda _: None,
-    timelines: list[Overlapped] | None = None,
+    by_step: bool = False,
 ) -> tuple[CompiledNetwork, NetworkPlan]:
     """The layout of least modelled seconds of a training step, over grids of so many ranks or on one.
 
@@ -190,8 +215,7 @@ def plan_graph(
         statistics: of batch norms, as of `compile_network`.
         recompute: whether blocks may be computed again in backward.
         told: is called with each number of ranks that is planned.
-        timelines: where there is a list, steps are compared with what travels meanwhile (plan/program/by_timeline.py),
-            and what was found is put into it, the plan's last.
+        by_step: steps are compared with what travels meanwhile (plan/program/by_timeline.py).
     """
     check_statistics(statistics)
     most = memory_bytes or (int(machine.memory_bytes) if machine.memory_bytes else None)
@@ -199,23 +223,23 @@ def plan_graph(
 
     def laid_out(graph: Graph, described: Described) -> Program:
         parts, dtype = network_parts(graph, described), _dtype(graph)
+
+        def on_one(grid: Grid, machine: Machine) -> NetworkPlan:
+            return widened(plan_network(parts, [grid], machine, dtype, most, recompute), ranks, parts)
+
         if one := without_idle(found[0].program.grid) if found else grid:
             told(one.ranks)
-            found.append(widened(plan_network(parts, [one], machine, dtype, most, recompute), ranks, parts))
+            plan = on_one(one, machine)
         else:
-            found.append(plan_counted(parts, ranks, machine, dtype, most, recompute, told))
-        if timelines is not None:
-            one = without_idle(found[-1].program.grid)
-
-            def search(machine: Machine) -> NetworkPlan:
-                return widened(plan_network(parts, [one], machine, dtype, most, recompute), ranks, parts)
-
-            timelines.append(by_timeline(found[-1], search, machine, dtype))
-            found[-1] = timelines[-1].plan
-        return found[-1].program
+            plan = plan_counted(parts, ranks, machine, dtype, most, recompute, told)
+        if by_step:
+            one = without_idle(plan.program.grid)
+            plan = by_timeline(plan, lambda machine: on_one(one, machine), machine, dtype)
+        found.append(plan)
+        return plan.program
 
     graph, described, program = _with_statistics(graph, statistics, laid_out)
-    return _compiled(graph, described, program, "auto", "", machine), found[-1]
+    return _compiled(graph, described, program, "auto", "", _overlapping(graph, machine)), found[-1]
 
 
 def sample_parallelism(compiled: CompiledNetwork) -> Program | None:
@@ -246,31 +270,29 @@ def _compiled(
     program: Program,
     algorithm: str | None,
     command: str,
-    machine: Machine | None,
-    of_inputs: bool = False,
+    meanwhile: Callable[[Program], Program],
 ) -> CompiledNetwork:
+    """
+    Args:
+        meanwhile: chooses what travels while others compute.
+    """
     many = for_any_number(graph)[2]
     program, _ = for_any_batch(program, described, many)
-    program = overlapped(program, machine or load_machine("cpu"), _dtype(graph), of_inputs=of_inputs)
+    plain, program = program, meanwhile(program)
     other = program_like(program, many)
     if verify_schedules():
         verify_network(other)
-    return CompiledNetwork(graph, described, program, other, algorithm, command=command)
+    return CompiledNetwork(graph, described, plain, program, other, algorithm, command=command)
+
+
+def _overlapping(graph: Graph, machine: Machine, of_inputs: bool = False) -> Callable[[Program], Program]:
+    """Overlap by a timeline."""
+    return lambda program: overlapped(program, machine, _dtype(graph), of_inputs=of_inputs)
 
 
 def _dtype(graph: Graph) -> str:
     """Of what is computed: the first parameter's or input's of floats."""
     return next((v.dtype for v in (*graph.parameters, *graph.inputs) if v.dtype in FLOATS), "float32")
-
-
-def without_flights(program: Program) -> Program:
-    """The same, with every collective waited for at once."""
-    return replace(program, buckets=(), rows=tuple(_at_once(row) for row in program.rows))
-
-
-def _at_once(row: PlacedRow) -> PlacedRow:
-    derived = tuple((k, _at_once(one)) for k, one in row.derived)
-    return replace(row, early=None, split=True, chunks=None, derived=derived)
 
 
 def network_parts(graph: Graph, described: Described) -> Parts:
@@ -291,7 +313,8 @@ def _letters(shape: tuple[int, ...], floats: bool) -> tuple[str, ...]:
 def for_any_batch(program: Program, described: Described, many: Described) -> tuple[Program, Program]:
     """The program with what moves for any number of samples, and the same for MANY: blocks of samples that meet at one
     number don't at another."""
-    rows = tuple(placed_again(row, bound, program.grid) for row, bound in zip(program.rows, many.rows, strict=True))
+    bounds = joined_rows(many.rows, program.joined)
+    rows = tuple(placed_again(row, bound, program.grid) for row, bound in zip(program.rows, bounds, strict=True))
     other = program_like(replace(program, rows=rows), many)
     return program_like(other, described), other
 
@@ -308,9 +331,10 @@ def placed_again(row: PlacedRow, bound: Bound, grid: Grid) -> PlacedRow:
 
 def program_like(program: Program, described: Described) -> Program:
     """The same layout of a network of another number of samples."""
+    bounds = joined_rows(described.rows, program.joined)
     rows = tuple(
         replace(row, bound=bound, derived=tuple((k, _derived(one, bound, k)) for k, one in row.derived))
-        for row, bound in zip(program.rows, described.rows, strict=True)
+        for row, bound in zip(program.rows, bounds, strict=True)
     )
     values = {
         n: replace(v, shape=described.tensors[n].shape) if n in described.tensors else v

@@ -24,6 +24,7 @@ from convgen.operations.bound import Bound
 from convgen.passes.bucket_gradients import BucketGradients
 from convgen.passes.chunk_collectives import ChunkCollectives
 from convgen.passes.start_halos import StartHalos
+from convgen.passes.widen_halos import WidenHalos
 from convgen.program.network import Program, Value
 from convgen.program.rows import PlacedRow, place, place_gradient, serves, stored_by_name
 from convgen.spec.aten.describe import Described
@@ -74,12 +75,14 @@ def _free_row(draw: Random, bound: Bound, grid: Grid, known: Mapping[str, tuple[
 def free_network(draw: Random, graph: Graph, grid: Grid) -> CompiledNetwork:
     graph, described, many = for_any_number(graph)
     program, _ = for_any_batch(free_program(draw, graph, described, grid), described, many)
+    if draw.random() < 0.5:
+        program = WidenHalos().run(program)
     if draw.random() < 0.7:
         program = ChunkCollectives(draw.choice([2, 3])).run(program)
     for one in (StartHalos(gradients=draw.choice(["pieces", "whole"])), BucketGradients(draw.choice([0, 1]))):
         program = one.run(program)
     other = program_like(program, many)
-    return CompiledNetwork(graph, described, program, other, None)
+    return CompiledNetwork(graph, described, program, program, other, None)
 
 
 def imported(files: Mapping[str, str], folder: Path) -> ModuleType:

@@ -20,8 +20,9 @@ from torch.utils._pytree import tree_flatten
 
 from convgen.algebra.grid import Grid
 from convgen.cost.network import volume as volume_of
-from convgen.network_compiler import CompiledNetwork, compile_network
+from convgen.network_compiler import CompiledNetwork, compile_network, program_like
 from convgen.passes.network_contract import NetworkPass
+from convgen.spec.aten.samples import for_any_number
 from convgen.spec.exported import graph_of
 from convgen.spec.graph import Graph
 from convgen.verify.virtual import World
@@ -78,13 +79,13 @@ def check(
     """Compiles for a grid and compares outputs, gradients, buffers and bytes with the module's (or `reference`'s).
 
     Args:
-        passes: that the program goes through as well.
+        passes: that the program goes through, instead of those that a timeline finds.
     """
     module, graph = given.module, given.graph
     start = perf_counter()
     compiled = compile_network(graph, Grid(tuple(grid.items())))
-    for one in passes:
-        compiled = replace(compiled, program=one.run(compiled.program), other=one.run(compiled.other))
+    if passes:
+        compiled = with_passes(compiled, *passes)
     files = compiled.package().files
     seconds = perf_counter() - start
     buffers = {n: b.clone() for n, b in module.named_buffers()}
@@ -170,6 +171,14 @@ def check(
         sum(b for one in found for half in one[4:] for _, b in half),
         worst,
     )
+
+
+def with_passes(compiled: CompiledNetwork, *passes: NetworkPass) -> CompiledNetwork:
+    """The same with these passes alone."""
+    program = compiled.plain
+    for one in passes:
+        program = one.run(program)
+    return replace(compiled, program=program, other=program_like(program, for_any_number(compiled.graph)[2]))
 
 
 def volume(compiled: CompiledNetwork, forward: Sequence[Any], backward: Sequence[Any]) -> str:

@@ -23,11 +23,14 @@ from convgen.algebra.relations import Blocks, Taps
 from convgen.algebra.signature import Operand, Signature
 from convgen.operations.attention import Attention
 from convgen.operations.average_pooling import AdaptiveAveragePool, AveragePool
+from convgen.operations.batch_norm import Centred
 from convgen.operations.bias import AddBias, SumBias
+from convgen.operations.bound import Bound
 from convgen.operations.calls import Along, Slot
 from convgen.operations.contraction import linear, matrix_product
 from convgen.operations.convolution import Convolution, Phase
 from convgen.operations.dropout import Bernoulli, Dropout
+from convgen.operations.fused import Fused
 from convgen.operations.indexing import Embedding, GridSample, IndexRows
 from convgen.operations.linear_maps import Adjoint
 from convgen.operations.losses import CrossEntropy, SquaredError
@@ -52,6 +55,8 @@ from convgen.operations.softmax import Softmax
 from convgen.operations.transposed import TransposedConvolution, transposed_convolution
 from convgen.operations.upsampling import Upsample
 from convgen.operations.views import Expand, Permute, View
+from convgen.program.wide import faults as joined_faults
+from convgen.program.wide import joined
 
 Case = tuple[Operation, list[torch.Tensor]]
 PHASES: tuple[Phase, ...] = ("forward", "backward_data", "backward_filter")
@@ -480,6 +485,37 @@ def squared_error(draw: Random) -> Case:
     return filled(draw, SquaredError(shape_of(draw, draw.randint(1, 4), 5)), normal)
 
 
+def fused(draw: Random) -> Case:
+    """A batch norm's last row or a convolution, functions of elements, and a row that reads rows of these."""
+    while True:
+        dims, most = draw.choice(((1, 11), (2, 9)))
+        sides = spatial(draw, dims, most)
+        groups = draw.choice((1, 1, 2))
+        conv = Conv(draw.randint(1, 4), *(groups * draw.randint(1, 2) for _ in "CF"), sides, groups)
+        first = Convolution("forward", conv)
+        y = first.shapes["y"]
+        bounds = [
+            Bound(first, ("x", "w"), ("a",)),
+            Bound(bias(y), ("a", "b"), ("b0",)),
+            Bound(Pointwise("tanh", y, (y,)), ("b0",), ("c",)),
+        ]
+        if draw.random() < 0.4:
+            bounds = [Bound(Centred(y), ("x", "p"), ("a",)), Bound(Pointwise("sigmoid", y, (y,)), ("a",), ("c",))]
+        rows = tuple(replace(s, extent=n) for s, n in zip(spatial(draw, dims, most), y[2:], strict=True))
+        more = [Bound(Convolution("forward", Conv(y[0], y[1], draw.randint(1, 3), rows)), ("c", "v"), ("y",))]
+        if draw.random() < 0.3:
+            forward = transposed_convolution(
+                (*y[:2], *(s.extent for s in rows)), 2, tuple(replace(s, pad_hi=s.pad_lo) for s in rows), (0,) * dims, 1
+            )
+            more = [Bound(TransposedConvolution("forward", forward.conv), ("c", "v"), ("y",))]
+        if min((*more[0].operation.signatures[0].results[0].shape, *y)) < 1:
+            continue
+        operation = joined([*bounds, *more]).operation
+        assert isinstance(operation, Fused)
+        if not any(joined_faults(operation)):
+            return filled(draw, operation, normal)
+
+
 CASES: Mapping[str, Callable[[Random], Case]] = {
     "convolution": convolution,
     "bias of a convolution": bias_of_a_convolution,
@@ -524,6 +560,7 @@ CASES: Mapping[str, Callable[[Random], Case]] = {
     "index": index_rows,
     "embedding": embedding,
     "grid sample": grid_sample,
+    "rows as one": fused,
 }
 
 

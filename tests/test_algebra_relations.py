@@ -13,7 +13,7 @@ import torch
 
 from convgen.algebra import relations
 from convgen.algebra.blocks import span
-from convgen.algebra.relations import Blocks, Cyclic, Ratio, ReadBy, Relation, Reverse, Table, Taps
+from convgen.algebra.relations import Blocks, Cyclic, Ratio, ReadBy, Relation, Reverse, Table, Taps, Through
 from convgen.operations.linear_maps import of_unit_vectors, table
 
 DRAWS = 120 * int(os.environ.get("DRAWS", "1"))
@@ -43,9 +43,12 @@ RELATIONS: dict[str, Callable[[Random], Relation]] = {
     "table": rows_of,
     "blocks": blocks_of,
     "block of": lambda draw: blocks_of(draw).inverse,
+    "through": lambda draw: Through(
+        taps(draw), draw.randint(1, 12), draw.choice((taps, lambda d: ReadBy(taps(d))))(draw)
+    ),
 }
 # Whose windows are the smallest interval: where stride and dilation leave gaps, ReadBy's ends may be read by no row.
-HULLS = frozenset(RELATIONS) - {"read by"}
+HULLS = frozenset(RELATIONS) - {"read by", "through"}
 
 
 def some_block(draw: Random) -> tuple[int, int]:

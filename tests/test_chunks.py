@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import torch
 from free_networks import imported
-from networks_on_ranks import check
+from networks_on_ranks import check, with_passes
 from networks_on_ranks import imported as module_of
-from test_overlap import step_of, with_passes
+from test_overlap import step_of
 from test_timeline import a_machine
 from torch import nn
 
 from convgen.algebra.grid import Grid
 from convgen.cost.network import volume
 from convgen.cost.timeline import simulate
-from convgen.network_compiler import CompiledNetwork, compile_network, without_flights
+from convgen.network_compiler import CompiledNetwork, compile_network
 from convgen.passes.bucket_gradients import BucketGradients
 from convgen.passes.chunk_collectives import ChunkCollectives
 from convgen.passes.start_halos import StartHalos
@@ -61,7 +61,7 @@ def test_chunks_of_any_dimension_are_right(grid: dict[str, int], index: str, cou
     torch.manual_seed(2)
     given = module_of(Pair().double(), X.double())
     passes = (ChunkCollectives(count, index), StartHalos(), BucketGradients(0))
-    program = without_flights(compile_network(given.graph, Grid(tuple(grid.items()))).program)
+    program = compile_network(given.graph, Grid(tuple(grid.items()))).plain
     for one in passes:
         program = one.run(program)
     assert list(faults(program)) == []
@@ -161,7 +161,7 @@ def test_chunks_are_taken_where_the_link_is_slow_and_launches_are_cheap() -> Non
     slow, costly = a_machine(1e-5, 4e8, 1e-7), a_machine(1e-8, 1e12, 1e-2)
     for axis in "CF":
         graph = graph_of(module, (torch.zeros(8, 32, 32, 32),), name="net")[0]
-        program = without_flights(compile_network(graph, Grid(((axis, 2),))).program)
+        program = compile_network(graph, Grid(((axis, 2),))).plain
         chosen = overlapped(program, slow, "float32")
         assert all(row.chunks for row in chosen.rows)
         assert not any(row.chunks for row in overlapped(program, costly, "float32").rows)

@@ -17,7 +17,7 @@ from convgen.cost.network import volume
 from convgen.cost.network_memory import network_memory
 from convgen.cost.rows import program_cost
 from convgen.errors import InputError
-from convgen.network_compiler import CompiledNetwork, compile_network, compile_plan, plan_graph, without_flights
+from convgen.network_compiler import CompiledNetwork, compile_network, compile_plan, plan_graph
 from convgen.plan.program.written import plan_of
 from convgen.program.again import stretches
 from convgen.spec.graph_file import write_graph
@@ -87,7 +87,7 @@ def test_a_network_is_as_right(again: tuple[str, ...], grid: dict[str, int]) -> 
 
 def test_what_is_counted() -> None:
     """Backward sends what these blocks send in forward once more; less is kept, more is computed."""
-    plain, again = (without_flights(laid_out(paths, H=2).program) for paths in ((), ("two",)))
+    plain, again = (laid_out(paths, H=2).plain for paths in ((), ("two",)))
     sent = [volume(p) for p in (plain, again)]
     (two,) = [s for s in stretches(plain) if s.path == "two"]
     names = {m.step for m in plain.forward() if two.start <= m.row < two.stop}

@@ -103,6 +103,27 @@ def test_stages(files: Path) -> None:
     assert json.loads(convgen("explain", files, *GRID, "--json").stdout) == [cost]
 
 
+def test_a_program_that_is_printed_is_compiled(files: Path, tmp_path: Path) -> None:
+    """The same package, but for the command in its header; `check` and `explain` take it, too."""
+    s = tmp_path / "s.txt"
+    s.write_text(convgen("compile", files, *GRID, "--emit", "schedule").stdout)
+    assert convgen("compile", files, *GRID, "-o", tmp_path / "a").exit_code == 0
+    assert convgen("compile", files, "--schedule", s, "-o", tmp_path / "b").exit_code == 0
+    one, other = ({p.name: p.read_bytes() for p in (tmp_path / d / "UNet").iterdir()} for d in "ab")
+    assert one.pop("network.py").replace(b"--grid N=2,H=2", b"--schedule s.txt") == other.pop("network.py")
+    assert one == other and "schedule.txt" in one
+    (cost,) = json.loads(convgen("compile", files, *GRID, "--emit", "cost", "--json").stdout)
+    words = ("compile", files, "--schedule", s, "--emit", "cost", "--json")
+    assert json.loads(convgen(*words).stdout) == [cost | {"algorithm": "edited"}]
+    assert "x    [3/N, 2, 20/H, 12]" in convgen("explain", files, "--schedule", s).stdout
+    assert convgen("check", files, "--schedule", s, "--dtype", "float64").exit_code == 0
+    assert "--grid: " in refused("compile", files, *GRID, "--schedule", s)
+    assert "here are 2" in refused("compile", files, files, "--schedule", s)
+    assert "cannot read" in refused("compile", files, "--schedule", files)
+    s.write_text(s.read_text().replace("H+(", "H+(1"))
+    assert "does not follow" in (text := refused("compile", files, "--schedule", s)) and f"({s}:" in text
+
+
 def test_auto_is_planned_by_price(files: Path) -> None:
     """On any names of axes, for a machine; here nothing is worth a message."""
     words = ("--grid", "a=2", "--algorithm", "auto", "--machine", "lassen")
@@ -118,7 +139,7 @@ def test_what_makes_no_sense_is_refused(files: Path) -> None:
     assert "algorithm sample has no axis H" in refused("compile", files, *GRID, "--algorithm", "sample")
     assert "--dtype int8 is no type of floats" in refused("compile", files, *GRID, "--dtype", "int8")
     for command, *words in (
-        ("compile", "--schedule", "s"), ("compile", "--pass", "p"), ("compile", "--dump-ir"),
+        ("compile", "--pass", "p"), ("compile", "--dump-ir"),
         ("compile", "--time-passes"),
         ("compile", "--memory-format", "channels_last"), ("compile", "--untuned"), ("compile", "--machine", "m"),
         ("compile", "--objective", "bytes"), ("compile", "--target", "cuda"), ("compile", "--emit", "kernels"),

@@ -23,7 +23,7 @@ from convgen.algebra.grid import Grid
 from convgen.cost.machines import load_machine
 from convgen.cost.network import volume
 from convgen.errors import InputError
-from convgen.network_compiler import CompiledNetwork, compile_network, compile_plan, plan_graph, without_flights
+from convgen.network_compiler import CompiledNetwork, compile_network, compile_plan, plan_graph
 from convgen.plan.program.written import plan_of
 from convgen.program.network_text import show
 from convgen.spec.exported import graph_of
@@ -46,7 +46,7 @@ def sent(one: CompiledNetwork, part: str, *of: str) -> Steps:
     """Steps whose names begin with one of these."""
     return [
         (s["step"], s["collective"], "".join(s["axes"]), sum(s["bytes_sent_per_rank"]))
-        for s in volume(without_flights(one.program), of_inputs=True)[part]
+        for s in volume(one.plain, of_inputs=True)[part]
         if not of or s["step"].startswith(of)
     ]
 
@@ -197,7 +197,7 @@ def test_a_part_of_one_value_is_refused_on_every_rank_as_on_one_device() -> None
 
 def test_statistics_stand_in_plans_and_what_there_is_not_is_refused(tmp_path: Path) -> None:
     graph, one = two_norms(4), norms("N=2,H=2", "local")
-    (tmp_path / "plan.yaml").write_text(write_plan(plan_of(one.program, "net.yaml", statistics="local")))
+    (tmp_path / "plan.yaml").write_text(write_plan(plan_of(one.program, "net.yaml")))
     plan = read_plan(tmp_path / "plan.yaml")
     assert plan.statistics == "local"
     again = compile_plan(graph, plan)
@@ -286,7 +286,7 @@ def test_a_shuffle_sends_what_a_rank_no_longer_owns_and_back(pair: str) -> None:
     places = [dict(zip(grid, at, strict=True)) for at in product(*map(range, grid.values()))]
     held = [[kept_by(shape, text, at, grid) for text in (first, second)] for at in places]
     for part, (here, there) in (("forward", (0, 1)), ("backward", (1, 0))):
-        moved = volume(without_flights(one.program), of_inputs=True)[part]
+        moved = volume(one.plain, of_inputs=True)[part]
         found = [sum(s["bytes_sent_per_rank"][r] for s in moved) for r in range(6)]
         assert found == [len(own[here] - own[there]) * BYTES for own in held], (part, moved)
 

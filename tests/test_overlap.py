@@ -18,7 +18,7 @@ import torch
 from free_networks import free_network, imported
 from generate import draws
 from in_order import InOrder
-from networks_on_ranks import check
+from networks_on_ranks import check, with_passes
 from networks_on_ranks import imported as module_of
 from operation_cases import a_grid
 from small_networks import ResNet
@@ -29,7 +29,7 @@ from convgen.algebra.grid import Grid
 from convgen.cost.flight_memory import packed_bytes, strip_elements
 from convgen.cost.network import volume
 from convgen.cost.network_memory import network_memory
-from convgen.network_compiler import CompiledNetwork, compile_network, without_flights
+from convgen.network_compiler import CompiledNetwork, compile_network
 from convgen.passes.bucket_gradients import BucketGradients
 from convgen.passes.chunk_collectives import ChunkCollectives
 from convgen.passes.network_contract import NetworkPass
@@ -55,25 +55,6 @@ def resnet(grid: dict[str, int], *passes: Any) -> CompiledNetwork:
 def _resnet(grid: tuple[tuple[str, int], ...]) -> CompiledNetwork:
     torch.manual_seed(0)
     return compile_network(graph_of(ResNet(0.0), (X,), name="net")[0], Grid(grid))
-
-
-def with_passes(compiled: CompiledNetwork, *passes: Any) -> CompiledNetwork:
-    def run(program: Program) -> Program:
-        program = without_flights(program)
-        for one in passes:
-            program = one.run(program)
-        return program
-
-    program = run(compiled.program)
-    other = replace(compiled.other, buckets=program.buckets)
-    rows = [_like(b, a) for a, b in zip(program.rows, other.rows, strict=True)]
-    return replace(compiled, program=program, other=replace(other, rows=tuple(rows)))
-
-
-def _like(row: PlacedRow, model: PlacedRow) -> PlacedRow:
-    """A row of another number of samples, as early as its model."""
-    derived = tuple((k, _like(b, a)) for (k, b), (_, a) in zip(row.derived, model.derived, strict=True))
-    return replace(row, early=model.early, split=model.split, chunks=model.chunks, derived=derived)
 
 
 def step_of(net: Any, of: torch.Tensor = X) -> Callable[[Any], Any]:
@@ -145,9 +126,9 @@ def test_halos_behind_the_interior(grid: dict[str, int], dims: int, own: bool, g
     shape = (2, 2, *(29, 23)) if dims == 2 else (1, 2, 21, 17, 19)
     given = module_of(Smooth(dims).double(), torch.randn(shape, dtype=torch.float64))
     passes = (*(OwnGradients(),) * own, StartHalos(gradients=gradients), BucketGradients())
-    program = compile_network(given.graph, Grid(tuple(grid.items()))).program
+    program = compile_network(given.graph, Grid(tuple(grid.items()))).plain
     for one in passes:
-        program = one.run(without_flights(program) if one is passes[0] else program)
+        program = one.run(program)
     assert list(faults(program)) == []
     assert sum(row.early is not None for row in program.rows) >= 3
     behind = [one for row in program.rows for _, one in row.derived if one.early is not None]

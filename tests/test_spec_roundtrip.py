@@ -8,6 +8,7 @@ from io import StringIO
 from typing import Any
 
 import pytest
+from generate import draws
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
@@ -117,7 +118,7 @@ def yaml_of(data: dict[str, Any], flow: bool) -> str:
     return stream.getvalue()
 
 
-@settings(max_examples=80)
+@settings(max_examples=draws(80))
 @given(layer_dicts(), st.booleans())
 def test_round_trip(data: dict[str, Any], flow: bool) -> None:
     layer = layer_from_dict(data)
@@ -138,7 +139,7 @@ def test_round_trip(data: dict[str, Any], flow: bool) -> None:
             assert full.get(key) == value or key == "padding"
 
 
-@settings(max_examples=100)
+@settings(max_examples=draws(100))
 @given(layer_dicts())
 def test_lines_are_those_of_the_text(data: dict[str, Any]) -> None:
     text = yaml_of(data, flow=False)

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from statistics import median
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from convgen.commands.main import cli
+from convgen.sw26010.conv.cost import conv_terms, explicit_plan
 from convgen.sw26010.conv.explicit_plan import col2im_operations
 from convgen.sw26010.conv.implicit_plan import implicit_counts, implicit_plan, implicit_trips
 from convgen.sw26010.conv.problem import Axis, ConvProblem
 from convgen.sw26010.conv.support import implicit_refusal, implicit_supported
-from convgen.sw26010.gemm.cost import clock_seconds, gemm_seconds, search_blocks
+from convgen.sw26010.gemm.cost import clock_seconds, gemm_seconds, library_seconds, search_blocks
 from convgen.sw26010.gemm.plan import GemmPlan
 from convgen.sw26010.gemm.run import run_gemm
 from convgen.sw26010.machine.core_group import SW26010
 from convgen.sw26010.machine.rates import FITTED, load_rates, taken_rates
+from convgen.sw26010.table2.causes import CAUSES, worths
 from convgen.sw26010.table2.cells import (
     FIT_LAYERS,
     cells,
@@ -130,15 +135,15 @@ def test_table2_held_out() -> None:
     rest = held_out(everything, FIT_LAYERS)
     assert len(rest) == 36
     overall = score(rest, constants)
-    assert overall.mean <= 0.07 and overall.largest <= 0.20
+    assert overall.mean <= 0.065 and overall.largest <= 0.21
     assert score((c for c in rest if c.kind == "implicit"), constants).mean <= 0.04
     assert score((c for c in rest if c.kind == "explicit"), constants).mean <= 0.09
-    assert score((c for c in rest if c.kind == "explicit" and c.problem.h >= 112), constants).mean <= 0.10
+    assert score((c for c in rest if c.kind == "explicit" and c.problem.h >= 112), constants).mean <= 0.08
     won = winners(TAKEN, constants)
     assert (won.pairs, won.clear_pairs, won.always_implicit) == (32, 30, 22)
     assert won.right >= 31 and won.clear_right == 30
     errors = [abs(c.terms.seconds(k) / c.published_s - 1) for c, k in leave_one_layer_out(everything)]
-    assert sum(errors) / len(errors) <= 0.10
+    assert sum(errors) / len(errors) <= 0.065
 
 
 def test_constants_of_the_file_are_those_that_fit() -> None:
@@ -147,12 +152,12 @@ def test_constants_of_the_file_are_those_that_fit() -> None:
     assert set(stored) == set(FITTED)
     for name, value in constants.items():
         assert stored[name] == pytest.approx(value, rel=1e-4), name
-    assert len(FITTED) == 5
+    assert len(FITTED) == 3
     assert 1 / stored["implicit_kernel_slowdown"] == pytest.approx(0.607, rel=0.02)  # as an independent study has it
 
 
 def test_a_fit_finds_the_constants_that_made_the_numbers() -> None:
-    truth = dict(zip(FITTED, (1.5, 2e-6, 1e-9, 5e-9, 7e-10), strict=True))
+    truth = dict(zip(FITTED, (1.5, 2e-6, 1e-9), strict=True))
     made = [replace(cell, published_s=cell.terms.seconds(truth)) for cell in cells(TAKEN)]
     for name, value in fit(made).items():
         assert value == pytest.approx(truth[name], rel=1e-6), name
@@ -169,11 +174,47 @@ def test_every_choice_of_two_layers_that_determines_the_constants() -> None:
     assert len(made) == len({layers for layers, _, _ in made}) >= len(FIT_PAIRS)
     assert {*FIT_PAIRS} <= {layers for layers, _, _ in made}
     assert all(found["held out"].cells == 46 - found["fitted"].cells for _, _, found in made)
-    everything = cells(TAKEN)
-    small = [cell for cell in everything if cell.problem.h <= 28]
-    assert not determines(small)  # no plane is large
-    assert median(found["held out"].mean for _, _, found in made) <= 0.10
-    assert median(middle for middle in [fit_range(TAKEN)["held out"][1]]) <= 0.09
+    forward = [cell for cell in cells(TAKEN) if cell.phase == "forward"]
+    assert not determines(forward)  # no col2im
+    assert median(found["held out"].mean for _, _, found in made) <= 0.07
+    low, middle, high = fit_range(TAKEN)["held out"]
+    assert low <= middle <= 0.07 and high <= 0.08
+
+
+def test_what_each_cause_is_worth() -> None:
+    found = {worth.name: worth for worth in worths(TAKEN)}
+    as_it_is = found["as it is"]
+    assert as_it_is.constants == len(FITTED) and as_it_is.pairs == len(choices(TAKEN))
+    assert as_it_is.median_of_all == pytest.approx(median(f["held out"].mean for _, _, f in choices(TAKEN)))
+    assert as_it_is.median_of_ten == pytest.approx(fit_range(TAKEN)["held out"][1])
+    for name in ("no library", "no copies of large planes' operands"):
+        assert found[name].median_of_ten > 1.5 * as_it_is.median_of_ten and found[name].large > 0.2
+    # Table 2 alone finds about what was taken from elsewhere.
+    assert all(0.9 < times < 1.15 for _, times in found["library and copies fitted"].fits)
+
+
+def test_choices_and_causes_as_json() -> None:
+    printed = CliRunner().invoke(cli, ["sw26010", "table2", "--choices", "--causes", "--json"]).stdout
+    found = json.loads(printed)
+    assert len(found["choices"]) == len(choices(TAKEN)) and len(found["causes"]) == len(CAUSES)
+    refused = CliRunner().invoke(cli, ["sw26010", "table2", "--causes", "--write", "rates.json"])
+    assert "print a table alone" in str(refused.exception)
+
+
+def test_a_term_s_parts_add_up() -> None:
+    problem = ConvProblem.square(2, 64, 112, 112, 128)
+    plan = explicit_plan(problem, "forward", TAKEN)
+    terms, parts = conv_terms(plan, TAKEN), dict(conv_terms(plan, TAKEN).fixed)
+    assert set(parts) == {"product", "repacked weights", "im2col", "library", "copies"}
+    assert terms.fixed_s == pytest.approx(sum(parts.values()))
+    assert parts["library"] == pytest.approx(2 * (TAKEN.library_call_s + TAKEN.library_row_s * 112 * 112))
+    padded = 112 * 112 * 128 + 128 * 576 + 112 * 112 * 576  # 12,544 pixels are a multiple of 128
+    outside = 1 - 65536 / (8 * 112 * 112)
+    assert parts["copies"] == pytest.approx(2 * outside * 8 * padded / 9.9e9)
+    small = explicit_plan(ConvProblem.square(2, 64, 56, 56, 128), "forward", TAKEN)
+    assert {"library", "copies"}.isdisjoint(dict(conv_terms(small, TAKEN).fixed))
+    more = conv_terms(small, TAKEN, library=True).fixed_s - conv_terms(small, TAKEN).fixed_s
+    assert more == pytest.approx(2 * library_seconds(small.gemm, TAKEN))
 
 
 @pytest.mark.parametrize(

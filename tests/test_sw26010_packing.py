@@ -95,7 +95,7 @@ def test_gradients_come_in_the_order_of_the_backward_pass() -> None:
     assert sum(g.elements for g in found) == layers.parameters
     ready = [g.ready_s for g in found]
     assert ready == sorted(ready)
-    assert ready[-1] == pytest.approx(sum(t.backward_s for t in layer_times(layers, 8)))
+    assert ready[-1] == pytest.approx(sum(t.backward_s for t in layer_times(layers.layers, 8)))
 
 
 def test_packing_of_the_paper_s_networks() -> None:

@@ -30,7 +30,7 @@ from convgen.sw26010.training.layers import ConvLayer, ConvTask, DenseLayer, Fan
 from convgen.sw26010.training.of_graph import layers_of_graph
 from convgen.sw26010.training.of_network import layers_of_network
 from convgen.sw26010.training.published import beyond_one_node_s, read_scaling, read_table3
-from convgen.sw26010.training.report import TREE_LATENCY_S, tree_s
+from convgen.sw26010.training.report import TREE_LATENCY_S, network_rows, network_text, tree_s
 from convgen.sw26010.training.step import layer_times, nodes_network, step_of, task_seconds
 
 NETWORKS = Path(__file__).parent.parent / "examples" / "networks"
@@ -122,7 +122,7 @@ def test_a_graph_and_a_file_of_one_network_have_the_same_layers() -> None:
 
 def test_a_step_is_the_sum_of_its_tasks() -> None:
     layers = network("resnet50")
-    step, times = step_of(layers, 32, 1), layer_times(layers, 8)
+    step, times = step_of(layers, 32, 1), layer_times(layers.layers, 8)
     assert step.compute_s == pytest.approx(sum(t.forward_s + t.backward_s for t in times))
     rates = taken_rates()
     tasks = [(layer, task) for layer in layers.layers for task in (*layer.forward(8), *layer.backward(8))]
@@ -173,13 +173,18 @@ def test_the_planner_s_machine_has_the_same_numbers() -> None:
 
 
 def test_table_3() -> None:
-    found = {
-        name: step_of(network(name), row.batch, 1).images_per_s / row.images_per_s
-        for name, row in read_table3().items()
-    }
-    assert all(0.9 < found[name] < 1.1 for name in ("alexnet_bn", "vgg16", "vgg19"))
-    # Not explained: [SW] says small channels. docs/studies/sw26010.md has what would explain it.
-    assert 3 < found["resnet50"] < 4 and 3 < found["googlenet"] < 4
+    def ratios(plans: Any) -> dict[str, float]:
+        return {
+            name: step_of(network(name), row.batch, 1, plans=plans).images_per_s / row.images_per_s
+            for name, row in read_table3().items()
+        }
+
+    mesh, profiled = ratios("model"), ratios("caffe")
+    assert all(0.9 < mesh[name] < 1.11 for name in ("alexnet_bn", "vgg16", "vgg19"))
+    assert 3 < mesh["resnet50"] < 4 and 3 < mesh["googlenet"] < 4
+    # Those two, as the public code ran them when it was profiled; and AlexNet is no such run.
+    assert all(0.8 < profiled[name] < 1.2 for name in ("vgg16", "vgg19", "resnet50", "googlenet"))
+    assert profiled["alexnet_bn"] < 0.6
 
 
 def test_shares_of_6_3() -> None:
@@ -224,6 +229,16 @@ def test_the_command_prints_layers_and_draws(tmp_path: Path) -> None:
     found = json.loads(call(file_of("googlenet"), "--layers", "--json", "--plans", "explicit"))
     kinds = {layer["kind"] for layer in found["layers"]["googlenet"]}
     assert "pooling" in kinds and {p for x in found["layers"]["googlenet"] for p in x["plans"]} == {"explicit"}
+
+
+def test_rows_that_the_public_code_has_no_plan_for() -> None:
+    conv = {"name": "conv", "kind": "conv", "out_channels": 256, "kernel_size": 3, "padding": 1, "groups": 2}
+    wide = layers_of_network(network_from_dict({"name": "wide", "input": [512, 256, 2, 5000], "nodes": [conv]}))
+    with pytest.raises(InputError, match="a row of 5000 columns"):  # it has no implicit plan of groups
+        step_of(wide, 512, 1, plans="caffe")
+    (row,) = network_rows([wide], [], 1, "model")
+    assert row["images_per_s"] > 0 and row["images_per_s_as_profiled"] is None
+    assert network_text([wide], [], 1, "model", layers=False).splitlines()[3].split()[-4:] == ["-"] * 4
 
 
 def test_what_the_mesh_has_no_program_for_is_refused() -> None:

@@ -19,10 +19,10 @@ from convgen.sw26010.gemm.triton import power_of_two, triton_context, triton_gem
 
 CASES = (
     GemmPlan(m=64, n=64, k=64, bm=64, bn=64, bk=64),
-    GemmPlan(m=40, n=7, k=20, bm=32, bn=8, bk=16),
+    GemmPlan(m=40, n=7, k=20, bm=32, bn=8, bk=16, a_transposed=True, b_transposed=True),
     GemmPlan(m=30, n=19, k=50, bm=32, bn=24, bk=56, dtype="float32", accumulate=False),
-    GemmPlan(m=33, n=41, k=20, bm=64, bn=48, bk=24, a_transposed=True, b_transposed=True),
 )
+RUN_CASES = CASES[1:]  # several blocks, padded, turned or not; the interpreter takes seconds for each
 RUN = """
 import importlib.util, sys
 import numpy as np, torch
@@ -72,7 +72,7 @@ def python(code: str, *arguments: object, interpret: bool) -> None:
 def test_the_kernel_equals_the_mesh(tmp_path: Path) -> None:
     pytest.importorskip("triton")
     folders, wanted = [], []
-    for number, plan in enumerate(CASES):
+    for number, plan in enumerate(RUN_CASES):
         rng = np.random.default_rng(number)
         a, b, c = (rng.standard_normal(s) for s in ((plan.m, plan.k), (plan.k, plan.n), (plan.m, plan.n)))
         wanted.append(run_gemm(plan, a, b, c if plan.accumulate else None, level="exact").c)
@@ -84,7 +84,7 @@ def test_the_kernel_equals_the_mesh(tmp_path: Path) -> None:
             np.save(folder / f"{name}.npy", np.ascontiguousarray(matrix, dtype=plan.dtype))
         folders.append(folder)
     python(RUN, *folders, interpret=True)
-    for plan, folder, want in zip(CASES, folders, wanted, strict=True):
+    for plan, folder, want in zip(RUN_CASES, folders, wanted, strict=True):
         result = np.load(folder / "result.npy").T
         assert result.dtype == plan.dtype
         if plan.dtype == "float32":  # summed in double and rounded once, on both

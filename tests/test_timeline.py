@@ -15,8 +15,9 @@ import torch
 from click.testing import CliRunner
 from free_networks import imported
 from generate import draws
+from networks_on_ranks import with_passes
 from test_networks_free import a_network
-from test_overlap import X, resnet, with_passes
+from test_overlap import X, resnet
 from torch import nn
 
 from convgen.algebra.grid import Grid
@@ -29,10 +30,10 @@ from convgen.cost.timeline import MAIN, simulate
 from convgen.errors import InputError
 from convgen.explain.measured import measured_text, read_measured
 from convgen.explain.timeline import trace
-from convgen.network_compiler import compile_network, plan_graph, without_flights
+from convgen.network_compiler import compile_network, plan_graph
 from convgen.passes.bucket_gradients import BucketGradients
 from convgen.passes.start_halos import StartHalos
-from convgen.plan.program.by_timeline import Overlapped, seconds_of
+from convgen.plan.program.by_timeline import seconds_of
 from convgen.plan.program.overlapped import overlapped
 from convgen.spec.exported import graph_of
 from convgen.spec.graph_file import write_graph
@@ -58,19 +59,24 @@ def lettered(draw: Random) -> Grid:
 # ---- A link ----
 
 
-def small_steps(asked: list[tuple[str, float, float]], share: str, step: float) -> list[float]:
-    """When transfers (lane, seconds, asked for at) are over, time cut into steps: each head of a lane gets its part."""
-    left, ends, now = [s for _, s, _ in asked], [-1.0] * len(asked), 0.0
+def small_steps(asked: list[tuple[str, float, float, float]], share: str, step: float) -> list[float]:
+    """When transfers (lane, seconds, of them latencies, asked for at) are over, time cut into steps: each head of a
+    lane gets its part, as soon as its latencies are over."""
+    left, waits = [s - w for _, s, w, _ in asked], [w for _, _, w, _ in asked]
+    ends, now = [-1.0] * len(asked), 0.0
     while min(ends) < 0:
         heads: dict[str, int] = {}
-        for i, (lane, _, at) in enumerate(asked):
+        for i, (lane, _, _, at) in enumerate(asked):
             if ends[i] < 0 and at <= now:
                 heads.setdefault(lane, i)
+        moving = [i for i in heads.values() if waits[i] <= 1e-9]
         for i in heads.values():
-            left[i] -= step / (len(heads) if share == "shared" else 1)
+            waits[i] -= step
+        for i in moving:
+            left[i] -= step / (len(moving) if share == "shared" else 1)
         now += step
         for i in heads.values():
-            ends[i] = now if left[i] <= 1e-12 else ends[i]
+            ends[i] = now if left[i] <= 1e-12 and waits[i] <= 1e-9 else ends[i]
     return ends
 
 
@@ -78,12 +84,15 @@ def small_steps(asked: list[tuple[str, float, float]], share: str, step: float) 
 @pytest.mark.parametrize("seed", range(draws(5)))
 def test_a_link_is_as_time_in_small_steps(seed: int, share: Any) -> None:
     draw = Random(f"link {seed}")
-    at, asked = 0.0, list[tuple[str, float, float]]()
+    at, asked = 0.0, list[tuple[str, float, float, float]]()
     for _ in range(7):
         at += draw.choice((0.0, draw.randint(1, 40)))
-        asked.append((draw.choice("abc"), float(draw.randint(1, 60)), at))
+        seconds = float(draw.randint(1, 60))
+        asked.append((draw.choice("abc"), seconds, draw.choice((0.0, 0.3 * seconds, seconds)), at))
     link = Link(share)
-    added: list[Transfer] = [link.add(str(i), lane, seconds, when) for i, (lane, seconds, when) in enumerate(asked)]
+    added: list[Transfer] = [
+        link.add(str(i), lane, seconds, when, latency) for i, (lane, seconds, latency, when) in enumerate(asked)
+    ]
     for i in draw.sample(range(7), 7):
         link.finish(added[i])
     for transfer, expected in zip(added, small_steps(asked, share, 0.01), strict=True):
@@ -95,7 +104,7 @@ def test_a_link_is_as_time_in_small_steps(seed: int, share: Any) -> None:
 
 
 def test_one_thing_after_the_other_is_the_programs_price() -> None:
-    program = without_flights(resnet({"N": 2, "H": 2}).program)
+    program = resnet({"N": 2, "H": 2}).plain
     for name in ("cpu", "lassen"):
         machine = load_machine(name)
         found = simulate(program, machine, "float32")
@@ -111,7 +120,7 @@ def test_what_holds_of_any_timeline(seed: int, links: Any) -> None:
     draw = Random(f"timeline {seed}")
     module, x = a_network(draw)
     graph, _ = graph_of(module, (x.float(),), name="net")
-    program = without_flights(compile_network(graph, lettered(draw)).program)
+    program = compile_network(graph, lettered(draw)).plain
     for one in (StartHalos(), BucketGradients(draw.choice((0, 1)))):
         program = one.run(program)
     found = simulate(program, a_machine(10 ** -draw.uniform(4, 7), 10 ** draw.uniform(6, 10)), "float32", links=links)
@@ -131,7 +140,7 @@ def test_what_holds_of_any_timeline(seed: int, links: Any) -> None:
 
 def test_a_bucket_hides_behind_what_is_left_of_backward() -> None:
     """By hand: backward's rows from the last; a bucket is started when its last row is over, on a link of its own."""
-    program = BucketGradients(0).run(without_flights(resnet({"N": 2}).program))
+    program = BucketGradients(0).run(resnet({"N": 2}).plain)
     (last,) = (t for t in simulate(program, a_machine(0.0, 1e6), "float32").travelled if t.name == "bucket_1")
     assert last.exposed_s == pytest.approx(last.seconds)  # the only bucket ends with backward's last row
     several = BucketGradients(0, 0).run(program)
@@ -146,7 +155,7 @@ def test_what_is_chosen_is_not_slower(seed: int) -> None:
     draw = Random(f"chosen {seed}")
     module, x = a_network(draw)
     graph, _ = graph_of(module, (x.float(),), name="net")
-    program = without_flights(compile_network(graph, lettered(draw)).program)
+    program = compile_network(graph, lettered(draw)).plain
     for latency_s, bytes_per_s, launch_s in ((1e-4, 1e7, 1e-6), (1e-6, 1e10, 1e-5), (0.0, 1e15, 1e-3)):
         machine = a_machine(latency_s, bytes_per_s, launch_s)
         chosen = overlapped(program, machine, "float32")
@@ -158,7 +167,7 @@ def test_what_is_chosen_is_not_slower(seed: int) -> None:
 def test_halos_are_started_where_the_link_is_slow_and_launches_are_cheap() -> None:
     module = torch.nn.Sequential(*(torch.nn.Conv2d(16, 16, 3, padding=1) for _ in range(3)))
     graph, _ = graph_of(module, (torch.zeros(2, 16, 64, 512),), name="net")
-    program = without_flights(compile_network(graph, Grid((("H", 2),))).program)
+    program = compile_network(graph, Grid((("H", 2),))).plain
     slow, costly = a_machine(1e-4, 1e8, 1e-7), a_machine(1e-8, 1e12, 1e-2)
     assert all(row.early == 0 for row in overlapped(program, slow, "float32").rows if row.fetch[0])
     assert all(row.early is None for row in overlapped(program, costly, "float32").rows)
@@ -169,12 +178,13 @@ def test_halos_are_started_where_the_link_is_slow_and_launches_are_cheap() -> No
 def test_a_plan_by_its_timeline_is_not_longer() -> None:
     convs = [nn.Conv2d(c, 32, 3, padding=1, stride=s) for c, s in ((8, 1), (32, 2), (32, 1))]
     graph = graph_of(nn.Sequential(*convs), (torch.zeros(4, 8, 32, 32),), name="net")[0]
-    machine, found = a_machine(1e-6, 2e9), list[Overlapped]()
-    compiled, plan = plan_graph(graph, 4, machine, timelines=found)
-    assert plan is found[-1].plan
-    assert simulate(compiled.program, machine, "float32").end_s == pytest.approx(found[-1].seconds)
+    machine = a_machine(1e-6, 2e9)
+    compiled, plan = plan_graph(graph, 4, machine, by_step=True)
+    assert plan.step is not None
+    assert simulate(compiled.program, machine, "float32").end_s == pytest.approx(plan.step.overlapped)
     _, plain = plan_graph(graph, 4, machine)
-    assert found[-1].seconds <= seconds_of(plain, machine, "float32") == pytest.approx(found[-1].by_sums)
+    assert plain.step is None
+    assert plan.step.overlapped <= seconds_of(plain, machine, "float32") == pytest.approx(plan.step.by_sums)
     assert plan.seconds == pytest.approx(program_cost(plan.program, machine, "float32").seconds)
 
 
@@ -256,6 +266,10 @@ def test_a_layer_is_simulated_as_it_is_compiled(tmp_path: Path) -> None:
     text = (tmp_path / "a" / "schedule.txt").read_text()
     waits = [line.split("%")[1] for line in text.splitlines() if line.strip().startswith("wait")]
     assert waits and set(waits) == {s["step"] for s in numbers["steps"]}
+    again = convgen("compile", layer, "--overlap", "--schedule", tmp_path / "a" / "schedule.txt", "--emit", "schedule")
+    assert again.stdout == text
+    words = ("simulate", layer, "--machine", machine, "--schedule", tmp_path / "a" / "schedule.txt", "--json")
+    assert json.loads(convgen(*words).stdout) == numbers
     done = convgen("compile", layer, "--overlap", "--target", "cuda")
     assert isinstance(done.exception, InputError) and "--target" in str(done.exception)
 

@@ -27,7 +27,8 @@ def block(lo: Number, hi: Number, parts: int, index: Number) -> tuple[Number, Nu
     """
     size = (hi - lo) // parts
     extra = (hi - lo) % parts
-    start = lo + index * size + np.minimum(index, extra)
+    least: Any = min if isinstance(index, int) and isinstance(extra, int) else np.minimum  # numpy is slow on numbers
+    start = lo + index * size + least(index, extra)
     return plain(start), plain(start + size + (index < extra))
 
 
@@ -72,5 +73,6 @@ def span(
     count = group_hi - group_lo
     # Inside a group only where a rank has one: then the interval is a part of that group.
     start = group_lo * unit + lo
-    end = start + np.maximum(count - 1, 0) * unit + (hi - lo) * (count > 0)
+    most_of: Any = max if isinstance(count, int) else np.maximum
+    end = start + most_of(count - 1, 0) * unit + (hi - lo) * (count > 0)
     return plain(start), plain(end)

@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from convgen.algebra.notation import entry_text
+
 Axes = tuple[str, ...]
 
 
@@ -69,9 +71,6 @@ class Layout:
         )
 
     def __str__(self) -> str:
-        entries = [
-            ("*" if not axes else axes[0] if len(axes) == 1 else "(" + ",".join(axes) + ")") + (str(window or ""))
-            for axes, window in zip(self.axes, self.windows, strict=True)
-        ]
+        entries = [entry_text(a) + str(w or "") for a, w in zip(self.axes, self.windows, strict=True)]
         text = f"{self.tensor}[{', '.join(entries)}]"
         return text + (f" partial({','.join(self.partial)})" if self.partial else "")

@@ -14,6 +14,7 @@ this file in them.
 | Reverse | n - 1 - o: flip |
 | Cyclic | (o - by) mod n: circular padding, roll |
 | Table | what a table says: interpolation, reflection; anything that ATen's own operator says of unit vectors |
+| Through | what the rows of another relation read: two rows of a network as one |
 | Blocks | block number o of `extent` rows by the block rule; its inverse, BlockOf, the number of the block of row o |
 
 Source: Dumoulin & Visin, arXiv:1603.07285, section 4 (Taps, ReadBy); DESIGN section 10.
@@ -67,6 +68,30 @@ class Relation(ABC):
         """The interval of the tensor's rows that holds all rows of a window: its one part, unless rows come round."""
         ((first, last, _),) = self.fold(lo, hi, extent)
         return first, last
+
+    def inside(self, lo: int, hi: int, held: tuple[int, int], extent: int) -> tuple[int, int]:
+        """Of `[lo, hi)` the longest run that reads nothing but rows that are held.
+
+        Example:
+            >>> Taps(kernel=3, pad=1).inside(0, 4, (0, 4), 8)
+            (0, 3)
+        """
+
+        def are_inside(a: int, b: int) -> bool:
+            first, last = self.hull(*self.window(a, b), extent)
+            return first >= last or (first >= held[0] and last <= held[1])
+
+        while lo < hi and not are_inside(lo, lo + 1):
+            lo += 1
+        while lo < hi and not are_inside(hi - 1, hi):
+            hi -= 1
+        if lo == hi or are_inside(lo, hi):
+            return lo, hi
+        best, start = (lo, lo), lo
+        for o in range(lo, hi + 1):  # rows of padding alone, behind those that a neighbour has, are no part of it
+            if o == hi or not are_inside(o, o + 1):
+                best, start = max(best, (start, o), key=lambda run: run[1] - run[0]), o + 1
+        return best
 
 
 def _least(a: Any, b: Any) -> Any:
@@ -338,6 +363,32 @@ class BlockOf(Relation):
     def _of(self, lo: int, hi: int) -> tuple[int, int]:
         lo, hi = max(lo, 0), min(hi, self.blocks.extent)
         return (self.blocks.number(lo), self.blocks.number(hi - 1) + 1) if hi > lo else (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Through(Relation):
+    """Row o reads what the rows that `first` reads read by `then`: two operations one behind the other, of which the
+    tensor between has `extent` rows. Rows between that lie outside of it read nothing.
+
+    Example:
+        >>> Through(Taps(kernel=3, pad=1), 8, Taps(kernel=3, pad=1)).window(0, 4)  # of row -1 between nothing is read
+        (-1, 6)
+    """
+
+    first: Relation
+    extent: int
+    then: Relation
+
+    @property
+    def inverse(self) -> Relation:
+        return Through(self.then.inverse, self.extent, self.first.inverse)
+
+    def row(self, o: int) -> Sequence[int]:
+        between = {m for m in self.first.row(o) if 0 <= m < self.extent}
+        return sorted({row for m in between for row in self.then.row(m)})
+
+    def window(self, lo: Number, hi: Number) -> tuple[Number, Number]:
+        return self.then.window(*self.first.hull(*self.first.window(lo, hi), self.extent))
 
 
 def _by_integers(of: Any, lo: Any, hi: Any) -> tuple[Any, Any]:

@@ -15,6 +15,7 @@ from convgen.algebra.blocks import groups_left
 from convgen.algebra.conv import Conv
 from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes, Layout
+from convgen.algebra.notation import roles_text
 from convgen.algebra.space import Space
 from convgen.errors import InputError, Note
 
@@ -36,8 +37,7 @@ class Roles:
         return ()
 
     def __str__(self) -> str:
-        text = " ".join(f"{role}={a[0] if len(a) == 1 else '(' + ','.join(a) + ')'}" for role, a in self.nests)
-        return (text or "none") + (" rows=input" if self.rows == "input" else "")
+        return (roles_text(self.nests) or "none") + (" rows=input" if self.rows == "input" else "")
 
 
 def nest(roles: Iterable[tuple[str, str]], rows: Rows = "output") -> Roles:

@@ -68,7 +68,7 @@ def layer_options(command: Any) -> Any:
 def schedule_options(command: Any) -> Any:
     """Options that take a schedule, or how it is made, in one's own hands."""
     for option in (
-        click.option("--schedule", metavar="FILE", help="An edited schedule of the layer: verified, and used."),
+        click.option("--schedule", metavar="FILE", help="An edited schedule of the layer, or network: verified, used."),
         click.option(
             "--pass", "passes", multiple=True, metavar="NAME{OPTION=VALUE}",
             help="Options of a pass, e.g. 'fuse-layouts{least_part=32}'.",
@@ -147,7 +147,7 @@ def compile_files(
         except InputError as error:
             raise locate(error, layer.source) from None
         one = replace(one, options=options)
-        compiled.append(one if schedule is None else one.with_schedule(_read_text(schedule), schedule))
+        compiled.append(one if schedule is None else one.with_schedule(read_schedule(schedule), schedule))
     _refuse_same_names(compiled)
     return _with_measured(compiled, quiet=measured == "quietly") if measured else compiled
 
@@ -160,8 +160,8 @@ def _check_there(file: str) -> None:
         read_yaml(file)
 
 
-def _read_text(file: str) -> str:
-    """A file's text. Raises InputError: it can't be read."""
+def read_schedule(file: str) -> str:
+    """Text of `--schedule`. Raises InputError: it can't be read."""
     try:
         return Path(file).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from convgen.commands.inputs import need, parse_grid
+from convgen.commands.inputs import need, parse_grid, read_schedule
 from convgen.errors import InputError
 from convgen.spec.graph_reader import is_graph_file
 from convgen.spec.network_plan import is_plan_file, read_plan
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from convgen.network_compiler import CompiledNetwork
 
 LAYERS_ONLY = {
-    "schedule": "is of one layer",
     "passes": "is of a layer's passes",
     "dump_ir": "prints what a layer's passes make",
     "time_passes": "times a layer's passes",
@@ -65,12 +64,14 @@ def compile_graphs(
     overlap: Machine | None = None,
     statistics: str | None = None,
     recompute: str | None = None,
+    schedule: str | None = None,
     **others: Any,
 ) -> list[CompiledFile]:
-    """Every network of the files, laid out by the letters of the grid, by price, or as a plan says.
+    """Every network of the files, laid out by the letters of the grid, by price, or as a plan or a program's text says.
 
     Args:
         overlap: the machine for which it is chosen what travels meanwhile; by default the one that is modelled.
+        schedule: file of a program's text, for one network.
         others: options that layers have; refused where they are given.
     """
     name = files[0]
@@ -79,34 +80,33 @@ def compile_graphs(
         raise InputError(f"--target {target}: networks are compiled for cpu", hint="without --target")
     if machine is not None and algorithm != "auto":
         raise InputError("--machine is what --algorithm auto models", hint="--algorithm auto, or without --machine")
-    if grid is None and not all(map(is_plan_file, files)):
+    plans = [file for file in files if is_plan_file(file)]
+    options = {"--grid": grid, "--algorithm": algorithm, "--statistics": statistics, "--recompute": recompute}
+    _refuse_twice(files, plans, schedule, [flag for flag, value in options.items() if value is not None])
+    if grid is None and schedule is None and len(plans) < len(files):
         fact = f"{name} is a network, and says no grid: its dimensions' letters are N, C, F, D, H and W"
         raise InputError(fact, hint="--grid N=2,H=2")
     need("torch", "a network's operators are ATen's, which needs torch")
     from convgen.algebra.grid import Grid
     from convgen.cost.machines import load_machine
-    from convgen.network_compiler import compile_network, compile_plan
+    from convgen.network_compiler import compile_network, compile_plan, compile_text
+    from convgen.plan.program.edited import read_text
     from convgen.spec.graph_edit import with_dtype
     from convgen.spec.graph_file import read_constants, read_graph
     from convgen.spec.network_module import read_network_graph
 
     axes = parse_grid(grid, "N=2,H=2") if grid is not None else {}
     chosen = load_machine(machine) if machine is not None else None
-    named = (("algorithm", algorithm), ("machine", machine), ("dtype", dtype), ("statistics", statistics))
-    named = (*named, ("recompute", recompute))
+    named = {
+        "algorithm": algorithm, "machine": machine, "dtype": dtype, "statistics": statistics, "recompute": recompute,
+        "schedule": schedule and Path(schedule).name,
+    }  # fmt: skip
     said = f" --grid {','.join(f'{a}={n}' for a, n in axes.items())}" * bool(axes)
-    said += "".join(f" --{k} {v}" for k, v in named if v)
+    said += "".join(f" --{k} {v}" for k, v in named.items() if v)
     found: list[CompiledFile] = []
     seen: dict[str, str] = {}
     for file in files:
-        plan = read_plan(file) if is_plan_file(file) else None
-        given = (("--grid", grid), ("--algorithm", algorithm), ("--statistics", statistics))
-        given = (*given, ("--recompute", recompute))
-        if plan is not None and any(value is not None for _, value in given):
-            flag = next(flag for flag, value in given if value is not None)
-            raise InputError(
-                f"{flag}: {file} is a plan, which says the layout and the statistics", hint=f"without {flag}"
-            )
+        plan = read_plan(file) if file in plans else None
         beside = file if plan is None else str(Path(file).parent / plan.graph)
         graph = read_network_graph(beside) if is_network_file(beside) else read_graph(beside)
         if graph.name in seen:
@@ -118,7 +118,9 @@ def compile_graphs(
             graph = with_dtype(graph, dtype)
         try:
             command = f"convgen compile {Path(file).name}{said}"
-            if plan is not None:
+            if schedule is not None:
+                made = compile_text(graph, read_text(read_schedule(schedule), schedule), command=command)
+            elif plan is not None:
                 made = compile_plan(graph, plan, overlap=overlap, command=command)
             else:
                 where = Grid(tuple(axes.items()))
@@ -143,6 +145,21 @@ def _refuse(file: str, options: Mapping[str, Any]) -> None:
         if options.get(name) and options[name] != DEFAULTS.get(name):
             flag = FLAGS.get(name, f"--{name}")
             raise InputError(f"{flag} {why}; {file} is a network's graph", hint=f"without {flag}")
+
+
+def _refuse_twice(files: Sequence[str], plans: Sequence[str], schedule: str | None, flags: Sequence[str]) -> None:
+    """What says the layout, beside another that does.
+
+    Args:
+        plans: those of the files that are.
+        flags: that are given, and say it too.
+    """
+    if schedule is not None and (len(files) != 1 or plans):
+        fact = f"--schedule is of one network's graph, {f'{plans[0]} is a plan' if plans else f'here are {len(files)}'}"
+        raise InputError(fact, hint="convgen compile GRAPH --schedule FILE")
+    if flags and (plans or schedule is not None):
+        said_by = f"{plans[0]} is a plan" if plans else f"{schedule} is a program's text"
+        raise InputError(f"{flags[0]}: {said_by}, which says the layout and the statistics", hint=f"without {flags[0]}")
 
 
 # ---- convgen compile ----
@@ -172,7 +189,7 @@ def compile_networks(
 
 def _one_rows(
     files: Sequence[str], *, grid: str | None, algorithm: str | None, dtype: str | None, target: str | None,
-    machine: str | None, statistics: str | None, **others: Any,
+    machine: str | None, statistics: str | None, schedule: str | None, **others: Any,
 ) -> list[CompiledFile]:  # fmt: skip
     if are_graphs(files):
         raise InputError(f"--overlap is of layers: {files[0]} is a network, which overlaps", hint="without --overlap")
@@ -180,12 +197,16 @@ def _one_rows(
     for flag, value in (("--target", target if target != "cpu" else None), ("--statistics", statistics)):
         if value is not None:
             raise InputError(f"{flag} {value}: with --overlap a layer is a network for cpu", hint=f"without {flag}")
+    if schedule is not None and machine is not None:
+        fact = f"--machine chooses what travels meanwhile, and {schedule} says it"
+        raise InputError(fact, hint="without --machine")
     from convgen.commands.one_row import compile_one_rows
     from convgen.cost.machines import load_machine
 
     chosen = load_machine(machine) if machine is not None else None
-    command = f"convgen compile --overlap {Path(files[0]).name}" + f" --machine {machine}" * (machine is not None)
-    return compile_one_rows(list(files), grid, algorithm, dtype, chosen, command)
+    said = {"machine": machine, "schedule": schedule and Path(schedule).name}
+    command = f"convgen compile --overlap {Path(files[0]).name}" + "".join(f" --{k} {v}" for k, v in said.items() if v)
+    return compile_one_rows(list(files), grid, algorithm, dtype, chosen, command, schedule)
 
 
 def _echo_cost(found: Sequence[CompiledFile], as_json: bool) -> None:

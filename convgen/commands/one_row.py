@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from convgen.commands.inputs import need, read_files
+from convgen.commands.inputs import need, read_files, read_schedule
 from convgen.errors import InputError
 from convgen.spec.source import locate
 
@@ -21,28 +21,42 @@ NOTE = "as a network of one row: convgen compile --overlap writes it"
 
 
 def compile_one_rows(
-    files: list[str], grid: str | None, algorithm: str | None, dtype: str | None, machine: Machine | None, command: str
+    files: list[str],
+    grid: str | None,
+    algorithm: str | None,
+    dtype: str | None,
+    machine: Machine | None,
+    command: str,
+    schedule: str | None = None,
 ) -> list[CompiledFile]:
     """Every layer of the files.
 
     Args:
         grid, algorithm, dtype: for a CSV of layers.
         machine: for which it is chosen what travels meanwhile, and which `auto` models.
+        schedule: file of the network's text, for one layer.
     """
     need("torch", "a network's operators are ATen's, which needs torch")
     from convgen.commands.networks import CompiledFile
-    from convgen.network_compiler import compile_network
+    from convgen.network_compiler import compile_network, compile_text
+    from convgen.plan.program.edited import read_text
     from convgen.spec.network_module import layer_graph
 
     found: list[CompiledFile] = []
-    for layer in read_files(files, grid, algorithm, dtype, None):
+    layers = read_files(files, grid, algorithm, dtype, None)
+    if schedule is not None and len(layers) != 1:
+        raise InputError(f"--schedule is of one layer, here are {len(layers)}", hint="a YAML file of one layer")
+    for layer in layers:
         try:
             graph = layer_graph(layer)
             auto = layer.algorithm == "auto"
-            made = compile_network(
-                graph, layer.grid, layer.algorithm, machine=machine if auto else None, overlap=machine,
-                command=command, of_inputs=True,
-            )  # fmt: skip
+            if schedule is not None:
+                made = compile_text(graph, read_text(read_schedule(schedule), schedule), command=command)
+            else:
+                made = compile_network(
+                    graph, layer.grid, layer.algorithm, machine=machine if auto else None, overlap=machine,
+                    command=command, of_inputs=True,
+                )  # fmt: skip
         except InputError as error:
             raise locate(error, layer.source) from None
         found.append(CompiledFile(str(Path(files[0])), made, {}))

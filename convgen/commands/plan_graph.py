@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from convgen.algebra.grid import Grid
     from convgen.cost.machine import Machine
     from convgen.network_compiler import CompiledNetwork
-    from convgen.plan.program.by_timeline import Overlapped
     from convgen.spec.graph import Graph
 
 
@@ -76,10 +75,9 @@ def plan_graph_file(
         graph = replace(graph, batch=batch)
     chosen = load_machine(machine)
     budget = None if memory is None else round(memory * GIB)
-    timelines: list[Overlapped] | None = [] if overlapped else None
     try:
         with telling(ranks) as told:
-            compiled, found = plan_graph(graph, ranks, chosen, grid, budget, statistics, recompute, told, timelines)
+            compiled, found = plan_graph(graph, ranks, chosen, grid, budget, statistics, recompute, told, overlapped)
     except InputError as error:
         raise locate(error, graph.source_file) from None
     if explain is not None:
@@ -88,12 +86,12 @@ def plan_graph_file(
         click.echo(json.dumps(planned_json(compiled, found, chosen), indent=1))
     else:
         click.echo(planned_text(compiled, found, chosen))
-        if timelines:
-            took, sums = timelines[-1].seconds * 1e3, timelines[-1].by_sums * 1e3
-            click.echo(f"with what travels meanwhile: {took:.3f} ms; the plan of the least sum: {sums:.3f} ms")
+        if found.step is not None:
+            took, sums = (f"{seconds * 1e3:.3f} ms" for seconds in found.step)
+            click.echo(f"with what travels meanwhile: {took}; the plan of the least sum: {sums}")
     if output is not None:
         beside = os.path.relpath(Path(file).absolute(), output.absolute().parent)
-        plan = plan_of(found.program, Path(beside).as_posix(), chosen.name, found.seconds, statistics)
+        plan = plan_of(compiled.program, Path(beside).as_posix(), chosen.name, found.seconds)
         size = f" --batch {batch}" * (batch is not None)
         size += (f" --memory {memory:g}" if memory is not None else "") + " --recompute" * recompute
         size += " --overlapped" * overlapped

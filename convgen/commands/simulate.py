@@ -21,6 +21,7 @@ from convgen.files import write_file
 @click.option("--grid", help="Axes and ranks, e.g. N=2,H=2; a plan says its own.")
 @click.option("--algorithm", help="A named algorithm, or auto; by default that of the grid's letters.")
 @click.option("--dtype", help="Of the network, its own by default.")
+@click.option("--schedule", metavar="FILE", help="A network's program as compile prints it, or edited.")
 @click.option(
     "--links",
     type=click.Choice(("shared", "each")),
@@ -50,7 +51,6 @@ def simulate_command(
     from convgen.cost.timeline import simulate
     from convgen.explain.measured import measured_text, read_measured
     from convgen.explain.timeline import timeline_json, timeline_text, trace
-    from convgen.network_compiler import without_flights
 
     recorded = None if measured is None else read_measured(Path(measured))
     if recorded is not None and as_json:
@@ -70,7 +70,7 @@ def simulate_command(
     program, dtype = one.compiled.program, one.compiled.dtype
     share: Any = links
     found = simulate(program, chosen, dtype, links=share, of_inputs=of_inputs)
-    plain = simulate(without_flights(program), chosen, dtype, links=share, of_inputs=of_inputs)
+    plain = simulate(one.compiled.plain, chosen, dtype, links=share, of_inputs=of_inputs)
     title = f"{program.name} on {program.grid}, {chosen.name}, {dtype}: a step of training"
     title += f", {NOTE}" * of_inputs
     page = None

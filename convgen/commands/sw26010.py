@@ -11,6 +11,7 @@ from convgen.commands.sw26010_scale import (
     io_command,
     network_command,
     packing_command,
+    profile_command,
 )
 
 
@@ -22,5 +23,6 @@ def sw26010() -> None:
 for command in (
     gemm_command, conv_command, transform_command, pool_command, dma_command, table2_command, latency_command,
     allreduce_command, io_command, packing_command, network_command,
+    profile_command,
 ):  # fmt: skip
     sw26010.add_command(command)

@@ -16,6 +16,7 @@ from convgen.files import write_file
 @click.command("table2")
 @click.option("--fit", "layers", default="conv1_2,conv4_1", show_default=True, help="Layers to fit the constants to.")
 @click.option("--choices", is_flag=True, help="What every choice of two fitted layers gives, instead.")
+@click.option("--causes", is_flag=True, help="What each cause in the model is worth, instead.")
 @click.option("--json", "as_json", is_flag=True, help="The numbers as JSON.")
 @click.option(
     "--plot", type=Picture(), metavar="FILE", help="Draw predicted against published times, and the roofline."
@@ -26,16 +27,25 @@ from convgen.files import write_file
     metavar="FILE",
     help="Write a rates file with these constants (tuning/sw26010/rates.json).",
 )
-def table2_command(layers: str, choices: bool, as_json: bool, plot: Path | None, write: Path | None) -> None:
+def table2_command(
+    layers: str, choices: bool, causes: bool, as_json: bool, plot: Path | None, write: Path | None
+) -> None:
     """Table 2 of swCaffe: constants fitted on two layers, the others predicted."""
     from convgen.sw26010.machine.rates import rates_json, taken_rates
+    from convgen.sw26010.table2.causes import causes_json, causes_text
     from convgen.sw26010.table2.cells import cells, read_table2, score_of
     from convgen.sw26010.table2.fit import fit, leave_one_layer_out
-    from convgen.sw26010.table2.report import choices_text, table2_json, table2_text
+    from convgen.sw26010.table2.report import choices_json, choices_text, table2_json, table2_text
 
     taken = taken_rates()
-    if choices:
-        click.echo(choices_text(taken))
+    if choices or causes:
+        if plot is not None or write is not None:
+            raise InputError("--choices and --causes print a table alone", hint="without --plot and --write")
+        if as_json:
+            found = {"choices": choices_json(taken)} if choices else {}
+            click.echo(json.dumps({**found, "causes": causes_json(taken)} if causes else found, indent=1))
+        else:
+            click.echo("\n\n".join([choices_text(taken)] * choices + [causes_text(taken)] * causes))
         return
     chosen = [name.strip() for name in layers.split(",")]
     known = [row.name for row in read_table2()]

@@ -116,12 +116,12 @@ def io_command(
 @click.option("--batch", metavar="N,...", help="Samples of a node.  [default: the paper's, or the file's]")
 @click.option("--nodes", type=click.IntRange(1, MOST_PROCESSES), default=1, show_default=True, help="A power of two.")
 @click.option(
-    "--plans", type=click.Choice(["model", "explicit"]), default="model", show_default=True,
-    help="Of convolutions: the faster by the model, or as the public code trains on four core groups.",
+    "--plans", type=click.Choice(["model", "explicit", "caffe"]), default="model", show_default=True,
+    help="Of convolutions: the faster by the model, or explicit alone; caffe: all layers as in the public profiles.",
 )  # fmt: skip
 @click.option("--layers", is_flag=True, help="And every layer.")
 @click.option("--json", "as_json", is_flag=True, help="The numbers as JSON.")
-@click.option("--plot", type=Picture(), metavar="FILE", help="Draw images a second from one node to --nodes.")
+@click.option("--plot", type=Picture(), metavar="FILE", help="Draw speedups and shares of communication up to --nodes.")
 def network_command(
     files: tuple[str, ...], batch: str | None, nodes: int, plans: Any, layers: bool, as_json: bool, plot: Path | None
 ) -> None:
@@ -139,6 +139,28 @@ def network_command(
     click.echo(json.dumps(found, indent=1) if as_json else found)
     if plot is not None:
         scaling_page(networks, batches, nodes, plans).save(plot)
+        click.echo(str(plot), err=True)
+
+
+@click.command("profile")
+@click.argument("files", nargs=-1, required=True, metavar="NETWORK...")
+@click.option("--convolutions", is_flag=True, help="And every shape of convolution.")
+@click.option("--json", "as_json", is_flag=True, help="The numbers as JSON.")
+@click.option("--plot", type=Picture(), metavar="FILE", help="Draw the first network's milliseconds by kind of layer.")
+def profile_command(files: tuple[str, ...], convolutions: bool, as_json: bool, plot: Path | None) -> None:
+    """Public profiles of swCaffe's layers beside the mesh's programs, and beside Caffe's own layers as counted.
+
+    NETWORK is a network file of alexnet_bn, vgg16, googlenet or resnet50.
+    """
+    from convgen.sw26010.training.profile_report import compare, profile_json, profile_page, profile_text
+
+    compared = [compare(file) for file in files]
+    if as_json:
+        click.echo(json.dumps(profile_json(compared, convolutions=convolutions), indent=1))
+    else:
+        click.echo(profile_text(compared, convolutions=convolutions))
+    if plot is not None:
+        profile_page(compared[0]).save(plot)
         click.echo(str(plot), err=True)
 
 

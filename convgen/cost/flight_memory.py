@@ -23,7 +23,7 @@ from convgen.cost.network import bucket_elements, element_bytes
 from convgen.program.chunks import blocks_of, brought, dimension
 from convgen.program.flow import Start, backward
 from convgen.program.network import Program
-from convgen.program.rows import PlacedRow, index_sets
+from convgen.program.rows import PlacedRow, at_rank, index_sets
 
 Interval = tuple[int, int]
 
@@ -43,38 +43,20 @@ def strip_elements(row: PlacedRow, k: int, grid: Grid, rank: int) -> int:
         (index,) = made.indices
         spans = sets.split(Dim(index, signature.extent[index]), dict(row.roles).get(index, ()))
         lo, hi = (int(side[rank]) for side in spans)
-        first, last = _inner(row, k, d, (lo, hi), (int(held[d, 0]), int(held[d, 1])))
+        own = int(held[d, 0]), int(held[d, 1])
+        first, last = made.relation.inside(lo, hi, own, operand.shape[d])
         others = prod(n for e, n in enumerate(sizes) if e != d)
         total += others * sum(_rows(row, k, d, side) for side in ((lo, first), (last, hi)))
         sizes[d] = _rows(row, k, d, (first, last))
     return total
 
 
-def _inner(row: PlacedRow, k: int, d: int, block: Interval, held: Interval) -> Interval:
-    """Of a block of an index, the rows that read nothing but what the rank has."""
-    lo, hi = block
-
-    def outside(o: int) -> bool:
-        first, last = _hull(row, k, d, (o, o + 1))
-        return first < last and (first < held[0] or last > held[1])
-
-    while lo < hi and outside(lo):
-        lo += 1
-    while lo < hi and outside(hi - 1):
-        hi -= 1
-    return lo, hi
-
-
 def _rows(row: PlacedRow, k: int, d: int, block: Interval) -> int:
     """Rows of an operand that a block of the index reads."""
-    first, last = _hull(row, k, d, block)
-    return max(last - first, 0) if block[1] > block[0] else 0
-
-
-def _hull(row: PlacedRow, k: int, d: int, block: Interval) -> Interval:
     relation, extent = row.signature.inputs[k].dims[d].relation, row.signature.inputs[k].shape[d]
     assert relation is not None
-    return relation.hull(*relation.window(*block), extent)
+    first, last = relation.hull(*relation.window(*block), extent)
+    return max(last - first, 0) if block[1] > block[0] else 0
 
 
 def is_in_pieces(row: PlacedRow) -> bool:
@@ -84,16 +66,10 @@ def is_in_pieces(row: PlacedRow) -> bool:
 
 def result_elements(row: PlacedRow, grid: Grid, rank: int) -> int:
     """Of what local code makes, on a rank."""
-    at = {i: _block(row, i, grid, rank) for i, _ in row.signature.extents}
+    at = {i: hi - lo for i, (lo, hi) in at_rank(row, grid, rank).blocks.items()}
     (result,) = row.signature.results
     return prod(prod(at[i] for i in made.indices) if made.indices else n
                 for made, n in zip(result.dims, result.shape, strict=True))  # fmt: skip
-
-
-def _block(row: PlacedRow, index: str, grid: Grid, rank: int) -> int:
-    axes = dict(row.roles).get(index, ())
-    lo, hi = index_sets(row.signature, grid).split(Dim(index, row.signature.extent[index]), axes)
-    return int(hi[rank] - lo[rank])
 
 
 def packed_bytes(program: Program, rank: int) -> dict[int, int]:

@@ -1,28 +1,40 @@
 """A link that several lanes share, in time: each lane's transfers one after the other, lanes at once.
 
-Where lanes share the link, each of those at work gets an equal part of it, as flows of one connection do; else none
-slows another down.
+A transfer begins with its latencies, which slow nobody down; then its bytes move. Where lanes share the link, each of
+those whose bytes move gets an equal part of it, as flows of one connection do; else none slows another down.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Share = Literal["shared", "each"]
 
 
 @dataclass
 class Transfer:
-    """Seconds that it takes alone; when it was asked for, began and ended."""
+    """Seconds that it takes alone, those of its latencies first; when it was asked for, began and ended."""
 
     name: str
     lane: str
     seconds: float
+    latency_s: float
     asked_s: float
     start_s: float = -1.0
     end_s: float = -1.0
-    left: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.waits_s = self.latency_s
+        self.left_s = self.seconds - self.latency_s
+
+
+class Event(NamedTuple):
+    """When a transfer's latencies are over, or its bytes."""
+
+    when_s: float
+    of: Transfer
+    is_latency: bool
 
 
 @dataclass
@@ -33,21 +45,23 @@ class Link:
     now: float = 0.0
     lanes: dict[str, list[Transfer]] = field(default_factory=dict[str, "list[Transfer]"])
 
-    def add(self, name: str, lane: str, seconds: float, at: float) -> Transfer:
-        """Put a transfer into its lane."""
+    def add(self, name: str, lane: str, seconds: float, at: float, latency_s: float = 0.0) -> Transfer:
+        """Put a transfer into its lane.
+
+        Args:
+            latency_s: at most `seconds`.
+        """
         self.until(at)
-        found = Transfer(name, lane, seconds, at, left=seconds)
+        found = Transfer(name, lane, seconds, min(latency_s, seconds), at)
         self.lanes.setdefault(lane, []).append(found)
         return found
 
     def until(self, at: float) -> None:
         """Let transfers go on until a moment."""
         while self.now < at and (first := self._next()):
-            end, transfer = first
-            step = min(end, at)
-            self._advance(step)
-            if end <= at:
-                self._over(transfer)
+            self._advance(min(first.when_s, at))
+            if first.when_s <= at:
+                self._reached(first)
         self.now = max(self.now, at)
 
     def finish(self, wanted: Transfer) -> float:
@@ -55,32 +69,42 @@ class Link:
         while wanted.end_s < 0:
             first = self._next()
             assert first is not None
-            end, transfer = first
-            self._advance(end)
-            self._over(transfer)
+            self._advance(first.when_s)
+            self._reached(first)
         return wanted.end_s
 
     def _heads(self) -> list[Transfer]:
         return [queue[0] for queue in self.lanes.values() if queue]
 
     def _rate(self) -> float:
-        return 1 / max(len(self._heads()), 1) if self.share == "shared" else 1.0
+        moving = sum(one.waits_s <= 0 for one in self._heads())
+        return 1 / max(moving, 1) if self.share == "shared" else 1.0
 
-    def _next(self) -> tuple[float, Transfer] | None:
-        """Which transfer is over first as things are, and when."""
-        heads = self._heads()
+    def _next(self) -> Event | None:
+        """What is over first as things are."""
+        heads, rate = self._heads(), self._rate()
         for one in heads:
             if one.start_s < 0:
                 one.start_s = max(self.now, one.asked_s)
-        ends = [(self.now + one.left / self._rate(), i) for i, one in enumerate(heads)]
-        return (min(ends)[0], heads[min(ends)[1]]) if ends else None
+        events = [
+            Event(self.now + (one.waits_s if one.waits_s > 0 else one.left_s / rate), one, one.waits_s > 0)
+            for one in heads
+        ]
+        return min(events, key=lambda event: event.when_s, default=None)
 
     def _advance(self, at: float) -> None:
-        done = (at - self.now) * self._rate()
+        passed, rate = at - self.now, self._rate()
         for one in self._heads():
-            one.left = max(one.left - done, 0.0)
+            if one.waits_s > 0:
+                one.waits_s -= passed
+            else:
+                one.left_s = max(one.left_s - passed * rate, 0.0)
         self.now = at
 
-    def _over(self, transfer: Transfer) -> None:
+    def _reached(self, event: Event) -> None:
+        transfer = event.of
+        if event.is_latency:
+            transfer.waits_s = 0.0  # exactly: by rounding it may be next to nothing
+            return
         transfer.end_s = self.now
         self.lanes[transfer.lane].pop(0)

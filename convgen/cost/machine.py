@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 
 from convgen.algebra.redistribute import Kind
 from convgen.cost.collectives import RINGS, Collectives
@@ -59,6 +60,14 @@ class Machine:
     collectives: Collectives = RINGS
     misfits: tuple[Misfit, ...] = ()
     probes: tuple[Probe, ...] = ()
+
+    @property
+    def without_bytes(self) -> Machine:
+        """The same with links that take nothing but latencies."""
+        levels = tuple(
+            replace(one, bytes_per_s=inf, shared_bytes_per_s=one.shared_bytes_per_s and inf) for one in self.levels
+        )
+        return replace(self, levels=levels, memory_bytes_per_s=inf)
 
     def flops_per_s(self, dtype: str) -> float:
         """What convolutions reach in this dtype."""

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from convgen.algebra.blocks import block
 from convgen.algebra.grid import Grid
 from convgen.algebra.index_sets import volume as volume_of
-from convgen.algebra.layout import Axes
 from convgen.cost.moving import Counts, sent_elements
+from convgen.cost.traffic import all_reduced
 from convgen.program.chunks import shares
 from convgen.program.flow import GRADIENTS, Flow, Start, backward, forward, is_of_operand
 from convgen.program.network import FLOATS, Bucket, Moved, Program
@@ -87,16 +86,6 @@ def chunk_record(program: Program, start: Start) -> dict[str, Any]:
 
 def _part_of(counts: Counts, share: NDArray[np.float64]) -> Counts:
     return np.rint(counts * share).astype(np.int64)
-
-
-def all_reduced(grid: Grid, over: Axes, counts: Counts) -> Counts:
-    """What each rank sends in an all-reduce of so many elements, by the block rule over them."""
-    place = np.zeros(grid.ranks, dtype=np.int64)
-    for axis in grid.ordered(over):
-        place = place * grid.sizes[axis] + grid.coordinates[axis]
-    ranks = grid.over(over)
-    lo, hi = block(np.zeros_like(counts), counts, ranks, place)
-    return counts + (ranks - 2) * (hi - lo)
 
 
 def bucket_elements(program: Program, moved: Iterable[Moved]) -> Counts:

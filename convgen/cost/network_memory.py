@@ -25,10 +25,9 @@ from typing import Any
 
 import numpy as np
 
-from convgen.algebra.grid import Grid
+from convgen.algebra.blocks import span
 from convgen.algebra.index_sets import IndexSets
 from convgen.algebra.layout import Layout
-from convgen.algebra.signature import Made
 from convgen.algebra.wants import layout
 from convgen.cost.convolution_copies import copies
 from convgen.cost.flight_memory import (
@@ -42,12 +41,11 @@ from convgen.cost.network import element_bytes
 from convgen.late import torch
 from convgen.operations.calls import Elementwise
 from convgen.operations.convolution import Convolution
-from convgen.operations.row import At
 from convgen.operations.rows import Concatenate
 from convgen.operations.transposed import TransposedConvolution
 from convgen.operations.views import Permute, View
 from convgen.program.network import Program, Stretch
-from convgen.program.rows import Chain, PlacedRow, index_sets
+from convgen.program.rows import Chain, PlacedRow, at_rank, index_sets
 
 Kept = tuple[str, int]  # a root's name, bytes
 
@@ -108,7 +106,9 @@ class MemoryWalk:
         value, n = self.program.values[name], 1
         at = {a: int(c[self.rank]) for a, c in self.program.grid.coordinates.items()}
         for extent, axes in zip(value.shape, value.stored, strict=True):
-            n *= _block(extent, axes, self.program.grid, at)
+            sizes = tuple(self.program.grid.sizes[a] for a in axes)
+            lo, hi = span(extent, 1, sizes, tuple(at[a] for a in axes), 0)
+            n *= hi - lo
         return n
 
     def _bytes(self, layout_: Layout, sets: IndexSets, dtype: str) -> int:
@@ -127,7 +127,7 @@ class MemoryWalk:
         strips = {f"{i} twice": overlap_elements(row, self.program.grid, self.rank) * self._size_of(bound.reads[0])}
         for k, (name, chain) in enumerate(zip(bound.reads, row.fetch, strict=True)):
             root = self.root.get(name, name)
-            if k == row.early:  # the interior reads the value itself
+            if k == row.early and row.split:  # the interior reads the value itself
                 strips[f"{i} strips"] = strip_elements(row, k, self.program.grid, self.rank) * self._size_of(name)
             elif moves(chain):
                 root = f"{i} fetched {k}"
@@ -341,42 +341,3 @@ def _same(tensor: Any) -> Any:
 
 def _place(tensor: Any) -> int:
     return tensor.untyped_storage()._cdata
-
-
-def _block(extent: int, axes: Sequence[str], grid: Grid, at: dict[str, int]) -> int:
-    for axis in axes:
-        least, more = divmod(extent, grid.sizes[axis])
-        extent = least + (at[axis] < more)
-    return extent
-
-
-def at_rank(row: PlacedRow, grid: Grid, rank: int) -> At:
-    """Where a rank stands in a row, as the runtime says it."""
-    at = {a: int(c[rank]) for a, c in grid.coordinates.items()}
-    signature = row.signature
-    roles = dict(row.roles)
-    blocks: dict[str, tuple[int, int]] = {}
-    for index, extent in signature.extents:
-        lo, hi = 0, extent
-        for axis in roles.get(index, ()):
-            least, more = divmod(hi - lo, grid.sizes[axis])
-            lo += at[axis] * least + min(at[axis], more)
-            hi = lo + least + (at[axis] < more)
-        blocks[index] = lo, hi
-
-    def side(made: Made, extent: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        if made.relation is None:
-            if not made.indices:
-                return (0, extent), (0, extent)
-            start, count = 0, 1
-            for i in made.indices:
-                lo, hi = blocks[i]
-                start, count = start * signature.extent[i] + lo, count * (hi - lo)
-            return (start, start + count), (start, start + count)
-        lo, hi = made.relation.window(*blocks[made.indices[0]])
-        parts = [p for p in made.relation.fold(lo, hi, extent) if p[1] > p[0]]
-        inside = (lo + parts[0][2], lo + parts[-1][2] + parts[-1][1] - parts[-1][0]) if parts else (lo, lo)
-        return (lo, hi), inside
-
-    sides = [[side(made, n) for made, n in zip(o.dims, o.shape, strict=True)] for o in signature.inputs]
-    return At(blocks, tuple(tuple(w for w, _ in o) for o in sides), tuple(tuple(i for _, i in o) for o in sides))

@@ -7,7 +7,7 @@ operation does for each operand that wants a gradient: exact for products, of wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -25,7 +25,7 @@ from convgen.cost.local import rows_flops_per_s
 from convgen.cost.machine import Machine
 from convgen.cost.moving import PICOSECONDS, Counts, Moves
 from convgen.cost.network import element_bytes
-from convgen.operations.row import At, Operation, Work
+from convgen.operations.row import At, Launch, Operation, Work, repeats
 from convgen.program.network import Program, asked
 from convgen.program.rows import Chain, PlacedRow, Stored, index_sets, sides
 from convgen.spec.layer import DTYPE_BYTES
@@ -47,13 +47,23 @@ class Price:
         sets = index_sets(row.signature, self.grid)
         return sum(self.moves.conversion(sets, c) for c in chain)
 
-    def local(self, operation: Operation, way: int, roles: Mapping[str, Axes]) -> int:
-        """Picoseconds of an operation on the busiest rank."""
+    def local(
+        self, operation: Operation, way: int, roles: Mapping[str, Axes], asked: Collection[int] | None = None
+    ) -> int:
+        """Picoseconds of an operation on the busiest rank.
+
+        Args:
+            asked: of its vjp instead, for these operands.
+        """
         sizes = self.grid.sizes
         nests = tuple((index, tuple(sizes[a] for a in axes)) for index, axes in roles.items() if axes)
         done = most_work(operation, way, nests)
-        rate = rows_flops_per_s(self.machine, self.dtype, operation, roles, self.grid, done.flops)
-        return self.seconds_of(done, rate)
+        often = [1] * len(done) if asked is None else repeats(done, asked)
+        return sum(n * self._of_launch(one, roles) for n, one in zip(often, done, strict=True))
+
+    def _of_launch(self, one: Launch, roles: Mapping[str, Axes]) -> int:
+        rate = rows_flops_per_s(self.machine, self.dtype, one.operation, roles, self.grid, one.work.flops)
+        return self.seconds_of(one.work, rate)
 
     def seconds_of(self, done: Work, flops_per_s: float | None = None) -> int:
         """`flops_per_s`: that it reaches; by default what a convolution does on average."""
@@ -108,15 +118,16 @@ class Price:
         return found
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=16)
 def price_on(grid: Grid, machine: Machine, dtype: str) -> Price:
     """One for all searches of a grid."""
     return Price(grid, machine, dtype)
 
 
 @lru_cache(maxsize=1 << 16)
-def most_work(operation: Operation, way: int, nests: tuple[tuple[str, tuple[int, ...]], ...]) -> Work:
-    """Flops and elements of the rank that has most of each: the same on all grids, whatever their axes are called.
+def most_work(operation: Operation, way: int, nests: tuple[tuple[str, tuple[int, ...]], ...]) -> tuple[Launch, ...]:
+    """Flops and elements of the rank that has most of each, launch by launch: the same on all grids, whatever their
+    axes are called.
 
     Args:
         nests: index -> how many parts it is split into, outermost first.
@@ -126,11 +137,11 @@ def most_work(operation: Operation, way: int, nests: tuple[tuple[str, tuple[int,
     grid = Grid(tuple(pair for _, some in axes for pair in some))  # of the axes that split something
     roles = tuple((index, tuple(name for name, _ in some)) for index, some in axes)
     done = work_by_rank(operation, way, roles, grid)
-    return Work(int(np.max(done.flops)), int(np.max(done.elements)))
+    return tuple(replace(d, work=Work(int(np.max(d.work.flops)), int(np.max(d.work.elements)))) for d in done)
 
 
-def work_by_rank(operation: Operation, way: int, roles: tuple[tuple[str, Axes], ...], grid: Grid) -> Work:
-    """Flops and elements, arrays over ranks."""
+def work_by_rank(operation: Operation, way: int, roles: tuple[tuple[str, Axes], ...], grid: Grid) -> tuple[Launch, ...]:
+    """Flops and elements launch by launch, arrays over ranks."""
     signature, nests = operation.signatures[way], dict(roles)
     sets = index_sets(signature, grid)
     zero = np.zeros(grid.ranks, dtype=np.int64)
@@ -142,7 +153,7 @@ def work_by_rank(operation: Operation, way: int, roles: tuple[tuple[str, Axes], 
     )
     where: Any = (blocks, inside, inside)  # arrays over ranks, where a rank has numbers
     at = At(*where)
-    return operation.work(way, at)
+    return operation.launches(way, at)
 
 
 def _side(made: Made, extent: int, blocks: Mapping[str, Spans], zero: Counts) -> Spans:
@@ -185,25 +196,24 @@ def program_cost(program: Program, machine: Machine, dtype: str) -> ProgramCost:
     )
 
 
-def row_cost(row: PlacedRow, price: Price, wanted: Collection[bool], *, again: bool = False) -> tuple[int, int]:
+def row_cost(row: PlacedRow, price: Price, wanted: Sequence[bool], *, again: bool = False) -> tuple[int, int]:
     """Picoseconds of a row's (computing, moving).
 
     Args:
         wanted: by operand, whether it wants a gradient.
         again: whether backward computes it again.
     """
-    asked = list(wanted)
     local = price.local(row.bound.operation, row.way, dict(row.roles))
     moving = sum(price.chain(row, c) for c in (*row.fetch, *row.store)) * (1 + again)
     computing = local * (1 + again)
     derived = {k for k, _ in row.derived}
-    back = [k for k, chain in enumerate(row.back) if chain is not None and asked[k] and k not in derived]
+    back = [k for k, chain in enumerate(row.back) if chain is not None and wanted[k] and k not in derived]
     if back:
         moving += sum(price.chain(row, c) for c, r in zip(row.given, row.signature.results, strict=True) if r.gradient)
         moving += sum(price.chain(row, row.back[k] or ()) for k in back)
-        computing += local * len(back)
+        computing += price.local(row.bound.operation, row.way, dict(row.roles), back)
     for k, one in row.derived:
-        if asked[k]:
+        if wanted[k]:
             moving += sum(price.chain(one, c) for c in (*one.fetch, *one.store))
             computing += price.local(one.bound.operation, one.way, dict(one.roles))
     return computing, moving

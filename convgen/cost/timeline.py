@@ -4,7 +4,8 @@ Each rank computes one thing after the other; a collective begins when the last 
 waited for at once stops all of them; one that is started goes on beside, in a lane of its own (cost/link.py), and
 stops a rank only where it is waited for and not over.
 
-Prices are the program's (cost/rows.py): local work by rank, conversions by the busiest. A row in pieces costs a launch
+Prices are the program's (cost/rows.py): local work by rank, conversions by the busiest, of which latencies apart: these
+slow no other lane down. A row in pieces costs a launch
 for each piece.
 
 Source: DESIGN section 12; [SP] V-B ("greedily overlapping as much computation as possible with an allreduce").
@@ -29,6 +30,7 @@ from convgen.cost.machine import Machine
 from convgen.cost.moving import PICOSECONDS
 from convgen.cost.network import bucket_record
 from convgen.cost.rows import Price, price_on, work_by_rank
+from convgen.operations.row import repeats
 from convgen.program.chunks import shares
 from convgen.program.early import interior_rows
 from convgen.program.flow import Flow, Local, Start, Wait, backward, forward, is_of_operand
@@ -149,16 +151,16 @@ class _Clock:
             self.last[rank] = self.span(name, "compute", rank, start, start + taken, self.last[rank])
         self.at = self.at + seconds
 
-    def stop(self, name: str, kind: str, phase: str, seconds: float) -> None:
+    def stop(self, name: str, kind: str, phase: str, seconds: float, latency: float) -> None:
         """A collective that all wait for."""
         slowest, start = self.slowest, float(self.at.max())
-        end = self.link.finish(self.link.add(name, MAIN, seconds, start))
+        end = self.link.finish(self.link.add(name, MAIN, seconds, start, latency))
         mine = self.span(name, MAIN, -1, start, end, self.last[slowest])
         self.travelled.append(Travelled(name, kind, phase, seconds, end - start))
         self.at, self.last = np.full_like(self.at, end), [mine] * len(self.last)
 
-    def start(self, name: str, lane: str, kind: str, seconds: float) -> None:
-        transfer = self.link.add(name, lane, seconds, float(self.at.max()))
+    def start(self, name: str, lane: str, kind: str, seconds: float, latency: float) -> None:
+        transfer = self.link.add(name, lane, seconds, float(self.at.max()), latency)
         self.flying[name] = transfer, kind, self.last[self.slowest]
 
     def wait(self, name: str, phase: str) -> None:
@@ -192,6 +194,7 @@ def simulate(
         alike: one rank stands for all that take as long in every step; spans are of those that stand for others.
     """
     price, grid = price_on(program.grid, machine, dtype), program.grid
+    latencies = price_on(grid, machine.without_bytes, dtype)
     phases = {"forward": list(forward(program)), "backward": list(backward(program, of_inputs=of_inputs))}
     ranks = _distinct(price, [*phases["forward"], *phases["backward"]]) if alike else np.arange(grid.ranks)
     clock = _Clock(price, Link(links), np.zeros(len(ranks)), [-1] * len(ranks))
@@ -207,12 +210,14 @@ def simulate(
                     clock.compute(step.title, seconds)
                 case Moved():
                     if step.conversion.kind != "slice":
-                        clock.stop(step.step, step.conversion.kind, phase, moved_seconds(price, step))
+                        seconds, latency = (moved_seconds(one, step) for one in (price, latencies))
+                        clock.stop(step.step, step.conversion.kind, phase, seconds, latency)
                 case Start():
                     first = step.moved[0]
                     several = step.bucket is not None
                     kind = "all_reduce" if several else first.conversion.kind
-                    clock.start(step.name, step.lane, kind, started_seconds(program, price, step))
+                    seconds, latency = (started_seconds(program, one, step) for one in (price, latencies))
+                    clock.start(step.name, step.lane, kind, seconds, latency)
                 case Wait():
                     clock.wait(step.name, phase)
         ends.append(float(clock.at.max()))
@@ -276,29 +281,36 @@ def bucket_seconds(program: Program, price: Price, bucket: Bucket, moved: Sequen
 def local_seconds(price: Price, local: Local) -> Seconds:
     """By rank."""
     row = local.placed
-    whole = _whole_seconds(price, row) * max(len(local.operands), 1)
+    busy, launches = _busy_seconds(price, row, local.operands)
+    launch = price.machine.launch_s * launches
     if local.part == "chunk" and row.chunks is not None:
-        launch = price.machine.launch_s * max(len(local.operands), 1)
         copied = _copied(row, price) * 2 * price.element_bytes / price.machine.memory_bytes_per_s
-        return (np.maximum(whole - launch, 0.0) + copied) / row.chunks.count + launch
+        return (busy + copied) / row.chunks.count + launch
     if local.part == "whole" or row.early is None:
-        return whole
+        return busy + launch
     share, pieces = _interior(row, price.grid)
-    launch = price.machine.launch_s * max(len(local.operands), 1)
-    busy = np.maximum(whole - launch, 0.0)
     return busy * share + launch if local.part == "interior" else busy * (1 - share) + launch * pieces
 
 
 @lru_cache(maxsize=1 << 13)
-def _whole_seconds(price: Price, row: PlacedRow) -> Seconds:
-    done, machine = work_by_rank(row.bound.operation, row.way, tuple(sorted(row.roles)), price.grid), price.machine
-    flops, elements = (
-        np.broadcast_to(np.asarray(n, dtype=np.float64), price.grid.ranks) for n in (done.flops, done.elements)
-    )
-    most = int(flops.max())
-    rate = rows_flops_per_s(machine, price.dtype, row.bound.operation, dict(row.roles), price.grid, most)
-    busy = np.maximum(flops / rate, elements * price.element_bytes / machine.memory_bytes_per_s)
-    return busy + machine.launch_s
+def _busy_seconds(price: Price, row: PlacedRow, operands: tuple[int, ...]) -> tuple[Seconds, int]:
+    """By rank, without what launches take; and how many there are.
+
+    Args:
+        operands: of the vjp for these.
+    """
+    machine, total = price.machine, np.zeros(price.grid.ranks)
+    done = work_by_rank(row.bound.operation, row.way, tuple(sorted(row.roles)), price.grid)
+    often = repeats(done, operands) if operands else [1] * len(done)
+    for n, one in zip(often, done, strict=True):
+        flops, elements = (
+            np.broadcast_to(np.asarray(k, dtype=np.float64), price.grid.ranks)
+            for k in (one.work.flops, one.work.elements)
+        )
+        most = int(flops.max())
+        rate = rows_flops_per_s(machine, price.dtype, one.operation, dict(row.roles), price.grid, most)
+        total += n * np.maximum(flops / rate, elements * price.element_bytes / machine.memory_bytes_per_s)
+    return total, sum(often)
 
 
 @lru_cache(maxsize=1 << 12)

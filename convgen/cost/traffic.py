@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convgen.algebra.blocks import block
+from convgen.algebra.grid import Grid
 from convgen.algebra.index_sets import IndexSets, volume
 from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.redistribute import Kind
@@ -35,7 +36,7 @@ def elements_sent(space: IndexSets, kind: Kind, over: Axes, src: Layout, dst: La
         case "reduce_scatter":
             return _held(space, src) - _held(space, dst)
         case "all_reduce":
-            return _all_reduced(space, over, src)
+            return all_reduced(space.grid, over, _held(space, src))
         case "all_to_all":
             return _held(space, src) - _kept(space, src, dst)
         case "exchange":
@@ -52,7 +53,7 @@ def elements_received(space: IndexSets, kind: Kind, over: Axes, src: Layout, dst
         case "reduce_scatter":
             return (space.grid.over(over) - 1) * _held(space, dst)
         case "all_reduce":
-            return _all_reduced(space, over, src)
+            return all_reduced(space.grid, over, _held(space, src))
         case "all_to_all":
             return _held(space, dst) - _kept(space, src, dst)
         case "exchange":
@@ -102,12 +103,9 @@ def _rows(space: IndexSets, layout: Layout, dim: int) -> tuple[Counts, Counts]:
     return box[:, dim, 0], box[:, dim, 1]
 
 
-def _all_reduced(space: IndexSets, over: Axes, src: Layout) -> Counts:
-    """Reduce-scatter and all-gather of pieces by the block rule; each rank receives as much as it sends."""
-    size, place = 1, np.zeros(space.grid.ranks, dtype=np.int64)
-    for axis in space.grid.ordered(over):
-        size *= space.grid.sizes[axis]
-        place = place * space.grid.sizes[axis] + space.grid.coordinates[axis]
-    whole = _held(space, src)
-    lo, hi = block(np.zeros_like(whole), whole, size, place)
-    return whole + (size - 2) * (hi - lo)
+def all_reduced(grid: Grid, over: Axes, counts: Counts) -> Counts:
+    """What each rank sends in an all-reduce of so many elements: a reduce-scatter and an all-gather of pieces by the
+    block rule. It receives as much."""
+    ranks = grid.over(over)
+    lo, hi = block(np.zeros_like(counts), counts, ranks, grid.places(grid.ordered(over)))
+    return counts + (ranks - 2) * (hi - lo)

@@ -15,6 +15,7 @@ from typing import Any
 
 from convgen import __version__
 from convgen.algebra.layout import Axes, Layout
+from convgen.algebra.notation import entry_text, roles_text
 from convgen.algebra.redistribute import Conversion
 from convgen.cost.network import volume
 from convgen.emit.literals import WIDTH
@@ -22,6 +23,7 @@ from convgen.emit.module import environment
 from convgen.emit.names import a_name, constant, identifier, names_of, names_within, within
 from convgen.emit.paste import SharedRuntime, network_runtime
 from convgen.errors import InternalError
+from convgen.operations.batch_norm import Centred
 from convgen.operations.calls import Elementwise, Slot
 from convgen.operations.contraction import Contraction
 from convgen.operations.convolution import Convolution
@@ -312,7 +314,9 @@ class _Writer:
         added = (
             is_plain(row) and isinstance(row.bound.operation, Elementwise) and row.bound.operation.op == "add.Tensor"
         )
-        return added or any(norm.centred == maker for norm in self.norms.values())
+        return added or (
+            isinstance(row.bound.operation, Centred) and any(n.centred == maker for n in self.norms.values())
+        )
 
     def _again(self, i: int) -> str:
         """The block that a row is computed again with."""
@@ -328,11 +332,13 @@ class _Writer:
         name = self.rows.setdefault(text, constant("batch_norm", self.rows.values()))
         x, y = self._operand(rows[0].bound.reads[0], prefix, start), self.own[rows[-1].bound.makes[0]]
         module = "" if f"{norm.module}." == prefix else norm.module.removeprefix(prefix)  # "": the block's own
-        made, called = self._typed(rows[-1].bound.makes[0]), within(label(rows[-1]), start)
-        return [
-            *(f"# {c}" for c in travels(rows)),
-            f'{y} = run.batch_norm({name}, "{called}", {x}, "{module}")  # {made}',
-        ]
+        made, called = self._typed(rows[-1].bound.makes[0]), within(label(rows[0]).removesuffix("_moments"), start)
+        arguments = [name, f'"{called}"', x, f'"{module}"']
+        if others := [
+            self._operand(v, prefix, start) for v in rows[-1].bound.reads[2:]
+        ]:  # of rows that are one with it
+            arguments += [f'"{within(label(rows[-1]), start)}"', *others]
+        return [*(f"# {c}" for c in travels(rows)), f"{y} = run.batch_norm({', '.join(arguments)})  # {made}"]
 
     def _typed(self, value: str) -> str:
         return entries(self.program.values[value].stored)
@@ -356,7 +362,6 @@ class _Writer:
 
     def _constructor(self, row: PlacedRow, other: PlacedRow, indent: str = "") -> str:
         operation = self._expression(row.bound.operation, other.bound.operation)
-        roles = " ".join(f"{i}={a[0] if len(a) == 1 else '(' + ','.join(a) + ')'}" for i, a in row.roles)
         reads = [both(f, s, b) for f, s, b in zip(row.fetch, row.reads, row.back, strict=True)]
         makes = [both(s, stored, g) for s, stored, g in zip(row.store, row.makes, row.given, strict=True)]
         sides = [_listed(reads, indent), _listed(makes, indent)]
@@ -372,7 +377,8 @@ class _Writer:
                 f"{k}: ({self._constructor(one, there, indent + '    ')}, {tuple(sources)!r})".replace("'", '"')
             )
         sides += [f"derived={{{', '.join(inner)}}}"] * bool(inner)
-        return f'Row(lambda N: {operation}, "{roles}",\n    {indent}' + f",\n    {indent}".join(sides) + ")"
+        head = f'Row(lambda N: {operation}, "{roles_text(row.roles)}"'
+        return f",\n    {indent}".join([head, *sides]) + ")"
 
     def _expression(self, operation: Any, other: Any) -> str:
         """How an operation is made, with N where a size follows the number of samples."""
@@ -491,5 +497,4 @@ def _layout(layout: Layout) -> str:
 def entries(axes: Sequence[Axes], windows: Sequence[bool] = ()) -> str:
     """`[N * H+ (F,C)]`."""
     marks = windows or [False] * len(axes)
-    texts = ["*" if not a else a[0] if len(a) == 1 else f"({','.join(a)})" for a in axes]
-    return "[" + " ".join(t + "+" * m for t, m in zip(texts, marks, strict=True)) + "]"
+    return "[" + " ".join(entry_text(a) + "+" * m for a, m in zip(axes, marks, strict=True)) + "]"

@@ -21,7 +21,7 @@ from convgen.errors import InternalError
 ROWS = (
     "row", "linear_maps", "convolution", "transposed", "max_pooling", "average_pooling", "upsampling", "rows", "views",
     "pixels", "pointwise", "dropout", "moments", "contraction", "softmax", "attention", "reductions", "losses",
-    "indexing", "calls", "batch_norm", "part_norm",
+    "indexing", "calls", "batch_norm", "part_norm", "fused",
 )  # fmt: skip
 PACKAGE_PARTS = (
     "late", "algebra/blocks", "algebra/relations", "algebra/layout", "algebra/signature", "algebra/conv",
@@ -35,7 +35,7 @@ TAKEN: Mapping[str, tuple[str, ...]] = {
 }
 # Of classes that are mostly the compiler's, methods that a rank needs beside the fields.
 KEPT: Mapping[str, tuple[str, ...]] = {"Conv": ("direct", "direct_phase", "letters")}
-COMPILERS = ("reference", "work")  # methods of rows that only tests and prices call
+COMPILERS = ("reference", "work", "launches")  # methods of rows that only tests and prices call
 TORCH = Import("torch", "torch")
 # What stands for the compiler's, which is of arrays too.
 NUMBER = Statement(

@@ -67,7 +67,7 @@ def _each(compiled: CompiledNetwork) -> Iterator[Line]:
         weight = max(held, key=lambda v: (len(v.shape), v.shape), default=None)
         reads = tuple(dict.fromkeys(r for r in row.bound.reads if r not in state))
         result = program.values[made[0]]
-        whole = described.calls[i] in described.whole
+        whole = compiled.calls[i] in described.whole
         yield Line(module, "", _name(row), result, weight, reads, there, back, whole, set(made))
 
 

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from convgen.algebra.layout import Layout
+from convgen.algebra.notation import axes_text
 from convgen.algebra.space import Space
-from convgen.explain.words import axes_text, counted, ranks_text
+from convgen.explain.words import counted, ranks_text
 from convgen.pictures.canvas import GREY, INK, Canvas, shortened, text_width
 from convgen.pictures.colours import rank_colour
 from convgen.pictures.rulers import Side, draw_ruler, ruler_depth

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any
 
+from convgen.algebra.notation import roles_text
 from convgen.cost.machine import Machine
 from convgen.cost.moving import PICOSECONDS
 from convgen.cost.rows import program_cost
@@ -15,7 +16,7 @@ from convgen.plan.fewer import IDLE, idle_line
 from convgen.plan.program.candidates import is_product
 from convgen.plan.program.ranks import NetworkPlan
 from convgen.program.network import label
-from convgen.spec.network_plan import entries, roles_text
+from convgen.spec.network_plan import entries
 
 
 def planned_text(compiled: CompiledNetwork, found: NetworkPlan, machine: Machine) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from convgen.algebra.notation import roles_text
 from convgen.cost.machine import Machine
 from convgen.cost.moving import PICOSECONDS
 from convgen.cost.rows import Price, price_on
@@ -11,7 +12,6 @@ from convgen.errors import InputError
 from convgen.program.network import Moved, Program, asked, label
 from convgen.program.rows import PlacedRow
 from convgen.spec.names import did_you_mean
-from convgen.spec.network_plan import roles_text
 
 
 def check_name(program: Program, name: str) -> None:

@@ -141,7 +141,7 @@ def _whole_lines(compiled: CompiledNetwork, forward: Sequence[Step], backward: S
     described = compiled.described
     if not described.whole:
         return ["no operator runs whole"]
-    rows = {i for i, call in enumerate(described.calls) if call in described.whole}
+    rows = {i for i, call in enumerate(compiled.calls) if call in described.whole}
     all_sent = sum(s.total for s in (*forward, *backward))
     own = sum(s.total for s in (*forward, *backward) if s.row in rows)
     share = f", {own / all_sent:.0%} of all" if all_sent else ""
@@ -149,7 +149,7 @@ def _whole_lines(compiled: CompiledNetwork, forward: Sequence[Step], backward: S
     for i in sorted(rows):
         row = compiled.program.rows[i]
         sent = sum(s.total for s in (*forward, *backward) if s.row == i)
-        lines.append(f"  {compiled.graph.calls[described.calls[i]].op} in {row.bound.module or 'the module'}: {sent:,}")
+        lines.append(f"  {compiled.graph.calls[compiled.calls[i]].op} in {row.bound.module or 'the module'}: {sent:,}")
     return lines
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from convgen.algebra.conv import Conv, Spatial
 from convgen.algebra.layout import Axes, Layout
+from convgen.algebra.notation import axes_text
 from convgen.algebra.roles import Roles
 from convgen.program.nodes import Phase, Schedule
 from convgen.program.text import dim_names
@@ -61,11 +62,6 @@ def output_line(conv: Conv) -> str:
 def _padding(spatial: Sequence[Spatial]) -> str:
     each = [str(s.pad_lo) if s.pad_lo == s.pad_hi else f"({s.pad_lo},{s.pad_hi})" for s in spatial]
     return _per_dimension(each)
-
-
-def axes_text(axes: Axes) -> str:
-    """`chan`, or `(outer,inner)`."""
-    return axes[0] if len(axes) == 1 else "(" + ",".join(axes) + ")"
 
 
 def splits_text(layout: Layout, schedule: Schedule) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from math import prod
@@ -126,6 +126,37 @@ class Operation(ABC):
         """What `local` takes there: one flop for each element that an index says, unless a row knows better."""
         signature = self.signatures[way]
         return Work(prod(at.extent(i) for i, _ in signature.extents), touched(at, signature))
+
+    def launches(self, way: int, at: At) -> tuple[Launch, ...]:
+        """The same, one after the other."""
+        return (Launch(self, self.work(way, at), tuple(range(len(self.signatures[way].inputs)))),)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Something that is computed at once.
+
+    Attributes:
+        operation: what it is of.
+        operands: numbers of the row's that it reads, beside what the one before has made.
+    """
+
+    operation: Operation
+    work: Work
+    operands: tuple[int, ...]
+
+
+def repeats(launches: Sequence[Launch], asked: Collection[int]) -> list[int]:
+    """How often backward takes what each launch takes: once for each gradient that it makes.
+
+    Args:
+        asked: numbers of operands that want one.
+    """
+    found: list[int] = []
+    for one in launches:
+        passes = any(found)  # what was made before wants one
+        found.append(sum(k in asked for k in one.operands) + passes)
+    return found
 
 
 def touched(at: At, signature: Signature) -> int:

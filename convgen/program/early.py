@@ -2,7 +2,7 @@
 
 A piece of a row is a block of its indices like any other, so what has to hold is that pieces can be put together: the
 rows that a halo is of are blocks of one dimension of the result, nothing else reads them, and each row of the result
-reads an interval of the operand that moves with it (Taps, ReadBy).
+reads an interval of the operand that moves with it (Taps, ReadBy, one Through the other).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convgen.algebra.grid import Grid
-from convgen.algebra.relations import ReadBy, Taps
+from convgen.algebra.relations import ReadBy, Taps, Through
 from convgen.algebra.tensors import Dim
 from convgen.program.rows import PlacedRow, index_sets
 
@@ -30,7 +30,7 @@ def early_faults(row: PlacedRow, k: int) -> Iterator[str]:
     if c.reduction is not None or not c.dst.has_window or c.src.has_window or c.src.partial or not same:
         yield f"{c.src} to {c.dst} is no halo"
     rows = [made for made in operand.dims if made.relation is not None]
-    if not all(isinstance(made.relation, Taps | ReadBy) for made in rows):
+    if not all(isinstance(made.relation, Taps | ReadBy | Through) for made in rows):
         yield f"rows of {operand.name} are not read in order"
     if len(signature.results) != 1 or signature.reduction != "sum" or signature.results[0].integer:
         yield "it has several results, or no sum"
@@ -58,7 +58,7 @@ def may_start_early(row: PlacedRow, grid: Grid) -> int | None:
 
 
 def interior_rows(row: PlacedRow, k: int, grid: Grid) -> NDArray[np.float64]:
-    """By rank, what share of its part of the row reads nothing but what it has."""
+    """By rank, what share of its part of the row is computed meanwhile: it reads nothing but what the rank has."""
     sets, operand = index_sets(row.signature, grid), row.signature.inputs[k]
     held, roles = sets.held(row.fetch[k][0].src), dict(row.roles)
     share = np.ones(grid.ranks)
@@ -70,10 +70,8 @@ def interior_rows(row: PlacedRow, k: int, grid: Grid) -> NDArray[np.float64]:
         alike, which = np.unique(np.stack([lo, hi, held[:, d, 0], held[:, d, 1]], axis=1), axis=0, return_inverse=True)
         inside = np.zeros(len(alike))
         for n, (start, end, first_held, last_held) in enumerate(_quadruples(alike)):
-            rows: NDArray[np.int64] = np.arange(start, end, dtype=np.int64)
-            first, last = made.relation.hull(*made.relation.window(rows, rows + 1), operand.shape[d])
-            fits = (first >= last) | ((first >= first_held) & (last <= last_held))
-            inside[n] = np.count_nonzero(fits) / len(rows) if len(rows) else 0.0
+            first, last = made.relation.inside(start, end, (first_held, last_held), operand.shape[d])
+            inside[n] = (last - first) / (end - start) if end > start else 0.0
         share *= inside[which.reshape(-1)]
     return share
 
@@ -83,11 +81,15 @@ def _quadruples(rows: NDArray[np.int64]) -> list[tuple[int, int, int, int]]:
 
 
 def started_early(row: PlacedRow, grid: Grid) -> PlacedRow:
-    """A row, and the rows of its gradients, with every halo early that may be; rows in chunks as they are."""
+    """A row, and the rows of its gradients, with every halo early that may be; rows in chunks as they are. One that is
+    started ahead is so whether there is an interior or not."""
     derived = tuple((k, started_early(one, grid)) for k, one in row.derived)
     if row.chunks is not None:
         return replace(row, derived=derived)
-    return replace(row, early=may_start_early(row, grid), split=True, derived=derived)
+    early = may_start_early(row, grid)
+    if row.ahead:
+        return replace(row, split=early == row.early, derived=derived)
+    return replace(row, early=early, split=True, derived=derived)
 
 
 def in_one(row: PlacedRow) -> PlacedRow:

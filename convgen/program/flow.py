@@ -14,7 +14,7 @@ Source: DESIGN section 12.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -86,10 +86,13 @@ def _rows(program: Program, start: int, stop: int) -> Iterator[Flow]:
     moved: dict[tuple[int, str], list[Moved]] = {}
     for m in program.forward():
         moved.setdefault((m.row, m.chain[0]), []).append(m)
+    first: dict[int, list[int]] = {}  # by row, those whose halos are started before it
     for i, row in [*enumerate(program.rows)][start:stop]:
-        whole, fetch, store = Local(label(row), i, row), moved.get((i, "fetch"), []), moved.get((i, "store"), [])
-        yield from _started(whole, fetch)
-        yield from _rest(whole, fetch, store)
+        first.setdefault(i - row.ahead, []).append(i)
+    for i, row in [*enumerate(program.rows)][start:stop]:
+        for j in first.get(i, ()):
+            yield from _started(Local(label(program.rows[j]), j, program.rows[j]), moved.get((j, "fetch"), []))
+        yield from _rest(Local(label(row), i, row), moved.get((i, "fetch"), []), moved.get((i, "store"), []))
 
 
 def _started(whole: Local, fetch: list[Moved]) -> Iterator[Start]:
@@ -111,18 +114,24 @@ def _rest(whole: Local, fetch: list[Moved], store: list[Moved]) -> Iterator[Flow
 
 
 def _in_chunks(whole: Local, fetch: list[Moved], store: list[Moved], chunks: Chunks) -> Iterator[Flow]:
-    """All that comes by chunks is started; each is waited for, computed, and goes on its way."""
-    numbers = range(1, chunks.count + 1)
     come = [m for m in fetch if m.chain[1] == chunks.operand]
     go = store if chunks.result else []
+    numbers = range(1, chunks.count + 1)
+    yield from _pipelined(whole, numbers, come, [m for m in fetch if m not in come], go)
+    yield from (Wait(chunk_of(m, j).name) for j in numbers for m in go)
+    yield from (m for m in store if m not in go)
+
+
+def _pipelined(
+    whole: Local, numbers: Sequence[int], come: list[Moved], others: list[Moved], go: list[Moved]
+) -> Iterator[Flow]:
+    """All that comes by chunks is started; each is waited for, computed, and goes on its way."""
     yield from (chunk_of(m, j) for j in numbers for m in come)
-    yield from (m for m in fetch if m not in come)
+    yield from others
     for j in numbers:
         yield from (Wait(chunk_of(m, j).name) for m in come)
         yield replace(whole, part="chunk", chunk=j)
         yield from (chunk_of(m, j) for m in go)
-    yield from (Wait(chunk_of(m, j).name) for j in numbers for m in go)
-    yield from (m for m in store if m not in go)
 
 
 def chunk_of(moved: Moved, number: int) -> Start:
@@ -142,10 +151,14 @@ def backward(program: Program, *, of_inputs: bool = False) -> Iterator[Flow]:
     of = {step: bucket for bucket in program.buckets for step in bucket.steps}
     ready: dict[str, list[Moved]] = {}
     again = {s.stop - 1: s for s in program.again}
+    behind: dict[int, list[Flow]] = {}  # by row, what is waited for behind its gradients
     for i, row in reversed([*enumerate(program.rows)]):
         if i in again:
             yield from _rows(program, again[i].start, again[i].stop)
-        for step in _gradients(row, i, asked(row.bound, wanted)):
+        steps = [*_gradients(row, i, asked(row.bound, wanted))]
+        if row.ahead and steps and isinstance(steps[-1], Wait):
+            behind.setdefault(i - row.ahead, []).append(steps.pop())
+        for step in (*steps, *behind.pop(i, ())):
             if not isinstance(step, Moved) or step.step not in of:
                 yield step
                 continue
@@ -155,6 +168,16 @@ def backward(program: Program, *, of_inputs: bool = False) -> Iterator[Flow]:
             if len(there) == len(bucket.steps):
                 yield Start(bucket.name, GRADIENTS, tuple(there), bucket)
     yield from (Wait(bucket.name) for bucket in program.buckets)
+
+
+def never_asked(program: Program) -> Iterator[Flow]:
+    """Gradients that no step of training asks for, of inputs or not, of rows that say how they would be made."""
+    wanted = program.differentiable(of_inputs=True)
+    for i, row in reversed([*enumerate(program.rows)]):
+        own, seen = dict(row.derived), asked(row.bound, wanted)
+        every = [o.gradient or k in own for k, o in enumerate(row.signature.inputs)]
+        if any(not seen[k] for k in own) or (row.chunks is not None and seen != every):
+            yield from _gradients(row, i, every)
 
 
 def _gradients(row: PlacedRow, number: int, wanted: list[bool]) -> Iterator[Flow]:
@@ -194,23 +217,19 @@ def _vjp(row: PlacedRow, number: int, wanted: list[bool], steps: list[Moved]) ->
         yield from (m for m in steps if m.chain[0] == "back")
         return
     early = [m for m in steps if m.chain == ("back", row.early)]
-    yield replace(whole, part="boundary")
+    yield replace(whole, part="boundary") if row.split else whole
     yield from (Start(m.step, HALOS, (m,)) for m in early)
-    yield replace(whole, part="interior")
+    if row.split:
+        yield replace(whole, part="interior")
     yield from (m for m in steps if m.chain[0] == "back" and m not in early)
     yield from (Wait(m.step) for m in early)
 
 
 def _vjp_in_chunks(whole: Local, given: list[Moved], back: list[Moved], chunks: Chunks) -> Iterator[Flow]:
     """The same with chunks, the last first; what has gone on its way is waited for behind all else of the row."""
-    numbers = range(chunks.count, 0, -1)
     come = given if chunks.result else []
     go = [m for m in back if m.chain[1] == chunks.operand]
-    yield from (chunk_of(m, j) for j in numbers for m in come)
-    yield from (m for m in given if m not in come)
-    for j in numbers:
-        yield from (Wait(chunk_of(m, j).name) for m in come)
-        yield replace(whole, part="chunk", chunk=j)
-        yield from (chunk_of(m, j) for m in go)
+    numbers = range(chunks.count, 0, -1)
+    yield from _pipelined(whole, numbers, come, [m for m in given if m not in come], go)
     yield from (m for m in back if m not in go)
     yield from (Wait(chunk_of(m, j).name) for j in numbers for m in go)

@@ -87,6 +87,8 @@ class Program:
         updates: (buffer, value that it becomes after a step of training).
         outputs: (name, value).
         again: blocks that backward computes again (again.py), in order.
+        joined: rows of the network as it is described that are one row here (wide.py), in order.
+        statistics: of batch norms (spec/graph_parts.py), whose parts follow how their operands are stored.
     """
 
     name: str
@@ -97,6 +99,8 @@ class Program:
     outputs: tuple[tuple[str, str], ...]
     buckets: tuple[Bucket, ...] = ()
     again: tuple[Stretch, ...] = ()
+    joined: tuple[tuple[int, ...], ...] = ()
+    statistics: str = "global"
 
     def forward(self) -> Iterator[Moved]:
         """Conversions of the forward pass, in order."""

@@ -1,38 +1,85 @@
-"""A network's program as text: values, and a line a step, forward and backward."""
+"""A network's program as text: values, and a line a step, forward and backward.
+
+network NAME on grid(N=2, H=2) {
+  input x[N, *, H, *]
+  parameter conv.weight[*, *, *, *]
+  forward:
+    %conv.x = start exchange %x over=H : x[N, *, H+(1,1), *]
+    %conv = conv_forward %x, %conv.weight interior {N=N H=H} : conv[N, *, H, *]
+    wait %conv.x
+    %conv = conv_forward %x, %conv.weight boundary {N=N H=H} : conv[N, *, H, *]
+  backward:
+    %bucket_1 = start all_reduce %conv.dw over=N,H
+    wait %bucket_1
+  return output = %conv
+}
+
+It holds all that the program says, and plan/program/edited.py reads it back. Forward has every row. Backward has what
+moves, and gradients with rows of their own; of local code's only what is in pieces.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
-from convgen.program.flow import Flow, Local, Start, Wait, backward, forward
+from convgen.algebra.notation import entry_text, roles_text
+from convgen.operations.bound import Bound
+from convgen.program.flow import Flow, Local, Start, Wait, backward, forward, never_asked
 from convgen.program.network import Moved, Program, Value
+
+KINDS = ("input", "parameter", "buffer", "constant")
+FORWARD, BACKWARD, OF_INPUTS, NEVER = SECTIONS = ("forward:", "backward:", "backward of inputs:", "never asked for:")
 
 
 def show(program: Program) -> str:
     """The text; types are those of DESIGN section 3, of each value by its name."""
     lines = [f"network {program.name} on {program.grid} {{"]
-    for kind in ("input", "parameter", "buffer", "constant"):
-        lines += [f"  {kind} {typed(v)}" for v in program.values.values() if v.kind == kind]
-    lines.append("  forward:")
-    lines += [text for step in forward(program) for text in _flow(step, program)]
-    lines.append("  backward:")
-    lines += [text for step in backward(program) for text in _flow(step)]
+    lines += [f"  statistics: {program.statistics}"] * (program.statistics != "global")
+    lines += [f"  again: {', '.join(dict.fromkeys(s.path for s in program.again))}"] * bool(program.again)
+    lines += [f"  {kind} {typed(v)}" for kind in KINDS for v in program.values.values() if v.kind == kind]
+    texts = {
+        FORWARD: _texts(forward(program), program, rows=True),
+        BACKWARD: _texts(backward(program), program),
+        OF_INPUTS: _texts(backward(program, of_inputs=True), program),
+        NEVER: _texts(never_asked(program), program),
+    }
+    said: Counter[str] = Counter(texts[BACKWARD])
+    for section in (OF_INPUTS, NEVER):
+        texts[section] = _beside(said, texts[section])
+    for section, steps in texts.items():
+        lines += [f"  {section}"] * (section in (FORWARD, BACKWARD) or bool(steps))
+        lines += [f"    {step}" for step in steps]
     lines += [f"  update %{b} = %{v}" for b, v in program.updates]
     lines += [f"  return {n} = %{v}" for n, v in program.outputs]
     return "\n".join([*lines, "}", ""])
 
 
 def typed(value: Value) -> str:
-    axes = ", ".join("*" if not a else a[0] if len(a) == 1 else f"({','.join(a)})" for a in value.stored)
-    return f"{value.name}[{axes}]"
+    return f"{value.name}[{', '.join(map(entry_text, value.stored))}]"
 
 
-def _flow(step: Flow, program: Program | None = None) -> Iterator[str]:
-    """What moves, is started and is waited for, and what ranks compute: in backward only of rows in pieces.
+def head(bound: Bound) -> str:
+    """What a row makes, its operation, and what it reads, as its line begins."""
+    makes = ", ".join(f"%{v or '_'}" for v in bound.makes)
+    return f"{makes} = {bound.operation.name} {', '.join(f'%{v}' for v in bound.reads)}".rstrip()
 
-    Args:
-        program: whose forward pass it is of.
-    """
+
+def _beside(said: Counter[str], steps: list[str]) -> list[str]:
+    """Those that have not been said; they are then."""
+    left, found = said.copy(), list[str]()
+    for step in steps:
+        left[step] -= 1
+        found += [step] * (left[step] < 0)
+    said |= Counter(steps)
+    return found
+
+
+def _texts(steps: Iterable[Flow], program: Program, *, rows: bool = False) -> list[str]:
+    return [text for step in steps for text in _flow(step, program, rows)]
+
+
+def _flow(step: Flow, program: Program, rows: bool) -> Iterator[str]:
     match step:
         case Moved():
             yield _step(step)
@@ -41,24 +88,26 @@ def _flow(step: Flow, program: Program | None = None) -> Iterator[str]:
                 yield _step(step.moved[0], step.chunk).replace(" = ", " = start ", 1)
             else:
                 of = ", ".join(f"%{m.step}" for m in step.moved)
-                yield f"    %{step.name} = start all_reduce {of} over={','.join(step.bucket.over)}"
+                yield f"%{step.name} = start all_reduce {of} over={','.join(step.bucket.over)}"
         case Wait():
-            yield f"    wait %{step.name}"
+            yield f"wait %{step.name}"
         case Local():
-            if program is not None:
-                yield _local(step, program)
-            elif step.part != "whole":
-                yield f"    %{step.name} = {step.placed.bound.operation.name} gradient{_part(step)}"
+            yield from _local(step, program, rows)
 
 
-def _local(step: Local, program: Program) -> str:
-    row = step.placed
-    makes = ", ".join(f"%{v or '_'}" for v in row.bound.makes)
-    reads = ", ".join(f"%{v}" for v in row.bound.reads)
-    roles = " ".join(f"{i}={','.join(a)}" for i, a in row.roles)
+def _local(step: Local, program: Program, rows: bool) -> Iterator[str]:
+    """A gradient with a row of its own, or a piece of local code's; a piece of a row, or with `rows` any row."""
+    row, whole = step.placed, program.rows[step.row]
     way = f" way={row.way}" if row.way else ""
-    text = f"    {makes} = {row.bound.operation.name} {reads}{way}{_part(step)}" + (f" {{{roles}}}" if roles else "")
-    return f"{text} : {', '.join(typed(program.values[v]) for v in row.bound.makes if v)}"
+    roles = f" {{{roles_text(row.roles)}}}" if row.roles else ""
+    if step.operands:
+        if step.part != "whole":
+            yield f"%{step.name} = {row.bound.operation.name} vjp{_part(step)}"
+    elif row is not whole:
+        yield f"%{step.name} = {row.bound.operation.name} gradient{way}{_part(step)}{roles}"
+    elif rows or step.part != "whole":
+        types = ", ".join(typed(program.values[v]) for v in row.bound.makes if v)
+        yield f"{head(row.bound)}{way}{_part(step)}{roles} : {types}".rstrip()
 
 
 def _part(step: Local) -> str:
@@ -75,4 +124,4 @@ def _step(m: Moved, chunk: int = 0) -> str:
     name, cut = m.step, ""
     if chunk and (chunks := m.placed.chunks):
         name, cut = f"{m.step}:{chunk}", f" chunk {chunk}/{chunks.count} of {chunks.index}"
-    return f"    %{name} = {c.kind}{how} %{m.value}{over}{cut} : {c.dst}"
+    return f"%{name} = {c.kind}{how} %{m.value}{over}{cut} : {c.dst}"

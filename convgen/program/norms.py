@@ -11,6 +11,7 @@ from math import prod
 from convgen.operations.batch_norm import Centred, Coefficients, RunningMoments
 from convgen.operations.bound import Bound
 from convgen.operations.calls import Elementwise
+from convgen.operations.fused import Fused
 from convgen.operations.moments import Moments, RunningStatistics
 from convgen.operations.part_norm import (
     PartCentred,
@@ -20,6 +21,7 @@ from convgen.operations.part_norm import (
     PartStatistics,
     PartUpdate,
 )
+from convgen.operations.row import Operation
 from convgen.program.network import Program
 from convgen.program.rows import PlacedRow, place
 
@@ -29,7 +31,7 @@ class Norm:
     """A batch norm whose parameters and buffers are those of one module of the source.
 
     Attributes:
-        moments, coefficients, centred: numbers of rows.
+        moments, coefficients, centred: numbers of rows; the last may be one with rows behind it.
         momentum: of running statistics; 0 where there are none.
         statistics: of statistics by parts the row that averages these, where there are running ones.
     """
@@ -73,9 +75,12 @@ def norms(program: Program) -> tuple[dict[int, Norm], set[int]]:
         if Coefficients not in kinds or not set(kinds) <= {Coefficients, RunningStatistics}:
             continue
         c, module = kinds[Coefficients], row.bound.module
+        (coefficients,) = rows[c].bound.makes
         operation = rows[c].bound.operation
         assert isinstance(operation, Coefficients)
-        centred = next(j for j in range(c + 1, len(rows)) if isinstance(rows[j].bound.operation, Centred))
+        centred = next(j for j in range(c + 1, len(rows)) if coefficients in rows[j].bound.reads)
+        if not _centres(rows[centred].bound.operation):
+            continue
         own = {"weight": operation.weight, "bias": operation.bias}
         own |= dict.fromkeys(("running_mean", "running_var"), RunningStatistics in kinds)
         wanted = [f"{module}.{n}" for n in ("weight", "bias") if own[n]]
@@ -121,7 +126,9 @@ def _of_parts(program: Program, i: int, moments: PartMoments) -> Norm | None:
     moved = [*rows[c].fetch, *rows[c].store, *rows[c].given, rows[c].back[0]]
     for row in (rows[i], rows[y], *(one for _, one in rows[i].derived)):
         moved += [*row.fetch, *row.store, *row.given, *row.back]
-    if not is_one or any(moved) or rows[c].bound.reads != wanted:
+    read_by = {v: [j for j, row in enumerate(rows) if v in row.bound.reads] for v in (m, *rows[c].bound.makes)}
+    alone = set(read_by[m]) <= {c, kinds.get(PartStatistics)} and read_by[rows[c].bound.makes[0]] == [y]
+    if not (is_one and alone) or any(moved) or rows[c].bound.reads != wanted:
         return None
     if PartUpdate not in kinds:
         return Norm(module, i, c, y, 0.0, operation.eps)
@@ -141,6 +148,12 @@ def _updates(program: Program, norm: Norm) -> list[int]:
     buffers = {f"{norm.module}.running_mean", f"{norm.module}.running_var"}
     made = {value for buffer, value in program.updates if buffer in buffers}
     return [j for j, row in enumerate(program.rows) if made & set(row.bound.makes)]
+
+
+def _centres(operation: Operation) -> bool:
+    """Whether a row begins with what a batch norm ends with; more may be one row with it (wide.py)."""
+    first = operation.parts[0].operation if isinstance(operation, Fused) else operation
+    return isinstance(first, Centred)
 
 
 def evaluated(program: Program, moments: int) -> PlacedRow | None:

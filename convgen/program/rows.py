@@ -22,6 +22,7 @@ from functools import lru_cache
 from math import prod
 
 from convgen.algebra import involved
+from convgen.algebra.blocks import span
 from convgen.algebra.grid import Grid
 from convgen.algebra.index_sets import IndexSets
 from convgen.algebra.involved import Side
@@ -31,7 +32,7 @@ from convgen.algebra.signature import Made, Operand, Signature
 from convgen.algebra.tensors import Dim, Rows, Tensor
 from convgen.algebra.wants import layout
 from convgen.operations.bound import Bound
-from convgen.operations.row import Operation
+from convgen.operations.row import At, Operation
 
 Chain = tuple[Conversion, ...]
 Stored = tuple[Axes, ...]  # of a value: for each dimension the axes that split it, outermost first
@@ -66,6 +67,7 @@ class PlacedRow:
         derived: by operand its gradient's row, and what that row reads: ("operand" | "result" | "gradient", number).
         early: the operand whose halo travels while the row's interior is computed (program/early.py); or, of a
             gradient that is not `split`, while other gradients of its row are.
+        ahead: rows before its own at which an early halo is started.
         chunks: along which what moves travels while other chunks are computed.
     """
 
@@ -81,6 +83,7 @@ class PlacedRow:
     derived: tuple[tuple[int, PlacedRow], ...] = ()
     early: int | None = None
     split: bool = True
+    ahead: int = 0
     chunks: Chunks | None = None
 
     @property
@@ -259,3 +262,31 @@ def reads_of(operation: Operation, names: Sequence[str]) -> list[tuple[str, int]
         places.setdefault(result.name, ("result", k))
         places[f"d{result.name}"] = ("gradient", k)
     return [places[name] for name in names]
+
+
+def at_rank(row: PlacedRow, grid: Grid, rank: int) -> At:
+    """Where a rank stands in a row, as the runtime says it."""
+    at = {a: int(c[rank]) for a, c in grid.coordinates.items()}
+    signature = row.signature
+    roles = dict(row.roles)
+    blocks: dict[str, tuple[int, int]] = {}
+    for index, extent in signature.extents:
+        axes = roles.get(index, ())
+        blocks[index] = span(extent, 1, tuple(grid.sizes[a] for a in axes), tuple(at[a] for a in axes), 0)
+
+    def side(made: Made, extent: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        if made.relation is None:
+            if not made.indices:
+                return (0, extent), (0, extent)
+            start, count = 0, 1
+            for i in made.indices:
+                lo, hi = blocks[i]
+                start, count = start * signature.extent[i] + lo, count * (hi - lo)
+            return (start, start + count), (start, start + count)
+        lo, hi = made.relation.window(*blocks[made.indices[0]])
+        parts = [p for p in made.relation.fold(lo, hi, extent) if p[1] > p[0]]
+        inside = (lo + parts[0][2], lo + parts[-1][2] + parts[-1][1] - parts[-1][0]) if parts else (lo, lo)
+        return (lo, hi), inside
+
+    sides = [[side(made, n) for made, n in zip(o.dims, o.shape, strict=True)] for o in signature.inputs]
+    return At(blocks, tuple(tuple(w for w, _ in o) for o in sides), tuple(tuple(i for _, i in o) for o in sides))

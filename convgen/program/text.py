@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from convgen.algebra.conv import SPATIAL_NAMES
 from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes, Layout, Window
+from convgen.algebra.notation import axes_of, roles_of
 from convgen.algebra.redistribute import COLLECTIVES
 from convgen.algebra.roles import ORDER, Roles
 from convgen.errors import InputError
@@ -114,7 +115,7 @@ def parse(text: str) -> Schedule:
         if closed:
             raise _bad(number, raw, "nothing after the closing brace")
         if match := _HEAD.fullmatch(line):
-            name, grid = match[1], _grid(match[2], number, raw)
+            name, grid = match[1], grid_of(match[2], number, raw)
         elif not name:
             raise _bad(number, raw, "schedule NAME on grid(axis=ranks, ...) {")
         elif line.startswith("stored: "):
@@ -150,18 +151,14 @@ def _bad(number: int, line: str, expected: str) -> InputError:
     return InputError(f"schedule text, line {number}: cannot read {line.strip()!r}", hint=expected)
 
 
-def _grid(text: str, number: int, raw: str) -> Grid:
+def grid_of(text: str, number: int, raw: str) -> Grid:
     axes: list[tuple[str, int]] = []
     for part in filter(None, text.split(", ")):
         axis, _, size = part.partition("=")
-        if not axis.isidentifier() or not size.isdecimal():
+        if not axis.isidentifier() or not re.fullmatch("[1-9][0-9]{0,8}", size):
             raise _bad(number, raw, "grid(axis=ranks, ...)")
         axes.append((axis, int(size)))
     return Grid(tuple(axes))
-
-
-def _names(text: str) -> Axes:
-    return tuple(filter(None, text.strip("()").split(",")))
 
 
 def _layouts(text: str, number: int, raw: str) -> list[Layout]:
@@ -174,9 +171,9 @@ def _layouts(text: str, number: int, raw: str) -> list[Layout]:
         for e in entries:
             if e is None:
                 raise _bad(number, raw, "x[axis, *, (outer,inner), axis+(lo,hi)]")
-            axes.append(() if e[1] == "*" else _names(e[1]))
+            axes.append(() if e[1] == "*" else axes_of(e[1]))
             windows.append(Window(int(e[2]), int(e[3])) if e[2] else None)
-        found.append(Layout(match[1], tuple(axes), tuple(windows), _names(match[3] or "")))
+        found.append(Layout(match[1], tuple(axes), tuple(windows), axes_of(match[3] or "")))
         rest = rest.replace(match[0], "", 1)
     if rest.strip() or not found:
         raise _bad(number, raw, "types such as y[N, (F,C), *, *] partial(a)")
@@ -185,14 +182,11 @@ def _layouts(text: str, number: int, raw: str) -> list[Layout]:
 
 def _roles(text: str, number: int, raw: str) -> Roles:
     rows = "input" if text.endswith("rows=input") else "output"
-    nests: list[tuple[str, Axes]] = []
-    for word in text.removesuffix("rows=input").split():
-        role, _, axes = word.partition("=")
-        if role in ORDER:
-            nests.append((role, _names(axes)))
-        elif word != "none":
-            raise _bad(number, raw, "role=axis or role=(outer,inner)")
-    return Roles(tuple(nests), rows)
+    said = text.removesuffix("rows=input").strip()
+    nests = () if said == "none" else roles_of(said)
+    if nests is None or any(role not in ORDER for role, _ in nests):
+        raise _bad(number, raw, "role=axis or role=(outer,inner)")
+    return Roles(nests, rows)
 
 
 def _read_form(options: Mapping[str, str], number: int, raw: str) -> Form:
@@ -210,12 +204,12 @@ def _step(match: re.Match[str], number: int, raw: str) -> Step:
         way = " ".join(word for word in match[4].split() if word.split("=")[0] not in ("own", "as"))
         if way not in KNOWN_WAYS:
             raise _bad(number, raw, " or ".join(filter(None, KNOWN_WAYS)))
-        own = _names(options.get("own", ""))
+        own = axes_of(options.get("own", ""))
         form = _read_form(options, number, raw)
         return Compute(result=result, type=type_, operation=op, inputs=values, way=way, own=own, form=form)
     for kind in ("slice", *COLLECTIVES):
         if kind == op and len(values) == 1:
-            over = _names(options.get("over", ""))
+            over = axes_of(options.get("over", ""))
             form = _read_form(options, number, raw)
             return Convert(result=result, type=type_, kind=kind, source=values[0], over=over, form=form)  # type: ignore[arg-type]
     raise _bad(number, raw, "slice, a collective, " + " or ".join(WAYS))

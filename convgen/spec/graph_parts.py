@@ -56,13 +56,21 @@ def with_statistics(graph: Graph, statistics: str, stored: Mapping[str, Sequence
 
     Args:
         stored: how values lie, by name; copies if they are not there.
+    Raises:
+        InputError: an operand has other dimensions.
     """
     calls = list(graph.calls)
+    made = [v for call in calls for v in call.results if v is not None]
+    given = (*graph.inputs, *graph.parameters, *graph.buffers, *graph.constants)
+    dims = {v.name: len(v.shape) for v in (*given, *made)}
     for i, call in enumerate(calls):
         if call.op != BATCH_NORM or not call.args[5]:
             continue
         operand = call.args[0]
         assert isinstance(operand, Ref)
+        if operand.name in stored and len(stored[operand.name]) != dims[operand.name]:
+            fact = f"{operand.name} has {dims[operand.name]} dimensions, its layout {len(stored[operand.name])}"
+            raise InputError(fact, ("values", operand.name), hint="an entry a dimension")
         parts: Arg = parts_of(statistics, stored.get(operand.name, ()), grid)
         calls[i] = replace(call, args=(*call.args[:8], parts) if parts else call.args[:8])
     return replace(graph, calls=tuple(calls))

@@ -14,7 +14,6 @@ People may write or change one by hand: compile checks that the network has thes
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,14 +21,13 @@ from typing import Any
 
 from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes
+from convgen.algebra.notation import entries_of, entry_text, is_one_each, roles_of, roles_text
 from convgen.errors import InputError
 from convgen.spec.graph_parts import check_statistics
 from convgen.spec.source import Source, locate
 from convgen.spec.yaml import read_yaml
 
 KEYS = ("network_plan", "graph", "machine", "milliseconds", "statistics", "again", "grid", "values", "rows")
-ROLE = re.compile(r"(\w+)=(\w+|\([\w,]+\))")
-ENTRY = re.compile(r"\*|\w+|\([\w,]+\)")
 Roles = tuple[tuple[str, Axes], ...]
 
 
@@ -92,11 +90,7 @@ def write_plan(plan: PlanFile, head: Sequence[str] = ()) -> str:
 
 
 def entries(stored: Sequence[Axes]) -> str:
-    return "[" + " ".join("*" if not a else a[0] if len(a) == 1 else f"({','.join(a)})" for a in stored) + "]"
-
-
-def roles_text(roles: Roles) -> str:
-    return " ".join(f"{i}={a[0] if len(a) == 1 else '(' + ','.join(a) + ')'}" for i, a in roles)
+    return "[" + " ".join(map(entry_text, stored)) + "]"
 
 
 def read_plan(path: str | Path) -> PlanFile:
@@ -146,15 +140,12 @@ def _again(data: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _stored(text: Any, grid: Grid, path: tuple[Any, ...]) -> tuple[Axes, ...]:
     inside = str(text).strip().removeprefix("[").removesuffix("]")
-    found = [() if e == "*" else _axes(e) for e in ENTRY.findall(inside)]
-    used = [a for axes in found for a in axes]
-    if len(set(used)) != len(used) or any(a not in grid.names for a in used):
+    found = entries_of(inside)
+    if found is None:
+        raise InputError(f"cannot read {text}", path, hint="an entry a dimension: [a * (b,c) *]")
+    if not is_one_each(found, grid.names):
         raise InputError(f"{text}: an axis splits one dimension, axes are {', '.join(grid.names)}", path)
-    return tuple(found)
-
-
-def _axes(text: str) -> Axes:
-    return tuple(text.strip("()").split(","))
+    return found
 
 
 def _row(data: Any, grid: Grid, path: tuple[Any, ...]) -> RowPlan:
@@ -174,8 +165,9 @@ def _row(data: Any, grid: Grid, path: tuple[Any, ...]) -> RowPlan:
 
 
 def _roles(text: Any, grid: Grid, path: tuple[Any, ...]) -> Roles:
-    found = tuple((index, _axes(axes)) for index, axes in ROLE.findall(str(text)))
-    used = [a for _, axes in found for a in axes]
-    if len(set(used)) != len(used) or any(a not in grid.names for a in used):
+    found = roles_of(str(text))
+    if found is None:
+        raise InputError(f"cannot read roles {text}", path, hint="each index once: N=a H=(b,c)")
+    if not is_one_each([axes for _, axes in found], grid.names):
         raise InputError(f"roles {text}: an axis has one role, axes are {', '.join(grid.names)}", path)
     return found

@@ -290,7 +290,16 @@ class Function(torch.autograd.Function):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        cls.forward.__signature__ = inspect.signature(cls.forward)
+        if "forward" in cls.__dict__:  # else it is torch's own
+            cls.forward.__signature__ = inspect.signature(cls.forward)
+
+
+class Unmapped(Function):
+    """That of a network: vmap would send one message for each of its members."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *values: Any) -> Any:
+        raise TypeError("vmap over a network is not supported")
 
     @classmethod
     def apply(cls, *args: Any) -> Any:

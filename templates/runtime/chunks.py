@@ -21,7 +21,7 @@ from torch import Tensor
 
 from convgen.operations.row import At
 
-from .blocks import Function
+from .blocks import Unmapped
 from .conversions import consecutive, flat, named, pack, unflat, within
 from .here import held_at
 from .lanes import Pending, begin, noted
@@ -299,7 +299,7 @@ def _read(operand: Any, d: int, rows: Stretch, nothing: int) -> Stretch:
     return (first, last) if last > first else (nothing, nothing)
 
 
-class Begun(Function):
+class Begun(Unmapped):
     """An operand that comes by chunks; its gradient is put together when all chunks have been."""
 
     @staticmethod
@@ -311,15 +311,19 @@ class Begun(Function):
         _, ctx.chunked = inputs
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, *values: Any) -> Any:
-        raise TypeError("vmap over a network is not supported")
-
-    @staticmethod
     def backward(ctx: Any, link: Tensor) -> Any:
         return ctx.chunked.collected(), None
 
 
-class Arrived(Function):
+class OfChunk(Unmapped):
+    """Of one chunk."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _, ctx.chunked, ctx.j = inputs
+
+
+class Arrived(OfChunk):
     """What a chunk reads, once it is there; its gradient goes on its way."""
 
     @staticmethod
@@ -327,20 +331,12 @@ class Arrived(Function):
         return chunked.operand(j)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        _, ctx.chunked, ctx.j = inputs
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *values: Any) -> Any:
-        raise TypeError("vmap over a network is not supported")
-
-    @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         ctx.chunked.send_back(ctx.j, gradient)
         return gradient.new_empty(0), None, None
 
 
-class Sent(Function):
+class Sent(OfChunk):
     """A chunk of the result on its way; its gradient once it is there."""
 
     @staticmethod
@@ -349,19 +345,11 @@ class Sent(Function):
         return piece.new_empty(0)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        _, ctx.chunked, ctx.j = inputs
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *values: Any) -> Any:
-        raise TypeError("vmap over a network is not supported")
-
-    @staticmethod
     def backward(ctx: Any, link: Tensor) -> Any:
         return ctx.chunked.gradient(ctx.j), None, None
 
 
-class Collected(Function):
+class Collected(Unmapped):
     """The result, when all chunks of it are there; its gradient goes to them by chunks."""
 
     @staticmethod
@@ -374,16 +362,12 @@ class Collected(Function):
         ctx.count = len(links)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, *values: Any) -> Any:
-        raise TypeError("vmap over a network is not supported")
-
-    @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
         ctx.chunked.take_gradient(dy)
         return None, *(dy.new_empty(0) for _ in range(ctx.count))
 
 
-class Cuts(Function):
+class Cuts(Unmapped):
     """Stretch of a tensor for each chunk; their gradients are added where they stand."""
 
     @staticmethod
@@ -394,10 +378,6 @@ class Cuts(Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         tensor, ctx.d, ctx.rows = inputs
         ctx.shape = tensor.shape
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *values: Any) -> Any:
-        raise TypeError("vmap over a network is not supported")
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from convgen.operations.batch_norm import (
+    Centred,
     merged_statistics,
     normalised,
     normalised_dx,
@@ -49,8 +50,9 @@ class Joined:
 
     def __init__(self, moments: Stand, coefficients: Stand, centred: Stand, eps: float) -> None:
         self.moments, self.coefficients, self.centred, self.eps = moments, coefficients, centred, eps
-        self.is_silent = centred.is_silent and coefficients.is_silent and not moments.store[0]
-        self.is_joint = self._is_joint()
+        is_alone = isinstance(centred.operation, Centred)  # not one row with others behind it
+        self.is_silent = is_alone and centred.is_silent and coefficients.is_silent and not moments.store[0]
+        self.is_joint = is_alone and self._is_joint()
         self._shares: dict[tuple[int, torch.dtype], tuple[Tensor, float]] = {}
 
     def _is_joint(self) -> bool:

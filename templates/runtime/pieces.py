@@ -26,7 +26,7 @@ from torch import Tensor
 
 from convgen.operations.row import At
 
-from .blocks import Function
+from .blocks import Unmapped
 from .conversions import missing, named, pack, unflat, within
 from .lanes import Pending, begin, noted
 from .layout import Box, common
@@ -54,8 +54,11 @@ class Pieces(NamedTuple):
 def pieces_of(stand: Stand, here: RowHere, k: int) -> Pieces:
     """Of a row whose operand k comes with a halo."""
     at, held = stand.at(here.place), here.held(stand.fetch[k][0].src)
-    rows = {made.indices[0]: d for d, made in enumerate(stand.signature.inputs[k].dims) if made.relation is not None}
-    inner = {i: _inner(stand, k, d, at.blocks[i], held[d]) for i, d in rows.items()}
+    operand, inner = stand.signature.inputs[k], dict[str, tuple[int, int]]()
+    for made, own, extent in zip(operand.dims, held, operand.shape, strict=True):
+        if made.relation is not None:
+            (i,) = made.indices
+            inner[i] = made.relation.inside(*at.blocks[i], own, extent)
     if not stand.row.split or any(hi <= lo for lo, hi in inner.values()):
         return Pieces(None, (_piece(stand, here, k, at.blocks),))
     sides: list[Share] = []
@@ -65,29 +68,6 @@ def pieces_of(stand: Stand, here: RowHere, k: int) -> Pieces:
         sides += [_piece(stand, here, k, blocks | {i: side}) for side in ((first, lo), (hi, last)) if side[1] > side[0]]
         blocks[i] = (lo, hi)
     return Pieces(_piece(stand, here, k, blocks), tuple(sides))
-
-
-def _inner(stand: Stand, k: int, d: int, block: tuple[int, int], held: tuple[int, int]) -> tuple[int, int]:
-    """Of a block of an index, the longest run of rows that read nothing but what the rank has."""
-    relation, extent = stand.signature.inputs[k].dims[d].relation, stand.signature.inputs[k].shape[d]
-    assert relation is not None
-    lo, hi = block
-
-    def are_inside(a: int, b: int) -> bool:
-        first, last = relation.hull(*relation.window(a, b), extent)
-        return first >= last or (first >= held[0] and last <= held[1])
-
-    while lo < hi and not are_inside(lo, lo + 1):
-        lo += 1
-    while lo < hi and not are_inside(hi - 1, hi):
-        hi -= 1
-    if lo == hi or are_inside(lo, hi):
-        return lo, hi
-    best, start = (lo, lo), lo
-    for o in range(lo, hi + 1):  # rows of padding alone, behind those that a neighbour has, are no part of it
-        if o == hi or not are_inside(o, o + 1):
-            best, start = max(best, (start, o), key=lambda run: run[1] - run[0]), o + 1
-    return best
 
 
 def _piece(stand: Stand, here: RowHere, k: int, blocks: Any) -> Share:
@@ -169,7 +149,7 @@ def _add(total: Tensor, place: Box, parts: Sequence[tuple[Box, Tensor]], here: R
             within(total, place, both).add_(within(part, box, both))
 
 
-class Inner(Function):
+class Inner(Unmapped):
     """Of a block what the interior reads; its gradient waits for what the boundary's sends back.
 
     `link` has no elements: through it backward comes here after the boundary.
@@ -184,15 +164,11 @@ class Inner(Function):
         _, ctx.halo, ctx.box = inputs
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, *values: Any) -> Any:
-        raise TypeError("vmap over a network is not supported")
-
-    @staticmethod
     def backward(ctx: Any, gradient: Tensor, link: Tensor) -> Any:
         return ctx.halo.add_to(gradient, ctx.box), None, None
 
 
-class Boundary(Function):
+class Boundary(Unmapped):
     """What the boundary reads, once the halo is there, and a link for those ranks that have no boundary."""
 
     @staticmethod
@@ -204,21 +180,19 @@ class Boundary(Function):
         _, _, ctx.halo, ctx.boxes = inputs
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, *values: Any) -> Any:
-        raise TypeError("vmap over a network is not supported")
-
-    @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         *strips, link = gradients
         ctx.halo.send_back([*strips, link], [*ctx.boxes, tuple((0, 0) for _ in ctx.halo.own)])
         return link, None, None, None
 
 
-class Join(Function):
+class Join(Unmapped):
     """Pieces of a result, put together."""
 
     @staticmethod
     def forward(link: Tensor, whole: Box, places: Sequence[Box], *pieces: Tensor) -> Tensor:
+        if tuple(places) == (whole,):
+            return pieces[0].view_as(pieces[0])
         out = pieces[0].new_empty([hi - lo for lo, hi in whole])
         for place, piece in zip(places, pieces, strict=True):
             within(out, whole, place).copy_(piece)
@@ -228,10 +202,6 @@ class Join(Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         link, ctx.whole, ctx.places, *_ = inputs
         ctx.like = link.dtype
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *values: Any) -> Any:
-        raise TypeError("vmap over a network is not supported")
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:

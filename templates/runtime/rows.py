@@ -19,7 +19,7 @@ from convgen.algebra.relations import Relation
 from convgen.algebra.signature import Made, Operand
 from convgen.operations.row import At, Operation
 
-from .blocks import Function
+from .blocks import Unmapped
 from .buckets import Buckets
 from .checks import refuse_vmap
 from .chunks import Chunked
@@ -256,16 +256,26 @@ class Stand(Plain):
         """
         return self.begun(place, operands, buckets)()
 
+    def early(self, place: Place, x: Tensor) -> Early | None:
+        """The halo of its early operand, under way before other operands are there; of a row without derived ones."""
+        here = RowHere(self, place, 0)  # type: ignore[arg-type]
+        return None if self.row.early is None else Early(self, here, self.row.early, x)
+
     def begun(
-        self, place: Place, operands: Sequence[Tensor], buckets: Buckets | None
+        self, place: Place, operands: Sequence[Tensor], buckets: Buckets | None, early: Early | None = None
     ) -> Callable[[], tuple[Tensor, ...]]:
-        """The same in two: its halo is under way, if it is early; what is returned does the rest."""
+        """The same in two: its halo is under way, if it is early; what is returned does the rest.
+
+        Args:
+            early: its halo, if it has been under way before.
+        """
         here, at = RowHere(self, place, 0), self.at(place)  # type: ignore[arg-type]
         asked = [k for k in self.derived if torch.is_grad_enabled() and operands[k].requires_grad]
         slots: Slots = {k: [] for k in asked if self.derived[k].row.early is not None}
         operands = [Later.apply(t, slots[k]) if k in slots else t for k, t in enumerate(operands)]
         taken = [t.detach() if k in self.derived else t for k, t in enumerate(operands)]
-        early = None if self.row.early is None else Early(self, here, self.row.early, taken[self.row.early])
+        if self.row.early is not None and early is None:
+            early = Early(self, here, self.row.early, taken[self.row.early])
         chunked = None if self.row.chunks is None else self._chunked(taken, here)
 
         def rest() -> tuple[Tensor, ...]:
@@ -411,7 +421,7 @@ def moved(tensor: Tensor, there: Chain, back: Chain, here: RowHere, buckets: Buc
     return Travel.apply(tensor, there, back, here, buckets)
 
 
-class Travel(Function):
+class Travel(Unmapped):
     """Conversions one way, and those of the gradient the other way."""
 
     @staticmethod
@@ -424,16 +434,12 @@ class Travel(Function):
         _, ctx.there, ctx.back, ctx.here, ctx.buckets = inputs
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, *values: Any) -> Any:
-        raise TypeError("vmap over a network is not supported")
-
-    @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         dx = Travel.apply(gradient.contiguous(), ctx.back, ctx.there, ctx.here, ctx.buckets)
         return dx, None, None, None, None
 
 
-class Later(Function):
+class Later(Unmapped):
     """An operand whose gradient is begun in Attach's backward and finished here, after all that autograd comes to
     between: the other gradients of its row."""
 
@@ -447,10 +453,6 @@ class Later(Function):
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, *values: Any) -> Any:
-        raise TypeError("vmap over a network is not supported")
-
-    @staticmethod
     def backward(ctx: Any, gradient: Tensor | None) -> Any:
         assert gradient is None  # Attach alone reads the operand
         if not ctx.slot:
@@ -459,7 +461,7 @@ class Later(Function):
         return found, None
 
 
-class Attach(Function):
+class Attach(Unmapped):
     """Results as they are; gradients of some operands from rows of their own."""
 
     @staticmethod
@@ -473,10 +475,6 @@ class Attach(Function):
         ctx.save_for_backward(*values)
         outputs = output if isinstance(output, tuple) else (output,)
         ctx.mark_non_differentiable(*(t for t in outputs if not t.is_floating_point()))
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *values: Any) -> Any:
-        raise TypeError("vmap over a network is not supported")
 
     @staticmethod
     def backward(ctx: Any, *dys: Any) -> Any:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -91,24 +91,18 @@ class Run:
     def checkpoint(self, function: Any, *operands: Tensor) -> Any:
         """torch.utils.checkpoint of a block's function, for a network.py edited by hand: `run.checkpoint(layer1, x)` in
         place of `layer1(run, x)`; all ranks compute again at the same place, those too that keep nothing of it."""
-        from torch.utils.checkpoint import checkpoint
-
-        def called(*operands: Tensor) -> Any:
-            return kept(function(self, *operands))
-
-        return checkpoint(called, *operands, use_reentrant=False)
+        return _kept_less(lambda: self, function, operands, preserve_rng_state=True)
 
     def again(self, function: Any, *operands: Tensor) -> Any:
         """A block of which only what it takes is kept: backward computes it again, and leaves buffers as they are."""
         if not torch.is_grad_enabled():
             return function(self, *operands)
-        from torch.utils.checkpoint import checkpoint
 
-        def called(*operands: Tensor) -> Any:
+        def run() -> Run:
             first = torch._C._current_graph_task_id() == -1
-            return kept(function(Run(self.of._replace(first=first), self.prefix, self.start), *operands))
+            return Run(self.of._replace(first=first), self.prefix, self.start)
 
-        return checkpoint(called, *operands, use_reentrant=False, preserve_rng_state=False)
+        return _kept_less(run, function, operands, preserve_rng_state=False)
 
     def update(self, name: str, value: Tensor) -> None:
         """A buffer's new value."""
@@ -119,8 +113,12 @@ class Run:
             with torch.no_grad():
                 self[name].copy_(value)
 
-    def batch_norm(self, rows: BatchNorm, label: str, x: Tensor, name: str) -> Tensor:
-        """Batch norm of a module of the source, by statistics of the batch, or running ones in evaluation."""
+    def batch_norm(self, rows: BatchNorm, label: str, x: Tensor, name: str, last: str = "", *others: Tensor) -> Tensor:
+        """Batch norm of a module of the source, by statistics of the batch, or running ones in evaluation.
+
+        Args:
+            last: the label of the rows behind it that are one row with it, which takes `others`.
+        """
         blocks, module = self.of.blocks, f"{self.prefix}{name}".removesuffix(".")
         names = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
         w, b, mean, variance, counted = [blocks.get(f"{module}.{n}") for n in names]
@@ -140,7 +138,8 @@ class Run:
             counted.add_(1)
         if stand.joined is None:
             coefficients = rows.coefficients.stand(self, f"{step}_coefficients")
-            stand.joined = Joined(stand, coefficients, rows.centred.stand(self, step), rows.eps)
+            centred = rows.centred.stand(self, self.step(last) if last else step)
+            stand.joined = Joined(stand, coefficients, centred, rows.eps)
         joined: Joined = stand.joined
         if joined.is_silent and x.numel():
             if self.training and not renews and mean is not None and variance is not None:
@@ -152,6 +151,7 @@ class Run:
                 mean.lerp_(new.to(mean.dtype), rows.momentum)
                 variance.lerp_(unbiased.to(variance.dtype), rows.momentum)
             return y
+        early = joined.centred.early(self.place, x)  # a halo of x travels while its moments do
         if own:
             (m,) = stand.run(self.place, [x], buckets)
             if renews and mean is not None and variance is not None:
@@ -162,8 +162,8 @@ class Run:
             assert mean is not None and variance is not None
             m = torch.stack([torch.ones_like(mean), mean, variance])
         vectors = [v for v in (w, b) if v is not None]
-        (p,) = joined.coefficients.run(self.place, [m, *vectors], buckets)
-        (made,) = joined.centred.run(self.place, [x, p], buckets)
+        operands = [x, *joined.coefficients.run(self.place, [m, *vectors], buckets), *others]
+        (made,) = joined.centred.begun(self.place, operands, buckets, early)()
         return made
 
     def _alone(
@@ -197,3 +197,13 @@ class Run:
             else:
                 landed()
         return y
+
+
+def _kept_less(run: Callable[[], Run], function: Any, operands: Sequence[Tensor], *, preserve_rng_state: bool) -> Any:
+    """A block's function, called now and again in backward."""
+    from torch.utils.checkpoint import checkpoint
+
+    def called(*operands: Tensor) -> Any:
+        return kept(function(run(), *operands))
+
+    return checkpoint(called, *operands, use_reentrant=False, preserve_rng_state=preserve_rng_state)

@@ -13,6 +13,7 @@ from math import prod
 
 from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes
+from convgen.algebra.notation import entry_text
 
 Split = tuple[Axes, ...]
 Shape = tuple[int, ...]
@@ -64,4 +65,4 @@ def text(split: Split) -> str:
         >>> text((("data",), ("a", "b"), (), ()))
         'data, (a,b), *, *'
     """
-    return ", ".join("*" if not a else a[0] if len(a) == 1 else "(" + ",".join(a) + ")" for a in split)
+    return ", ".join(map(entry_text, split))

@@ -8,34 +8,20 @@ takes (overlapped.py) on the machine as it is, and the shortest step wins: never
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from convgen.cost.machine import Machine
 from convgen.cost.rows import program_cost
 from convgen.cost.timeline import simulate
 from convgen.plan.program.overlapped import overlapped
-from convgen.plan.program.ranks import NetworkPlan
+from convgen.plan.program.ranks import NetworkPlan, StepSeconds
 
 HIDDEN = (2.0, 4.0)  # links so many times as fast: half, and three quarters, of what moves costs nothing
 
 
-@dataclass(frozen=True)
-class Overlapped:
-    """A plan by its timeline.
-
-    Attributes:
-        seconds: of its step, with what travels meanwhile.
-        by_sums: the same of the plan of the least seconds one step after the other.
-    """
-
-    plan: NetworkPlan
-    seconds: float
-    by_sums: float
-
-
 def by_timeline(
     plan: NetworkPlan, search: Callable[[Machine], NetworkPlan], machine: Machine, dtype: str
-) -> Overlapped:
+) -> NetworkPlan:
     """The best of a plan and of those that are found for machines with faster links.
 
     Args:
@@ -51,7 +37,7 @@ def by_timeline(
             own = program_cost(other.program, machine, dtype).seconds
             best = replace(other, seconds=own, tried=plan.tried, runner_up={})  # theirs are of other machines
             least = seconds
-    return Overlapped(best, least, by_sums)
+    return replace(best, step=StepSeconds(least, by_sums))
 
 
 def seconds_of(plan: NetworkPlan, machine: Machine, dtype: str) -> float:

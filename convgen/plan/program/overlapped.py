@@ -2,14 +2,15 @@
 
 Tried are buckets (one for all gradients, or of 1, 5 or 25 MiB), halos of rows where that saves more than pieces cost
 (gradients with rows of their own in pieces too, or behind the other gradients of their row), gathers and scatters of
-rows in 2, 4 or 8 chunks where that saves more than chunks cost, and these together.
+rows in 2, 4 or 8 chunks where that saves more than chunks cost, rows as one where that saves more than their rims
+cost (widening.py), and these together.
 
 Source: DESIGN section 12.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from convgen.cost.machine import Machine
@@ -18,6 +19,8 @@ from convgen.cost.timeline import local_seconds, moved_seconds, simulate
 from convgen.passes.bucket_gradients import BucketGradients
 from convgen.passes.chunk_collectives import ChunkCollectives
 from convgen.passes.start_halos import StartHalos
+from convgen.plan.program.alone import alone
+from convgen.plan.program.widening import worth_widening
 from convgen.program.flow import Flow, Local, Start, Wait, backward, forward
 from convgen.program.network import Moved, Program, label
 from convgen.program.rows import PlacedRow
@@ -44,7 +47,8 @@ def _candidates(program: Program, machine: Machine, dtype: str, of_inputs: bool)
     price = price_on(program.grid, machine, dtype)
     bases = [program]
     cut = worth_cutting(program, machine, dtype, of_inputs=of_inputs)
-    for whole in (program, *([cut] if cut is not program else [])):
+    wide = worth_widening(program, machine, dtype, of_inputs=of_inputs)
+    for whole in (program, *(one for one in (cut, wide) if one is not program)):
         if whole not in bases:
             bases.append(whole)
             yield whole
@@ -96,19 +100,6 @@ def uncut(program: Program, name: str) -> Program:
 def _uncut(row: PlacedRow, here: str, name: str) -> PlacedRow:
     derived = tuple((k, _uncut(one, f"{here}.d{row.signature.inputs[k].name}", name)) for k, one in row.derived)
     return replace(row, chunks=None if here == name else row.chunks, derived=derived)
-
-
-def alone(program: Program, wanted: Collection[str], machine: Machine, dtype: str) -> float:
-    """Seconds of a program of one row, forward and backward.
-
-    Args:
-        wanted: values that want gradients in the program that it is of.
-    """
-    (row,) = program.rows
-    read = {n: replace(program.values[n], kind="parameter" if n in wanted else "input") for n in row.bound.reads}
-    made = tuple((str(i), v) for i, v in enumerate(row.bound.makes) if v)
-    values = {**{v: program.values[v] for _, v in made}, **read}
-    return simulate(replace(program, values=values, updates=(), outputs=made), machine, dtype, alike=True).end_s
 
 
 def worth_starting(program: Program, how: StartHalos, price: Price, *, of_inputs: bool = False) -> set[str]:

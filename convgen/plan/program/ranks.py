@@ -7,9 +7,9 @@ candidates, the best of them with all.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import NamedTuple
 
 from convgen.algebra.grid import Grid
 from convgen.cost.machine import Machine
@@ -29,6 +29,13 @@ SCOUT = Effort(ways=2, others=4, stored=3)
 ROUGH = 2  # grids of the most even axes, for a rough plan
 
 
+class StepSeconds(NamedTuple):
+    """Of a step with what travels meanwhile: of a plan that was chosen by it, and of the plan of the least sum."""
+
+    overlapped: float
+    by_sums: float
+
+
 @dataclass(frozen=True)
 class NetworkPlan:
     """The best program found, its modelled seconds, and the bytes that the fullest rank keeps.
@@ -37,6 +44,7 @@ class NetworkPlan:
         tried: seconds on the other grids, with few candidates.
         runner_up: by row, the best roles of a product but those that it has, and the seconds that the best plan with
             them takes more; none where memory decided on the plan.
+        step: of one that was chosen by its timeline (by_timeline.py).
     """
 
     program: Program
@@ -44,6 +52,7 @@ class NetworkPlan:
     memory_bytes: int
     tried: tuple[tuple[Grid, float], ...]
     runner_up: Mapping[int, tuple[Way, float]]
+    step: StepSeconds | None = None
 
 
 def grids_of(ranks: int, machine: Machine) -> list[Grid]:
@@ -66,6 +75,24 @@ def _ordered(factors: Sequence[int], node: int) -> tuple[int, ...]:
     return (*rest, inside[0])
 
 
+class _Scout:
+    """Plans with few candidates, a grid each; remembered."""
+
+    def __init__(self, parts: Parts, machine: Machine, dtype: str, memory_bytes: int | None) -> None:
+        self.parts, self.machine, self.dtype, self.memory_bytes = parts, machine, dtype, memory_bytes
+        self.known: dict[Grid, int | None] = {}
+
+    def time_ps(self, grid: Grid) -> int | None:
+        """None where it does not fit with few candidates."""
+        if grid not in self.known:
+            try:
+                found = Search(self.parts, grid, self.machine, self.dtype, SCOUT, self.memory_bytes).run()
+                self.known[grid] = found.time_ps
+            except TooLittleMemory:
+                self.known[grid] = None
+        return self.known[grid]
+
+
 def plan_network(
     parts: Parts,
     grids: Sequence[Grid],
@@ -73,6 +100,7 @@ def plan_network(
     dtype: str,
     memory_bytes: int | None = None,
     recompute: bool = False,
+    scout: _Scout | None = None,
 ) -> NetworkPlan:
     """The best layout over these grids.
 
@@ -80,19 +108,19 @@ def plan_network(
         grids: all of the same number of ranks.
         memory_bytes: of a rank; by default no bound.
         recompute: whether blocks may be computed again in backward (fitting.py).
+        scout: that remembers grids of other calls.
     Raises:
         InputError: no layout takes so little.
     """
 
-    def search(grid: Grid, effort: Effort, bound: int | None) -> Found:
-        return Search(parts, grid, machine, dtype, effort, bound).run()
-
-    scouted: list[tuple[Grid, int]] = []
-    for grid in grids if len(grids) > 1 else ():
-        with suppress(TooLittleMemory):  # with few candidates it does not fit
-            scouted.append((grid, search(grid, SCOUT, None if recompute else memory_bytes).time_ps))
+    scout = scout or _Scout(parts, machine, dtype, None if recompute else memory_bytes)
+    scouted = [(grid, ps) for grid in grids if len(grids) > 1 and (ps := scout.time_ps(grid)) is not None]
     best = min(scouted, key=lambda pair: pair[1])[0] if scouted else grids[-1]
-    one = fitted(lambda bound: search(best, Effort(), bound), memory_bytes, machine, dtype, recompute=recompute)
+
+    def search(bound: int | None) -> Found:
+        return Search(parts, best, machine, dtype, Effort(), bound).run()
+
+    one = fitted(search, memory_bytes, machine, dtype, recompute=recompute)
     found = one.found
     tried = tuple((grid, ps / PICOSECONDS) for grid, ps in scouted)
     second = {i: (way, more / PICOSECONDS) for i, (way, more) in found.runner_up.items()}
@@ -116,17 +144,14 @@ def plan_counted(
         InputError: no layout of all ranks takes so little memory.
     """
 
+    scout = _Scout(parts, machine, dtype, None if recompute else memory_bytes)
+
     def planned(count: int) -> NetworkPlan:
         told(count)
-        return plan_network(parts, grids_of(count, machine), machine, dtype, memory_bytes, recompute)
+        return plan_network(parts, grids_of(count, machine), machine, dtype, memory_bytes, recompute, scout)
 
     def roughly(count: int) -> float:
-        times: list[int] = []
-        for grid in grids_of(count, machine)[-ROUGH:]:
-            with suppress(TooLittleMemory):
-                times.append(
-                    Search(parts, grid, machine, dtype, SCOUT, None if recompute else memory_bytes).run().time_ps
-                )
+        times = [ps for grid in grids_of(count, machine)[-ROUGH:] if (ps := scout.time_ps(grid)) is not None]
         return min(times) / PICOSECONDS if times else float("inf")
 
     @cache

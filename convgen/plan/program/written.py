@@ -12,16 +12,14 @@ from convgen.program.again import with_again
 from convgen.program.network import Program, Value, label
 from convgen.program.rows import PlacedRow, place, place_gradient, serves, stored_by_name
 from convgen.spec.network_plan import PlanFile, RowPlan
+from convgen.spec.source import KeyPath
 
 
-def plan_of(
-    program: Program, graph: str, machine: str = "", seconds: float = 0.0, statistics: str = "global"
-) -> PlanFile:
+def plan_of(program: Program, graph: str, machine: str = "", seconds: float = 0.0) -> PlanFile:
     """A program's layout as a file has it.
 
     Args:
         graph: the graph's file, as seen from the plan's.
-        statistics: of batch norms.
     """
     values = {n: v.stored for n, v in program.values.items() if any(v.stored)}
     rows = tuple(
@@ -34,12 +32,14 @@ def plan_of(
         for row in program.rows
     )
     again = tuple(s.path for s in program.again)
-    return PlanFile(program.name, graph, program.grid, values, rows, machine, seconds * 1e3, statistics, again)
+    return PlanFile(program.name, graph, program.grid, values, rows, machine, seconds * 1e3, program.statistics, again)
 
 
-def program_of(plan: PlanFile, parts: Parts) -> Program:
+def program_of(plan: PlanFile, parts: Parts, *, bare: bool = True) -> Program:
     """The program that a file lays out.
 
+    Args:
+        bare: without axes of one rank, which split nothing.
     Raises:
         InputError: it is another network's, or a layout can't work.
     """
@@ -51,8 +51,8 @@ def program_of(plan: PlanFile, parts: Parts) -> Program:
         raise InputError(
             f"the plan has {len(plan.rows)} rows, the network {len(rows)}", ("rows",), hint="plan it again"
         )
-    bare = Grid(tuple((a, n) for a, n in plan.grid.axes if n > 1))
-    stored = {n: _bare(plan.values.get(n) or ((),) * len(t.shape), bare) for n, t in known.items()}
+    grid = Grid(tuple((a, n) for a, n in plan.grid.axes if n > 1)) if bare else plan.grid
+    stored = {n: _on(grid, plan.values.get(n) or ((),) * len(t.shape)) for n, t in known.items()}
     for n, t in known.items():
         if len(stored[n]) != len(t.shape):
             fact = f"{n} has {len(t.shape)} dimensions, its layout {len(stored[n])}"
@@ -60,19 +60,20 @@ def program_of(plan: PlanFile, parts: Parts) -> Program:
     for buffer, value in updates:
         if stored[buffer] != stored[value]:
             raise InputError(f"{buffer} becomes {value}: both want one layout", ("values", buffer))
-    placed = [_row(i, r, b, bare, stored) for i, (r, b) in enumerate(zip(plan.rows, rows, strict=True))]
+    placed = [_row(i, r, b, grid, stored) for i, (r, b) in enumerate(zip(plan.rows, rows, strict=True))]
     values = {n: Value(n, t.shape, t.dtype, stored[n], t.kind) for n, t in known.items()}  # type: ignore[arg-type]
     program = Program(
-        name=name, grid=plan.grid, values=values, rows=tuple(placed), updates=tuple(updates), outputs=tuple(outputs)
-    )
+        name=name, grid=plan.grid, values=values, rows=tuple(placed), updates=tuple(updates), outputs=tuple(outputs),
+        statistics=plan.statistics,
+    )  # fmt: skip
     return with_again(program, plan.again)
 
 
-def _bare(stored: Sequence[tuple[str, ...]], bare: Grid) -> tuple[tuple[str, ...], ...]:
-    return tuple(tuple(a for a in axes if a in bare.names) for axes in stored)
+def _on(grid: Grid, stored: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(a for a in axes if a in grid.names) for axes in stored)
 
 
-def _row(i: int, plan: RowPlan, bound: Bound, bare: Grid, stored: dict[str, tuple[tuple[str, ...], ...]]) -> PlacedRow:
+def _row(i: int, plan: RowPlan, bound: Bound, grid: Grid, stored: dict[str, tuple[tuple[str, ...], ...]]) -> PlacedRow:
     made = next(filter(None, bound.makes), bound.operation.name)
     if plan.makes != made:
         raise InputError(
@@ -87,26 +88,29 @@ def _row(i: int, plan: RowPlan, bound: Bound, bare: Grid, stored: dict[str, tupl
         one = bound.operation.gradients.get(name)
         if one is None:
             raise InputError(f"{made}: {name} has no gradient of its own", ("rows", i, "gradients", name))
-        nests = _checked(i, Bound(one.operation, one.reads, (name,)), way, roles, bare)
-        derived[name] = place_gradient(bound, name, bare, way, nests, names)
+        path = ("rows", i, "gradients", name)
+        nests = _checked(path, Bound(one.operation, one.reads, (name,)), way, roles, grid)
+        derived[name] = place_gradient(bound, name, grid, way, nests, names)
     signature, own_rows = bound.operation.signatures, set(bound.operation.gradients)
     if plan.way < len(signature) and signature[plan.way].reduction != "sum" and set(derived) != own_rows:
         raise InputError(f"{made}: its gradient wants a row of its own", ("rows", i), hint="gradients: {x: {...}}")
-    return place(bound, bare, plan.way, _checked(i, bound, plan.way, plan.roles, bare), reads, makes, derived)
+    nests = _checked(("rows", i), bound, plan.way, plan.roles, grid)
+    return place(bound, grid, plan.way, nests, reads, makes, derived)
 
 
 def _checked(
-    i: int, bound: Bound, way: int, roles: Sequence[tuple[str, tuple[str, ...]]], bare: Grid
+    path: KeyPath, bound: Bound, way: int, roles: Sequence[tuple[str, tuple[str, ...]]], grid: Grid
 ) -> dict[str, tuple[str, ...]]:
     """Roles that an operation's signature has and local code can take."""
+    i = path[1]
     signatures = bound.operation.signatures
     if not 0 <= way < len(signatures):
-        raise InputError(f"row {i}: {bound.operation.name} has ways 0 to {len(signatures) - 1}", ("rows", i, "way"))
+        raise InputError(f"row {i}: {bound.operation.name} has ways 0 to {len(signatures) - 1}", (*path, "way"))
     signature = signatures[way]
-    nests = {index: tuple(a for a in axes if a in bare.names) for index, axes in roles}
+    nests = {index: tuple(a for a in axes if a in grid.names) for index, axes in roles}
     if unknown := [index for index in nests if index not in signature.extent]:
         hint = f"indices {', '.join(signature.extent)}: {signature}"
-        raise InputError(f"row {i}: {bound.operation.name} has no index {unknown[0]}", ("rows", i, "roles"), hint=hint)
-    if signature.reduction == "max" or not serves(signature, nests, bare):
-        raise InputError(f"row {i}: {bound.operation.name} can't run with these roles", ("rows", i, "roles"))
+        raise InputError(f"row {i}: {bound.operation.name} has no index {unknown[0]}", (*path, "roles"), hint=hint)
+    if signature.reduction == "max" or not serves(signature, nests, grid):
+        raise InputError(f"row {i}: {bound.operation.name} can't run with these roles", (*path, "roles"))
     return nests

@@ -37,9 +37,12 @@ class Network:
     def __post_init__(self) -> None:
         for what, count in (("nodes", self.nodes), ("nodes in a supernode", self.supernode)):
             if count < 1 or count & (count - 1):
-                raise InputError(f"{count} {what}: recursive halving and Eqs. 3-6 need a power of two")
+                below = 1 << max(count, 1).bit_length() - 1
+                fact = f"{count} {what}: recursive halving and Eqs. 3-6 need a power of two"
+                raise InputError(fact, hint=f"{below} or {2 * below}")
         if self.supernode > self.nodes:
-            raise InputError(f"supernodes of {self.supernode} nodes, and {self.nodes} in all")
+            fact = f"supernodes of {self.supernode} nodes, and {self.nodes} in all"
+            raise InputError(fact, hint=f"--supernode {self.nodes}")
         if min(self.latency_s, self.inside_s_per_byte, self.across_s_per_byte, self.reduce_s_per_byte) < 0:
             raise InputError("a negative time")
 

@@ -27,6 +27,11 @@ MOST_BM, MOST_BN = 1024, 512
 Reals = NDArray[np.float64]
 
 
+def library_seconds(plan: GemmPlan, rates: Rates) -> float:
+    """What a product by the general library takes beside the mesh's work: a call, and every row of C, column-major."""
+    return rates.library_call_s + rates.library_row_s * plan.m
+
+
 def gemm_seconds(plan: GemmPlan, rates: Rates) -> float:
     """Seconds of a double-buffered plan; blocks on the edges count whole, as they are computed.
 

@@ -55,7 +55,8 @@ class GemmPlan:
             raise InputError(f"the mesh computes float32 and float64, not {self.dtype}")
         for name, block, multiple in (("bm", self.bm, 32), ("bn", self.bn, 8), ("bk", self.bk, 8)):
             if block < multiple or block % multiple:
-                raise InputError(f"block {name}={block} is no multiple of {multiple}")
+                hint = "BM a multiple of 32, BN and BK of 8, or none given: they are searched"
+                raise InputError(f"block {name}={block} is no multiple of {multiple}", hint=hint)
 
     @property
     def tile(self) -> tuple[int, int, int]:

@@ -19,9 +19,8 @@ FITTED: tuple[str, ...] = (
     "implicit_kernel_slowdown",
     "im2col_operation_s",
     "col2im_element_s",
-    "big_plane_output_s",
-    "big_plane_operand_s",
 )
+TAKEN = ("dma_half_block_bytes", "gemm_kernel_efficiency", "dma_round_s", "library_call_s", "library_row_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,18 +30,18 @@ class Rates:
     `implicit_kernel_slowdown`: flops at peak take this many times longer in the implicit kernel (1 / efficiency).
     `dma_round_s`: of every transfer that is waited for, and of every tile of the implicit kernel that is read,
     multiplied or written. `im2col_operation_s`: of a DMA operation of im2col or col2im, beside im2col's bytes.
-    `col2im_element_s`: of an element of the matrix. `big_plane_*_s`: of an output element, and of an element of the
-    three matrices, where planes are large (conv/cost.py).
+    `col2im_element_s`: of an element of the matrix. `library_call_s`, `library_row_s`: of a product by the general
+    library, and of each row of its first matrix, column-major, whatever the other extents (`gemm/cost.py`).
     """
 
     dma_half_block_bytes: float
     gemm_kernel_efficiency: float
     dma_round_s: float
+    library_call_s: float
+    library_row_s: float
     implicit_kernel_slowdown: float = 1.0
     im2col_operation_s: float = 0.0
     col2im_element_s: float = 0.0
-    big_plane_output_s: float = 0.0
-    big_plane_operand_s: float = 0.0
     group: CoreGroup = SW26010
 
     def bytes_per_s(self, block_bytes: float) -> float:
@@ -66,11 +65,8 @@ def read_rates_file() -> dict[str, Any]:
 def taken_rates() -> Rates:
     """What is not fitted; the fitted constants have no effect."""
     taken = read_rates_file()["taken"]
-    return Rates(
-        dma_half_block_bytes=float(taken["dma_half_block_bytes"][0]),
-        gemm_kernel_efficiency=float(taken["gemm_kernel_efficiency"][0]),
-        dma_round_s=float(taken["dma_round_s"][0]),
-    )
+    numbers: dict[str, Any] = {name: float(taken[name][0]) for name in TAKEN}
+    return Rates(**numbers)
 
 
 def load_rates() -> Rates:

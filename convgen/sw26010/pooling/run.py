@@ -8,6 +8,7 @@ is found again in x, and the first of equal ones gets the gradient, as in PyTorc
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isqrt
 from typing import Any, Literal
 
 import numpy as np
@@ -43,9 +44,11 @@ class Pooling:
 
     def __post_init__(self) -> None:
         if min(self.n, self.c, self.kernel) < 1 or min(self.h, self.w) < self.kernel or self.dtype not in DTYPES:
-            raise InputError(f"cannot pool {self.n} x {self.c} x {self.h} x {self.w} of {self.dtype} by {self.kernel}")
+            fact = f"cannot pool {self.n} x {self.c} x {self.h} x {self.w} of {self.dtype} by {self.kernel}"
+            raise InputError(fact, hint=f"a kernel up to {min(self.h, self.w)}, of float32 or float64")
         if SLOT_BYTES * (self.kernel**2 + 1) > POOL_LDM_BYTES:
-            raise InputError(f"a window of {self.kernel} x {self.kernel} does not fit into LDM")
+            hint = f"a kernel up to {isqrt(POOL_LDM_BYTES // SLOT_BYTES - 1)}"
+            raise InputError(f"a window of {self.kernel} x {self.kernel} does not fit into LDM", hint=hint)
 
     @property
     def out_shape(self) -> tuple[int, int, int, int]:

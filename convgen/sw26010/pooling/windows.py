@@ -52,9 +52,10 @@ class Windows:
         if min(self.n, self.c, self.h, self.w, self.kernel, self.stride) < 1 or self.padding < 0:
             raise InputError(f"cannot pool {shape}, padding {self.padding}")
         if 2 * self.padding > self.kernel or min(self.h, self.w) + 2 * self.padding < self.kernel:
-            raise InputError(f"cannot pool {shape}: padding {self.padding} leaves a window without elements, or none")
+            fact = f"cannot pool {shape}: padding {self.padding} leaves a window without elements, or none"
+            raise InputError(fact, hint=f"a padding up to {self.kernel // 2}, and a kernel up to the padded image")
         if max(self._forward_bytes(1), self._backward_bytes(1)) > WINDOWS_LDM_BYTES:
-            raise InputError(f"cannot pool {shape}: the rows of one window don't fit into LDM")
+            raise InputError(f"cannot pool {shape}: the rows of one window don't fit into LDM", hint="a narrower image")
 
     @property
     def out_shape(self) -> tuple[int, int, int, int]:

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from convgen.pictures.canvas import GREY, Canvas
 from convgen.pictures.log_axes import LogAxes
+from convgen.spec.text import number_of
 from convgen.sw26010.machine.plot import COLUMN_BUS, ROW_BUS
 from convgen.sw26010.storage.report import Question, io_rows
 from convgen.sw26010.storage.striping import MIB
@@ -28,7 +29,7 @@ def io_page(question: Question, counts: Sequence[int]) -> Canvas:
         ("single_split_bytes_per_s", "one array", ROW_BUS),
         (
             "striped_bytes_per_s",
-            f"{striping.arrays} arrays, stripes of {striping.stripe_bytes / MIB:g} MiB",
+            f"{number_of(striping.arrays, 'array')}, stripes of {striping.stripe_bytes / MIB:g} MiB",
             COLUMN_BUS,
         ),
     )

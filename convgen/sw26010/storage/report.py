@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from convgen.spec.text import number_of
 from convgen.sw26010.machine.table import table
 from convgen.sw26010.storage.reading import Disks, at_least_s, drawn_starts, read_together, single_split_s
 from convgen.sw26010.storage.striping import IMAGE_BYTES, IMAGENET_IMAGES, MIB, Striping
@@ -70,7 +71,7 @@ def io_text(question: Question, counts: Sequence[int]) -> str:
     """The same for people."""
     striping, size = question.striping, question.size
     head = (
-        "processes", "one array, GB/s", "s", f"{striping.arrays} arrays, GB/s", "s", "s at least",
+        "processes", "one array, GB/s", "s", f"{number_of(striping.arrays, 'array')}, GB/s", "s", "s at least",
         "arrays a process", "processes an array", "busiest", "[SW] 2N/arrays",
     )  # fmt: skip
     rows = [
@@ -84,12 +85,13 @@ def io_text(question: Question, counts: Sequence[int]) -> str:
         for row in io_rows(question, counts)
     ]  # fmt: skip
     disks = question.disks
+    arrays, touched = (number_of(n, "array") for n in (striping.arrays, striping.most_touched(size)))
     mean = min(float(striping.arrays), striping.mean_stripes(size))
     lines = [
-        f"reads of {size / MIB:g} MiB, {question.batch} images, from anywhere in a file on {striping.arrays} arrays by "
+        f"reads of {size / MIB:g} MiB, {question.batch} images, from anywhere in a file on {arrays} by "
         f"stripes of {striping.stripe_bytes / MIB:g} MiB",
         f"an array gives {disks.array_bytes_per_s / 1e9:g} GB/s, a link takes {disks.link_bytes_per_s / 1e9:g} GB/s",
-        f"a process touches at most {striping.most_touched(size)} arrays, {mean:.2f} on average over all starts",
+        f"a process touches at most {touched}, {mean:.2f} on average over all starts",
         "",
         table(head, rows),
     ]

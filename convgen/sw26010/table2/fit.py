@@ -17,7 +17,7 @@ Reals = NDArray[np.float64]
 IMPLICIT = ("implicit_kernel_slowdown",)  # of FITTED; the others are of explicit plans
 
 
-def fit(selected: Iterable[Cell]) -> dict[str, float]:
+def fit(selected: Iterable[Cell], constants: Sequence[str] = FITTED) -> dict[str, float]:
     """Constants that fit the cells best; those that no cell has are 0.
 
     Implicit and explicit cells share no constant, so they are fitted apart.
@@ -28,13 +28,13 @@ def fit(selected: Iterable[Cell]) -> dict[str, float]:
     chosen = list(selected)
     if not chosen:
         raise InputError("nothing to fit the constants to", hint="layers of [SW] Table 2, such as conv1_2 and conv4_1")
-    constants: dict[str, float] = dict.fromkeys(FITTED, 0.0)
+    found: dict[str, float] = dict.fromkeys(constants, 0.0)
     for kind in ("implicit", "explicit"):
         mine = [cell for cell in chosen if cell.kind == kind]
-        names = [name for name in FITTED if any(name in dict(cell.terms.counts) for cell in mine)]
+        names = [name for name in constants if any(name in dict(cell.terms.counts) for cell in mine)]
         if names:
-            constants.update(zip(names, _fit_kind(mine, names), strict=True))
-    return constants
+            found.update(zip(names, _fit_kind(mine, names), strict=True))
+    return found
 
 
 def _fit_kind(selected: Sequence[Cell], names: Sequence[str]) -> list[float]:
@@ -62,12 +62,12 @@ def leave_one_layer_out(all_cells: Sequence[Cell]) -> list[tuple[Cell, dict[str,
     return [(cell, fits[cell.layers]) for cell in all_cells]
 
 
-def determines(selected: Iterable[Cell]) -> bool:
+def determines(selected: Iterable[Cell], constants: Sequence[str] = FITTED) -> bool:
     """Whether these cells say what each constant is: as many independent columns as there are constants."""
     chosen = list(selected)
     for kind in ("implicit", "explicit"):
         mine = [dict(cell.terms.counts) for cell in chosen if cell.kind == kind]
-        names = IMPLICIT if kind == "implicit" else tuple(name for name in FITTED if name not in IMPLICIT)
+        names = IMPLICIT if kind == "implicit" else tuple(name for name in constants if name not in IMPLICIT)
         matrix = np.array([[counts.get(name, 0.0) for name in names] for counts in mine]).reshape(-1, len(names))
         scaled = matrix / np.maximum(np.abs(matrix).max(axis=0, initial=0.0), 1e-300)
         if int(np.linalg.matrix_rank(scaled, tol=1e-6)) < len(names):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import combinations
 from statistics import median
 from typing import Any
@@ -24,7 +25,7 @@ from convgen.sw26010.table2.cells import (
 )
 from convgen.sw26010.table2.fit import determines, fit
 
-# A layer with big planes, which two constants need, and one without.
+# A layer with large planes and one without.
 FIT_BIG, FIT_SMALL = ("conv1_2", "conv2_2"), ("conv3_1", "conv3_2", "conv4_1", "conv4_2", "conv5_1")
 FIT_PAIRS = tuple((big, small) for big in FIT_BIG for small in FIT_SMALL)
 
@@ -62,18 +63,27 @@ def choices_text(taken: Rates) -> str:
     made = choices(taken)
     head = (
         "fitted layers", "held out", "implicit", "explicit", "R <= 56", "R >= 112", "largest",
-        "slowdown", "im2col op us", "col2im ns", "output ns", "operand ns",
+        "slowdown", "im2col op us", "col2im ns",
     )  # fmt: skip
     names = ("held out", "held out, implicit", "held out, explicit", "  56 pixels or fewer", "  112 pixels or more")
-    units = (1.0, 1e6, 1e9, 1e9, 1e9)
+    units = (1.0, 1e6, 1e9)
     rows = [
         [" ".join(layers), *(f"{found[name].mean:.1%}" for name in names), f"{found['held out'].largest:.1%}",
          *(f"{constants[name] * unit:.3f}" for name, unit in zip(FITTED, units, strict=True))]
         for layers, constants, found in made
     ]  # fmt: skip
     middle = [f"{median(found[name].mean for _, _, found in made):.1%}" for name in names]
-    rows.append(["median", *middle, f"{median(found['held out'].largest for _, _, found in made):.1%}", *[""] * 5])
+    rows.append(["median", *middle, f"{median(found['held out'].largest for _, _, found in made):.1%}", *[""] * 3])
     return f"{len(made)} choices of two layers that determine all constants\n\n{table(head, rows)}"
+
+
+def choices_json(taken: Rates) -> list[dict[str, Any]]:
+    """The same as dictionaries."""
+    return [
+        {"fitted_layers": list(layers), "constants": constants,
+         "scores": {name.strip(): asdict(one) for name, one in found.items()}}
+        for layers, constants, found in choices(taken)
+    ]  # fmt: skip
 
 
 def fit_range(taken: Rates) -> dict[str, tuple[float, float, float]]:

@@ -31,7 +31,10 @@ def layers_of_network(network: Network) -> Layers:
         raise InputError(f"{network.name} is of {network.dtype}; swCaffe trains in float32", hint=hint)
     found: list[Layer] = []
     for node in network.nodes:
-        found += _layers(network, node)
+        try:
+            found += _layers(network, node)
+        except InputError as error:
+            raise InputError(f"{network.where(node)}: {error.fact}", notes=error.notes, hint=error.hint) from None
         readers = len(network.readers[node.name])
         if readers > 1 and node.kind != "input":
             found.append(FanLayer(f"{node.name} (gradients)", _sample(node.shape), readers))
@@ -73,7 +76,7 @@ def _layers(network: Network, node: Node) -> list[Layer]:
         case "input" | "flatten":
             return []
         case _:
-            raise InputError(f"{network.where(node)}: {name} is a {node.kind}, which the mesh has no program for")
+            raise InputError(f"{name} is a {node.kind}, which the mesh has no program for")
 
 
 def conv_layer(name: str, conv: Conv, *, first: bool) -> ConvLayer:

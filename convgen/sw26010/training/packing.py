@@ -45,7 +45,7 @@ class Reduced:
 
 def gradients(layers: Layers, batch: int, plans: Plans = "model") -> list[Gradient]:
     """Of the layers that have parameters, in the order of the backward pass."""
-    times = layer_times(layers, -(-batch // CORE_GROUPS), plans)
+    times = layer_times(layers.layers, -(-batch // CORE_GROUPS), plans)
     found: list[Gradient] = []
     now = 0.0
     for time in reversed(times):
@@ -57,7 +57,7 @@ def gradients(layers: Layers, batch: int, plans: Plans = "model") -> list[Gradie
 
 def backward_s(layers: Layers, batch: int, plans: Plans = "model") -> float:
     """Of the whole backward pass."""
-    return sum(time.backward_s for time in layer_times(layers, -(-batch // CORE_GROUPS), plans))
+    return sum(time.backward_s for time in layer_times(layers.layers, -(-batch // CORE_GROUPS), plans))
 
 
 def copies_s(elements: int, rates: Rates) -> float:

@@ -33,7 +33,8 @@ class Scaling:
     share: float
 
 
-def _rows(name: str) -> list[dict[str, str]]:
+def csv_rows(name: str) -> list[dict[str, str]]:
+    """Of a file in tuning/sw26010, without its comments."""
     text = data_file("tuning", "sw26010", name).read_text(encoding="utf-8")
     return list(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
 
@@ -43,7 +44,7 @@ def read_table3() -> dict[str, Speed]:
     """By the network's name."""
     return {
         r["network"]: Speed(r["network"], r["paper"], int(r["batch"]), float(r["images_per_s"]))
-        for r in _rows("table3.csv")
+        for r in csv_rows("table3.csv")
     }
 
 
@@ -52,7 +53,7 @@ def read_scaling() -> tuple[Scaling, ...]:
     """In the order of the text."""
     return tuple(
         Scaling(r["network"], int(r["batch"]), int(r["nodes"]), float(r["speedup"]), float(r["share"]))
-        for r in _rows("scaling.csv")
+        for r in csv_rows("scaling.csv")
     )
 
 

@@ -14,9 +14,8 @@ from typing import Literal, assert_never
 
 from convgen.errors import InputError
 from convgen.sw26010.allreduce.cost import Network, all_reduce_time
-from convgen.sw26010.conv.cost import choose_plan, conv_terms, explicit_plan
+from convgen.sw26010.conv.cost import choose_plan, conv_terms, explicit_plan, layout_seconds
 from convgen.sw26010.conv.implicit_plan import ImplicitPlan
-from convgen.sw26010.conv.layouts import Transform, transform_counts
 from convgen.sw26010.conv.plan_words import plan_name
 from convgen.sw26010.gemm.cost import gemm_seconds, search_blocks
 from convgen.sw26010.gemm.plan import GemmPlan
@@ -27,12 +26,12 @@ from convgen.sw26010.pooling.windows import windows_seconds
 from convgen.sw26010.storage.reading import Disks, drawn_starts, read_together
 from convgen.sw26010.storage.striping import IMAGE_BYTES, IMAGENET_IMAGES, MIB, Striping
 from convgen.sw26010.target.sums import Sum, sum_seconds
-from convgen.sw26010.training.layers import ConvLayer, ConvTask, Layer, Layers, NormTask, PoolTask, Task
+from convgen.sw26010.training.caffe import caffe_parts
+from convgen.sw26010.training.layers import ConvTask, Layer, Layers, NormTask, PoolTask, Task
 
 CORE_GROUPS = 4
 SUPERNODE = 256
-FEWEST_PIXELS, MANAGEMENT_FLOPS_PER_S = 64, 5.29e9  # see small_on_management_s
-Plans = Literal["model", "explicit"]
+Plans = Literal["model", "explicit", "caffe"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ def task_seconds(task: Task, plans: Plans) -> tuple[float, str]:
 
     Args:
         plans: `model`: the faster by the cost model, with the transformations of x and y where it is implicit;
-            `explicit`: as the public code trains on four core groups.
+            `explicit` alone.
     """
     rates = taken_rates()
     match task:
@@ -76,32 +75,34 @@ def _conv_seconds(task: ConvTask, plans: Plans, rates: Rates) -> tuple[float, st
         return task.groups * conv_terms(plan, rates).seconds(fitted), "explicit"
     choices = choose_plan(task.problem, task.phase, rates, fitted).plans
     timed = [
-        (seconds + (_layout_seconds(plan, rates) if isinstance(plan, ImplicitPlan) else 0.0), plan_name(plan))
+        (seconds + (layout_seconds(plan, rates) if isinstance(plan, ImplicitPlan) else 0.0), plan_name(plan))
         for plan, seconds in choices
     ]
     seconds, name = min(timed)
     return task.groups * seconds, name
 
 
-def _layout_seconds(plan: ImplicitPlan, rates: Rates) -> float:
-    """Of bringing images to (R, C, N, B) and the result back ([SW] 4.3); neighbours that keep it save that."""
-    p = plan.problem
-    x, y = (p.n, p.c, p.h, p.w), (p.n, p.f, p.h_out, p.w_out)
-    to, back = {"forward": ([x], [y]), "backward_data": ([y], [x]), "backward_filter": ([x, y], [])}[plan.phase]
-    moved = [transform_counts(Transform(*shape, plan.dtype, "to_implicit")) for shape in to]
-    moved += [transform_counts(Transform(*shape, plan.dtype, "to_explicit")) for shape in back]
-    return sum(rates.transfer_s(counts.get) + rates.transfer_s(counts.put) for counts in moved)
+def layer_times(layers: Iterable[Layer], samples: int, plans: Plans = "model") -> tuple[LayerTime, ...]:
+    """Of every layer on a core group with so many samples.
 
-
-def layer_times(layers: Layers, samples: int, plans: Plans = "model") -> tuple[LayerTime, ...]:
-    """Of every layer on a core group with so many samples."""
+    Args:
+        plans: as of `task_seconds`; or `caffe`: as the profiled public code ran them (caffe.py).
+    """
+    if plans == "caffe":
+        return tuple(_as_profiled(layer, samples) for layer in layers)
     found: list[LayerTime] = []
-    for layer in layers.layers:
+    for layer in layers:
         forth = [task_seconds(task, plans) for task in layer.forward(samples)]
         back = [task_seconds(task, plans) for task in layer.backward(samples)]
         named = tuple(name for _, name in (*forth, *back) if name)
         found.append(LayerTime(layer, _sum(forth), _sum(back), named))
     return tuple(found)
+
+
+def _as_profiled(layer: Layer, samples: int) -> LayerTime:
+    parts = list(caffe_parts(layer, samples))
+    plans = tuple(plan for part in parts for plan in part.plans)
+    return LayerTime(layer, sum(p.forward_s for p in parts), sum(p.backward_s for p in parts), plans)
 
 
 def _sum(parts: Iterable[tuple[float, str]]) -> float:
@@ -151,7 +152,7 @@ def step_of(layers: Layers, batch: int, nodes: int, *, plans: Plans = "model", s
         raise InputError(f"a step of {batch} samples")
     rates = taken_rates()
     groups = min(CORE_GROUPS, batch)
-    times = layer_times(layers, -(-batch // CORE_GROUPS), plans)
+    times = layer_times(layers.layers, -(-batch // CORE_GROUPS), plans)
     elements = layers.parameters
     summed = sum_seconds(Sum(groups, elements, "float32"), rates) if elements and groups > 1 else 0.0
     update = stream_seconds(Stream("momentum", -(-elements // CORE_GROUPS)), rates) if elements else 0.0
@@ -172,29 +173,6 @@ def nodes_network(nodes: int, latency_s: float | None = None) -> Network:
     adding = 3 / (CORE_GROUPS * rates.group.dma_bytes_per_s)
     network = Network(nodes, min(SUPERNODE, nodes), reduce_s_per_byte=adding)
     return network if latency_s is None else replace(network, latency_s=latency_s)
-
-
-def small_on_management_s(layers: Layers, batch: int, plans: Plans = "model") -> float:
-    """Seconds that a step takes longer if products of fewer than 64 pixels run on the management core.
-
-    A hypothesis: [SW] has no word of it. The rate is that of the one product of Table 2 that the mesh's model is 18
-    times too fast for, conv1_1 forward, 5.29 Gflop/s of the management core's 11.6. Table 2 has no plane below 14 x 14;
-    ResNet-50 and GoogLeNet have 7 x 7.
-    """
-    rates, more = taken_rates(), 0.0
-    for layer in layers.layers:
-        if not isinstance(layer, ConvLayer) or layer.rows.out * layer.columns.out >= FEWEST_PIXELS:
-            continue
-        samples = -(-batch // CORE_GROUPS)
-        for task in (*layer.forward(samples), *layer.backward(samples)):
-            if isinstance(task, ConvTask) and task.phase != "backward_filter":
-                plan = explicit_plan(task.problem, task.phase, rates)
-                slow = task.problem.n * (plan.gemm.useful_flops / MANAGEMENT_FLOPS_PER_S)
-                before = task_seconds(task, plans)[0] / task.groups
-                after = conv_terms(plan, rates).seconds(load_rates().fitted())
-                after += slow - task.problem.n * gemm_seconds(plan.gemm, rates)
-                more += task.groups * max(0.0, after - before)
-    return more
 
 
 @cache

@@ -1,0 +1,206 @@
+"""Rows of a program as one, so that one wide halo, or an earlier one, stands for what lay between them.
+
+| chain of rows | as one row | its halo |
+|---|---|---|
+| conv, relu, conv | operations/fused.py | one of the first one's operand, as wide as both together |
+| batch norm's last row, relu, conv | the same | of what is normalised: it may travel while moments do |
+
+A row joins the one behind it where nothing else reads what it makes, and it computes element by element or by rows that
+are read in order. The row takes the roles of its last part; values between are no values of the program any more.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from convgen.algebra.layout import Axes
+from convgen.algebra.relations import ReadBy, Taps, Through
+from convgen.algebra.signature import Made, Operand, Signature
+from convgen.operations.average_pooling import AveragePool
+from convgen.operations.batch_norm import Centred
+from convgen.operations.bound import Bound
+from convgen.operations.calls import Elementwise
+from convgen.operations.convolution import Convolution
+from convgen.operations.fused import MADE, Fused, Link
+from convgen.operations.pointwise import Pointwise
+from convgen.operations.transposed import TransposedConvolution
+from convgen.program.network import Program
+from convgen.program.rows import PlacedRow, Stored, place
+
+Group = tuple[int, ...]  # numbers of rows of the network as it is described, in order
+JOINING = (Centred, Elementwise, Pointwise, Convolution, TransposedConvolution, AveragePool)
+IN_ORDER = (Taps, ReadBy, Through)
+
+
+# ---- what may be one row ----
+
+
+def chains(program: Program) -> list[Group]:
+    """The longest chains of rows that may be one, each of at least two."""
+    readers = Counter(v for row in program.rows for v in row.bound.reads)
+    kept = {v for _, v in program.outputs} | {v for _, v in program.updates}
+    made = {v: i for i, row in enumerate(program.rows) for v in row.bound.makes if v}
+    found: list[Group] = []
+    inside: set[int] = set()
+    for last in reversed(range(len(program.rows))):
+        if last in inside or not _joins(program.rows[last]):
+            continue
+        chain = [last]
+        while (before := _before(program, chain[0], made, readers, kept)) is not None:
+            chain.insert(0, before)
+        if len(chain) > 1:
+            found.append(tuple(chain))
+            inside |= set(chain)
+    return found[::-1]
+
+
+def _joins(row: PlacedRow) -> bool:
+    operation = row.bound.operation
+    plain = len(row.bound.makes) == 1 and row.signature.reduction == "sum" and row.chunks is None
+    return plain and row.way == 0 and isinstance(operation, JOINING) and len(row.signature.results[0].shape) > 2
+
+
+def _before(
+    program: Program, i: int, made: Mapping[str, int], readers: Mapping[str, int], kept: set[str]
+) -> int | None:
+    """The row whose result row i reads, if it may join."""
+    for k, v in enumerate(program.rows[i].bound.reads):
+        m = made.get(v)
+        if m is None or readers[v] != 1 or v in kept or not _joins(program.rows[m]):
+            continue
+        operand = program.rows[i].signature.inputs[k]
+        same_block = [s for s in program.again if s.start <= m < s.stop] == [
+            s for s in program.again if s.start <= i < s.stop
+        ]
+        if operand.gradient and len(operand.shape) > 2 and same_block:
+            return m
+    return None
+
+
+def faults(operation: Fused) -> Iterator[str]:
+    """Why rows can't be one, if they can't."""
+    (signature,) = operation.signatures
+    for part, made in zip(operation.parts, operation.made, strict=True):
+        (result,) = part.signature.results
+        nests = [sum(part.signature.extent[i] > 1 for i in own.indices) > 1 for own in result.dims]
+        if any(wide.indices and nest for wide, nest in zip(made, nests, strict=True)):
+            yield f"blocks of {part.operation.name}'s result cut a nest"
+        yield from (f"{part.operation.name}: {fault}" for fault in _window_faults(made, result.shape, signature))
+    windowed = [o for o in signature.inputs if any(m.relation for m in o.dims)]
+    if len(windowed) != 1:
+        yield f"windows of {len(windowed)} operands"
+    for operand in windowed:
+        yield from (f"{operand.name}: {fault}" for fault in _window_faults(operand.dims, operand.shape, signature))
+
+
+def _window_faults(made: Sequence[Made], shape: Sequence[int], signature: Signature) -> Iterator[str]:
+    """Of what rows of the last result read: a rank whose rows read nothing makes zeros, and a bias may be no zero."""
+    for one, extent in zip(made, shape, strict=True):
+        if one.relation is None:
+            continue
+        if not isinstance(one.relation, IN_ORDER):
+            yield "rows are not read in order"
+            continue
+        rows: Any = np.arange(signature.extent[one.indices[0]], dtype=np.int64)
+        first, last = one.relation.hull(*one.relation.window(rows, rows + 1), extent)
+        if bool((first >= last).any()):
+            yield "some rows of the last result read none"
+
+
+# ---- as one ----
+
+
+def joined(bounds: Sequence[Bound]) -> Bound:
+    """Rows in order, each of which reads what the one before makes, as one."""
+    reads: list[str] = []
+    parts: list[Link] = []
+    for before, bound in zip([None, *bounds[:-1]], bounds, strict=True):
+        sources: list[int] = []
+        for v in bound.reads:
+            if before is not None and v == before.makes[0]:
+                sources.append(MADE)
+            else:
+                sources.append(len(reads))
+                reads.append(v)
+        parts.append(Link(bound.operation, tuple(sources)))
+    return Bound(Fused(tuple(parts)), tuple(reads), bounds[-1].makes, bounds[-1].module)
+
+
+def joined_rows(bounds: Sequence[Bound], groups: Sequence[Group]) -> tuple[Bound, ...]:
+    """The rows of a network with these groups as one row each, in the place of their last."""
+    of = {group[-1]: group for group in groups}
+    return tuple(joined([bounds[k] for k in of[i]]) if i in of else bounds[i] for i in numbers(len(bounds), groups))
+
+
+def numbers(count: int, groups: Sequence[Group]) -> list[int]:
+    """By row of a program with these groups, the number of the described row that it ends with.
+
+    Args:
+        count: rows as described.
+    """
+    gone = {i for group in groups for i in group[:-1]}
+    return [i for i in range(count) if i not in gone]
+
+
+def widened(program: Program, groups: Sequence[Group]) -> Program:
+    """A program with groups of its rows as one each, where signatures and roles allow it.
+
+    Args:
+        groups: of numbers of its rows, which are none that are one already.
+    """
+    rows, taken = dict(enumerate(program.rows)), list[Group]()
+    for group in groups:
+        one = _as_one(program, group)
+        if one is None:
+            continue
+        taken.append(group)
+        for i in group[:-1]:
+            del rows[i]
+        rows[group[-1]] = one
+    if not taken:
+        return program
+    place_of = {i: n for n, i in enumerate(rows)}
+    inner = {program.rows[i].bound.makes[0] for group in taken for i in group[:-1]}
+    described = numbers(len(program.rows) + sum(len(g) - 1 for g in program.joined), program.joined)
+    again = tuple(
+        replace(s, start=min(place_of[i] for i in range(s.start, s.stop) if i in rows),
+                stop=max(place_of[i] for i in range(s.start, s.stop) if i in rows) + 1)
+        for s in program.again
+    )  # fmt: skip
+    return replace(
+        program,
+        rows=tuple(rows.values()),
+        values={n: v for n, v in program.values.items() if n not in inner},
+        again=again,
+        joined=tuple(sorted((*program.joined, *(tuple(described[i] for i in g) for g in taken)))),
+    )
+
+
+def wanted_blocks(operand: Operand, roles: Mapping[str, Axes]) -> Stored:
+    """As an operand of a row, or its result, has to be stored so that nothing but halos travels."""
+    return tuple(tuple(a for i in made.indices for a in roles.get(i, ())) for made in operand.dims)
+
+
+def _as_one(program: Program, group: Group) -> PlacedRow | None:
+    last = program.rows[group[-1]]
+    bound = joined([program.rows[i].bound for i in group])
+    operation = bound.operation
+    assert isinstance(operation, Fused)
+    (signature,) = operation.signatures
+    roles = dict(last.roles)
+    reads = [program.values[v].stored for v in bound.reads]
+    sides = [
+        *zip(signature.inputs, bound.reads, reads, strict=True),
+        (signature.results[0], bound.makes[0], last.makes[0]),
+    ]
+    travels = any(  # blocks of samples that meet at one number of them may not meet at another
+        program.values[v].kind in ("made", "input") and stored != wanted_blocks(o, roles) for o, v, stored in sides
+    )
+    if travels or not set(roles) <= set(signature.extent) or any(faults(operation)):
+        return None
+    return place(bound, program.grid, 0, roles, reads, last.makes)
