@@ -168,7 +168,7 @@ class Alone:
             return of_nothing(x, w, b), own
         with noted("local", self.moments.label):
             y = torch.batch_norm(x, w, b, own[0], own[1], True, 1.0, self.eps, False)
-        return y, own.mul_(x.numel() / x.shape[1] / cast(Any, self.moments.operation).of.count)
+        return y, own * (x.numel() / x.shape[1] / cast(Any, self.moments.operation).of.count)  # autograd keeps own
 
     def evaluated(
         self, place: Place, x: Tensor, vectors: Pair, running: tuple[Tensor, Tensor], buckets: Buckets | None
