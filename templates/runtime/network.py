@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -289,11 +289,7 @@ class NetworkModule(Known):
         blocks |= zip(learns, inside, strict=True)
         drawn = next((blocks[n] for n, (how, _) in self._buffered.items() if how == "seed"), None)
         mask = None if drawn is None else self._mask(drawn)
-        late: list[Callable[[], None]] = []
-        made = self.compute(Run(Called(self, here.place, count, blocks, mask, buckets, late)), *given)
-        with torch.no_grad():
-            for end in late:
-                end()
+        made = self.compute(Run(Called(self, here.place, count, blocks, mask, buckets)), *given)
         return kept(made) if torch.is_grad_enabled() and is_kept_elsewhere() else made
 
     def _mask(self, drawn: Tensor) -> Tensor:

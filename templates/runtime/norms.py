@@ -6,13 +6,11 @@
     rows:      moments  merge  |  coefficients  y            dp  all_reduce  dcoefficients  dmoments  dx + dx
     at once:   moments  merge  |  y                          dp  all_reduce  dx
 
-The collectives are the rows', with their names, elements and order; but running statistics of ranks that have each its
-own travel while the network goes on.
+The collectives are the rows', with their names, elements and order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -32,13 +30,11 @@ from .blocks import Function
 from .buckets import Buckets
 from .checks import refuse_vmap
 from .conversions import named
-from .lanes import begin, noted
-from .layout import block
+from .lanes import noted
 from .mesh import Place
 from .rows import Move, RowHere, Stand, moved, travel
 
 Pair = tuple[Tensor | None, Tensor | None]
-STATISTICS = "statistics"
 
 
 class Joined:
@@ -187,25 +183,11 @@ class Alone:
         chains = iter(zip(stand.fetch[1:], stand.back[1:], strict=True))
         return [None if v is None else moved(v, *next(chains), here, buckets).to(wide) for v in vectors]
 
-    def averaged(self, place: Place, own: Tensor) -> Callable[[], Tensor]:
-        """The sum of the ranks' addends, under way; what is returned waits for it."""
+    def averaged(self, place: Place, own: Tensor) -> Tensor:
+        """The sum of the ranks' addends."""
         stand = self.statistics
         assert stand is not None
-        chain, here = stand.store[0], RowHere(stand, place, 0)  # type: ignore[arg-type]
-        if [move.kind for move in chain] != ["all_reduce"]:
-            found = travel(own, chain, here)
-            return lambda: found
-        (move,), group = chain, here.group(chain[0].over)
-        ranks = len(group.ranks)
-        splits = [hi - lo for lo, hi in (block(0, own.numel(), ranks, i) for i in range(ranks))]
-        with named(move.step, move.kind, move.over, here):
-            pending = begin(place.transport, move.kind, own.view(-1), splits, group, STATISTICS, owns=True)
-
-        def landed() -> Tensor:
-            with noted("wait", move.step), named(move.step, move.kind, move.over, here):
-                return pending.wait().view(own.shape)
-
-        return landed
+        return travel(own, stand.store[0], RowHere(stand, place, 0))  # type: ignore[arg-type]
 
 
 def of_nothing(x: Tensor, *vectors: Tensor | None) -> Tensor:

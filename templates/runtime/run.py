@@ -37,8 +37,7 @@ class BatchNorm(NamedTuple):
 
 class Called(NamedTuple):
     """A call of a network: this rank's plain blocks of parameters and buffers, and of the seed as it was; and buckets
-    for gradients, where there are some. `late`: what ends with the call. `first`: not one that backward repeats, so
-    that buffers are renewed."""
+    for gradients, where there are some. `first`: not one that backward repeats, so that buffers are renewed."""
 
     module: NetworkModule
     place: Place
@@ -46,7 +45,6 @@ class Called(NamedTuple):
     blocks: dict[str, Tensor]
     seed: Tensor | None
     buckets: Buckets | None
-    late: list[Callable[[], None]]
     first: bool = True
 
 
@@ -186,16 +184,10 @@ class Run:
             counted.add_(1)
         y, own = alone.run(self.place, x, vectors, self.of.buckets)
         if self.training and mean is not None and variance is not None:
-            landed = alone.averaged(self.place, own)
-
-            def renew() -> None:
-                for old, now in zip((mean, variance), landed(), strict=True):
+            with torch.no_grad():
+                new = alone.averaged(self.place, own)
+                for old, now in zip((mean, variance), new, strict=True) if renews else ():
                     old.lerp_(now.to(old.dtype), rows.momentum)
-
-            if renews:
-                self.of.late.append(renew)  # nothing else of this call reads them
-            else:
-                landed()
         return y
 
 
