@@ -2,8 +2,10 @@
 
     python bench/network_step.py [--model resnet18] [--batch 4] [--size 224] [--rounds 15]
 
-Prints medians of interleaved rounds and their ratios; bytes as VOLUME has them, and those of DDP's gradients, which are
-all-reduced: 2 (g-1)/g of their size.
+Prints medians of interleaved rounds and their ratios, and processor time, of all threads of a rank; bytes as VOLUME has
+them, and those of DDP's gradients, which are all-reduced: 2 (g-1)/g of their size. DDP's batch norms are of a rank's
+own samples, as those of `--statistics local`; global ones, which are the default and equal one process, are more work
+(torch's own, SyncBatchNorm, wants a GPU).
 """
 
 from __future__ import annotations
@@ -37,10 +39,13 @@ def model_of(name: str) -> torch.nn.Module:
     return getattr(torchvision.models, name)(num_classes=10)
 
 
-def step(model: Any, x: torch.Tensor) -> float:
-    start = time.perf_counter()
+def step(model: Any, x: torch.Tensor) -> tuple[float, float]:
+    """Seconds, and those of processors."""
+    model.zero_grad()
+    dist.barrier()
+    start, busy = time.perf_counter(), time.process_time()
     model(x).square().mean().backward()
-    return time.perf_counter() - start
+    return time.perf_counter() - start, time.process_time() - busy
 
 
 def rank_of(rank: int, ranks: int, args: argparse.Namespace, folder: str, port: int) -> None:
@@ -48,31 +53,44 @@ def rank_of(rank: int, ranks: int, args: argparse.Namespace, folder: str, port: 
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
     module = model_of(args.model)
     x = torch.randn(args.batch, 3, args.size, args.size)
-    net = load_package(Path(folder) / f"on{ranks}")
-    mesh = net.init_mesh("cpu")
-    ours = net.Network(mesh)
-    ours.load_full(module.state_dict())
     theirs: Any = module if ranks == 1 else torch.nn.parallel.DistributedDataParallel(module)
-    mine = net.scatter("x", x, mesh)
     block = x if ranks == 1 else x.chunk(ranks)[rank].contiguous()
-    times: dict[str, list[float]] = {"ours": [], "theirs": []}
+    models: dict[str, tuple[Any, torch.Tensor]] = {"theirs": (theirs, block)}
+    volumes: dict[str, int] = {}
+    for kind in args.statistics[: 1 if ranks == 1 else None]:
+        net = load_package(Path(folder) / f"{kind}{ranks}")
+        mesh = net.init_mesh("cpu")
+        model = net.Network(mesh)
+        model.load_full(module.state_dict())
+        models[kind] = model, net.scatter("x", x, mesh)
+        volumes[kind] = sum(s["bytes_sent_per_rank"][0] for steps in net.VOLUME.values() for s in steps)
+    times: dict[str, list[tuple[float, float]]] = {which: [] for which in models}
     for turn in range(args.rounds + 2):
-        for which, model, given in (("theirs", theirs, block), ("ours", ours, mine)):
-            dist.barrier()
+        for which, (model, given) in models.items():
             took = step(model, given)
             if turn > 1:
                 times[which].append(took)
     if rank == 0:
-        ours_s, theirs_s = (statistics.median(times[k]) for k in ("ours", "theirs"))
-        ratio = statistics.median(a / b for a, b in zip(times["ours"], times["theirs"], strict=True))
-        least = min(times["ours"]) / min(times["theirs"])
-        what = "the module" if ranks == 1 else "DDP (statistics of a rank's own samples)"
-        print(f"{ranks} rank{'s' * (ranks > 1)}: {ours_s * 1e3:.1f} ms, {what} {theirs_s * 1e3:.1f} ms")
-        print(f"  ratio {ratio:.3f}, of minima {least:.3f}")
+        what = "the module" if ranks == 1 else "DDP"
+        print(
+            f"{ranks} rank{'s' * (ranks > 1)}   ms: median  least  processors   "
+            f"ratio to {what}: median  least  processors"
+        )
+        walls, busy = ({k: [t[i] for t in v] for k, v in times.items()} for i in (0, 1))
+        for which in models:
+            a, b = walls[which], walls["theirs"]
+            ratios = statistics.median(x / y for x, y in zip(a, b, strict=True)), min(a) / min(b)
+            of_busy = min(busy[which]) / min(busy["theirs"])
+            name = what if which == "theirs" else f"{which} statistics" if ranks > 1 else "convgen"
+            print(
+                f"  {name:18}{statistics.median(a) * 1e3:7.1f}{min(a) * 1e3:7.1f}{min(busy[which]) * 1e3:9.1f}"
+                + (f"{ratios[0]:32.3f}{ratios[1]:7.3f}{of_busy:9.3f}" if which != "theirs" else ""),
+                flush=True,
+            )
         if ranks > 1:
-            sent = sum(s["bytes_sent_per_rank"][0] for steps in net.VOLUME.values() for s in steps)
             size = sum(p.numel() for p in module.parameters()) * 4
-            print(f"  a rank sends {sent:,} bytes a step; DDP's gradients alone {2 * size * (ranks - 1) // ranks:,}")
+            sent = ", ".join(f"{n:,} with {k} statistics" for k, n in volumes.items())
+            print(f"  a rank sends bytes a step: {sent}; DDP's gradients alone {2 * size * (ranks - 1) // ranks:,}")
     dist.destroy_process_group()
 
 
@@ -83,16 +101,19 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--statistics", nargs="*", default=["global", "local"])
     parser.add_argument("--ranks", type=int, nargs="*", default=[1, 2])
     args = parser.parse_args()
     graph, tensors = graph_of(model_of(args.model), (torch.zeros(args.batch, 3, args.size, args.size),), name="net")
     with tempfile.TemporaryDirectory() as folder:
         for ranks in args.ranks:
-            package = Path(folder) / f"on{ranks}"
-            package.mkdir()
-            for name, content in files_of(compile_network(graph, Grid((("N", ranks),))), tensors).items():
-                path = package / name
-                path.write_bytes(content if isinstance(content, bytes) else content.encode())
+            for kind in args.statistics:
+                package = Path(folder) / f"{kind}{ranks}"
+                package.mkdir()
+                compiled = compile_network(graph, Grid((("N", ranks),)), statistics=kind)
+                for name, content in files_of(compiled, tensors).items():
+                    path = package / name
+                    path.write_bytes(content if isinstance(content, bytes) else content.encode())
             port = 29500 + ranks + int(time.time()) % 1000
             mp.spawn(rank_of, args=(ranks, args, folder, port), nprocs=ranks)
 

@@ -118,8 +118,8 @@ def batch_norm(x: Any, w: Any, b: Any, mean: Any, variance: Any, training: bool,
 
 def group_norm(x: Any, groups: int, w: Any, b: Any, eps: float, _: Any) -> Any:
     n, c, *rows = x.shape
-    y = normalised(x.reshape(n, groups, c // groups, *rows), (2, 3, 4), eps).reshape(x.shape)
-    return y * w[:, None, None] + b[:, None, None]
+    y = normalised(x.reshape(n, groups, c // groups, *rows), tuple(range(2, 3 + len(rows))), eps).reshape(x.shape)
+    return y * w.reshape(-1, *[1] * len(rows)) + b.reshape(-1, *[1] * len(rows))
 
 
 def attention(q: Any, k: Any, v: Any, *_: Any) -> Any:
@@ -139,7 +139,8 @@ def sliced(x: Any, d: int, start: Any, stop: Any, step: int) -> Any:
 
 OPERATORS: Mapping[str, Callable[..., Any]] = {
     "conv2d": conv2d, "batch_norm": batch_norm, "group_norm": group_norm, "relu": jax.nn.relu, "silu": jax.nn.silu,
-    "add.Tensor": lambda a, b, alpha: a + alpha * b, "linear": lambda x, w, b: x @ w.T + b,
+    "add.Tensor": lambda a, b, alpha: a + alpha * b, "div.Tensor": lambda a, b: a / b,
+    "linear": lambda x, w, b: x @ w.T + b,
     "adaptive_avg_pool2d": lambda x, size: x.mean((2, 3), keepdims=True), "view": jnp.reshape,
     "transpose.int": jnp.swapaxes, "square": jnp.square, "mean": lambda x, _: x.mean(),
     "split.Tensor": lambda x, size, d: tuple(jnp.split(x, x.shape[d] // size, d)), "unsqueeze": jnp.expand_dims,

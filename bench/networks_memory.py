@@ -28,11 +28,14 @@ import torch
 from networks_training import ResNet18
 from torch import Tensor, nn
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 import convgen
 from convgen.algebra.grid import Grid
 from convgen.cost.network_memory import network_memory
 from convgen.network_compiler import compile_network
 from convgen.spec.exported import graph_of
+from examples.vae_decoder import Decoder
 
 MIB = 2**20
 CHANNELS = 32
@@ -79,8 +82,9 @@ NETWORKS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "stages": (Stages, (8, 3, 96, 96)),
     "resnet18": (ResNet18, (16, 3, 128, 128)),
     "unet": (Skips, (4, 3, 128, 128)),
+    "decoder": (Decoder, (2, 4, 24, 24)),
 }
-AGAIN = {"resnet18": ("layer1", "layer2"), "unet": ("one", "two", "back1", "back2"), "stages": ()}
+AGAIN = {"resnet18": ("layer1", "layer2"), "unet": ("one", "two", "back1", "back2"), "stages": (), "decoder": ()}
 GRIDS = ("N=1", "N=2", "H=2", "C=2", "N=2,H=2", "H=4")
 
 
@@ -149,7 +153,7 @@ def run(name: str, grid: str, limit: int = 0, recompute: Sequence[str] = ()) -> 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="of stages, resnet18, unet")
+    parser.add_argument("--only", default="", help="of stages, resnet18, unet, decoder")
     parser.add_argument("--grids", nargs="*", default=GRIDS)
     parser.add_argument("--limit", type=int, default=0, help="MiB of address space beside what is taken before")
     parser.add_argument("--again", action="store_true", help="with blocks that backward computes again")

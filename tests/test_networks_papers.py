@@ -113,6 +113,22 @@ def test_spatial_statistics_merge_over_the_ranks_of_a_sample() -> None:
     assert [step[0] for step in sent(one, "backward", "bn2")] == ["bn2.dp"]  # it has no weight
 
 
+@pytest.mark.parametrize(("statistics", "made_by"), [("global", "AtOnceBackward"), ("local", "NativeBatchNorm")])
+def test_a_norm_is_one_node_of_autograds_graph(statistics: str, made_by: str) -> None:
+    module = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)).double()
+    x = torch.randn(5, 3, 4, 4, dtype=torch.float64)
+    net = convgen.from_torch(module, (x,), {"N": 2}, statistics=statistics)
+
+    def program(end: Any) -> str:
+        mesh = net.init_mesh("cpu", transport=end)
+        y = net.Network(mesh)(net.scatter("input", x, mesh))
+        y.square().sum().backward()
+        return type(y.grad_fn).__name__
+
+    names = World(2).run(program)
+    assert all(name.startswith(made_by) for name in names), names
+
+
 def test_local_statistics_send_nothing_for_what_is_made() -> None:
     one = norms("N=2,H=2", "local")
     assert sent(one, "forward", "bn1") == [("bn1_statistics", "all_reduce", "NH", reduced(2 * C, 4, 4))]

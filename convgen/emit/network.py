@@ -224,7 +224,7 @@ class _Writer:
     def _parts(self, i: int) -> tuple[int, ...]:
         """Rows that a line is of."""
         norm = self.norms.get(i)
-        return (i,) if norm is None else (norm.moments, norm.coefficients, norm.centred)
+        return (i,) if norm is None else norm.rows
 
     def _is_state(self, name: str) -> bool:
         return self.program.values[name].kind in STATE
@@ -323,16 +323,21 @@ class _Writer:
         return next((s.path for s in self.program.again if s.start <= i < s.stop), "")
 
     def _norm(self, norm: Norm, prefix: str, start: str) -> list[str]:
-        rows = [self.program.rows[n] for n in (norm.moments, norm.coefficients, norm.centred)]
+        rows = [self.program.rows[n] for n in norm.rows]
         texts = [self._row(n, "    ") for n in (norm.moments, norm.coefficients, norm.centred)]
-        text = "BatchNorm(\n    " + ",\n    ".join([*texts, f"momentum={norm.momentum}, eps={norm.eps}"]) + ",\n)"
+        texts.append(f"momentum={norm.momentum}, eps={norm.eps}")
+        if norm.statistics is not None:
+            texts.append(f"statistics={self._row(norm.statistics, '    ')}")
+        text = "BatchNorm(\n    " + ",\n    ".join(texts) + ",\n)"
         name = self.rows.setdefault(text, constant("batch_norm", self.rows.values()))
-        x, y = self._operand(rows[0].bound.reads[0], prefix, start), self.own[rows[2].bound.makes[0]]
+        x, y = self._operand(rows[0].bound.reads[0], prefix, start), self.own[rows[-1].bound.makes[0]]
         module = "" if f"{norm.module}." == prefix else norm.module.removeprefix(prefix)  # "": the block's own
-        made, called = self._typed(rows[2].bound.makes[0]), within(label(rows[0]).removesuffix("_moments"), start)
+        made, called = self._typed(rows[-1].bound.makes[0]), within(label(rows[0]).removesuffix("_moments"), start)
         arguments = [name, f'"{called}"', x, f'"{module}"']
-        if others := [self._operand(v, prefix, start) for v in rows[2].bound.reads[2:]]:  # of rows that are one with it
-            arguments += [f'"{within(label(rows[2]), start)}"', *others]
+        if others := [
+            self._operand(v, prefix, start) for v in rows[-1].bound.reads[2:]
+        ]:  # of rows that are one with it
+            arguments += [f'"{within(label(rows[-1]), start)}"', *others]
         return [*(f"# {c}" for c in travels(rows)), f"{y} = run.batch_norm({', '.join(arguments)})  # {made}"]
 
     def _typed(self, value: str) -> str:

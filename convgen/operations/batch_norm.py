@@ -100,3 +100,55 @@ class Centred(Operation):
         x, p = operands
         mean, scale, shift = (t.view(-1, *[1] * (x.dim() - 2)) for t in p)
         return ((x - mean) * scale + shift,)
+
+
+# ---- A batch norm's rows at once, where nothing but moments and the coefficients' gradient moves between them ----
+
+
+def statistics_of(x: Any) -> Any:
+    """(mean, variance) of a rank's x[N, C, ...], flat, of float32 at least; zeros where there is nothing."""
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    if not x.numel():
+        return x.new_zeros(2 * x.shape[1])
+    return torch.cat(torch.batch_norm_update_stats(x, None, None, 0.0))
+
+
+def merged_statistics(parts: Any, shares: Any) -> tuple[Any, Any]:
+    """Mean and variance of the union of parts[ranks, 2 C], of which each has this share of all elements."""
+    channels = parts.shape[1] // 2
+    mean, variance = (shares @ parts).view(2, channels)
+    apart = parts[:, :channels] - mean
+    return mean, variance.add_(shares @ apart.square_())
+
+
+def normalised(x: Any, statistics: tuple[Any, Any], w: Any, b: Any, eps: float) -> Any:
+    """y of x[N, C, ...], its statistics, and weight and bias or None."""
+    mean, variance = statistics
+    w, b = (None if t is None else t.to(mean.dtype) for t in (w, b))
+    return torch.batch_norm(x, w, b, mean, variance, False, 0.0, eps, False)
+
+
+def normalised_sums(dy: Any, x: Any, statistics: tuple[Any, Any], a: Any, eps: float) -> Any:
+    """A rank's addends of the gradients of [mean, weight, bias], flat: of y as it depends on the mean directly.
+
+    Args:
+        a: weight / sqrt(variance + eps).
+    """
+    mean, variance = statistics
+    if not x.numel():
+        return torch.cat([torch.zeros_like(mean)] * 3)
+    backward = torch.ops.aten.native_batch_norm_backward
+    _, dw, db = backward(dy, x, a, mean, variance, None, None, False, eps, [False, True, True])
+    return torch.cat([-a * db, dw, db])
+
+
+def normalised_dx(dy: Any, x: Any, statistics: tuple[Any, Any], a: Any, per_element: Any, eps: float) -> Any:
+    """dx, through y and through the statistics, in two passes over memory.
+
+    Args:
+        per_element: the gradients of weight and bias, [2, C], over the number of elements of all ranks.
+    """
+    mean, variance = statistics
+    dw, db = per_element * -a
+    dx = torch.batch_norm(x, dw, db, mean, variance, False, 0.0, eps, False)
+    return dx.addcmul_(dy, a.view(-1, *[1] * (x.dim() - 2)))

@@ -15,7 +15,7 @@ from typing import Any
 from convgen.algebra.relations import Ratio, Taps
 from convgen.algebra.signature import Made, Operand, Signature
 from convgen.late import torch
-from convgen.operations.row import At, Derived, Operation, Work, numbered, numbers, own, touched
+from convgen.operations.row import At, Derived, Operation, Work, fit, numbered, numbers, own, touched
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,17 @@ class MaxPool(Operation):
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         pool = (torch.max_pool1d, torch.max_pool2d, torch.max_pool3d)[len(self.taps) - 1]
         kernel, stride, dilation = ([getattr(t, side) for t in self.taps] for side in ("kernel", "stride", "dilation"))
-        return (pool(at.wished(0, operands[0], -inf), kernel, stride, 0, dilation),)
+        padding = [self._padding(at, d, t) for d, t in enumerate(self.taps, 2)]
+        inside, windows = at.inside[0], at.windows[0]
+        wanted = [i if p else w for p, i, w in zip([0, 0, *padding], inside, windows, strict=True)]
+        return (pool(fit(operands[0], inside, wanted, -inf), kernel, stride, padding, dilation),)
+
+    def _padding(self, at: At, d: int, t: Taps) -> int:
+        """Rows that ATen adds by itself, alike on both sides: where that makes just the rows that are here."""
+        (lo, _), (first, last) = at.windows[0][d], at.inside[0][d]
+        p = first - lo
+        rows = (last - first + 2 * p - t.reach - 1) // t.stride + 1
+        return p if 0 < p <= t.kernel // 2 and rows == at.extent(f"d{d}") else 0
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """Windows row by row, one dimension after the other; a window in the padding alone is minus infinity."""

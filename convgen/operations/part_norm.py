@@ -23,7 +23,7 @@ from typing import Any
 from convgen.algebra.relations import Blocks
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
 from convgen.late import torch
-from convgen.operations.moments import centred, moments_of
+from convgen.operations.moments import centred, moments_by_channel, moments_of
 from convgen.operations.row import At, Derived, Operation, numbered, own
 
 
@@ -171,7 +171,8 @@ def _of_part(x: Any) -> Any:
     dims = [0, *range(2, x.dim())]
     if not x.numel():
         return x.new_zeros(3, x.shape[1]) + x.sum()
-    return moments_of(x, dims)
+    differentiated = torch.is_grad_enabled() and x.requires_grad  # of one rank's; else a row of its own does it
+    return moments_of(x, dims) if differentiated else moments_by_channel(x)
 
 
 @dataclass(frozen=True)

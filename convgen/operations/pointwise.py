@@ -32,7 +32,7 @@ def _prelu(x: Any, w: Any) -> Any:
 
 
 def _affine(x: Any, w: Any, b: Any) -> Any:
-    return x * w + b
+    return torch.addcmul(b, x, w) if x.dtype == w.dtype == b.dtype else x * w + b
 
 
 def _root(x: Any) -> Any:

@@ -25,7 +25,7 @@ def stretches(program: Program) -> tuple[Stretch, ...]:
 
     def parts(i: int) -> Sequence[int]:
         norm = known.get(i)
-        return (i,) if norm is None else (norm.moments, norm.coefficients, norm.centred)
+        return (i,) if norm is None else norm.rows
 
     found: list[Stretch] = []
     for block in blocks([program.rows[i].bound.module for i in shown]):

@@ -6,13 +6,21 @@ Those whose parameters and buffers lie as their channels do; others are printed 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from convgen.operations.batch_norm import Centred, Coefficients, RunningMoments
 from convgen.operations.bound import Bound
 from convgen.operations.calls import Elementwise
 from convgen.operations.fused import Fused
 from convgen.operations.moments import Moments, RunningStatistics
-from convgen.operations.part_norm import PartMoments, PartRunning, PartUpdate
+from convgen.operations.part_norm import (
+    PartCentred,
+    PartCoefficients,
+    PartMoments,
+    PartRunning,
+    PartStatistics,
+    PartUpdate,
+)
 from convgen.operations.row import Operation
 from convgen.program.network import Program
 from convgen.program.rows import PlacedRow, place
@@ -25,6 +33,7 @@ class Norm:
     Attributes:
         moments, coefficients, centred: numbers of rows; the last may be one with rows behind it.
         momentum: of running statistics; 0 where there are none.
+        statistics: of statistics by parts the row that averages these, where there are running ones.
     """
 
     module: str
@@ -33,6 +42,12 @@ class Norm:
     centred: int
     momentum: float
     eps: float
+    statistics: int | None = None
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Numbers of rows with collectives of their own."""
+        return tuple(i for i in (self.moments, self.statistics, self.coefficients, self.centred) if i is not None)
 
 
 def norms(program: Program) -> tuple[dict[int, Norm], set[int]]:
@@ -43,6 +58,15 @@ def norms(program: Program) -> tuple[dict[int, Norm], set[int]]:
     updates = {value: buffer for buffer, value in program.updates}
     counting = _counting(program)
     for i, row in enumerate(rows):
+        if isinstance(row.bound.operation, PartMoments) and (one := _of_parts(program, i, row.bound.operation)):
+            counted = f"{one.module}.num_batches_tracked"
+            parts = {
+                *one.rows,
+                *(j for j in _updates(program, one)),
+                *([counting[counted]] if counted in counting else []),
+            }
+            found[i] = one
+            gone |= parts - {i}
         if not isinstance(row.bound.operation, Moments):
             continue
         (m,) = row.bound.makes
@@ -80,6 +104,50 @@ def norms(program: Program) -> tuple[dict[int, Norm], set[int]]:
         found[i] = Norm(module, i, c, centred, momentum, operation.eps)
         gone |= parts - {i}
     return found, gone
+
+
+def _of_parts(program: Program, i: int, moments: PartMoments) -> Norm | None:
+    """A batch norm whose parts are the ranks' blocks: nothing moves for x, moments and y."""
+    rows, of = program.rows, moments.of
+    (m,) = rows[i].bound.makes
+    after = [j for j in range(i + 1, min(i + 6, len(rows))) if rows[j].bound.module == rows[i].bound.module]
+    kinds = {type(rows[j].bound.operation): j for j in reversed(after)}
+    if PartCoefficients not in kinds or PartCentred not in kinds:
+        return None
+    c, y, module = kinds[PartCoefficients], kinds[PartCentred], rows[i].bound.module
+    operation, roles = rows[c].bound.operation, dict(rows[i].roles)
+    assert isinstance(operation, PartCoefficients)
+    own = {"weight": operation.weight, "bias": operation.bias}
+    own |= dict.fromkeys(("running_mean", "running_var"), PartUpdate in kinds)
+    wanted = (m, *(f"{module}.{n}" for n in ("weight", "bias") if own[n]))
+    if any(not there and f"{module}.{n}" in program.values for n, there in own.items()):
+        return None
+    is_one = all(prod(program.grid.sizes[a] for a in roles.get(f"p{d}", ())) == of.of[d].count for d in of.dims)
+    moved = [*rows[c].fetch, *rows[c].store, *rows[c].given, rows[c].back[0]]
+    for row in (rows[i], rows[y], *(one for _, one in rows[i].derived)):
+        moved += [*row.fetch, *row.store, *row.given, *row.back]
+    read_by = {v: [j for j, row in enumerate(rows) if v in row.bound.reads] for v in (m, *rows[c].bound.makes)}
+    alone = set(read_by[m]) <= {c, kinds.get(PartStatistics)} and read_by[rows[c].bound.makes[0]] == [y]
+    if not (is_one and alone) or any(moved) or rows[c].bound.reads != wanted:
+        return None
+    if PartUpdate not in kinds:
+        return Norm(module, i, c, y, 0.0, operation.eps)
+    update, buffers = rows[kinds[PartUpdate]], (f"{module}.running_mean", f"{module}.running_var")
+    updates = {value: buffer for buffer, value in program.updates}
+    renewed = tuple(updates.get(v) for v in update.bound.makes)
+    if not update.is_silent or update.bound.reads[:2] != buffers or renewed != buffers or PartStatistics not in kinds:
+        return None
+    assert isinstance(update.bound.operation, PartUpdate)
+    if any(rows[kinds[PartStatistics]].fetch):
+        return None
+    return Norm(module, i, c, y, update.bound.operation.momentum, operation.eps, kinds[PartStatistics])
+
+
+def _updates(program: Program, norm: Norm) -> list[int]:
+    """Rows that make the new values of its buffers."""
+    buffers = {f"{norm.module}.running_mean", f"{norm.module}.running_var"}
+    made = {value for buffer, value in program.updates if buffer in buffers}
+    return [j for j, row in enumerate(program.rows) if made & set(row.bound.makes)]
 
 
 def _centres(operation: Operation) -> bool:

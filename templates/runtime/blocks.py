@@ -301,6 +301,12 @@ class Unmapped(Function):
     def vmap(info: Any, in_dims: Any, *values: Any) -> Any:
         raise TypeError("vmap over a network is not supported")
 
+    @classmethod
+    def apply(cls, *args: Any) -> Any:
+        if torch._C._are_functorch_transforms_active():
+            return super().apply(*args)
+        return cast(Any, super(torch.autograd.Function, cls)).apply(*args)  # bare: no defaults to put in
+
 
 class Inside(Function):
     """The plain block of a DTensor or a Block."""

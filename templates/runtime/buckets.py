@@ -80,7 +80,7 @@ class Buckets:
         ranks = len(group.ranks)
         splits = [hi - lo for lo, hi in (block(0, packed.numel(), ranks, i) for i in range(ranks))]
         with named(bucket.name, "all_reduce", bucket.over, self.here):
-            pending = begin(self.here.place.transport, "all_reduce", packed, splits, group, GRADIENTS)
+            pending = begin(self.here.place.transport, "all_reduce", packed, splits, group, GRADIENTS, owns=True)
         self.flying[bucket.name] = Reduced(pending, {s: t.shape for s, t in parts.items()})
 
     def complete(self, names: Sequence[str], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:

@@ -79,9 +79,9 @@ class Lane:
     So their order is theirs alone: that in which they are started, the same on all ranks.
     """
 
-    def __init__(self, end: Any, name: str) -> None:
+    def __init__(self, end: Any, name: str, owns: bool) -> None:
         self.end = type(end)(end.timeout, end.device, end.maker)
-        self.end.lane = name
+        self.end.lane, self.end.owns = name, owns
         self._flights: queue.SimpleQueue[Flight | None] = queue.SimpleQueue()
         threading.Thread(target=fly, args=(self._flights,), name=f"convgen {name}", daemon=True).start()
         settled = partial(settle, self._flights)
@@ -116,8 +116,13 @@ def fly(flights: queue.SimpleQueue[Flight | None]) -> None:
         del flight  # and with it what it has moved, which its starter has, or nobody
 
 
-def begin(transport: Transport, kind: str, tensor: Tensor, splits: Any, group: Group, lane: str) -> Pending:
+def begin(
+    transport: Transport, kind: str, tensor: Tensor, splits: Any, group: Group, lane: str, *, owns: bool = False
+) -> Pending:
     """Start a collective of a transport; all ranks of the group start those of a lane in one order.
+
+    Args:
+        owns: of all that this lane moves nobody needs the tensor any more: it may be written over.
 
     A transport of the user's own may have `start(kind, tensor, splits, group, lane)`, which returns what has a `wait`;
     without it collectives are over when they are started.
@@ -130,5 +135,5 @@ def begin(transport: Transport, kind: str, tensor: Tensor, splits: Any, group: G
         return Landed(getattr(transport, kind)(tensor, splits, group))
     lanes = shared.setdefault("lanes", weakref.WeakKeyDictionary()).setdefault(transport, {})
     if lane not in lanes:
-        lanes[lane] = Lane(transport, lane)
+        lanes[lane] = Lane(transport, lane, owns)
     return lanes[lane].start(kind, tensor, splits, group)

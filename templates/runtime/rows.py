@@ -120,6 +120,7 @@ class Stand(Plain):
         self.windows = tuple(self._layouts(c, o)[-1] for c, o in zip(row.fetch, inputs, strict=True))
         self.is_silent = not any((*self.fetch, *self.back, *self.store, *self.given))
         self.derived = {k: one.stand(net, f"{label}.d{inputs[k].name}") for k, (one, _) in row.derived.items()}
+        self.joined: Any = None  # of a batch norm's first row, what its rows are together
         self._ats: dict[int, At] = {}
         self._still: dict[int, bool] = {}
         self._counts: dict[tuple[int, ...], Tensor] = {}

@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from convgen.operations.part_norm import PartMoments
+
 from .buckets import Buckets
 from .checkpoints import kept
 from .mesh import Place
+from .norms import Alone, Joined, Pair
 from .rows import Row
 
 if TYPE_CHECKING:
@@ -21,13 +24,15 @@ if TYPE_CHECKING:
 
 
 class BatchNorm(NamedTuple):
-    """Rows of a batch norm over the whole batch: moments, coefficients of them, and what is made with these."""
+    """Rows of a batch norm: moments, coefficients of them, and what is made with these; statistics are of the whole
+    batch, or of a rank's block (PartMoments), whose running ones the row `statistics` averages."""
 
     moments: Row
     coefficients: Row
     centred: Row
     momentum: float
     eps: float
+    statistics: Row | None = None
 
 
 class Called(NamedTuple):
@@ -107,7 +112,7 @@ class Run:
                 self[name].copy_(value)
 
     def batch_norm(self, rows: BatchNorm, label: str, x: Tensor, name: str, last: str = "", *others: Tensor) -> Tensor:
-        """Batch norm of a module of the source, by statistics of the whole batch, or running ones in evaluation.
+        """Batch norm of a module of the source, by statistics of the batch, or running ones in evaluation.
 
         Args:
             last: the label of the rows behind it that are one row with it, which takes `others`.
@@ -119,6 +124,8 @@ class Run:
         step, buckets = self.step(label), self.of.buckets
         stand = rows.moments.stand(self, f"{step}_moments")
         of = cast(Any, stand.operation).of
+        if isinstance(stand.operation, PartMoments):
+            return self._alone(rows, step, x, (w, b), (mean, variance), counted)
         if self.training and of.count == 1:
             shape = list(of.shape)
             raise ValueError(
@@ -127,13 +134,22 @@ class Run:
         renews = self.training and self.of.first
         if renews and counted is not None:
             counted.add_(1)
-        coefficients = rows.coefficients.stand(self, f"{step}_coefficients")
-        centred = rows.centred.stand(self, self.step(last) if last else step)
-        if not stand.store[0] and x.numel() and centred.is_silent and coefficients.is_silent:
+        if stand.joined is None:
+            coefficients = rows.coefficients.stand(self, f"{step}_coefficients")
+            centred = rows.centred.stand(self, self.step(last) if last else step)
+            stand.joined = Joined(stand, coefficients, centred, rows.eps)
+        joined: Joined = stand.joined
+        if joined.is_silent and x.numel():
             if self.training and not renews and mean is not None and variance is not None:
                 mean, variance = mean.clone(), variance.clone()
-            return torch.nn.functional.batch_norm(x, mean, variance, w, b, own, rows.momentum, rows.eps)
-        early = centred.early(self.place, x)  # a halo of x travels while its moments do
+            return torch.batch_norm(x, w, b, mean, variance, own, rows.momentum, rows.eps, False)
+        if own and joined.is_joint:
+            y, new, unbiased = joined.run(self.place, x, w, b)
+            if renews and mean is not None and variance is not None:
+                mean.lerp_(new.to(mean.dtype), rows.momentum)
+                variance.lerp_(unbiased.to(variance.dtype), rows.momentum)
+            return y
+        early = joined.centred.early(self.place, x)  # a halo of x travels while its moments do
         if own:
             (m,) = stand.run(self.place, [x], buckets)
             if renews and mean is not None and variance is not None:
@@ -144,9 +160,35 @@ class Run:
             assert mean is not None and variance is not None
             m = torch.stack([torch.ones_like(mean), mean, variance])
         vectors = [v for v in (w, b) if v is not None]
-        operands = [x, *coefficients.run(self.place, [m, *vectors], buckets), *others]
-        (made,) = centred.begun(self.place, operands, buckets, early)()
+        operands = [x, *joined.coefficients.run(self.place, [m, *vectors], buckets), *others]
+        (made,) = joined.centred.begun(self.place, operands, buckets, early)()
         return made
+
+    def _alone(
+        self, rows: BatchNorm, step: str, x: Tensor, vectors: Pair, running: Pair, counted: Tensor | None
+    ) -> Tensor:
+        """Batch norm of a rank's block by its own statistics."""
+        stand = rows.moments.stand(self, f"{step}_moments")
+        if stand.joined is None:
+            averaged = None if rows.statistics is None else rows.statistics.stand(self, f"{step}_statistics")
+            coefficients = rows.coefficients.stand(self, f"{step}_coefficients")
+            stand.joined = Alone(stand, coefficients, averaged, rows.eps)
+        alone: Alone = stand.joined
+        mean, variance = running
+        if not self.training and mean is not None and variance is not None:
+            return alone.evaluated(self.place, x, vectors, (mean, variance), self.of.buckets)
+        if self.training:
+            cast(Any, stand.operation).of.check()
+        renews = self.training and self.of.first
+        if renews and counted is not None:
+            counted.add_(1)
+        y, own = alone.run(self.place, x, vectors, self.of.buckets)
+        if self.training and mean is not None and variance is not None:
+            with torch.no_grad():
+                new = alone.averaged(self.place, own)
+                for old, now in zip((mean, variance), new, strict=True) if renews else ():
+                    old.lerp_(now.to(old.dtype), rows.momentum)
+        return y
 
 
 def _kept_less(run: Callable[[], Run], function: Any, operands: Sequence[Tensor], *, preserve_rng_state: bool) -> Any:

@@ -69,6 +69,7 @@ class TorchTransport:
         """
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.timeout, self.device, self.maker = timeout, device, maker
+        self.owns = False  # whether nobody needs what it is given any more, so that sums may be written over it
         # Torch owns the groups: one that outlived destroy_process_group would take the interpreter down at its end.
         self._groups: dict[tuple[int, ...], weakref.ref[dist.ProcessGroup]] = {}
 
@@ -151,12 +152,16 @@ class TorchTransport:
         return out
 
     def all_reduce(self, tensor: Tensor, splits: Splits, group: Group) -> Tensor:
-        if group.sums == "ordered" and len(group.ranks) == 2:  # the same bytes, in one message instead of two
+        # Of two addends no order can be wrong: in their own type the backend's sum is the ordered one, bit for bit.
+        in_order = group.sums == "ordered" and (len(group.ranks) > 2 or tensor.dtype != group.wide)
+        if in_order and len(group.ranks) == 2:  # the same bytes, in one message instead of two
             pieces = self.all_gather(tensor, (tensor.numel(),) * 2, group).split(tensor.numel() or 1)
             return ordered_sum(pieces, group.wide) if tensor.numel() else tensor.clone()
-        if group.sums == "ordered":
+        if in_order:
             return self.all_gather(self.reduce_scatter(tensor, splits, group), splits, group)
-        out = tensor.clone()
+        out = tensor if self.owns else tensor.clone()
+        if not out.numel():
+            return out
         dist.all_reduce(out, group=self.process_group(group.ranks))
         return out
 
