@@ -66,7 +66,7 @@ def test_packages(tmp_path: Path) -> None:
 
     sdist = build("sdist", ROOT, tmp_path / "sdist")
     with tarfile.open(sdist) as archive:
-        archive.extractall(tmp_path / "source", filter="data")
+        archive.extractall(tmp_path / "source", **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     (source,) = (tmp_path / "source").iterdir()
     with zipfile.ZipFile(build("wheel", source, tmp_path / "again")) as archive:
         assert set(archive.namelist()) == names

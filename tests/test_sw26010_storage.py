@@ -108,7 +108,7 @@ def test_io_prints_its_table() -> None:
     text = call("io", "--processes", "1,32")
     assert "at most 2 arrays, 1.75 on average" in text and "[SW] 2N/arrays" in text
     same = call("io", "--processes", "8", "--arrays", 1)
-    assert "at most 1 arrays" in same
+    assert "at most 1 array," in same
 
 
 def test_what_cannot_be_read_is_refused() -> None:
