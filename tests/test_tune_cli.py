@@ -241,8 +241,7 @@ def test_partitions_are_drawn(file: Path, cache: Path, tmp_path: Path) -> None:
     device = this_cpu(1)
     update(cache / "devices" / device.file_name, device, {}, CEILINGS)
     plot = tmp_path / "scaling.png"
-    words = ("tune", file, "--threads", 1, "--effort", "quick", "--budget", 4)
-    words += ("--partitions", "1,2", "--splits", "channel")
+    words = ("tune", file, "--threads", 1, "--effort", "quick", "--partitions", "1,2", "--splits", "channel")
     done = convgen(*words, "--plot", plot, "--json")
     assert plot.stat().st_size > 10_000
     uses = [u for r in json.loads(done.stdout) for u in r["uses"]]
