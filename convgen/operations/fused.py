@@ -20,7 +20,7 @@ from typing import Any
 
 from convgen.algebra.relations import Relation, Through
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
-from convgen.operations.row import At, Interval, Launch, Operation, Work, touched
+from convgen.operations.row import At, Launch, Operation, Work, standing, touched
 
 MADE = -1  # as a source: what the part before made
 
@@ -108,7 +108,7 @@ class Fused(Operation):
             for wide, one, extent in zip(made, result.dims, result.shape, strict=True):
                 for i in _plain(one, part.signature).indices if wide.indices else ():
                     own[i] = _interval(wide, blocks, extent)
-            yield part, _at(part.signature, own)
+            yield part, standing(part.signature, own)
 
 
 def _plain(made: Made, signature: Signature) -> Made:
@@ -142,32 +142,3 @@ def _interval(made: Made, blocks: Mapping[str, Any], extent: int) -> Any:
     """Rows that a block of the index says."""
     block = blocks[made.indices[0]]
     return block if made.relation is None else made.relation.hull(*made.relation.window(*block), extent)
-
-
-def _at(signature: Signature, blocks: Mapping[str, Any]) -> At:
-    """Where these blocks stand, rows being read in order."""
-    windows = tuple(
-        tuple([_wished(made, n, signature, blocks) for made, n in zip(o.dims, o.shape, strict=True)])
-        for o in signature.inputs
-    )
-    inside = tuple(
-        tuple([_rows_inside(made, n, w) for made, n, w in zip(o.dims, o.shape, wished, strict=True)])
-        for o, wished in zip(signature.inputs, windows, strict=True)
-    )
-    return At(blocks, windows, inside)
-
-
-def _rows_inside(made: Made, extent: int, wished: Interval) -> Interval:
-    return wished if made.relation is None else made.relation.hull(*wished, extent)
-
-
-def _wished(made: Made, extent: int, signature: Signature, blocks: Mapping[str, Any]) -> Interval:
-    if not made.indices:
-        return 0, extent
-    if made.relation is not None:
-        return made.relation.window(*blocks[made.indices[0]])
-    start, count = 0, 1
-    for i in made.indices:
-        lo, hi = blocks[i]
-        start, count = start * signature.extent[i] + lo, count * (hi - lo)
-    return start, start + count

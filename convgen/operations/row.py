@@ -47,6 +47,40 @@ class At:
         return fit(tensor, self.inside[operand], self.windows[operand], value)
 
 
+def standing(signature: Signature, blocks: Mapping[str, Any]) -> At:
+    """Where these blocks of a signature's indices stand; numbers, or arrays over ranks."""
+    read = [
+        [_side(made, n, signature, blocks) for made, n in zip(o.dims, o.shape, strict=True)] for o in signature.inputs
+    ]
+    return At(
+        blocks,
+        tuple([tuple([wished for wished, _ in operand]) for operand in read]),
+        tuple([tuple([inside for _, inside in operand]) for operand in read]),
+    )
+
+
+def _side(made: Made, extent: int, signature: Signature, blocks: Mapping[str, Any]) -> tuple[Interval, Interval]:
+    """Rows wished for, and those that there are, in the relation's numbering."""
+    if made.relation is None:
+        block = nest(made, signature, blocks) if made.indices else (0, extent)
+        return block, block
+    lo, hi = made.relation.window(*blocks[made.indices[0]])
+    if not isinstance(lo, int):
+        return (lo, hi), made.relation.hull(lo, hi, extent)
+    parts = [p for p in made.relation.fold(lo, hi, extent) if p[1] > p[0]]
+    inside = (lo + parts[0][2], lo + parts[-1][2] + parts[-1][1] - parts[-1][0]) if parts else (lo, lo)
+    return (lo, hi), inside
+
+
+def nest(made: Made, signature: Signature, blocks: Mapping[str, Any]) -> Interval:
+    """Flat numbers of a nest of blocks, outermost first."""
+    start, count = 0, 1
+    for i in made.indices:
+        lo, hi = blocks[i]
+        start, count = start * signature.extent[i] + lo, count * (hi - lo)
+    return start, start + count
+
+
 def fit(tensor: Any, have: Sequence[Interval], want: Sequence[Interval], value: float = 0.0) -> Any:
     """Rows `have` of the last dimensions as rows `want`: cut where there are more, `value` where there are none."""
     sides: list[int] = []

@@ -32,7 +32,7 @@ from convgen.algebra.signature import Made, Operand, Signature
 from convgen.algebra.tensors import Dim, Rows, Tensor
 from convgen.algebra.wants import layout
 from convgen.operations.bound import Bound
-from convgen.operations.row import At, Operation
+from convgen.operations.row import At, Operation, standing
 
 Chain = tuple[Conversion, ...]
 Stored = tuple[Axes, ...]  # of a value: for each dimension the axes that split it, outermost first
@@ -273,20 +273,4 @@ def at_rank(row: PlacedRow, grid: Grid, rank: int) -> At:
     for index, extent in signature.extents:
         axes = roles.get(index, ())
         blocks[index] = span(extent, 1, tuple(grid.sizes[a] for a in axes), tuple(at[a] for a in axes), 0)
-
-    def side(made: Made, extent: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        if made.relation is None:
-            if not made.indices:
-                return (0, extent), (0, extent)
-            start, count = 0, 1
-            for i in made.indices:
-                lo, hi = blocks[i]
-                start, count = start * signature.extent[i] + lo, count * (hi - lo)
-            return (start, start + count), (start, start + count)
-        lo, hi = made.relation.window(*blocks[made.indices[0]])
-        parts = [p for p in made.relation.fold(lo, hi, extent) if p[1] > p[0]]
-        inside = (lo + parts[0][2], lo + parts[-1][2] + parts[-1][1] - parts[-1][0]) if parts else (lo, lo)
-        return (lo, hi), inside
-
-    sides = [[side(made, n) for made, n in zip(o.dims, o.shape, strict=True)] for o in signature.inputs]
-    return At(blocks, tuple(tuple(w for w, _ in o) for o in sides), tuple(tuple(i for _, i in o) for o in sides))
+    return standing(signature, blocks)

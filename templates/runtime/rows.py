@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
@@ -16,8 +16,8 @@ from torch import Tensor
 
 from convgen.algebra.layout import Axes
 from convgen.algebra.relations import Relation
-from convgen.algebra.signature import Made, Operand
-from convgen.operations.row import At, Operation
+from convgen.algebra.signature import Operand
+from convgen.operations.row import At, Operation, nest, standing
 
 from .blocks import Unmapped
 from .buckets import Buckets
@@ -187,31 +187,7 @@ class Stand(Plain):
 
     def at_blocks(self, blocks: dict[str, tuple[int, int]]) -> At:
         """Where these blocks of the row's indices stand."""
-        read = [[self._side(made, n, blocks) for made, n in zip(o.dims, o.shape, strict=True)]
-                for o in self.signature.inputs]  # fmt: skip
-        return At(
-            blocks,
-            tuple(tuple(wished for wished, _ in operand) for operand in read),
-            tuple(tuple(inside for _, inside in operand) for operand in read),
-        )
-
-    def _side(self, made: Made, extent: int, blocks: dict[str, tuple[int, int]]) -> Any:
-        """Rows wished for, and those that there are, in the relation's numbering."""
-        if made.relation is None:
-            block = self.nest(made, blocks) if made.indices else (0, extent)
-            return block, block
-        lo, hi = made.relation.window(*blocks[made.indices[0]])
-        parts = [p for p in made.relation.fold(lo, hi, extent) if p[1] > p[0]]
-        inside = (lo + parts[0][2], lo + parts[-1][2] + parts[-1][1] - parts[-1][0]) if parts else (lo, lo)
-        return (lo, hi), inside
-
-    def nest(self, made: Made, blocks: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
-        """Flat numbers of a nest of blocks, outermost first."""
-        start, count = 0, 1
-        for i in made.indices:
-            lo, hi = blocks[i]
-            start, count = start * self.signature.extent[i] + lo, count * (hi - lo)
-        return start, start + count
+        return standing(self.signature, blocks)
 
     def made_shape(self, result: Operand, at: At) -> list[int]:
         """Of a rank's part of a result."""
@@ -224,7 +200,7 @@ class Stand(Plain):
         """Where what is made of these blocks stands in the first result."""
         (result, *_) = self.signature.results
         return tuple(
-            self.nest(made, at.blocks) if made.indices else (0, n)
+            nest(made, self.signature, at.blocks) if made.indices else (0, n)
             for made, n in zip(result.dims, result.shape, strict=True)
         )
 
