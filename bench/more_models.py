@@ -1,4 +1,4 @@
-"""Public models in small configurations, those of packages, that came after bench/public_models.py's."""
+"""Public models in small configurations: more of those of packages than bench/public_models.py has by name."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from public_makers import CUBE, SMALL, SQUARE, VOLUME, Make, diffusers, monai, smp, timm, vision
+from public_makers import CUBE, IN_OUT, SMALL, SQUARE, VOLUME, Make, diffusers, monai, smp, timm, vision
 
-IN_OUT = {"in_channels": 1, "out_channels": 2}
 IMAGE = (1, 3, 224, 224)
 
 

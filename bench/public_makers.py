@@ -14,6 +14,7 @@ from convgen.spec.torchvision_ops import declare_operators
 Made = tuple[nn.Module, tuple[int, ...]]
 Make = Callable[[], Made]
 
+IN_OUT = {"in_channels": 1, "out_channels": 2}
 SMALL = (3, 3, 64, 50)
 SQUARE = (3, 3, 64, 64)  # of models that want all rows of the extent they are made for
 VOLUME = (3, 1, 16, 20, 12)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import torch
 from more_models import PACKAGED
-from public_makers import CUBE, SMALL, SQUARE, Make, by_time, by_words, diffusers, monai, smp, timm, vision
+from public_makers import CUBE, IN_OUT, SMALL, SQUARE, Make, by_time, by_words, diffusers, monai, smp, timm, vision
 from written_models import WRITTEN
 
 KL = {
@@ -30,9 +30,8 @@ DENOISER = {
     "out_channels": 3,
     "attention_head_dim": 8,
 }
-IN_OUT = {"in_channels": 1, "out_channels": 2}
 
-# Those that the issue of breadth names.
+# Those of the first table of docs/studies/breadth.md.
 NAMED: Mapping[str, Make] = {
     "resnet18": vision("resnet18"),
     "resnext50_32x4d": vision("resnext50_32x4d"),

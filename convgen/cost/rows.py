@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,11 @@ class Price:
         self.moves = Moves(grid, machine, self.element_bytes)
         self._tensors: dict[Signature, dict[str, IndexSets]] = {}
         self._vectors: dict[tuple[str, IndexSets, Layout, tuple[Stored, ...]], Counts] = {}
+
+    @cached_property
+    def latencies(self) -> Price:
+        """The same where links take nothing but latencies."""
+        return price_on(self.grid, self.machine.without_bytes, self.dtype)
 
     # ---------------------------------------------------------------- of a row that is placed
     def chain(self, row: PlacedRow, chain: Chain) -> int:

@@ -194,7 +194,6 @@ def simulate(
         alike: one rank stands for all that take as long in every step; spans are of those that stand for others.
     """
     price, grid = price_on(program.grid, machine, dtype), program.grid
-    latencies = price_on(grid, machine.without_bytes, dtype)
     phases = {"forward": list(forward(program)), "backward": list(backward(program, of_inputs=of_inputs))}
     ranks = _distinct(price, [*phases["forward"], *phases["backward"]]) if alike else np.arange(grid.ranks)
     clock = _Clock(price, Link(links), np.zeros(len(ranks)), [-1] * len(ranks))
@@ -210,13 +209,13 @@ def simulate(
                     clock.compute(step.title, seconds)
                 case Moved():
                     if step.conversion.kind != "slice":
-                        seconds, latency = (moved_seconds(one, step) for one in (price, latencies))
+                        seconds, latency = (moved_seconds(one, step) for one in (price, price.latencies))
                         clock.stop(step.step, step.conversion.kind, phase, seconds, latency)
                 case Start():
                     first = step.moved[0]
                     several = step.bucket is not None
                     kind = "all_reduce" if several else first.conversion.kind
-                    seconds, latency = (started_seconds(program, one, step) for one in (price, latencies))
+                    seconds, latency = (started_seconds(program, one, step) for one in (price, price.latencies))
                     clock.start(step.name, step.lane, kind, seconds, latency)
                 case Wait():
                     clock.wait(step.name, phase)

@@ -55,7 +55,7 @@ def lay_out(parts: Parts, grid: Grid, algorithm: str | None = None) -> Program:
         known |= {v: s for v, s in zip(bound.reads, stored, strict=True) if v not in known}
         held = tuple(known.get(buffer_of.get(v, ""), s) for v, s in zip(bound.makes, made, strict=True))
         if held != made:  # a buffer's new value is stored as the buffer is
-            row, made = _with_gradients(replace(row.bound), bare, row.way, dict(row.roles), stored, held), held
+            row, made = _with_gradients(row.bound, bare, row.way, dict(row.roles), stored, held), held
         placed.append(replace(row, bound=bound))
         known |= {v: s for v, s in zip(bound.makes, made, strict=True) if v}
         known |= {b: known[v] for b, v in updates if v in bound.makes and b not in known}

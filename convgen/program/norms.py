@@ -62,7 +62,7 @@ def norms(program: Program) -> tuple[dict[int, Norm], set[int]]:
             counted = f"{one.module}.num_batches_tracked"
             parts = {
                 *one.rows,
-                *(j for j in _updates(program, one)),
+                *_updates(program, one),
                 *([counting[counted]] if counted in counting else []),
             }
             found[i] = one

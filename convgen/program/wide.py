@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from convgen.algebra.layout import Axes
 from convgen.algebra.relations import ReadBy, Taps, Through
 from convgen.algebra.signature import Made, Operand, Signature
 from convgen.operations.average_pooling import AveragePool
@@ -181,11 +180,6 @@ def widened(program: Program, groups: Sequence[Group]) -> Program:
     )
 
 
-def wanted_blocks(operand: Operand, roles: Mapping[str, Axes]) -> Stored:
-    """As an operand of a row, or its result, has to be stored so that nothing but halos travels."""
-    return tuple(tuple(a for i in made.indices for a in roles.get(i, ())) for made in operand.dims)
-
-
 def _as_one(program: Program, group: Group) -> PlacedRow | None:
     last = program.rows[group[-1]]
     bound = joined([program.rows[i].bound for i in group])
@@ -194,13 +188,15 @@ def _as_one(program: Program, group: Group) -> PlacedRow | None:
     (signature,) = operation.signatures
     roles = dict(last.roles)
     reads = [program.values[v].stored for v in bound.reads]
-    sides = [
-        *zip(signature.inputs, bound.reads, reads, strict=True),
-        (signature.results[0], bound.makes[0], last.makes[0]),
-    ]
-    travels = any(  # blocks of samples that meet at one number of them may not meet at another
-        program.values[v].kind in ("made", "input") and stored != wanted_blocks(o, roles) for o, v, stored in sides
-    )
-    if travels or not set(roles) <= set(signature.extent) or any(faults(operation)):
+
+    def travels(value: str, operand: Operand, stored: Stored) -> bool:
+        """Whether more than a halo does: blocks of samples that meet at one number of them may not at another."""
+        is_activation = program.values[value].kind in ("made", "input")
+        return is_activation and stored != tuple(piece.axes for piece in signature.wants(operand, roles).pieces)
+
+    values, operands = (*bound.reads, *bound.makes), (*signature.inputs, *signature.results)
+    if any(map(travels, values, operands, (*reads, *last.makes))):
+        return None
+    if not set(roles) <= set(signature.extent) or any(faults(operation)):
         return None
     return place(bound, program.grid, 0, roles, reads, last.makes)

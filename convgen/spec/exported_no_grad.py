@@ -66,7 +66,8 @@ def _keeps(graph: Any, buffers: list[bool]) -> bool:
         if "set_grad_enabled" in str(node.target) or (schema is None and node.op != "call_function"):
             return False
         if schema is None:  # an item of several results
-            own |= {node} & ({node} if node.args[0] in own else set())
+            if node.args[0] in own:
+                own.add(node)
             continue
         given = {a.name: x for a, x in zip(schema.arguments, node.args, strict=False)} | node.kwargs
         aliased = [given[a.name] for a in schema.arguments if a.alias_info is not None and a.name in given]

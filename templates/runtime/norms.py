@@ -26,7 +26,7 @@ from convgen.operations.batch_norm import (
     statistics_of,
 )
 
-from .blocks import Function
+from .blocks import Unmapped
 from .buckets import Buckets
 from .checks import refuse_vmap
 from .conversions import named
@@ -102,7 +102,7 @@ class Joined:
         return y, mean, variance * (total / (total - 1))
 
 
-class AtOnce(Function):
+class AtOnce(Unmapped):
     """y, and the gradients of x, weight and bias, through the statistics too."""
 
     @staticmethod
@@ -117,10 +117,6 @@ class AtOnce(Function):
         x, w, b, mean, variance, ctx.of, ctx.place = inputs
         ctx.types = [None if t is None else t.dtype for t in (w, b)]
         ctx.save_for_backward(x, w, mean, variance)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *values: Any) -> Any:
-        raise TypeError("vmap over a network is not supported")
 
     @staticmethod
     @once_differentiable
