@@ -78,6 +78,15 @@ class BoxWords(PhaseWords):
         return self.problem.phase
 
     @property
+    def by_pointers(self) -> Words | None:
+        """Whose words say where each element of the result lies; None where it is copied as a box."""
+        return self if self.by_phase else None
+
+    def weight_made(self) -> tuple[str, str]:
+        """From the start of w's gradient to filter f, and from there to channel c of the tap."""
+        return self.weight()
+
+    @property
     def by_phase(self) -> bool:
         """Backward-data with a stride."""
         return self.problem.phase == "backward_data" and bool(self.strided)
@@ -263,12 +272,13 @@ class BoxWords(PhaseWords):
         return [*lines, f"n = {number}{inner} * TN"]
 
     def pixel_lines(self) -> list[str]:
-        """From a box's corner to sample and rows of x of each of its pixels, and which of them there are."""
+        """From a box's corner to sample and rows of each pixel that is made, and which of them there are."""
         inner, lines, inside = "", [f"pixel = tl.arange(0, {self.box_pixels})"], list[str]()
         for (name, _, tile), d in reversed(list(zip(self.corner, self.dims, strict=True))):
-            row = f"{name} + pixel{inner} % {tile}"
-            lines.append(f"{d.x} = " + (f"first_{d.letter} + {d.stride} * ({row})" if d.stride > 1 else row))
-            inside.insert(0, f"({d.x} < {d.x.upper()})")
+            made = d.x if self.read == "y" else d.y
+            row, skips = f"{name} + pixel{inner} % {tile}", self.by_phase and d.stride > 1
+            lines.append(f"{made} = " + (f"first_{d.letter} + {d.stride} * ({row})" if skips else row))
+            inside.insert(0, f"({made} < {made.upper()})")
             inner += f" // {tile}"
         return [*lines, f"n = (n + pixel{inner}).to(tl.int64)", f"made = (n < N) & {' & '.join(inside)}"]
 
@@ -322,9 +332,9 @@ class BoxWords(PhaseWords):
         p, tile = self.problem, config.tile
         w = f"({p.y_parts}, s.filters, {p.taps}, {p.x_parts}, s.channels)", f"[1, {tile['BF']}, 1, 1, {tile['BC']}]"
         y = [f"({self._samples('y')}, *s.y, s.filters)", self._box(config, (), "y")]
-        texts = {"x": self._view_of_x(config), "w": list(w), "y": y, "dy": y}
-        if not self.by_phase:
-            texts["dx"] = self._view_of_x(config)
+        texts = {"x": self._view_of_x(config), "w": list(w), "dx": self._view_of_x(config), "y": y, "dy": y}
+        if self.by_pointers is not None:
+            texts.pop(self.result, None)
         if self.problem.rim is not None:
             texts[self.pointer(self.read)] = ["*"]
         return [(name, texts.get(name, [])) for name in self.tensors(config.split)]

@@ -14,7 +14,7 @@ from convgen.cost.machines import load_machine
 from convgen.kernels.config import Config, ceil_div
 from convgen.kernels.problem import Problem
 from convgen.kernels.rates import FLOAT32_PRODUCTS, ISSUES, RATES, SHARED_BYTES
-from convgen.kernels.work import Work, whole_bytes
+from convgen.kernels.work import Work, sum_bytes, whole_bytes
 from convgen.spec.target import Target
 
 # Roughly: of a processor, and what a loop waits for.
@@ -55,10 +55,10 @@ def estimated_s(p: Problem, config: Config, w: Work, target: Target, device: Cei
     sharing = min(resident, ceil_div(w.programs, target.processors))  # programs that a processor really has at once
     step = max(step_s(p, config, w, target, device) * sharing, LATENCY_S / max(1, config.stages - 1))
     loops = waves * (PROLOGUE_S + w.steps * step)
-    seconds = device.floor_s + max(loops, (whole_bytes(p) + w.more_bytes) / device.bytes_per_s)
+    seconds = device.floor_s + max(loops, whole_bytes(p) / device.bytes_per_s)
+    seconds += w.launches * device.floor_s + w.more_bytes / device.bytes_per_s
     if w.split > 1:
-        partial = 4 * p.elements["w"] * p.x_parts * p.y_parts * w.split
-        seconds += device.floor_s + 2 * partial / device.bytes_per_s
+        seconds += device.floor_s + 2 * sum_bytes(p, w) / device.bytes_per_s
     if w.addend_bytes:
         rates = RATES[target.arch]
         cache = CACHE_BYTES * rates.clock_hz * target.processors

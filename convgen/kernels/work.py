@@ -19,7 +19,8 @@ class Work:
         split: addends of each result that a second launch sums.
         matrix: whether matrix units multiply. instructions: of a step and warp besides its products, roughly.
         addend_bytes: that programs which share a tile write for the last of them to add.
-        more_bytes: that other launches move so that this one can be.
+        launches, more_bytes: besides this one, so that it can be, and what they move. A second launch that sums is
+            counted by `split`.
         scattered: times the bytes of a step that memory is asked for, where lines are read in part.
     """
 
@@ -30,6 +31,7 @@ class Work:
     matrix: bool = True
     instructions: float = 100.0
     scattered: float = 1.0
+    launches: int = 0
     more_bytes: int = 0
     addend_bytes: int = 0
 
@@ -108,6 +110,11 @@ def whole_bytes(p: Problem) -> int:
     """Each operand once, parts included."""
     n = p.elements
     return (n["x"] * p.x_parts + n["w"] * p.x_parts * p.y_parts + n["y"] * p.y_parts) * p.element_bytes
+
+
+def sum_bytes(p: Problem, w: Work) -> int:
+    """Of the addends that a second launch sums."""
+    return 4 * p.elements["w"] * p.x_parts * p.y_parts * w.split if w.split > 1 else 0
 
 
 def whole_flops(p: Problem) -> int:
