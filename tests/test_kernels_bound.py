@@ -93,7 +93,7 @@ def test_cycles_by_hand() -> None:
 def of(p: Problem) -> tuple[Bound, int, int]:
     """Bound, bytes spilled and the narrowest copy of the kernel that an untuned problem gets."""
     kernel = choose((p,), SM_90)
-    launch, *_ = launches(kernel, p)
+    (launch,) = [one for one in launches(kernel, p) if one.name == kernel.name]
     found = facts(launch, SM_90)
     b = bound(kernel, p, launch, found)
     assert b is not None and found.loop is not None, kernel.config
@@ -116,6 +116,35 @@ def test_bound_of_layers_four_ways(phase: str) -> None:
         b, spilled, narrowest = of(p)
         assert b.share_by_issue >= share, (name, b)
         assert spilled == 0 and narrowest == 16, name
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_bound_of_contiguous_layers(phase: str) -> None:
+    """Channels made last by a launch before, which is counted, or read where they lie by asynchronous copies."""
+    flat = {"memory_format": "contiguous"}
+    window = tuple(replace(d, x=6, y=4, below=0) if d.name == "H" else d for d in square(phase).dims)
+    halves = tuple(replace(d, stride=2, x=28) for d in square(phase).dims)
+    cases = {
+        "3x3": square(phase, **flat), "halo": square(phase, rim=2, dims=window, **flat),
+        "stride": square(phase, dims=halves, **flat), "1x1": square(phase, size=28, kernel=1, **flat),
+    }  # fmt: skip
+    for name, p in cases.items():
+        b, spilled, narrowest = of(p)
+        assert b.share >= 0.5 and b.share_by_issue >= 0.8 and spilled == 0, (name, b)
+        assert narrowest == 16, name
+        if name != "1x1":
+            assert choose((p,), SM_90).config.family == "converted", name
+            assert (
+                b.times_us["around"] >= 4.0
+                and b.us == max(b.times_us[n] for n in ("loop", "memory", "floor")) + b.times_us["around"]
+            )
+
+
+def test_few_pixels_stay_as_they_lie() -> None:
+    """Where one launch is all that there is to save, none goes before."""
+    for phase in PHASES:
+        p = square(phase, size=7, channels=16, batch=1, memory_format="contiguous")
+        assert choose((p,), SM_90).config.family == "pointer"
 
 
 def test_large_problems_wait_for_nothing() -> None:

@@ -8,7 +8,7 @@ from math import gcd, prod
 from convgen.kernels.config import Config
 from convgen.kernels.phases import PhaseWords
 from convgen.kernels.problem import LocalDim, Problem
-from convgen.kernels.words import CHANNEL, DimWords, constant, times
+from convgen.kernels.words import CHANNEL, DimWords, Words, constant, times
 
 
 def is_paired(d: LocalDim) -> bool:

@@ -85,16 +85,16 @@ def product_work(p: Problem, config: Config, pixels: int, tiles: int) -> Work:
     return Work(programs, ceil_div(p.taps, busy) * p.y_parts * ceil_div(p.filters, t["BF"]), (pixels, t["BC"], t["BF"]))
 
 
-def by_pointers(p: Problem, config: Config, w: Work, found: float, base: float) -> Work:
+def by_pointers(p: Problem, config: Config, w: Work, *, found: float, base: float, wide: int) -> Work:
     """The same where threads copy what they find by pointers.
 
     Args:
         found: instructions that find a row of an activation; what of a tile is weights takes a few.
         base: of a step, whatever is copied.
+        wide: elements that a copy of an activation has.
     """
     rows, columns, summed = w.tile
     threads = config.warps * 32
-    wide = p.vector(p.channels, p.filters) if p.channels_last else 2
     copies = [n * summed / wide / threads for n in (rows, columns)]
     both = p.phase == "backward_filter"
     count = base + found * (sum(copies) if both else copies[0]) + (0 if both else 8 * copies[1])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cached_property
 
 from convgen.kernels.config import Config
 from convgen.kernels.families import box
@@ -66,12 +65,12 @@ def work(problem: Problem, config: Config) -> Work:
 class ConvertedWords(ArrangedWords):
     """What is converted, as matrices of channels and pixels, of which there are so many."""
 
-    @cached_property
+    @property
     def inner(self) -> Problem:
         return _converted(self.problem)
 
-    @cached_property
-    def outer(self) -> Words | None:
+    @property
+    def writer(self) -> Words | None:
         return Words(self.problem, even=self.even)
 
     @property

@@ -45,7 +45,7 @@ def configs(problem: Problem, target: Target) -> Iterator[Config]:
 def default(problem: Problem, target: Target) -> Config:
     """What an untuned problem gets."""
     config = pointer.default(problem, target)
-    if problem.channels_last and problem.element_bytes == 2 and target.arch == 90:
+    if problem.element_bytes == 2 and target.arch == 90:
         device = data_sheet(target, problem.dtype)
         return min(_sizes(problem, target), key=lambda c: estimated_s(problem, c, work(problem, c), target, device))
     if problem.channels_last or problem.phase == "backward_filter":
@@ -72,7 +72,7 @@ def _sizes(problem: Problem, target: Target) -> Iterator[Config]:
         if fits and m <= clamp(rows, 64, 128) and n <= clamp(columns, 16, 256):
             tiles = tuple(zip(names[problem.phase], (m, n, depth), strict=True))
             few = pointer.splits(problem, target, m, n, depth) if problem.phase == "backward_filter" else [1]
-            yield from (Config(NAME, tiles, warps, stages, split) for split in few)
+            yield from (_fitted(problem, Config(NAME, tiles, warps, stages, split)) for split in few)
 
 
 def _fitted(problem: Problem, config: Config) -> Config:
@@ -94,7 +94,12 @@ def work(problem: Problem, config: Config) -> Work:
         tiles = ceil_div(problem.pixels, pixels)
     else:
         tiles = problem.batch * ceil_div(prod(rows_made(problem)), pixels)
-    return by_pointers(problem, config, product_work(problem, config, pixels, tiles), found=8, base=40)
+    wide = (
+        problem.vector(problem.channels, problem.filters)
+        if problem.channels_last
+        else problem.vector(prod(rows_made(problem)))
+    )
+    return by_pointers(problem, config, product_work(problem, config, pixels, tiles), found=8, base=40, wide=wide)
 
 
 class GemmWords(Words):

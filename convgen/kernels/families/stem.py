@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cached_property
 from math import prod
 
 from convgen.kernels.config import Config, ceil_div
@@ -86,12 +85,12 @@ def work(problem: Problem, config: Config) -> Work:
 class StemWords(ArrangedWords):
     """Where the element of a block lies in x, and that of a tap of blocks in w; and the other way round."""
 
-    @cached_property
+    @property
     def inner(self) -> Problem:
         return blocks(self.problem)
 
-    @cached_property
-    def outer(self) -> Words | None:
+    @property
+    def writer(self) -> Words | None:
         """y lies as the phase says; gradients are taken from those of blocks by a launch of their own."""
         return Words(self.problem, even=self.even) if self.problem.phase == "forward" and not self.last else None
 
