@@ -35,7 +35,8 @@ def is_turned(problem: Problem, config: Config) -> bool:
     """Whether the product's rows are channels rather than pixels, or channels rather than filters in a filter gradient.
 
     A product's columns are read from shared memory once for 64 rows of it, so rows should be the shorter side; they are
-    64 at least.
+    64 at least. But where columns are written back first (`rewrites`), they should be the shorter side; and TF32's
+    have to lie by what is summed, as dy does where its channels are last, and w does not.
     """
     tile = config.tile
     rows, columns = {
@@ -43,7 +44,17 @@ def is_turned(problem: Problem, config: Config) -> bool:
         "backward_data": (tile_pixels(problem, config), tile["BC"]),
         "backward_filter": (tile["BF"], tile["BC"]),
     }[problem.phase]
-    return columns >= 64 and not 64 <= rows <= columns and taps_together(problem, config) == 1
+    if columns < 64 or taps_together(problem, config) > 1:
+        return False
+    if problem.dtype == "tfloat32" and problem.phase == "backward_data":
+        return True
+    return columns > rows if rewrites(problem) else not 64 <= rows <= columns
+
+
+def rewrites(problem: Problem) -> bool:
+    """Whether a product's columns are read from shared memory and written back: as the parts of float32, or so that
+    what is summed is their fastest index. Matrix instructions have the latter of 16-bit types only."""
+    return problem.dtype == "float32" or (problem.dtype == "tfloat32" and problem.phase == "backward_filter")
 
 
 def pieces(problem: Problem, config: Config) -> int:
@@ -338,6 +349,16 @@ class BoxWords(PhaseWords):
         if self.problem.rim is not None:
             texts[self.pointer(self.read)] = ["*"]
         return [(name, texts.get(name, [])) for name in self.tensors(config.split)]
+
+    def passed_boxes(self, tensor: str, view: list[str]) -> str:
+        """The argument of the launch that a tensor is: boxes of it, those of a block and its rim, or itself."""
+        if view in ([], ["*"]):
+            return "*views" if view else tensor
+        boxes = f"boxes_of_memory({tensor}, {', '.join(view)})"
+        return f"read_as_tf32({boxes})" if self.problem.dtype == "tfloat32" and tensor != self.result else boxes
+
+    def operand(self, text: str) -> str:
+        return f"copied_tf32({text})" if self.problem.dtype == "tfloat32" else text
 
     def block_and_rim(self, config: Config) -> str:
         """Arguments of the function that describes a block and its rim."""

@@ -45,14 +45,16 @@ def choose_kernels(layer: Layer, schedule: Schedule, space: Space) -> tuple[Kern
 def choose(problems: tuple[Problem, ...], target: Target) -> Kernel:
     """The first family, in their order, that can all ranks' problems; sized for the one with most to do.
 
-    Where channels are not last, the one of the least estimated time: whether it pays to make them last depends on how
-    much there is to convolve. On a CPU it is ATen's plain call, also where a rank has nothing to do.
+    Where channels are not last, or elements are of 4 bytes, the one of the least estimated time: whether it pays to
+    make them last depends on how much there is to convolve, and threads copy by 4 bytes what has to lie by what is
+    summed. On a CPU it is ATen's plain call, also where a rank has nothing to do.
     """
     if target.is_cpu:
         return Kernel(problems, Config("aten", warps=0, stages=0), target)
     problem = largest(problems)
     able = (made for made in FAMILIES if all(made.refusal(p, target) is None for p in problems))
-    if problem.channels_last or target.arch not in RATES or problem.dtype == "float64":
+    settled = problem.channels_last and problem.element_bytes != 4
+    if settled or target.arch not in RATES or problem.dtype == "float64":
         return Kernel(problems, next(able).default(problem, target), target)
     device = data_sheet(target, problem.dtype)
 

@@ -81,7 +81,7 @@ def step_s(p: Problem, config: Config, w: Work, target: Target, device: Ceilings
     cycles = max(
         w.multiplied * muls * filled / rates.of(p.dtype),
         (w.instructions + splitting(p, config, w, target)) * config.warps / ISSUES,
-        shared_bytes(w.tile, config.warps, p.element_bytes) * (1 + (muls > 1)) / SHARED_BYTES,
+        shared_bytes(w, config.warps, p.element_bytes, muls) / SHARED_BYTES,
         read * w.scattered / CACHE_BYTES,
     )
     return cycles / rates.clock_hz
@@ -89,14 +89,16 @@ def step_s(p: Problem, config: Config, w: Work, target: Target, device: Ceilings
 
 def splitting(p: Problem, config: Config, w: Work, target: Target) -> float:
     """Instructions a step and warp that round operands to TF32, or split them."""
-    each = {"tfloat32": 6, "float32": 9}.get(p.dtype, 0)
+    each = {"tfloat32": 0 if w.rounded else 6, "float32": 9}.get(p.dtype, 0)
     return each * w.step_bytes(1) / (config.warps * target.warp)
 
 
-def shared_bytes(tile: tuple[int, int, int], warps: int, element_bytes: int) -> float:
+def shared_bytes(w: Work, warps: int, element_bytes: int, products: int) -> float:
     """Of a step: both operands are written once; a group of four warps reads its rows of the first, and all of the
-    second's columns for each 64 rows."""
-    rows, columns, summed = tile
+    second's columns for each 64 rows and product. Rewritten, columns are read once more, and written once a product
+    but one: two parts of float32 make three products."""
+    rows, columns, summed = w.tile
     groups = max(1, warps // 4)
     across = groups // max(1, min(groups, rows // 64))
-    return summed * element_bytes * (rows * (1 + across) + columns * (1 + max(1.0, rows / 64)))
+    again = (1 + max(1, products - 1)) if w.rewrites else 0
+    return summed * element_bytes * (rows * (1 + across) + columns * (1 + again + products * max(1.0, rows / 64)))

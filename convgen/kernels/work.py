@@ -21,6 +21,8 @@ class Work:
         addend_bytes: that programs which share a tile write for the last of them to add.
         launches, more_bytes: besides this one, so that it can be, and what they move. A second launch that sums is
             counted by `split`.
+        rewrites: whether a step's columns are read from shared memory and written back, as its matrix instructions
+            want them. rounded: TF32 is rounded as it is copied.
         scattered: times the bytes of a step that memory is asked for, where lines are read in part.
     """
 
@@ -30,6 +32,8 @@ class Work:
     split: int = 1
     matrix: bool = True
     instructions: float = 100.0
+    rewrites: bool = False
+    rounded: bool = False
     scattered: float = 1.0
     launches: int = 0
     more_bytes: int = 0
@@ -98,7 +102,8 @@ def by_pointers(p: Problem, config: Config, w: Work, *, found: float, base: floa
     copies = [n * summed / wide / threads for n in (rows, columns)]
     both = p.phase == "backward_filter"
     count = base + found * (sum(copies) if both else copies[0]) + (0 if both else 8 * copies[1])
-    return replace(w, instructions=count, scattered=1.0 if p.channels_last or p.is_pointwise else 3.0)
+    rewrites = p.element_bytes == 4
+    return replace(w, instructions=count, rewrites=rewrites, scattered=1.0 if p.channels_last or p.is_pointwise else 3.0)
 
 
 def rows_made(p: Problem) -> list[int]:

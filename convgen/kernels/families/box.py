@@ -21,6 +21,7 @@ from convgen.kernels.boxes import (
     is_paired,
     is_turned,
     pieces,
+    rewrites,
     taps_together,
     tile_pixels,
     view_rank,
@@ -258,5 +259,6 @@ def work(problem: Problem, config: Config) -> Work:
         w = Work(programs // taps, ceil_div(boxes, config.split), product, config.split, instructions=90 + 20 * taps)
     rows, columns, summed = w.tile
     w = replace(w, tile=(columns, rows, summed)) if is_turned(problem, config) else w
+    w = replace(w, rewrites=rewrites(problem), rounded=True)
     steps = _rim_steps(problem, [tile[f"T{d.name}"] for d in problem.dims]) if problem.phase != "backward_filter" else 1
     return replace(w, steps=ceil(w.steps * steps))
