@@ -103,7 +103,9 @@ def by_pointers(p: Problem, config: Config, w: Work, *, found: float, base: floa
     both = p.phase == "backward_filter"
     count = base + found * (sum(copies) if both else copies[0]) + (0 if both else 8 * copies[1])
     rewrites = p.element_bytes == 4
-    return replace(w, instructions=count, rewrites=rewrites, scattered=1.0 if p.channels_last or p.is_pointwise else 3.0)
+    return replace(
+        w, instructions=count, rewrites=rewrites, scattered=1.0 if p.channels_last or p.is_pointwise else 3.0
+    )
 
 
 def rows_made(p: Problem) -> list[int]:

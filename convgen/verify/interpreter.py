@@ -4,10 +4,11 @@
 """Triton kernels on CPU tensors, by Triton's interpreter, beside compilation in one process.
 
 TRITON_INTERPRET stays unset: `interpreted(kernel)[grid](...)` runs a @triton.jit function that can also be compiled.
-What is mended, in versions 3.6 to 3.9: boxes that are rounded to TF32 as they are copied (upstream does not); products of bfloat16 (upstream multiplies the bit patterns) and rounding to it
-(upstream cuts); loop bounds that are arrays of one element (3.6 with numpy >= 2.4); triton.language is restored after
-a launch, so that a later compilation works; launches wait for each other, since ranks may be threads. Other arithmetic
-in bfloat16 stays wrong upstream: kernels widen what they load first, as they do for its precision.
+What is mended, in versions 3.6 to 3.9: products of bfloat16 (upstream multiplies the bit patterns) and rounding to it
+(upstream cuts); boxes that are rounded to TF32 as they are copied (upstream copies them as they are); loop bounds that
+are arrays of one element (3.6 with numpy >= 2.4); triton.language is restored after a launch, so that a later
+compilation works; launches wait for each other, since ranks may be threads. Other arithmetic in bfloat16 stays wrong
+upstream: kernels widen what they load first, as they do for its precision.
 """
 
 from __future__ import annotations
@@ -93,7 +94,9 @@ def _mend() -> None:
 
     def load_box(self: Any, box: Any, *rest: Any) -> Any:
         loaded = copy_box(self, box, *rest)
-        return upstream.TensorHandle(_round_to_tf32(loaded.data), loaded.dtype) if hasattr(box, "rounds_tf32") else loaded
+        return (
+            upstream.TensorHandle(_round_to_tf32(loaded.data), loaded.dtype) if hasattr(box, "rounds_tf32") else loaded
+        )
 
     def patch_tensor(tensor: Any, scope: Any) -> None:
         patch(tensor, scope)
