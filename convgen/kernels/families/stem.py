@@ -79,7 +79,8 @@ def work(problem: Problem, config: Config) -> Work:
     inner = blocks(problem)
     turned = not problem.channels_last and problem.phase != "forward"
     moved = 2 * (inner.elements["x"] + (inner.elements["y"] if turned else 0))
-    return replace(box.work(inner, config), launches=2 + turned, more_bytes=moved * inner.element_bytes)
+    launches = (problem.phase != "forward") + turned + 1
+    return replace(box.work(inner, config), launches=launches, more_bytes=moved * inner.element_bytes)
 
 
 class StemWords(ArrangedWords):
