@@ -208,9 +208,11 @@ def _sizes(problem: Problem, target: Target) -> Iterator[Config]:
         if not fits or not spread or max(rows, columns) < 64 or columns > clamp(made, 16, deepest):
             continue
         if filter_gradient and rows <= clamp(problem.filters, 64 if problem.channels <= 32 else 16, 256):
-            tile = _fitting(problem, depth)
-            for split in splits(problem, target, tile, rows, columns):
-                yield _config(problem, tile, rows, columns, warps, stages, split)
+            # Of few channels a step has little to multiply: more pixels share what it takes to begin one.
+            for pixels in (depth, 2 * depth) if half and columns <= 32 else (depth,):
+                tile = _fitting(problem, pixels)
+                for split in splits(problem, target, tile, rows, columns):
+                    yield _config(problem, tile, rows, columns, warps, stages, split)
         elif not filter_gradient and rows >= 64:
             tile = _fitting(problem, rows)
             for split in _cuts(problem, target, tile, columns):
