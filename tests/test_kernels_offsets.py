@@ -12,7 +12,7 @@ from kernel_cases import PHASES, SM_90
 from triton.runtime import interpreter as upstream
 
 from convgen.kernels.config import Config
-from convgen.kernels.families import FAMILIES, box, converted, depthwise, gemm, packed, pointer
+from convgen.kernels.families import FAMILIES, box, converted, depthwise, gemm, packed, pointer, tiled
 from convgen.kernels.load import load_text
 from convgen.kernels.problem import LocalDim, Problem
 from convgen.kernels.source import Kernel, kernel_module
@@ -64,6 +64,7 @@ BIG = [
     # The launch that makes channels last, and the one that writes where they are not, or by output phase.
     *((converted, big(phase, "contiguous", **more)) for phase in PHASES for more in ({}, {"x_parts": 2, "y_parts": 2})),
     (converted, big("backward_data", "contiguous", dims=plane(3, 2800, 2))),
+    (tiled, big("backward_filter", "channels_last", dtype="tfloat32", batch=9, channels=64, filters=48, y_parts=2)),
     (box, big("backward_data", "channels_last", dims=plane(3, 2800, 2))),
     *(
         (depthwise, big(phase, f, channels=1, filters=1, groups=300))

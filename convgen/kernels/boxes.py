@@ -342,7 +342,7 @@ class BoxWords(PhaseWords):
         """For each tensor of the launch what boxes_of_memory is told; nothing where pointers are used."""
         p, tile = self.problem, config.tile
         w = f"({p.y_parts}, s.filters, {p.taps}, {p.x_parts}, s.channels)", f"[1, {tile['BF']}, 1, 1, {tile['BC']}]"
-        y = [f"({self._samples('y')}, *s.y, s.filters)", self._box(config, (), "y")]
+        y = self.view_of_y(config)
         texts = {"x": self._view_of_x(config), "w": list(w), "dx": self._view_of_x(config), "y": y, "dy": y}
         if self.by_pointers is not None:
             texts.pop(self.result, None)
@@ -371,6 +371,15 @@ class BoxWords(PhaseWords):
     def spare(self) -> str:
         """A tensor that is never empty where something is launched."""
         return "dy" if self.problem.phase == "backward_filter" else self.result
+
+    def view_of_y(self, config: Config) -> list[str]:
+        """y or dy as boxes_of_memory is told: shape, and box."""
+        return [f"({self._samples('y')}, *s.y, s.filters)", self._box(config, (), "y")]
+
+    @property
+    def read_dy(self) -> str:
+        """A box of dy as pixels by filters, in a filter gradient."""
+        return f"dy.load([{self.box_place('y', made=True)}]).reshape({self.box_pixels}, BF)"
 
     def _samples(self, tensor: str) -> str:
         parts = self.parts(tensor)

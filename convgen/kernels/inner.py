@@ -18,6 +18,11 @@ class InnerWords(BoxWords):
 
     writer: Words | None = None
 
+    def products(self, name: str, config: Config) -> str:
+        """The kernel by boxes, and the function that launches it."""
+        p, template = self.problem, environment().get_template("kernels/box.py.jinja")
+        return template.render(name=name, p=p, t=self, bias=p.bias, split=config.split, config=config).rstrip("\n")
+
     @property
     def entry(self) -> str:
         return f"{self.problem.phase}_of_boxes"
@@ -47,8 +52,6 @@ class ArrangedWords(Words):
 
     def products(self, name: str, config: Config) -> str:
         """The kernel by boxes, and the function that launches it."""
-        p = self.inner
-        words = InnerWords(p, float32=self.float32, rims=self.rims)
+        words = InnerWords(self.inner, float32=self.float32, rims=self.rims)
         words.writer = self.writer
-        template = environment().get_template("kernels/box.py.jinja")
-        return template.render(name=name, p=p, t=words, bias=p.bias, split=config.split, config=config).rstrip("\n")
+        return words.products(name, config)
