@@ -76,15 +76,20 @@ def step_s(p: Problem, config: Config, w: Work, target: Target, device: Ceilings
         fill = min(1.0, rows / 64) * min(1.0, columns / 64) if w.matrix else 0.1
         rate = device.flops_per_s / target.processors * max(fill, 1 / 16)
         return max(2 * w.multiplied / rate, read * w.scattered / 5.0e10)
+    return max(step_cycles(p, config, w, target).values()) / rates.clock_hz
+
+
+def step_cycles(p: Problem, config: Config, w: Work, target: Target) -> dict[str, float]:
+    """Of a processor with matrix units for a step: to multiply, to issue instructions, of shared memory, of L2."""
+    rows, columns, _ = w.tile
     muls = FLOAT32_PRODUCTS if p.dtype == "float32" else 1
     filled = max(rows, 64) * max(columns, 8) / (rows * columns)
-    cycles = max(
-        w.multiplied * muls * filled / rates.of(p.dtype),
-        (w.instructions + splitting(p, config, w, target)) * config.warps / ISSUES,
-        shared_bytes(w, config.warps, p.element_bytes, muls) / SHARED_BYTES,
-        read * w.scattered / CACHE_BYTES,
-    )
-    return cycles / rates.clock_hz
+    return {
+        "matrix": w.multiplied * muls * filled / RATES[target.arch].of(p.dtype),
+        "issue": (w.instructions + splitting(p, config, w, target)) * config.warps / ISSUES,
+        "shared": shared_bytes(w, config.warps, p.element_bytes, muls) / SHARED_BYTES,
+        "L2": w.step_bytes(p.element_bytes) * w.scattered / CACHE_BYTES,
+    }
 
 
 def splitting(p: Problem, config: Config, w: Work, target: Target) -> float:
