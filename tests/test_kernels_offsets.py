@@ -94,10 +94,9 @@ def short(config: Config, problem: Problem) -> Config:
     """The same tiles in so many pieces that a program of backward-filter takes two steps."""
     if problem.phase != "backward_filter":
         return config
-    samples = config.family == "gemm" and not problem.channels_last
     if "BP" not in config.tile:
         return replace(config, split=2**18)
-    return replace(config, split=problem.batch if samples else -(-problem.pixels // (2 * config.tile["BP"])))
+    return replace(config, split=-(-problem.pixels // (2 * config.tile["BP"])))
 
 
 def run_last_programs(

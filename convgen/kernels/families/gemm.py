@@ -39,7 +39,7 @@ def configs(problem: Problem, target: Target) -> Iterator[Config]:
     """Configurations worth a try: those of the pointer family, whose tiles are alike."""
     yield default(problem, target)
     for config in pointer.configs(problem, target):
-        yield _fitted(problem, config)
+        yield replace(config, family=NAME)
 
 
 def default(problem: Problem, target: Target) -> Config:
@@ -49,7 +49,7 @@ def default(problem: Problem, target: Target) -> Config:
         device = data_sheet(target, problem.dtype)
         return min(_sizes(problem, target), key=lambda c: estimated_s(problem, c, work(problem, c), target, device))
     if problem.channels_last or problem.phase == "backward_filter":
-        config = _fitted(problem, config)
+        config = replace(config, family=NAME)
         # With float32's three products a small tile of pixels has more to hold where it is spread over more threads.
         small = config.tile.get("BF", 0) * config.tile.get("BC", 0) <= 2048 and problem.phase == "backward_filter"
         return replace(config, warps=4) if small else config
@@ -72,15 +72,7 @@ def _sizes(problem: Problem, target: Target) -> Iterator[Config]:
         if fits and m <= clamp(rows, 64, 128) and n <= clamp(columns, 16, 256):
             tiles = tuple(zip(names[problem.phase], (m, n, depth), strict=True))
             few = pointer.splits(problem, target, m, n, depth) if problem.phase == "backward_filter" else [1]
-            yield from (_fitted(problem, Config(NAME, tiles, warps, stages, split)) for split in few)
-
-
-def _fitted(problem: Problem, config: Config) -> Config:
-    """The same tiles; pieces of backward-filter are of samples where pixels of two samples don't lie side by side."""
-    split = config.split
-    if problem.phase == "backward_filter" and not problem.channels_last:
-        split = max(1, min(split, problem.batch))
-    return replace(config, family=NAME, split=split)
+            yield from (Config(NAME, tiles, warps, stages, split) for split in few)
 
 
 def words(problem: Problem) -> type[Words]:
