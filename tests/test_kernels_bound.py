@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from kernel_cases import PHASES, SM_90
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from convgen.kernels.bound import Bound, bound_of
 from convgen.kernels.choose import choose
@@ -144,7 +145,8 @@ def test_bound_of_contiguous_layers(phase: str) -> None:
 def test_bound_of_four_bytes(phase: str) -> None:
     """Nothing is copied by less than 16 bytes, whatever the operand; TF32 is rounded on the way. TF32's filter
     gradients have a column operand that is written back, which bounds them."""
-    for dtype, least in (("tfloat32", 0.55 if phase == "backward_filter" else 0.8), ("float32", 0.9)):
+    rounded = "round_f32_to_tf32" in TensorDescriptor.__annotations__  # before triton 3.7, in registers
+    for dtype, least in (("tfloat32", 0.55 if phase == "backward_filter" or not rounded else 0.8), ("float32", 0.9)):
         for name, p in {
             "3x3": square(phase, dtype=dtype),
             "1x1": square(phase, size=28, kernel=1, dtype=dtype),
