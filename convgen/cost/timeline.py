@@ -29,7 +29,8 @@ from convgen.cost.local import rows_flops_per_s
 from convgen.cost.machine import Machine
 from convgen.cost.moving import PICOSECONDS
 from convgen.cost.network import bucket_record
-from convgen.cost.rows import Price, price_on, work_by_rank
+from convgen.cost.rows import Price, price_on
+from convgen.cost.work import work_by_rank
 from convgen.operations.row import repeats
 from convgen.program.chunks import shares
 from convgen.program.early import interior_rows

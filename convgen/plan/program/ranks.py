@@ -1,11 +1,12 @@
 """A network, a machine and a number of ranks: the best grid of axes, and on it the best layout.
 
-Grids are the ways to write the ranks as a product of as many axes as a plan may have. Each is searched with few
-candidates, the best of them with all.
+Grids are the ways to write the ranks as a product of as many axes as a plan may have. Those on which products take
+least are searched with few candidates, the best of them with all.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -14,18 +15,20 @@ from typing import NamedTuple
 from convgen.algebra.grid import Grid
 from convgen.cost.machine import Machine
 from convgen.cost.moving import PICOSECONDS
-from convgen.cost.rows import program_cost
+from convgen.cost.rows import price_on, program_cost
 from convgen.plan.fewer import on_fewer, with_idle
 from convgen.plan.letters import lay_out
 from convgen.plan.network.grids import MOST_AXES, NAMES, factorisations, primes
 from convgen.plan.parts import Parts
-from convgen.plan.program.candidates import Way
+from convgen.plan.program.candidates import Way, is_product
 from convgen.plan.program.fitting import fitted
+from convgen.plan.program.products import least_ps
 from convgen.plan.program.search import Effort, Found, Search, TooLittleMemory
 from convgen.plan.program.written import plan_of, program_of
 from convgen.program.network import Program
 
 SCOUT = Effort(ways=2, others=4, stored=3)
+SCOUTED = 2  # grids by what their products take, beside the most even ones
 ROUGH = 2  # grids of the most even axes, for a rough plan
 
 
@@ -75,6 +78,23 @@ def _ordered(factors: Sequence[int], node: int) -> tuple[int, ...]:
     return (*rest, inside[0])
 
 
+def likely(parts: Parts, grids: Sequence[Grid], machine: Machine, dtype: str) -> list[Grid]:
+    """The few grids on which products take least, what moves their activations left out, and the most even ones; in
+    the order given."""
+    if len(grids) <= SCOUTED + ROUGH:
+        return list(grids)
+
+    def least(grid: Grid) -> int:
+        price = price_on(Grid(tuple((a, n) for a, n in grid.axes if n > 1)), machine, dtype)
+        return sum(least_ps(bound.operation, price, own) for bound, own in products)
+
+    read = Counter(v for bound in parts.rows for v in bound.reads)
+    learnt = {t.name for t in parts.tensors if t.kind == "parameter" and read[t.name] == 1}
+    products = [(b, tuple(v in learnt for v in b.reads)) for b in parts.rows if is_product(b.operation)]
+    best = {*grids[-ROUGH:], *sorted(grids[:-ROUGH], key=least)[:SCOUTED]}
+    return [grid for grid in grids if grid in best]
+
+
 class _Scout:
     """Plans with few candidates, a grid each; remembered."""
 
@@ -114,7 +134,8 @@ def plan_network(
     """
 
     scout = scout or _Scout(parts, machine, dtype, None if recompute else memory_bytes)
-    scouted = [(grid, ps) for grid in grids if len(grids) > 1 and (ps := scout.time_ps(grid)) is not None]
+    several = likely(parts, grids, machine, dtype) if len(grids) > 1 else ()
+    scouted = [(grid, ps) for grid in several if (ps := scout.time_ps(grid)) is not None]
     best = min(scouted, key=lambda pair: pair[1])[0] if scouted else grids[-1]
 
     def search(bound: int | None) -> Found:

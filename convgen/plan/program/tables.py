@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from convgen.algebra.involved import NAME, most_elements
 from convgen.algebra.layout import Layout
-from convgen.algebra.signature import Signature
+from convgen.algebra.signature import Operand, Signature
 from convgen.algebra.wants import layout
 from convgen.cost.rows import Price
 from convgen.operations.bound import Bound
@@ -69,6 +69,7 @@ class Asking:
         self.numbers = {o.name: k for k, o in enumerate(question.operation.signatures[0].inputs)}
         self.places = [k for k, c in enumerate(question.operands) if c is not None]
         self.shape = [len(question.operands[k] or ()) for k in self.places] + [len(c) for c in question.results]
+        self._found: dict[object, Table] = {}
 
     def answer(self) -> Answer:
         tables: list[Table] = []
@@ -178,27 +179,47 @@ class Asking:
         self, signature: Signature, name: str, ways: Sequence[Way], parameters: Mapping[int, Stored]
     ) -> tuple[Table, list[Way]]:
         """A table a way of the gradient's own row."""
+        key = name, signature.results, tuple(parameters.items())
+        if (known := self._found.get(key)) is None:
+            known = np.stack([self._row(signature, name, way, parameters) for way in ways])
+            self._found[key] = known
+        return known, list(ways)
+
+    def _row(self, signature: Signature, name: str, way: Way, parameters: Mapping[int, Stored]) -> Table:
+        """One way of it; what parameters don't matter to is found once for all of theirs."""
         one = self.q.operation.gradients[name]
-        results = {r.name: j for j, r in enumerate(signature.results)}
-        found: list[Table] = []
-        for number, roles in ways:
-            theirs, nests = one.operation.signatures[number], dict(roles)
-            tensors = self.price.tensors(theirs)
-            table = np.full(self.shape, self.price.local(one.operation, number, nests), dtype=np.int64)
-            for operand, source in zip(theirs.inputs, one.reads, strict=True):
-                sets = tensors[operand.name]
-                wants = layout(sets, NAME, theirs.wants(operand, nests))
-                if (k := self.numbers.get(source)) is not None:
-                    table += self._spread(self.price.fetched(sets, self._stored(k, parameters), wants), k)
-                    continue
-                j = results.get(source, results.get(source.removeprefix("d"), 0))
-                table += self._spread(self.price.fetched(sets, self.q.results[j], wants), j, result=True)
-            (result,) = theirs.results
+        number, nests = way[0], dict(way[1])
+        theirs = one.operation.signatures[number]
+        tensors, results = self.price.tensors(theirs), {r.name: j for j, r in enumerate(signature.results)}
+        (result,) = theirs.results
+        read = list(zip(theirs.inputs, one.reads, strict=True))
+
+        def fetched(operand: Operand, source: str) -> Table:
+            sets = tensors[operand.name]
+            wants = layout(sets, NAME, theirs.wants(operand, nests))
+            if (k := self.numbers.get(source)) is not None:
+                return self._spread(self.price.fetched(sets, self._stored(k, parameters), wants), k)
+            j = results.get(source, results.get(source.removeprefix("d"), 0))
+            return self._spread(self.price.fetched(sets, self.q.results[j], wants), j, result=True)
+
+        def collected() -> Table:
             sets, k = tensors[result.name], self.numbers[name]
             makes = layout(sets, NAME, theirs.wants(result, nests))
-            table += self._spread(self.price.reduced(sets, makes, self._stored(k, parameters), theirs.reduction), k)
-            found.append(table)
-        return np.stack(found), list(ways)
+            return self._spread(self.price.reduced(sets, makes, self._stored(k, parameters), theirs.reduction), k)
+
+        here = [self.numbers[source] in parameters if source in self.numbers else False for _, source in read]
+        if (table := self._found.get((name, signature.results, way))) is None:
+            table = np.full(self.shape, self.price.local(one.operation, number, nests), dtype=np.int64)
+            for (operand, source), parameter in zip(read, here, strict=True):
+                if not parameter:
+                    table = table + fetched(operand, source)
+            if self.numbers[name] not in parameters:
+                table = table + collected()
+            self._found[name, signature.results, way] = table
+        for (operand, source), parameter in zip(read, here, strict=True):
+            if parameter:
+                table = table + fetched(operand, source)
+        return table + collected() if self.numbers[name] in parameters else table
 
     def _spread(self, costs: Table, k: int, *, result: bool = False) -> Table:
         """A vector over an operand's candidates, or a result's, beside those of the others; a parameter has one."""
