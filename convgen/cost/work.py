@@ -69,9 +69,7 @@ def _fullest(signature: Signature, nests: Mapping[str, tuple[int, ...]]) -> At:
             return rows[made.indices[0], made.relation, extent]
         return 0, prod([blocks[i][1] for i in made.indices]) if made.indices else extent
 
-    found: Any = tuple(
-        [tuple([inside(m, n) for m, n in zip(o.dims, o.shape, strict=True)]) for o in signature.inputs]
-    )
+    found: Any = tuple([tuple([inside(m, n) for m, n in zip(o.dims, o.shape, strict=True)]) for o in signature.inputs])
     return At(blocks, found, found)
 
 
