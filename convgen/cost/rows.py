@@ -67,15 +67,20 @@ class Price:
 
     def _of_launch(self, one: Launch, roles: Mapping[str, Axes]) -> int:
         rate = rows_flops_per_s(self.machine, self.dtype, one.operation, roles, self.grid, one.work.flops)
-        return self.seconds_of(one.work, rate)
+        return self.seconds_of(one.work, rate, rides=one.operation.rides)
 
-    def seconds_of(self, done: Work, flops_per_s: float | None = None) -> int:
-        """`flops_per_s`: that it reaches; by default what a convolution does on average."""
+    def seconds_of(self, done: Work, flops_per_s: float | None = None, *, rides: bool = False) -> int:
+        """Picoseconds.
+
+        Args:
+            flops_per_s: that it reaches; by default what a convolution does on average.
+            rides: it has no launch of its own.
+        """
         busy = max(
             done.flops / (flops_per_s or self.machine.flops_per_s(self.dtype)),
             done.elements * self.element_bytes / self.machine.memory_bytes_per_s,
         )
-        return round((busy + self.machine.launch_s) * PICOSECONDS)
+        return round((busy + (0.0 if rides else self.machine.launch_s)) * PICOSECONDS)
 
     # ---------------------------------------------------------------- of a tensor, stored in any of several ways
     def tensors(self, signature: Signature) -> dict[str, IndexSets]:

@@ -310,7 +310,7 @@ def _busy_seconds(price: Price, row: PlacedRow, operands: tuple[int, ...]) -> tu
         most = int(flops.max())
         rate = rows_flops_per_s(machine, price.dtype, one.operation, dict(row.roles), price.grid, most)
         total += n * np.maximum(flops / rate, elements * price.element_bytes / machine.memory_bytes_per_s)
-    return total, sum(often)
+    return total, sum(n for n, one in zip(often, done, strict=True) if not one.operation.rides)
 
 
 @lru_cache(maxsize=1 << 12)

@@ -121,7 +121,7 @@ class Asking:
             total += self._spread(price.fetched(sets, stored, wants), k)
             if operand.gradient and q.wanted[k]:
                 found = layout(sets, NAME, signature.gradient(operand, nests))
-                vjp[k] = self._spread(price.collected(sets, found, stored), k) + local
+                vjp[k] = self._spread(price.collected(sets, found, stored), k)
         given = np.zeros(self.shape, dtype=np.int64)
         for j, result in enumerate(signature.results):
             sets, stored = tensors[result.name], q.results[j]
@@ -134,7 +134,7 @@ class Asking:
             k = self.numbers[name]
             if ways and (q.wanted[k] or signature.reduction != "sum"):  # inputs may want gradients all the same
                 own[name] = self._derived(signature, name, ways, parameters)
-        return self._with_gradients(signature, total, given, vjp, own)
+        return self._with_gradients(way, total, given, vjp, own)
 
     def _stored(self, k: int, parameters: Mapping[int, Stored]) -> tuple[Stored, ...]:
         """How an operand may be stored; a parameter that this row places, as it wants it."""
@@ -142,14 +142,15 @@ class Asking:
 
     def _with_gradients(
         self,
-        signature: Signature,
+        way: Way,
         total: Table,
         given: Table,
         vjp: Mapping[int, Table],
         own: dict[str, tuple[Table, list[Way]]],
     ) -> tuple[Table, dict[str, tuple[Table, list[Way]]]]:
         """The cheapest choice, for all operands, of the vjp or a row of its own; what is fetched for vjps is once."""
-        names = list(own)
+        operation, (number, roles) = self.q.operation, way
+        signature, names = operation.signatures[number], list(own)
         chosen: dict[str, tuple[Table, list[Way]]] = {}
         must = signature.reduction != "sum"
         choices = [set(names)] if must else [
@@ -162,7 +163,7 @@ class Asking:
             for k in by_vjp:
                 table = table + vjp[k]
             if by_vjp:
-                table = table + given
+                table = table + given + self.price.local(operation, number, dict(roles), by_vjp)
             for n in rows:
                 if self.q.wanted[self.numbers[n]]:
                     table = table + own[n][0].min(0)
