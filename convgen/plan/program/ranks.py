@@ -27,7 +27,7 @@ from convgen.plan.program.search import Effort, Found, Search, TooLittleMemory
 from convgen.plan.program.written import plan_of, program_of
 from convgen.program.network import Program
 
-SCOUT = Effort(ways=2, others=4, stored=3)
+SCOUT = Effort(ways=2, others=4, stored=3, parameters=1)
 SCOUTED = 2  # grids by what their products take, beside the most even ones
 ROUGH = 2  # grids of the most even axes, for a rough plan
 

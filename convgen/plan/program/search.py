@@ -6,7 +6,7 @@ answer is a program, and its price is the minimum.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -19,6 +19,7 @@ from convgen.cost.network import element_bytes
 from convgen.cost.rows import price_on
 from convgen.errors import InputError
 from convgen.operations.bound import Bound
+from convgen.operations.row import Operation
 from convgen.plan.network.bounded import FREE, DoesNotFit, solve
 from convgen.plan.network.eliminate import Elimination, Factor, Problem
 from convgen.plan.parts import Parts
@@ -27,25 +28,28 @@ from convgen.plan.program.candidates import (
     is_product,
     made,
     named_alike,
+    parameter_stored,
+    read_by,
     suggested,
     votes,
     without_idle,
 )
 from convgen.plan.program.products import MOST, best_ways
-from convgen.plan.program.tables import PARAMETER_COPIES, Answer, Asking, Question, Table, placed
+from convgen.plan.program.tables import PARAMETER_COPIES, Answer, Asking, Option, Question, Table, placed
 from convgen.program.network import FLOATS, Program, Value, asked, differentiable, smooth
-from convgen.program.rows import PlacedRow, Stored, serves
+from convgen.program.rows import PlacedRow, Stored, kept, serves
 
 GIVEN = ("parameter", "buffer", "constant")
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is looked at: ways of a product and of other rows, and storages of a value."""
+    """How much is looked at: ways of a product and of other rows, storages of a value and of a parameter."""
 
     ways: int = MOST
     others: int = 12
     stored: int = 7
+    parameters: int = 6
 
 
 THOROUGH = Effort()
@@ -182,7 +186,28 @@ class Search:
             own = tuple(dict.fromkeys([*like, *others]))
             gradients.append((name, own))
         wanted = tuple(asked(bound, self.wanted))
-        return Question(bound.operation, operands, results, ways, tuple(gradients), wanted)
+        options = tuple(o for way in ways for o in self._options(bound.operation, operands, way, gradients))
+        return Question(bound.operation, operands, results, options, tuple(gradients), wanted)
+
+    def _options(
+        self,
+        operation: Operation,
+        operands: Sequence[tuple[Stored, ...] | None],
+        way: Way,
+        gradients: Sequence[tuple[str, tuple[Way, ...]]],
+    ) -> Iterator[Option]:
+        """A way with its parameters as it wants them, and with the first of them stored otherwise."""
+        signature, roles = operation.signatures[way[0]], dict(way[1])
+        own = [k for k, candidates in enumerate(operands) if candidates is None]
+        as_wanted = {k: kept(signature.inputs[k], signature, roles) for k in own}
+        if not own:
+            yield Option(way)
+            return
+        first = signature.inputs[own[0]]
+        others = (s for name, ways in gradients for s in read_by(operation.gradients[name], name, first.name, ways))
+        stored = dict.fromkeys(parameter_stored(first, signature, roles, others, self.bare))
+        for one in list(stored)[: self.effort.parameters]:
+            yield Option(way, tuple((as_wanted | {own[0]: one}).items()))
 
     def _ways(
         self,

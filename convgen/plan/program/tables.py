@@ -21,10 +21,18 @@ from convgen.cost.rows import Price
 from convgen.operations.bound import Bound
 from convgen.operations.row import Operation
 from convgen.plan.program.candidates import Way
-from convgen.program.rows import PlacedRow, Stored, kept, place, place_gradient, stored_by_name
+from convgen.program.rows import PlacedRow, Stored, place, place_gradient, stored_by_name
 
 Table = NDArray[np.int64]
 PARAMETER_COPIES = 3  # itself, its gradient, an optimizer's state
+
+
+@dataclass(frozen=True)
+class Option:
+    """A way of a row, and how the parameters that it places are stored, by number of the operand."""
+
+    way: Way
+    parameters: tuple[tuple[int, Stored], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -33,21 +41,25 @@ class Question:
 
     Attributes:
         operands, results: by operand or result its candidates; None: a parameter that this row places.
-        ways: of the row; `gradients` of each derived row.
+        options: of the row; `gradients` are ways of each derived row.
         wanted: by operand, whether it wants a gradient.
     """
 
     operation: Operation
     operands: tuple[tuple[Stored, ...] | None, ...]
     results: tuple[tuple[Stored, ...], ...]
-    ways: tuple[Way, ...]
+    options: tuple[Option, ...]
     gradients: tuple[tuple[str, tuple[Way, ...]], ...]
     wanted: tuple[bool, ...]
+
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        return tuple(dict.fromkeys(option.way for option in self.options))
 
 
 @dataclass
 class Answer:
-    """Costs over (operands without parameters..., results...), and the way that each cell is of.
+    """Costs over (operands without parameters..., results...), and the option that each cell is of.
 
     Attributes:
         by_way: the same for each way, first.
@@ -75,28 +87,29 @@ class Asking:
         tables: list[Table] = []
         takes: list[Table] = []
         derived: list[dict[str, tuple[Table, list[Way]]]] = []
-        for way in self.q.ways:
-            table, own = self._of(way)
+        for option in self.q.options:
+            table, own = self._of(option)
             tables.append(table)
-            takes.append(self._memory(way))
+            takes.append(self._memory(option))
             derived.append(own)
         stacked = np.stack(tables)
         best = stacked.argmin(0)
         memory = np.take_along_axis(np.stack(takes), best[None], 0)[0]
-        return Answer(self.q, stacked.min(0), stacked, best, memory, derived)
+        of = {way: [k for k, option in enumerate(self.q.options) if option.way == way] for way in self.q.ways}
+        by_way = np.stack([stacked[some].min(0) for some in of.values()])
+        return Answer(self.q, stacked.min(0), by_way, best, memory, derived)
 
-    def _memory(self, way: Way) -> Table:
+    def _memory(self, option: Option) -> Table:
         """Bytes on the fullest rank: parameters with gradient and optimizer's states, and what of operands is fetched
         and kept for the vjp."""
-        q, number, nests = self.q, way[0], dict(way[1])
-        signature = q.operation.signatures[number]
+        q, (number, roles), parameters = self.q, option.way, dict(option.parameters)
+        signature, nests = q.operation.signatures[number], dict(roles)
         tensors, size = self.price.tensors(signature), self.price.element_bytes
         total = np.zeros(self.shape, dtype=np.int64)
         for k, operand in enumerate(signature.inputs):
             sets = tensors[operand.name]
             if (candidates := q.operands[k]) is None:
-                stored = Layout(NAME, kept(operand, signature, nests))
-                total += most_elements(sets, stored) * size * PARAMETER_COPIES
+                total += most_elements(sets, Layout(NAME, parameters[k])) * size * PARAMETER_COPIES
                 continue
             wants = layout(sets, NAME, signature.wants(operand, nests))
             held = most_elements(sets, wants) * size if operand.gradient and any(q.wanted) else 0
@@ -104,14 +117,13 @@ class Asking:
             total += self._spread(np.array([held if s != here else 0 for s in candidates], dtype=np.int64), k)
         return total
 
-    # ---------------------------------------------------------------- one way
-    def _of(self, way: Way) -> tuple[Table, dict[str, tuple[Table, list[Way]]]]:
-        q, price = self.q, self.price
-        number, nests = way[0], dict(way[1])
+    # ---------------------------------------------------------------- one option
+    def _of(self, option: Option) -> tuple[Table, dict[str, tuple[Table, list[Way]]]]:
+        q, price, parameters = self.q, self.price, dict(option.parameters)
+        number, nests = option.way[0], dict(option.way[1])
         signature = q.operation.signatures[number]
         tensors = price.tensors(signature)
         local = price.local(q.operation, number, nests)
-        parameters = {k: kept(signature.inputs[k], signature, nests) for k, c in enumerate(q.operands) if c is None}
         total = np.full(self.shape, local, dtype=np.int64)
         vjp: dict[int, Table] = {}
         for k, operand in enumerate(signature.inputs):
@@ -134,7 +146,7 @@ class Asking:
             k = self.numbers[name]
             if ways and (q.wanted[k] or signature.reduction != "sum"):  # inputs may want gradients all the same
                 own[name] = self._derived(signature, name, ways, parameters)
-        return self._with_gradients(way, total, given, vjp, own)
+        return self._with_gradients(option.way, total, given, vjp, own)
 
     def _stored(self, k: int, parameters: Mapping[int, Stored]) -> tuple[Stored, ...]:
         """How an operand may be stored; a parameter that this row places, as it wants it."""
@@ -234,12 +246,10 @@ def placed(answer: Answer, cell: tuple[int, ...], bound: Bound, price: Price) ->
     """The row of a cell of its table."""
     q = answer.question
     w = int(answer.best[cell])
-    number, roles = q.ways[w]
+    (number, roles), parameters = q.options[w].way, dict(q.options[w].parameters)
     signature, nests = bound.operation.signatures[number], dict(roles)
     places = iter(cell)
-    reads = [
-        kept(signature.inputs[k], signature, nests) if c is None else c[next(places)] for k, c in enumerate(q.operands)
-    ]
+    reads = [parameters[k] if c is None else c[next(places)] for k, c in enumerate(q.operands)]
     makes = [c[next(places)] for c in q.results]
     derived: dict[str, PlacedRow] = {}
     stored = stored_by_name(signature, reads, makes)
