@@ -24,7 +24,6 @@ from convgen.plan.program.candidates import Way
 from convgen.program.rows import PlacedRow, Stored, place, place_gradient, stored_by_name
 
 Table = NDArray[np.int64]
-PARAMETER_COPIES = 3  # itself, its gradient, an optimizer's state
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,7 @@ class Question:
         operands, results: by operand or result its candidates; None: a parameter that this row places.
         options: of the row; `gradients` are ways of each derived row.
         wanted: by operand, whether it wants a gradient.
+        copies: of parameters that are in memory.
     """
 
     operation: Operation
@@ -51,6 +51,7 @@ class Question:
     options: tuple[Option, ...]
     gradients: tuple[tuple[str, tuple[Way, ...]], ...]
     wanted: tuple[bool, ...]
+    copies: int
 
     @property
     def ways(self) -> tuple[Way, ...]:
@@ -109,7 +110,7 @@ class Asking:
         for k, operand in enumerate(signature.inputs):
             sets = tensors[operand.name]
             if (candidates := q.operands[k]) is None:
-                total += most_elements(sets, Layout(NAME, parameters[k])) * size * PARAMETER_COPIES
+                total += most_elements(sets, Layout(NAME, parameters[k])) * size * q.copies
                 continue
             wants = layout(sets, NAME, signature.wants(operand, nests))
             held = most_elements(sets, wants) * size if operand.gradient and any(q.wanted) else 0
