@@ -38,7 +38,7 @@ def planned_text(compiled: CompiledNetwork, found: NetworkPlan, machine: Machine
     lines += _compared(data)
     if IDLE in found.program.grid.sizes:
         lines.append(f"  {idle_line(found.program.grid)}")
-    lines.append(memory_line(found.program))
+    lines.append(memory_line(found.program, found.states))
     if found.program.again:
         lines.append(f"  computed again in backward: {', '.join(s.path for s in found.program.again)}")
     lines += [f"  scouted {grid}: {seconds * 1e3:.3f} ms with few candidates" for grid, seconds in found.tried]
@@ -99,7 +99,7 @@ def planned_json(compiled: CompiledNetwork, found: NetworkPlan, machine: Machine
         else 1e3 * program_cost(samples, machine, compiled.dtype).seconds,
         "memory_bytes": found.memory_bytes,
         "again": [s.path for s in found.program.again],
-        "memory": memory_json(found.program),
+        "memory": memory_json(found.program, found.states),
         "rows": rows,
         "others": {"compute_ms": 1e3 * others[0] / PICOSECONDS, "move_ms": 1e3 * others[1] / PICOSECONDS},
         "tried": [{"grid": dict(g.axes), "milliseconds": s * 1e3} for g, s in found.tried],
