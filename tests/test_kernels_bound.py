@@ -6,14 +6,15 @@ from dataclasses import replace
 
 import pytest
 from kernel_cases import PHASES, SM_90
+from scripts import bench_script
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from convgen.kernels.bound import Bound, bound_of
 from convgen.kernels.choose import choose
 from convgen.kernels.config import Config
-from convgen.kernels.estimate import data_sheet, estimated_s
+from convgen.kernels.estimate import data_sheet, estimated_s, step_cycles
 from convgen.kernels.facts import bound, facts, launches
-from convgen.kernels.families import FAMILIES, box, pointer
+from convgen.kernels.families import FAMILIES, box, of_gpu, pointer
 from convgen.kernels.loops import Loop, matrix_loop
 from convgen.kernels.problem import LocalDim, Problem
 from convgen.kernels.work import whole_products
@@ -181,6 +182,29 @@ def test_the_estimate_ranks_like_the_bound() -> None:
         estimated_s(p, c, f.work(p, c), SM_90, device) for c, f in zip(configs, (box, box, pointer), strict=True)
     ]
     assert estimates[0] == min(estimates)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_closed_forms_are_what_is_counted(phase: str) -> None:
+    """Products and shared memory of a step, also where columns are written back, or TF32 is rounded on the way."""
+    rounded = "round_f32_to_tf32" in TensorDescriptor.__annotations__
+    for dtype in ("bfloat16", "float32", *(["tfloat32"] * rounded)):
+        for p in (square(phase, size=56, dtype=dtype), square(phase, dtype=dtype, batch=8)):
+            config = choose((p,), SM_90).config
+            b, closed = of(p)[0], step_cycles(p, config, of_gpu(config).work(p, config), SM_90)  # type: ignore[arg-type]
+            assert closed["matrix"] == b.step_cycles["matrix"], (p, config)
+            assert closed["shared"] == pytest.approx(b.step_cycles["shared"], rel=0.15), (dtype, config)
+
+
+def test_kernels_on_paper() -> None:
+    """A regime a problem; shares of the least time, the model's below the bound's."""
+    study = bench_script("kernels_on_paper")
+    lines = [line.split() for line in study.table(("vgg16",), (8,), "bfloat16")][1:]
+    assert {line[2] for line in lines} <= set(study.REGIMES) and len(lines) >= 2
+    wanted = sum(1 for _ in study.problems(("vgg16",), (8,), "bfloat16"))
+    assert sum(int(line[3]) for line in lines) == wanted
+    for *_, least, model, needed in lines:
+        assert 0 < float(model) <= float(least) <= 1 and float(needed) == pytest.approx(float(model) / 1.5, abs=0.01)
 
 
 def test_a_default_is_a_legal_configuration() -> None:
