@@ -55,6 +55,8 @@ def _compared(data: Mapping[str, Any]) -> Iterator[str]:
         yield f"  by samples alone: can't be, {data['batch']} samples are fewer than {ranks} ranks"
     else:
         yield f"  by samples alone (N={ranks}): {samples:.3f} ms, {samples / took:.2f} times as long"
+    if (paths := data["heuristic_milliseconds"]) is not None:
+        yield f"  by longest paths one after the other: {paths:.3f} ms, {100 * (paths / took - 1):.2f} % more"
 
 
 def _runner_up(found: NetworkPlan, i: int) -> dict[str, Any] | None:
@@ -97,6 +99,7 @@ def planned_json(compiled: CompiledNetwork, found: NetworkPlan, machine: Machine
         "sample_milliseconds": None
         if (samples := sample_parallelism(compiled)) is None
         else 1e3 * program_cost(samples, machine, compiled.dtype).seconds,
+        "heuristic_milliseconds": None if found.heuristic is None else found.heuristic() * 1e3 / PICOSECONDS,
         "memory_bytes": found.memory_bytes,
         "again": [s.path for s in found.program.again],
         "memory": memory_json(found.program, found.states),

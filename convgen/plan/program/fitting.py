@@ -90,7 +90,7 @@ def _recomputed(one: Fitted, budget: int, states: int, machine: Machine, dtype: 
     if chosen:
         again = replace(program, again=tuple(sorted(chosen, key=lambda s: s.start)))
         time_ps = one.found.time_ps + sum(takes[s] for s in chosen)
-        yield Fitted(replace(one.found, program=again, time_ps=time_ps, runner_up={}), peak)
+        yield Fitted(replace(one.found, program=again, time_ps=time_ps, runner_up={}, heuristic=None), peak)
 
 
 def _refusal(least: Fitted, budget: int, recompute: bool) -> InputError:

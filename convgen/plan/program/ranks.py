@@ -48,6 +48,7 @@ class NetworkPlan:
         runner_up: by row, the best roles of a product but those that it has, and the seconds that the best plan with
             them takes more; none where memory decided on the plan.
         step: of one that was chosen by its timeline (by_timeline.py).
+        heuristic: picoseconds of the plan that the longest paths give, one after the other ([SP] V-C).
         states: values a parameter that the optimizer keeps, among the bytes.
     """
 
@@ -58,6 +59,7 @@ class NetworkPlan:
     runner_up: Mapping[int, tuple[Way, float]]
     step: StepSeconds | None = None
     states: int = 1
+    heuristic: Callable[[], int] | None = None
 
 
 def grids_of(ranks: int, machine: Machine) -> list[Grid]:
@@ -151,7 +153,15 @@ def plan_network(
     found = one.found
     tried = tuple((grid, ps / PICOSECONDS) for grid, ps in scouted)
     second = {i: (way, more / PICOSECONDS) for i, (way, more) in found.runner_up.items()}
-    return NetworkPlan(found.program, found.time_ps / PICOSECONDS, one.peak, tried, second, states=room.states)
+    return NetworkPlan(
+        found.program,
+        found.time_ps / PICOSECONDS,
+        one.peak,
+        tried,
+        second,
+        states=room.states,
+        heuristic=found.heuristic,
+    )
 
 
 def plan_counted(
@@ -186,7 +196,10 @@ def plan_counted(
         program = lay_out(parts, Grid((("N", 1),)), "sample")
         return sum(computing for computing, _ in program_cost(program, machine, dtype).rows) / PICOSECONDS
 
-    _, plan = on_fewer(ranks, planned, lambda plan: plan.seconds, roughly, lambda count: of_one() / count)
+    def scouted(plan: NetworkPlan) -> float:
+        return min((seconds for _, seconds in plan.tried), default=0.0)
+
+    _, plan = on_fewer(ranks, planned, lambda plan: plan.seconds, roughly, lambda count: of_one() / count, scouted)
     return widened(plan, ranks, parts)
 
 

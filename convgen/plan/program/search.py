@@ -6,7 +6,7 @@ answer is a program, and its price is the minimum.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -22,6 +22,7 @@ from convgen.operations.bound import Bound
 from convgen.operations.row import Operation
 from convgen.plan.network.bounded import FREE, DoesNotFit, solve
 from convgen.plan.network.eliminate import Elimination, Factor, Problem
+from convgen.plan.network.longest_path import Vertex, longest_paths
 from convgen.plan.parts import Parts, Room
 from convgen.plan.program.candidates import (
     Way,
@@ -60,6 +61,7 @@ class Found:
     """The best program, its price in picoseconds, what a rank keeps in memory, and how large the search was.
 
     Attributes:
+        heuristic: picoseconds of the plan that the longest paths give, one after the other ([SP] V-C).
         runner_up: by row, the best roles of a product but those that it has, and how much more the best plan with them
             takes, in picoseconds; none where memory decided on the plan.
     """
@@ -70,6 +72,7 @@ class Found:
     variables: int
     cells: int
     runner_up: Mapping[int, tuple[Way, int]]
+    heuristic: Callable[[], int] | None = None
 
 
 class TooLittleMemory(InputError):
@@ -280,7 +283,23 @@ class Search:
             outputs=self.outputs,
         )
         second = self._runners_up(problem, of, rows, cost) if free else {}
-        return Found(program, constant + cost, held + memory, len(sizes), sum(f.cost.size for f in factors), second)
+        cells = sum(f.cost.size for f in factors)
+
+        def heuristic() -> int:
+            return constant + problem.total(longest_paths(problem, self._vertices(of)))[0]
+
+        by_paths = heuristic if free else None
+        return Found(program, constant + cost, held + memory, len(sizes), cells, second, by_paths)
+
+    def _vertices(self, of: Sequence[Answer]) -> list[Vertex]:
+        """Rows, as the heuristic lays them out."""
+        maker = {v: i for i, bound in enumerate(self.rows) for v in bound.makes if v}
+        found: list[Vertex] = []
+        for i, (bound, answer) in enumerate(zip(self.rows, of, strict=True)):
+            variables = frozenset(self.number[v] for v in self.places(i) if v in self.number)
+            before = tuple(dict.fromkeys(maker[v] for v in bound.reads if v in maker))
+            found.append(Vertex(before, variables, int(answer.table.min())))
+        return found
 
     def _runners_up(
         self, problem: Problem, of: Sequence[Answer], rows: Sequence[PlacedRow], least: int
