@@ -11,15 +11,16 @@ Gathered chunks are as much as what is gathered whole, but for rows that two chu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
 from convgen.algebra.grid import Grid
 from convgen.algebra.index_sets import volume
-from convgen.algebra.tensors import Dim
 from convgen.cost.network import bucket_elements, element_bytes
+from convgen.operations.row import At, standing
 from convgen.program.chunks import blocks_of, brought, dimension
 from convgen.program.flow import Start, backward
 from convgen.program.network import Program
@@ -28,35 +29,55 @@ from convgen.program.rows import PlacedRow, at_rank, index_sets
 Interval = tuple[int, int]
 
 
-def strip_elements(row: PlacedRow, k: int, grid: Grid, rank: int) -> int:
-    """Elements that the boundary of a row reads on a rank; 0 where it has none."""
-    if not row.split:
-        return 0
-    signature, sets = row.signature, index_sets(row.signature, grid)
-    operand, layouts = signature.inputs[k], row.fetch[k][0]
-    held, window = (sets.held(layout)[rank] for layout in (layouts.src, layouts.dst))
-    sizes = [int(hi - lo) for lo, hi in window]
-    total = 0
-    for d, made in enumerate(operand.dims):
-        if made.relation is None:
-            continue
-        (index,) = made.indices
-        spans = sets.split(Dim(index, signature.extent[index]), dict(row.roles).get(index, ()))
-        lo, hi = (int(side[rank]) for side in spans)
-        own = int(held[d, 0]), int(held[d, 1])
-        first, last = made.relation.inside(lo, hi, own, operand.shape[d])
-        others = prod(n for e, n in enumerate(sizes) if e != d)
-        total += others * sum(_rows(row, k, d, side) for side in ((lo, first), (last, hi)))
-        sizes[d] = _rows(row, k, d, (first, last))
-    return total
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a rank computes of a row at once.
+
+    Attributes:
+        shape: of what it reads of the operand whose halo is early.
+        inside: whether that is a part of the rank's own block, else a strip that is put together.
+        whole: whether it is all that the rank has of it.
+    """
+
+    at: At
+    shape: tuple[int, ...]
+    inside: bool
+    whole: bool
 
 
-def _rows(row: PlacedRow, k: int, d: int, block: Interval) -> int:
-    """Rows of an operand that a block of the index reads."""
-    relation, extent = row.signature.inputs[k].dims[d].relation, row.signature.inputs[k].shape[d]
-    assert relation is not None
-    first, last = relation.hull(*relation.window(*block), extent)
-    return max(last - first, 0) if block[1] > block[0] else 0
+def pieces_of(row: PlacedRow, grid: Grid, rank: int) -> tuple[Piece, ...]:
+    """Of a row whose halo is early, the interior, if there is one, and the boundary, as templates/runtime/pieces.py cuts
+    it; none of rows that are not cut."""
+    if row.early is None or not row.split:
+        return ()
+    k, signature, at = row.early, row.signature, at_rank(row, grid, rank)
+    layouts, sets = row.fetch[k][0], index_sets(signature, grid)
+    operand = signature.inputs[k]
+    held, window = (
+        tuple((int(lo), int(hi)) for lo, hi in sets.held(layout)[rank]) for layout in (layouts.src, layouts.dst)
+    )
+
+    def piece(blocks: Mapping[str, Interval], inside: bool) -> Piece:
+        box = [
+            own if made.relation is None else made.relation.hull(*made.relation.window(*blocks[made.indices[0]]), n)
+            for made, own, n in zip(operand.dims, window, operand.shape, strict=True)
+        ]
+        shape = tuple(hi - lo for lo, hi in box)
+        return Piece(standing(signature, blocks), shape, inside, shape == tuple(hi - lo for lo, hi in held))
+
+    inner: dict[str, Interval] = {}
+    for made, own, extent in zip(operand.dims, held, operand.shape, strict=True):
+        if made.relation is not None:
+            (i,) = made.indices
+            inner[i] = made.relation.inside(*at.blocks[i], own, extent)
+    if any(hi <= lo for lo, hi in inner.values()):
+        return (piece(at.blocks, False),)
+    blocks, sides = dict(at.blocks), list[Piece]()
+    for i, (lo, hi) in inner.items():
+        first, last = at.blocks[i]
+        sides += [piece(blocks | {i: side}, False) for side in ((first, lo), (hi, last)) if side[1] > side[0]]
+        blocks[i] = (lo, hi)
+    return (piece(blocks, True), *sides)
 
 
 def is_in_pieces(row: PlacedRow) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from convgen.cost.machine import Machine
-from convgen.cost.network_memory import MemoryWalk
+from convgen.cost.network_memory import fullest
 from convgen.cost.rows import price_on, row_cost
 from convgen.errors import InputError
 from convgen.plan.program.search import Found, TooLittleMemory
@@ -52,7 +52,7 @@ def fitted(
         except TooLittleMemory as error:
             least = error.least  # of the search's own count: below it there is nothing
             found = search(least)
-        tried.append(Fitted(found, MemoryWalk(found.program).memory().peak))
+        tried.append(Fitted(found, fullest(found.program).memory().peak))
         if budget is None or tried[-1].peak <= budget or least is not None:
             break
         bound = int(found.memory_bytes * budget / tried[-1].peak * MARGIN)
@@ -69,7 +69,7 @@ def fitted(
 def _recomputed(one: Fitted, budget: int, machine: Machine, dtype: str) -> Iterator[Fitted]:
     """The same layout with blocks computed again, until it fits or there are none left."""
     program, price = one.found.program, price_on(one.found.program.grid, machine, dtype)
-    walk, wanted = MemoryWalk(program), program.differentiable(of_inputs=False)
+    walk, wanted = fullest(program), program.differentiable(of_inputs=False)
     takes: dict[Stretch, int] = {}
     for s in stretches(program):
         rows = program.rows[s.start : s.stop]
