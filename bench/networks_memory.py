@@ -5,8 +5,8 @@
 Each run is a fresh process a rank, on one thread, of a package whose inputs are blocks; its optimizer is SGD with
 momentum. The peak is the system's in the third step, above what the process has between steps, and to that is added
 what a network has then, parameters, momentum, buffers and its input: what Python, kernels and threads need is not the
-network's. Beside it what cost/network_memory.py says of the program, part by part. Then a network in processes whose address space is
-limited to between what one rank and what each of two needs: one runs out of memory, two train.
+network's. Beside it what cost/network_memory.py says of the program, part by part. Then a network in processes whose
+address space is limited to between what one rank and what each of two needs: one runs out of memory, two train.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
+import inspect
 import json
 import math
 import os
@@ -103,17 +104,19 @@ def rank_main(options: argparse.Namespace) -> None:
     rank, ranks, store = options.rank.split(",", 2)
     torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(ranks))
     again = options.recompute
-    net = convgen.from_torch(make(), (torch.zeros(shape),), options.grid, recompute=again, name=options.only)
+    module = make()
+    (argument,) = inspect.signature(module.forward).parameters
+    net = convgen.from_torch(module, (torch.zeros(shape),), options.grid, recompute=again, name=options.only)
     mesh = net.init_mesh("cpu")
     few = net.NET.grid.get("N", 1)  # samples of a step that shows what kernels, threads and groups need at all
-    small = net.scatter("x", torch.randn(few, *shape[1:]), mesh)
+    small = net.scatter(argument, torch.randn(few, *shape[1:]), mesh)
     learn(net.Network(mesh), lambda m: m(small, batch=few), 1)
     space = settled("VmSize")
     if options.limit:
         resource.setrlimit(resource.RLIMIT_AS, (int(space + options.limit) * MIB, resource.RLIM_INFINITY))
     try:
         model = net.Network(mesh)
-        x = net.scatter("x", torch.randn(shape), mesh)
+        x = net.scatter(argument, torch.randn(shape), mesh)
         learn(model, lambda m: m(x), 2)
         model.momentum.zero_grad()
         rest = settled("RssAnon") - held(model, x)

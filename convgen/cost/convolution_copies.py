@@ -10,8 +10,8 @@ don't fill the last block padded. By what was measured of ATen's own (torch 2.13
 | dw | blocks of x, dy and dw |
 | dx and dw | dx, then what dw takes beside it |
 
-AVX2's kernels take blocks of 8: what they copy is at most this. x of fewer than 16 channels is read as it is for y and dw, and a kernel of 1 without a stride needs no copies at all. A
-transposed convolution makes y of two more of its size.
+x of fewer than 16 channels is read as it is for y and dw, and a kernel of 1 without a stride needs no copies at all. A
+transposed convolution makes y of two more of its size. AVX2's kernels have blocks of 8: they pad less.
 """
 
 from __future__ import annotations
@@ -40,9 +40,7 @@ class Sizes:
     w_blocks: int
 
 
-def copies(
-    operation: Operation, x: tuple[int, ...], y: tuple[int, ...], w: tuple[int, ...], of_x: bool | None
-) -> int:
+def copies(operation: Operation, x: tuple[int, ...], y: tuple[int, ...], w: tuple[int, ...], of_x: bool | None) -> int:
     """Elements beside operands and results, at the highest point.
 
     Args:

@@ -3,16 +3,17 @@
 | what | is there | bytes of it |
 |---|---|---|
 | strips | what a boundary reads, as long as backward may want it, instead of a window | own rows, and those that came |
+| zeros | beside a part that stands at an edge, made by hand | the part, once more |
 | pieces | while a row's pieces are put together | its result once more |
-| packed | a bucket's gradients, from its start until all of backward has been, at most | they once more |
+| packed | a bucket's gradients while they are packed; of more than two ranks also while they travel | they once more |
 
 Gathered chunks are as much as what is gathered whole, but for rows that two chunks read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -20,7 +21,7 @@ import numpy as np
 from convgen.algebra.grid import Grid
 from convgen.algebra.index_sets import volume
 from convgen.cost.network import bucket_elements, element_bytes
-from convgen.operations.row import At, standing
+from convgen.operations.row import At, made_here, standing
 from convgen.program.chunks import blocks_of, brought, dimension
 from convgen.program.flow import Start, backward
 from convgen.program.network import Program
@@ -30,54 +31,66 @@ Interval = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Part:
     """What a rank computes of a row at once.
 
     Attributes:
-        shape: of what it reads of the operand whose halo is early.
-        inside: whether that is a part of the rank's own block, else a strip that is put together.
-        whole: whether it is all that the rank has of it.
+        reads: shapes of operands.
+        strip: whether what it reads of the operand that is early is put together, else it is a part of a block.
+        gaps: whether what it reads of the operand that moves, and what it makes, are parts of blocks with gaps in
+            memory, which kernels copy first.
     """
 
     at: At
-    shape: tuple[int, ...]
-    inside: bool
-    whole: bool
+    reads: tuple[tuple[int, ...], ...]
+    strip: bool = False
+    gaps: tuple[bool, bool] = (False, False)
 
 
-def pieces_of(row: PlacedRow, grid: Grid, rank: int) -> tuple[Piece, ...]:
-    """Of a row whose halo is early, the interior, if there is one, and the boundary, as templates/runtime/pieces.py cuts
-    it; none of rows that are not cut."""
+def parts_of(row: PlacedRow, grid: Grid, rank: int) -> tuple[Part, ...]:
+    """All of a row; its interior, if there is one, and its boundary, as templates/runtime/pieces.py cuts them; or
+    chunks."""
+    at, signature = at_rank(row, grid, rank), row.signature
+    if row.chunks is not None:
+        cut = {(int(lo[rank]), int(hi[rank])) for lo, hi in blocks_of(row, grid)}
+        k = row.chunks.operand or 0
+        return tuple(_part(row, at, {**at.blocks, row.chunks.index: c}, k, _reads(at)[k]) for c in sorted(cut))
     if row.early is None or not row.split:
-        return ()
-    k, signature, at = row.early, row.signature, at_rank(row, grid, rank)
-    layouts, sets = row.fetch[k][0], index_sets(signature, grid)
-    operand = signature.inputs[k]
-    held, window = (
-        tuple((int(lo), int(hi)) for lo, hi in sets.held(layout)[rank]) for layout in (layouts.src, layouts.dst)
-    )
-
-    def piece(blocks: Mapping[str, Interval], inside: bool) -> Piece:
-        box = [
-            own if made.relation is None else made.relation.hull(*made.relation.window(*blocks[made.indices[0]]), n)
-            for made, own, n in zip(operand.dims, window, operand.shape, strict=True)
-        ]
-        shape = tuple(hi - lo for lo, hi in box)
-        return Piece(standing(signature, blocks), shape, inside, shape == tuple(hi - lo for lo, hi in held))
-
+        return (Part(at, _reads(at)),)
+    k, operand = row.early, signature.inputs[row.early]
+    held = [(int(lo), int(hi)) for lo, hi in index_sets(signature, grid).held(row.fetch[k][0].src)[rank]]
     inner: dict[str, Interval] = {}
     for made, own, extent in zip(operand.dims, held, operand.shape, strict=True):
         if made.relation is not None:
             (i,) = made.indices
             inner[i] = made.relation.inside(*at.blocks[i], own, extent)
     if any(hi <= lo for lo, hi in inner.values()):
-        return (piece(at.blocks, False),)
-    blocks, sides = dict(at.blocks), list[Piece]()
+        return (Part(at, _reads(at), strip=True),)
+    blocks, sides = dict(at.blocks), list[Part]()
     for i, (lo, hi) in inner.items():
         first, last = at.blocks[i]
-        sides += [piece(blocks | {i: side}, False) for side in ((first, lo), (hi, last)) if side[1] > side[0]]
+        rows = [side for side in ((first, lo), (hi, last)) if side[1] > side[0]]
+        sides += [replace(_part(row, at, {**blocks, i: side}, k), strip=True) for side in rows]
         blocks[i] = (lo, hi)
-    return (piece(blocks, True), *sides)
+    return (_part(row, at, blocks, k, [hi - lo for lo, hi in held]), *sides)
+
+
+def _part(row: PlacedRow, whole: At, blocks: Mapping[str, Interval], k: int, held: Sequence[int] | None = None) -> Part:
+    """
+    Args:
+        held: the shape of what it reads a part of, of operand k.
+    """
+    at, (result, *_) = standing(row.signature, blocks), row.signature.results
+    gaps = held is not None and _has_gaps(_reads(at)[k], held)
+    return Part(at, _reads(at), gaps=(gaps, _has_gaps(made_here(at, result), made_here(whole, result))))
+
+
+def _reads(at: At) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(hi - lo for lo, hi in operand) for operand in at.inside)
+
+
+def _has_gaps(part: Sequence[int], whole: Sequence[int]) -> bool:
+    return any(a != b and prod(part[:d]) > 1 for d, (a, b) in enumerate(zip(part, whole, strict=True)))
 
 
 def is_in_pieces(row: PlacedRow) -> bool:

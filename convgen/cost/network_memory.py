@@ -31,11 +31,11 @@ from convgen.algebra.layout import Layout
 from convgen.algebra.wants import layout
 from convgen.cost.convolution_copies import copies
 from convgen.cost.flight_memory import (
-    Piece,
+    Part,
     is_in_pieces,
     overlap_elements,
     packed_bytes,
-    pieces_of,
+    parts_of,
     result_elements,
 )
 from convgen.cost.network import element_bytes
@@ -47,7 +47,7 @@ from convgen.operations.rows import Concatenate
 from convgen.operations.transposed import TransposedConvolution
 from convgen.operations.views import Permute, View
 from convgen.program.network import Program, Stretch
-from convgen.program.rows import Chain, PlacedRow, at_rank, index_sets
+from convgen.program.rows import Chain, PlacedRow, index_sets
 
 Kept = tuple[str, int]  # a root's name, bytes
 
@@ -105,7 +105,7 @@ class MemoryWalk:
         self.size: dict[str, int] = {}
         for name, value in program.values.items():
             self.size[name] = self._stored(name) * element_bytes(value.dtype)
-        self.pieces = {i: pieces_of(row, program.grid, rank) for i, row in enumerate(program.rows)}
+        self.parts = [parts_of(row, program.grid, rank) for row in program.rows]
         self.saved: list[dict[str, int]] = [self._of(i, row) for i, row in enumerate(program.rows)]
         self.again: dict[int, Stretch] = {}
         self.takes: dict[Stretch, set[str]] = {}
@@ -135,14 +135,13 @@ class MemoryWalk:
         grads = [v in self.wanted and o.gradient for v, o in zip(bound.reads, row.signature.inputs, strict=True)]
         here: list[str] = []
         strips = {f"{i} twice": overlap_elements(row, self.program.grid, self.rank) * self._size_of(bound.reads[0])}
-        pieces = self.pieces[i]
         for k, (name, chain) in enumerate(zip(bound.reads, row.fetch, strict=True)):
             root = self.root.get(name, name)
-            if moves(chain) and not (pieces and k == row.early):  # the interior reads the value itself
+            if moves(chain) and not (k == row.early and row.split):  # the interior reads the value itself
                 root = f"{i} fetched {k}"
                 self.size[root] = self._bytes(chain[-1].dst, sets, values[name].dtype)
             here.append(root)
-        found, aliases = self._run(row, [g and k not in derived for k, g in enumerate(grads)], pieces)
+        found, aliases = self._run(row, [g and k not in derived for k, g in enumerate(grads)], self.parts[i])
         kept: dict[str, int] = {}
         results: list[str] = []
         for j, (name, chain) in enumerate(zip(bound.makes, row.store, strict=True)):
@@ -177,28 +176,23 @@ class MemoryWalk:
         return {self.root.get(v, v) for v in reads if self.program.values[v].kind in ("made", "input")}
 
     def _run(
-        self, row: PlacedRow, grads: Sequence[bool], pieces: Sequence[Piece]
+        self, row: PlacedRow, grads: Sequence[bool], parts: Sequence[Part]
     ) -> tuple[list[tuple[str, int, int]], dict[int, int]]:
         """What local code saves, (operand | result | within, number, bytes), and results that are views of operands.
 
         Args:
-            pieces: of a row that is cut, what the rank computes at once; results are put together of theirs.
+            parts: that the rank computes at once; of several the results are put together.
         """
-        at, values = at_rank(row, self.program.grid, self.rank), self.program.values
-        operands: list[Any] = []
-        for name, inside, grad in zip(row.bound.reads, at.inside, grads, strict=True):
-            kind = getattr(torch, values[name].dtype)
-            operands.append(torch.empty([hi - lo for lo, hi in inside], dtype=kind, device="meta").requires_grad_(grad))
-        storage = {_place(t): ("operand", k) for k, t in enumerate(operands)}
-        runs = [(at, operands)]
-        if pieces:
-            runs = []
-            for piece in pieces:
-                like = operands[row.early or 0]
-                own = torch.empty(piece.shape, dtype=like.dtype, device="meta").requires_grad_(like.requires_grad)
-                if piece.inside:
-                    storage[_place(own)] = ("operand", row.early or 0)
-                runs.append((piece.at, [*operands[: row.early], own, *operands[(row.early or 0) + 1 :]]))
+        storage: dict[int, tuple[str, int]] = {}
+        runs: list[list[Any]] = []
+        for part in parts:
+            operands: list[Any] = []
+            for k, (name, shape, grad) in enumerate(zip(row.bound.reads, part.reads, grads, strict=True)):
+                kind = getattr(torch, self.program.values[name].dtype)
+                operands.append(torch.empty(shape, dtype=kind, device="meta").requires_grad_(grad))
+                if not (part.strip and k == row.early):
+                    storage[_place(operands[-1])] = "operand", k
+            runs.append(operands)
         saved: list[Any] = []
 
         def pack(tensor: Any) -> Any:
@@ -207,12 +201,13 @@ class MemoryWalk:
 
         try:
             with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, _same):
-                made = [t for at, parts in runs for t in row.bound.operation.local(row.way, at, *parts)]
+                local = row.bound.operation.local
+                made = [t for part, given in zip(parts, runs, strict=True) for t in local(row.way, part.at, *given)]
         except (RuntimeError, NotImplementedError, ValueError, IndexError):  # without memory it can't run: all it has
             both = [("operand", k, 0) for k, g in enumerate(grads) if g]
             return both + [("result", j, 0) for j in range(len(row.signature.results))], {}
         aliases = dict[int, int]()
-        if not pieces:
+        if len(parts) == 1:
             aliases = {j: storage[_place(t)][1] for j, t in enumerate(made) if _place(t) in storage}
             storage |= {_place(t): ("result", j) for j, t in enumerate(made) if _place(t) not in storage}
         found: dict[tuple[str, int], int] = {}
@@ -283,7 +278,8 @@ class MemoryWalk:
         """The most at a time: saved tensors go, gradients come."""
         wanted, most, storage, sizes = self.wanted, 0, dict[str, str](), dict[str, int]()
         inputs = sum(self.size[n] for n, v in self.program.values.items() if v.kind == "input" and n not in uses)
-        done, grad_bytes, packed = set[str](), 0, packed_bytes(self.program, self.rank)
+        done, grad_bytes, packed, flying = set[str](), 0, packed_bytes(self.program, self.rank), 0
+        several = any(self.program.grid.over(bucket.over) > 2 for bucket in self.program.buckets)
         for _, name in self.program.outputs:
             storage[name], sizes[name] = name, self.size[name]
         for i, row in reversed([*enumerate(self.program.rows)]):
@@ -291,7 +287,7 @@ class MemoryWalk:
                 for root in (r for n in range(self.again[i].start, i + 1) for r in self.saved[n].keys() - own):
                     uses[root] = uses.get(root, 0) + 1
                     saved += self.size[root] * (uses[root] == 1)
-            sets, beside = index_sets(row.signature, self.program.grid), self._copies(i, row, True)
+            sets, beside, copied = index_sets(row.signature, self.program.grid), flying, self._copies(i, row, True)
             for j, chain in enumerate(row.given):
                 if row.bound.makes[j] in storage and moves(chain):
                     beside += self._bytes(chain[-1].dst, sets, self.program.values[row.bound.makes[j]].dtype)
@@ -300,7 +296,7 @@ class MemoryWalk:
                 if name not in wanted or not row.signature.inputs[k].gradient:
                     continue
                 chain = row.back[k]
-                if chain and moves(chain) and not (self.pieces[i] and k == row.early):
+                if chain and moves(chain) and not (k == row.early and row.split):
                     beside += self._bytes(chain[0].src, sets, self.program.values[name].dtype)
                 if name in learnt:
                     grad_bytes += self.size[name] * (name not in done)
@@ -310,8 +306,9 @@ class MemoryWalk:
                 else:
                     storage[name] = f"{name} {i}"
                     sizes[storage[name]] = self.size[name]
-            grad_bytes += packed.get(i, 0)
-            most = max(most, saved + inputs + sum(sizes[s] for s in set(storage.values())) + grad_bytes + beside)
+            here = saved + inputs + sum(sizes[s] for s in set(storage.values())) + grad_bytes + beside
+            most = max(most, here + max(copied, packed.get(i, 0)))  # both gradients and bucket while it is packed
+            flying = packed.get(i, 0) * several or flying
             ends = self.takes[self.again[i]] if i in self.again and i == self.again[i].start else ()
             for root in (*(self.saved[i].keys() - own), *ends):
                 uses[root] -= 1
@@ -334,20 +331,14 @@ class MemoryWalk:
             return 0
         if backward and not any(v in self.wanted for v in bound.reads):
             return 0
-        at = at_rank(row, self.program.grid, self.rank)
-        runs = [(one.at, one.shape, one.inside and not one.whole) for one in self.pieces[i]]
-        runs = runs or [(at, tuple(hi - lo for lo, hi in at.inside[0]), False)]
-        most, n = 0, element_bytes(self.program.values[bound.reads[0]].dtype)
+        size, most = element_bytes(self.program.values[bound.reads[0]].dtype), 0
         of_x = bound.reads[0] in self.wanted if backward else None
-        weights = tuple(hi - lo for lo, hi in at.inside[1])
-        for at, x, is_part in runs:
-            y = tuple(made_here(at, row.signature.results[0]))
-            if n == 8:  # of float64: other kernels: columns, about x and y once more
-                taken = prod(x) + prod(y)
-            else:
-                taken = copies(bound.operation, x, y, weights, of_x)
-            most = max(most, taken + is_part * prod(x) + (backward and len(runs) > 1) * prod(y))
-        return most * n
+        for part in self.parts[i]:
+            (x, w, *_), y = part.reads, tuple(made_here(part.at, row.signature.results[0]))
+            # Of float64 other kernels: columns, about x and y once more.
+            taken = prod(x) + prod(y) if size == 8 else copies(bound.operation, x, y, w, of_x)
+            most = max(most, taken + part.gaps[0] * prod(x) + (backward and part.gaps[1]) * prod(y))
+        return most * size
 
 
 def _passes_on(row: PlacedRow) -> bool:
