@@ -46,6 +46,7 @@ from convgen.operations.row import made_here
 from convgen.operations.rows import Concatenate
 from convgen.operations.transposed import TransposedConvolution
 from convgen.operations.views import Permute, View
+from convgen.program.lines import Lines
 from convgen.program.network import Program, Stretch
 from convgen.program.rows import Chain, PlacedRow, index_sets
 
@@ -105,6 +106,9 @@ class MemoryWalk:
         self.size: dict[str, int] = {}
         for name, value in program.values.items():
             self.size[name] = self._stored(name) * element_bytes(value.dtype)
+        lines = Lines(program)
+        self.named = lines.named_until()
+        self.overwrites = {i for i in range(len(program.rows)) if lines.overwrites(i)}
         self.parts = [parts_of(row, program.grid, rank) for row in program.rows]
         self.saved: list[dict[str, int]] = [self._of(i, row) for i, row in enumerate(program.rows)]
         self.again: dict[int, Stretch] = {}
@@ -145,7 +149,7 @@ class MemoryWalk:
         kept: dict[str, int] = {}
         results: list[str] = []
         for j, (name, chain) in enumerate(zip(bound.makes, row.store, strict=True)):
-            own = here[aliases[j]] if j in aliases else name or f"{i} result {j}"
+            own = here[0] if i in self.overwrites else here[aliases[j]] if j in aliases else name or f"{i} result {j}"
             self.size.setdefault(own, 0)
             if moves(chain):
                 own = f"{i} made {j}"
@@ -254,6 +258,9 @@ class MemoryWalk:
         last: dict[str, int] = {}
         for i, row in enumerate(self.program.rows):
             last |= {self.root.get(v, v): i for v in row.bound.reads}
+        for value, until in self.named.items():
+            root = self.root.get(value, value)
+            last[root] = max(last.get(root, -1), until)
         outputs = {self.root.get(v, v) for _, v in self.program.outputs}
         held = {self.root.get(v.name, v.name) for v in self.program.values.values() if v.kind == "input"}
         live, keeps = {r: self.size[r] for r in held - own}, set[str]()
