@@ -198,12 +198,15 @@ def main() -> None:
         return
     heads = ("parameters", "optimizer", "gradients", "saved", "passing", "said", "measured")
     print(
-        f"MiB on the fullest rank\n{'network':10}{'grid':9}" + "".join(f"{h:>11}" for h in heads) + "  said / measured"
+        f"MiB on the fullest rank\n{'network':10}{'grid':9}"
+        + "".join(f"{h:>11}" for h in heads)
+        + "  said / measured  activations of one rank's"
     )
     peaks: dict[tuple[str, str], float] = {}
     for name, (make, shape) in NETWORKS.items():
         if options.only not in name:
             continue
+        active: dict[str, float] = {}
         graph, _ = graph_of(make(), (torch.zeros(shape),), name=name)
         for grid in options.grids:
             axes = tuple((a, int(n)) for a, n in (part.split("=") for part in grid.split(",")))
@@ -211,9 +214,11 @@ def main() -> None:
             said = network_memory(compile_network(graph, Grid(axes), again=again).program)
             peaks[name, grid] = measured = max(one["peak"] for one in run(name, grid, recompute=again))
             parts = [getattr(said, h) / MIB for h in heads[:5]]
+            active[grid] = measured - parts[0] - parts[1]  # beside parameters and momentum
+            share = f"{active[grid] / active['N=1']:14.2f}" if "N=1" in active else ""
             print(
                 f"{name:10}{grid:9}" + "".join(f"{p:11.1f}" for p in (*parts, said.peak / MIB)) + f"{measured:11.0f}"
-                f"{said.peak / MIB / measured:9.2f}",
+                f"{said.peak / MIB / measured:9.2f}{share}",
                 flush=True,
             )
     if ("stages", "H=2") in peaks and ("stages", "N=1") in peaks:
