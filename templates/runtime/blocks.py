@@ -154,7 +154,7 @@ class Block(torch.Tensor):
         return f"Block({self._block}, {self.held or [h.name for h in self.of]})"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # Pickle looks functions up by name: of a module that is there, where the first was loaded again or forgotten too.
+        # Pickle looks functions up by name: of a module that is there, should the first be loaded again or forgotten.
         there = (getattr(sys.modules.get(name), "rebuild_block", None) for name in shared["homes"])
         rebuild = next(filter(None, there), rebuild_block)
         held, of = self.held and tuple(self.held), tuple(sorted(map(tuple, self.of)))
