@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-from networks_on_ranks import Imported, check, draw_parameters, imported, random_input
+from networks_on_ranks import Imported, check, draw_parameters, imported, random_input, truth_of
 from public_models import MODELS
 
 from convgen.errors import InputError
@@ -199,10 +199,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         own = own_rounding(given) if narrow else 0.0
         inside = f" (float32 inside: {own:.0e} itself)" * narrow
         rows: list[tuple[str, tuple[float, ...]]] = []
+        truth = truth_of(given, steps=0 if asked.eval else asked.steps)
         for text in asked.grids or (DEEP if deep else FLAT):
             grid = {a: int(n) for a, n in (part.split("=") for part in text.split(","))}
             try:
-                found = check(given, grid, steps=0 if asked.eval else asked.steps)
+                found = check(given, grid, truth=truth)
             except InputError as error:
                 print(f"  {text:10} refused: {error}", flush=True)
                 wrong += 1

@@ -12,6 +12,7 @@ import torch
 from more_models import PACKAGED
 from public_makers import CUBE, IN_OUT, SMALL, SQUARE, Make, by_time, by_words, diffusers, monai, smp, timm, vision
 from written_models import WRITTEN
+from written_more import MORE_WRITTEN
 
 KL = {
     "in_channels": 3,
@@ -592,4 +593,14 @@ DIFFUSERS: Mapping[str, Make] = {
     ),
 }
 
-MODELS: Mapping[str, Make] = {**NAMED, **VISION, **TIMM, **MONAI, **SMP, **DIFFUSERS, **PACKAGED, **WRITTEN}
+MODELS: Mapping[str, Make] = {
+    **NAMED,
+    **VISION,
+    **TIMM,
+    **MONAI,
+    **SMP,
+    **DIFFUSERS,
+    **PACKAGED,
+    **WRITTEN,
+    **MORE_WRITTEN,
+}

@@ -20,6 +20,7 @@ from convgen.spec.exported_instance_norm import write_running_statistics
 from convgen.spec.exported_modes import same_but_for_flags
 from convgen.spec.exported_names import result_names
 from convgen.spec.exported_no_grad import detach_regions
+from convgen.spec.exported_recurrent import first_steps
 from convgen.spec.exported_results import results_of
 from convgen.spec.exported_state import GIVEN, State, dtype_name, state_of
 from convgen.spec.exported_updates import late_updates
@@ -137,7 +138,7 @@ class _Made:
 
         args, keywords = examples.arguments
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), first_steps():
                 warnings.simplefilter("ignore")  # torch's, about its own insides
                 return torch.export.export(self.module, args, keywords, dynamic_shapes=dynamic, strict=False)
         except Exception as error:  # whatever the module raises
@@ -151,7 +152,7 @@ class _Made:
         lost = training and not detach_regions(traced)
         write_running_statistics(traced)
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), first_steps():
                 warnings.simplefilter("ignore")
                 program = cast("ExportedProgram", cast("Any", traced).run_decompositions({}))
         except Exception as error:
