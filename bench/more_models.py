@@ -46,7 +46,7 @@ VISION: Mapping[str, Make] = {
     "fcn_aux": vision(
         "fcn_resnet50", (2, 3, 65, 50), "segmentation", num_classes=5, weights_backbone=None, aux_loss=True
     ),
-    "s3d": vision("s3d", (1, 3, 16, 64, 64), "video", num_classes=7),
+    "s3d": vision("s3d", (1, 3, 16, 224, 224), "video", num_classes=7),
     "mvit_v1_b": vision("mvit_v1_b", (1, 3, 16, 224, 224), "video", num_classes=7),
     "fasterrcnn_fpn": backbone(vision("fasterrcnn_resnet50_fpn", (1, 3, 64, 66), "detection", weights_backbone=None)),
     "fasterrcnn_mobile_fpn": backbone(

@@ -218,19 +218,21 @@ def test_a_mask_is_of_its_seed_step_and_call() -> None:
 
 
 # ---------------------------------------------------------------- moments in float32
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("ratio", [10, 100, 1000])
-def test_merged_moments_keep_the_variance_that_a_sum_of_squares_loses(ratio: int) -> None:
-    """Mean over deviation of 10 to 1000, in float32, over eight ranks."""
+def test_merged_moments_keep_the_variance_that_a_sum_of_squares_loses(ratio: int, dtype: torch.dtype) -> None:
+    """Mean over deviation of 10 to 1000, of float32 and of bfloat16, over eight ranks: variances of what is given."""
     make = torch.Generator().manual_seed(0)
     exact = ratio + torch.randn(8, 4, 16, 16, generator=make, dtype=torch.float64)
-    x, of = exact.float(), Averaged((8, 4, 16, 16), (1,))
+    x, of = exact.to(dtype), Averaged((8, 4, 16, 16), (1,))
     right = x.double().var((0, 2, 3), correction=0)
     grid = Grid((("a", 8),))
     done = run(Moments(of), 0, {"d2": ("a",)}, [scatter(x, grid, (("a",), (), (), ()))])
     (value,) = results(done, [place(Random(0), grid, done.signature.results[0])])
     count, _, m2 = gather(value)
+    assert m2.dtype == torch.float32
     merged = float(((m2 / count).double() - right).abs().div(right).max())
-    parts = [x[:, :, 2 * i : 2 * i + 2] for i in range(8)]
+    parts = [x.float()[:, :, 2 * i : 2 * i + 2] for i in range(8)]
     total, squares = (torch.stack([(p**k).sum((0, 2, 3)) for p in parts]).sum(0) for k in (1, 2))
     summed = float(((squares / count - (total / count) ** 2).double() - right).abs().div(right).max())
     assert merged < 1e-6
