@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 import pytest
 import torch
+from networks_on_ranks import check, draw_parameters, imported, random_input
 from torch import nn
 
 import convgen.spec.exported as exported
@@ -64,3 +66,27 @@ def test_a_layer_of_many_steps_is_made_of_one(monkeypatch: pytest.MonkeyPatch) -
         counts.append(len(cells))
     assert 0 < counts[0] == counts[1]
     assert [dict(op.py_kernels) for op in ops] == before
+
+
+class Rows(nn.Module):
+    """A recurrence along the rows of an image, under a batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.along = nn.BatchNorm2d(3), nn.LSTM(3, 4, 2, batch_first=True, bidirectional=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n, c, h, w = x.shape
+        rows = self.norm(x).permute(0, 2, 3, 1).reshape(n * h, w, c)
+        return self.along(rows)[0].view(n, h, w, -1).permute(0, 3, 1, 2)
+
+
+def test_one_graph_is_of_training_and_evaluation() -> None:
+    module = Rows().double()
+    draw_parameters(module)
+    given = imported(module, random_input((3, 3, 5, 4)))
+    assert given.graph.modes == ("train", "eval")
+    for training in (True, False):
+        module.train(training)
+        found = check(given, {"N": 2, "H": 2})
+        assert (found if training else replace(found, volume="")).right, found  # VOLUME is of training

@@ -13,6 +13,7 @@ BATCH_NORM = "batch_norm"
 DROPOUT = "dropout"
 BERNOULLI = "bernoulli.p"  # (values of that shape, probability, generator)
 ATTENTION = "scaled_dot_product_attention"  # (q, k, v, mask, dropout_p, ...)
+RECURRENT = ("lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input")  # (six others, whether it trains, ...)
 
 
 def pruned(calls: Sequence[Call], needed: Iterable[str]) -> tuple[Call | None, ...]:
@@ -36,7 +37,8 @@ def renamed(call: Call, name: Callable[[str], str]) -> Call:
 
 def eval_graph(graph: Graph) -> Graph:
     """The graph in evaluation: batch norms that have running statistics use them, nothing is updated. Dropouts vanish,
-    also those of channels, and of samples (stochastic depth): products with noise over its probability.
+    also those of channels, of samples (stochastic depth: products with noise over its probability), and between
+    recurrent layers.
 
     It is the module's where `"eval" in graph.modes`.
     """
@@ -62,6 +64,8 @@ def eval_graph(graph: Graph) -> Graph:
                 continue
         elif call.op == ATTENTION:
             call = replace(call, args=(*call.args[:4], 0.0, *call.args[5:]))
+        elif call.op in RECURRENT:
+            call = replace(call, args=(*call.args[:6], False, *call.args[7:]))
         if call.op == DROPOUT and result is not None:
             same[result.name] = refs(call.args[0])[0]
             continue
