@@ -197,14 +197,15 @@ def upsample(draw: Random) -> Case:
     mode = draw.choice(("nearest", "nearest-exact", "linear", "bicubic", "linear-aa", "bicubic-aa"))
     dims, most = (2, 7) if "cubic" in mode or "aa" in mode else dims_of(draw)
     shape = shape_of(draw, 2 + dims, most)
-    if "aa" in mode:  # of one column ATen's own takes the rows for channels that come last
-        shape = (*shape[:3], shape[3] + 1)
+    least = 1 + ("aa" in mode)  # of one column, or to one, ATen's own takes the rows for channels that come last
+    shape = (*shape[:-1], max(shape[-1], least))
     corners = "nearest" not in mode and draw.random() < 0.5
     if draw.random() < 0.5:
-        scales = tuple(draw.choice((0.7, 1.5, 2.0, 2.6)) for _ in range(dims))
-        size = tuple(max(1, int(n * s)) for n, s in zip(shape[2:], scales, strict=True))
+        scales = tuple(draw.choice((0.7, 1.5, 2.0, 2.6)) if int(0.7 * n) >= least else 2.0 for n in shape[2:])
+        size = tuple(int(n * s) for n, s in zip(shape[2:], scales, strict=True))
         return filled(draw, Upsample(shape, size, mode, corners, scales), whole)
-    return filled(draw, Upsample(shape, tuple(draw.randint(1, 2 * most) for _ in range(dims)), mode, corners), whole)
+    size = tuple(draw.randint(least, 2 * most) for _ in range(dims))
+    return filled(draw, Upsample(shape, size, mode, corners), whole)
 
 
 def adjoint(draw: Random) -> Case:

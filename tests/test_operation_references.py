@@ -12,10 +12,23 @@ import pytest
 import torch
 import torch.nn.functional as F
 from brute import gather, results, run, scatter, stand
-from operation_cases import CASES, a_transposed_convolution, attention, cross_entropy, max_pool, normal, place, spatial
+from operation_cases import (
+    CASES,
+    a_transposed_convolution,
+    attention,
+    check,
+    cross_entropy,
+    filled,
+    max_pool,
+    normal,
+    place,
+    spatial,
+    whole,
+)
 
 from convgen.algebra.conv import Conv, Spatial
 from convgen.algebra.grid import Grid
+from convgen.algebra.relations import Taps
 from convgen.operations.attention import Attention
 from convgen.operations.contraction import linear, matrix_product
 from convgen.operations.convolution import Convolution
@@ -289,3 +302,13 @@ def test_deviations_and_rows_by_number() -> None:
     assert same(IndexRows((4, 6, 5), 1, (2, 2)).reference(x, number)[0], x[:, number])
     weight = normal(draw, (6, 3))
     assert same(Embedding(6, 3, (2, 2)).reference(weight, number % 6)[0], F.embedding(number % 6, weight))
+
+
+def test_dilated_windows_that_step_over_all_rows_have_no_gradient() -> None:
+    """ATen's own take it to another row, or out of the tensor."""
+    draw = Random("stepped over")
+    for _ in range(DRAWS):
+        taps = (Taps(2, draw.randint(1, 3), 1, 2), Taps(draw.randint(1, 3), 2, 0, 1))
+        shape = (draw.randint(1, 3), draw.randint(1, 3), 1, draw.randint(3, 6))
+        out = (1, (shape[3] - taps[1].kernel) // 2 + 1)
+        check(draw, *filled(draw, MaxPool(shape, taps, out), whole))

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
 from convgen.errors import InputError, Note
-from convgen.spec.exported_dropout import in_place_dropouts
+from convgen.spec.exported_dropout import in_place_dropouts, written_noise
 from convgen.spec.exported_examples import Examples, examples_of
 from convgen.spec.exported_instance_norm import write_running_statistics
 from convgen.spec.exported_modes import same_but_for_flags
@@ -178,7 +178,9 @@ class _Made:
         outputs, updates = results_of(program, walk.known, self.state, self.name)
         if updates and not training:
             raise InputError(f"{self.name} changes {next(iter(updates))} in evaluation", hint="in training only")
-        found = _checked(in_place_dropouts(walk.found), [*outputs.values(), *updates.values()], self.name)
+        found = _checked(
+            in_place_dropouts(written_noise(walk.found)), [*outputs.values(), *updates.values()], self.name
+        )
         state = (*self.state.parameters, *self.state.buffers)
         given = (_value(k, v, walk) for k, v in (inputs | constants).items())
         found, updates = late_updates(found, updates, (*given, *state))
