@@ -282,6 +282,34 @@ def test_masks_are_drawn_by_the_numbers_of_the_whole() -> None:
         assert errors.right, f"{grid}: {errors}"
 
 
+class DropPath(nn.Module):
+    """Stochastic depth as it was written before `bernoulli_`, and still is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x.sin()
+        kept = 0.75 + torch.rand((x.shape[0], 1, 1, 1), dtype=x.dtype, device=x.device)
+        return x.sin().div(0.75) * kept.floor_()
+
+
+def test_stochastic_depth_of_uniform_numbers_is_drawn_by_the_numbers_of_the_whole() -> None:
+    module, x = DropPath(), random_input((9, 8, 9, 7))
+    given = imported(module, x)
+    assert given.graph.modes == ("train", "eval")
+
+    def by_rule(x: Tensor) -> Tensor:
+        return x.sin() / 0.75 * ones((9, 1, 1, 1), 0.75, 0)
+
+    assert 0 < by_rule(x).count_nonzero() < x.numel()
+    assert torch.allclose(run_graph(given.graph, {"x": x}, seed=(5, 0)).outputs["output"], by_rule(x))
+    assert torch.equal(run_graph(given.graph, {"x": x}, training=False).outputs["output"], x.sin())
+    for grid in GRIDS:
+        errors = check(given, grid, reference=by_rule, seed=5)
+        assert errors.right, f"{grid}: {errors}"
+    module.eval()
+    assert all(check(given, grid).right for grid in GRIDS)
+
+
 def test_attention_that_drops_is_written_out() -> None:
     given = imported(
         Family(lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.2, is_causal=True)), random_input(SHAPE)
