@@ -29,7 +29,7 @@ from convgen.operations.bound import Bound
 from convgen.operations.calls import Along, Apart, Slot
 from convgen.operations.contraction import linear, matrix_product
 from convgen.operations.convolution import Convolution, Phase
-from convgen.operations.dropout import Bernoulli, Dropout
+from convgen.operations.dropout import Bernoulli, Dropout, Noise
 from convgen.operations.fused import Fused
 from convgen.operations.indexing import Embedding, GridSample, IndexRows
 from convgen.operations.linear_maps import Adjoint
@@ -473,6 +473,12 @@ def bernoulli(draw: Random) -> Case:
     return Bernoulli(shape_of(draw, draw.randint(1, 4), 4), draw.choice((0.0, 0.3, 0.8)), draw.randrange(100)), [seed]
 
 
+def noise(draw: Random) -> Case:
+    seed = torch.tensor([draw.randrange(-(2**63), 2**63), draw.randrange(2**20)])
+    shape, dtype = shape_of(draw, draw.randint(1, 4), 4), draw.choice(("float64", "float64", "float32", "bfloat16"))
+    return Noise(shape, draw.choice(("uniform", "normal")), draw.randrange(100), dtype), [seed]
+
+
 def index_rows(draw: Random) -> Case:
     shape = shape_of(draw, draw.randint(1, 4), 5)
     d, index = draw.randrange(len(shape)), shape_of(draw, draw.randint(0, 2), 4)
@@ -569,6 +575,7 @@ CASES: Mapping[str, Callable[[Random], Case]] = {
     "apart": apart,
     "deviation": deviation,
     "bernoulli": bernoulli,
+    "noise": noise,
     "index": index_rows,
     "embedding": embedding,
     "grid sample": grid_sample,

@@ -61,7 +61,7 @@ def graph_of(
         The graph; its constants, and parameters and buffers whose `init` is `given`, by name.
     Raises:
         InputError: torch.export can't trace the module, or it does what can't be right: draws random numbers other than
-            dropout's, changes its arguments, computes with complex numbers or without gradients.
+            dropout's and noise, changes its arguments, computes with complex numbers or without gradients.
     Example:
         >>> import torch
         >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU())

@@ -12,6 +12,7 @@ from convgen.spec.names import did_you_mean
 BATCH_NORM = "batch_norm"
 DROPOUT = "dropout"
 BERNOULLI = "bernoulli.p"  # (values of that shape, probability, generator)
+NOISE = ("rand", "rand_like", "randn", "randn_like")
 ATTENTION = "scaled_dot_product_attention"  # (q, k, v, mask, dropout_p, ...)
 RECURRENT = ("lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input")  # (six others, whether it trains, ...)
 
