@@ -21,7 +21,7 @@ from convgen.errors import InputError
 from convgen.network_compiler import compile_network, plan_graph, sample_parallelism
 from convgen.spec.graph import Graph
 from convgen.spec.graph_edit import with_dtype
-from convgen.spec.network_module import network_graph
+from convgen.spec.network_graph import network_graph
 from convgen.spec.network_reader import network_from_dict, read_network
 from convgen.spec.yaml import read_yaml
 from convgen.verify.network import check_network

@@ -26,7 +26,7 @@ from convgen.cost.machines import load_machine
 from convgen.cost.timeline import simulate
 from convgen.network_compiler import compile_network
 from convgen.spec.graph import Graph
-from convgen.spec.network_module import read_network_graph
+from convgen.spec.network_graph import read_network_graph
 
 ROOT = Path(__file__).resolve().parent.parent / "examples" / "networks"
 NETWORKS = {"sp1": ("mesh1k", 1), "sp2": ("mesh2k", 1), "sp3": ("resnet50", 32)}

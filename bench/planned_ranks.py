@@ -20,7 +20,7 @@ from convgen.errors import InputError
 from convgen.network_compiler import plan_graph
 from convgen.plan.network.counted import plan_counted
 from convgen.plan.network.setting import Setting
-from convgen.spec.network_module import read_network_graph
+from convgen.spec.network_graph import read_network_graph
 from convgen.spec.network_reader import read_network
 
 NETWORKS = Path(__file__).resolve().parent.parent / "examples" / "networks"

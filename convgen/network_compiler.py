@@ -25,7 +25,7 @@ from convgen.operations.bound import Bound
 from convgen.operations.views import MANY
 from convgen.plan.fewer import without_idle
 from convgen.plan.letters import lay_out
-from convgen.plan.parts import Parts, Tensor
+from convgen.plan.parts import Parts, Room, Tensor
 from convgen.plan.program.by_timeline import by_timeline
 from convgen.plan.program.edited import ProgramText, in_flight, laid_out
 from convgen.plan.program.overlapped import overlapped
@@ -133,11 +133,11 @@ def compile_network(
         raise InputError(f"there is no algorithm {algorithm}", hint=hint)
     check_statistics(statistics)
     chosen = machine or load_machine("cpu")
-    most = int(chosen.memory_bytes) if chosen.memory_bytes else None
+    room = Room(int(chosen.memory_bytes) if chosen.memory_bytes else None)
 
     def laid_out(graph: Graph, described: Described) -> Program:
         if algorithm == "auto":
-            return plan_network(network_parts(graph, described), [grid], chosen, _dtype(graph), most).program
+            return plan_network(network_parts(graph, described), [grid], chosen, _dtype(graph), room).program
         return lay_out(network_parts(graph, described), grid, algorithm)
 
     graph, described, program = _with_statistics(graph, statistics, laid_out)
@@ -205,6 +205,7 @@ def plan_graph(
     recompute: bool = False,
     told: Callable[[int], None] = lambda _: None,
     by_step: bool = False,
+    optimizer_states: int = 1,
 ) -> tuple[CompiledNetwork, NetworkPlan]:
     """The layout of least modelled seconds of a training step, over grids of so many ranks or on one.
 
@@ -216,22 +217,23 @@ def plan_graph(
         recompute: whether blocks may be computed again in backward.
         told: is called with each number of ranks that is planned.
         by_step: steps are compared with what travels meanwhile (plan/program/by_timeline.py).
+        optimizer_states: values a parameter that the optimizer keeps in memory.
     """
     check_statistics(statistics)
-    most = memory_bytes or (int(machine.memory_bytes) if machine.memory_bytes else None)
+    room = Room(memory_bytes or (int(machine.memory_bytes) if machine.memory_bytes else None), optimizer_states)
     found: list[NetworkPlan] = []
 
     def laid_out(graph: Graph, described: Described) -> Program:
         parts, dtype = network_parts(graph, described), _dtype(graph)
 
         def on_one(grid: Grid, machine: Machine) -> NetworkPlan:
-            return widened(plan_network(parts, [grid], machine, dtype, most, recompute), ranks, parts)
+            return widened(plan_network(parts, [grid], machine, dtype, room, recompute), ranks, parts)
 
         if one := without_idle(found[0].program.grid) if found else grid:
             told(one.ranks)
             plan = on_one(one, machine)
         else:
-            plan = plan_counted(parts, ranks, machine, dtype, most, recompute, told)
+            plan = plan_counted(parts, ranks, machine, dtype, room, recompute, told)
         if by_step:
             one = without_idle(plan.program.grid)
             plan = by_timeline(plan, lambda machine: on_one(one, machine), machine, dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -10,13 +11,15 @@ import pytest
 import torch
 from click.testing import CliRunner
 from generate import draws
+from network_modules import exported_graph, module_of
 
 from convgen.algebra.grid import Grid
 from convgen.commands.main import cli
 from convgen.network_compiler import compile_network
 from convgen.spec.network import Network
-from convgen.spec.network_module import module_of, network_graph
+from convgen.spec.network_graph import network_graph
 from convgen.spec.network_reader import network_from_dict, read_network
+from convgen.spec.taken import MODULE
 from convgen.verify.network import check_network
 
 NETWORKS = sorted((Path(__file__).parent.parent / "examples" / "networks").glob("*.yaml"))
@@ -62,6 +65,22 @@ def test_a_written_network_trains_exactly(seed: int) -> None:
         axes = tuple((a.replace("H", "W"), n) for a, n in axes)
     report = check_network(compile_network(network_graph(network), Grid(axes)), {})
     assert report.ok, report
+
+
+def test_its_graph_is_that_of_its_module() -> None:
+    """Call for call, value for value, as torch.export finds them; calls of no module are no module's."""
+    for seed in range(draws(3)):
+        network = written(Random(f"graph {seed}"))
+        exported = exported_graph(network)
+        calls = tuple(replace(c, kind=c.kind if c.module else "") for c in exported.calls)
+        assert replace(exported, calls=calls) == network_graph(network)
+
+
+def test_no_node_is_called_as_what_modules_have() -> None:
+    assert {n for n in dir(torch.nn.Module()) if not n.startswith("__")} <= MODULE
+    node = {"name": "train", "kind": "conv", "out_channels": 4, "kernel_size": 1}
+    graph = network_graph(network_from_dict({"name": "n", "input": [1, 3, 9, 9], "nodes": [node]}))
+    assert [p.name for p in graph.parameters] == ["train_.weight"]
 
 
 @pytest.mark.parametrize("path", NETWORKS, ids=lambda p: p.stem)

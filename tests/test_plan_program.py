@@ -30,7 +30,7 @@ from convgen.plan.program.search import Effort, Search
 from convgen.plan.program.tables import Question
 from convgen.plan.program.written import plan_of
 from convgen.program.network import label
-from convgen.program.rows import PlacedRow, Stored, kept, place
+from convgen.program.rows import PlacedRow, Stored, place
 from convgen.spec.aten.describe import describe
 from convgen.spec.exported import graph_of
 from convgen.spec.graph import Graph
@@ -72,7 +72,7 @@ def test_a_plan_is_the_least_of_all(seed: int) -> None:
     draw = Random(f"plan of a program {seed}")
     graph = a_graph(draw)
     grid = Grid(draw.choice(((("a", 2),), (("a", 2), ("b", 2)), (("a", 4), ("b", 2)))))
-    search = searched(graph, grid, Effort(ways=2, others=3, stored=2))
+    search = searched(graph, grid, Effort(ways=2, others=3, stored=2, parameters=3))
     found = search.run()
     assert program_cost(found.program, LASSEN, "float32").time_ps == found.time_ps
     variables = search.variables
@@ -108,13 +108,11 @@ def test_a_plan_is_the_least_of_all(seed: int) -> None:
 def every_row(question: Question, bound: Bound, cell: tuple[int, ...], search: Search) -> Iterator[PlacedRow]:
     """Every way of a row for one storage of its values, with every gradient's."""
     grid = search.bare
-    for way, roles in question.ways:
+    for option in question.options:
+        (way, roles), parameters = option.way, dict(option.parameters)
         signature = bound.operation.signatures[way]
         places = iter(cell)
-        reads = [
-            kept(o, signature, dict(roles)) if c is None else c[next(places)]
-            for o, c in zip(signature.inputs, question.operands, strict=True)
-        ]
+        reads = [parameters[k] if c is None else c[next(places)] for k, c in enumerate(question.operands)]
         makes = [c[next(places)] for c in question.results]
         names: Mapping[str, Stored] = {
             **{f"d{r.name}": s for r, s in zip(signature.results, makes, strict=True)},

@@ -160,17 +160,20 @@ class Signature:
         """Axes over which some result is one addend of several."""
         return tuple(a for i, _ in self.extents if i in self.summed for a in roles.get(i, ()))
 
+    @cached_property
+    def _lacks(self) -> dict[int, tuple[str, ...]]:
+        """By result, indices that are read and that it is a sum over."""
+        read = {i for o in self.inputs for i in o.indices}
+        return {id(r): tuple(i for i, _ in self.extents if i in read - r.indices) for r in self.results}
+
     def wants(self, operand: Operand, roles: Mapping[str, Axes]) -> Wanted:
         """What a rank reads of an operand, or makes of a result, under these roles (index -> axes, outermost first)."""
         pieces = tuple(
             [Piece(tuple([a for i in d.indices for a in roles.get(i, ())]), d.relation) for d in operand.dims]
         )
-        if all(operand is not r for r in self.results):
+        if (lacks := self._lacks.get(id(operand))) is None:
             return Wanted(pieces)
-        read = {i for o in self.inputs for i in o.indices}
-        return Wanted(
-            pieces, tuple(a for i, _ in self.extents if i in read - operand.indices for a in roles.get(i, ()))
-        )
+        return Wanted(pieces, tuple([a for i in lacks for a in roles.get(i, ())]))
 
     def gradient(self, operand: Operand, roles: Mapping[str, Axes]) -> Wanted:
         """The type of what a rank finds as gradient of an operand from the gradient of its part of the result.

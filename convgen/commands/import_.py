@@ -83,7 +83,7 @@ def import_command(
 
 def _written(file: str, others: object) -> Graph:
     """The graph of a network written by hand."""
-    from convgen.spec.network_module import read_network_graph
+    from convgen.spec.network_graph import read_network_graph
 
     if others:
         fact = f"{file} says its input, and is of training and evaluation"

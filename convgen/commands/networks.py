@@ -93,7 +93,7 @@ def compile_graphs(
     from convgen.plan.program.edited import read_text
     from convgen.spec.graph_edit import with_dtype
     from convgen.spec.graph_file import read_constants, read_graph
-    from convgen.spec.network_module import read_network_graph
+    from convgen.spec.network_graph import read_network_graph
 
     axes = parse_grid(grid, "N=2,H=2") if grid is not None else {}
     chosen = load_machine(machine) if machine is not None else None

@@ -40,7 +40,7 @@ def compile_one_rows(
     from convgen.commands.networks import CompiledFile
     from convgen.network_compiler import compile_network, compile_text
     from convgen.plan.program.edited import read_text
-    from convgen.spec.network_module import layer_graph
+    from convgen.spec.network_graph import layer_graph
 
     found: list[CompiledFile] = []
     layers = read_files(files, grid, algorithm, dtype, None)

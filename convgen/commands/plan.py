@@ -106,7 +106,8 @@ def plan_command(
     if is_graph_file(file):
         from convgen.commands.plan_graph import plan_graph_file
 
-        given = {"target": target, "regather": regather, "hide_dw": hide_dw, "measured": measured}  # fmt: skip
+        given = {"target": target, "regather": regather, "hide_dw": hide_dw, "measured": measured}
+        given |= {name: _is_given(name) for name in ("keep", "batch_norm")}
         asked = _grid(grid, ranks)
         plan_graph_file(
             file,
@@ -122,6 +123,7 @@ def plan_command(
             explain,
             plot,
             overlapped,
+            optimizer_states,
             given,
         )
         return
@@ -186,14 +188,22 @@ def plan_command(
         click.echo(str(plot), err=True)
 
 
+def _is_given(name: str) -> bool:
+    """Whether an option with a default stands in the command."""
+    return click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+
 def _command(file: str) -> str:
     """What was asked for, without where the results go."""
     context = click.get_current_context()
     words = ["convgen plan", file]
     for option in context.command.params:
         name = option.name or ""
-        given = context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-        if given and isinstance(option, click.Option) and name not in ("output", "explain", "plot", "as_json"):
+        if (
+            _is_given(name)
+            and isinstance(option, click.Option)
+            and name not in ("output", "explain", "plot", "as_json")
+        ):
             words += [option.opts[0]] if option.is_flag else [option.opts[0], f"{context.params[name]}"]
     return " ".join(words)
 

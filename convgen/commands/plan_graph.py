@@ -18,6 +18,10 @@ from convgen.files import keep_input, write_file
 from convgen.pictures.scaling import Point, Scaling, draw_scaling
 
 GIB = 1 << 30
+HINTS = {
+    "keep": "without --keep: what a graph's program keeps for backward is counted",
+    "batch_norm": "--statistics global, spatial or local",
+}
 if TYPE_CHECKING:
     from convgen.algebra.grid import Grid
     from convgen.cost.machine import Machine
@@ -39,6 +43,7 @@ def plan_graph_file(
     explain: str | None,
     plot: Path | None,
     overlapped: bool,
+    optimizer_states: int,
     others: Mapping[str, Any],
 ) -> None:
     """Choose the layout of every value and row for the least modelled seconds of a training step.
@@ -48,12 +53,15 @@ def plan_graph_file(
         statistics: of batch norms.
         overlapped: steps are compared with what travels meanwhile.
         recompute: whether blocks may be computed again in backward.
+        optimizer_states: values a parameter that the optimizer keeps.
         others: options that plans of hand-written networks have; refused where they are given.
     """
     for name, value in others.items():
         if value:
             flag = "--" + name.replace("_", "-")
-            raise InputError(f"{flag} is of hand-written networks; {file} is a graph", hint=f"without {flag}")
+            raise InputError(
+                f"{flag} is of hand-written networks; {file} is a graph", hint=HINTS.get(name, f"without {flag}")
+            )
     need("torch", "a network's operators are ATen's, which needs torch")
     from convgen.cost.machines import load_machine
     from convgen.explain.planned import planned_json, planned_text
@@ -77,7 +85,9 @@ def plan_graph_file(
     budget = None if memory is None else round(memory * GIB)
     try:
         with telling(ranks) as told:
-            compiled, found = plan_graph(graph, ranks, chosen, grid, budget, statistics, recompute, told, overlapped)
+            compiled, found = plan_graph(
+                graph, ranks, chosen, grid, budget, statistics, recompute, told, overlapped, optimizer_states
+            )
     except InputError as error:
         raise locate(error, graph.source_file) from None
     if explain is not None:
@@ -95,15 +105,18 @@ def plan_graph_file(
         size = f" --batch {batch}" * (batch is not None)
         size += (f" --memory {memory:g}" if memory is not None else "") + " --recompute" * recompute
         size += " --overlapped" * overlapped
+        size += f" --optimizer-states {optimizer_states}" * (optimizer_states != 1)
         size += f" --statistics {statistics}" * (statistics != "global")
         head = (f"convgen plan {Path(file).name} --machine {machine} --ranks {ranks}{size}",)
         write_file(output, write_plan(plan, head), "-o")
     if plot is not None:
-        draw_scaling(_scaling(graph, chosen, budget, statistics, recompute), ranks, plot)
+        draw_scaling(_scaling(graph, chosen, budget, statistics, recompute, optimizer_states), ranks, plot)
         click.echo(str(plot), err=True)
 
 
-def _scaling(graph: Graph, machine: Machine, budget: int | None, statistics: str, recompute: bool) -> Scaling:
+def _scaling(
+    graph: Graph, machine: Machine, budget: int | None, statistics: str, recompute: bool, states: int
+) -> Scaling:
     """Plans of the graph for numbers of ranks and samples; those that it can't have are left out."""
     from convgen.cost.rows import program_cost
     from convgen.network_compiler import plan_graph, sample_parallelism
@@ -115,7 +128,9 @@ def _scaling(graph: Graph, machine: Machine, budget: int | None, statistics: str
             return Point(None)
         try:
             one = replace(graph, batch=batch)
-            known[ranks, batch], found = plan_graph(one, ranks, machine, None, budget, statistics, recompute)
+            known[ranks, batch], found = plan_graph(
+                one, ranks, machine, None, budget, statistics, recompute, optimizer_states=states
+            )
         except InputError:
             return Point(None, fits=False)
         return Point(found.seconds)

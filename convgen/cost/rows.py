@@ -10,22 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any
 
 import numpy as np
 
 from convgen.algebra.grid import Grid
-from convgen.algebra.index_sets import IndexSets, Spans
+from convgen.algebra.index_sets import IndexSets
 from convgen.algebra.involved import NAME, collected, one_tensor
 from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.redistribute import Conversion
-from convgen.algebra.signature import Made, Reduction, Signature
-from convgen.algebra.tensors import Dim
+from convgen.algebra.signature import Reduction, Signature
 from convgen.cost.local import rows_flops_per_s
 from convgen.cost.machine import Machine
 from convgen.cost.moving import PICOSECONDS, Counts, Moves
 from convgen.cost.network import element_bytes
-from convgen.operations.row import At, Launch, Operation, Work, repeats
+from convgen.cost.work import most_work
+from convgen.operations.row import Launch, Operation, Work, repeats
 from convgen.program.network import Program, asked
 from convgen.program.rows import Chain, PlacedRow, Stored, index_sets, sides
 from convgen.spec.layer import DTYPE_BYTES
@@ -68,15 +67,20 @@ class Price:
 
     def _of_launch(self, one: Launch, roles: Mapping[str, Axes]) -> int:
         rate = rows_flops_per_s(self.machine, self.dtype, one.operation, roles, self.grid, one.work.flops)
-        return self.seconds_of(one.work, rate)
+        return self.seconds_of(one.work, rate, rides=one.operation.rides)
 
-    def seconds_of(self, done: Work, flops_per_s: float | None = None) -> int:
-        """`flops_per_s`: that it reaches; by default what a convolution does on average."""
+    def seconds_of(self, done: Work, flops_per_s: float | None = None, *, rides: bool = False) -> int:
+        """Picoseconds.
+
+        Args:
+            flops_per_s: that it reaches; by default what a convolution does on average.
+            rides: it has no launch of its own.
+        """
         busy = max(
             done.flops / (flops_per_s or self.machine.flops_per_s(self.dtype)),
             done.elements * self.element_bytes / self.machine.memory_bytes_per_s,
         )
-        return round((busy + self.machine.launch_s) * PICOSECONDS)
+        return round((busy + (0.0 if rides else self.machine.launch_s)) * PICOSECONDS)
 
     # ---------------------------------------------------------------- of a tensor, stored in any of several ways
     def tensors(self, signature: Signature) -> dict[str, IndexSets]:
@@ -127,50 +131,6 @@ class Price:
 def price_on(grid: Grid, machine: Machine, dtype: str) -> Price:
     """One for all searches of a grid."""
     return Price(grid, machine, dtype)
-
-
-@lru_cache(maxsize=1 << 16)
-def most_work(operation: Operation, way: int, nests: tuple[tuple[str, tuple[int, ...]], ...]) -> tuple[Launch, ...]:
-    """Flops and elements of the rank that has most of each, launch by launch: the same on all grids, whatever their
-    axes are called.
-
-    Args:
-        nests: index -> how many parts it is split into, outermost first.
-    """
-    numbered = iter(range(sum(len(sizes) for _, sizes in nests)))
-    axes = [(index, tuple((f"a{next(numbered)}", n) for n in sizes)) for index, sizes in nests]
-    grid = Grid(tuple(pair for _, some in axes for pair in some))  # of the axes that split something
-    roles = tuple((index, tuple(name for name, _ in some)) for index, some in axes)
-    done = work_by_rank(operation, way, roles, grid)
-    return tuple(replace(d, work=Work(int(np.max(d.work.flops)), int(np.max(d.work.elements)))) for d in done)
-
-
-def work_by_rank(operation: Operation, way: int, roles: tuple[tuple[str, Axes], ...], grid: Grid) -> tuple[Launch, ...]:
-    """Flops and elements launch by launch, arrays over ranks."""
-    signature, nests = operation.signatures[way], dict(roles)
-    sets = index_sets(signature, grid)
-    zero = np.zeros(grid.ranks, dtype=np.int64)
-    blocks: dict[str, Spans] = {}
-    for index, extent in signature.extents:
-        blocks[index] = sets.split(Dim(index, extent), nests.get(index, ()))
-    inside = tuple(
-        tuple(_side(made, n, blocks, zero) for made, n in zip(o.dims, o.shape, strict=True)) for o in signature.inputs
-    )
-    where: Any = (blocks, inside, inside)  # arrays over ranks, where a rank has numbers
-    at = At(*where)
-    return operation.launches(way, at)
-
-
-def _side(made: Made, extent: int, blocks: Mapping[str, Spans], zero: Counts) -> Spans:
-    """How much of a dimension each rank has; where it begins is no matter but to relations."""
-    if made.relation is not None:
-        return made.relation.hull(*made.relation.window(*blocks[made.indices[0]]), extent)
-    if not made.indices:
-        return zero, zero + extent
-    count = zero + 1
-    for i in made.indices:
-        count = count * (blocks[i][1] - blocks[i][0])
-    return zero, count
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,8 @@ from convgen.cost.local import rows_flops_per_s
 from convgen.cost.machine import Machine
 from convgen.cost.moving import PICOSECONDS
 from convgen.cost.network import bucket_record
-from convgen.cost.rows import Price, price_on, work_by_rank
+from convgen.cost.rows import Price, price_on
+from convgen.cost.work import work_by_rank
 from convgen.operations.row import repeats
 from convgen.program.chunks import shares
 from convgen.program.early import interior_rows
@@ -309,7 +310,7 @@ def _busy_seconds(price: Price, row: PlacedRow, operands: tuple[int, ...]) -> tu
         most = int(flops.max())
         rate = rows_flops_per_s(machine, price.dtype, one.operation, dict(row.roles), price.grid, most)
         total += n * np.maximum(flops / rate, elements * price.element_bytes / machine.memory_bytes_per_s)
-    return total, sum(often)
+    return total, sum(n for n, one in zip(often, done, strict=True) if not one.operation.rides)
 
 
 @lru_cache(maxsize=1 << 12)

@@ -35,7 +35,7 @@ TAKEN: Mapping[str, tuple[str, ...]] = {
 }
 # Of classes that are mostly the compiler's, methods that a rank needs beside the fields.
 KEPT: Mapping[str, tuple[str, ...]] = {"Conv": ("direct", "direct_phase", "letters")}
-COMPILERS = ("reference", "work", "launches")  # methods of rows that only tests and prices call
+COMPILERS = ("reference", "work", "launches", "passes", "rides")  # of rows, what only tests and prices ask
 TORCH = Import("torch", "torch")
 # What stands for the compiler's, which is of arrays too.
 NUMBER = Statement(
@@ -112,7 +112,7 @@ def _stripped(node: ast.stmt, lines: list[str], start: int) -> list[str]:
     """A class without the methods that are the compiler's alone."""
     kept = dict(enumerate(lines, start))
     for method in node.body if isinstance(node, ast.ClassDef) else ():
-        if isinstance(method, ast.FunctionDef) and not _is_wanted(node, method):
+        if isinstance(method, ast.FunctionDef | ast.AnnAssign) and not _is_wanted(node, method):
             end = method.end_lineno or 0
             while end in kept and not kept[end]:
                 end += 1
@@ -121,6 +121,8 @@ def _stripped(node: ast.stmt, lines: list[str], start: int) -> list[str]:
     return "\n".join(kept.values()).rstrip().splitlines()
 
 
-def _is_wanted(owner: ast.stmt, method: ast.FunctionDef) -> bool:
+def _is_wanted(owner: ast.stmt, method: ast.FunctionDef | ast.AnnAssign) -> bool:
+    if isinstance(method, ast.AnnAssign):
+        return not isinstance(method.target, ast.Name) or method.target.id not in COMPILERS
     names = KEPT.get(owner.name) if isinstance(owner, ast.ClassDef) else None
     return method.name not in COMPILERS if names is None else method.name in names

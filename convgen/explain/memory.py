@@ -11,17 +11,22 @@ from convgen.program.network import Program
 MIB = 1 << 20
 
 
-def memory_line(program: Program) -> str:
-    """Of the fullest rank in a step of training, with SGD with momentum."""
-    m = network_memory(program)
+def memory_line(program: Program, states: int = 1) -> str:
+    """Of the fullest rank in a step of training.
+
+    Args:
+        states: values a parameter that the optimizer keeps; SGD with momentum has one.
+    """
+    m = network_memory(program, states)
     parts = f"saved for backward {_mib(m.saved)}, on its way {_mib(m.passing)}"
-    state = f"parameters {_mib(m.parameters)}, momentum {_mib(m.optimizer)}"
+    kept = "momentum" if states == 1 else "optimizer"
+    state = f"parameters {_mib(m.parameters)}, {kept} {_mib(m.optimizer)}"
     return f"memory of the fullest rank: {_mib(m.peak)} MiB, {state}, {parts}"
 
 
-def memory_json(program: Program) -> dict[str, Any]:
+def memory_json(program: Program, states: int = 1) -> dict[str, Any]:
     """The same in bytes."""
-    found: NetworkMemory = network_memory(program)
+    found: NetworkMemory = network_memory(program, states)
     return asdict(found) | {"peak": found.peak}
 
 

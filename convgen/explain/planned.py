@@ -38,7 +38,7 @@ def planned_text(compiled: CompiledNetwork, found: NetworkPlan, machine: Machine
     lines += _compared(data)
     if IDLE in found.program.grid.sizes:
         lines.append(f"  {idle_line(found.program.grid)}")
-    lines.append(memory_line(found.program))
+    lines.append(memory_line(found.program, found.states))
     if found.program.again:
         lines.append(f"  computed again in backward: {', '.join(s.path for s in found.program.again)}")
     lines += [f"  scouted {grid}: {seconds * 1e3:.3f} ms with few candidates" for grid, seconds in found.tried]
@@ -55,6 +55,8 @@ def _compared(data: Mapping[str, Any]) -> Iterator[str]:
         yield f"  by samples alone: can't be, {data['batch']} samples are fewer than {ranks} ranks"
     else:
         yield f"  by samples alone (N={ranks}): {samples:.3f} ms, {samples / took:.2f} times as long"
+    if (paths := data["heuristic_milliseconds"]) is not None:
+        yield f"  by longest paths one after the other: {paths:.3f} ms, {100 * (paths / took - 1):.2f} % more"
 
 
 def _runner_up(found: NetworkPlan, i: int) -> dict[str, Any] | None:
@@ -97,9 +99,10 @@ def planned_json(compiled: CompiledNetwork, found: NetworkPlan, machine: Machine
         "sample_milliseconds": None
         if (samples := sample_parallelism(compiled)) is None
         else 1e3 * program_cost(samples, machine, compiled.dtype).seconds,
+        "heuristic_milliseconds": None if found.heuristic is None else found.heuristic() * 1e3 / PICOSECONDS,
         "memory_bytes": found.memory_bytes,
         "again": [s.path for s in found.program.again],
-        "memory": memory_json(found.program),
+        "memory": memory_json(found.program, found.states),
         "rows": rows,
         "others": {"compute_ms": 1e3 * others[0] / PICOSECONDS, "move_ms": 1e3 * others[1] / PICOSECONDS},
         "tried": [{"grid": dict(g.axes), "milliseconds": s * 1e3} for g, s in found.tried],

@@ -67,9 +67,9 @@ def _steps(
             ps = price.local(one.bound.operation, one.way, dict(one.roles))
             yield f"d{names[k].name}: {one.bound.operation.name} computes, roles {roles_text(one.roles) or 'none'}", ps
     yield from moved(("given",))
-    for k, chain in enumerate(row.back):
-        if chain is not None and wanted[k]:
-            yield f"d{names[k].name}: by the vjp", local
+    if back := [k for k, chain in enumerate(row.back) if chain is not None and wanted[k]]:
+        which = ", ".join(f"d{names[k].name}" for k in back)
+        yield f"{which}: by the vjp", price.local(row.bound.operation, row.way, dict(row.roles), back)
     yield from moved(("back",))
 
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from convgen.algebra.signature import WHOLE, Operand, Signature
 from convgen.late import torch
 from convgen.operations.moments import centred
-from convgen.operations.row import At, Operation, numbered, own
+from convgen.operations.row import At, Operation, Passes, numbered, own
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,8 @@ class Coefficients(Operation):
     weight: bool = True
     bias: bool = True
 
+    rides: ClassVar[bool] = True
+
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
         (c,) = own("C")
@@ -84,6 +86,10 @@ class Centred(Operation):
     """(x - mean) * a + b of x[N, C, ...] and coefficients [mean, a, b] a channel."""
 
     shape: tuple[int, ...]
+
+    @property
+    def passes(self) -> Passes:
+        return "once"
 
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:

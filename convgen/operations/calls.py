@@ -12,7 +12,7 @@ from typing import Any
 
 from convgen.algebra.signature import WHOLE, Operand, Signature
 from convgen.late import torch
-from convgen.operations.row import At, Operation, Work, numbered, own, touched
+from convgen.operations.row import At, Operation, Passes, Work, numbered, own, touched
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,12 @@ class Elementwise(Operation):
     @property
     def name(self) -> str:
         return self.op.partition(".")[0]
+
+    @property
+    def passes(self) -> Passes:
+        """Addends of a sum have its gradient, unless they are repeated."""
+        alike = self.op == "add.Tensor" and self.args[-1] == 1 and {*self.shapes} == {self.shape}
+        return "none" if alike else "each"
 
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:

@@ -15,12 +15,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
 from convgen.late import torch
 
 Interval = tuple[int, int]
+# Backward, over what the row read and made: once for each gradient, once for all, not at all where dx is dy.
+Passes = Literal["each", "once", "none"]
 
 
 @dataclass(frozen=True)
@@ -119,8 +121,15 @@ def _hash_once(self: Operation) -> int:
 class Operation(ABC):
     """A row. Frozen, with the extents of what it is applied to."""
 
+    rides: ClassVar[bool] = False  # makes a few numbers a channel, within the call that reads them
+
     def __init_subclass__(cls) -> None:
         cls.__hash__ = _hash_once  # rows are keys of every cache
+
+    @property
+    def passes(self) -> Passes:
+        """What backward goes over."""
+        return "each"
 
     @property
     def name(self) -> str:
@@ -181,15 +190,17 @@ class Launch:
 
 
 def repeats(launches: Sequence[Launch], asked: Collection[int]) -> list[int]:
-    """How often backward takes what each launch takes: once for each gradient that it makes.
+    """How often backward takes what each launch takes.
 
     Args:
         asked: numbers of operands that want one.
     """
     found: list[int] = []
+    wants = False  # what was made before
     for one in launches:
-        passes = any(found)  # what was made before wants one
-        found.append(sum(k in asked for k in one.operands) + passes)
+        gradients = sum(k in asked for k in one.operands) + wants
+        wants = gradients > 0
+        found.append({"each": gradients, "once": int(wants), "none": 0}[one.operation.passes])
     return found
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from convgen.algebra.relations import Ratio
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
 from convgen.late import torch
-from convgen.operations.row import At, Operation, made_here, numbered, own
+from convgen.operations.row import At, Operation, Passes, made_here, numbered, own
 
 MANY = 1009  # samples, as no other extent counts: so a view of 1 sample is the view that it is of several
 
@@ -88,6 +88,10 @@ class View(Operation):
             for sides in ((many.shape, more.shape), (many.out, more.out))
         )
         return replace(self, like=Open(many.shape, many.out, x, y)) if x else self
+
+    @property
+    def passes(self) -> Passes:
+        return "none"
 
     @cached_property
     def matches(self) -> tuple[Match, ...]:

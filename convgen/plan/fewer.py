@@ -16,6 +16,7 @@ from convgen.errors import InputError
 
 IDLE = "idle"
 NOISE = 1.1  # rough plans are slower than thorough ones by up to this
+ALIKE = 1.05  # rough plans are apart by up to this where thorough ones are not
 PATIENCE = 2  # counts that don't pay, by rough plans, before the search goes no further down
 
 Plan = TypeVar("Plan")
@@ -27,6 +28,7 @@ def on_fewer(
     seconds: Callable[[Plan], float],
     roughly: Callable[[int], float],
     least: Callable[[int], float],
+    scouted: Callable[[Plan], float] | None = None,
 ) -> tuple[int, Plan]:
     """How many ranks do different work in the fastest plan found, and that plan.
 
@@ -34,6 +36,8 @@ def on_fewer(
         planned: for so many ranks; raises InputError where they can't be used or don't have the memory.
         roughly: seconds of a plan found with little effort, infinite where there is none.
         least: seconds that no plan for so many ranks is below, more for fewer ranks.
+        scouted: seconds of a plan for as many ranks found with as little effort, to compare rough plans with; by
+            default its own.
     Raises:
         InputError: all ranks have no plan.
     """
@@ -42,7 +46,7 @@ def on_fewer(
     for fewer in divisors(ranks):
         if poor == PATIENCE or least(fewer) >= seconds(best):
             break
-        if roughly(fewer) > NOISE * seconds(best):
+        if roughly(fewer) > max(NOISE * seconds(best), ALIKE * (scouted or seconds)(best)):
             poor += 1
             continue
         with suppress(InputError):

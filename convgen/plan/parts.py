@@ -20,6 +20,24 @@ class Tensor:
     letters: tuple[str, ...] = ()  # of an input's dimensions; "" for none
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Memory that a plan may take.
+
+    Attributes:
+        memory_bytes: of a rank; None: no bound.
+        states: values a parameter that the optimizer keeps: SGD 0, with momentum 1, Adam 2.
+    """
+
+    memory_bytes: int | None = None
+    states: int = 1
+
+    @property
+    def copies(self) -> int:
+        """Of a parameter: itself, its gradient, the optimizer's."""
+        return 2 + self.states
+
+
 class Parts(NamedTuple):
     """A network without a layout.
 

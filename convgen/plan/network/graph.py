@@ -27,6 +27,7 @@ from convgen.errors import InputError
 from convgen.plan.network.conv_node import ConvNode, Option, candidates, same_blocks, wishes
 from convgen.plan.network.conv_tables import NEVER
 from convgen.plan.network.eliminate import Factor, Problem, Table
+from convgen.plan.network.longest_path import Vertex
 from convgen.plan.network.node_step import NodeStep, passes
 from convgen.plan.network.other_node import IN_PLACE, OtherNode, block_elements
 from convgen.plan.network.phase_roles import Letters
@@ -67,6 +68,22 @@ class Graph:
     @property
     def problem(self) -> Problem:
         return Problem(tuple(self.sizes), tuple(self.factors))
+
+    @property
+    def vertices(self) -> list[Vertex]:
+        """Nodes, as the heuristic lays them out (longest_path.py)."""
+        number = {node.name: k for k, node in enumerate(self.network.nodes)}
+        found: list[Vertex] = []
+        for node in self.network.nodes:
+            variables = {v for (_, name), v in self.variable.items() if name == node.name}
+            if node.name in self.root:
+                variables.add(self.variable["split", self.root[node.name]])
+            least = 0
+            if node.name in self.convs:
+                option = self.variable["option", node.name]
+                least = next(int(f.cost.min()) for f in self.factors if option in f.scope)
+            found.append(Vertex(tuple(number[name] for name in node.inputs), frozenset(variables), least))
+        return found
 
     def option(self, values: tuple[int, ...], name: str) -> Option:
         """What a convolution chooses under an assignment."""

@@ -7,49 +7,69 @@ until every layer has a layout.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
 import numpy as np
 
 from convgen.plan.network.eliminate import Elimination, Factor, Problem
-from convgen.plan.network.graph import Graph
 
 
-def longest_paths(graph: Graph) -> tuple[int, ...]:
-    """Values of the problem's variables as the heuristic chooses them."""
+class Vertex(NamedTuple):
+    """A layer.
+
+    Attributes:
+        before: numbers of the layers that it reads.
+        variables: that say how it is laid out.
+        least: what it takes at least; 0 of what is laid out as others are.
+    """
+
+    before: tuple[int, ...]
+    variables: frozenset[int]
+    least: int
+
+
+def longest_paths(problem: Problem, vertices: Sequence[Vertex]) -> tuple[int, ...]:
+    """Values of the problem's variables as the heuristic chooses them.
+
+    Args:
+        vertices: each behind those that it reads.
+    """
     fixed: dict[int, int] = {}
-    laid_out: set[str] = set()
-    names = [node.name for node in graph.network.nodes]
-    while len(laid_out) < len(names):
-        path = _longest(graph, laid_out)
-        variables = {v for (_, name), v in graph.variable.items() if name in path} | {
-            graph.variable["split", graph.root[name]] for name in path if name in graph.root
-        }
-        _solve(graph, fixed, variables)
-        laid_out |= set(path)
-    return tuple(fixed[v] for v in range(len(graph.sizes)))
+    laid_out: set[int] = set()
+    while len(laid_out) < len(vertices):
+        path = _longest(vertices, laid_out)
+        _solve(problem, fixed, {v for k in path for v in vertices[k].variables})
+        laid_out |= {*path}
+    _solve(problem, fixed, {*range(len(problem.sizes))})  # of what no layer reads
+    return tuple(fixed[v] for v in range(len(problem.sizes)))
 
 
-def _longest(graph: Graph, laid_out: set[str]) -> list[str]:
-    """The path from input to output with the fewest layers laid out already per new one, then the longest."""
-    best: dict[str, tuple[tuple[int, int], list[str]]] = {}
-    for node in graph.network.nodes:
-        own = 0
-        if node.name in graph.convs:
-            option = graph.variable["option", node.name]
-            own = next(int(f.cost.min()) for f in graph.factors if option in f.scope)
-        here = (0, 0) if node.name in laid_out else (1, own)
-        before = [best[name] for name in node.inputs]
+def _longest(vertices: Sequence[Vertex], laid_out: Collection[int]) -> list[int]:
+    """The path with the fewest layers laid out already per new one, then the longest."""
+    scores: list[tuple[int, int]] = []
+    last: list[int | None] = []
+    for k, vertex in enumerate(vertices):
+        here = (0, 0) if k in laid_out else (1, vertex.least)
         # New layers first: a path without any would be no progress.
-        score, path = max(before, key=lambda b: b[0]) if before else ((0, 0), [])
-        best[node.name] = ((score[0] + here[0], score[1] + here[1]), [*path, node.name])
-    return best[graph.network.nodes[-1].name][1]
+        best = max(vertex.before, key=lambda b: scores[b], default=None)
+        before = (0, 0) if best is None else scores[best]
+        scores.append((before[0] + here[0], before[1] + here[1]))
+        last.append(best)
+    at: int | None = max(range(len(vertices)), key=lambda k: (scores[k], k))
+    path: list[int] = []
+    while at is not None:
+        path.append(at)
+        at = last[at]
+    return path
 
 
-def _solve(graph: Graph, fixed: dict[int, int], variables: set[int]) -> None:
+def _solve(problem: Problem, fixed: dict[int, int], variables: set[int]) -> None:
     """Choose variables exactly, by the tables over them and those fixed before; what is fixed stays."""
     free = sorted(variables - set(fixed))
     place = {v: i for i, v in enumerate(free)}
     factors: list[Factor] = []
-    for factor in graph.factors:
+    for factor in problem.factors:
         if any(v not in place and v not in fixed for v in factor.scope):
             continue
         scope = tuple(v for v in factor.scope if v in place)
@@ -59,5 +79,5 @@ def _solve(graph: Graph, fixed: dict[int, int], variables: set[int]) -> None:
         factors.append(Factor(tuple(place[v] for v in scope), np.asarray(factor.cost[index])))
     if not free:
         return
-    found = Elimination(Problem(tuple(graph.sizes[v] for v in free), tuple(factors)))
+    found = Elimination(Problem(tuple(problem.sizes[v] for v in free), tuple(factors)))
     fixed.update(zip(free, found.values, strict=True))

@@ -148,7 +148,7 @@ class Plan:
     @cached_property
     def heuristic_seconds(self) -> float:
         """What [SP] V-C's longest-path heuristic comes to on the same grid and tables, memory left out."""
-        return self.graph.problem.total(longest_paths(self.graph))[0] / PICOSECONDS
+        return self.graph.problem.total(longest_paths(self.graph.problem, self.graph.vertices))[0] / PICOSECONDS
 
 
 def budget_of(setting: Setting, given: int | None) -> int | None:

@@ -8,7 +8,7 @@ storage of an operand or result suggests, and values that no product touches are
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
 
@@ -18,9 +18,9 @@ from convgen.algebra.signature import Operand, Signature
 from convgen.operations.bound import Bound
 from convgen.operations.contraction import Contraction
 from convgen.operations.convolution import Convolution
-from convgen.operations.row import Operation
+from convgen.operations.row import Derived, Operation
 from convgen.operations.transposed import TransposedConvolution
-from convgen.program.rows import Stored, index_of, serves
+from convgen.program.rows import Stored, index_of, kept, serves
 
 PRODUCTS = (Convolution, TransposedConvolution, Contraction)
 Roles = tuple[tuple[str, Axes], ...]
@@ -62,6 +62,41 @@ def made(result: Operand, signature: Signature, roles: Mapping[str, Axes]) -> It
     partial = signature.wants(result, roles).partial
     if partial and signature.reduction == "sum" and len(result.shape) > 1 and result.shape[1] > 1:
         yield tuple(axes + partial if d == 1 else axes for d, axes in enumerate(stored))
+
+
+def parameter_stored(
+    operand: Operand, signature: Signature, roles: Mapping[str, Axes], others: Iterable[Stored], grid: Grid
+) -> Iterator[Stored]:
+    """A parameter as its row wants it; over all spare axes too, or one of them; and as rows of gradients want it.
+
+    Args:
+        others: as these do.
+    """
+    stored = kept(operand, signature, roles)
+    yield stored
+    spare = tuple(a for a in grid.names if not any(a in axes for axes in stored))
+    for axes in (spare, *((a,) for a in spare if len(spare) > 1)):
+        for d, n in enumerate(operand.shape[:2]):  # filters, or where there are too few, channels
+            wide = stored[d] + axes
+            if axes and prod(grid.sizes[a] for a in wide) <= n:
+                yield (*stored[:d], wide, *stored[d + 1 :])
+                break
+    yield from others
+
+
+def read_by(one: Derived, name: str, operand: str, ways: Sequence[Way]) -> Iterator[Stored]:
+    """An operand of a row as the row of a gradient wants it, or makes it.
+
+    Args:
+        name: of whose gradient it is.
+    """
+    for number, roles in ways:
+        signature, nests = one.operation.signatures[number], dict(roles)
+        for read, source in zip(signature.inputs, one.reads, strict=True):
+            if source == operand:
+                yield kept(read, signature, nests)
+        if name == operand:
+            yield wanted(signature.results[0], signature, nests)
 
 
 def named_alike(operation: Operation, ways: Sequence[Way], grid: Grid) -> Iterator[Way]:

@@ -15,6 +15,7 @@ from convgen.cost.machine import Machine
 from convgen.cost.network_memory import MemoryWalk
 from convgen.cost.rows import price_on, row_cost
 from convgen.errors import InputError
+from convgen.plan.parts import Room
 from convgen.plan.program.search import Found, TooLittleMemory
 from convgen.program.again import stretches
 from convgen.program.network import Program, Stretch, asked
@@ -33,18 +34,17 @@ class Fitted:
 
 
 def fitted(
-    search: Callable[[int | None], Found], budget: int | None, machine: Machine, dtype: str, *, recompute: bool
+    search: Callable[[int | None], Found], room: Room, machine: Machine, dtype: str, *, recompute: bool
 ) -> Fitted:
     """The fastest plan found that fits.
 
     Args:
         search: the best plan under a bound of the search's own count.
-        budget: bytes that a rank has; None: as many as it takes.
         recompute: whether blocks may be computed again in backward.
     Raises:
         InputError: no plan found fits: the least memory found, and what would do.
     """
-    tried: list[Fitted] = []
+    budget, tried = room.memory_bytes, list[Fitted]()
     bound = least = None
     for _ in range(TRIES):
         try:
@@ -52,24 +52,24 @@ def fitted(
         except TooLittleMemory as error:
             least = error.least  # of the search's own count: below it there is nothing
             found = search(least)
-        tried.append(Fitted(found, MemoryWalk(found.program).memory().peak))
+        tried.append(Fitted(found, MemoryWalk(found.program, room.states).memory().peak))
         if budget is None or tried[-1].peak <= budget or least is not None:
             break
         bound = int(found.memory_bytes * budget / tried[-1].peak * MARGIN)
     if budget is None or tried[0].peak <= budget:
         return tried[0]
     if recompute:
-        tried += [again for one in tried for again in _recomputed(one, budget, machine, dtype)]
+        tried += [again for one in tried for again in _recomputed(one, budget, room.states, machine, dtype)]
     fits = [one for one in tried if one.peak <= budget]
     if not fits:
         raise _refusal(min(tried, key=lambda one: one.peak), budget, recompute)
     return min(fits, key=lambda one: one.found.time_ps)
 
 
-def _recomputed(one: Fitted, budget: int, machine: Machine, dtype: str) -> Iterator[Fitted]:
+def _recomputed(one: Fitted, budget: int, states: int, machine: Machine, dtype: str) -> Iterator[Fitted]:
     """The same layout with blocks computed again, until it fits or there are none left."""
     program, price = one.found.program, price_on(one.found.program.grid, machine, dtype)
-    walk, wanted = MemoryWalk(program), program.differentiable(of_inputs=False)
+    walk, wanted = MemoryWalk(program, states), program.differentiable(of_inputs=False)
     takes: dict[Stretch, int] = {}
     for s in stretches(program):
         rows = program.rows[s.start : s.stop]
@@ -90,7 +90,7 @@ def _recomputed(one: Fitted, budget: int, machine: Machine, dtype: str) -> Itera
     if chosen:
         again = replace(program, again=tuple(sorted(chosen, key=lambda s: s.start)))
         time_ps = one.found.time_ps + sum(takes[s] for s in chosen)
-        yield Fitted(replace(one.found, program=again, time_ps=time_ps, runner_up={}), peak)
+        yield Fitted(replace(one.found, program=again, time_ps=time_ps, runner_up={}, heuristic=None), peak)
 
 
 def _refusal(least: Fitted, budget: int, recompute: bool) -> InputError:

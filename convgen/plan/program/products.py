@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 
+from convgen.algebra.index_sets import IndexSets
 from convgen.algebra.involved import NAME
+from convgen.algebra.layout import Axes, Layout
+from convgen.algebra.signature import Operand, Signature
 from convgen.algebra.wants import layout
 from convgen.cost.rows import Price
 from convgen.operations.row import Operation
 from convgen.plan.program.candidates import Way, all_ways, made, wanted
-from convgen.program.rows import kept
+from convgen.program.rows import Stored, kept
 
 MOST = 6
 MOST_SLOWER = 3  # a way whose local work takes so many times the fastest's is not looked at
@@ -22,42 +26,79 @@ def best_ways(operation: Operation, price: Price, parameters: tuple[bool, ...], 
     Args:
         parameters: by operand, whether it is one.
     """
-    return _best(operation, price, parameters)[:count]
+    return _best(operation, price, parameters, min(count, MOST))
 
 
 @lru_cache(maxsize=4096)
-def _best(operation: Operation, price: Price, parameters: tuple[bool, ...]) -> tuple[Way, ...]:
-    numbered = enumerate(all_ways(operation, price.grid))
-    ways = sorted((price.local(operation, w, dict(roles)), i, (w, roles)) for i, (w, roles) in numbered)
+def _best(operation: Operation, price: Price, parameters: tuple[bool, ...], count: int) -> tuple[Way, ...]:
+    own, ways = _OwnPrice(operation, price, parameters), _by_least(operation, price, parameters)
     best: list[tuple[int, int, Way]] = []
-    for local, number, way in ways:
-        worst = best[-1][0] if len(best) == MOST else None
-        if local > MOST_SLOWER * ways[0][0] or (worst is not None and local * (1 + len(parameters)) > worst):
+    for least, number, way in ways:
+        worst = best[-1][0] if len(best) == count else None
+        if worst is not None and least > worst:
             break
-        cost = _own_ps(operation, price, parameters, way, local, worst)
-        best = sorted([*best, (cost, number, way)])[:MOST]
+        best = sorted([*best, (own.whole(least, way, worst), number, way)])[:count]
     return tuple(way for _, _, way in best)
 
 
-def _own_ps(
-    operation: Operation, price: Price, parameters: tuple[bool, ...], way: Way, local: int, most: int | None
-) -> int:
-    """Picoseconds of a row with its gradients by the vjp; where they are more than `most`, some number that is."""
-    signature, roles = operation.signatures[way[0]], dict(way[1])
-    tensors = price.tensors(signature)
-    total = local * (1 + len(parameters))
-    for result in signature.results:
-        sets, makes = tensors[result.name], layout(tensors[result.name], NAME, signature.wants(result, roles))
-        stored = tuple(made(result, signature, roles))
-        costs = price.reduced(sets, makes, stored, signature.reduction)
-        costs = costs + price.fetched(sets, stored, replace(makes, partial=()))
-        total += int(costs.min())
-    for operand, parameter in sorted(zip(signature.inputs, parameters, strict=True), key=lambda pair: not pair[1]):
-        if most is not None and total > most:
-            break
-        sets = tensors[operand.name]
-        stored = ((kept if parameter else wanted)(operand, signature, roles),)
+@lru_cache(maxsize=4096)
+def _by_least(operation: Operation, price: Price, parameters: tuple[bool, ...]) -> list[tuple[int, int, Way]]:
+    """(picoseconds without what is moved of activations, number, way), least first."""
+    numbered = [
+        (price.local(operation, w, dict(roles)), i, (w, roles))
+        for i, (w, roles) in enumerate(all_ways(operation, price.grid))
+    ]
+    most = MOST_SLOWER * min((local for local, _, _ in numbered), default=0)
+    own = _OwnPrice(operation, price, parameters)
+    return sorted((own.least(local, way), i, way) for local, i, way in numbered if local <= most)
+
+
+def least_ps(operation: Operation, price: Price, parameters: tuple[bool, ...]) -> int:
+    """What no way of it takes less than."""
+    return _by_least(operation, price, parameters)[0][0]
+
+
+class _OwnPrice:
+    """Picoseconds of a product's row with its gradients by the vjp."""
+
+    def __init__(self, operation: Operation, price: Price, parameters: tuple[bool, ...]) -> None:
+        self.operation, self.price, self.parameters = operation, price, parameters
+        self._known: dict[tuple[IndexSets, Layout, Layout], int] = {}
+
+    def least(self, local: int, way: Way) -> int:
+        """With what is moved of parameters alone."""
+        signature, roles = self.operation.signatures[way[0]], dict(way[1])
+        total = local * (1 + len(self.parameters))
+        for operand, parameter in zip(signature.inputs, self.parameters, strict=True):
+            if parameter:
+                total += self._read(signature, operand, roles, kept(operand, signature, roles))
+        return total
+
+    def whole(self, least: int, way: Way, most: int | None) -> int:
+        """With everything; where it is more than `most`, some number that is."""
+        signature, roles = self.operation.signatures[way[0]], dict(way[1])
+        tensors = self.price.tensors(signature)
+        total = least
+        for result in signature.results:
+            sets, makes = tensors[result.name], layout(tensors[result.name], NAME, signature.wants(result, roles))
+            stored = tuple(made(result, signature, roles))
+            costs = self.price.reduced(sets, makes, stored, signature.reduction)
+            costs = costs + self.price.fetched(sets, stored, replace(makes, partial=()))
+            total += int(costs.min())
+        for operand, parameter in zip(signature.inputs, self.parameters, strict=True):
+            if most is not None and total > most:
+                break
+            if not parameter:
+                total += self._read(signature, operand, roles, wanted(operand, signature, roles))
+        return total
+
+    def _read(self, signature: Signature, operand: Operand, roles: Mapping[str, Axes], stored: Stored) -> int:
+        """What is moved of an operand, and of its gradient."""
+        sets = self.price.tensors(signature)[operand.name]
         wants = layout(sets, NAME, signature.wants(operand, roles))
         found = layout(sets, NAME, signature.gradient(operand, roles))
-        total += int(price.fetched(sets, stored, wants)[0] + price.collected(sets, found, stored)[0])
-    return total
+        if (known := self._known.get((sets, wants, found))) is None:
+            there = (stored,)
+            known = int(self.price.fetched(sets, there, wants)[0] + self.price.collected(sets, found, there)[0])
+            self._known[sets, wants, found] = known
+        return known

@@ -1,11 +1,12 @@
 """A network, a machine and a number of ranks: the best grid of axes, and on it the best layout.
 
-Grids are the ways to write the ranks as a product of as many axes as a plan may have. Each is searched with few
-candidates, the best of them with all.
+Grids are the ways to write the ranks as a product of as many axes as a plan may have. Those on which products take
+least are searched with few candidates, the best of them with all.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -14,18 +15,20 @@ from typing import NamedTuple
 from convgen.algebra.grid import Grid
 from convgen.cost.machine import Machine
 from convgen.cost.moving import PICOSECONDS
-from convgen.cost.rows import program_cost
+from convgen.cost.rows import price_on, program_cost
 from convgen.plan.fewer import on_fewer, with_idle
 from convgen.plan.letters import lay_out
 from convgen.plan.network.grids import MOST_AXES, NAMES, factorisations, primes
-from convgen.plan.parts import Parts
-from convgen.plan.program.candidates import Way
+from convgen.plan.parts import Parts, Room
+from convgen.plan.program.candidates import Way, is_product
 from convgen.plan.program.fitting import fitted
-from convgen.plan.program.search import Effort, Found, Search, TooLittleMemory
+from convgen.plan.program.products import least_ps
+from convgen.plan.program.search import ANY, Effort, Found, Search, TooLittleMemory
 from convgen.plan.program.written import plan_of, program_of
 from convgen.program.network import Program
 
-SCOUT = Effort(ways=2, others=4, stored=3)
+SCOUT = Effort(ways=2, others=4, stored=3, parameters=1)
+SCOUTED = 2  # grids by what their products take, beside the most even ones
 ROUGH = 2  # grids of the most even axes, for a rough plan
 
 
@@ -45,6 +48,8 @@ class NetworkPlan:
         runner_up: by row, the best roles of a product but those that it has, and the seconds that the best plan with
             them takes more; none where memory decided on the plan.
         step: of one that was chosen by its timeline (by_timeline.py).
+        heuristic: picoseconds of the plan that the longest paths give, one after the other ([SP] V-C).
+        states: values a parameter that the optimizer keeps, among the bytes.
     """
 
     program: Program
@@ -53,6 +58,8 @@ class NetworkPlan:
     tried: tuple[tuple[Grid, float], ...]
     runner_up: Mapping[int, tuple[Way, float]]
     step: StepSeconds | None = None
+    states: int = 1
+    heuristic: Callable[[], int] | None = None
 
 
 def grids_of(ranks: int, machine: Machine) -> list[Grid]:
@@ -75,18 +82,40 @@ def _ordered(factors: Sequence[int], node: int) -> tuple[int, ...]:
     return (*rest, inside[0])
 
 
+def likely(parts: Parts, grids: Sequence[Grid], machine: Machine, dtype: str) -> list[Grid]:
+    """The few grids on which products take least, what moves their activations left out, and the most even ones; in
+    the order given."""
+    if len(grids) <= SCOUTED + ROUGH:
+        return list(grids)
+
+    def least(grid: Grid) -> int:
+        price = price_on(Grid(tuple((a, n) for a, n in grid.axes if n > 1)), machine, dtype)
+        return sum(least_ps(bound.operation, price, own) for bound, own in products)
+
+    read = Counter(v for bound in parts.rows for v in bound.reads)
+    learnt = {t.name for t in parts.tensors if t.kind == "parameter" and read[t.name] == 1}
+    products = [(b, tuple(v in learnt for v in b.reads)) for b in parts.rows if is_product(b.operation)]
+    best = {*grids[-ROUGH:], *sorted(grids[:-ROUGH], key=least)[:SCOUTED]}
+    return [grid for grid in grids if grid in best]
+
+
+def scouted_in(room: Room, recompute: bool) -> Room:
+    """What blocks that are computed again take nobody knows yet."""
+    return replace(room, memory_bytes=None) if recompute else room
+
+
 class _Scout:
     """Plans with few candidates, a grid each; remembered."""
 
-    def __init__(self, parts: Parts, machine: Machine, dtype: str, memory_bytes: int | None) -> None:
-        self.parts, self.machine, self.dtype, self.memory_bytes = parts, machine, dtype, memory_bytes
+    def __init__(self, parts: Parts, machine: Machine, dtype: str, room: Room) -> None:
+        self.parts, self.machine, self.dtype, self.room = parts, machine, dtype, room
         self.known: dict[Grid, int | None] = {}
 
     def time_ps(self, grid: Grid) -> int | None:
         """None where it does not fit with few candidates."""
         if grid not in self.known:
             try:
-                found = Search(self.parts, grid, self.machine, self.dtype, SCOUT, self.memory_bytes).run()
+                found = Search(self.parts, grid, self.machine, self.dtype, SCOUT, self.room).run()
                 self.known[grid] = found.time_ps
             except TooLittleMemory:
                 self.known[grid] = None
@@ -98,7 +127,7 @@ def plan_network(
     grids: Sequence[Grid],
     machine: Machine,
     dtype: str,
-    memory_bytes: int | None = None,
+    room: Room = ANY,
     recompute: bool = False,
     scout: _Scout | None = None,
 ) -> NetworkPlan:
@@ -106,25 +135,33 @@ def plan_network(
 
     Args:
         grids: all of the same number of ranks.
-        memory_bytes: of a rank; by default no bound.
         recompute: whether blocks may be computed again in backward (fitting.py).
         scout: that remembers grids of other calls.
     Raises:
         InputError: no layout takes so little.
     """
 
-    scout = scout or _Scout(parts, machine, dtype, None if recompute else memory_bytes)
-    scouted = [(grid, ps) for grid in grids if len(grids) > 1 and (ps := scout.time_ps(grid)) is not None]
+    scout = scout or _Scout(parts, machine, dtype, scouted_in(room, recompute))
+    several = likely(parts, grids, machine, dtype) if len(grids) > 1 else ()
+    scouted = [(grid, ps) for grid in several if (ps := scout.time_ps(grid)) is not None]
     best = min(scouted, key=lambda pair: pair[1])[0] if scouted else grids[-1]
 
     def search(bound: int | None) -> Found:
-        return Search(parts, best, machine, dtype, Effort(), bound).run()
+        return Search(parts, best, machine, dtype, Effort(), replace(room, memory_bytes=bound)).run()
 
-    one = fitted(search, memory_bytes, machine, dtype, recompute=recompute)
+    one = fitted(search, room, machine, dtype, recompute=recompute)
     found = one.found
     tried = tuple((grid, ps / PICOSECONDS) for grid, ps in scouted)
     second = {i: (way, more / PICOSECONDS) for i, (way, more) in found.runner_up.items()}
-    return NetworkPlan(found.program, found.time_ps / PICOSECONDS, one.peak, tried, second)
+    return NetworkPlan(
+        found.program,
+        found.time_ps / PICOSECONDS,
+        one.peak,
+        tried,
+        second,
+        states=room.states,
+        heuristic=found.heuristic,
+    )
 
 
 def plan_counted(
@@ -132,7 +169,7 @@ def plan_counted(
     ranks: int,
     machine: Machine,
     dtype: str,
-    memory_bytes: int | None = None,
+    room: Room = ANY,
     recompute: bool = False,
     told: Callable[[int], None] = lambda _: None,
 ) -> NetworkPlan:
@@ -144,11 +181,11 @@ def plan_counted(
         InputError: no layout of all ranks takes so little memory.
     """
 
-    scout = _Scout(parts, machine, dtype, None if recompute else memory_bytes)
+    scout = _Scout(parts, machine, dtype, scouted_in(room, recompute))
 
     def planned(count: int) -> NetworkPlan:
         told(count)
-        return plan_network(parts, grids_of(count, machine), machine, dtype, memory_bytes, recompute, scout)
+        return plan_network(parts, grids_of(count, machine), machine, dtype, room, recompute, scout)
 
     def roughly(count: int) -> float:
         times = [ps for grid in grids_of(count, machine)[-ROUGH:] if (ps := scout.time_ps(grid)) is not None]
@@ -159,7 +196,10 @@ def plan_counted(
         program = lay_out(parts, Grid((("N", 1),)), "sample")
         return sum(computing for computing, _ in program_cost(program, machine, dtype).rows) / PICOSECONDS
 
-    _, plan = on_fewer(ranks, planned, lambda plan: plan.seconds, roughly, lambda count: of_one() / count)
+    def scouted(plan: NetworkPlan) -> float:
+        return min((seconds for _, seconds in plan.tried), default=0.0)
+
+    _, plan = on_fewer(ranks, planned, lambda plan: plan.seconds, roughly, lambda count: of_one() / count, scouted)
     return widened(plan, ranks, parts)
 
 

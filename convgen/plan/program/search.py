@@ -6,7 +6,7 @@ answer is a program, and its price is the minimum.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -19,36 +19,41 @@ from convgen.cost.network import element_bytes
 from convgen.cost.rows import price_on
 from convgen.errors import InputError
 from convgen.operations.bound import Bound
+from convgen.operations.row import Operation
 from convgen.plan.network.bounded import FREE, DoesNotFit, solve
 from convgen.plan.network.eliminate import Elimination, Factor, Problem
-from convgen.plan.parts import Parts
+from convgen.plan.network.longest_path import Vertex, longest_paths
+from convgen.plan.parts import Parts, Room
 from convgen.plan.program.candidates import (
     Way,
     is_product,
     made,
     named_alike,
+    parameter_stored,
+    read_by,
     suggested,
     votes,
     without_idle,
 )
 from convgen.plan.program.products import MOST, best_ways
-from convgen.plan.program.tables import PARAMETER_COPIES, Answer, Asking, Question, Table, placed
+from convgen.plan.program.tables import Answer, Asking, Option, Question, Table, placed
 from convgen.program.network import FLOATS, Program, Value, asked, differentiable, smooth
-from convgen.program.rows import PlacedRow, Stored, serves
+from convgen.program.rows import PlacedRow, Stored, kept, serves
 
 GIVEN = ("parameter", "buffer", "constant")
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is looked at: ways of a product and of other rows, and storages of a value."""
+    """How much is looked at: ways of a product and of other rows, storages of a value and of a parameter."""
 
     ways: int = MOST
     others: int = 12
     stored: int = 7
+    parameters: int = 6
 
 
-THOROUGH = Effort()
+THOROUGH, ANY = Effort(), Room()
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,7 @@ class Found:
     """The best program, its price in picoseconds, what a rank keeps in memory, and how large the search was.
 
     Attributes:
+        heuristic: picoseconds of the plan that the longest paths give, one after the other ([SP] V-C).
         runner_up: by row, the best roles of a product but those that it has, and how much more the best plan with them
             takes, in picoseconds; none where memory decided on the plan.
     """
@@ -66,6 +72,7 @@ class Found:
     variables: int
     cells: int
     runner_up: Mapping[int, tuple[Way, int]]
+    heuristic: Callable[[], int] | None = None
 
 
 class TooLittleMemory(InputError):
@@ -87,15 +94,15 @@ class Search:
         machine: Machine,
         dtype: str,
         effort: Effort = THOROUGH,
-        memory_bytes: int | None = None,
+        room: Room = ANY,
     ) -> None:
         """
         Args:
-            memory_bytes: that a rank has for values kept for backward, parameters, gradients and optimizer's states.
+            room: for values kept for backward, parameters, gradients and optimizer's states.
         """
         self.name, tensors, rows, updates, outputs = parts
         self.rows, self.updates, self.outputs = tuple(rows), tuple(updates), tuple(outputs)
-        self.grid, self.effort, self.memory_bytes = grid, effort, memory_bytes
+        self.grid, self.effort, self.room = grid, effort, room
         self.bare = Grid(tuple((a, n) for a, n in grid.axes if n > 1))
         self.price = price_on(self.bare, machine, dtype)
         self.tensors = {t.name: t for t in tensors}
@@ -182,7 +189,28 @@ class Search:
             own = tuple(dict.fromkeys([*like, *others]))
             gradients.append((name, own))
         wanted = tuple(asked(bound, self.wanted))
-        return Question(bound.operation, operands, results, ways, tuple(gradients), wanted)
+        options = tuple(o for way in ways for o in self._options(bound.operation, operands, way, gradients))
+        return Question(bound.operation, operands, results, options, tuple(gradients), wanted, self.room.copies)
+
+    def _options(
+        self,
+        operation: Operation,
+        operands: Sequence[tuple[Stored, ...] | None],
+        way: Way,
+        gradients: Sequence[tuple[str, tuple[Way, ...]]],
+    ) -> Iterator[Option]:
+        """A way with its parameters as it wants them, and with the first of them stored otherwise."""
+        signature, roles = operation.signatures[way[0]], dict(way[1])
+        own = [k for k, candidates in enumerate(operands) if candidates is None]
+        as_wanted = {k: kept(signature.inputs[k], signature, roles) for k in own}
+        if not own:
+            yield Option(way)
+            return
+        first = signature.inputs[own[0]]
+        others = (s for name, ways in gradients for s in read_by(operation.gradients[name], name, first.name, ways))
+        stored = dict.fromkeys(parameter_stored(first, signature, roles, others, self.bare))
+        for one in list(stored)[: self.effort.parameters]:
+            yield Option(way, tuple((as_wanted | {own[0]: one}).items()))
 
     def _ways(
         self,
@@ -255,7 +283,23 @@ class Search:
             outputs=self.outputs,
         )
         second = self._runners_up(problem, of, rows, cost) if free else {}
-        return Found(program, constant + cost, held + memory, len(sizes), sum(f.cost.size for f in factors), second)
+        cells = sum(f.cost.size for f in factors)
+
+        def heuristic() -> int:
+            return constant + problem.total(longest_paths(problem, self._vertices(of)))[0]
+
+        by_paths = heuristic if free else None
+        return Found(program, constant + cost, held + memory, len(sizes), cells, second, by_paths)
+
+    def _vertices(self, of: Sequence[Answer]) -> list[Vertex]:
+        """Rows, as the heuristic lays them out."""
+        maker = {v: i for i, bound in enumerate(self.rows) for v in bound.makes if v}
+        found: list[Vertex] = []
+        for i, (bound, answer) in enumerate(zip(self.rows, of, strict=True)):
+            variables = frozenset(self.number[v] for v in self.places(i) if v in self.number)
+            before = tuple(dict.fromkeys(maker[v] for v in bound.reads if v in maker))
+            found.append(Vertex(before, variables, int(answer.table.min())))
+        return found
 
     def _runners_up(
         self, problem: Problem, of: Sequence[Answer], rows: Sequence[PlacedRow], least: int
@@ -281,13 +325,13 @@ class Search:
 
     def _solved(self, problem: Problem, held: int) -> tuple[tuple[int, ...], bool]:
         """The best storage of every variable, within the memory that there is; whether it is the best of all."""
-        if self.memory_bytes is None:
+        if (most := self.room.memory_bytes) is None:
             return Elimination(problem).values, True
         try:
-            found = solve(problem, self.memory_bytes - held)
+            found = solve(problem, most - held)
             return found.values, found.how == FREE
         except DoesNotFit as error:
-            raise TooLittleMemory(self.name, self.grid, error.memory + held, self.memory_bytes) from None
+            raise TooLittleMemory(self.name, self.grid, error.memory + held, most) from None
 
     def _kept_bytes(self, name: str, stored: Stored) -> int:
         """What a value takes on the fullest rank until backward has read it; what nobody differentiates is let go."""
@@ -295,7 +339,7 @@ class Search:
         if t.kind != "input" and name not in self.wanted and t.kind not in GIVEN:
             return 0
         parts = (-(-n // prod(self.bare.sizes[a] for a in axes)) for n, axes in zip(t.shape, stored, strict=True))
-        copies = PARAMETER_COPIES if t.kind == "parameter" else 1
+        copies = self.room.copies if t.kind == "parameter" else 1
         return prod(parts) * element_bytes(t.dtype) * copies
 
     def places(self, i: int) -> list[str]:

@@ -15,16 +15,23 @@ from numpy.typing import NDArray
 
 from convgen.algebra.involved import NAME, most_elements
 from convgen.algebra.layout import Layout
-from convgen.algebra.signature import Signature
+from convgen.algebra.signature import Operand, Signature
 from convgen.algebra.wants import layout
 from convgen.cost.rows import Price
 from convgen.operations.bound import Bound
 from convgen.operations.row import Operation
 from convgen.plan.program.candidates import Way
-from convgen.program.rows import PlacedRow, Stored, kept, place, place_gradient, stored_by_name
+from convgen.program.rows import PlacedRow, Stored, place, place_gradient, stored_by_name
 
 Table = NDArray[np.int64]
-PARAMETER_COPIES = 3  # itself, its gradient, an optimizer's state
+
+
+@dataclass(frozen=True)
+class Option:
+    """A way of a row, and how the parameters that it places are stored, by number of the operand."""
+
+    way: Way
+    parameters: tuple[tuple[int, Stored], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -33,21 +40,27 @@ class Question:
 
     Attributes:
         operands, results: by operand or result its candidates; None: a parameter that this row places.
-        ways: of the row; `gradients` of each derived row.
+        options: of the row; `gradients` are ways of each derived row.
         wanted: by operand, whether it wants a gradient.
+        copies: of parameters that are in memory.
     """
 
     operation: Operation
     operands: tuple[tuple[Stored, ...] | None, ...]
     results: tuple[tuple[Stored, ...], ...]
-    ways: tuple[Way, ...]
+    options: tuple[Option, ...]
     gradients: tuple[tuple[str, tuple[Way, ...]], ...]
     wanted: tuple[bool, ...]
+    copies: int
+
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        return tuple(dict.fromkeys(option.way for option in self.options))
 
 
 @dataclass
 class Answer:
-    """Costs over (operands without parameters..., results...), and the way that each cell is of.
+    """Costs over (operands without parameters..., results...), and the option that each cell is of.
 
     Attributes:
         by_way: the same for each way, first.
@@ -69,33 +82,35 @@ class Asking:
         self.numbers = {o.name: k for k, o in enumerate(question.operation.signatures[0].inputs)}
         self.places = [k for k, c in enumerate(question.operands) if c is not None]
         self.shape = [len(question.operands[k] or ()) for k in self.places] + [len(c) for c in question.results]
+        self._found: dict[object, Table] = {}
 
     def answer(self) -> Answer:
         tables: list[Table] = []
         takes: list[Table] = []
         derived: list[dict[str, tuple[Table, list[Way]]]] = []
-        for way in self.q.ways:
-            table, own = self._of(way)
+        for option in self.q.options:
+            table, own = self._of(option)
             tables.append(table)
-            takes.append(self._memory(way))
+            takes.append(self._memory(option))
             derived.append(own)
         stacked = np.stack(tables)
         best = stacked.argmin(0)
         memory = np.take_along_axis(np.stack(takes), best[None], 0)[0]
-        return Answer(self.q, stacked.min(0), stacked, best, memory, derived)
+        of = {way: [k for k, option in enumerate(self.q.options) if option.way == way] for way in self.q.ways}
+        by_way = np.stack([stacked[some].min(0) for some in of.values()])
+        return Answer(self.q, stacked.min(0), by_way, best, memory, derived)
 
-    def _memory(self, way: Way) -> Table:
+    def _memory(self, option: Option) -> Table:
         """Bytes on the fullest rank: parameters with gradient and optimizer's states, and what of operands is fetched
         and kept for the vjp."""
-        q, number, nests = self.q, way[0], dict(way[1])
-        signature = q.operation.signatures[number]
+        q, (number, roles), parameters = self.q, option.way, dict(option.parameters)
+        signature, nests = q.operation.signatures[number], dict(roles)
         tensors, size = self.price.tensors(signature), self.price.element_bytes
         total = np.zeros(self.shape, dtype=np.int64)
         for k, operand in enumerate(signature.inputs):
             sets = tensors[operand.name]
             if (candidates := q.operands[k]) is None:
-                stored = Layout(NAME, kept(operand, signature, nests))
-                total += most_elements(sets, stored) * size * PARAMETER_COPIES
+                total += most_elements(sets, Layout(NAME, parameters[k])) * size * q.copies
                 continue
             wants = layout(sets, NAME, signature.wants(operand, nests))
             held = most_elements(sets, wants) * size if operand.gradient and any(q.wanted) else 0
@@ -103,14 +118,13 @@ class Asking:
             total += self._spread(np.array([held if s != here else 0 for s in candidates], dtype=np.int64), k)
         return total
 
-    # ---------------------------------------------------------------- one way
-    def _of(self, way: Way) -> tuple[Table, dict[str, tuple[Table, list[Way]]]]:
-        q, price = self.q, self.price
-        number, nests = way[0], dict(way[1])
+    # ---------------------------------------------------------------- one option
+    def _of(self, option: Option) -> tuple[Table, dict[str, tuple[Table, list[Way]]]]:
+        q, price, parameters = self.q, self.price, dict(option.parameters)
+        number, nests = option.way[0], dict(option.way[1])
         signature = q.operation.signatures[number]
         tensors = price.tensors(signature)
         local = price.local(q.operation, number, nests)
-        parameters = {k: kept(signature.inputs[k], signature, nests) for k, c in enumerate(q.operands) if c is None}
         total = np.full(self.shape, local, dtype=np.int64)
         vjp: dict[int, Table] = {}
         for k, operand in enumerate(signature.inputs):
@@ -120,7 +134,7 @@ class Asking:
             total += self._spread(price.fetched(sets, stored, wants), k)
             if operand.gradient and q.wanted[k]:
                 found = layout(sets, NAME, signature.gradient(operand, nests))
-                vjp[k] = self._spread(price.collected(sets, found, stored), k) + local
+                vjp[k] = self._spread(price.collected(sets, found, stored), k)
         given = np.zeros(self.shape, dtype=np.int64)
         for j, result in enumerate(signature.results):
             sets, stored = tensors[result.name], q.results[j]
@@ -133,7 +147,7 @@ class Asking:
             k = self.numbers[name]
             if ways and (q.wanted[k] or signature.reduction != "sum"):  # inputs may want gradients all the same
                 own[name] = self._derived(signature, name, ways, parameters)
-        return self._with_gradients(signature, total, given, vjp, own)
+        return self._with_gradients(option.way, total, given, vjp, own)
 
     def _stored(self, k: int, parameters: Mapping[int, Stored]) -> tuple[Stored, ...]:
         """How an operand may be stored; a parameter that this row places, as it wants it."""
@@ -141,14 +155,15 @@ class Asking:
 
     def _with_gradients(
         self,
-        signature: Signature,
+        way: Way,
         total: Table,
         given: Table,
         vjp: Mapping[int, Table],
         own: dict[str, tuple[Table, list[Way]]],
     ) -> tuple[Table, dict[str, tuple[Table, list[Way]]]]:
         """The cheapest choice, for all operands, of the vjp or a row of its own; what is fetched for vjps is once."""
-        names = list(own)
+        operation, (number, roles) = self.q.operation, way
+        signature, names = operation.signatures[number], list(own)
         chosen: dict[str, tuple[Table, list[Way]]] = {}
         must = signature.reduction != "sum"
         choices = [set(names)] if must else [
@@ -161,7 +176,7 @@ class Asking:
             for k in by_vjp:
                 table = table + vjp[k]
             if by_vjp:
-                table = table + given
+                table = table + given + self.price.local(operation, number, dict(roles), by_vjp)
             for n in rows:
                 if self.q.wanted[self.numbers[n]]:
                     table = table + own[n][0].min(0)
@@ -178,27 +193,47 @@ class Asking:
         self, signature: Signature, name: str, ways: Sequence[Way], parameters: Mapping[int, Stored]
     ) -> tuple[Table, list[Way]]:
         """A table a way of the gradient's own row."""
+        key = name, signature.results, tuple(parameters.items())
+        if (known := self._found.get(key)) is None:
+            known = np.stack([self._row(signature, name, way, parameters) for way in ways])
+            self._found[key] = known
+        return known, list(ways)
+
+    def _row(self, signature: Signature, name: str, way: Way, parameters: Mapping[int, Stored]) -> Table:
+        """One way of it; what parameters don't matter to is found once for all of theirs."""
         one = self.q.operation.gradients[name]
-        results = {r.name: j for j, r in enumerate(signature.results)}
-        found: list[Table] = []
-        for number, roles in ways:
-            theirs, nests = one.operation.signatures[number], dict(roles)
-            tensors = self.price.tensors(theirs)
-            table = np.full(self.shape, self.price.local(one.operation, number, nests), dtype=np.int64)
-            for operand, source in zip(theirs.inputs, one.reads, strict=True):
-                sets = tensors[operand.name]
-                wants = layout(sets, NAME, theirs.wants(operand, nests))
-                if (k := self.numbers.get(source)) is not None:
-                    table += self._spread(self.price.fetched(sets, self._stored(k, parameters), wants), k)
-                    continue
-                j = results.get(source, results.get(source.removeprefix("d"), 0))
-                table += self._spread(self.price.fetched(sets, self.q.results[j], wants), j, result=True)
-            (result,) = theirs.results
+        number, nests = way[0], dict(way[1])
+        theirs = one.operation.signatures[number]
+        tensors, results = self.price.tensors(theirs), {r.name: j for j, r in enumerate(signature.results)}
+        (result,) = theirs.results
+        read = list(zip(theirs.inputs, one.reads, strict=True))
+
+        def fetched(operand: Operand, source: str) -> Table:
+            sets = tensors[operand.name]
+            wants = layout(sets, NAME, theirs.wants(operand, nests))
+            if (k := self.numbers.get(source)) is not None:
+                return self._spread(self.price.fetched(sets, self._stored(k, parameters), wants), k)
+            j = results.get(source, results.get(source.removeprefix("d"), 0))
+            return self._spread(self.price.fetched(sets, self.q.results[j], wants), j, result=True)
+
+        def collected() -> Table:
             sets, k = tensors[result.name], self.numbers[name]
             makes = layout(sets, NAME, theirs.wants(result, nests))
-            table += self._spread(self.price.reduced(sets, makes, self._stored(k, parameters), theirs.reduction), k)
-            found.append(table)
-        return np.stack(found), list(ways)
+            return self._spread(self.price.reduced(sets, makes, self._stored(k, parameters), theirs.reduction), k)
+
+        here = [self.numbers[source] in parameters if source in self.numbers else False for _, source in read]
+        if (table := self._found.get((name, signature.results, way))) is None:
+            table = np.full(self.shape, self.price.local(one.operation, number, nests), dtype=np.int64)
+            for (operand, source), parameter in zip(read, here, strict=True):
+                if not parameter:
+                    table = table + fetched(operand, source)
+            if self.numbers[name] not in parameters:
+                table = table + collected()
+            self._found[name, signature.results, way] = table
+        for (operand, source), parameter in zip(read, here, strict=True):
+            if parameter:
+                table = table + fetched(operand, source)
+        return table + collected() if self.numbers[name] in parameters else table
 
     def _spread(self, costs: Table, k: int, *, result: bool = False) -> Table:
         """A vector over an operand's candidates, or a result's, beside those of the others; a parameter has one."""
@@ -212,12 +247,10 @@ def placed(answer: Answer, cell: tuple[int, ...], bound: Bound, price: Price) ->
     """The row of a cell of its table."""
     q = answer.question
     w = int(answer.best[cell])
-    number, roles = q.ways[w]
+    (number, roles), parameters = q.options[w].way, dict(q.options[w].parameters)
     signature, nests = bound.operation.signatures[number], dict(roles)
     places = iter(cell)
-    reads = [
-        kept(signature.inputs[k], signature, nests) if c is None else c[next(places)] for k, c in enumerate(q.operands)
-    ]
+    reads = [parameters[k] if c is None else c[next(places)] for k, c in enumerate(q.operands)]
     makes = [c[next(places)] for c in q.results]
     derived: dict[str, PlacedRow] = {}
     stored = stored_by_name(signature, reads, makes)
