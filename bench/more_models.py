@@ -325,7 +325,7 @@ MONAI: Mapping[str, Make] = {
         deep_supervision=True,
         deep_supr_num=1,
     ),
-    "monai_unet2d": monai("UNet", (3, 1, 32, 26), dims=2, **IN_OUT, channels=(4, 8, 16), strides=(2, 2)),
+    "monai_unet2d": monai("UNet", (3, 1, 32, 28), dims=2, **IN_OUT, channels=(4, 8, 16), strides=(2, 2)),
     "monai_unet_act_norm": monai(
         "UNet",
         VOLUME,

@@ -138,7 +138,7 @@ class _Made:
 
         args, keywords = examples.arguments
         try:
-            with warnings.catch_warnings(), first_steps():
+            with warnings.catch_warnings(), first_steps(), _lists(self.module):
                 warnings.simplefilter("ignore")  # torch's, about its own insides
                 return torch.export.export(self.module, args, keywords, dynamic_shapes=dynamic, strict=False)
         except Exception as error:  # whatever the module raises
@@ -315,6 +315,24 @@ def _mode(module: torch.nn.Module, training: bool) -> Generator[None]:
     finally:
         for one, mode in before:
             one.training = mode
+
+
+@contextmanager
+def _lists(module: torch.nn.Module) -> Generator[None]:
+    """Lists that modules hold are the same ones afterwards, with what was in them: torch.export leaves copies in their
+    place, which other modules that hold them don't see."""
+    held: list[tuple[Any, str, list[Any], list[Any]]] = [
+        (one, name, value, [*value])
+        for one in module.modules()
+        for name, value in vars(one).items()
+        if type(value) is list  # pyright: ignore[reportUnknownArgumentType]
+    ]
+    try:
+        yield
+    finally:
+        for one, name, value, inside in held:
+            value[:] = inside
+            vars(one)[name] = value
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
