@@ -136,7 +136,7 @@ TIMM: Mapping[str, Make] = {
         "rexnetr_100": SMALL,
         "selecsls60": SMALL,
         "edgenext_x_small": SQUARE,
-        "convmixer_1024_20_ks9_p14": (1, 3, 70, 56),
+        "convmixer_1024_20_ks9_p14": (2, 3, 70, 56),
         "poolformerv2_s12": SMALL,
         "convformer_s18": SQUARE,
         "fastvit_sa12": SQUARE,
