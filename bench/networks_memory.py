@@ -3,16 +3,18 @@
     python bench/networks_memory.py [--only unet] [--limit MIB] [--again]
 
 Each run is a fresh process a rank, on one thread, of a package whose inputs are blocks; its optimizer is SGD with
-momentum. The peak is the system's in the third step, above what the process had before the network was there, but after
-a step of another with few samples, which is gone: what kernels, threads and groups need is not the network's. Beside
-it what cost/network_memory.py says of the program, part by part. Then a network in processes whose address space is
-limited to between what one rank and what each of two needs: one runs out of memory, two train.
+momentum. The peak is the system's in the third step, above what the process has between steps, and to that is added
+what a network has then, parameters, momentum, buffers and its input: what Python, kernels and threads need is not the
+network's. Beside it what cost/network_memory.py says of the program, part by part. Then a network in processes whose
+address space is limited to between what one rank and what each of two needs: one runs out of memory, two train.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
+import inspect
 import json
 import math
 import os
@@ -20,7 +22,7 @@ import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ from convgen.spec.exported import graph_of
 from examples.vae_decoder import Decoder
 
 MIB = 2**20
+TRIES = 8  # steps until one is undisturbed
 CHANNELS = 32
 
 
@@ -88,10 +91,10 @@ AGAIN = {"resnet18": ("layer1", "layer2"), "unet": ("one", "two", "back1", "back
 GRIDS = ("N=1", "N=2", "H=2", "C=2", "N=2,H=2", "H=4")
 
 
-def now(key: str) -> int:
+def now(key: str) -> float:
     """A number of /proc/self/status in MiB: VmSize is address space, VmHWM the most that was resident."""
     text = Path("/proc/self/status").read_text()
-    return next(int(line.split()[1]) // 1024 for line in text.splitlines() if line.startswith(f"{key}:"))
+    return next(int(line.split()[1]) / 1024 for line in text.splitlines() if line.startswith(f"{key}:"))
 
 
 def rank_main(options: argparse.Namespace) -> None:
@@ -101,28 +104,57 @@ def rank_main(options: argparse.Namespace) -> None:
     rank, ranks, store = options.rank.split(",", 2)
     torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(ranks))
     again = options.recompute
-    net = convgen.from_torch(make(), (torch.zeros(shape),), options.grid, recompute=again, name=options.only)
+    module = make()
+    (argument,) = inspect.signature(module.forward).parameters
+    net = convgen.from_torch(module, (torch.zeros(shape),), options.grid, recompute=again, name=options.only)
     mesh = net.init_mesh("cpu")
     few = net.NET.grid.get("N", 1)  # samples of a step that shows what kernels, threads and groups need at all
-    small = net.scatter("x", torch.randn(few, *shape[1:]), mesh)
+    small = net.scatter(argument, torch.randn(few, *shape[1:]), mesh)
     learn(net.Network(mesh), lambda m: m(small, batch=few), 1)
-    gc.collect()
-    before, space = now("VmRSS"), now("VmSize")
+    space = settled("VmSize")
     if options.limit:
-        resource.setrlimit(resource.RLIMIT_AS, (space * MIB + options.limit * MIB, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_AS, (int(space + options.limit) * MIB, resource.RLIM_INFINITY))
     try:
         model = net.Network(mesh)
-        x = net.scatter("x", torch.randn(shape), mesh)
+        x = net.scatter(argument, torch.randn(shape), mesh)
         learn(model, lambda m: m(x), 2)
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-        losses = learn(model, lambda m: m(x), 1)
+        model.momentum.zero_grad()
+        rest = settled("RssAnon") - held(model, x)
+        files, most, losses = files_kept(lambda: learn(model, lambda m: m(x), 1))
     except (RuntimeError, MemoryError) as error:
         if "memory" not in str(error) and not isinstance(error, MemoryError):
             raise
         print(json.dumps({"error": str(error)[:90]}), flush=True)
         os._exit(0)
-    print(json.dumps({"peak": now("VmHWM") - before, "losses": losses}), flush=True)
+    print(json.dumps({"peak": most - files - rest, "losses": losses}), flush=True)
     os._exit(0)
+
+
+def settled(key: str) -> float:
+    """A number of the process when what is free is the system's again: else it is taken again, and is not seen."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return now(key)
+
+
+def held(model: Any, x: Tensor) -> float:
+    """MiB of what a network has between steps: parameters, momentum, buffers, and its input."""
+    states = [v for state in model.momentum.state.values() for v in state.values() if isinstance(v, Tensor)]
+    blocks = [t.to_local() if hasattr(t, "to_local") else t for t in (*model.parameters(), *model.buffers(), *states)]
+    return sum(t.numel() * t.element_size() for t in (*blocks, x)) / MIB
+
+
+def files_kept(step: Callable[[], list[float]]) -> tuple[float, float, list[float]]:
+    """(what is resident of files, the most that was resident in all, the losses) of the first of some steps during
+    which the system took no pages of files: the peak that it keeps is of both, and programs' own pages come and go."""
+    losses = list[float]()
+    for _ in range(TRIES):
+        files = now("RssFile") + now("RssShmem")
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        losses += step()
+        if abs(now("RssFile") + now("RssShmem") - files) <= 1:
+            return files, now("VmHWM"), losses
+    raise SystemExit("the system takes pages of files in every step: less on this machine, please")
 
 
 def learn(model: Any, call: Any, steps: int) -> list[float]:
@@ -166,12 +198,15 @@ def main() -> None:
         return
     heads = ("parameters", "optimizer", "gradients", "saved", "passing", "said", "measured")
     print(
-        f"MiB on the fullest rank\n{'network':10}{'grid':9}" + "".join(f"{h:>11}" for h in heads) + "  said / measured"
+        f"MiB on the fullest rank\n{'network':10}{'grid':9}"
+        + "".join(f"{h:>11}" for h in heads)
+        + "  said / measured  activations of one rank's"
     )
     peaks: dict[tuple[str, str], float] = {}
     for name, (make, shape) in NETWORKS.items():
         if options.only not in name:
             continue
+        active: dict[str, float] = {}
         graph, _ = graph_of(make(), (torch.zeros(shape),), name=name)
         for grid in options.grids:
             axes = tuple((a, int(n)) for a, n in (part.split("=") for part in grid.split(",")))
@@ -179,9 +214,11 @@ def main() -> None:
             said = network_memory(compile_network(graph, Grid(axes), again=again).program)
             peaks[name, grid] = measured = max(one["peak"] for one in run(name, grid, recompute=again))
             parts = [getattr(said, h) / MIB for h in heads[:5]]
+            active[grid] = measured - parts[0] - parts[1]  # beside parameters and momentum
+            share = f"{active[grid] / active['N=1']:14.2f}" if "N=1" in active else ""
             print(
                 f"{name:10}{grid:9}" + "".join(f"{p:11.1f}" for p in (*parts, said.peak / MIB)) + f"{measured:11.0f}"
-                f"{said.peak / MIB / measured:9.2f}",
+                f"{said.peak / MIB / measured:9.2f}{share}",
                 flush=True,
             )
     if ("stages", "H=2") in peaks and ("stages", "N=1") in peaks:

@@ -158,7 +158,7 @@ def compile_layer(
         InputError: the layer's layout can't work.
     """
     if target is not None:
-        layer = replace(layer, target=read_target(target))
+        layer = layer.made_for(read_target(target))
     check_options(layer)
     check_stride(layer)
     machine = machine or default_machine(layer)

@@ -12,7 +12,7 @@ from kernel_cases import PHASES, SM_90
 from triton.runtime import interpreter as upstream
 
 from convgen.kernels.config import Config
-from convgen.kernels.families import FAMILIES, depthwise, gemm, packed, pointer
+from convgen.kernels.families import FAMILIES, box, converted, depthwise, gemm, packed, pointer, tiled
 from convgen.kernels.load import load_text
 from convgen.kernels.problem import LocalDim, Problem
 from convgen.kernels.source import Kernel, kernel_module
@@ -61,6 +61,11 @@ BIG = [
         for phase in ("forward", "backward_filter")
         for f in ("contiguous", "channels_last")
     ),
+    # The launch that makes channels last, and the one that writes where they are not, or by output phase.
+    *((converted, big(phase, "contiguous", **more)) for phase in PHASES for more in ({}, {"x_parts": 2, "y_parts": 2})),
+    (converted, big("backward_data", "contiguous", dims=plane(3, 2800, 2))),
+    (tiled, big("backward_filter", "channels_last", dtype="tfloat32", batch=9, channels=64, filters=48, y_parts=2)),
+    (box, big("backward_data", "channels_last", dims=plane(3, 2800, 2))),
     *(
         (depthwise, big(phase, f, channels=1, filters=1, groups=300))
         for phase in PHASES
@@ -89,12 +94,16 @@ def short(config: Config, problem: Problem) -> Config:
     """The same tiles in so many pieces that a program of backward-filter takes two steps."""
     if problem.phase != "backward_filter":
         return config
-    samples = config.family == "gemm" and not problem.channels_last
-    return replace(config, split=problem.batch if samples else -(-problem.pixels // (2 * config.tile["BP"])))
+    if "BP" not in config.tile:
+        return replace(config, split=2**18)
+    return replace(config, split=-(-problem.pixels // (2 * config.tile["BP"])))
 
 
-def run_last_program(problem: Problem, family: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Recorder, dict[str, int]]:
-    """The last program of the kernel's grid: where its loads and stores would go, and how many elements there are."""
+def run_last_programs(
+    problem: Problem, family: Any, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Recorder, dict[str, int]]:
+    """The last program of each launch's grid, and of the first launch the last for its first tensor: where their loads
+    and stores would go, and how many elements there are. What the copy engine copies is not looked at."""
     kernel = Kernel((problem,), short(family.default(problem, SM_90), problem), SM_90)
     module = load_text(kernel_module([kernel]))
     found: list[tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]] = []
@@ -112,15 +121,24 @@ def run_last_program(problem: Problem, family: Any, monkeypatch: pytest.MonkeyPa
     order = {"forward": "xwy", "backward_data": "ywx", "backward_filter": "yxw"}[p.phase]
     monkeypatch.setattr(module.torch, "empty", lambda *a, **k: torch.zeros(64))
     getattr(module, p.phase)(*(tensors[t] for t in order), sizes)
-    function, grid, args, constants = found[0]
     bases = {name: (i + 1) << 50 for i, name in enumerate("xwy")}
-    recorder = Recorder(bases)
-    place = tuple(n - 1 for n in grid)
+    recorder, places = Recorder(bases), list[tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]]()
+    for function, grid, args, constants in found:
+        if "TILE" in constants:  # tensors one behind the other
+            counts = [n * -(-c // 64) * -(-r // 64) for n, c, r in zip(args[2::5], args[3::5], args[4::5], strict=True)]
+            places += [(function, (sum(counts[: i + 1]) - 1, 0, 0), args, constants) for i in range(len(counts))]
+        elif "SPLIT" not in constants:
+            places.append((function, tuple(n - 1 for n in grid), args, constants))
+    at: list[tuple[int, ...]] = []
     builder: Any = upstream.InterpreterBuilder
-    interpreted(function)
+    interpreted(found[0][0])
 
     def grid_index(self: Any, x: int, y: int, z: int) -> None:
-        self.grid_idx = place
+        self.grid_idx = at[-1]
+
+    def load_box(self: Any, descriptor: Any, *rest: Any) -> Any:
+        shape = [getattr(n, "value", n) for n in descriptor.block_shape]
+        return upstream.TensorHandle(np.zeros(shape, dtype=np.uint16), descriptor.base.dtype.element_ty)
 
     def load(self: Any, pointers: Any, mask: Any, other: Any, *rest: Any) -> Any:
         recorder.note(pointers, mask)
@@ -132,6 +150,8 @@ def run_last_program(problem: Problem, family: Any, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(builder, "set_grid_idx", grid_index)
     monkeypatch.setattr(builder, "create_masked_load", load)
+    monkeypatch.setattr(builder, "create_descriptor_load", load_box)
+    monkeypatch.setattr(builder, "create_descriptor_store", lambda *rest: None)
     monkeypatch.setattr(builder, "create_masked_store", store)
     monkeypatch.setattr(builder, "create_load", lambda self, pointers, *rest: load(self, pointers, None, None))
 
@@ -146,8 +166,10 @@ def run_last_program(problem: Problem, family: Any, monkeypatch: pytest.MonkeyPa
     # The interpreter would copy the tensors; their addresses are what counts here.
     monkeypatch.setattr(upstream.GridExecutor, "_init_args_hst", lambda self, a, k: (a, k), raising=False)
     monkeypatch.setattr(upstream.GridExecutor, "_restore_args_dev", lambda self, *rest: None, raising=False)
-    with np.errstate(all="ignore"):
-        interpreted(function)[(1, 1, 1)](*args, **constants)
+    for function, place, args, constants in places:
+        at.append(place)
+        with np.errstate(all="ignore"):
+            interpreted(function)[(1, 1, 1)](*args, **constants)
     return recorder, elements
 
 
@@ -155,7 +177,7 @@ def run_last_program(problem: Problem, family: Any, monkeypatch: pytest.MonkeyPa
 def test_offsets_are_wide(family: Any, problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
     assert family.refusal(problem, SM_90) is None
     assert family in FAMILIES and isinstance(family.default(problem, SM_90), Config)
-    recorder, elements = run_last_program(problem, family, monkeypatch)
+    recorder, elements = run_last_programs(problem, family, monkeypatch)
     farthest = 0
     for name, offsets in recorder.touched.items():
         every = np.concatenate(offsets)

@@ -3,6 +3,8 @@ is wrong is found wrong."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -129,3 +131,36 @@ def test_twenty_steps_of_training_are_those_of_one_device(tmp_path: Path) -> Non
         torch.testing.assert_close(mine, losses, rtol=1e-10, atol=0)
         for name, truth in module.state_dict().items():
             torch.testing.assert_close(state[name], truth, rtol=1e-10, atol=1e-10)
+
+
+FORGETFUL = """
+import pickle, sys
+from pathlib import Path
+from convgen.packages import forget_package, load_package
+from convgen.verify.virtual import World
+
+first, second = Path(sys.argv[1]), Path(sys.argv[2])
+forget_package(load_package(first))
+net = load_package(second)
+
+def program(end):
+    model = net.Network(net.init_mesh("cpu", transport=end), seed=0, parameters="blocks")
+    state = pickle.loads(pickle.dumps(model.state_dict()))
+    assert all(type(state[n]) is type(t) for n, t in model.state_dict().items())
+    return sum("Block" in type(t).__name__ for t in state.values())
+
+print(World(2).run(program))
+"""
+
+
+def test_blocks_are_pickled_by_a_package_that_is_there(tmp_path: Path) -> None:
+    """Also where the one that was loaded first is forgotten: classes are shared, functions are looked up by name."""
+    one, tensors = compiled(resnet, C=2)
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        for file, data in files_of(one, tensors).items():
+            (tmp_path / name / file).write_bytes(data)
+    words = [sys.executable, "-c", FORGETFUL, str(tmp_path / "first"), str(tmp_path / "second")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert max(map(int, done.stdout.strip("[]\n").split(","))) > 0

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from math import prod
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -26,9 +27,9 @@ from test_networks_free import a_network
 from torch import nn
 
 from convgen.algebra.grid import Grid
-from convgen.cost.flight_memory import packed_bytes, strip_elements
+from convgen.cost.flight_memory import packed_bytes, parts_of
 from convgen.cost.network import volume
-from convgen.cost.network_memory import network_memory
+from convgen.cost.network_memory import MemoryWalk, network_memory
 from convgen.network_compiler import CompiledNetwork, compile_network
 from convgen.passes.bucket_gradients import BucketGradients
 from convgen.passes.chunk_collectives import ChunkCollectives
@@ -390,12 +391,17 @@ def test_what_is_in_flight_is_counted() -> None:
     module = nn.Sequential(*(nn.Conv2d(c, f, 3, padding=1, bias=False) for c, f in ((2, 4), (4, 2))))
     compiled = compile_network(graph_of(module, (torch.zeros(1, 2, 30, 20),), name="net")[0], Grid((("H", 3),)))
     early, plain = with_passes(compiled, StartHalos()).program, with_passes(compiled).program
-    first, second = early.rows
-    assert [strip_elements(first, 0, early.grid, rank) for rank in range(3)] == [3 * 20 * 2, 6 * 20 * 2, 3 * 20 * 2]
-    assert [strip_elements(second, 0, early.grid, rank) for rank in range(3)] == [3 * 20 * 4, 6 * 20 * 4, 3 * 20 * 4]
-    both = network_memory(early), network_memory(plain)
-    windows, strips, x = 12 * 20 * (2 + 4), 6 * 20 * (2 + 4), 10 * 20 * 2  # of the rank in the middle
-    assert both[0].saved - both[1].saved == 4 * (x + strips - windows)  # the other input stays for its gradient's row
+    for row, channels in zip(early.rows, (2, 4), strict=True):
+        parts = [parts_of(row, early.grid, rank) for rank in range(3)]
+        assert [sum(p.strip * prod(p.reads[0]) for p in some) for some in parts] == [
+            60 * channels * n for n in (1, 2, 1)
+        ]
+    middle, first = ([MemoryWalk(p, 1, rank).memory().saved for p in (early, plain)] for rank in (1, 0))
+    windows, strips, x = 12 * 20 * (2 + 4), 6 * 20 * (2 + 4), 10 * 20 * 2
+    assert middle[0] - middle[1] == 4 * (x + strips - windows)  # the other input stays for its gradient's row
+    padded, strips = (11 - 12) * 20 * (2 + 4), 3 * 20 * (2 + 4)  # at the edge a row of zeros is put above, by a copy
+    assert first[0] - first[1] == 4 * (padded + strips)
+    assert network_memory(early).saved == max(middle[0], first[0])
     packed = with_passes(compiled, BucketGradients(0)).program
     elements = sum(p.numel() for p in module.parameters())
     assert sum(packed_bytes(packed, 1).values()) == 4 * elements

@@ -13,7 +13,7 @@ from convgen.spec import layer as constants
 from convgen.spec.form import LayerForm
 from convgen.spec.layer import Distribution, Layer, Options
 from convgen.spec.placement import algorithm_letters
-from convgen.spec.reader import layer_from_dict, locate, read_layer
+from convgen.spec.reader import layer_from_dict, layer_to_dict, locate, read_layer
 from convgen.spec.source import Source
 from convgen.spec.target import read_target
 from convgen.spec.yaml import parse_yaml
@@ -61,6 +61,24 @@ def test_defaults() -> None:
     assert pads(layer) == [(0, 0), (0, 0)]
     assert layer.grid.axes == (("N", 2), ("C", 2))
     assert layer.source.where(("grid", "C")) == "f.yaml:6"
+
+
+@pytest.mark.parametrize("kind", ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d"])
+@pytest.mark.parametrize("target", ["cpu", "cuda", "hip:gfx942", "sw26010"])
+def test_memory_format_is_the_targets_where_none_is_said(kind: str, target: str) -> None:
+    """Channels last on a GPU, whether the file names the target or a command does; what a file says stays."""
+    flat = "1d" in kind
+    extents = {"1d": "[8, 64, 14]", "2d": "[8, 64, 14, 15]", "3d": "[8, 64, 14, 15, 16]"}[kind[-2:]]
+    wanted = "channels_last" if target[:2] in ("cu", "hi") and not flat else "contiguous"
+    given = {"layer": kind, "input": extents}
+    named, moved = read(**given, target=target), read(**given).made_for(read_target(target))
+    assert named.memory_format == moved.memory_format == wanted and moved == named
+    assert named.made_for(read_target("cpu")).memory_format == "contiguous"
+    for said in ("contiguous", *(["channels_last"] * (not flat))):
+        layer = read(**given, memory_format=said)
+        assert layer.made_for(read_target(target)).memory_format == layer.memory_format == said
+        assert read(**given, memory_format=said, target=target).memory_format == said
+    assert layer_from_dict(layer_to_dict(named)).made_for(read_target("cpu")).memory_format == wanted  # it says so now
 
 
 def test_every_key(tmp_path: Path) -> None:

@@ -55,6 +55,11 @@ def test_rows_are_layers(tmp_path: Path) -> None:
 def test_columns_in_any_order_and_no_groups(tmp_path: Path) -> None:
     (layer,) = read(tmp_path, "K, S, P, N, C, H, W, F, name\r\n3, 1, 1, 2, 4, 6, 8, 10, a\r\n", target="cuda:sm_90")
     assert (layer.name, layer.conv.filters, layer.conv.groups, layer.target.text) == ("a", 10, 1, "cuda:sm_90")
+    assert layer.memory_format == "channels_last"  # a GPU's, where nobody says one
+    row = HEADER + "a,2,4,6,8,10,3,1,1,1\n"
+    for options in ({"target": "cuda"}, {}):
+        (said,) = read(tmp_path, row, memory_format="contiguous", **options)
+        assert said.made_for(layer.target).memory_format == "contiguous"
 
 
 def test_names_become_identifiers(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from convgen.kernels.config import largest
 from convgen.program.nodes import is_convolution
 from convgen.spec.layer import Layer
 from convgen.spec.reader import read_layers
-from convgen.spec.target import CPU
+from convgen.spec.target import CPU, read_target
 from convgen.tune.database import update
 from convgen.tune.device import this_cpu
 from convgen.tune.key import key_of
@@ -64,12 +64,16 @@ def test_the_problems_asked_for_are_those_of_the_compiled_layer(seed: int, tmp_p
     conv, grid, _, _ = random_problem(rng)
     layer = Layer(name="layer", conv=replace(conv, bias=False), grid=grid, algorithm="auto")
     one = compile_layer(layer)
-    seen = Seen(Timed(Remembered(None, None), "float32", "contiguous"))  # type: ignore[arg-type]
+    seen = Seen(Timed(Remembered(CPU, None), "float32"))  # type: ignore[arg-type]
     cost = schedule_cost(one.schedule, Model(one.space, load_machine("cpu"), "float32", measured=seen))  # type: ignore[arg-type]
     steps = [s for _, s in one.schedule.steps() if is_convolution(s)]
     wanted = {key_of(largest(local_problems(one.layer, one.schedule, one.space, s))) for s in steps}
     assert seen.keys == wanted
     assert sum(s.cost.measured for s in cost.steps) == len(steps) == sum(s.cost.time_ps == 10**12 for s in cost.steps)
+    on_gpu = Seen(Timed(Remembered(read_target("cuda"), None), "float32"))  # type: ignore[arg-type]
+    schedule_cost(one.schedule, Model(one.space, load_machine("cuda"), "float32", measured=on_gpu))  # type: ignore[arg-type]
+    last = len(conv.spatial) > 1  # channels are, on a GPU
+    assert on_gpu.keys and all(("channels_last" in key) == last for key in on_gpu.keys)
 
 
 def test_a_plan_takes_measured_times(tmp_path: Path, cache: Path) -> None:

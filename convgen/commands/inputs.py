@@ -53,7 +53,7 @@ def layer_options(command: Any) -> Any:
         click.option("--dtype", help="For a CSV of layers, float32 by default; or a network, its own by default."),
         click.option(
             "--memory-format", type=click.Choice(("contiguous", "channels_last")),
-            help="For a CSV of layers; contiguous by default.",
+            help="For a CSV of layers; channels_last by default on a GPU, else contiguous.",
         ),
         statistics_option,
         click.option(
@@ -214,7 +214,7 @@ def read_files(
                 grid=parse_grid(grid),
                 algorithm=algorithm or "auto",
                 dtype=dtype or "float32",
-                memory_format=memory_format or "contiguous",
+                memory_format=memory_format,
             )
         else:
             layers += read_layers(file)

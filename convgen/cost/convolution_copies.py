@@ -5,13 +5,13 @@ don't fill the last block padded. By what was measured of ATen's own (torch 2.13
 
 | call | most at a time, beside what is given |
 |---|---|
-| y | blocks of x and y, then y itself in x's place |
-| dx | blocks of dy and dx, then dx in dy's place; with a stride three of dx |
-| dw | blocks of x and dy |
+| y | blocks of w, x and y, then y itself in x's place |
+| dx | blocks of w, dy and dx, then dx in dy's place; with a stride three of dx |
+| dw | blocks of x, dy and dw |
 | dx and dw | dx, then what dw takes beside it |
 
 x of fewer than 16 channels is read as it is for y and dw, and a kernel of 1 without a stride needs no copies at all. A
-transposed convolution makes y of two more of its size.
+transposed convolution makes y of two more of its size. AVX2's kernels have blocks of 8: they pad less.
 """
 
 from __future__ import annotations
@@ -29,20 +29,22 @@ BLOCK = 16  # channels
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Elements of a rank's x and y; in blocks of channels; x as the kernels of y and dw read it, 0 if as it is."""
+    """Elements of a rank's x and y; in blocks of channels; x as the kernels of y and dw read it, 0 if as it is; of w
+    in blocks."""
 
     x: int
     y: int
     x_blocks: int
     y_blocks: int
     x_read: int
+    w_blocks: int
 
 
-def copies(operation: Operation, x: tuple[int, ...], y: tuple[int, ...], of_x: bool | None) -> int:
+def copies(operation: Operation, x: tuple[int, ...], y: tuple[int, ...], w: tuple[int, ...], of_x: bool | None) -> int:
     """Elements beside operands and results, at the highest point.
 
     Args:
-        x, y: shapes of a rank's blocks.
+        x, y, w: shapes of a rank's blocks.
         of_x: None: forward; else backward, whether dx is asked for.
     """
     if not isinstance(operation, Convolution | TransposedConvolution):
@@ -50,14 +52,14 @@ def copies(operation: Operation, x: tuple[int, ...], y: tuple[int, ...], of_x: b
     conv, turned = operation.conv, isinstance(operation, TransposedConvolution)
     if _is_product(conv) and not turned:
         return 0
-    of = _sizes(conv, x, y)
+    of = _sizes(conv, x, y, w)
     strided = any(s.stride > 1 for s in conv.spatial) and not turned
     if of_x is None:
-        return 2 * of.y if turned else max(of.x_read + of.y_blocks - of.y, of.y_blocks)
-    filters = of.x_read + of.y_blocks
+        return of.w_blocks + (2 * of.y if turned else max(of.x_read + of.y_blocks - of.y, of.y_blocks))
+    filters = of.x_read + of.y_blocks + of.w_blocks
     if not of_x:
         return filters
-    inputs = max(of.y_blocks + of.x_blocks - of.x, 2 * of.x if strided else of.x_blocks)
+    inputs = max(of.y_blocks + of.x_blocks - of.x, 2 * of.x if strided else of.x_blocks) + of.w_blocks
     return max(inputs, filters)
 
 
@@ -65,12 +67,12 @@ def _is_product(conv: Conv) -> bool:
     return conv.groups == 1 and all(s.kernel == s.stride == 1 and s.pad_lo == s.pad_hi == 0 for s in conv.spatial)
 
 
-def _sizes(conv: Conv, x: tuple[int, ...], y: tuple[int, ...]) -> Sizes:
+def _sizes(conv: Conv, x: tuple[int, ...], y: tuple[int, ...], w: tuple[int, ...]) -> Sizes:
     """Groups of fewer than 16 channels are read as they are, but for one channel a group."""
     whole = conv.groups == 1 or conv.groups == conv.channels or (conv.channels // conv.groups) % BLOCK == 0
     blocks = [_in_blocks(s) if whole else prod(s) for s in (x, y)]
     narrow = whole and conv.groups == 1 and x[1] < BLOCK
-    return Sizes(prod(x), prod(y), blocks[0], blocks[1], 0 if narrow else blocks[0])
+    return Sizes(prod(x), prod(y), blocks[0], blocks[1], 0 if narrow else blocks[0], prod(w))
 
 
 def _in_blocks(shape: tuple[int, ...]) -> int:

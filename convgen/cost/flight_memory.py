@@ -3,23 +3,25 @@
 | what | is there | bytes of it |
 |---|---|---|
 | strips | what a boundary reads, as long as backward may want it, instead of a window | own rows, and those that came |
+| zeros | beside a part that stands at an edge, made by hand | the part, once more |
 | pieces | while a row's pieces are put together | its result once more |
-| packed | a bucket's gradients, from its start until all of backward has been, at most | they once more |
+| packed | a bucket's gradients while they are packed; of more than two ranks also while they travel | they once more |
 
 Gathered chunks are as much as what is gathered whole, but for rows that two chunks read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
 
 from convgen.algebra.grid import Grid
 from convgen.algebra.index_sets import volume
-from convgen.algebra.tensors import Dim
 from convgen.cost.network import bucket_elements, element_bytes
+from convgen.operations.row import At, made_here, standing
 from convgen.program.chunks import blocks_of, brought, dimension
 from convgen.program.flow import Start, backward
 from convgen.program.network import Program
@@ -28,35 +30,67 @@ from convgen.program.rows import PlacedRow, at_rank, index_sets
 Interval = tuple[int, int]
 
 
-def strip_elements(row: PlacedRow, k: int, grid: Grid, rank: int) -> int:
-    """Elements that the boundary of a row reads on a rank; 0 where it has none."""
-    if not row.split:
-        return 0
-    signature, sets = row.signature, index_sets(row.signature, grid)
-    operand, layouts = signature.inputs[k], row.fetch[k][0]
-    held, window = (sets.held(layout)[rank] for layout in (layouts.src, layouts.dst))
-    sizes = [int(hi - lo) for lo, hi in window]
-    total = 0
-    for d, made in enumerate(operand.dims):
-        if made.relation is None:
-            continue
-        (index,) = made.indices
-        spans = sets.split(Dim(index, signature.extent[index]), dict(row.roles).get(index, ()))
-        lo, hi = (int(side[rank]) for side in spans)
-        own = int(held[d, 0]), int(held[d, 1])
-        first, last = made.relation.inside(lo, hi, own, operand.shape[d])
-        others = prod(n for e, n in enumerate(sizes) if e != d)
-        total += others * sum(_rows(row, k, d, side) for side in ((lo, first), (last, hi)))
-        sizes[d] = _rows(row, k, d, (first, last))
-    return total
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a rank computes of a row at once.
+
+    Attributes:
+        reads: shapes of operands.
+        strip: whether what it reads of the operand that is early is put together, else it is a part of a block.
+        gaps: whether what it reads of the operand that moves, and what it makes, are parts of blocks with gaps in
+            memory, which kernels copy first.
+    """
+
+    at: At
+    reads: tuple[tuple[int, ...], ...]
+    strip: bool = False
+    gaps: tuple[bool, bool] = (False, False)
 
 
-def _rows(row: PlacedRow, k: int, d: int, block: Interval) -> int:
-    """Rows of an operand that a block of the index reads."""
-    relation, extent = row.signature.inputs[k].dims[d].relation, row.signature.inputs[k].shape[d]
-    assert relation is not None
-    first, last = relation.hull(*relation.window(*block), extent)
-    return max(last - first, 0) if block[1] > block[0] else 0
+def parts_of(row: PlacedRow, grid: Grid, rank: int) -> tuple[Part, ...]:
+    """All of a row; its interior, if there is one, and its boundary, as templates/runtime/pieces.py cuts them; or
+    chunks."""
+    at, signature = at_rank(row, grid, rank), row.signature
+    if row.chunks is not None:
+        cut = {(int(lo[rank]), int(hi[rank])) for lo, hi in blocks_of(row, grid)}
+        k = row.chunks.operand or 0
+        return tuple(_part(row, at, {**at.blocks, row.chunks.index: c}, k, _reads(at)[k]) for c in sorted(cut))
+    if row.early is None or not row.split:
+        return (Part(at, _reads(at)),)
+    k, operand = row.early, signature.inputs[row.early]
+    held = [(int(lo), int(hi)) for lo, hi in index_sets(signature, grid).held(row.fetch[k][0].src)[rank]]
+    inner: dict[str, Interval] = {}
+    for made, own, extent in zip(operand.dims, held, operand.shape, strict=True):
+        if made.relation is not None:
+            (i,) = made.indices
+            inner[i] = made.relation.inside(*at.blocks[i], own, extent)
+    if any(hi <= lo for lo, hi in inner.values()):
+        return (Part(at, _reads(at), strip=True),)
+    blocks, sides = dict(at.blocks), list[Part]()
+    for i, (lo, hi) in inner.items():
+        first, last = at.blocks[i]
+        rows = [side for side in ((first, lo), (hi, last)) if side[1] > side[0]]
+        sides += [replace(_part(row, at, {**blocks, i: side}, k), strip=True) for side in rows]
+        blocks[i] = (lo, hi)
+    return (_part(row, at, blocks, k, [hi - lo for lo, hi in held]), *sides)
+
+
+def _part(row: PlacedRow, whole: At, blocks: Mapping[str, Interval], k: int, held: Sequence[int] | None = None) -> Part:
+    """
+    Args:
+        held: the shape of what it reads a part of, of operand k.
+    """
+    at, (result, *_) = standing(row.signature, blocks), row.signature.results
+    gaps = held is not None and _has_gaps(_reads(at)[k], held)
+    return Part(at, _reads(at), gaps=(gaps, _has_gaps(made_here(at, result), made_here(whole, result))))
+
+
+def _reads(at: At) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(hi - lo for lo, hi in operand) for operand in at.inside)
+
+
+def _has_gaps(part: Sequence[int], whole: Sequence[int]) -> bool:
+    return any(a != b and prod(part[:d]) > 1 for d, (a, b) in enumerate(zip(part, whole, strict=True)))
 
 
 def is_in_pieces(row: PlacedRow) -> bool:

@@ -31,21 +31,24 @@ from convgen.algebra.layout import Layout
 from convgen.algebra.wants import layout
 from convgen.cost.convolution_copies import copies
 from convgen.cost.flight_memory import (
+    Part,
     is_in_pieces,
     overlap_elements,
     packed_bytes,
+    parts_of,
     result_elements,
-    strip_elements,
 )
 from convgen.cost.network import element_bytes
 from convgen.late import torch
 from convgen.operations.calls import Elementwise
 from convgen.operations.convolution import Convolution
+from convgen.operations.row import made_here
 from convgen.operations.rows import Concatenate
 from convgen.operations.transposed import TransposedConvolution
 from convgen.operations.views import Permute, View
+from convgen.program.lines import Lines
 from convgen.program.network import Program, Stretch
-from convgen.program.rows import Chain, PlacedRow, at_rank, index_sets
+from convgen.program.rows import Chain, PlacedRow, index_sets
 
 Kept = tuple[str, int]  # a root's name, bytes
 
@@ -73,34 +76,45 @@ def network_memory(program: Program, optimizer_states: int = 1) -> NetworkMemory
     Args:
         optimizer_states: values a parameter that an optimizer keeps: SGD 0, with momentum 1, Adam 2.
     """
-    return MemoryWalk(program, optimizer_states).memory()
+    return fullest(program, optimizer_states).memory()
+
+
+def fullest(program: Program, optimizer_states: int = 1) -> MemoryWalk:
+    """Of the rank that needs most: the one that reads and makes most, or the first or the last, which are at edges
+    where zeros are put beside what they have."""
+    ranks = dict.fromkeys((busiest_rank(program), 0, program.grid.ranks - 1))
+    return max((MemoryWalk(program, optimizer_states, rank) for rank in ranks), key=lambda walk: walk.memory().peak)
+
+
+def busiest_rank(program: Program) -> int:
+    """The rank with most elements of all that rows read and make."""
+    total = np.zeros(program.grid.ranks, dtype=np.int64)
+    for row in program.rows:
+        sets, signature = index_sets(row.signature, program.grid), row.signature
+        for operand in (*signature.inputs, *signature.results):
+            total += sets.elements(layout(sets, operand.name, signature.wants(operand, dict(row.roles))))
+    return int(total.argmax())
 
 
 class MemoryWalk:
-    """What rows keep, asked once; and memory with these or those blocks computed again."""
+    """What rows keep on a rank, asked once; and memory with these or those blocks computed again."""
 
-    def __init__(self, program: Program, states: int = 1) -> None:
-        self.program, self.states = program, states
+    def __init__(self, program: Program, states: int, rank: int) -> None:
+        self.program, self.states, self.rank = program, states, rank
         self.wanted = program.differentiable(of_inputs=False)
-        self.rank = self._fullest()
         self.root: dict[str, str] = {}
         self.size: dict[str, int] = {}
         for name, value in program.values.items():
             self.size[name] = self._stored(name) * element_bytes(value.dtype)
+        lines = Lines(program)
+        self.named = lines.named_until()
+        self.overwrites = {i for i in range(len(program.rows)) if lines.overwrites(i)}
+        self.parts = [parts_of(row, program.grid, rank) for row in program.rows]
         self.saved: list[dict[str, int]] = [self._of(i, row) for i, row in enumerate(program.rows)]
         self.again: dict[int, Stretch] = {}
         self.takes: dict[Stretch, set[str]] = {}
 
     # ---- one row ----
-
-    def _fullest(self) -> int:
-        """The rank with most elements of all that rows read and make."""
-        total = np.zeros(self.program.grid.ranks, dtype=np.int64)
-        for row in self.program.rows:
-            sets, signature = index_sets(row.signature, self.program.grid), row.signature
-            for operand in (*signature.inputs, *signature.results):
-                total += sets.elements(layout(sets, operand.name, signature.wants(operand, dict(row.roles))))
-        return int(total.argmax())
 
     def _stored(self, name: str) -> int:
         value, n = self.program.values[name], 1
@@ -127,17 +141,15 @@ class MemoryWalk:
         strips = {f"{i} twice": overlap_elements(row, self.program.grid, self.rank) * self._size_of(bound.reads[0])}
         for k, (name, chain) in enumerate(zip(bound.reads, row.fetch, strict=True)):
             root = self.root.get(name, name)
-            if k == row.early and row.split:  # the interior reads the value itself
-                strips[f"{i} strips"] = strip_elements(row, k, self.program.grid, self.rank) * self._size_of(name)
-            elif moves(chain):
+            if moves(chain) and not (k == row.early and row.split):  # the interior reads the value itself
                 root = f"{i} fetched {k}"
                 self.size[root] = self._bytes(chain[-1].dst, sets, values[name].dtype)
             here.append(root)
-        found, aliases = self._run(row, [g and k not in derived for k, g in enumerate(grads)])
+        found, aliases = self._run(row, [g and k not in derived for k, g in enumerate(grads)], self.parts[i])
         kept: dict[str, int] = {}
         results: list[str] = []
         for j, (name, chain) in enumerate(zip(bound.makes, row.store, strict=True)):
-            own = here[aliases[j]] if j in aliases else name or f"{i} result {j}"
+            own = here[0] if i in self.overwrites else here[aliases[j]] if j in aliases else name or f"{i} result {j}"
             self.size.setdefault(own, 0)
             if moves(chain):
                 own = f"{i} made {j}"
@@ -167,13 +179,24 @@ class MemoryWalk:
         reads = {v for row in rows for v in row.bound.reads} - made
         return {self.root.get(v, v) for v in reads if self.program.values[v].kind in ("made", "input")}
 
-    def _run(self, row: PlacedRow, grads: Sequence[bool]) -> tuple[list[tuple[str, int, int]], dict[int, int]]:
-        """What local code saves, (operand | result | within, number, bytes), and results that are views of operands."""
-        at, values = at_rank(row, self.program.grid, self.rank), self.program.values
-        operands: list[Any] = []
-        for name, inside, grad in zip(row.bound.reads, at.inside, grads, strict=True):
-            kind = getattr(torch, values[name].dtype)
-            operands.append(torch.empty([hi - lo for lo, hi in inside], dtype=kind, device="meta").requires_grad_(grad))
+    def _run(
+        self, row: PlacedRow, grads: Sequence[bool], parts: Sequence[Part]
+    ) -> tuple[list[tuple[str, int, int]], dict[int, int]]:
+        """What local code saves, (operand | result | within, number, bytes), and results that are views of operands.
+
+        Args:
+            parts: that the rank computes at once; of several the results are put together.
+        """
+        storage: dict[int, tuple[str, int]] = {}
+        runs: list[list[Any]] = []
+        for part in parts:
+            operands: list[Any] = []
+            for k, (name, shape, grad) in enumerate(zip(row.bound.reads, part.reads, grads, strict=True)):
+                kind = getattr(torch, self.program.values[name].dtype)
+                operands.append(torch.empty(shape, dtype=kind, device="meta").requires_grad_(grad))
+                if not (part.strip and k == row.early):
+                    storage[_place(operands[-1])] = "operand", k
+            runs.append(operands)
         saved: list[Any] = []
 
         def pack(tensor: Any) -> Any:
@@ -182,13 +205,15 @@ class MemoryWalk:
 
         try:
             with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, _same):
-                made = row.bound.operation.local(row.way, at, *operands)
+                local = row.bound.operation.local
+                made = [t for part, given in zip(parts, runs, strict=True) for t in local(row.way, part.at, *given)]
         except (RuntimeError, NotImplementedError, ValueError, IndexError):  # without memory it can't run: all it has
             both = [("operand", k, 0) for k, g in enumerate(grads) if g]
             return both + [("result", j, 0) for j in range(len(row.signature.results))], {}
-        storage = {_place(t): ("operand", k) for k, t in enumerate(operands)}
-        aliases = {j: storage[_place(t)][1] for j, t in enumerate(made) if _place(t) in storage}
-        storage |= {_place(t): ("result", j) for j, t in enumerate(made) if _place(t) not in storage}
+        aliases = dict[int, int]()
+        if len(parts) == 1:
+            aliases = {j: storage[_place(t)][1] for j, t in enumerate(made) if _place(t) in storage}
+            storage |= {_place(t): ("result", j) for j, t in enumerate(made) if _place(t) not in storage}
         found: dict[tuple[str, int], int] = {}
         for tensor in saved:
             kind, number = storage.get(_place(tensor), ("within", _place(tensor)))
@@ -233,6 +258,9 @@ class MemoryWalk:
         last: dict[str, int] = {}
         for i, row in enumerate(self.program.rows):
             last |= {self.root.get(v, v): i for v in row.bound.reads}
+        for value, until in self.named.items():
+            root = self.root.get(value, value)
+            last[root] = max(last.get(root, -1), until)
         outputs = {self.root.get(v, v) for _, v in self.program.outputs}
         held = {self.root.get(v.name, v.name) for v in self.program.values.values() if v.kind == "input"}
         live, keeps = {r: self.size[r] for r in held - own}, set[str]()
@@ -243,7 +271,7 @@ class MemoryWalk:
                     live[root] = self.size[root]
             stays = self.takes[self.again[i]] if i in self.again else self.saved[i].keys() - own
             keeps |= stays
-            beside = sum(self.size.get(f"{i} {what}", 0) for what in _moving(row)) + self._copies(row, False)
+            beside = sum(self.size.get(f"{i} {what}", 0) for what in _moving(row)) + self._copies(i, row, False)
             beside += self._pieces(row)
             for root in stays:
                 live[root] = self.size[root]
@@ -257,7 +285,8 @@ class MemoryWalk:
         """The most at a time: saved tensors go, gradients come."""
         wanted, most, storage, sizes = self.wanted, 0, dict[str, str](), dict[str, int]()
         inputs = sum(self.size[n] for n, v in self.program.values.items() if v.kind == "input" and n not in uses)
-        done, grad_bytes, packed = set[str](), 0, packed_bytes(self.program, self.rank)
+        done, grad_bytes, packed, flying = set[str](), 0, packed_bytes(self.program, self.rank), 0
+        several = any(self.program.grid.over(bucket.over) > 2 for bucket in self.program.buckets)
         for _, name in self.program.outputs:
             storage[name], sizes[name] = name, self.size[name]
         for i, row in reversed([*enumerate(self.program.rows)]):
@@ -265,7 +294,7 @@ class MemoryWalk:
                 for root in (r for n in range(self.again[i].start, i + 1) for r in self.saved[n].keys() - own):
                     uses[root] = uses.get(root, 0) + 1
                     saved += self.size[root] * (uses[root] == 1)
-            sets, beside = index_sets(row.signature, self.program.grid), self._copies(row, True)
+            sets, beside, copied = index_sets(row.signature, self.program.grid), flying, self._copies(i, row, True)
             for j, chain in enumerate(row.given):
                 if row.bound.makes[j] in storage and moves(chain):
                     beside += self._bytes(chain[-1].dst, sets, self.program.values[row.bound.makes[j]].dtype)
@@ -274,7 +303,7 @@ class MemoryWalk:
                 if name not in wanted or not row.signature.inputs[k].gradient:
                     continue
                 chain = row.back[k]
-                if chain and moves(chain):
+                if chain and moves(chain) and not (k == row.early and row.split):
                     beside += self._bytes(chain[0].src, sets, self.program.values[name].dtype)
                 if name in learnt:
                     grad_bytes += self.size[name] * (name not in done)
@@ -284,8 +313,9 @@ class MemoryWalk:
                 else:
                     storage[name] = f"{name} {i}"
                     sizes[storage[name]] = self.size[name]
-            grad_bytes += packed.get(i, 0)
-            most = max(most, saved + inputs + sum(sizes[s] for s in set(storage.values())) + grad_bytes + beside)
+            here = saved + inputs + sum(sizes[s] for s in set(storage.values())) + grad_bytes + beside
+            most = max(most, here + max(copied, packed.get(i, 0)))  # both gradients and bucket while it is packed
+            flying = packed.get(i, 0) * several or flying
             ends = self.takes[self.again[i]] if i in self.again and i == self.again[i].start else ()
             for root in (*(self.saved[i].keys() - own), *ends):
                 uses[root] -= 1
@@ -301,20 +331,21 @@ class MemoryWalk:
         dtype = next(self.program.values[v].dtype for v in row.bound.makes if v)
         return result_elements(row, self.program.grid, self.rank) * element_bytes(dtype)
 
-    def _copies(self, row: PlacedRow, backward: bool) -> int:
-        """Of a convolution."""
-        bound, signature = row.bound, row.signature
+    def _copies(self, i: int, row: PlacedRow, backward: bool) -> int:
+        """Of a convolution; of one in pieces also what of its operand, and of dy, is no block in memory."""
+        bound = row.bound
         if not isinstance(bound.operation, Convolution | TransposedConvolution):
             return 0
         if backward and not any(v in self.wanted for v in bound.reads):
             return 0
-        at = at_rank(row, self.program.grid, self.rank)
-        x = tuple(hi - lo for lo, hi in at.inside[0])
-        y = tuple(prod(at.blocks[i][1] - at.blocks[i][0] for i in made.indices) for made in signature.results[0].dims)
-        if self.program.values[bound.reads[0]].dtype == "float64":  # other kernels: columns, about x and y once more
-            return (prod(x) + prod(y)) * 8
+        size, most = element_bytes(self.program.values[bound.reads[0]].dtype), 0
         of_x = bound.reads[0] in self.wanted if backward else None
-        return copies(bound.operation, x, y, of_x) * element_bytes(self.program.values[bound.reads[0]].dtype)
+        for part in self.parts[i]:
+            (x, w, *_), y = part.reads, tuple(made_here(part.at, row.signature.results[0]))
+            # Of float64 other kernels: columns, about x and y once more.
+            taken = prod(x) + prod(y) if size == 8 else copies(bound.operation, x, y, w, of_x)
+            most = max(most, taken + part.gaps[0] * prod(x) + (backward and part.gaps[1]) * prod(y))
+        return most * size
 
 
 def _passes_on(row: PlacedRow) -> bool:

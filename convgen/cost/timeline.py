@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 from convgen.algebra.grid import Grid
 from convgen.algebra.index_sets import volume
 from convgen.algebra.layout import Layout
+from convgen.algebra.redistribute import Conversion
+from convgen.algebra.signature import Signature
 from convgen.cost.link import Link, Share, Transfer
 from convgen.cost.links import collective_seconds
 from convgen.cost.local import rows_flops_per_s
@@ -31,12 +33,12 @@ from convgen.cost.moving import PICOSECONDS
 from convgen.cost.network import bucket_record
 from convgen.cost.rows import Price, price_on
 from convgen.cost.work import work_by_rank
-from convgen.operations.row import repeats
+from convgen.operations.row import Operation, repeats
 from convgen.program.chunks import shares
 from convgen.program.early import interior_rows
 from convgen.program.flow import Flow, Local, Start, Wait, backward, forward, is_of_operand
 from convgen.program.network import Bucket, Moved, Program
-from convgen.program.rows import PlacedRow, index_sets
+from convgen.program.rows import PlacedRow, Roles, index_sets
 
 Seconds = NDArray[np.float64]
 MAIN = "in order"  # the lane of what is waited for at once
@@ -195,16 +197,19 @@ def simulate(
         alike: one rank stands for all that take as long in every step; spans are of those that stand for others.
     """
     price, grid = price_on(program.grid, machine, dtype), program.grid
-    phases = {"forward": list(forward(program)), "backward": list(backward(program, of_inputs=of_inputs))}
-    ranks = _distinct(price, [*phases["forward"], *phases["backward"]]) if alike else np.arange(grid.ranks)
+    phases = {
+        "forward": _timed(price, forward(program)),
+        "backward": _timed(price, backward(program, of_inputs=of_inputs)),
+    }
+    ranks = _distinct([*phases["forward"], *phases["backward"]]) if alike else np.arange(grid.ranks)
     clock = _Clock(price, Link(links), np.zeros(len(ranks)), [-1] * len(ranks))
     computing, serial = np.zeros(len(ranks)), 0.0
     ends: list[float] = []
     for phase, steps in phases.items():
-        for step in steps:
+        for step, taken in steps:
             match step:
                 case Local():
-                    seconds = local_seconds(price, step)[ranks]
+                    seconds = taken[ranks]
                     computing += seconds
                     serial += float(seconds.max())
                     clock.compute(step.title, seconds)
@@ -233,11 +238,15 @@ def simulate(
     )
 
 
-def _distinct(price: Price, steps: Sequence[Flow]) -> NDArray[np.intp]:
+def _timed(price: Price, steps: Iterable[Flow]) -> list[tuple[Flow, Seconds]]:
+    """Steps, and seconds by rank of those that are local."""
+    none = np.zeros(price.grid.ranks)
+    return [(one, local_seconds(price, one) if isinstance(one, Local) else none) for one in steps]
+
+
+def _distinct(steps: Sequence[tuple[Flow, Seconds]]) -> NDArray[np.intp]:
     """One rank of all that compute equally long in every step."""
-    times = {
-        seconds.tobytes(): seconds for one in steps if isinstance(one, Local) for seconds in [local_seconds(price, one)]
-    }
+    times = {seconds.tobytes(): seconds for one, seconds in steps if isinstance(one, Local)}
     if not times:
         return np.arange(1)
     return np.sort(np.unique(np.stack(list(times.values())), axis=1, return_index=True)[1])
@@ -245,7 +254,12 @@ def _distinct(price: Price, steps: Sequence[Flow]) -> NDArray[np.intp]:
 
 def moved_seconds(price: Price, moved: Moved) -> float:
     """Of a conversion, on the busiest rank."""
-    return price.chain(moved.placed, (moved.conversion,)) / PICOSECONDS
+    return _conversion_seconds(price, moved.placed.signature, moved.conversion)
+
+
+@lru_cache(maxsize=1 << 13)
+def _conversion_seconds(price: Price, signature: Signature, conversion: Conversion) -> float:
+    return price.moves.conversion(index_sets(signature, price.grid), conversion) / PICOSECONDS
 
 
 def started_seconds(program: Program, price: Price, start: Start) -> float:
@@ -254,18 +268,18 @@ def started_seconds(program: Program, price: Price, start: Start) -> float:
         return bucket_seconds(program, price, start.bucket, start.moved)
     (moved,) = start.moved
     if start.chunk:
-        return chunk_seconds(price, start)
+        return _chunk_seconds(price, moved.placed, moved.conversion, is_of_operand(moved), start.chunk - 1)
     return moved_seconds(price, moved)
 
 
-def chunk_seconds(price: Price, start: Start) -> float:
+@lru_cache(maxsize=1 << 13)
+def _chunk_seconds(price: Price, row: PlacedRow, c: Conversion, of_operand: bool, number: int) -> float:
     """Of a chunk: each has the whole's latency."""
-    (moved,) = start.moved
-    c, machine = moved.conversion, price.machine
+    machine = price.machine
     how = machine.collectives.of(c.kind)
     least = collective_seconds(price.grid, machine.levels, c.kind, c.over, 0, machine.add_s_per_byte, how)[0]
-    share = shares(moved.placed, is_of_operand(moved), price.grid)[start.chunk - 1]
-    return least + max(moved_seconds(price, moved) - least, 0.0) * float(share.max())
+    share = float(shares(row, of_operand, price.grid)[number].max())
+    return least + max(_conversion_seconds(price, row.signature, c) - least, 0.0) * share
 
 
 def bucket_seconds(program: Program, price: Price, bucket: Bucket, moved: Sequence[Moved]) -> float:
@@ -281,7 +295,7 @@ def bucket_seconds(program: Program, price: Price, bucket: Bucket, moved: Sequen
 def local_seconds(price: Price, local: Local) -> Seconds:
     """By rank."""
     row = local.placed
-    busy, launches = _busy_seconds(price, row, local.operands)
+    busy, launches = _busy_seconds(price, row.bound.operation, row.way, row.roles, local.operands)
     launch = price.machine.launch_s * launches
     if local.part == "chunk" and row.chunks is not None:
         copied = _copied(row, price) * 2 * price.element_bytes / price.machine.memory_bytes_per_s
@@ -293,14 +307,16 @@ def local_seconds(price: Price, local: Local) -> Seconds:
 
 
 @lru_cache(maxsize=1 << 13)
-def _busy_seconds(price: Price, row: PlacedRow, operands: tuple[int, ...]) -> tuple[Seconds, int]:
+def _busy_seconds(
+    price: Price, operation: Operation, way: int, roles: Roles, operands: tuple[int, ...]
+) -> tuple[Seconds, int]:
     """By rank, without what launches take; and how many there are.
 
     Args:
         operands: of the vjp for these.
     """
     machine, total = price.machine, np.zeros(price.grid.ranks)
-    done = work_by_rank(row.bound.operation, row.way, tuple(sorted(row.roles)), price.grid)
+    done = work_by_rank(operation, way, tuple(sorted(roles)), price.grid)
     often = repeats(done, operands) if operands else [1] * len(done)
     for n, one in zip(often, done, strict=True):
         flops, elements = (
@@ -308,7 +324,7 @@ def _busy_seconds(price: Price, row: PlacedRow, operands: tuple[int, ...]) -> tu
             for k in (one.work.flops, one.work.elements)
         )
         most = int(flops.max())
-        rate = rows_flops_per_s(machine, price.dtype, one.operation, dict(row.roles), price.grid, most)
+        rate = rows_flops_per_s(machine, price.dtype, one.operation, dict(roles), price.grid, most)
         total += n * np.maximum(flops / rate, elements * price.element_bytes / machine.memory_bytes_per_s)
     return total, sum(n for n, one in zip(often, done, strict=True) if not one.operation.rides)
 

@@ -7,7 +7,6 @@ constant. Sizes that follow the number of samples are written with N.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from math import isfinite
@@ -23,25 +22,19 @@ from convgen.emit.module import environment
 from convgen.emit.names import a_name, constant, identifier, names_of, names_within, within
 from convgen.emit.paste import SharedRuntime, network_runtime
 from convgen.errors import InternalError
-from convgen.operations.batch_norm import Centred
-from convgen.operations.calls import Elementwise, Slot
-from convgen.operations.contraction import Contraction
-from convgen.operations.convolution import Convolution
+from convgen.operations.calls import Elementwise
 from convgen.operations.dropout import Bernoulli, Dropout
 from convgen.operations.moments import Moments
 from convgen.operations.part_norm import PartMoments, PartStatistics, PartUpdate
-from convgen.operations.pointwise import Pointwise
-from convgen.operations.transposed import TransposedConvolution
-from convgen.program.blocks import Block, blocks
+from convgen.program.blocks import Block
+from convgen.program.lines import SIGNS, Lines, is_plain
 from convgen.program.network import Program, label
 from convgen.program.network_text import show
-from convgen.program.norms import Norm, evaluated, norms
+from convgen.program.norms import Norm, evaluated
 from convgen.program.rows import Chain, PlacedRow, Stored, reads_of
 
 STATE = ("parameter", "buffer", "constant")
 NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.])")
-TORCH = frozenset({"relu", "sigmoid", "tanh", "exp", "sqrt", "square"})
-SIGNS = {"add.Tensor": "+", "sub.Tensor": "-", "mul.Tensor": "*", "div.Tensor": "/"}
 
 
 @dataclass(frozen=True)
@@ -113,10 +106,9 @@ class _Writer:
         self.functions: dict[
             tuple[str, str], tuple[str, list[str]]
         ] = {}  # by head and text: its name, modules that call
-        self.norms, self.gone = norms(self.program)
-        self.readers = Counter(v for row in self.program.rows for v in row.bound.reads)
-        self.makers = {v: i for i, row in enumerate(self.program.rows) for v in row.bound.makes if v}
-        self.top = names_of([*given.inputs, *self.makers])
+        self.lines = Lines(self.program)
+        self.norms = self.lines.norms
+        self.top = names_of([*given.inputs, *self.lines.makers])
         self.own = self.top  # names in the function that is being written
         self.inside: dict[str, str] = {}  # values without a name: the call that makes them
         self.pending: list[str] = []  # comments of these
@@ -193,23 +185,17 @@ class _Writer:
     # ---------------------------------------------------------------- functions
     def _compute(self) -> list[str]:
         p = self.program
-        shown = [i for i in range(len(p.rows)) if i not in self.gone]
-        last: dict[str, int] = {}
-        for i, row in enumerate(p.rows):
-            last |= dict.fromkeys(row.bound.reads, i)
-        wanted = {v for _, v in p.outputs}
         lines: list[str] = []
-        for block in blocks([p.rows[i].bound.module for i in shown]):
-            numbers = shown[block.start : block.stop]
+        for block, numbers in self.lines.functions():
             if not block.path:
                 for i in numbers:
                     lines += self._line(i, "", "")
                 continue
-            stop = max(n for i in numbers for n in self._parts(i)) + 1
-            made = [v for i in numbers for n in self._parts(i) for v in p.rows[n].bound.makes if v]
-            reads = dict.fromkeys(v for i in numbers for n in self._parts(i) for v in p.rows[n].bound.reads)
+            stop = self.lines.stop(numbers)
+            made = [v for i in numbers for n in self.lines.parts(i) for v in p.rows[n].bound.makes if v]
+            reads = dict.fromkeys(v for i in numbers for n in self.lines.parts(i) for v in p.rows[n].bound.reads)
             takes = [v for v in reads if v not in made and not self._is_state(v)]
-            gives = [v for v in made if v in wanted or last.get(v, -1) >= stop]
+            gives = [v for v in made if self.lines.leaves(v, stop)]
             lines += self._block(block, numbers, takes, made, gives)
         outputs = [self._operand(v, "", "") for _, v in p.outputs]
         if [n for n, _ in p.outputs] == ["output"]:
@@ -220,11 +206,6 @@ class _Writer:
         else:
             lines.append(f"return ({', '.join(outputs)}{',' * (len(outputs) == 1)})")
         return lines
-
-    def _parts(self, i: int) -> tuple[int, ...]:
-        """Rows that a line is of."""
-        norm = self.norms.get(i)
-        return (i,) if norm is None else norm.rows
 
     def _is_state(self, name: str) -> bool:
         return self.program.values[name].kind in STATE
@@ -259,7 +240,7 @@ class _Writer:
         makes = [self.own[v] if v else "_" for v in row.bound.makes]
         operands = [self._operand(v, prefix, start) for v in row.bound.reads]
         name = within(label(row), start)
-        call = plain_call(row, operands, self._may_be_overwritten(i))
+        call = plain_call(row, operands, self.lines.may_be_overwritten(i))
         comments = [*self.pending, *(f"# {c}" for c in travels([row]))]
         self.pending = []
         if not call:
@@ -277,7 +258,7 @@ class _Writer:
             call = f"{call} if run.training else {operands[0]}"
         if isinstance(row.bound.operation, Bernoulli):  # over its probability it is 1 in evaluation
             call = f"{call} if run.training else {call}.fill_({row.bound.operation.p!r})"
-        if self._is_operand(i):
+        if self.lines.is_operand(i):
             self.inside[row.bound.makes[0]], self.pending = call, comments
             return []
         stored = ", ".join(self._typed(v) for v in row.bound.makes if v)
@@ -288,39 +269,6 @@ class _Writer:
                 inside = inside if buffer.startswith(prefix) else f'run.whole.update("{buffer}"'
                 lines.append(f"{inside}, {self.own[value]})")
         return lines
-
-    def _is_operand(self, i: int) -> bool:
-        """Whether a row is written where it is read: a product, of the bias that is added to it. It has no name, which
-        would keep it as long as its function runs."""
-        row, after = self.program.rows[i], self.program.rows[i + 1 : i + 2]
-        if not after or not isinstance(row.bound.operation, Contraction | Convolution | TransposedConvolution):
-            return False
-        value, to = row.bound.makes[0], after[0].bound
-        adds = isinstance(to.operation, Pointwise) and to.operation.function == "add" and to.reads[0] == value
-        outputs = {v for _, v in self.program.outputs}
-        return adds and self.readers[value] == 1 and value not in outputs and to.module == row.bound.module
-
-    def _may_be_overwritten(self, i: int) -> bool:
-        """Whether nothing but this row needs its first operand: no other reader, and its maker's gradient neither."""
-        value = next(iter(self.program.rows[i].bound.reads), "")
-        if self.readers.get(value) != 1 or value in {v for _, v in self.program.outputs}:
-            return False
-        maker = self.makers.get(value)
-        if maker is None or self._again(maker) != self._again(i):  # a block that is computed again keeps what it takes
-            return False
-        row = self.program.rows[maker]
-        if any(row.store):  # a slice of what was made is a view, which autograd keeps whole
-            return False
-        added = (
-            is_plain(row) and isinstance(row.bound.operation, Elementwise) and row.bound.operation.op == "add.Tensor"
-        )
-        return added or (
-            isinstance(row.bound.operation, Centred) and any(n.centred == maker for n in self.norms.values())
-        )
-
-    def _again(self, i: int) -> str:
-        """The block that a row is computed again with."""
-        return next((s.path for s in self.program.again if s.start <= i < s.stop), "")
 
     def _norm(self, norm: Norm, prefix: str, start: str) -> list[str]:
         rows = [self.program.rows[n] for n in norm.rows]
@@ -432,18 +380,6 @@ def plain_call(row: PlacedRow, operands: Sequence[str], own: bool) -> str:
     if sign := SIGNS.get(operation.op):
         return f"{operands[0]}.add_({operands[1]})" if own and sign == "+" else f"{operands[0]} {sign} {operands[1]}"
     return f"torch.{operation.name}{'_' if own and operation.name == 'relu' else ''}({operands[0]})"
-
-
-def is_plain(row: PlacedRow) -> bool:
-    """Whether a row is one of a few that read like Python."""
-    operation = row.bound.operation
-    if not isinstance(operation, Elementwise) or not row.is_silent or operation.shape == ():
-        return False
-    if any(s != operation.shape for s in operation.shapes):
-        return False
-    if operation.op in SIGNS:
-        return operation.args[:2] == (Slot(0), Slot(1)) and operation.args[2:] in ((), (1,))
-    return operation.name in TORCH and operation.args == (Slot(0),)
 
 
 def travels(rows: Sequence[PlacedRow]) -> Iterator[str]:

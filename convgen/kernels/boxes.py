@@ -8,7 +8,7 @@ from math import gcd, prod
 from convgen.kernels.config import Config
 from convgen.kernels.phases import PhaseWords
 from convgen.kernels.problem import LocalDim, Problem
-from convgen.kernels.words import CHANNEL, DimWords, constant, times
+from convgen.kernels.words import CHANNEL, DimWords, Words, constant, times
 
 
 def is_paired(d: LocalDim) -> bool:
@@ -35,7 +35,8 @@ def is_turned(problem: Problem, config: Config) -> bool:
     """Whether the product's rows are channels rather than pixels, or channels rather than filters in a filter gradient.
 
     A product's columns are read from shared memory once for 64 rows of it, so rows should be the shorter side; they are
-    64 at least.
+    64 at least. But where columns are written back first (`rewrites`), they should be the shorter side; and TF32's
+    have to lie by what is summed, as dy does where its channels are last, and w does not.
     """
     tile = config.tile
     rows, columns = {
@@ -43,7 +44,17 @@ def is_turned(problem: Problem, config: Config) -> bool:
         "backward_data": (tile_pixels(problem, config), tile["BC"]),
         "backward_filter": (tile["BF"], tile["BC"]),
     }[problem.phase]
-    return columns >= 64 and not 64 <= rows <= columns and taps_together(problem, config) == 1
+    if columns < 64 or taps_together(problem, config) > 1:
+        return False
+    if problem.dtype == "tfloat32" and problem.phase == "backward_data":
+        return True
+    return columns > rows if rewrites(problem) else not 64 <= rows <= columns
+
+
+def rewrites(problem: Problem) -> bool:
+    """Whether a product's columns are read from shared memory and written back: as the parts of float32, or so that
+    what is summed is their fastest index. Matrix instructions have the latter of 16-bit types only."""
+    return problem.dtype == "float32" or (problem.dtype == "tfloat32" and problem.phase == "backward_filter")
 
 
 def pieces(problem: Problem, config: Config) -> int:
@@ -76,6 +87,15 @@ class BoxWords(PhaseWords):
     def entry(self) -> str:
         """The function that launches the kernel."""
         return self.problem.phase
+
+    @property
+    def by_pointers(self) -> Words | None:
+        """Whose words say where each element of the result lies; None where it is copied as a box."""
+        return self if self.by_phase else None
+
+    def weight_made(self) -> tuple[str, str]:
+        """From the start of w's gradient to filter f, and from there to channel c of the tap."""
+        return self.weight()
 
     @property
     def by_phase(self) -> bool:
@@ -263,12 +283,13 @@ class BoxWords(PhaseWords):
         return [*lines, f"n = {number}{inner} * TN"]
 
     def pixel_lines(self) -> list[str]:
-        """From a box's corner to sample and rows of x of each of its pixels, and which of them there are."""
+        """From a box's corner to sample and rows of each pixel that is made, and which of them there are."""
         inner, lines, inside = "", [f"pixel = tl.arange(0, {self.box_pixels})"], list[str]()
         for (name, _, tile), d in reversed(list(zip(self.corner, self.dims, strict=True))):
-            row = f"{name} + pixel{inner} % {tile}"
-            lines.append(f"{d.x} = " + (f"first_{d.letter} + {d.stride} * ({row})" if d.stride > 1 else row))
-            inside.insert(0, f"({d.x} < {d.x.upper()})")
+            made = d.x if self.read == "y" else d.y
+            row, skips = f"{name} + pixel{inner} % {tile}", self.by_phase and d.stride > 1
+            lines.append(f"{made} = " + (f"first_{d.letter} + {d.stride} * ({row})" if skips else row))
+            inside.insert(0, f"({made} < {made.upper()})")
             inner += f" // {tile}"
         return [*lines, f"n = (n + pixel{inner}).to(tl.int64)", f"made = (n < N) & {' & '.join(inside)}"]
 
@@ -321,13 +342,23 @@ class BoxWords(PhaseWords):
         """For each tensor of the launch what boxes_of_memory is told; nothing where pointers are used."""
         p, tile = self.problem, config.tile
         w = f"({p.y_parts}, s.filters, {p.taps}, {p.x_parts}, s.channels)", f"[1, {tile['BF']}, 1, 1, {tile['BC']}]"
-        y = [f"({self._samples('y')}, *s.y, s.filters)", self._box(config, (), "y")]
-        texts = {"x": self._view_of_x(config), "w": list(w), "y": y, "dy": y}
-        if not self.by_phase:
-            texts["dx"] = self._view_of_x(config)
+        y = self.view_of_y(config)
+        texts = {"x": self._view_of_x(config), "w": list(w), "dx": self._view_of_x(config), "y": y, "dy": y}
+        if self.by_pointers is not None:
+            texts.pop(self.result, None)
         if self.problem.rim is not None:
             texts[self.pointer(self.read)] = ["*"]
         return [(name, texts.get(name, [])) for name in self.tensors(config.split)]
+
+    def passed_boxes(self, tensor: str, view: list[str]) -> str:
+        """The argument of the launch that a tensor is: boxes of it, those of a block and its rim, or itself."""
+        if view in ([], ["*"]):
+            return "*views" if view else tensor
+        boxes = f"boxes_of_memory({tensor}, {', '.join(view)})"
+        return f"read_as_tf32({boxes})" if self.problem.dtype == "tfloat32" and tensor != self.result else boxes
+
+    def operand(self, text: str) -> str:
+        return f"copied_tf32({text})" if self.problem.dtype == "tfloat32" else text
 
     def block_and_rim(self, config: Config) -> str:
         """Arguments of the function that describes a block and its rim."""
@@ -340,6 +371,15 @@ class BoxWords(PhaseWords):
     def spare(self) -> str:
         """A tensor that is never empty where something is launched."""
         return "dy" if self.problem.phase == "backward_filter" else self.result
+
+    def view_of_y(self, config: Config) -> list[str]:
+        """y or dy as boxes_of_memory is told: shape, and box."""
+        return [f"({self._samples('y')}, *s.y, s.filters)", self._box(config, (), "y")]
+
+    @property
+    def read_dy(self) -> str:
+        """A box of dy as pixels by filters, in a filter gradient."""
+        return f"dy.load([{self.box_place('y', made=True)}]).reshape({self.box_pixels}, BF)"
 
     def _samples(self, tensor: str) -> str:
         parts = self.parts(tensor)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import prod
+from math import inf, prod
 from types import MappingProxyType
 
 import numpy as np
@@ -15,8 +15,10 @@ from convgen.algebra.space import Space
 from convgen.algebra.windows import edge_padding
 from convgen.errors import InputError
 from convgen.kernels.config import Config, largest, parse_config
-from convgen.kernels.families import families, family
+from convgen.kernels.estimate import data_sheet, estimated_s
+from convgen.kernels.families import FAMILIES, families, family, of_gpu
 from convgen.kernels.problem import LocalDim, Problem
+from convgen.kernels.rates import RATES
 from convgen.kernels.source import Kernel
 from convgen.program.forms import boxes, parts
 from convgen.program.nodes import Compute, Convert, Phase, Schedule, Step, is_convolution
@@ -43,15 +45,24 @@ def choose_kernels(layer: Layer, schedule: Schedule, space: Space) -> tuple[Kern
 def choose(problems: tuple[Problem, ...], target: Target) -> Kernel:
     """The first family, in their order, that can all ranks' problems; sized for the one with most to do.
 
-    On a CPU it is ATen's plain call, also where a rank has nothing to do.
+    Where channels are not last, or elements are of 4 bytes, the one of the least estimated time: whether it pays to
+    make them last depends on how much there is to convolve, and threads copy by 4 bytes what has to lie by what is
+    summed. On a CPU it is ATen's plain call, also where a rank has nothing to do.
     """
     if target.is_cpu:
         return Kernel(problems, Config("aten", warps=0, stages=0), target)
-    for made in families(target):
-        if all(made.refusal(p, target) is None for p in problems):
-            config: Config = made.default(largest(problems), target)
-            return Kernel(problems, config, target)
-    raise AssertionError("the pointer family or ATen takes every problem")
+    problem = largest(problems)
+    able = (made for made in FAMILIES if all(made.refusal(p, target) is None for p in problems))
+    settled = problem.channels_last and problem.element_bytes != 4
+    if settled or target.arch not in RATES or problem.dtype == "float64":
+        return Kernel(problems, next(able).default(problem, target), target)
+    device = data_sheet(target, problem.dtype)
+
+    def seconds(config: Config) -> float:
+        done = of_gpu(config).work(problem, config)
+        return estimated_s(problem, config, done, target, device) if done else inf
+
+    return Kernel(problems, min((made.default(problem, target) for made in able), key=seconds), target)
 
 
 def _pinned(text: str, phase: str, problems: tuple[Problem, ...], target: Target) -> Kernel:

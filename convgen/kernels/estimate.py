@@ -14,7 +14,7 @@ from convgen.cost.machines import load_machine
 from convgen.kernels.config import Config, ceil_div
 from convgen.kernels.problem import Problem
 from convgen.kernels.rates import FLOAT32_PRODUCTS, ISSUES, RATES, SHARED_BYTES
-from convgen.kernels.work import Work, whole_bytes
+from convgen.kernels.work import Work, sum_bytes, whole_bytes
 from convgen.spec.target import Target
 
 # Roughly: of a processor, and what a loop waits for.
@@ -55,10 +55,10 @@ def estimated_s(p: Problem, config: Config, w: Work, target: Target, device: Cei
     sharing = min(resident, ceil_div(w.programs, target.processors))  # programs that a processor really has at once
     step = max(step_s(p, config, w, target, device) * sharing, LATENCY_S / max(1, config.stages - 1))
     loops = waves * (PROLOGUE_S + w.steps * step)
-    seconds = device.floor_s + max(loops, (whole_bytes(p) + w.more_bytes) / device.bytes_per_s)
+    seconds = device.floor_s + max(loops, whole_bytes(p) / device.bytes_per_s)
+    seconds += w.launches * device.floor_s + w.more_bytes / device.bytes_per_s
     if w.split > 1:
-        partial = 4 * p.elements["w"] * p.x_parts * p.y_parts * w.split
-        seconds += device.floor_s + 2 * partial / device.bytes_per_s
+        seconds += device.floor_s + 2 * sum_bytes(p, w) / device.bytes_per_s
     if w.addend_bytes:
         rates = RATES[target.arch]
         cache = CACHE_BYTES * rates.clock_hz * target.processors
@@ -76,27 +76,34 @@ def step_s(p: Problem, config: Config, w: Work, target: Target, device: Ceilings
         fill = min(1.0, rows / 64) * min(1.0, columns / 64) if w.matrix else 0.1
         rate = device.flops_per_s / target.processors * max(fill, 1 / 16)
         return max(2 * w.multiplied / rate, read * w.scattered / 5.0e10)
+    return max(step_cycles(p, config, w, target).values()) / rates.clock_hz
+
+
+def step_cycles(p: Problem, config: Config, w: Work, target: Target) -> dict[str, float]:
+    """Of a processor with matrix units for a step: to multiply, to issue instructions, of shared memory, of L2."""
+    rows, columns, _ = w.tile
     muls = FLOAT32_PRODUCTS if p.dtype == "float32" else 1
     filled = max(rows, 64) * max(columns, 8) / (rows * columns)
-    cycles = max(
-        w.multiplied * muls * filled / rates.of(p.dtype),
-        (w.instructions + splitting(p, config, w, target)) * config.warps / ISSUES,
-        shared_bytes(w.tile, config.warps, p.element_bytes) * (1 + (muls > 1)) / SHARED_BYTES,
-        read * w.scattered / CACHE_BYTES,
-    )
-    return cycles / rates.clock_hz
+    return {
+        "matrix": w.multiplied * muls * filled / RATES[target.arch].of(p.dtype),
+        "issue": (w.instructions + splitting(p, config, w, target)) * config.warps / ISSUES,
+        "shared": shared_bytes(w, config.warps, p.element_bytes, muls) / SHARED_BYTES,
+        "L2": w.step_bytes(p.element_bytes) * w.scattered / CACHE_BYTES,
+    }
 
 
 def splitting(p: Problem, config: Config, w: Work, target: Target) -> float:
     """Instructions a step and warp that round operands to TF32, or split them."""
-    each = {"tfloat32": 6, "float32": 9}.get(p.dtype, 0)
+    each = {"tfloat32": 0 if w.rounded else 6, "float32": 9}.get(p.dtype, 0)
     return each * w.step_bytes(1) / (config.warps * target.warp)
 
 
-def shared_bytes(tile: tuple[int, int, int], warps: int, element_bytes: int) -> float:
+def shared_bytes(w: Work, warps: int, element_bytes: int, products: int) -> float:
     """Of a step: both operands are written once; a group of four warps reads its rows of the first, and all of the
-    second's columns for each 64 rows."""
-    rows, columns, summed = tile
+    second's columns for each 64 rows and product. Rewritten, columns are read once more, and written once a product
+    but one: two parts of float32 make three products."""
+    rows, columns, summed = w.tile
     groups = max(1, warps // 4)
     across = groups // max(1, min(groups, rows // 64))
-    return summed * element_bytes * (rows * (1 + across) + columns * (1 + max(1.0, rows / 64)))
+    again = (1 + max(1, products - 1)) if w.rewrites else 0
+    return summed * element_bytes * (rows * (1 + across) + columns * (1 + again + products * max(1.0, rows / 64)))

@@ -68,11 +68,13 @@ def launch_source(kernels: Sequence[Kernel]) -> str:
     rims = any(k.problem.rim is not None for k in kernels)
     rounds = any(k.problem.dtype == "tfloat32" for k in kernels)
     rim_boxes = any(k.problem.rim is not None and "boxes" in of_gpu(k.config).NEEDS for k in kernels)
+    turns = any(not k.problem.channels_last and "boxes" in of_gpu(k.config).NEEDS for k in kernels)
     aten = any("aten" in of_gpu(k.config).NEEDS for k in kernels)
     template = environment().get_template("kernels/launch.py.jinja")
     boxes, target = reads_boxes(kernels), kernels[0].target if kernels else None
     arch = f"sm_{target.arch}" if target is not None and target.kind == "cuda" else ""
     given = {"rims": rims, "rounds_tf32": rounds, "boxes": boxes, "aten": aten, "rim_boxes": rim_boxes, "arch": arch}
+    given["turns"] = turns
     return template.render(**given).rstrip("\n")
 
 

@@ -19,7 +19,10 @@ class Work:
         split: addends of each result that a second launch sums.
         matrix: whether matrix units multiply. instructions: of a step and warp besides its products, roughly.
         addend_bytes: that programs which share a tile write for the last of them to add.
-        more_bytes: that other launches move so that this one can be.
+        launches, more_bytes: besides this one, so that it can be, and what they move. A second launch that sums is
+            counted by `split`.
+        rewrites: whether a step's columns are read from shared memory and written back, as its matrix instructions
+            want them. rounded: TF32 is rounded as it is copied.
         scattered: times the bytes of a step that memory is asked for, where lines are read in part.
     """
 
@@ -29,7 +32,10 @@ class Work:
     split: int = 1
     matrix: bool = True
     instructions: float = 100.0
+    rewrites: bool = False
+    rounded: bool = False
     scattered: float = 1.0
+    launches: int = 0
     more_bytes: int = 0
     addend_bytes: int = 0
 
@@ -83,20 +89,23 @@ def product_work(p: Problem, config: Config, pixels: int, tiles: int) -> Work:
     return Work(programs, ceil_div(p.taps, busy) * p.y_parts * ceil_div(p.filters, t["BF"]), (pixels, t["BC"], t["BF"]))
 
 
-def by_pointers(p: Problem, config: Config, w: Work, found: float, base: float) -> Work:
+def by_pointers(p: Problem, config: Config, w: Work, *, found: float, base: float, wide: int) -> Work:
     """The same where threads copy what they find by pointers.
 
     Args:
         found: instructions that find a row of an activation; what of a tile is weights takes a few.
         base: of a step, whatever is copied.
+        wide: elements that a copy of an activation has.
     """
     rows, columns, summed = w.tile
     threads = config.warps * 32
-    wide = p.vector(p.channels, p.filters) if p.channels_last else 2
     copies = [n * summed / wide / threads for n in (rows, columns)]
     both = p.phase == "backward_filter"
     count = base + found * (sum(copies) if both else copies[0]) + (0 if both else 8 * copies[1])
-    return replace(w, instructions=count, scattered=1.0 if p.channels_last or p.is_pointwise else 3.0)
+    rewrites = p.element_bytes == 4
+    return replace(
+        w, instructions=count, rewrites=rewrites, scattered=1.0 if p.channels_last or p.is_pointwise else 3.0
+    )
 
 
 def rows_made(p: Problem) -> list[int]:
@@ -108,6 +117,11 @@ def whole_bytes(p: Problem) -> int:
     """Each operand once, parts included."""
     n = p.elements
     return (n["x"] * p.x_parts + n["w"] * p.x_parts * p.y_parts + n["y"] * p.y_parts) * p.element_bytes
+
+
+def sum_bytes(p: Problem, w: Work) -> int:
+    """Of the addends that a second launch sums."""
+    return 4 * p.elements["w"] * p.x_parts * p.y_parts * w.split if w.split > 1 else 0
 
 
 def whole_flops(p: Problem) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -54,7 +55,8 @@ class BucketGradients(NetworkPass):
         open_ones: dict[tuple[Axes, str], list[str]] = {}
         held: dict[tuple[Axes, str], NDArray[np.int64]] = {}
         closed: list[tuple[Axes, str, list[str]]] = []
-        for m in summed_parameters(program):
+        sums = summed_parameters(program)
+        for m in sums:
             dtype = program.values[m.value].dtype
             key = (m.conversion.over, dtype)
             counts = volume(index_sets(m.placed.signature, program.grid).held(m.conversion.src))
@@ -65,34 +67,33 @@ class BucketGradients(NetworkPass):
                 closed.append((*key, open_ones.pop(key)))
                 del held[key]
         closed += [(*key, steps) for key, steps in open_ones.items()]
-        order = {m.step: i for i, m in enumerate(program.backward())}
+        order = {m.step: i for i, m in enumerate(sums)}
         closed.sort(key=lambda one: order[one[2][-1]])
         for i, (over, dtype, steps) in enumerate(closed):
             yield Bucket(f"bucket_{i + 1}", over, dtype, tuple(steps))
 
 
-def summed_parameters(program: Program) -> Iterator[Moved]:
+def summed_parameters(program: Program) -> list[Moved]:
     """All-reduces of backward whose sums are gradients of parameters, and nothing else is; in backward's order."""
-    wanted = program.differentiable(of_inputs=False)
+    wanted, every = program.differentiable(of_inputs=False), [*program.backward()]
     found: dict[str, list[Moved]] = {}
-    for m in program.backward():
+    for m in every:
         found.setdefault(m.value, []).append(m)
+    readers = Counter[str]()
+    for row in program.rows:
+        derived = dict(row.derived)
+        for k, (name, is_asked) in enumerate(zip(row.bound.reads, asked(row.bound, wanted), strict=True)):
+            readers[name] += is_asked and (row.back[k] is not None or k in derived)
     whole: set[str] = set()
     for name, value in program.values.items():
         steps = found.get(name, [])
         if value.kind != "parameter" or not steps or name not in wanted:
             continue
-        readers = {
-            (i, k)
-            for i, row in enumerate(program.rows)
-            for k, v in enumerate(row.bound.reads)
-            if v == name and asked(row.bound, wanted)[k] and (row.back[k] is not None or k in dict(row.derived))
-        }
-        alone = len(steps) == len({(m.row, m.chain) for m in steps}) == len(readers)
+        alone = len(steps) == len({(m.row, m.chain) for m in steps}) == readers[name]
         if (
             alone
             and {m.conversion.kind for m in steps} == {"all_reduce"}
             and len({m.conversion.over for m in steps}) == 1
         ):
             whole.add(name)
-    return (m for m in program.backward() if m.value in whole)
+    return [m for m in every if m.value in whole]

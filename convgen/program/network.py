@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from convgen.algebra.grid import Grid
@@ -123,9 +124,17 @@ class Program:
 
     def differentiable(self, *, of_inputs: bool) -> frozenset[str]:
         """Values that depend on what wants a gradient, and that a result depends on smoothly."""
-        kinds = {n: (v.kind, v.dtype in FLOATS) for n, v in self.values.items()}
-        bounds = [row.bound for row in self.rows]
-        return differentiable(kinds, bounds, of_inputs=of_inputs) & smooth(kinds, bounds, [v for _, v in self.outputs])
+        if (found := self._differentiable.get(of_inputs)) is None:
+            kinds = {n: (v.kind, v.dtype in FLOATS) for n, v in self.values.items()}
+            bounds = [row.bound for row in self.rows]
+            found = differentiable(kinds, bounds, of_inputs=of_inputs)
+            found &= smooth(kinds, bounds, [v for _, v in self.outputs])
+            self._differentiable[of_inputs] = found
+        return found
+
+    @cached_property
+    def _differentiable(self) -> dict[bool, frozenset[str]]:
+        return {}
 
 
 def differentiable(
@@ -191,7 +200,7 @@ def gradients(row: PlacedRow, number: int, wanted: Sequence[bool]) -> Iterator[M
 
 def label(row: PlacedRow) -> str:
     """What a row's steps are called: the first value that it makes."""
-    return next(filter(None, row.bound.makes), row.bound.operation.name)
+    return next(filter(None, row.bound.makes), "") or row.bound.operation.name
 
 
 def _name(row: PlacedRow, k: int) -> str:

@@ -17,8 +17,8 @@ Source: DESIGN section 10.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, lru_cache
 from math import prod
 
 from convgen.algebra import involved
@@ -85,6 +85,13 @@ class PlacedRow:
     split: bool = True
     ahead: int = 0
     chunks: Chunks | None = None
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, f.name) for f in fields(self)))
+
+    def __hash__(self) -> int:  # rows are keys of every cache
+        return self._hash
 
     @property
     def signature(self) -> Signature:

@@ -90,8 +90,8 @@ class LayerForm(_Form):
     dtype: Literal["float64", "float32", "tfloat32", "bfloat16", "float16"] = Field(
         default="float32", description="float64, float32, tfloat32, bfloat16 or float16"
     )
-    memory_format: Literal["contiguous", "channels_last"] = Field(
-        default="contiguous", description="contiguous or channels_last"
+    memory_format: Literal["contiguous", "channels_last"] | None = Field(
+        default=None, description="contiguous or channels_last"
     )
     grid: dict[str, Size] = Field(description="a mapping of axis name to ranks, e.g. {N: 2, C: 2}")
     algorithm: Annotated[str, AfterValidator(_algorithm)] | None = Field(

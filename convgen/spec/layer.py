@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from convgen.algebra.algorithms import ALGORITHMS
 from convgen.algebra.conv import Conv
 from convgen.algebra.grid import Grid
 from convgen.spec.source import Source
-from convgen.spec.target import CPU, Target
+from convgen.spec.target import CPU, MemoryFormat, Target
 
 DTYPES = ("float64", "float32", "tfloat32", "bfloat16", "float16")
 DTYPE_BYTES = {"float64": 8, "float32": 4, "tfloat32": 4, "bfloat16": 2, "float16": 2}
@@ -51,13 +51,14 @@ class Layer:
     Validated on its own, not yet against the grid.
 
     `roles[phase]` is the axis -> role map in the order it was written, for the phases that were given;
-    exactly one of `algorithm` and `distribution` is set.
+    exactly one of `algorithm` and `distribution` is set. `usual_format`: the memory format is the target's, nobody
+    said one.
     """
 
     name: str
     conv: Conv
     dtype: str = "float32"
-    memory_format: Literal["contiguous", "channels_last"] = "contiguous"
+    memory_format: MemoryFormat = "contiguous"
     grid: Grid
     algorithm: str | None = "auto"
     distribution: Distribution | None = None
@@ -66,6 +67,13 @@ class Layer:
     machine: str | None = None
     options: Options = Options()
     source: Source = field(default=Source(), compare=False)
+    usual_format: bool = field(default=False, compare=False)
+
+    def made_for(self, target: Target) -> Layer:
+        """The same layer for another target, in the memory format that was said, or else in that target's."""
+        if not self.usual_format:
+            return replace(self, target=target)
+        return replace(self, target=target, memory_format=target.memory_format(len(self.conv.spatial)))
 
     @property
     def kind(self) -> str:

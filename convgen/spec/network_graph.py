@@ -76,9 +76,9 @@ def layer_graph(layer: Layer) -> Graph:
     other = {
         "layouts of its own": layer.distribution is not None,
         "roles of its own": bool(layer.roles),
+        f"target {layer.target.text}": layer.target.text != "cpu",
         "memory_format channels_last": layer.memory_format == "channels_last",
         f"dtype {layer.dtype}": layer.dtype == "tfloat32",
-        f"target {layer.target.text}": layer.target.text != "cpu",
         "kernels of its own": bool(layer.options.kernels),
         "native sums": layer.options.sums != "ordered",
     }

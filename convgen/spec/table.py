@@ -28,7 +28,7 @@ def read_csv(
     algorithm: str = "auto",
     dtype: str = "float32",
     target: str = "cpu",
-    memory_format: str = "contiguous",
+    memory_format: str | None = None,
     machine: str | None = None,
     options: Mapping[str, str] | None = None,
     bias: bool = False,
@@ -50,10 +50,9 @@ def read_csv(
         "algorithm": algorithm,
         "dtype": dtype,
         "target": target,
-        "memory_format": memory_format,
         "options": dict(options or {}),
         "bias": bias,
-    } | ({"machine": machine} if machine is not None else {})
+    } | {key: value for key, value in (("memory_format", memory_format), ("machine", machine)) if value is not None}
     file = str(path)
     header, rows = _rows(read_text(path), file)
     layers: list[Layer] = []

@@ -10,6 +10,7 @@ from convgen.errors import InputError
 from convgen.spec.text import shown
 
 Kind = Literal["cpu", "cuda", "hip", "sw26010"]
+MemoryFormat = Literal["contiguous", "channels_last"]
 
 _TARGET = re.compile(r"cpu|cuda(:sm_[1-9][0-9]{1,2})?|hip(:gfx[1-9][0-9a-f]{2,3})?|sw26010", re.ASCII)
 
@@ -78,6 +79,10 @@ class Target:
     def float32_products(self) -> str:
         """How float32 is multiplied at float32 accuracy: split into TF32 where there are such units."""
         return "tf32x3" if self.kind == "cuda" else "ieee"
+
+    def memory_format(self, spatial: int) -> MemoryFormat:
+        """Of a layer that says none, with so many spatial dimensions: what the target's kernels read fastest."""
+        return "channels_last" if self.is_gpu and spatial > 1 else "contiguous"
 
     def known(self) -> Target:
         """Itself, for which kernels are made and tuned.

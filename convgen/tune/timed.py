@@ -26,7 +26,6 @@ class Timed:
 
     memory: Remembered
     dtype: str
-    memory_format: str
 
     def __call__(self, space: Space, operands: Operands) -> float | None:
         """Of the rank with most to do; with the bias added, where only that was measured."""
@@ -39,18 +38,16 @@ class Timed:
     def problem(self, space: Space, operands: Operands) -> Problem:
         """What that rank convolves."""
         frames = {layout.tensor: space.frame(layout) for layout in operands}
-        phase = PHASE_OF[operands[2].tensor]
+        phase, form = PHASE_OF[operands[2].tensor], self.memory.target.memory_format(len(space.conv.spatial))
         return largest(
             [
-                plain_problem(
-                    space.conv, phase, {t: box[rank] for t, box in frames.items()}, self.dtype, self.memory_format
-                )
+                plain_problem(space.conv, phase, {t: box[rank] for t, box in frames.items()}, self.dtype, form)
                 for rank in range(space.grid.ranks)
             ]
         )
 
 
-def timed(target: Target, dtype: str, memory_format: str = "contiguous") -> Timed:
+def timed(target: Target, dtype: str) -> Timed:
     """What the databases know for a target, on the device that it is compiled for.
 
     Raises:
@@ -62,7 +59,7 @@ def timed(target: Target, dtype: str, memory_format: str = "contiguous") -> Time
             memory.said or f"nothing in {dtype} was measured on {memory.device.name if memory.device else target.text}"
         )
         raise InputError(f"no measured kernels for {target.text}: {said}", hint="convgen tune FILE... first")
-    return Timed(memory, dtype, memory_format)
+    return Timed(memory, dtype)
 
 
 def as_measured(machine: Machine, known: Timed) -> Machine:

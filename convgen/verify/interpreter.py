@@ -5,9 +5,10 @@
 
 TRITON_INTERPRET stays unset: `interpreted(kernel)[grid](...)` runs a @triton.jit function that can also be compiled.
 What is mended, in versions 3.6 to 3.9: products of bfloat16 (upstream multiplies the bit patterns) and rounding to it
-(upstream cuts); loop bounds that are arrays of one element (3.6 with numpy >= 2.4); triton.language is restored after
-a launch, so that a later compilation works; launches wait for each other, since ranks may be threads. Other arithmetic
-in bfloat16 stays wrong upstream: kernels widen what they load first, as they do for its precision.
+(upstream cuts); boxes that are rounded to TF32 as they are copied (upstream copies them as they are); loop bounds that
+are arrays of one element (3.6 with numpy >= 2.4); triton.language is restored after a launch, so that a later
+compilation works; launches wait for each other, since ranks may be threads. Other arithmetic in bfloat16 stays wrong
+upstream: kernels widen what they load first, as they do for its precision.
 """
 
 from __future__ import annotations
@@ -57,12 +58,20 @@ def _round_to_bfloat16(data: Any) -> Any:
     return np.where(np.isnan(data), np.uint16(0x7FC0), near)
 
 
+def _round_to_tf32(data: Any) -> Any:
+    """float32 to the nearest TF32, ties to even, infinities and NaN as they are: as the copy engine of sm_90 does."""
+    bits = np.ascontiguousarray(data).view(np.uint32)
+    near = (bits + np.uint32(0xFFF) + ((bits >> 13) & np.uint32(1))) & np.uint32(0xFFFFE000)
+    return np.where(np.isfinite(data), near.view(np.float32), data)
+
+
 @functools.cache
 def _mend() -> None:
     """Replace what is wrong in the interpreter, once."""
     builder: Any = upstream.InterpreterBuilder
     module: Any = upstream
     multiply, convert, patch = builder.create_dot, module._convert_float, module._patch_lang_tensor
+    describe, copy_box = module._implicit_cvt, builder.create_descriptor_load
     run: Any = upstream.GridExecutor.__call__
     rewrite: Any = upstream.InterpretedFunction.rewrite
 
@@ -76,6 +85,18 @@ def _mend() -> None:
         if source == tl.float32 and target == tl.bfloat16:
             return _round_to_bfloat16(data)
         return convert(data, source, target, rounding)
+
+    def described(arg: Any) -> Any:
+        made = describe(arg)
+        if getattr(arg, "round_f32_to_tf32", False):
+            made.handle.rounds_tf32 = True
+        return made
+
+    def load_box(self: Any, box: Any, *rest: Any) -> Any:
+        loaded = copy_box(self, box, *rest)
+        return (
+            upstream.TensorHandle(_round_to_tf32(loaded.data), loaded.dtype) if hasattr(box, "rounds_tf32") else loaded
+        )
 
     def patch_tensor(tensor: Any, scope: Any) -> None:
         patch(tensor, scope)
@@ -95,7 +116,8 @@ def _mend() -> None:
             finally:
                 scope.restore()
 
-    builder.create_dot = create_dot
+    builder.create_dot, builder.create_descriptor_load = create_dot, load_box
+    module._implicit_cvt = described
     module._convert_float = convert_float
     if tuple(int(n) for n in triton.__version__.split(".")[:2]) < (3, 7):
         module._patch_lang_tensor = patch_tensor

@@ -154,9 +154,11 @@ class Block(torch.Tensor):
         return f"Block({self._block}, {self.held or [h.name for h in self.of]})"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # The module's own, also where it was loaded again: pickle looks functions up by name.
-        rebuild = getattr(sys.modules.get(__name__), "rebuild_block", rebuild_block)
-        return rebuild, (self._block.detach(), self.held, self.of, self.requires_grad, self._is_param)
+        # Pickle looks functions up by name: of a module that is there, where the first was loaded again or forgotten too.
+        there = (getattr(sys.modules.get(name), "rebuild_block", None) for name in shared["homes"])
+        rebuild = next(filter(None, there), rebuild_block)
+        held, of = self.held and tuple(self.held), tuple(sorted(map(tuple, self.of)))
+        return rebuild, (self._block.detach(), held, of, self.requires_grad, self._is_param)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         copied = rebuild_block(self._block.detach().clone(), self.held, self.of, self.requires_grad, self._is_param)
@@ -230,7 +232,7 @@ def fits_ddp(block: Block) -> None:
 
 
 def rebuild_block(block: Tensor, held: Any, of: Any, requires_grad: bool, is_param: bool) -> Tensor:
-    made = Block(block, held and Held(*held), of)
+    made = Block(block, held and Held(*held), frozenset(Held(*one) for one in of))
     return torch.nn.Parameter(made, requires_grad) if is_param else made.requires_grad_(requires_grad)
 
 
@@ -356,3 +358,4 @@ class Around(Function):
 
 # One class for all modules of a process, so that their parameters mix in one optimizer.
 Held, Block = shared.setdefault("blocks 1", (Held, Block))
+shared.setdefault("homes", {})[__name__] = True

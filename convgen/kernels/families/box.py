@@ -10,7 +10,7 @@ all rows is the sum of one for each of them; taps that read no row of one are le
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from math import ceil, prod
@@ -21,6 +21,7 @@ from convgen.kernels.boxes import (
     is_paired,
     is_turned,
     pieces,
+    rewrites,
     taps_together,
     tile_pixels,
     view_rank,
@@ -154,7 +155,7 @@ def splits(problem: Problem, target: Target, tile: dict[str, int], filters: int,
     programs = ceil_div(problem.filters, filters) * ceil_div(problem.channels, channels) * parts * problem.taps
     one = _config(problem, tile, filters, channels, 8, 3)
     programs //= taps_together(problem, one)
-    most = max(1, _boxes(problem, tile) // 4)
+    most = max(1, count_boxes(problem, tile) // 4)
     waves = (target.processors // 2, target.processors, 2 * target.processors)
     return sorted({max(1, min(most, wave // programs)) for wave in waves} | {1})
 
@@ -163,12 +164,12 @@ def _cuts(problem: Problem, target: Target, tile: dict[str, int], columns: int) 
     """Counts of programs that may share a tile's steps: more than one where tiles don't fill the device."""
     made, _ = _sides(problem)
     parts = problem.y_parts if problem.phase == "forward" else problem.x_parts
-    tiles_there = _boxes(problem, tile) * ceil_div(made, columns) * parts
+    tiles_there = count_boxes(problem, tile) * ceil_div(made, columns) * parts
     plain = problem.rim is None and (problem.phase == "forward" or all(d.stride == 1 for d in problem.dims))
     return [n for n in (1, 2, 3, 4, 6, 8) if n == 1 or (plain and tiles_there * n <= target.processors)]
 
 
-def _boxes(problem: Problem, tile: dict[str, int]) -> int:
+def count_boxes(problem: Problem, tile: dict[str, int]) -> int:
     """Boxes that cover all pixels, or those of one output phase."""
     extents = [tile[f"T{d.name}"] for d in problem.dims]
     rows = prod(ceil_div(r, e) for r, e in zip(box_rows(problem), extents, strict=True))
@@ -177,6 +178,11 @@ def _boxes(problem: Problem, tile: dict[str, int]) -> int:
 
 def default(problem: Problem, target: Target) -> Config:
     """What an untuned problem gets: of sizes that spill nowhere, the one with the least estimated time."""
+    return least(problem, target, sizes(problem, target), work)
+
+
+def least(problem: Problem, target: Target, found: Iterable[Config], work: Callable[[Problem, Config], Work]) -> Config:
+    """Of configurations the one with the least estimated time."""
     device = data_sheet(target, problem.dtype)
 
     def worth(config: Config) -> tuple[int, bool, float]:
@@ -189,10 +195,10 @@ def default(problem: Problem, target: Target) -> Config:
             step_s(problem, config, w, target, device),
         )
 
-    return min(_sizes(problem, target), key=worth)
+    return min(found, key=worth)
 
 
-def _sizes(problem: Problem, target: Target) -> Iterator[Config]:
+def sizes(problem: Problem, target: Target) -> Iterator[Config]:
     """What a default is chosen from."""
     half, filter_gradient = problem.element_bytes == 2, problem.phase == "backward_filter"
     depth, most = (64, 128) if half else (32, 64 if problem.dtype == "float32" else 128)  # sums a thread
@@ -207,9 +213,11 @@ def _sizes(problem: Problem, target: Target) -> Iterator[Config]:
         if not fits or not spread or max(rows, columns) < 64 or columns > clamp(made, 16, deepest):
             continue
         if filter_gradient and rows <= clamp(problem.filters, 64 if problem.channels <= 32 else 16, 256):
-            tile = _fitting(problem, depth)
-            for split in splits(problem, target, tile, rows, columns):
-                yield _config(problem, tile, rows, columns, warps, stages, split)
+            # Of few channels a step has little to multiply: more pixels share what it takes to begin one.
+            for pixels in (depth, 2 * depth) if half and columns <= 32 else (depth,):
+                tile = _fitting(problem, pixels)
+                for split in splits(problem, target, tile, rows, columns):
+                    yield _config(problem, tile, rows, columns, warps, stages, split)
         elif not filter_gradient and rows >= 64:
             tile = _fitting(problem, rows)
             for split in _cuts(problem, target, tile, columns):
@@ -243,7 +251,7 @@ def words(problem: Problem) -> type[Words]:
 def work(problem: Problem, config: Config) -> Work:
     """What a launch does: boxes cover samples and rows."""
     tile = config.tile
-    pixels, boxes = tile_pixels(problem, config), _boxes(problem, tile)
+    pixels, boxes = tile_pixels(problem, config), count_boxes(problem, tile)
     if problem.phase != "backward_filter":
         phases = prod(d.stride for d in problem.dims) if problem.phase == "backward_data" else 1
         w = product_work(problem, config, pixels, boxes * phases)
@@ -258,5 +266,6 @@ def work(problem: Problem, config: Config) -> Work:
         w = Work(programs // taps, ceil_div(boxes, config.split), product, config.split, instructions=90 + 20 * taps)
     rows, columns, summed = w.tile
     w = replace(w, tile=(columns, rows, summed)) if is_turned(problem, config) else w
+    w = replace(w, rewrites=rewrites(problem), rounded=True)
     steps = _rim_steps(problem, [tile[f"T{d.name}"] for d in problem.dims]) if problem.phase != "backward_filter" else 1
     return replace(w, steps=ceil(w.steps * steps))

@@ -39,17 +39,17 @@ def configs(problem: Problem, target: Target) -> Iterator[Config]:
     """Configurations worth a try: those of the pointer family, whose tiles are alike."""
     yield default(problem, target)
     for config in pointer.configs(problem, target):
-        yield _fitted(problem, config)
+        yield replace(config, family=NAME)
 
 
 def default(problem: Problem, target: Target) -> Config:
     """What an untuned problem gets."""
     config = pointer.default(problem, target)
-    if problem.channels_last and problem.element_bytes == 2 and target.arch == 90:
+    if problem.element_bytes == 2 and target.arch == 90:
         device = data_sheet(target, problem.dtype)
         return min(_sizes(problem, target), key=lambda c: estimated_s(problem, c, work(problem, c), target, device))
     if problem.channels_last or problem.phase == "backward_filter":
-        config = _fitted(problem, config)
+        config = replace(config, family=NAME)
         # With float32's three products a small tile of pixels has more to hold where it is spread over more threads.
         small = config.tile.get("BF", 0) * config.tile.get("BC", 0) <= 2048 and problem.phase == "backward_filter"
         return replace(config, warps=4) if small else config
@@ -75,14 +75,6 @@ def _sizes(problem: Problem, target: Target) -> Iterator[Config]:
             yield from (Config(NAME, tiles, warps, stages, split) for split in few)
 
 
-def _fitted(problem: Problem, config: Config) -> Config:
-    """The same tiles; pieces of backward-filter are of samples where pixels of two samples don't lie side by side."""
-    split = config.split
-    if problem.phase == "backward_filter" and not problem.channels_last:
-        split = max(1, min(split, problem.batch))
-    return replace(config, family=NAME, split=split)
-
-
 def words(problem: Problem) -> type[Words]:
     return GemmWords
 
@@ -94,7 +86,12 @@ def work(problem: Problem, config: Config) -> Work:
         tiles = ceil_div(problem.pixels, pixels)
     else:
         tiles = problem.batch * ceil_div(prod(rows_made(problem)), pixels)
-    return by_pointers(problem, config, product_work(problem, config, pixels, tiles), found=8, base=40)
+    wide = (
+        problem.vector(problem.channels, problem.filters)
+        if problem.channels_last
+        else problem.vector(prod(rows_made(problem)))
+    )
+    return by_pointers(problem, config, product_work(problem, config, pixels, tiles), found=8, base=40, wide=wide)
 
 
 class GemmWords(Words):

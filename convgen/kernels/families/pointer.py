@@ -109,4 +109,7 @@ def work(problem: Problem, config: Config) -> Work:
     """What a launch does."""
     pixels = config.tile["BP"]
     w = product_work(problem, config, pixels, ceil_div(problem.pixels, pixels))
-    return by_pointers(problem, config, w, found=25 if problem.rim is None else 45, base=60)
+    channels, filters = problem.channels, problem.filters
+    read = {"forward": (channels,), "backward_data": (filters,), "backward_filter": (channels, filters)}[problem.phase]
+    wide = problem.vector(*read) if problem.channels_last else 2
+    return by_pointers(problem, config, w, found=25 if problem.rim is None else 45, base=60, wide=wide)

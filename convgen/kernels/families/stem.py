@@ -10,13 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cached_property
 from math import prod
 
-from convgen.kernels.boxes import BoxWords
 from convgen.kernels.config import Config, ceil_div
-from convgen.kernels.environment import environment
 from convgen.kernels.families import box
+from convgen.kernels.inner import ArrangedWords
 from convgen.kernels.problem import LocalDim, Problem
 from convgen.kernels.words import Words, constant, times
 from convgen.kernels.work import Work
@@ -44,7 +42,7 @@ def refusal(problem: Problem, target: Target) -> str | None:
 def blocks(problem: Problem) -> Problem:
     """The convolution of blocks."""
     dims = tuple(_block_dim(d) for d in problem.dims)
-    return replace(problem, dims=dims, channels=block_channels(problem))
+    return replace(problem, dims=dims, channels=block_channels(problem), memory_format="channels_last")
 
 
 def _block_dim(d: LocalDim) -> LocalDim:
@@ -77,36 +75,29 @@ def words(problem: Problem) -> type[Words]:
 
 
 def work(problem: Problem, config: Config) -> Work:
-    """What the launch of products does; blocks are written and read besides."""
+    """What the launch of products does; blocks are written and read besides, and dy with its channels last."""
     inner = blocks(problem)
-    return replace(box.work(inner, config), more_bytes=2 * inner.elements["x"] * inner.element_bytes)
+    turned = not problem.channels_last and problem.phase != "forward"
+    moved = 2 * (inner.elements["x"] + (inner.elements["y"] if turned else 0))
+    launches = (problem.phase != "forward") + turned + 1
+    return replace(box.work(inner, config), launches=launches, more_bytes=moved * inner.element_bytes)
 
 
-class BlockWords(BoxWords):
-    """The convolution of blocks: a kernel inside of the phase's."""
-
-    @property
-    def entry(self) -> str:
-        return f"{self.problem.phase}_of_blocks"
-
-
-class StemWords(Words):
+class StemWords(ArrangedWords):
     """Where the element of a block lies in x, and that of a tap of blocks in w; and the other way round."""
 
-    @cached_property
+    @property
     def inner(self) -> Problem:
         return blocks(self.problem)
 
     @property
+    def writer(self) -> Words | None:
+        """y lies as the phase says; gradients are taken from those of blocks by a launch of their own."""
+        return Words(self.problem, even=self.even) if self.problem.phase == "forward" and not self.last else None
+
+    @property
     def block_channels(self) -> int:
         return self.inner.channels
-
-    def products(self, name: str, config: Config) -> str:
-        """The kernel by boxes, and the function that launches it."""
-        p = self.inner
-        template = environment().get_template(f"kernels/{box.TEMPLATE}")
-        words = BlockWords(p, float32=self.float32)
-        return template.render(name=name, p=p, t=words, bias=p.bias, split=config.split, config=config).rstrip("\n")
 
     @property
     def rows_as_constants(self) -> str:
@@ -146,7 +137,7 @@ class StemWords(Words):
 
     def to_block(self, *, filters: bool) -> list[str]:
         """From the number of an element of x or w to that of the block's, and whether it has one."""
-        lines, lane, scale = ["c, at = i % C, i // C"], "", 1
+        lines, lane, scale = ["c, at = i % C, i // C"] if self.last else ["at = i"], "", 1
         place, conditions = list[str](), list[str]()
         for d, local in reversed(list(zip(self.dims, self.inner.dims, strict=True))):
             name = d.k if filters else d.x
@@ -158,6 +149,7 @@ class StemWords(Words):
             blocks_there = str(local.kernel) if filters else f"(Y{d.letter.upper()} + {local.kernel - 1})"
             place.insert(0, f"* {blocks_there} + {name} // {d.stride}")
             conditions += [] if filters else [f"({name} >= 0) & ({name} // {d.stride} < {blocks_there})"]
+        lines += [] if self.last else ["c, at = at % C, at // C"]
         offset = "at"
         for part in place:
             offset = f"({offset} {part})"
@@ -168,7 +160,7 @@ class StemWords(Words):
         """Where x's element of a block, or w's, lies."""
         names = [d.k if tensor == "w" else d.x for d in self.dims]
         extents = [str(d.taps) if tensor == "w" else d.x.upper() for d in self.dims]
-        text = "at"
+        text = "at" if self.last else "(at * C + c)"
         for name, extent in zip(names, extents, strict=True):
             text = f"({text} * {extent} + {name})"
-        return f"{text} * C + c"
+        return f"{text} * C + c" if self.last else text

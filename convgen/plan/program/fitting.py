@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from convgen.cost.machine import Machine
-from convgen.cost.network_memory import MemoryWalk
+from convgen.cost.network_memory import fullest
 from convgen.cost.rows import price_on, row_cost
 from convgen.errors import InputError
 from convgen.plan.parts import Room
@@ -52,7 +52,7 @@ def fitted(
         except TooLittleMemory as error:
             least = error.least  # of the search's own count: below it there is nothing
             found = search(least)
-        tried.append(Fitted(found, MemoryWalk(found.program, room.states).memory().peak))
+        tried.append(Fitted(found, fullest(found.program, room.states).memory().peak))
         if budget is None or tried[-1].peak <= budget or least is not None:
             break
         bound = int(found.memory_bytes * budget / tried[-1].peak * MARGIN)
@@ -69,7 +69,7 @@ def fitted(
 def _recomputed(one: Fitted, budget: int, states: int, machine: Machine, dtype: str) -> Iterator[Fitted]:
     """The same layout with blocks computed again, until it fits or there are none left."""
     program, price = one.found.program, price_on(one.found.program.grid, machine, dtype)
-    walk, wanted = MemoryWalk(program, states), program.differentiable(of_inputs=False)
+    walk, wanted = fullest(program, states), program.differentiable(of_inputs=False)
     takes: dict[Stretch, int] = {}
     for s in stretches(program):
         rows = program.rows[s.start : s.stop]
@@ -90,6 +90,7 @@ def _recomputed(one: Fitted, budget: int, states: int, machine: Machine, dtype: 
     if chosen:
         again = replace(program, again=tuple(sorted(chosen, key=lambda s: s.start)))
         time_ps = one.found.time_ps + sum(takes[s] for s in chosen)
+        peak = fullest(again, states).memory().peak  # of another rank, it may be
         yield Fitted(replace(one.found, program=again, time_ps=time_ps, runner_up={}, heuristic=None), peak)
 
 

@@ -68,8 +68,9 @@ def _candidates(program: Program, machine: Machine, dtype: str, of_inputs: bool)
 def worth_cutting(program: Program, machine: Machine, dtype: str, *, of_inputs: bool = False) -> Program:
     """The program with every row, and every gradient with a row of its own, in as many chunks as make it fastest when
     it is all there is; the program itself where none is faster."""
-    best, wanted = program, program.differentiable(of_inputs=of_inputs)
+    wanted = program.differentiable(of_inputs=of_inputs)
     times: dict[str, float] = {}
+    counts: dict[str, int] = {}
     for count in CHUNKS:
         cut = ChunkCollectives(count).run(program)
         for plain, row in zip(program.rows, cut.rows, strict=True):
@@ -79,8 +80,11 @@ def worth_cutting(program: Program, machine: Machine, dtype: str, *, of_inputs: 
                     times[name] = alone(of_row, wanted, machine, dtype)
                 one = ChunkCollectives(count, only=name).run(of_row)
                 if (seconds := alone(one, wanted, machine, dtype)) < times[name]:
-                    times[name] = seconds
-                    best = ChunkCollectives(count, only=name).run(uncut(best, name))
+                    times[name], counts[name] = seconds, count
+    best = program
+    for count in CHUNKS:
+        if names := [name for name, fastest in counts.items() if fastest == count]:
+            best = ChunkCollectives(count, only=",".join(names)).run(best)
     return best
 
 
@@ -90,16 +94,6 @@ def _cut(name: str, plain: PlacedRow, row: PlacedRow) -> Iterator[str]:
         yield name
     for (k, a), (_, b) in zip(plain.derived, row.derived, strict=True):
         yield from _cut(f"{name}.d{row.signature.inputs[k].name}", a, b)
-
-
-def uncut(program: Program, name: str) -> Program:
-    """The same, one row in one piece."""
-    return replace(program, rows=tuple(_uncut(row, label(row), name) for row in program.rows))
-
-
-def _uncut(row: PlacedRow, here: str, name: str) -> PlacedRow:
-    derived = tuple((k, _uncut(one, f"{here}.d{row.signature.inputs[k].name}", name)) for k, one in row.derived)
-    return replace(row, chunks=None if here == name else row.chunks, derived=derived)
 
 
 def worth_starting(program: Program, how: StartHalos, price: Price, *, of_inputs: bool = False) -> set[str]:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from convgen.late import torch
+import numpy as np
+
 from convgen.operations.bound import Bound
 from convgen.operations.calls import Elementwise, Slot
 from convgen.operations.row import Operation
@@ -60,7 +61,7 @@ class Reader:
         found: list[Tensor] = []
         there = slots(args, self, found)
         shapes = tuple(t.shape for t in found)
-        if not found or torch.broadcast_shapes(*shapes) != y.shape:
+        if not found or np.broadcast_shapes(*shapes) != y.shape:
             return False
         differentiable = tuple(t.floats and smooth for t in found)
         self.add(Elementwise(op, there, y.shape, shapes, differentiable), found, [y.name])

@@ -1,0 +1,57 @@
+"""A convolution by boxes inside of a phase whose tensors lie otherwise: a launch arranges what it reads."""
+
+from __future__ import annotations
+
+from convgen.kernels.boxes import BoxWords
+from convgen.kernels.config import Config
+from convgen.kernels.environment import environment
+from convgen.kernels.problem import Problem
+from convgen.kernels.words import Words
+
+
+class InnerWords(BoxWords):
+    """The convolution by boxes: a kernel inside of the phase's.
+
+    Attributes:
+        writer: words of the phase where its result lies as they say, not as boxes.
+    """
+
+    writer: Words | None = None
+
+    def products(self, name: str, config: Config) -> str:
+        """The kernel by boxes, and the function that launches it."""
+        p, template = self.problem, environment().get_template("kernels/box.py.jinja")
+        return template.render(name=name, p=p, t=self, bias=p.bias, split=config.split, config=config).rstrip("\n")
+
+    @property
+    def entry(self) -> str:
+        return f"{self.problem.phase}_of_boxes"
+
+    @property
+    def by_pointers(self) -> Words | None:
+        return (
+            self.writer if self.writer is not None and self.problem.phase != "backward_filter" else super().by_pointers
+        )
+
+    def weight_made(self) -> tuple[str, str]:
+        return self.writer.weight() if self.writer is not None else super().weight_made()
+
+
+class ArrangedWords(Words):
+    """Words of a phase that has such a convolution inside."""
+
+    @property
+    def inner(self) -> Problem:
+        """The convolution by boxes, of channels last."""
+        raise NotImplementedError
+
+    @property
+    def writer(self) -> Words | None:
+        """Where the result of the convolution inside lies, if not as boxes."""
+        raise NotImplementedError
+
+    def products(self, name: str, config: Config) -> str:
+        """The kernel by boxes, and the function that launches it."""
+        words = InnerWords(self.inner, float32=self.float32, rims=self.rims)
+        words.writer = self.writer
+        return words.products(name, config)
