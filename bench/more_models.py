@@ -46,7 +46,7 @@ VISION: Mapping[str, Make] = {
     "fcn_aux": vision(
         "fcn_resnet50", (2, 3, 65, 50), "segmentation", num_classes=5, weights_backbone=None, aux_loss=True
     ),
-    "s3d": vision("s3d", (1, 3, 16, 64, 64), "video", num_classes=7),
+    "s3d": vision("s3d", (1, 3, 16, 224, 224), "video", num_classes=7),
     "mvit_v1_b": vision("mvit_v1_b", (1, 3, 16, 224, 224), "video", num_classes=7),
     "fasterrcnn_fpn": backbone(vision("fasterrcnn_resnet50_fpn", (1, 3, 64, 66), "detection", weights_backbone=None)),
     "fasterrcnn_mobile_fpn": backbone(
@@ -136,7 +136,7 @@ TIMM: Mapping[str, Make] = {
         "rexnetr_100": SMALL,
         "selecsls60": SMALL,
         "edgenext_x_small": SQUARE,
-        "convmixer_1024_20_ks9_p14": (1, 3, 70, 56),
+        "convmixer_1024_20_ks9_p14": (2, 3, 70, 56),
         "poolformerv2_s12": SMALL,
         "convformer_s18": SQUARE,
         "fastvit_sa12": SQUARE,
@@ -325,7 +325,7 @@ MONAI: Mapping[str, Make] = {
         deep_supervision=True,
         deep_supr_num=1,
     ),
-    "monai_unet2d": monai("UNet", (3, 1, 32, 26), dims=2, **IN_OUT, channels=(4, 8, 16), strides=(2, 2)),
+    "monai_unet2d": monai("UNet", (3, 1, 32, 28), dims=2, **IN_OUT, channels=(4, 8, 16), strides=(2, 2)),
     "monai_unet_act_norm": monai(
         "UNet",
         VOLUME,

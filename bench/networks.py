@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-from networks_on_ranks import Imported, check, draw_parameters, imported, random_input
+from networks_on_ranks import Imported, check, draw_parameters, imported, random_input, truth_of
 from public_models import MODELS
 
 from convgen.errors import InputError
@@ -48,7 +48,7 @@ DEEP = ("N=2", "D=2", "H=3", "C=2", "D=2,H=2", "N=2,C=2", "D=2,H=2,W=2")
 def without_draws(model: nn.Module) -> nn.Module:
     """Dropouts of nothing: what is drawn is compared elsewhere (tests/test_aten.py)."""
     for module in model.modules():
-        for name in ("p", "drop_prob", "drop_rate"):
+        for name in ("p", "drop_prob", "drop_rate", "_drop_connect_rate"):
             if isinstance(getattr(module, name, None), float) and "drop" in (name + type(module).__name__).lower():
                 setattr(module, name, 0.0)
             elif name == "p" and type(module).__name__ == "StochasticDepth":
@@ -199,10 +199,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         own = own_rounding(given) if narrow else 0.0
         inside = f" (float32 inside: {own:.0e} itself)" * narrow
         rows: list[tuple[str, tuple[float, ...]]] = []
+        truth = truth_of(given, steps=0 if asked.eval else asked.steps)
         for text in asked.grids or (DEEP if deep else FLAT):
             grid = {a: int(n) for a, n in (part.split("=") for part in text.split(","))}
             try:
-                found = check(given, grid, steps=0 if asked.eval else asked.steps)
+                found = check(given, grid, truth=truth)
             except InputError as error:
                 print(f"  {text:10} refused: {error}", flush=True)
                 wrong += 1

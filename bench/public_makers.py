@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -30,6 +30,11 @@ class Called(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.run(self.model, x)
+
+
+def small(made: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...]]]) -> Mapping[str, Make]:
+    """Models of their makers and shapes."""
+    return {name: lambda make=make, shape=shape: (make(), shape) for name, (make, shape) in made.items()}
 
 
 def vision(name: str, shape: tuple[int, ...] = SMALL, kind: str = "", **settings: Any) -> Make:

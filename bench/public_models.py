@@ -11,7 +11,11 @@ from collections.abc import Mapping
 import torch
 from more_models import PACKAGED
 from public_makers import CUBE, IN_OUT, SMALL, SQUARE, Make, by_time, by_words, diffusers, monai, smp, timm, vision
+from written_attention import ATTENTION
+from written_dense import DENSE
+from written_layers import LAYERS
 from written_models import WRITTEN
+from written_waves import WAVES
 
 KL = {
     "in_channels": 3,
@@ -592,4 +596,17 @@ DIFFUSERS: Mapping[str, Make] = {
     ),
 }
 
-MODELS: Mapping[str, Make] = {**NAMED, **VISION, **TIMM, **MONAI, **SMP, **DIFFUSERS, **PACKAGED, **WRITTEN}
+MODELS: Mapping[str, Make] = {
+    **NAMED,
+    **VISION,
+    **TIMM,
+    **MONAI,
+    **SMP,
+    **DIFFUSERS,
+    **PACKAGED,
+    **WRITTEN,
+    **DENSE,
+    **ATTENTION,
+    **WAVES,
+    **LAYERS,
+}

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from public_makers import Make
+from public_makers import Make, small
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, weight_norm
 
@@ -650,9 +650,8 @@ def wavelet() -> nn.Module:
 
 SMALL = (3, 3, 26, 22)
 EVEN = (3, 3, 24, 20)
-WRITTEN: Mapping[str, Make] = {
-    name: lambda make=make, shape=shape: (make(), shape)
-    for name, (make, shape) in {
+WRITTEN: Mapping[str, Make] = small(
+    {
         "edsr": (edsr, SMALL),
         "rcan": (rcan, SMALL),
         "esrgan": (esrgan, SMALL),
@@ -699,5 +698,5 @@ WRITTEN: Mapping[str, Make] = {
         "odd_activations": (odd_activations, SMALL),
         "laplacian_pyramid": (laplacian_pyramid, EVEN),
         "wavelet": (wavelet, EVEN),
-    }.items()
-}
+    }
+)

@@ -6,10 +6,12 @@ import importlib
 import itertools
 import sys
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -79,32 +81,113 @@ class Training:
     rate: float
 
     def run(self, parameters: Sequence[torch.Tensor], call: Callable[..., Any]) -> None:
-        """Of parameters that have their first gradients. `call` takes whole tensors and gives them."""
-        optimizer: Any = torch.optim.SGD(parameters, self.rate, momentum=0.9)
+        """Of parameters that have their first gradients. `call` takes whole tensors and gives them.
+
+        A gradient that is added to what is left of the ones before is the momentum, and takes no memory of its own.
+        """
+        optimizer: Any = torch.optim.SGD(parameters, self.rate)
         optimizer.step()
         for xs in self.batches:
-            optimizer.zero_grad()
+            for p in parameters:
+                if p.grad is not None:
+                    p.grad.mul_(0.9)
             ys = [t for t in tree_flatten(call(*xs))[0] if t is not None]
             smooth = [k for k in self.dys if ys[k].requires_grad]  # some are of inputs alone
             torch.autograd.backward([ys[k] for k in smooth], [self.dys[k] for k in smooth])
             optimizer.step()
 
 
-def trained(module: nn.Module, call: Any, training: Training, grads: Tensors, shaken: bool = False) -> Tensors:
-    """The module's state after those steps, which it does not keep. `shaken`: each number a unit off first."""
-    held = {n: t.detach().clone() for n, t in module.state_dict().items()}
-    generator = torch.Generator().manual_seed(2)
-    named = dict(module.named_parameters())
-    with torch.no_grad():
-        for p in named.values():
-            off = torch.randint(0, 2, p.shape, generator=generator).to(p.dtype) * 2 - 1
-            p.mul_(1 + shaken * off * torch.finfo(p.dtype).eps)
-    for n, p in named.items():
+@dataclass
+class Truth:
+    """What a module computes on one device: once, for any number of grids.
+
+    Attributes:
+        before: parameters, buffers and constants.
+        buffers: after one forward pass.
+        after: parameters and buffers after the steps of `training`, if there are any.
+    """
+
+    module: nn.Module
+    call: Callable[..., Any]
+    xs: list[torch.Tensor]
+    ys: list[torch.Tensor]
+    dys: dict[int, torch.Tensor]
+    dxs: list[torch.Tensor]
+    before: Tensors
+    gradients: Tensors
+    buffers: Tensors
+    training: Training | None
+    after: Tensors
+    files: list[Any]
+
+    @cached_property
+    def change(self) -> dict[str, float]:
+        """Of each floating tensor, over the steps: at least a thousandth of the largest of all."""
+        names = [n for n, t in self.after.items() if t.is_floating_point() and t.numel() and n in self.before]
+        found = {n: apart(self.after[n], self.before[n]) for n in names}
+        floor = max(1e-3 * max(found.values(), default=0.0), 1e-30)
+        return {n: max(c, floor) for n, c in found.items()}
+
+    @cached_property
+    def limit(self) -> float:
+        """Ten times what a unit in the last place of each parameter moves the module's own steps, at most 1e-6."""
+        if not self.training:
+            return 1e-8
+        held = {n: t.detach().clone() for n, t in self.module.state_dict().items()}
+        generator = torch.Generator().manual_seed(2)
+        with torch.no_grad():
+            for p in self.module.parameters():
+                off = torch.randint(0, 2, p.shape, generator=generator).to(p.dtype) * 2 - 1
+                p.mul_(1 + off * torch.finfo(p.dtype).eps)
+        _train(self.module, self.call, self.training, self.gradients)
+        state = self.module.state_dict()
+        far = [apart(state[n], self.after[n]) / c for n, c in self.change.items()]
+        _set(self.module, held)
+        return max(1e-8, min(10 * max(far, default=0.0), 1e-6))
+
+
+def truth_of(given: Imported, *, steps: int = 0, reference: Callable[..., Any] | None = None) -> Truth:
+    """What the module, or `reference`, computes on one device; the module's state stays as it was."""
+    module, call, files = given.module, reference or given.module, []
+    before = _kept({n: t.detach() for n, t in module.state_dict().items()} | given.constants, files)
+    xs = [x.clone().requires_grad_(x.is_floating_point()) for x in given.inputs]
+    module.zero_grad()
+    ys = [t for t in tree_flatten(call(*xs))[0] if t is not None]
+    smooth = [k for k, t in enumerate(ys) if t.requires_grad]
+    generator = torch.Generator().manual_seed(1)
+    dys = {k: torch.randn(ys[k].shape, generator=generator, dtype=ys[k].dtype) for k in smooth}
+    torch.autograd.backward([ys[k] for k in smooth], [dys[k] for k in smooth])
+    gradients = _kept({n: p.grad for n, p in module.named_parameters() if p.grad is not None}, files)
+    module.zero_grad()
+    buffers = {n: b.clone() for n, b in module.named_buffers()}
+    dxs = [torch.zeros_like(x) if x.grad is None else x.grad for x in xs]
+    training, after = None, Tensors()
+    if steps:
+        size = [sum(float(t.norm()) ** 2 for t in ts) for ts in ((before[n] for n in gradients), gradients.values())]
+        batches = tuple(tuple(random_input(x.shape, k) for x in given.inputs) for k in range(1, steps))
+        training = Training(batches, dys, 1e-4 * (size[0] / max(size[1], 1e-30)) ** 0.5)
+        _train(module, call, training, gradients)
+        after = _kept({n: t.detach() for n, t in module.state_dict().items()}, files)
+    _set(module, before)
+    ys = [y.detach() for y in ys]
+    return Truth(module, call, xs, ys, dys, dxs, before, gradients, buffers, training, after, files)
+
+
+def _kept(tensors: Tensors, files: list[Any]) -> Tensors:
+    """Copies: in a file that is mapped, where they are large, so that they take no memory that nobody reads."""
+    if sum(t.numel() * t.element_size() for t in tensors.values()) < 1 << 27:
+        return {n: t.clone() for n, t in tensors.items()}
+    files.append(tempfile.TemporaryDirectory())  # that lasts as long as the list that has it
+    file = Path(files[-1].name) / "tensors.pt"
+    torch.save({n: t.clone() for n, t in tensors.items()}, file)
+    return torch.load(file, mmap=True)
+
+
+def _train(module: nn.Module, call: Any, training: Training, grads: Tensors) -> None:
+    for n, p in module.named_parameters():
         p.grad = grads[n].clone() if n in grads else None
-    training.run([*named.values()], call)
-    found = {n: t.detach().clone() for n, t in module.state_dict().items()}
-    _set(module, held)
-    return found
+    training.run([*module.parameters()], call)
+    module.zero_grad()
 
 
 def _set(module: nn.Module, state: Tensors) -> None:
@@ -114,13 +197,35 @@ def _set(module: nn.Module, state: Tensors) -> None:
                 t.copy_(state[n])
 
 
-def off_by(found: Tensors, truth: Tensors, before: Tensors) -> tuple[float, str]:
-    """The largest error of what changed, relative to the change, at least a thousandth of the largest of all."""
-    names = [n for n in found if n in before and truth[n].is_floating_point() and truth[n].numel()]
-    change = {n: (truth[n] - before[n]).abs().max().item() for n in names}
-    floor = max(1e-3 * max(change.values(), default=0.0), 1e-30)
-    each = [((found[n] - truth[n]).abs().max().item() / max(change[n], floor), n) for n in names]
-    return max((e for e in each if e[0] > 0 or e[0] != e[0]), default=(0.0, ""), key=lambda e: (e[0] != e[0], e[0]))
+def apart(a: torch.Tensor, b: torch.Tensor) -> float:
+    """The largest difference, nan if there is one, without a tensor of them all."""
+    assert a.shape == b.shape, (a.shape, b.shape)
+    if not a.numel():
+        return 0.0
+    pairs = zip(a.detach().reshape(-1).split(1 << 22), b.detach().reshape(-1).split(1 << 22), strict=True)
+    return torch.stack([(p.double() - q.double()).abs().max() for p, q in pairs]).max().item()
+
+
+class Turns(World):
+    """Virtual ranks of which one computes at a time, until it waits: what they hold for a moment isn't held by all."""
+
+    def __init__(self, ranks: int) -> None:
+        super().__init__(ranks)
+        self._turn = threading.Lock()
+
+    def run(self, program: Callable[[Any], Any]) -> list[Any]:
+        def one(end: Any) -> Any:
+            with self._turn:
+                return program(end)
+
+        return super().run(one)
+
+    def leave(self, *key: Any) -> Any:
+        self._turn.release()
+        try:
+            return super().leave(*key)
+        finally:
+            self._turn.acquire()
 
 
 def check(
@@ -131,6 +236,7 @@ def check(
     seed: int = 0,
     passes: Sequence[NetworkPass] = (),
     steps: int = 0,
+    truth: Truth | None = None,
 ) -> Errors:
     """Compiles for a grid and compares outputs, gradients, buffers and bytes with the module's (or `reference`'s).
 
@@ -138,35 +244,17 @@ def check(
         passes: that the program goes through, instead of those that a timeline finds.
         steps: of training, whose state is compared too; where it is more than 1e-8 off, with ten times what a unit
             in the last place of each parameter moves one device's own, at most 1e-6.
+        truth: of the same module, steps and reference, where it is known.
     """
-    module, graph = given.module, given.graph
+    graph = given.graph
     start = perf_counter()
     compiled = compile_network(graph, Grid(tuple(grid.items())))
     if passes:
         compiled = with_passes(compiled, *passes)
     files = compiled.package().files
     seconds = perf_counter() - start
-    buffers = {n: b.clone() for n, b in module.named_buffers()}
-    state = {n: t.detach().clone() for n, t in module.state_dict().items()} | given.constants
-    xs = [x.clone().requires_grad_(x.is_floating_point()) for x in given.inputs]
-    module.zero_grad()
-    y: Any = (reference or module)(*xs)
-    ys = [t for t in tree_flatten(y)[0] if t is not None]
-    smooth = [k for k, t in enumerate(ys) if t.requires_grad]
-    generator = torch.Generator().manual_seed(1)
-    dys = {k: torch.randn(ys[k].shape, generator=generator, dtype=ys[k].dtype) for k in smooth}
-    torch.autograd.backward([ys[k] for k in smooth], [dys[k] for k in smooth])
-    wished = {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
-    new = {n: b.clone() for n, b in module.named_buffers()}
-    training, state_then = None, Tensors()
-    if steps:
-        size = [
-            sum(float(t.detach().norm()) ** 2 for t in ts.values()) for ts in ({n: state[n] for n in wished}, wished)
-        ]
-        batches = tuple(tuple(random_input(x.shape, k) for x in given.inputs) for k in range(1, steps))
-        training = Training(batches, dys, 1e-4 * (size[0] / max(size[1], 1e-30)) ** 0.5)
-        state_then = trained(module, reference or module, training, wished)
-    _set(module, buffers)
+    true = truth or truth_of(given, steps=steps, reference=reference)
+    smooth = [*true.dys]
 
     with package(files) as net:
         names = [v.name for v in graph.inputs]
@@ -174,88 +262,89 @@ def check(
         def program(end: Any) -> tuple[Any, ...]:
             mesh = net.init_mesh("cpu", transport=end)
             model = net.Network(mesh, seed=seed)
-            model.load_full({n: state[n] for n in state if n in model._known or n in model._aliases})
-            model.train(module.training)
-            blocks = [net.scatter(n, x.detach(), mesh) for n, x in zip(names, xs, strict=True)]
+            known = {n: t for n, t in true.before.items() if n in model._known or n in model._aliases}
+            model.load_full(known)
+            model.train(given.module.training)
+            blocks = [net.scatter(n, x.detach(), mesh) for n, x in zip(names, true.xs, strict=True)]
             blocks = [b.requires_grad_(b.is_floating_point()) for b in blocks]
             out = model(*blocks)
             forward = len(end.sent)
             parts = [t for t in tree_flatten(out)[0] if t is not None]
             whole = [net.gather(name, t, mesh) for (name, _), t in zip(graph.outputs, parts, strict=True)]
             gathered = len(end.sent)
-            torch.autograd.backward([whole[k] for k in smooth], [dys[k] for k in smooth])
+            torch.autograd.backward([whole[k] for k in smooth], [true.dys[k] for k in smooth])
             sent = [(s.collective, s.bytes) for s in end.sent]
             runtime = sys.modules[type(model).__mro__[1].__module__]
             here = model._net.here(mesh)
             dxs = [
                 None if b.grad is None else runtime.gathered(b.grad, model._net.split(n, x.shape[0]), here)
-                for n, b, x in zip(names, blocks, xs, strict=True)
+                for n, b, x in zip(names, blocks, true.xs, strict=True)
             ]
-            at_all = end.rank == 0 if hasattr(end, "rank") else True
-            grads = model.full_gradients()
-            full = {n: t.clone() for n, t in model.full_state_dict().items() if n in new}
+            done = [t.detach() for t in whole]
+            del out, parts, whole, blocks
+
+            def each(pick: Callable[[Any], Any], truths: Tensors) -> dict[str, float]:
+                """How far each whole tensor is from its own, one after the other."""
+                found: dict[str, float] = {}
+                with torch.no_grad():
+                    for n, value in model._known.items():
+                        if n in model._net.stored and n in truths and (block := pick(value)) is not None:
+                            block = runtime.local(block)
+                            found[n] = apart(runtime.gathered(block, model._net.stored[n], here), truths[n])
+                return found
+
+            grads = each(lambda t: t.grad, true.gradients)
+            full = each(lambda t: t, true.buffers)
 
             def call(*inputs: torch.Tensor) -> Any:
                 out = model(*(net.scatter(n, x, mesh) for n, x in zip(names, inputs, strict=True)))
                 parts = [t for t in tree_flatten(out)[0] if t is not None]
                 return [net.gather(name, t, mesh) for (name, _), t in zip(graph.outputs, parts, strict=True)]
 
-            then = Tensors()
-            if training:
-                training.run([p for p in model.parameters() if p.is_floating_point()], call)
-                then = {n: t for n, t in model.full_state_dict().items() if at_all or n in new}
-            counts = sent[:forward], sent[gathered:]
-            return [t.detach() for t in whole], dxs, grads if at_all else {}, full, *counts, then
+            then: dict[str, float] = {}
+            if true.training:
+                true.training.run([p for p in model.parameters() if p.is_floating_point()], call)
+                then = each(lambda t: t, {n: true.after[n] for n in true.change})
+            return done, dxs, grads, full, sent[:forward], sent[gathered:], then
 
-        found = World(Grid(tuple(grid.items())).ranks).run(program)
+        found = Turns(Grid(tuple(grid.items())).ranks).run(program)
     worst: dict[str, str] = {}
 
-    def largest(pairs: Iterator[tuple[str, torch.Tensor, torch.Tensor]], what: str, floor: float = 0.0) -> float:
+    def largest(each: Iterator[tuple[str, float]], what: str) -> float:
         most = 0.0
-        for name, a, b in pairs:
-            assert a.shape == b.shape, (name, a.shape, b.shape)
-            if not b.numel():
-                continue
-            scale = max(b.detach().double().abs().max().item(), floor, 1e-30)
-            one = (a.double() - b.detach().double()).abs().max().item() / scale
+        for name, one in each:
             if not one <= most:
                 most, worst[what] = one, name
         return most
 
-    far, limit = 0.0, 1e-8
-    if training:
-        far, worst["steps"] = max(off_by(one[6], state_then, state) for one in found)
-        if far > limit:
-            _set(module, new)
-            other = trained(module, reference or module, training, wished, shaken=True)
-            _set(module, buffers)
-            limit = max(limit, min(10 * off_by(other, state_then, state)[0], 1e-6))
-    floor = 1e-3 * max((g.abs().max().item() for g in wished.values()), default=0.0)
-    all_grads = [one[2] for one in found if one[2]]
-    missing = [n for grads in all_grads for n in set(wished) - set(grads) if wished[n].any()]
+    def relative(pairs: Iterator[tuple[str, torch.Tensor, torch.Tensor]], floor: float) -> Iterator[tuple[str, float]]:
+        for name, a, b in pairs:
+            yield name, apart(a, b) / max(_size(b), floor)
+
+    ys = (("output", a, b) for one in found for a, b in zip(one[0], true.ys, strict=True))
+    triples = ((n, g, t) for one in found for n, g, t in zip(names, one[1], true.dxs, strict=True))
+    dxs = ((n, torch.zeros_like(t) if g is None else g, t) for n, g, t in triples)
+    sizes = {n: _size(g) for n, g in true.gradients.items()}
+    floor = max(1e-3 * max(sizes.values(), default=0.0), 1e-30)
+    missing = [n for one in found for n in set(sizes) - set(one[2]) if sizes[n]]
     assert not missing, f"no gradient of {missing}"
+    far = largest(((n, e / true.change[n]) for one in found for n, e in one[6].items()), "steps")
     return Errors(
-        largest((("output", a, b) for one in found for a, b in zip(one[0], ys, strict=True)), "outputs"),
-        largest(
-            (
-                (n, torch.zeros_like(x) if g is None else g, torch.zeros_like(x) if x.grad is None else x.grad)
-                for one in found
-                for n, g, x in zip(names, one[1], xs, strict=True)
-            ),
-            "inputs",
-            floor=1e-12,
-        ),
-        largest(
-            ((n, grads[n], g) for grads in all_grads for n, g in wished.items() if n in grads), "parameters", floor
-        ),
-        largest(((n, one[3][n], b) for one in found for n, b in new.items() if n in one[3]), "buffers", floor=1e-6),
+        largest(relative(ys, 1e-30), "outputs"),
+        largest(relative(dxs, 1e-12), "inputs"),
+        largest(((n, e / max(sizes[n], floor)) for one in found for n, e in one[2].items()), "parameters"),
+        largest(((n, e / max(_size(true.buffers[n]), 1e-6)) for one in found for n, e in one[3].items()), "buffers"),
         volume(compiled, [one[4] for one in found], [one[5] for one in found]),
         seconds,
         sum(b for one in found for half in one[4:6] for _, b in half),
         worst,
         far,
-        limit,
+        1e-8 if far <= 1e-8 else true.limit,
     )
+
+
+def _size(t: torch.Tensor) -> float:
+    return apart(t, torch.zeros((), dtype=t.dtype).expand(t.shape))
 
 
 def with_passes(compiled: CompiledNetwork, *passes: NetworkPass) -> CompiledNetwork:

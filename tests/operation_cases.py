@@ -29,7 +29,7 @@ from convgen.operations.bound import Bound
 from convgen.operations.calls import Along, Apart, Slot
 from convgen.operations.contraction import linear, matrix_product
 from convgen.operations.convolution import Convolution, Phase
-from convgen.operations.dropout import Bernoulli, Dropout
+from convgen.operations.dropout import Bernoulli, Dropout, Noise
 from convgen.operations.fused import Fused
 from convgen.operations.indexing import Embedding, GridSample, IndexRows
 from convgen.operations.linear_maps import Adjoint
@@ -197,14 +197,15 @@ def upsample(draw: Random) -> Case:
     mode = draw.choice(("nearest", "nearest-exact", "linear", "bicubic", "linear-aa", "bicubic-aa"))
     dims, most = (2, 7) if "cubic" in mode or "aa" in mode else dims_of(draw)
     shape = shape_of(draw, 2 + dims, most)
-    if "aa" in mode:  # of one column ATen's own takes the rows for channels that come last
-        shape = (*shape[:3], shape[3] + 1)
+    least = 1 + ("aa" in mode)  # of one column, or to one, ATen's own takes the rows for channels that come last
+    shape = (*shape[:-1], max(shape[-1], least))
     corners = "nearest" not in mode and draw.random() < 0.5
     if draw.random() < 0.5:
-        scales = tuple(draw.choice((0.7, 1.5, 2.0, 2.6)) for _ in range(dims))
-        size = tuple(max(1, int(n * s)) for n, s in zip(shape[2:], scales, strict=True))
+        scales = tuple(draw.choice((0.7, 1.5, 2.0, 2.6)) if int(0.7 * n) >= least else 2.0 for n in shape[2:])
+        size = tuple(int(n * s) for n, s in zip(shape[2:], scales, strict=True))
         return filled(draw, Upsample(shape, size, mode, corners, scales), whole)
-    return filled(draw, Upsample(shape, tuple(draw.randint(1, 2 * most) for _ in range(dims)), mode, corners), whole)
+    size = tuple(draw.randint(least, 2 * most) for _ in range(dims))
+    return filled(draw, Upsample(shape, size, mode, corners), whole)
 
 
 def adjoint(draw: Random) -> Case:
@@ -472,6 +473,12 @@ def bernoulli(draw: Random) -> Case:
     return Bernoulli(shape_of(draw, draw.randint(1, 4), 4), draw.choice((0.0, 0.3, 0.8)), draw.randrange(100)), [seed]
 
 
+def noise(draw: Random) -> Case:
+    seed = torch.tensor([draw.randrange(-(2**63), 2**63), draw.randrange(2**20)])
+    shape, dtype = shape_of(draw, draw.randint(1, 4), 4), draw.choice(("float64", "float64", "float32", "bfloat16"))
+    return Noise(shape, draw.choice(("uniform", "normal")), draw.randrange(100), dtype), [seed]
+
+
 def index_rows(draw: Random) -> Case:
     shape = shape_of(draw, draw.randint(1, 4), 5)
     d, index = draw.randrange(len(shape)), shape_of(draw, draw.randint(0, 2), 4)
@@ -568,6 +575,7 @@ CASES: Mapping[str, Callable[[Random], Case]] = {
     "apart": apart,
     "deviation": deviation,
     "bernoulli": bernoulli,
+    "noise": noise,
     "index": index_rows,
     "embedding": embedding,
     "grid sample": grid_sample,

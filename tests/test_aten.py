@@ -15,7 +15,8 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from convgen.errors import InputError
-from convgen.operations.dropout import Bernoulli, Dropout
+from convgen.operations.dropout import Bernoulli, Dropout, Noise
+from convgen.operations.row import At
 from convgen.spec.aten.describe import describe
 from convgen.verify.graph_reference import run_graph
 
@@ -282,6 +283,72 @@ def test_masks_are_drawn_by_the_numbers_of_the_whole() -> None:
         assert errors.right, f"{grid}: {errors}"
 
 
+class DropPath(nn.Module):
+    """Stochastic depth as it was written before `bernoulli_`, and still is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x.sin()
+        kept = 0.75 + torch.rand((x.shape[0], 1, 1, 1), dtype=x.dtype, device=x.device)
+        return x.sin().div(0.75) * kept.floor_()
+
+
+def test_stochastic_depth_of_uniform_numbers_is_drawn_by_the_numbers_of_the_whole() -> None:
+    module, x = DropPath(), random_input((9, 8, 9, 7))
+    given = imported(module, x)
+    assert given.graph.modes == ("train", "eval")
+
+    def by_rule(x: Tensor) -> Tensor:
+        return x.sin() / 0.75 * ones((9, 1, 1, 1), 0.75, 0)
+
+    assert 0 < by_rule(x).count_nonzero() < x.numel()
+    assert torch.allclose(run_graph(given.graph, {"x": x}, seed=(5, 0)).outputs["output"], by_rule(x))
+    assert torch.equal(run_graph(given.graph, {"x": x}, training=False).outputs["output"], x.sin())
+    for grid in GRIDS:
+        errors = check(given, grid, reference=by_rule, seed=5)
+        assert errors.right, f"{grid}: {errors}"
+    module.eval()
+    assert all(check(given, grid).right for grid in GRIDS)
+
+
+def noisy(x: Tensor) -> Outputs:
+    """What a variational autoencoder samples, a generator adds to its pixels, and an augmentation to its samples."""
+    mean, spread = x.chunk(2, 1)
+    sampled = mean + torch.exp(0.5 * spread) * torch.randn_like(spread)
+    pixels = x + 0.1 * torch.randn(x.shape[0], 1, *x.shape[2:], dtype=x.dtype)
+    return sampled, pixels, x * torch.rand(x.shape[0], 1, 1, 1, dtype=x.dtype), x - torch.rand_like(x)
+
+
+def noisy_by_rule(x: Tensor) -> Outputs:
+    (n, c, *rows), (mean, spread) = x.shape, x.chunk(2, 1)
+    shapes = ((n, c // 2, *rows), (n, 1, *rows), (n, 1, 1, 1), (n, c, *rows))
+    kinds = ("normal", "normal", "uniform", "uniform")
+    a, b, u, v = (Noise(s, k, i).reference(SEED)[0] for i, (s, k) in enumerate(zip(shapes, kinds, strict=True)))  # type: ignore[arg-type]
+    return mean + torch.exp(0.5 * spread) * a, x + 0.1 * b, x * u, x - v
+
+
+def test_noise_is_drawn_by_the_numbers_of_the_whole() -> None:
+    x = random_input(SHAPE)
+    given = imported(Family(noisy), x)
+    assert given.graph.modes == ("train", "eval")
+    by_graph = run_graph(given.graph, {"x": x}, seed=(5, 0)).outputs.values()
+    assert all(torch.allclose(a, b) for a, b in zip(by_graph, noisy_by_rule(x), strict=True))
+    for grid in GRIDS:
+        errors = check(given, grid, reference=noisy_by_rule, seed=5)
+        assert errors.right, f"{grid}: {errors}"
+
+
+def test_noise_is_spread_as_it_should_be() -> None:
+    uniform, normal = (Noise((200, 50), k).local(0, whole_at((200, 50)), SEED)[0] for k in ("uniform", "normal"))
+    assert abs(uniform.mean() - 0.5) < 0.01 and abs(uniform.var() - 1 / 12) < 0.002
+    assert uniform.min() >= 0 and uniform.max() < 1
+    assert abs(normal.mean()) < 0.03 and abs(normal.var() - 1) < 0.05 and abs((normal**4).mean() - 3) < 0.3
+
+
+def whole_at(shape: tuple[int, ...]) -> At:
+    return At({f"d{d}": (0, n) for d, n in enumerate(shape)}, (((0, 2),),), (((0, 2),),))
+
+
 def test_attention_that_drops_is_written_out() -> None:
     given = imported(
         Family(lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.2, is_causal=True)), random_input(SHAPE)
@@ -299,7 +366,7 @@ def test_attention_that_drops_is_written_out() -> None:
         assert errors.right, f"{grid}: {errors}"
 
 
-@pytest.mark.parametrize("function", [torch.randn_like, lambda x: F.rrelu(x, training=True)])
+@pytest.mark.parametrize("function", [torch.bernoulli, lambda x: F.rrelu(x, training=True)])
 def test_what_draws_and_is_not_described_is_refused(function: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises(InputError, match="draws random numbers"):
         describe(imported(Family(lambda x: x * function(x)), random_input(SHAPE)).graph.at(3))

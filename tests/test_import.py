@@ -177,7 +177,7 @@ def test_no_gradients_through_a_region_without() -> None:
     ("module", "fact"),
     [
         (nn.Sequential(nn.Conv2d(3, 3, 1), nn.RReLU()), "draws random numbers"),
-        (of(lambda self, x: x + torch.rand_like(x)), "rand_like draws random numbers"),
+        (of(lambda self, x: x + torch.bernoulli(x.sigmoid())), "bernoulli draws random numbers"),
         (of(lambda self, x: x.add_(1)), "changes its input x"),
         (of(lambda self, x: torch.fft.fft(x).real), "complex64"),
         (of(lambda self, x: x * 2 if x.sum() > 0 else x), "torch.export can't trace Odd"),
@@ -204,3 +204,35 @@ def test_evaluation_stays_where_training_differs() -> None:
     was = copy.deepcopy([m.training for m in module.modules()])
     assert graph_of(module, (torch.zeros(2, 3),))[0].modes == ("train",)
     assert [m.training for m in module.modules()] == was
+
+
+class Layer(nn.Module):
+    def __init__(self, heads: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.heads, self.conv = heads, nn.Conv2d(3, 3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.heads[0] = self.conv(x)
+        return self.heads[0]
+
+
+class Supervised(nn.Module):
+    """Results that a layer leaves in a list that the network holds as well, as MONAI's DynUNet does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = [torch.zeros(1)]
+        self.layer = Layer(self.heads)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.layer(x)
+        return self.heads[0].relu()
+
+
+def test_a_module_that_keeps_results_in_lists_stays_what_it_was() -> None:
+    module, x = Supervised(), torch.randn(2, 3, 5, 5)
+    truth = module(x)
+    graph, _ = graph_of(module, (x,))
+    assert [call.op for call in graph.calls] == ["conv2d", "relu"]
+    assert module.heads is module.layer.heads
+    assert torch.equal(module(x), truth)

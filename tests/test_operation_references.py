@@ -12,10 +12,23 @@ import pytest
 import torch
 import torch.nn.functional as F
 from brute import gather, results, run, scatter, stand
-from operation_cases import CASES, a_transposed_convolution, attention, cross_entropy, max_pool, normal, place, spatial
+from operation_cases import (
+    CASES,
+    a_transposed_convolution,
+    attention,
+    check,
+    cross_entropy,
+    filled,
+    max_pool,
+    normal,
+    place,
+    spatial,
+    whole,
+)
 
 from convgen.algebra.conv import Conv, Spatial
 from convgen.algebra.grid import Grid
+from convgen.algebra.relations import Taps
 from convgen.operations.attention import Attention
 from convgen.operations.contraction import linear, matrix_product
 from convgen.operations.convolution import Convolution
@@ -218,19 +231,21 @@ def test_a_mask_is_of_its_seed_step_and_call() -> None:
 
 
 # ---------------------------------------------------------------- moments in float32
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("ratio", [10, 100, 1000])
-def test_merged_moments_keep_the_variance_that_a_sum_of_squares_loses(ratio: int) -> None:
-    """Mean over deviation of 10 to 1000, in float32, over eight ranks."""
+def test_merged_moments_keep_the_variance_that_a_sum_of_squares_loses(ratio: int, dtype: torch.dtype) -> None:
+    """Mean over deviation of 10 to 1000, of float32 and of bfloat16, over eight ranks: variances of what is given."""
     make = torch.Generator().manual_seed(0)
     exact = ratio + torch.randn(8, 4, 16, 16, generator=make, dtype=torch.float64)
-    x, of = exact.float(), Averaged((8, 4, 16, 16), (1,))
+    x, of = exact.to(dtype), Averaged((8, 4, 16, 16), (1,))
     right = x.double().var((0, 2, 3), correction=0)
     grid = Grid((("a", 8),))
     done = run(Moments(of), 0, {"d2": ("a",)}, [scatter(x, grid, (("a",), (), (), ()))])
     (value,) = results(done, [place(Random(0), grid, done.signature.results[0])])
     count, _, m2 = gather(value)
+    assert m2.dtype == torch.float32
     merged = float(((m2 / count).double() - right).abs().div(right).max())
-    parts = [x[:, :, 2 * i : 2 * i + 2] for i in range(8)]
+    parts = [x.float()[:, :, 2 * i : 2 * i + 2] for i in range(8)]
     total, squares = (torch.stack([(p**k).sum((0, 2, 3)) for p in parts]).sum(0) for k in (1, 2))
     summed = float(((squares / count - (total / count) ** 2).double() - right).abs().div(right).max())
     assert merged < 1e-6
@@ -287,3 +302,13 @@ def test_deviations_and_rows_by_number() -> None:
     assert same(IndexRows((4, 6, 5), 1, (2, 2)).reference(x, number)[0], x[:, number])
     weight = normal(draw, (6, 3))
     assert same(Embedding(6, 3, (2, 2)).reference(weight, number % 6)[0], F.embedding(number % 6, weight))
+
+
+def test_dilated_windows_that_step_over_all_rows_have_no_gradient() -> None:
+    """ATen's own take it to another row, or out of the tensor."""
+    draw = Random("stepped over")
+    for _ in range(DRAWS):
+        taps = (Taps(2, draw.randint(1, 3), 1, 2), Taps(draw.randint(1, 3), 2, 0, 1))
+        shape = (draw.randint(1, 3), draw.randint(1, 3), 1, draw.randint(3, 6))
+        out = (1, (shape[3] - taps[1].kernel) // 2 + 1)
+        check(draw, *filled(draw, MaxPool(shape, taps, out), whole))

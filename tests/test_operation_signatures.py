@@ -14,7 +14,7 @@ from convgen.operations.average_pooling import AdaptiveAveragePool, AveragePool
 from convgen.operations.calls import Along, Apart, Slot
 from convgen.operations.contraction import linear, matrix_product
 from convgen.operations.convolution import Convolution
-from convgen.operations.dropout import Bernoulli, Dropout
+from convgen.operations.dropout import Bernoulli, Dropout, Noise
 from convgen.operations.indexing import Embedding, GridSample, IndexRows
 from convgen.operations.losses import CrossEntropy
 from convgen.operations.max_pooling import AdaptiveMaxPool, MaxPool
@@ -49,6 +49,7 @@ TABLE: tuple[tuple[Operation, Sequence[str]], ...] = (
     ),
     (Deviation(Averaged(X, (1,))), ("m[*, d1] -> spread[d1], mean[d1]",)),
     (Bernoulli((8, 6, 1, 1), 0.5), ("seed[*] -> y[d0, d1, d2, d3]",)),
+    (Noise((8, 6, 1, 1), "normal"), ("seed[*] -> y[d0, d1, d2, d3]",)),
     (IndexRows(X, 1, (4,)), ("x[d0, *, d2, d3], index[d1] -> y[d0, d1, d2, d3]",)),
     (Embedding(10, 6, (8, 9)), ("weight[*, d2], index[d0, d1] -> y[d0, d1, d2]",)),
     (GridSample(X, (5, 4)), ("x[d0, d1, *, *], grid[d0, d2, d3, *] -> y[d0, d1, d2, d3]",)),

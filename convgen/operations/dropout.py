@@ -1,5 +1,5 @@
-"""Dropout whose mask is a function of (seed, step, call, global index): every layout draws the same one, and the
-backward pass draws it again instead of keeping it.
+"""What is drawn is a function of (seed, step, call, global index): every layout draws the same numbers, and dropout's
+backward pass draws its mask again instead of keeping it.
 
 Source: Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC'11, Philox4x32-10.
 """
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
-from typing import Any
+from math import cos, log, pi, prod, sqrt
+from typing import Any, Literal
 
 from convgen.algebra.signature import WHOLE, Operand, Signature
 from convgen.late import torch
@@ -19,6 +19,7 @@ from convgen.operations.row import At, Derived, Operation, numbered, numbers, ow
 WORD = 0xFFFFFFFF
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
+DIGITS = {"float64": 32, "float32": 24, "float16": 11, "bfloat16": 8}  # binary, of uniform numbers below 1
 
 
 def philox(counter: tuple[Any, Any, Any, Any], key: tuple[Any, Any]) -> tuple[Any, Any, Any, Any]:
@@ -35,8 +36,8 @@ def philox(counter: tuple[Any, Any, Any, Any], key: tuple[Any, Any]) -> tuple[An
     return a, b, c, d
 
 
-def words(shape: tuple[int, ...], at: At, drawn: Any, call: int) -> Any:
-    """A word of 32 bits for each element of this rank's block, by its number in the whole.
+def words(shape: tuple[int, ...], at: At, drawn: Any, call: int) -> tuple[Any, Any, Any, Any]:
+    """Words of 32 bits for each element of this rank's block, by its number in the whole.
 
     Args:
         drawn: (seed, step).
@@ -46,14 +47,14 @@ def words(shape: tuple[int, ...], at: At, drawn: Any, call: int) -> Any:
     for d, n in enumerate(shape):
         number = number * n + numbers(at.blocks[f"d{d}"], drawn).view(-1, *[1] * (len(shape) - 1 - d))
     seed, step = drawn[0], drawn[1]
-    return philox((number & WORD, number >> 32, step & WORD, call), (seed & WORD, seed >> 32 & WORD))[0]
+    return philox((number & WORD, number >> 32, step & WORD, call), (seed & WORD, seed >> 32 & WORD))
 
 
-def all_words(count: int, drawn: Any, call: int) -> list[int]:
+def all_words(count: int, drawn: Any, call: int) -> list[tuple[int, int, int, int]]:
     """The same for a whole of so many elements, in Python's integers."""
     seed, step = drawn.tolist()
     key = (seed & WORD, seed >> 32 & WORD)
-    return [philox((i & WORD, i >> 32, step & WORD, call), key)[0] for i in range(count)]
+    return [philox((i & WORD, i >> 32, step & WORD, call), key) for i in range(count)]
 
 
 @dataclass(frozen=True)
@@ -86,27 +87,20 @@ class Dropout(Operation):
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         x, drawn = operands
-        return (x * (words(self.shape, at, drawn, self.call) >= self._least) / (1 - self.p),)
+        return (x * (words(self.shape, at, drawn, self.call)[0] >= self._least) / (1 - self.p),)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """Element by element, in Python's integers."""
         x, drawn = operands
-        kept = torch.tensor([w >= self._least for w in all_words(x.numel(), drawn, self.call)]).reshape(self.shape)
+        kept = torch.tensor([w >= self._least for w, *_ in all_words(x.numel(), drawn, self.call)]).reshape(self.shape)
         return (torch.where(kept, x / (1 - self.p), torch.zeros_like(x)),)
 
 
 @dataclass(frozen=True)
-class Bernoulli(Operation):
-    """Ones with probability p, else zeros: masks of channels, of samples (stochastic depth). No operand but the seed.
-
-    Attributes:
-        dtype: as torch prints it.
-    """
+class Drawn(Operation):
+    """Numbers that are drawn for each place. No operand but the seed."""
 
     shape: tuple[int, ...]
-    p: float
-    call: int = 0
-    dtype: str = "float64"
 
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
@@ -115,16 +109,61 @@ class Bernoulli(Operation):
         y = Operand("y", self.shape, own(*names), gradient=False)
         return (Signature(tuple(zip(names, self.shape, strict=True)), (drawn,), (y,)),)
 
+
+@dataclass(frozen=True)
+class Bernoulli(Drawn):
+    """Ones with probability p, else zeros: masks of channels, of samples (stochastic depth).
+
+    Attributes:
+        dtype: as torch prints it.
+    """
+
+    p: float
+    call: int = 0
+    dtype: str = "float64"
+
     @property
     def _least(self) -> int:
         """Words below it are ones."""
         return round(self.p * 2**32)
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
-        return ((words(self.shape, at, operands[0], self.call) < self._least).to(getattr(torch, self.dtype)),)
+        return ((words(self.shape, at, operands[0], self.call)[0] < self._least).to(getattr(torch, self.dtype)),)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """Element by element, in Python's integers."""
         drawn = all_words(prod(self.shape), operands[0], self.call)
-        ones = [float(w < self._least) for w in drawn]
+        ones = [float(w < self._least) for w, *_ in drawn]
         return (torch.tensor(ones, dtype=getattr(torch, self.dtype)).reshape(self.shape),)
+
+
+@dataclass(frozen=True)
+class Noise(Drawn):
+    """Uniform numbers of [0, 1), or normal ones (Box and Muller's, of two words).
+
+    Attributes:
+        dtype: as torch prints it. Uniform numbers of a shorter type are those of a longer one, cut.
+    """
+
+    kind: Literal["uniform", "normal"]
+    call: int = 0
+    dtype: str = "float64"
+
+    def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
+        one, two, *_ = words(self.shape, at, operands[0], self.call)
+        if self.kind == "uniform":
+            digits = DIGITS[self.dtype]
+            y = (one >> 32 - digits).to(torch.float64) / 2**digits
+        else:
+            y = torch.sqrt(-2 * torch.log((one.double() + 1) / 2**32)) * torch.cos(two.double() * (2 * pi / 2**32))
+        return (y.to(getattr(torch, self.dtype)),)
+
+    def reference(self, *operands: Any) -> tuple[Any, ...]:
+        """Element by element, in Python's numbers."""
+        drawn = all_words(prod(self.shape), operands[0], self.call)
+        if self.kind == "uniform":
+            digits = DIGITS[self.dtype]
+            y = [(a // 2 ** (32 - digits)) / 2**digits for a, *_ in drawn]
+        else:
+            y = [sqrt(-2 * log((a + 1) / 2**32)) * cos(2 * pi * b / 2**32) for a, b, *_ in drawn]
+        return (torch.tensor(y, dtype=torch.float64).reshape(self.shape).to(getattr(torch, self.dtype)),)

@@ -42,11 +42,20 @@ class MaxPool(Operation):
         return (pool(fit(operands[0], inside, wanted, -inf), kernel, stride, padding, dilation),)
 
     def _padding(self, at: At, d: int, t: Taps) -> int:
-        """Rows that ATen adds by itself, alike on both sides: where that makes just the rows that are here."""
+        """Rows that ATen adds by itself, alike on both sides: where that makes just the rows that are here.
+
+        Not under a dilated window that steps over all rows: ATen takes its gradient to a place that isn't x's.
+        """
         (lo, _), (first, last) = at.windows[0][d], at.inside[0][d]
         p = first - lo
         rows = (last - first + 2 * p - t.reach - 1) // t.stride + 1
-        return p if 0 < p <= t.kernel // 2 and rows == at.extent(f"d{d}") else 0
+        if not 0 < p <= t.kernel // 2 or rows != at.extent(f"d{d}"):
+            return 0
+        starts = range(lo, lo + rows * t.stride, t.stride)
+        over = t.dilation > 1 and any(
+            all(not first <= s + k * t.dilation < last for k in range(t.kernel)) for s in starts
+        )
+        return 0 if over else p
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """Windows row by row, one dimension after the other; a window in the padding alone is minus infinity."""

@@ -16,7 +16,7 @@ class Upsample(LinearMap):
 
     Attributes:
         mode: nearest, nearest-exact, linear or bicubic, along every dimension of rows; the last two also with `-aa`,
-            which averages what it shrinks.
+            which averages what it shrinks. (Of one column, or to one, ATen's own are wrong there.)
         scales: rows out for a row in, where the source says so; else the quotient of the extents.
     """
 

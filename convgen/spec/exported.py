@@ -14,12 +14,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
 from convgen.errors import InputError, Note
-from convgen.spec.exported_dropout import in_place_dropouts
+from convgen.spec.exported_dropout import in_place_dropouts, written_noise
 from convgen.spec.exported_examples import Examples, examples_of
 from convgen.spec.exported_instance_norm import write_running_statistics
 from convgen.spec.exported_modes import same_but_for_flags
 from convgen.spec.exported_names import result_names
 from convgen.spec.exported_no_grad import detach_regions
+from convgen.spec.exported_recurrent import first_steps
 from convgen.spec.exported_results import results_of
 from convgen.spec.exported_state import GIVEN, State, dtype_name, state_of
 from convgen.spec.exported_updates import late_updates
@@ -60,7 +61,7 @@ def graph_of(
         The graph; its constants, and parameters and buffers whose `init` is `given`, by name.
     Raises:
         InputError: torch.export can't trace the module, or it does what can't be right: draws random numbers other than
-            dropout's, changes its arguments, computes with complex numbers or without gradients.
+            dropout's and noise, changes its arguments, computes with complex numbers or without gradients.
     Example:
         >>> import torch
         >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU())
@@ -137,7 +138,7 @@ class _Made:
 
         args, keywords = examples.arguments
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), first_steps(), _lists(self.module):
                 warnings.simplefilter("ignore")  # torch's, about its own insides
                 return torch.export.export(self.module, args, keywords, dynamic_shapes=dynamic, strict=False)
         except Exception as error:  # whatever the module raises
@@ -151,7 +152,7 @@ class _Made:
         lost = training and not detach_regions(traced)
         write_running_statistics(traced)
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), first_steps():
                 warnings.simplefilter("ignore")
                 program = cast("ExportedProgram", cast("Any", traced).run_decompositions({}))
         except Exception as error:
@@ -177,7 +178,9 @@ class _Made:
         outputs, updates = results_of(program, walk.known, self.state, self.name)
         if updates and not training:
             raise InputError(f"{self.name} changes {next(iter(updates))} in evaluation", hint="in training only")
-        found = _checked(in_place_dropouts(walk.found), [*outputs.values(), *updates.values()], self.name)
+        found = _checked(
+            in_place_dropouts(written_noise(walk.found)), [*outputs.values(), *updates.values()], self.name
+        )
         state = (*self.state.parameters, *self.state.buffers)
         given = (_value(k, v, walk) for k, v in (inputs | constants).items())
         found, updates = late_updates(found, updates, (*given, *state))
@@ -312,6 +315,24 @@ def _mode(module: torch.nn.Module, training: bool) -> Generator[None]:
     finally:
         for one, mode in before:
             one.training = mode
+
+
+@contextmanager
+def _lists(module: torch.nn.Module) -> Generator[None]:
+    """Lists that modules hold are the same ones afterwards, with what was in them: torch.export leaves copies in their
+    place, which other modules that hold them don't see."""
+    held: list[tuple[Any, str, list[Any], list[Any]]] = [
+        (one, name, value, [*value])
+        for one in module.modules()
+        for name, value in vars(one).items()
+        if type(value) is list  # pyright: ignore[reportUnknownArgumentType]
+    ]
+    try:
+        yield
+    finally:
+        for one, name, value, inside in held:
+            value[:] = inside
+            vars(one)[name] = value
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:

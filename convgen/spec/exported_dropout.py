@@ -1,4 +1,5 @@
-"""Dropouts that work in place: export writes them out, and here they are dropouts again."""
+"""Dropouts that work in place: export writes them out, and here they are dropouts again. Noise that a module writes out
+itself is here what ATen draws."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from dataclasses import replace
 
 from convgen.spec.exported_walk import Found
 from convgen.spec.graph import Arg, Call, Ref, refs
-from convgen.spec.graph_edit import DROPOUT
+from convgen.spec.graph_edit import BERNOULLI, DROPOUT
 
 
 def in_place_dropouts(found: Sequence[Found]) -> list[Found]:
@@ -37,12 +38,43 @@ def _kept(call: Call, made: Mapping[str, Call], read: Counter[str]) -> float | N
     if call.op != "mul.Tensor":
         return None
     scaled = _maker(call.args[1], "div.Scalar", made, read)
-    drawn = _maker(scaled.args[0], "bernoulli.p", made, read) if scaled is not None else None
+    drawn = _maker(scaled.args[0], BERNOULLI, made, read) if scaled is not None else None
     like = _maker(drawn.args[0], "empty_like", made, read) if drawn is not None else None
     if scaled is None or drawn is None or like is None or like.args[0] != call.args[0]:
         return None
     kept = drawn.args[1]
     return kept if isinstance(kept, float) and kept == scaled.args[1] else None
+
+
+def written_noise(found: Sequence[Found]) -> list[Found]:
+    """The calls, with ones and zeros of a probability where rounded uniform numbers are (stochastic depth, as many have
+    written it since before `bernoulli_`).
+
+        %u = rand(shape)                       %u = zeros(shape)
+        %s = add.Tensor(%u, p, 1)
+        %y = floor(%s)                --->     %y = bernoulli.p(%u, p)
+    """
+    made = {v.name: one.call for one in found for v in one.call.results if v is not None}
+    read = Counter(name for one in found for arg in one.call.args for name in refs(arg))
+    noise: dict[str, tuple[Arg, float]] = {}  # by what rounds: what is drawn, and the probability of ones
+    for one in found:
+        moved = _maker(one.call.args[0], "add.Tensor", made, read) if one.call.op == "floor" else None
+        drawn = _maker(moved.args[0], "rand", made, read) if moved is not None else None
+        if moved is not None and drawn is not None and isinstance(moved.args[1], float) and 0 < moved.args[1] < 1:
+            noise[_made(one.call)] = moved.args[0], moved.args[1]
+    uniform = {drawn.name for drawn, _ in noise.values() if isinstance(drawn, Ref)}
+    changed: list[Found] = []
+    for one in found:
+        if _made(one.call) in uniform:
+            one = replace(one, call=replace(one.call, op="zeros"), problem="")
+        elif _made(one.call) in noise:
+            one = replace(one, call=replace(one.call, op=BERNOULLI, args=(*noise[_made(one.call)], None)))
+        changed.append(one)
+    return changed
+
+
+def _made(call: Call) -> str:
+    return call.results[0].name if call.results and call.results[0] is not None else ""
 
 
 def _maker(arg: Arg, op: str, made: Mapping[str, Call], read: Counter[str]) -> Call | None:

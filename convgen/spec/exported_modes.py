@@ -1,7 +1,7 @@
 """Whether a module's two modes are one graph, as torch.export traces them, before anything is decomposed.
 
-Decomposing takes several times as long as tracing: where the programs agree node by node, but for flags of batch norms
-and dropouts and for the counts of batches, evaluation needs none. Where they don't, nothing is known.
+Decomposing takes several times as long as tracing: where the programs agree node by node, but for flags of batch norms,
+dropouts and recurrent layers and for the counts of batches, evaluation needs none. Where they don't, nothing is known.
 """
 
 from __future__ import annotations
@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from convgen.spec import graph_edit
+
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 DROPOUTS = ("aten.dropout.default", "aten.dropout_.default")  # (x, p, train)
+RECURRENT = tuple(f"aten.{op}" for op in graph_edit.RECURRENT)
 BATCH_NORM = "aten.batch_norm.default"  # (x, weight, bias, mean, variance, training, ...)
 COUNT = "aten.add_.Tensor"  # of the batches so far, which no one reads
 
@@ -61,6 +64,8 @@ def _same(a: Any, b: Any, twin: Mapping[Any, Any]) -> bool:
     mine, theirs, target = list(_map(a.args, twin)), list(b.args), str(a.target)
     if target in DROPOUTS:
         return mine[:2] == theirs[:2] and 0 <= a.args[1] < 1 and (mine[2], theirs[2]) == (True, False)
+    if target in RECURRENT:
+        return mine[:6] + mine[7:] == theirs[:6] + theirs[7:] and (mine[6], theirs[6]) == (True, False)
     if target == BATCH_NORM and a.args[3] is not None:
         return mine[:5] + mine[6:] == theirs[:5] + theirs[6:] and theirs[5] is False
     return mine == theirs

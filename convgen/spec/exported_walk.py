@@ -11,7 +11,7 @@ from typing import Any, cast
 from convgen.errors import InputError
 from convgen.spec.exported_state import dtype_name
 from convgen.spec.graph import DTYPES, Arg, Call, Ref, Samples, Size, Value, refs
-from convgen.spec.graph_edit import BATCH_NORM, DROPOUT
+from convgen.spec.graph_edit import ATTENTION, BATCH_NORM, BERNOULLI, DROPOUT, NOISE
 from convgen.spec.text import one_line
 
 IDENTITIES = ("contiguous", "clone", "alias", "lift_fresh", "lift_fresh_copy", "to", "_to_copy", "type_as")
@@ -265,9 +265,7 @@ def _problem(node: Any, args: Mapping[str, Arg]) -> str:
 
 
 # Drawn by the numbers of elements in the whole (spec/aten/seeds.py).
-_DRAWN = frozenset(
-    f"aten.{name}" for name in (*(f"{n}.default" for n in (*DROPOUTS, "scaled_dot_product_attention")), "bernoulli.p")
-)
+_DRAWN = frozenset(f"aten.{name}" for name in (*(f"{n}.default" for n in (*DROPOUTS, *NOISE, ATTENTION)), BERNOULLI))
 
 
 def _batch_norm(op: str, args: tuple[Arg, ...]) -> tuple[tuple[Arg, ...], tuple[int, int] | None]:

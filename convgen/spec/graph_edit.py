@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from convgen.errors import InputError
@@ -12,7 +12,9 @@ from convgen.spec.names import did_you_mean
 BATCH_NORM = "batch_norm"
 DROPOUT = "dropout"
 BERNOULLI = "bernoulli.p"  # (values of that shape, probability, generator)
+NOISE = ("rand", "rand_like", "randn", "randn_like")
 ATTENTION = "scaled_dot_product_attention"  # (q, k, v, mask, dropout_p, ...)
+RECURRENT = ("lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input")  # (six others, whether it trains, ...)
 
 
 def pruned(calls: Sequence[Call], needed: Iterable[str]) -> tuple[Call | None, ...]:
@@ -36,7 +38,8 @@ def renamed(call: Call, name: Callable[[str], str]) -> Call:
 
 def eval_graph(graph: Graph) -> Graph:
     """The graph in evaluation: batch norms that have running statistics use them, nothing is updated. Dropouts vanish,
-    also those of channels, and of samples (stochastic depth): products with noise over its probability.
+    also those of channels, of samples (stochastic depth: products with noise over its probability), and between
+    recurrent layers.
 
     It is the module's where `"eval" in graph.modes`.
     """
@@ -46,6 +49,7 @@ def eval_graph(graph: Graph) -> Graph:
     shapes = {v.name: v.shape for values in (graph.inputs, *(c.results for c in graph.calls)) for v in values if v}
     noise: dict[str, Arg] = {}  # by name what is 1 with a probability, else 0; and that
     ones: set[str] = set()  # noise divided by its probability
+    divided: dict[str, tuple[str, Arg]] = {}  # by quotient, dividend and a number
     calls: list[Call] = []
     for call in graph.calls:
         call = renamed(call, lambda name: same.get(name, name))
@@ -55,6 +59,12 @@ def eval_graph(graph: Graph) -> Graph:
             noise[result.name] = call.args[1]
         elif call.op.startswith("div.") and result is not None and noise.get(operands[0]) == call.args[1]:
             ones.add(result.name)
+        elif call.op.startswith("div.") and result is not None and operands[0] and not operands[1]:
+            divided[result.name] = operands[0], call.args[1]
+        elif call.op == "mul.Tensor" and result is not None and (kept := _whole_of(operands, divided, noise)):
+            if shapes.get(kept) == result.shape:
+                same[result.name] = kept
+                continue
         elif call.op == "mul.Tensor" and result is not None and not ones.isdisjoint(operands):
             kept = operands[0] if operands[1] in ones else operands[1]
             if shapes.get(kept) == result.shape:
@@ -62,6 +72,8 @@ def eval_graph(graph: Graph) -> Graph:
                 continue
         elif call.op == ATTENTION:
             call = replace(call, args=(*call.args[:4], 0.0, *call.args[5:]))
+        elif call.op in RECURRENT:
+            call = replace(call, args=(*call.args[:6], False, *call.args[7:]))
         if call.op == DROPOUT and result is not None:
             same[result.name] = refs(call.args[0])[0]
             continue
@@ -71,6 +83,14 @@ def eval_graph(graph: Graph) -> Graph:
     outputs = tuple((key, same.get(name, name)) for key, name in graph.outputs)
     left = tuple(call for call in pruned(calls, (name for _, name in outputs)) if call is not None)
     return replace(graph, modes=("eval",), calls=left, outputs=outputs, updates=())
+
+
+def _whole_of(operands: Sequence[str], divided: Mapping[str, tuple[str, Arg]], noise: Mapping[str, Arg]) -> str:
+    """x, where the operands are x over a probability and noise of that probability."""
+    for a, b in (operands[:2], operands[1::-1]):
+        if a in divided and b in noise and divided[a][1] == noise[b]:
+            return divided[a][0]
+    return ""
 
 
 def with_dtype(graph: Graph, dtype: str) -> Graph:

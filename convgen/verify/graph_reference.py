@@ -2,7 +2,7 @@
 
 Operators are ATen's. Two calls of a graph have a form of their own (spec/graph.py): `batch_norm`, which gives new
 running statistics too, and `dropout`. What is drawn is what operations/dropout.py draws, also for channels and samples
-(`bernoulli.p`) and in attention.
+(`bernoulli.p`), in attention, and as noise.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from torch import Tensor
 
 from convgen.operations.calls import Slot
 from convgen.operations.calls import call as run_operator
-from convgen.operations.dropout import Bernoulli, Dropout
+from convgen.operations.dropout import Bernoulli, Dropout, Noise
 from convgen.operations.row import At
 from convgen.spec.graph import DTYPES, Arg, Call, Graph, Ref, refs
-from convgen.spec.graph_edit import ATTENTION, BATCH_NORM, BERNOULLI, DROPOUT, eval_graph
+from convgen.spec.graph_edit import ATTENTION, BATCH_NORM, BERNOULLI, DROPOUT, NOISE, eval_graph
 from convgen.spec.graph_parts import Parts
 
 FLOATS = tuple(name for name in DTYPES if "float" in name)
@@ -59,6 +59,11 @@ def run_graph(
         elif call.op == BERNOULLI:
             shape = values[refs(call.args[0])[0]].shape
             operation = Bernoulli(tuple(shape), float(cast("float", call.args[1])), drops, str(kind)[6:])
+            made = operation.local(0, _everywhere(shape, ((0, 2),)), torch.tensor(seed))
+            drops += 1
+        elif call.op in NOISE and call.results[0] is not None:
+            shape = cast("tuple[int, ...]", call.results[0].shape)
+            operation = Noise(shape, "normal" if "randn" in call.op else "uniform", drops, str(kind)[6:])
             made = operation.local(0, _everywhere(shape, ((0, 2),)), torch.tensor(seed))
             drops += 1
         elif call.op == ATTENTION and call.args[4]:

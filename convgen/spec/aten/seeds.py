@@ -1,10 +1,11 @@
-"""What is drawn: masks by the numbers of elements in the whole, from the network's seed."""
+"""What is drawn: masks and noise by the numbers of elements in the whole, from the network's seed."""
 
 from __future__ import annotations
 
-from convgen.operations.dropout import Bernoulli, Dropout
+from convgen.operations.dropout import Bernoulli, Drawn, Dropout, Noise
 from convgen.spec.aten.reader import Reader, Tensor, knows
 from convgen.spec.graph import Call
+from convgen.spec.graph_edit import NOISE
 
 SEED = "convgen.seed"  # the buffer of a network that draws
 
@@ -13,7 +14,7 @@ def _seed(reader: Reader) -> tuple[Tensor, int]:
     """The seed, and how many places draw before this one."""
     if SEED not in reader.tensors:
         reader.tensors[SEED] = Tensor(SEED, (2,), "int64", "buffer")
-    return reader.tensors[SEED], sum(isinstance(r.operation, Dropout | Bernoulli) for r in reader.rows)
+    return reader.tensors[SEED], sum(isinstance(r.operation, Dropout | Drawn) for r in reader.rows)
 
 
 def dropped(reader: Reader, x: Tensor, p: float, makes: str) -> None:
@@ -37,4 +38,16 @@ def bernoulli(reader: Reader, call: Call) -> bool:
     assert result is not None
     y, (seed, number) = reader.tensors[result.name], _seed(reader)
     reader.add(Bernoulli(y.shape, float(call.args[1]), number, y.dtype), [seed], [y.name])  # type: ignore[arg-type]
+    return True
+
+
+@knows(*NOISE)
+def noise(reader: Reader, call: Call) -> bool:
+    """Of an operand the shape alone matters."""
+    (result,) = call.results
+    assert result is not None
+    y, (seed, number) = reader.tensors[result.name], _seed(reader)
+    if not y.floats:
+        return False
+    reader.add(Noise(y.shape, "normal" if "randn" in call.op else "uniform", number, y.dtype), [seed], [y.name])
     return True
