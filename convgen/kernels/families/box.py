@@ -38,6 +38,7 @@ TEMPLATE = "box.py.jinja"
 NEEDS = ("boxes",)
 SINGLE_CHANNELS = False
 MOST_BOXES = 3  # around a block of rows
+HELD = 96  # numbers a thread, of float32's sums and of rows in two parts: with more, registers spill
 
 
 def refusal(problem: Problem, target: Target) -> str | None:
@@ -211,6 +212,9 @@ def sizes(problem: Problem, target: Target) -> Iterator[Config]:
         fits = (rows + columns) * depth * problem.element_bytes * stages <= target.shared_bytes
         spread = 8 <= rows * columns // (warps * target.warp) <= most
         if not fits or not spread or max(rows, columns) < 64 or columns > clamp(made, 16, deepest):
+            continue
+        exact = problem.dtype == "float32" and not filter_gradient
+        if exact and rows * (columns + depth) > HELD * warps * target.warp:
             continue
         if filter_gradient and rows <= clamp(problem.filters, 64 if problem.channels <= 32 else 16, 256):
             # Of few channels a step has little to multiply: more pixels share what it takes to begin one.
