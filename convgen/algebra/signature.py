@@ -152,6 +152,14 @@ class Signature:
         over = ", ".join(i for i, _ in self.extents if i in self.summed)
         return " -> ".join(sides) + (f", {self.reduction} over {over}" if over else "")
 
+    @cached_property
+    def nests(self) -> tuple[tuple[str, ...], ...]:
+        """Nests of which several indices have more than one element, outermost first."""
+        found = (
+            tuple(i for i in d.indices if self.extent[i] > 1) for o in (*self.inputs, *self.results) for d in o.dims
+        )
+        return tuple(dict.fromkeys(nest for nest in found if len(nest) > 1))
+
     def roles(self, roles: Mapping[str, Axes]) -> Axes:
         """Axes that have a role in the row."""
         return tuple(a for i, _ in self.extents for a in roles.get(i, ()))

@@ -133,14 +133,12 @@ def _rows(made: Made, signature: Signature) -> Rows | None:
     return Rows(made.relation, Dim(index, signature.extent[index]))
 
 
-def several(made: Made, signature: Signature) -> tuple[str, ...]:
-    """Indices of a nest that have more than one element."""
-    return tuple(i for i in made.indices if signature.extent[i] > 1)
-
-
 def index_of(made: Made, signature: Signature) -> str | None:
-    """The index that blocks of a dimension are blocks of."""
-    return next(iter(several(made, signature)), None)
+    """The index that blocks of a dimension are blocks of: the first with several elements."""
+    for i in made.indices:
+        if signature.extent[i] > 1:
+            return i
+    return None
 
 
 def kept(operand: Operand, signature: Signature, roles: Mapping[str, Axes]) -> Stored:
@@ -152,13 +150,11 @@ def kept(operand: Operand, signature: Signature, roles: Mapping[str, Axes]) -> S
 
 def serves(signature: Signature, roles: Mapping[str, Axes], grid: Grid) -> bool:
     """Whether blocks of nests are plain blocks of their dimensions: only the outermost index is split, evenly."""
-    for operand in (*signature.inputs, *signature.results):
-        for made in operand.dims:
-            outer, *inner = several(made, signature) or ("",)
-            if inner and any(roles.get(i) for i in inner):
-                return False
-            if inner and signature.extent[outer] % prod(grid.sizes[a] for a in roles.get(outer, ())):
-                return False
+    for outer, *inner in signature.nests:
+        if any(roles.get(i) for i in inner):
+            return False
+        if signature.extent[outer] % prod(grid.sizes[a] for a in roles.get(outer, ())):
+            return False
     return True
 
 
