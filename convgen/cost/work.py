@@ -21,7 +21,6 @@ from convgen.algebra.layout import Axes
 from convgen.algebra.relations import Relation
 from convgen.algebra.signature import Made, Signature
 from convgen.algebra.tensors import Dim
-from convgen.cost.moving import Counts
 from convgen.operations.row import At, Launch, Operation, Work
 from convgen.program.rows import index_sets
 
@@ -67,7 +66,7 @@ def _fullest(signature: Signature, nests: Mapping[str, tuple[int, ...]]) -> At:
     def inside(made: Made, extent: int) -> Any:
         if made.relation is not None:
             return rows[made.indices[0], made.relation, extent]
-        return 0, prod([blocks[i][1] for i in made.indices]) if made.indices else extent
+        return _side(made, extent, blocks, 0)
 
     found: Any = tuple([tuple([inside(m, n) for m, n in zip(o.dims, o.shape, strict=True)]) for o in signature.inputs])
     return At(blocks, found, found)
@@ -123,7 +122,7 @@ def work_by_rank(operation: Operation, way: int, roles: tuple[tuple[str, Axes], 
     return operation.launches(way, at)
 
 
-def _side(made: Made, extent: int, blocks: Mapping[str, Spans], zero: Counts) -> Spans:
+def _side(made: Made, extent: int, blocks: Mapping[str, Any], zero: Any) -> Any:
     """How much of a dimension each rank has; where it begins is no matter but to relations."""
     if made.relation is not None:
         return made.relation.hull(*made.relation.window(*blocks[made.indices[0]]), extent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -11,23 +12,22 @@ from convgen.program.network import Program
 MIB = 1 << 20
 
 
-def memory_line(program: Program, states: int = 1) -> str:
-    """Of the fullest rank in a step of training.
+def memory_json(program: Program, states: int = 1) -> dict[str, Any]:
+    """Bytes of the fullest rank in a step of training, by what they are for, and the most at a time.
 
     Args:
         states: values a parameter that the optimizer keeps; SGD with momentum has one.
     """
-    m = network_memory(program, states)
-    parts = f"saved for backward {_mib(m.saved)}, on its way {_mib(m.passing)}"
-    kept = "momentum" if states == 1 else "optimizer"
-    state = f"parameters {_mib(m.parameters)}, {kept} {_mib(m.optimizer)}"
-    return f"memory of the fullest rank: {_mib(m.peak)} MiB, {state}, {parts}"
-
-
-def memory_json(program: Program, states: int = 1) -> dict[str, Any]:
-    """The same in bytes."""
     found: NetworkMemory = network_memory(program, states)
     return asdict(found) | {"peak": found.peak}
+
+
+def memory_line(m: Mapping[str, int], states: int = 1) -> str:
+    """The same in a line."""
+    parts = f"saved for backward {_mib(m['saved'])}, on its way {_mib(m['passing'])}"
+    kept = "momentum" if states == 1 else "optimizer"
+    state = f"parameters {_mib(m['parameters'])}, {kept} {_mib(m['optimizer'])}"
+    return f"memory of the fullest rank: {_mib(m['peak'])} MiB, {state}, {parts}"
 
 
 def _mib(size: int) -> str:

@@ -38,7 +38,7 @@ def planned_text(compiled: CompiledNetwork, found: NetworkPlan, machine: Machine
     lines += _compared(data)
     if IDLE in found.program.grid.sizes:
         lines.append(f"  {idle_line(found.program.grid)}")
-    lines.append(memory_line(found.program, found.states))
+    lines.append(memory_line(data["memory"], found.states))
     if found.program.again:
         lines.append(f"  computed again in backward: {', '.join(s.path for s in found.program.again)}")
     lines += [f"  scouted {grid}: {seconds * 1e3:.3f} ms with few candidates" for grid, seconds in found.tried]
