@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import product
@@ -205,3 +206,18 @@ def test_a_plans_numbers_unfold_into_steps(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, words)
     assert "by samples alone" in done.stdout
     assert "ranks" in picture.read_text()
+
+
+def test_options_of_memory_are_honoured_or_refused(tmp_path: Path) -> None:
+    """Two values a parameter take twice what one takes; what graphs have not is said."""
+    file = tmp_path / "small.yaml"
+    file.write_text(write_graph(a_graph(Random("options"))))
+    words = ["plan", str(file), "--machine", "lassen", "--ranks", "2"]
+    one, two = (
+        json.loads(CliRunner().invoke(cli, [*words, "--optimizer-states", n, "--json"]).stdout)["memory"] for n in "12"
+    )
+    assert two["optimizer"] == 2 * one["optimizer"] > 0
+    for option in (("--keep", "every"), ("--batch-norm", "local")):
+        refused = CliRunner().invoke(cli, [*words, *option])
+        assert isinstance(refused.exception, InputError)
+        assert option[0] in refused.exception.fact
