@@ -71,7 +71,8 @@ class _OwnPrice:
         total = local * (1 + len(self.parameters))
         for operand, parameter in zip(signature.inputs, self.parameters, strict=True):
             if parameter:
-                total += self._read(signature, operand, roles, kept(operand, signature, roles))
+                stored = kept(operand, signature, roles)
+                total += self._read(signature, operand, roles, stored, parameter=True)
         return total
 
     def whole(self, least: int, way: Way, most: int | None) -> int:
@@ -92,13 +93,22 @@ class _OwnPrice:
                 total += self._read(signature, operand, roles, wanted(operand, signature, roles))
         return total
 
-    def _read(self, signature: Signature, operand: Operand, roles: Mapping[str, Axes], stored: Stored) -> int:
+    def _read(
+        self,
+        signature: Signature,
+        operand: Operand,
+        roles: Mapping[str, Axes],
+        stored: Stored,
+        *,
+        parameter: bool = False,
+    ) -> int:
         """What is moved of an operand, and of its gradient."""
         sets = self.price.tensors(signature)[operand.name]
         wants = layout(sets, NAME, signature.wants(operand, roles))
         found = layout(sets, NAME, signature.gradient(operand, roles))
         if (known := self._known.get((sets, wants, found))) is None:
             there = (stored,)
-            known = int(self.price.fetched(sets, there, wants)[0] + self.price.collected(sets, found, there)[0])
+            back = self.price.collected(sets, found, there, parameter=parameter)
+            known = int(self.price.fetched(sets, there, wants)[0] + back[0])
             self._known[sets, wants, found] = known
         return known
