@@ -2,8 +2,8 @@
 
     python bench/plan_roles.py
 
-`before` are plans in which gradients have the roles of forward, and w is stored as these have it or split over all other
-axes; on the same grids.
+`before` are plans in which gradients have the roles of forward, and w is stored as these have it or split over all
+other axes; on the same grids.
 """
 
 from __future__ import annotations
