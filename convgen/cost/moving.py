@@ -17,8 +17,19 @@ from numpy.typing import NDArray
 
 from convgen.algebra.grid import Grid
 from convgen.algebra.index_sets import IndexSets
-from convgen.algebra.involved import Involved, Rest, involved, largest, overlapping, small_chain, widths
-from convgen.algebra.layout import Axes, Layout
+from convgen.algebra.involved import (
+    Involved,
+    Rest,
+    Side,
+    collected,
+    involved,
+    largest,
+    overlapping,
+    sides_of,
+    small_chain,
+    widths,
+)
+from convgen.algebra.layout import Axes, Layout, Window
 from convgen.algebra.redistribute import Conversion, Kind
 from convgen.cost.collectives import Collectives
 from convgen.cost.exchanges import exchange_traffic
@@ -71,6 +82,10 @@ class Moves:
         self.collectives = collectives or machine.collectives
         self.links = Links(grid, machine.levels)
         self.plain = len(machine.levels) == 1 and machine.levels[0].shared_bytes_per_s is None
+        self._known: dict[object, int] = {}
+        self._sides: dict[tuple[IndexSets, str], tuple[tuple[int, Side], ...]] = {}
+        self._numbers: dict[Side, int] = {}
+        self._blocks: dict[tuple[int, Axes, Window | None], tuple[int, bool]] = {}
 
     def conversion(self, sets: IndexSets, c: Conversion) -> int:
         """Picoseconds of a conversion; a slice takes none."""
@@ -89,11 +104,55 @@ class Moves:
         """Picoseconds from one layout to another."""
         if src == dst:
             return 0
+        what = self._what(sets, src, dst)
+        if (found := self._known.get(what)) is None:
+            found = self._known[what] = self._chain(sets, src, dst)
+        return found
+
+    def _chain(self, sets: IndexSets, src: Layout, dst: Layout) -> int:
         part = involved(sets, src, dst)
         chain = small_chain(part.sets, part.src, part.dst)
         if len(chain) == 1:
             return 0 if chain[0].kind == "slice" else self._priced(part, chain[0], (), 1).ps
         return sum(self.moved(part.sets, c, part.rest, part.inner).ps for c in chain)
+
+    def collected(self, sets: IndexSets, found: Layout, stored: Layout) -> int:
+        """Picoseconds from a gradient as a row found it to where the operand is stored."""
+        if not found.has_window:
+            return self.chain(sets, found, stored)
+        what = ("collected", self._what(sets, found, stored))
+        if (known := self._known.get(what)) is None:
+            known = self._known[what] = sum(self.conversion(sets, c) for c in collected(sets, found, stored))
+        return known
+
+    def _what(self, sets: IndexSets, src: Layout, dst: Layout) -> object:
+        """All that the price depends on: dimensions that change, elements for each of theirs, and those dimensions of
+        which ranks have unlike many. Thousands of conversions are alike in it."""
+        if (sides := self._sides.get((sets, src.tensor))) is None:
+            own = sides_of(sets, src.tensor)
+            sides = tuple([(self._numbers.setdefault(s, len(self._numbers)), s) for s in own])
+            self._sides[sets, src.tensor] = sides
+        left = sets.weight(src.tensor)
+        changed: list[object] = []
+        uneven: list[object] = []
+        for (number, side), axes, other, window, to in zip(
+            sides, src.axes, dst.axes, src.windows, dst.windows, strict=True
+        ):
+            if axes != other or window != to:
+                changed.append((number, axes, other, window, to))
+                continue
+            block = number, axes, window
+            if (found := self._blocks.get(block)) is None:
+                found = self._blocks[block] = self._block(side, axes, window)
+            left *= found[0]
+            if not found[1]:
+                uneven.append(block)
+        return tuple(changed), src.partial, dst.partial, left, tuple(uneven)
+
+    def _block(self, side: Side, axes: Axes, window: Window | None) -> tuple[int, bool]:
+        """The most elements of a dimension that a rank has; whether all have as many."""
+        even = window is None and side.dim.groups == 1 and side.dim.extent % self.grid.over(axes) == 0
+        return largest(self.grid.axes, Rest(side, axes, window)), even
 
     def _priced(self, part: Involved, c: Conversion, rest: Sequence[Rest], inner: int) -> Priced:
         others = (*rest, *part.rest)

@@ -15,7 +15,7 @@ import numpy as np
 
 from convgen.algebra.grid import Grid
 from convgen.algebra.index_sets import IndexSets
-from convgen.algebra.involved import NAME, collected, one_tensor
+from convgen.algebra.involved import NAME, one_tensor
 from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.redistribute import Conversion
 from convgen.algebra.signature import Reduction, Signature
@@ -109,13 +109,7 @@ class Price:
     def collected(self, sets: IndexSets, found: Layout, stored: tuple[Stored, ...]) -> Counts:
         """From a gradient as a row found it to each of these."""
 
-        def to(layout: Layout) -> int:
-            if not found.has_window:
-                return self.moves.chain(sets, found, layout)
-            (c,) = collected(sets, found, layout)
-            return self.moves.conversion(sets, c)
-
-        return self._vector("collect", sets, found, stored, to)
+        return self._vector("collect", sets, found, stored, lambda s: self.moves.collected(sets, found, s))
 
     def _vector(
         self, what: str, sets: IndexSets, one: Layout, stored: tuple[Stored, ...], of: Callable[[Layout], int]
