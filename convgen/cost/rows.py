@@ -66,8 +66,12 @@ class Price:
         return sum(n * self._of_launch(one, roles) for n, one in zip(often, done, strict=True))
 
     def _of_launch(self, one: Launch, roles: Mapping[str, Axes]) -> int:
-        rate = rows_flops_per_s(self.machine, self.dtype, one.operation, roles, self.grid, one.work.flops)
-        return self.seconds_of(one.work, rate, rides=one.operation.rides)
+        return self.of_work(one.operation, one.work, roles)
+
+    def of_work(self, operation: Operation, done: Work, roles: Mapping[str, Axes]) -> int:
+        """Picoseconds of one launch."""
+        rate = rows_flops_per_s(self.machine, self.dtype, operation, roles, self.grid, done.flops)
+        return self.seconds_of(done, rate, rides=operation.rides)
 
     def seconds_of(self, done: Work, flops_per_s: float | None = None, *, rides: bool = False) -> int:
         """Picoseconds.
