@@ -24,7 +24,7 @@ def exchange_traffic(sets: IndexSets, src: Layout, dst: Layout, *, adds: bool = 
     Args:
         adds: what ranks hold overlaps, and is added where it is stored: each sends what it has of each other's block.
     """
-    grid, own, need = sets.grid, sets.held(src), sets.held(dst)
+    grid = sets.grid
     dims = range(len(src.axes))
     changed = [d for d in dims if (src.axes[d], src.windows[d]) != (dst.axes[d], dst.windows[d])]
     moving = {a for d in changed if adds or src.windows[d] is None for a in src.axes[d]} | {*src.partial}
@@ -35,7 +35,8 @@ def exchange_traffic(sets: IndexSets, src: Layout, dst: Layout, *, adds: bool = 
     to, from_ = np.full(grid.ranks, copies, dtype=np.int64), np.full(grid.ranks, addends, dtype=np.int64)
     for d in dims:
         if d not in changed:
-            rows = np.maximum(own[:, d, 1] - own[:, d, 0], 0)
+            lo, hi = sets.by_place(src, d)
+            rows = np.maximum(hi - lo, 0)[grid.places(src.axes[d])]
             sent, received, kept = sent * rows, received * rows, kept * rows
             to, from_ = to * (rows > 0), from_ * (rows > 0)
             continue
@@ -45,13 +46,15 @@ def exchange_traffic(sets: IndexSets, src: Layout, dst: Layout, *, adds: bool = 
         shared = tuple(a for a in dst.axes[d] if a not in moving)
         s, t = grid.places(sources), grid.places(dst.axes[d])
         f = grid.places(shared)
-        first_s, first_t = grid.firsts(sources), grid.firsts(dst.axes[d])
-        overlap = np.minimum(own[first_s, d, 1][:, None], need[first_t, d, 1])
-        overlap = np.maximum(overlap - np.maximum(own[first_s, d, 0][:, None], need[first_t, d, 0]), 0)
-        shape = (len(first_s), *(grid.sizes[a] for a in dst.axes[d]))
+        own, need = sets.by_place(src, d), sets.by_place(dst, d)
+        if not sources:
+            own = own[0][:1], own[1][:1]
+        overlap = np.minimum.outer(own[1], need[1]) - np.maximum.outer(own[0], need[0])
+        overlap = np.maximum(overlap, 0)
+        shape = (len(overlap), *(grid.sizes[a] for a in dst.axes[d]))
         over = tuple(i + 1 for i, a in enumerate(dst.axes[d]) if a in moving)
-        sums = overlap.reshape(shape).sum(axis=over).reshape(len(first_s), -1)
-        counts = (overlap > 0).reshape(shape).sum(axis=over).reshape(len(first_s), -1)
+        sums = overlap.reshape(shape).sum(axis=over).reshape(len(overlap), -1)
+        counts = (overlap > 0).reshape(shape).sum(axis=over).reshape(len(overlap), -1)
         sent, to = sent * sums[s, f], to * counts[s, f]
         received, from_ = received * overlap.sum(axis=0)[t], from_ * (overlap > 0).sum(axis=0)[t]
         kept = kept * overlap[s, t]

@@ -217,14 +217,31 @@ class Moves:
 @lru_cache(maxsize=1 << 16)
 def busiest(sets: IndexSets, kind: Kind, over: Axes, src: Layout, dst: Layout) -> tuple[int, int]:
     """The most elements that a rank sends in a collective, and sends or receives; of an all-reduce those it holds."""
+    held = _even(sets, src)
     if kind == "all_reduce":
-        whole = int(sets.elements(src).max())
+        whole = int(sets.elements(src).max()) if held is None else held
         return whole, whole
+    if kind in ("all_gather", "reduce_scatter") and held is not None and (there := _even(sets, dst)) is not None:
+        several = (sets.grid.over(over) - 1) * min(held, there)
+        return several, several
     what = (sets, kind, over, src, dst)
     sent = elements_sent(*what)
     found = int(sent.max()), int(np.maximum(sent, elements_received(*what)).max())
     _let_go(sets)
     return found
+
+
+def _even(sets: IndexSets, layout: Layout) -> int | None:
+    """Elements that each rank has, where all have as many by the block rule; else None."""
+    if layout.has_window:
+        return None
+    count = sets.weight(layout.tensor)
+    for dim, axes in zip(sets.dims(layout.tensor), layout.axes, strict=True):
+        parts = sets.grid.over(axes)
+        if dim.groups > 1 or dim.extent % parts:
+            return None
+        count *= dim.extent // parts
+    return count
 
 
 @lru_cache(maxsize=1 << 16)
