@@ -44,11 +44,13 @@ def every_way(operation: Operation, price: Price, most: int) -> list[tuple[int, 
 @lru_cache(maxsize=64)
 def _chosen(indices: int, axes: int) -> NDArray[np.int64]:
     """By index and way, bits of the axes that it has; in the order of itertools.product, none last."""
-    choice = np.indices((indices + 1,) * axes).reshape(axes, -1)
-    bits = np.array([1 << a for a in range(axes)], dtype=np.int64)
-    return np.array([((choice == i) * bits[:, None]).sum(axis=0) for i in range(indices)], dtype=np.int64).reshape(
-        indices, -1
-    )
+    count = (indices + 1) ** axes
+    choice = np.indices((indices + 1,) * axes, dtype=np.int64).reshape(axes, count)
+    found = np.zeros((indices, count), dtype=np.int64)
+    for a, chosen in enumerate(choice):
+        for i in range(indices):
+            found[i] |= (chosen == i).astype(np.int64) << a
+    return found
 
 
 class _Ways:
@@ -62,14 +64,14 @@ class _Ways:
         self.sizes = [tuple(grid.sizes[a] for a in axes) for axes in self.axes]
         parts = np.array([prod(sizes) for sizes in self.sizes], dtype=np.int64)
         bits = _chosen(len(self.several), len(grid.names))
-        fits = np.ones(bits.shape[1] if self.several else 1, dtype=np.bool_)
+        fits = np.ones(bits.shape[1], dtype=np.bool_)
         for k, i in enumerate(self.several):
             fits &= parts[bits[k]] <= signature.extent[i]
         for outer, *inner in signature.nests:  # as `serves` has it
             for i in inner:
                 fits &= bits[self.several.index(i)] == 0
             fits &= signature.extent[outer] % parts[bits[self.several.index(outer)]] == 0
-        self.bits = bits[:, fits] if self.several else bits.reshape(0, 1)
+        self.bits = bits[:, fits]
 
     @property
     def count(self) -> int:
@@ -93,7 +95,8 @@ def _local(operation: Operation, number: int, ways: _Ways, price: Price) -> list
         bits = ways.bits[ways.several.index(i)] if i in ways.several else np.zeros(ways.count, dtype=np.int64)
         table = np.zeros((len(ways.sizes), 1 + len(reads)), dtype=np.int64)
         single = np.zeros(len(ways.sizes), dtype=np.bool_)
-        for subset in np.unique(bits).tolist():
+        subsets: list[int] = np.unique(bits).tolist()
+        for subset in subsets:
             parts = largest_parts(extent, ways.sizes[subset], reads)
             table[subset], single[subset] = parts[0], len(parts) == 1
         one &= single[bits]
