@@ -18,7 +18,8 @@ from convgen.algebra.index_sets import IndexSets
 from convgen.algebra.involved import NAME, one_tensor
 from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.redistribute import Conversion
-from convgen.algebra.signature import Reduction, Signature
+from convgen.algebra.signature import Operand, Reduction, Signature
+from convgen.algebra.wants import layout
 from convgen.cost.local import rows_flops_per_s
 from convgen.cost.machine import Machine
 from convgen.cost.moving import PICOSECONDS, Counts, Moves
@@ -26,7 +27,7 @@ from convgen.cost.network import element_bytes
 from convgen.cost.work import most_work
 from convgen.operations.row import Launch, Operation, Work, repeats
 from convgen.program.network import Program, asked
-from convgen.program.rows import Chain, PlacedRow, Stored, index_sets, sides
+from convgen.program.rows import Chain, PlacedRow, Roles, Stored, index_sets, sides
 from convgen.spec.layer import DTYPE_BYTES
 
 
@@ -38,6 +39,8 @@ class Price:
         self.element_bytes = DTYPE_BYTES.get(dtype) or element_bytes(dtype)
         self.moves = Moves(grid, machine, self.element_bytes)
         self._tensors: dict[Signature, dict[str, IndexSets]] = {}
+        self._layouts: dict[tuple[Signature, str, Roles, bool], Layout] = {}
+        self._stored: dict[Stored, Layout] = {}
         self._vectors: dict[tuple[str, IndexSets, Layout, tuple[Stored, ...]], Counts] = {}
 
     @cached_property
@@ -94,6 +97,22 @@ class Price:
             self._tensors[signature] = found
         return found
 
+    def wants(self, signature: Signature, operand: Operand, roles: Roles) -> Layout:
+        """An operand as a row reads it, or a result as it makes it, under these roles."""
+        key = (signature, operand.name, roles, False)
+        if (found := self._layouts.get(key)) is None:
+            sets = self.tensors(signature)[operand.name]
+            found = self._layouts[key] = layout(sets, NAME, signature.wants(operand, dict(roles)))
+        return found
+
+    def gradient(self, signature: Signature, operand: Operand, roles: Roles) -> Layout:
+        """An operand's gradient as a row finds it."""
+        key = (signature, operand.name, roles, True)
+        if (found := self._layouts.get(key)) is None:
+            sets = self.tensors(signature)[operand.name]
+            found = self._layouts[key] = layout(sets, NAME, signature.gradient(operand, dict(roles)))
+        return found
+
     def fetched(self, sets: IndexSets, stored: tuple[Stored, ...], wanted: Layout) -> Counts:
         """Picoseconds from each of these to what is wanted."""
         return self._vector("fetch", sets, wanted, stored, lambda s: self.moves.chain(sets, s, wanted))
@@ -101,12 +120,12 @@ class Price:
     def reduced(self, sets: IndexSets, made: Layout, stored: tuple[Stored, ...], reduction: Reduction) -> Counts:
         """From a result as a row makes it to each of these."""
 
-        def to(layout: Layout) -> int:
+        def to(there: Layout) -> int:
             if reduction == "sum" or not made.partial:
-                return self.moves.chain(sets, made, layout)
+                return self.moves.chain(sets, made, there)
             whole = replace(made, partial=())
             first = Conversion("all_gather", made.partial, made, whole, reduction)
-            return self.moves.conversion(sets, first) + self.moves.chain(sets, whole, layout)
+            return self.moves.conversion(sets, first) + self.moves.chain(sets, whole, there)
 
         return self._vector(reduction, sets, made, stored, to)
 
@@ -120,8 +139,13 @@ class Price:
     ) -> Counts:
         key = (what, sets, one, stored)
         if (found := self._vectors.get(key)) is None:
-            found = np.array([of(Layout(NAME, s)) for s in stored], dtype=np.int64)
+            found = np.array([of(self._as_stored(s)) for s in stored], dtype=np.int64)
             self._vectors[key] = found
+        return found
+
+    def _as_stored(self, stored: Stored) -> Layout:
+        if (found := self._stored.get(stored)) is None:
+            found = self._stored[stored] = Layout(NAME, stored)
         return found
 
 

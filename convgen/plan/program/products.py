@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from heapq import heappop, heappush
 
 from convgen.algebra.index_sets import IndexSets
-from convgen.algebra.involved import NAME
-from convgen.algebra.layout import Axes, Layout
+from convgen.algebra.layout import Layout
 from convgen.algebra.signature import Operand, Signature
-from convgen.algebra.wants import layout
 from convgen.cost.rows import Price
 from convgen.operations.row import Operation
-from convgen.plan.program.candidates import Way, made, wanted
+from convgen.plan.program.candidates import Roles, Way, made, wanted
 from convgen.plan.program.every_way import every_way
 from convgen.program.rows import Stored, kept
 
@@ -98,7 +96,7 @@ class _OwnPrice:
         total = self.computing(local)
         for operand, parameter in zip(signature.inputs, self.parameters, strict=True):
             if parameter:
-                total += self._read(signature, operand, roles, kept(operand, signature, roles))
+                total += self._read(signature, operand, way[1], kept(operand, signature, roles))
         return total
 
     def whole(self, least: int, way: Way, most: int | None) -> int:
@@ -107,7 +105,7 @@ class _OwnPrice:
         tensors = self.price.tensors(signature)
         total = least
         for result in signature.results:
-            sets, makes = tensors[result.name], layout(tensors[result.name], NAME, signature.wants(result, roles))
+            sets, makes = tensors[result.name], self.price.wants(signature, result, way[1])
             stored = tuple(made(result, signature, roles))
             costs = self.price.reduced(sets, makes, stored, signature.reduction)
             costs = costs + self.price.fetched(sets, stored, replace(makes, partial=()))
@@ -116,14 +114,14 @@ class _OwnPrice:
             if most is not None and total > most:
                 break
             if not parameter:
-                total += self._read(signature, operand, roles, wanted(operand, signature, roles))
+                total += self._read(signature, operand, way[1], wanted(operand, signature, roles))
         return total
 
-    def _read(self, signature: Signature, operand: Operand, roles: Mapping[str, Axes], stored: Stored) -> int:
+    def _read(self, signature: Signature, operand: Operand, roles: Roles, stored: Stored) -> int:
         """What is moved of an operand, and of its gradient."""
         sets = self.price.tensors(signature)[operand.name]
-        wants = layout(sets, NAME, signature.wants(operand, roles))
-        found = layout(sets, NAME, signature.gradient(operand, roles))
+        wants = self.price.wants(signature, operand, roles)
+        found = self.price.gradient(signature, operand, roles)
         if (known := self._known.get((sets, wants, found))) is None:
             there = (stored,)
             known = int(self.price.fetched(sets, there, wants)[0] + self.price.collected(sets, found, there)[0])
