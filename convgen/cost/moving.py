@@ -85,6 +85,8 @@ class Moves:
         self._known: dict[object, int] = {}
         self._sides: dict[tuple[IndexSets, str], tuple[tuple[int, Side], ...]] = {}
         self._numbers: dict[Side, int] = {}
+        self._rests: dict[Rest, tuple[int, bool]] = {}
+        self._lines: dict[tuple[IndexSets, Layout, Layout, bool], tuple[float, float]] = {}
         self._blocks: dict[tuple[int, Axes, Window | None], tuple[int, bool]] = {}
 
     def conversion(self, sets: IndexSets, c: Conversion) -> int:
@@ -143,20 +145,23 @@ class Moves:
                 continue
             block = number, axes, window
             if (found := self._blocks.get(block)) is None:
-                found = self._blocks[block] = self._block(side, axes, window)
+                found = self._blocks[block] = self._rest(Rest(side, axes, window))
             left *= found[0]
             if not found[1]:
                 uneven.append(block)
         return tuple(changed), src.partial, dst.partial, left, tuple(uneven)
 
-    def _block(self, side: Side, axes: Axes, window: Window | None) -> tuple[int, bool]:
+    def _rest(self, rest: Rest) -> tuple[int, bool]:
         """The most elements of a dimension that a rank has; whether all have as many."""
-        even = window is None and side.dim.groups == 1 and side.dim.extent % self.grid.over(axes) == 0
-        return largest(self.grid.axes, Rest(side, axes, window)), even
+        if (found := self._rests.get(rest)) is None:
+            dim = rest.side.dim
+            even = rest.window is None and dim.groups == 1 and dim.extent % self.grid.over(rest.axes) == 0
+            found = self._rests[rest] = largest(self.grid.axes, rest), even
+        return found
 
     def _priced(self, part: Involved, c: Conversion, rest: Sequence[Rest], inner: int) -> Priced:
         others = (*rest, *part.rest)
-        left = prod([largest(self.grid.axes, r) for r in others]) * inner * part.inner
+        left = prod([self._rest(r)[0] for r in others]) * inner * part.inner
         if c.kind == "exchange":
             sent, seconds = self._exchange(part, c, others, left, inner * part.inner)
             return self._measured(c, sent, seconds)
@@ -187,26 +192,38 @@ class Moves:
         levels, adds, small = self.machine.levels, c.reduction is not None, part.sets.grid
         sent, busy, peers = most_traffic(part.sets, part.src, part.dst, adds=adds)
         if not self.plain and self.grid.ranks * small.ranks <= MOST_PAIRS:
+            if all(self._rest(r)[1] for r in rest):  # all messages are longer alike
+                start, each = self._line(part, adds)
+                return sent * left, start + left * each
             found = messages(part.sets, part.src, part.dst, adds=adds)
-            return sent * left, self._message_by_message(small, found, rest, inner)
+            return sent * left, sum(self._message_by_message(small, found, rest, inner))
         count = busy * left * self.element_bytes
         if self.plain:
             return sent * left, peers * levels[0].latency_s + count / levels[0].bytes_per_s
         return sent * left, peers * max(one.latency_s for one in levels) + count * slowest(self.grid, levels, c.over)
 
+    def _line(self, part: Involved, adds: bool) -> tuple[float, float]:
+        """Seconds that an exchange takes to start, and for each element that stands for one of its own."""
+        key = part.sets, part.src, part.dst, adds
+        if (found := self._lines.get(key)) is None:
+            all_of_it = messages(*key[:3], adds=adds)
+            found = self._lines[key] = self._message_by_message(part.sets.grid, all_of_it, (), 1)
+        return found
+
     def _message_by_message(
         self, small: Grid, found: tuple[Counts, Counts, Counts], rest: Sequence[Rest], inner: int
-    ) -> float:
+    ) -> tuple[float, float]:
+        """Seconds that it takes to start, and those of its bytes."""
         grid, (counts, sender, receiver) = self.grid, found
         if not len(counts):
-            return 0.0
+            return 0.0, 0.0
         base, place = grid.firsts(a for a in grid.names if a not in small.names), grid.firsts(small.names)
         size = np.full(len(base), self.element_bytes * inner, dtype=np.int64)
         for r in rest:
             size = size * self._widths(r, base)
         base, size = base[size > 0], size[size > 0]
         src, dst = (np.add.outer(base, place[end]).ravel() for end in (sender, receiver))
-        return self.links.exchange(src, dst, np.multiply.outer(size, counts).ravel())
+        return self.links.exchange_line(src, dst, np.multiply.outer(size, counts).ravel())
 
     def _widths(self, rest: Rest, ranks: Counts) -> Counts:
         """Elements that these ranks have of a dimension."""

@@ -87,10 +87,10 @@ def fullest(program: Program, optimizer_states: int = 1) -> MemoryWalk:
 def busiest_rank(program: Program) -> int:
     """The rank with most elements of all that rows read and make."""
     total = np.zeros(program.grid.ranks, dtype=np.int64)
-    for row in program.rows:
-        sets, signature = index_sets(row.signature, program.grid), row.signature
+    for (signature, roles), count in Counter((row.signature, row.roles) for row in program.rows).items():
+        sets = index_sets(signature, program.grid)
         for operand in (*signature.inputs, *signature.results):
-            total += sets.elements(layout(sets, operand.name, signature.wants(operand, dict(row.roles))))
+            total += sets.elements(layout(sets, operand.name, signature.wants(operand, dict(roles)))) * count
     return int(total.argmax())
 
 
