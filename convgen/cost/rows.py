@@ -15,10 +15,10 @@ import numpy as np
 
 from convgen.algebra.grid import Grid
 from convgen.algebra.index_sets import IndexSets
-from convgen.algebra.involved import NAME, collected, one_tensor
+from convgen.algebra.involved import NAME, one_tensor
 from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.redistribute import Conversion
-from convgen.algebra.signature import Reduction, Signature
+from convgen.algebra.signature import Operand, Reduction, Signature
 from convgen.algebra.space import Space
 from convgen.algebra.wants import layout
 from convgen.cost.local import rows_flops_per_s
@@ -31,10 +31,8 @@ from convgen.operations.convolution import Convolution
 from convgen.operations.row import Launch, Operation, Work, repeats
 from convgen.operations.transposed import TransposedConvolution
 from convgen.program.network import Program, asked
-from convgen.program.rows import Chain, PlacedRow, Stored, index_sets, sides
+from convgen.program.rows import Chain, PlacedRow, Roles, Stored, index_sets, sides
 from convgen.spec.layer import DTYPE_BYTES
-
-Roles = tuple[tuple[str, Axes], ...]
 
 LONGEST = 1 << 56  # picoseconds of a step, added up in 64 bits
 
@@ -60,6 +58,8 @@ class Price:
         self.moves = Moves(grid, machine, self.element_bytes)
         self._tensors: dict[Signature, dict[str, IndexSets]] = {}
         self._phases: dict[tuple[Operation, int, Roles], tuple[float | None, ...]] = {}
+        self._layouts: dict[tuple[Signature, str, Roles, bool], Layout] = {}
+        self._stored: dict[Stored, Layout] = {}
         self._vectors: dict[tuple[str, IndexSets, Layout, tuple[Stored, ...]], Counts] = {}
 
     @cached_property
@@ -131,8 +131,12 @@ class Price:
         return sum(known[k] is not None for k in ((-1,) if asked is None else asked))
 
     def _of_launch(self, one: Launch, roles: Mapping[str, Axes]) -> int:
-        rate = rows_flops_per_s(self.machine, self.dtype, one.operation, roles, self.grid, one.work.flops)
-        return self.seconds_of(one.work, rate, rides=one.operation.rides)
+        return self.of_work(one.operation, one.work, roles)
+
+    def of_work(self, operation: Operation, done: Work, roles: Mapping[str, Axes]) -> int:
+        """Picoseconds of one launch."""
+        rate = rows_flops_per_s(self.machine, self.dtype, operation, roles, self.grid, done.flops)
+        return self.seconds_of(done, rate, rides=operation.rides)
 
     def seconds_of(self, done: Work, flops_per_s: float | None = None, *, rides: bool = False) -> int:
         """Picoseconds.
@@ -155,6 +159,22 @@ class Price:
             self._tensors[signature] = found
         return found
 
+    def wants(self, signature: Signature, operand: Operand, roles: Roles) -> Layout:
+        """An operand as a row reads it, or a result as it makes it, under these roles."""
+        key = (signature, operand.name, roles, False)
+        if (found := self._layouts.get(key)) is None:
+            sets = self.tensors(signature)[operand.name]
+            found = self._layouts[key] = layout(sets, NAME, signature.wants(operand, dict(roles)))
+        return found
+
+    def gradient(self, signature: Signature, operand: Operand, roles: Roles) -> Layout:
+        """An operand's gradient as a row finds it."""
+        key = (signature, operand.name, roles, True)
+        if (found := self._layouts.get(key)) is None:
+            sets = self.tensors(signature)[operand.name]
+            found = self._layouts[key] = layout(sets, NAME, signature.gradient(operand, dict(roles)))
+        return found
+
     def fetched(self, sets: IndexSets, stored: tuple[Stored, ...], wanted: Layout) -> Counts:
         """Picoseconds from each of these to what is wanted."""
         return self._vector("fetch", sets, wanted, stored, lambda s: self.moves.chain(sets, s, wanted))
@@ -162,12 +182,12 @@ class Price:
     def reduced(self, sets: IndexSets, made: Layout, stored: tuple[Stored, ...], reduction: Reduction) -> Counts:
         """From a result as a row makes it to each of these."""
 
-        def to(layout: Layout) -> int:
+        def to(there: Layout) -> int:
             if reduction == "sum" or not made.partial:
-                return self.moves.chain(sets, made, layout)
+                return self.moves.chain(sets, made, there)
             whole = replace(made, partial=())
             first = Conversion("all_gather", made.partial, made, whole, reduction)
-            return self.moves.conversion(sets, first) + self.moves.chain(sets, whole, layout)
+            return self.moves.conversion(sets, first) + self.moves.chain(sets, whole, there)
 
         return self._vector(reduction, sets, made, stored, to)
 
@@ -182,21 +202,20 @@ class Price:
         if parameter and self.machine.hides_gradients:
             return np.zeros(len(stored), dtype=np.int64)
 
-        def to(layout: Layout) -> int:
-            if not found.has_window:
-                return self.moves.chain(sets, found, layout)
-            (c,) = collected(sets, found, layout)
-            return self.moves.conversion(sets, c)
-
-        return self._vector("collect", sets, found, stored, to)
+        return self._vector("collect", sets, found, stored, lambda s: self.moves.collected(sets, found, s))
 
     def _vector(
         self, what: str, sets: IndexSets, one: Layout, stored: tuple[Stored, ...], of: Callable[[Layout], int]
     ) -> Counts:
         key = (what, sets, one, stored)
         if (found := self._vectors.get(key)) is None:
-            found = np.array([held(of(Layout(NAME, s))) for s in stored], dtype=np.int64)
+            found = np.array([held(of(self._as_stored(s))) for s in stored], dtype=np.int64)
             self._vectors[key] = found
+        return found
+
+    def _as_stored(self, stored: Stored) -> Layout:
+        if (found := self._stored.get(stored)) is None:
+            found = self._stored[stored] = Layout(NAME, stored)
         return found
 
 

@@ -218,10 +218,7 @@ def plan_counted(
         program = lay_out(parts, Grid((("N", 1),)), "sample")
         return sum(computing for computing, _ in program_cost(program, machine, dtype).rows) / PICOSECONDS
 
-    def scouted(plan: NetworkPlan) -> float:
-        return min((seconds for _, seconds in plan.tried), default=0.0)
-
-    _, plan = on_fewer(ranks, planned, lambda plan: plan.seconds, roughly, lambda count: of_one() / count, scouted)
+    _, plan = on_fewer(ranks, planned, lambda plan: plan.seconds, roughly, lambda count: of_one() / count)
     return widened(plan, ranks, parts)
 
 

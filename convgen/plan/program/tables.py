@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from convgen.algebra.involved import NAME, most_elements
 from convgen.algebra.layout import Layout
 from convgen.algebra.signature import Operand, Signature
-from convgen.algebra.wants import layout
 from convgen.cost.rows import Price
 from convgen.operations.bound import Bound
 from convgen.operations.row import Operation
@@ -146,18 +145,18 @@ class Asking:
             own: gradients' own rows.
         """
         q, (number, roles), parameters = self.q, option.way, dict(option.parameters)
-        signature, nests = q.operation.signatures[number], dict(roles)
-        tensors, size = self.price.tensors(signature), self.price.element_bytes
+        price, signature = self.price, q.operation.signatures[number]
+        tensors, size = price.tensors(signature), price.element_bytes
         total = np.zeros(self.shape, dtype=np.int64)
         again = self._again(signature, own)
         for k, operand in enumerate(signature.inputs):
             sets = tensors[operand.name]
             if (candidates := q.operands[k]) is None:
-                each = q.room.parameter_bytes(self.price.dtype)
+                each = q.room.parameter_bytes(price.dtype)
                 total += most_elements(sets, Layout(NAME, parameters[k])) * each
             elif operand.gradient and any(q.wanted) and (self.product or q.room.keep == "needed"):
-                wants = layout(sets, NAME, signature.wants(operand, nests))
-                moved = self.price.fetched(sets, candidates, wants) > 0
+                wants = price.wants(signature, operand, roles)
+                moved = price.fetched(sets, candidates, wants) > 0
                 total += np.where(again, 0, self._spread(moved * most_elements(sets, wants) * size, k))
         return total
 
@@ -172,24 +171,24 @@ class Asking:
     # ---------------------------------------------------------------- one option
     def _of(self, option: Option) -> tuple[Table, dict[str, tuple[Table, list[Way]]]]:
         q, price, parameters = self.q, self.price, dict(option.parameters)
-        number, nests = option.way[0], dict(option.way[1])
+        number, roles = option.way
         signature = q.operation.signatures[number]
         tensors = price.tensors(signature)
-        local = price.local(q.operation, number, nests)
+        local = price.local(q.operation, number, dict(roles))
         total = np.full(self.shape, local, dtype=np.int64)
         vjp: dict[int, Table] = {}
         for k, operand in enumerate(signature.inputs):
             sets = tensors[operand.name]
-            wants = layout(sets, NAME, signature.wants(operand, nests))
+            wants = price.wants(signature, operand, roles)
             stored = self._stored(k, parameters)
             total += self._spread(price.fetched(sets, stored, wants), k)
             if operand.gradient and q.wanted[k]:
-                found = layout(sets, NAME, signature.gradient(operand, nests))
+                found = price.gradient(signature, operand, roles)
                 vjp[k] = self._spread(price.collected(sets, found, stored, parameter=q.learnt[k]), k)
         given = np.zeros(self.shape, dtype=np.int64)
         for j, result in enumerate(signature.results):
             sets, stored = tensors[result.name], q.results[j]
-            makes = layout(sets, NAME, signature.wants(result, nests))
+            makes = price.wants(signature, result, roles)
             total += self._spread(price.reduced(sets, makes, stored, signature.reduction), j, result=True)
             if result.gradient:
                 given += self._spread(price.fetched(sets, stored, replace(makes, partial=())), j, result=True)
@@ -256,30 +255,30 @@ class Asking:
     def _row(self, signature: Signature, name: str, way: Way, parameters: Mapping[int, Stored]) -> Table:
         """One way of it; what parameters don't matter to is found once for all of theirs."""
         one = self.q.operation.gradients[name]
-        number, nests = way[0], dict(way[1])
+        (number, roles), price = way, self.price
         theirs = one.operation.signatures[number]
-        tensors, results = self.price.tensors(theirs), {r.name: j for j, r in enumerate(signature.results)}
+        tensors, results = price.tensors(theirs), {r.name: j for j, r in enumerate(signature.results)}
         (result,) = theirs.results
         read = list(zip(theirs.inputs, one.reads, strict=True))
 
         def fetched(operand: Operand, source: str) -> Table:
             sets = tensors[operand.name]
-            wants = layout(sets, NAME, theirs.wants(operand, nests))
+            wants = price.wants(theirs, operand, roles)
             if (k := self.numbers.get(source)) is not None:
-                return self._spread(self.price.fetched(sets, self._stored(k, parameters), wants), k)
+                return self._spread(price.fetched(sets, self._stored(k, parameters), wants), k)
             j = results.get(source, results.get(source.removeprefix("d"), 0))
-            return self._spread(self.price.fetched(sets, self.q.results[j], wants), j, result=True)
+            return self._spread(price.fetched(sets, self.q.results[j], wants), j, result=True)
 
         def collected() -> Table:
             sets, k = tensors[result.name], self.numbers[name]
-            if self.q.learnt[k] and self.price.machine.hides_gradients:
+            if self.q.learnt[k] and price.machine.hides_gradients:
                 return np.zeros([1] * len(self.shape), dtype=np.int64)
-            makes = layout(sets, NAME, theirs.wants(result, nests))
-            return self._spread(self.price.reduced(sets, makes, self._stored(k, parameters), theirs.reduction), k)
+            makes = price.wants(theirs, result, roles)
+            return self._spread(price.reduced(sets, makes, self._stored(k, parameters), theirs.reduction), k)
 
         here = [self.numbers[source] in parameters if source in self.numbers else False for _, source in read]
         if (table := self._found.get((name, signature.results, way))) is None:
-            table = np.full(self.shape, self.price.local(one.operation, number, nests), dtype=np.int64)
+            table = np.full(self.shape, price.local(one.operation, number, dict(roles)), dtype=np.int64)
             for (operand, source), parameter in zip(read, here, strict=True):
                 if not parameter:
                     table = table + fetched(operand, source)
