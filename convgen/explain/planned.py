@@ -157,10 +157,10 @@ def _meanwhile(plan: Planned) -> Iterator[str]:
 
 def _memory(plan: Planned) -> str:
     room, taken = plan.setting.bounded, plan.found.memory_bytes
-    of = f", of {gib(room.memory_bytes)} that it may take" if room.memory_bytes is not None else ""
+    of = f", of {gib(room.memory_bytes)} GiB that it may take" if room.memory_bytes is not None else ""
     if plan.found.walk is None:
-        return f"memory  {gib(taken)} GiB on the fullest rank{of}; every output and an error signal kept"
-    return f"{memory_line(memory_json(plan.found.walk.memory()), room.states)}{of and f' MiB{of} GiB'}"
+        return f"memory  {gib(taken)} GiB on the fullest rank{of}; every output and an error signal stay"
+    return f"{memory_line(memory_json(plan.found.walk.memory()), room.states)}{of}"
 
 
 def _measured(plan: Planned) -> str:
