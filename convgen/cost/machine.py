@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import inf
 
 from convgen.algebra.redistribute import Kind
@@ -10,7 +11,7 @@ from convgen.cost.collectives import RINGS, Collectives
 from convgen.cost.machine_measured import Misfit, Probe, efficiency_like, over_model
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Level:
     """Links between ranks of one unit (a socket, a node, a rack, the machine) that no smaller unit has both of.
 
@@ -28,6 +29,13 @@ class Level:
     latency_s: float
     bytes_per_s: float
     shared_bytes_per_s: float | None = None
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.name, self.ranks, self.latency_s, self.bytes_per_s, self.shared_bytes_per_s))
+
+    def __hash__(self) -> int:  # levels are keys of caches
+        return self._hash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
