@@ -18,7 +18,7 @@ What ATen's convolutions copy is said by convolution_copies.py.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -211,6 +211,20 @@ class MemoryWalk:
             state["parameter"], gradients, gradients * self.states, state["buffer"] + state["constant"],
             saved, highest - saved,
         )  # fmt: skip
+
+    def by_row(self) -> Iterator[tuple[int | None, str, int]]:
+        """(row, what, bytes) of the most that is there, by the row that first reads or keeps it; None: of none."""
+        found, program = self.memory(), self.program
+        first = {v: i for i, row in reversed([*enumerate(program.rows)]) for v in row.bound.reads}
+        own = {n for n, v in program.values.items() if v.kind in ("parameter", "buffer", "constant")}
+        for name in own:
+            states = self.states * (program.values[name].kind == "parameter" and name in self.wanted)
+            yield first.get(name), "parameters and what the optimizer keeps", self.size[name] * (1 + states)
+        stays = [(i, r) for i, kept in enumerate(self.saved) if i not in self.again for r in kept if r not in own]
+        stays += [(s.start, r) for s, taken in self.takes.items() for r in taken]
+        for root, i in {root: i for i, root in reversed(stays)}.items():
+            yield i, "saved for backward", self.size[root]
+        yield None, "on its way", found.passing
 
     def _forward(self, own: set[str]) -> int:
         """The most at a time."""

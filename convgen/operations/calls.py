@@ -86,6 +86,11 @@ class Elementwise(Operation):
         alike = self.op == "add.Tensor" and self.args[-1] == 1 and {*self.shapes} == {self.shape}
         return "none" if alike else "each"
 
+    @property
+    def rides(self) -> bool:
+        """Of one number, such as how many batches there were."""
+        return not self.shape
+
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
         names, inputs = numbered(len(self.shape)), list[Operand]()

@@ -96,7 +96,8 @@ class _OwnPrice:
         total = self.computing(local)
         for operand, parameter in zip(signature.inputs, self.parameters, strict=True):
             if parameter:
-                total += self._read(signature, operand, way[1], kept(operand, signature, roles))
+                stored = kept(operand, signature, roles)
+                total += self._read(signature, operand, way[1], stored, parameter=True)
         return total
 
     def whole(self, least: int, way: Way, most: int | None) -> int:
@@ -117,13 +118,16 @@ class _OwnPrice:
                 total += self._read(signature, operand, way[1], wanted(operand, signature, roles))
         return total
 
-    def _read(self, signature: Signature, operand: Operand, roles: Roles, stored: Stored) -> int:
+    def _read(
+        self, signature: Signature, operand: Operand, roles: Roles, stored: Stored, *, parameter: bool = False
+    ) -> int:
         """What is moved of an operand, and of its gradient."""
         sets = self.price.tensors(signature)[operand.name]
         wants = self.price.wants(signature, operand, roles)
         found = self.price.gradient(signature, operand, roles)
         if (known := self._known.get((sets, wants, found))) is None:
             there = (stored,)
-            known = int(self.price.fetched(sets, there, wants)[0] + self.price.collected(sets, found, there)[0])
+            back = self.price.collected(sets, found, there, parameter=parameter)
+            known = int(self.price.fetched(sets, there, wants)[0] + back[0])
             self._known[sets, wants, found] = known
         return known
