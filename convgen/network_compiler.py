@@ -11,15 +11,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from convgen.algebra.algorithms import ALGORITHMS
 from convgen.algebra.grid import Grid
 from convgen.cost.machine import Machine
 from convgen.cost.machines import load_machine
 from convgen.emit.network import NetworkInput, Package, emit_network
-from convgen.errors import InputError
+from convgen.errors import InputError, InternalError
 from convgen.knobs import verify_schedules
 from convgen.operations.bound import Bound
 from convgen.operations.views import MANY
@@ -36,19 +37,19 @@ from convgen.plan.program.written import program_of
 from convgen.plan.setting import Setting
 from convgen.program.again import with_again
 from convgen.program.network import FLOATS, Program
-from convgen.program.rows import PlacedRow, place, place_gradient, stored_by_name
+from convgen.program.rows import PlacedRow, Stored, place, place_gradient, stored_by_name
 from convgen.program.verify.network import verify_network
 from convgen.program.wide import joined_rows, numbers
 from convgen.spec.aten.describe import Described
 from convgen.spec.aten.samples import for_any_number
 from convgen.spec.graph import Graph
-from convgen.spec.graph_parts import check_statistics, with_statistics
+from convgen.spec.graph_parts import check_statistics, normalised, with_statistics
 from convgen.spec.names import did_you_mean
 from convgen.spec.network_plan import PlanFile
 from convgen.spec.source import locate
 
 LETTERS = {1: ("N",), 2: ("N", "C"), 3: ("N", "C", "W"), 4: ("N", "C", "H", "W"), 5: ("N", "C", "D", "H", "W")}
-LAYOUTS = 4  # that are looked for until statistics by parts and a layout by price agree
+LAYOUTS = 3  # until statistics by parts and a layout agree
 OF_NUMBERS = {1: ("N",), 2: ("N", "W"), 3: ("N", "H", "W"), 4: ("N", "D", "H", "W")}  # of labels: no channels
 
 
@@ -138,9 +139,10 @@ def compile_network(
     chosen = machine or load_machine("cpu")
     room = Room(int(chosen.memory_bytes) if chosen.memory_bytes else None)
 
-    def laid_out(graph: Graph, described: Described) -> Program:
+    def laid_out(graph: Graph, described: Described, fixed: Mapping[str, Stored]) -> Program:
         if algorithm == "auto":
-            return plan_network(network_parts(graph, described), [grid], chosen, _dtype(graph), room).program
+            parts = network_parts(graph, described)._replace(fixed=fixed)
+            return plan_network(parts, [grid], chosen, _dtype(graph), room).program
         return lay_out(network_parts(graph, described), grid, algorithm)
 
     graph, described, program = _with_statistics(graph, statistics, laid_out)
@@ -150,20 +152,25 @@ def compile_network(
 
 
 def _with_statistics(
-    graph: Graph, statistics: str, laid_out: Callable[[Graph, Described], Program]
+    graph: Graph, statistics: str, laid_out: Callable[[Graph, Described, Mapping[str, Stored]], Program]
 ) -> tuple[Graph, Described, Program]:
-    """A graph whose batch norms have these statistics, by parts of how it is laid out; and that layout."""
+    """A graph whose batch norms have these statistics, by parts of how it is laid out; and that layout.
+
+    Parts follow a layout, and the best layout for these parts may have others: then what is normalised stays as it is.
+
+    Args:
+        laid_out: told how values are stored, of those of which it is given.
+    """
     graph, described, _ = _described(graph)
-    program = laid_out(graph, described)
-    for _ in range(LAYOUTS):
+    program = laid_out(graph, described, {})
+    for k in range(LAYOUTS):
         stored = {name: value.stored for name, value in program.values.items()}
         parted = with_statistics(graph, statistics, stored, program.grid)
         if parted == graph:
             return graph, described, replace(program, statistics=statistics)
         graph, described, _ = _described(parted)
-        program = laid_out(graph, described)
-    fact = f"{graph.name}: with {statistics} statistics each search finds another layout, with other parts"
-    raise InputError(fact, hint="a named algorithm, or a plan for one grid")
+        program = laid_out(graph, described, {n: stored[n] for n in normalised(graph)} if k else {})
+    raise InternalError(f"{graph.name}: with {statistics} statistics no layout has the parts that it was made for")
 
 
 def compile_plan(graph: Graph, plan: PlanFile, *, overlap: Machine | None = None, command: str = "") -> CompiledNetwork:
@@ -218,15 +225,18 @@ def plan_graph(
     machine, room, dtype = setting.machine, setting.bounded, setting.dtype or _dtype(graph)
     found: list[NetworkPlan] = []
 
-    def laid_out(graph: Graph, described: Described) -> Program:
-        parts = network_parts(graph, described)
+    def laid_out(graph: Graph, described: Described, fixed: Mapping[str, Stored]) -> Program:
+        parts = network_parts(graph, described)._replace(fixed=fixed)
         check_ranks(parts, grid, ranks)
         try:
-            return searched(parts)
+            return searched(parts, first if not found else machine)
         except TooLittleMemory as error:
             raise refusal(error, parts, ranks, graph.batch, machine, dtype, room) from None
 
-    def searched(parts: Parts) -> Program:
+    # Before anyone knows the parts.
+    first = machine if setting.statistics == "global" else replace(machine, hides=machine.hides | {"moments"})
+
+    def searched(parts: Parts, machine: Machine) -> Program:
         def on_one(grid: Grid, machine: Machine) -> NetworkPlan:
             return widened(plan_network(parts, [grid], machine, dtype, room, setting.recompute), ranks, parts)
 
@@ -260,7 +270,7 @@ def on_one_rank(compiled: CompiledNetwork) -> Program:
 
 
 def _by_samples(compiled: CompiledNetwork, ranks: int) -> Program:
-    def laid_out(graph: Graph, described: Described) -> Program:
+    def laid_out(graph: Graph, described: Described, _: Mapping[str, Stored] = MappingProxyType({})) -> Program:
         return lay_out(network_parts(graph, described), Grid((("N", ranks),)), "sample")
 
     if compiled.program.statistics == "global":

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from convgen.spec.target import Target
 
 GIB = 1 << 30
+HIDES_DW = frozenset({"gradients"})
 
 
 class PlanFile(OutputFile):
@@ -191,7 +192,7 @@ def _setting(network: Network | None, graph: Graph, options: dict[str, Any]) -> 
         machine = _measured(machine, made_for, dtype or "float32")
     memory = options["memory"]
     return Setting(
-        machine=replace(machine, hides_gradients=options["hide_dw"]),
+        machine=replace(machine, hides=HIDES_DW) if options["hide_dw"] else machine,
         room=Room(
             None if memory is None else round(memory * GIB),
             options["optimizer_states"],

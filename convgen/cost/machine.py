@@ -77,8 +77,8 @@ class Machine:
         misfits: collectives as they were measured; empty where the model is all that is known.
         probes: convolutions by shape; empty where one efficiency is taken for all.
         timed: seconds of single convolutions, where they were measured.
-        hides_gradients: whether sums of parameters' gradients take no time, as if backward hid them all ([CF] 5 and
-            [SP] VI overlap them).
+        hides: what takes no time: sums of parameters' "gradients", as if backward hid them all ([CF] 5 and [SP] VI
+            overlap them); merges of "moments", as where each rank has its own.
     """
 
     name: str
@@ -94,7 +94,7 @@ class Machine:
     misfits: tuple[Misfit, ...] = ()
     probes: tuple[Probe, ...] = ()
     timed: LocalTimes | None = None
-    hides_gradients: bool = False
+    hides: frozenset[str] = frozenset()
 
     @property
     def without_bytes(self) -> Machine:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
+from convgen.algebra.layout import Axes
 from convgen.cost.network import element_bytes
 from convgen.operations.bound import Bound
 from convgen.spec.layer import DTYPE_BYTES
@@ -67,6 +69,7 @@ class Parts(NamedTuple):
         tensors: all that rows read and make.
         updates: (buffer, value that it becomes after a step of training).
         outputs: (name, value).
+        fixed: how values are stored, of those of which it is given.
     """
 
     name: str
@@ -74,3 +77,4 @@ class Parts(NamedTuple):
     rows: Sequence[Bound]
     updates: Sequence[tuple[str, str]]
     outputs: Sequence[tuple[str, str]]
+    fixed: Mapping[str, tuple[Axes, ...]] = MappingProxyType({})

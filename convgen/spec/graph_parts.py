@@ -51,6 +51,12 @@ def parts_of(statistics: str, stored: Sequence[Axes], grid: Grid) -> Parts:
     return tuple((d, own) for d, own in sizes.items() if own)
 
 
+def normalised(graph: Graph) -> tuple[str, ...]:
+    """What batch norms in training read."""
+    operands = [call.args[0] for call in graph.calls if call.op == BATCH_NORM and call.args[5]]
+    return tuple(dict.fromkeys(operand.name for operand in operands if isinstance(operand, Ref)))
+
+
 def with_statistics(graph: Graph, statistics: str, stored: Mapping[str, Sequence[Axes]], grid: Grid) -> Graph:
     """The graph with batch norms in training by parts of how their operands are stored.
 

@@ -102,7 +102,7 @@ class Search:
         Args:
             room: for values kept for backward, parameters, gradients and optimizer's states.
         """
-        self.name, tensors, rows, updates, outputs = parts
+        self.name, tensors, rows, updates, outputs, self.given = parts
         self.rows, self.updates, self.outputs = tuple(rows), tuple(updates), tuple(outputs)
         self.grid, self.effort, self.room = grid, effort, room
         self.counted = replace(room, memory_bytes=None, regather=False)
@@ -144,6 +144,7 @@ class Search:
                 domains[n] = tuple((fitting or best)[: self.effort.stored])
         for n in self.fixed:
             domains[n] = (((),) * len(self.tensors[n].shape),)
+        domains |= {n: (stored,) for n, stored in self.given.items() if n in values}
         for bound in self.rows:
             self._follow(bound, domains)
         for n, shape in values.items():
