@@ -59,7 +59,7 @@ from convgen.spec.aten.samples import for_any_number
 from convgen.spec.exported import graph_of
 
 INSIDE = "CONVGEN_BENCH_NAMESPACE"
-RATE, BURST = "400mbit", "256kb"
+RATE, BURST = "400mbit", "80kb"  # hardly more than a packet of lo: else the link saves up while ranks compute
 NEAR = 1.01  # of the fastest: as fast
 
 Ways = dict[str, tuple[NetworkPass, ...]]
@@ -175,7 +175,7 @@ class Measured:
 
     def hidden(self, way: str, part: str) -> float:
         comm, comp = self.found["comm"][part], self.found["comp"][part]
-        return (comm + comp - self.found[way][part]) / min(comm, comp)
+        return (comm + comp - self.found[way][part]) / max(min(comm, comp), 1e-9)
 
     @property
     def fastest(self) -> str:
@@ -187,7 +187,7 @@ class Measured:
         return self.found[self.taken]["step"] / self.found[self.fastest]["step"] - 1
 
 
-def measure(name: str, case: Case, machine: Machine, rounds: int, port: int) -> Measured:
+def measure(name: str, case: Case, machine: Machine, least: tuple[int, float], port: int) -> Measured:
     compiled, tensors, by_way = programs(case)
     simulated = {w: simulate(p, machine, "float32", of_inputs=True).end_s for w, p in by_way.items()}
     chosen = overlapped(by_way["plain"], machine, "float32", of_inputs=True)
@@ -201,12 +201,13 @@ def measure(name: str, case: Case, machine: Machine, rounds: int, port: int) -> 
             write(compiled, tensors, program, Path(folder) / f"way{i}")
         names = {w: f"way{i}" for i, w in enumerate(by_way)}
         results = mp.get_context("spawn").SimpleQueue()
-        mp.spawn(rank_of, args=(ranks, case.shape, names, rounds, folder, port, results), nprocs=ranks)
+        shared = torch.zeros((1 << ranks, ranks), dtype=torch.int64).share_memory_(), results
+        mp.spawn(rank_of, args=(ranks, case.shape, names, least, folder, port, shared), nprocs=ranks)
         found = results.get()
     return Measured(name, found, simulated, taken)
 
 
-HEAD = ("step ms", "forward", "backward", "of plain", "hidden", "forward", "backward", "simulated", "/ measured")
+HEAD = ("step ms", "forward", "backward", "processor", "of plain", "hidden", "forward", "backward", "simulated", "/ measured")
 
 
 def print_case(m: Measured, case: Case) -> None:
@@ -215,7 +216,7 @@ def print_case(m: Measured, case: Case) -> None:
     print(f"\n{m.name}: {case.shape} on {grid}; control {m.control:.3f}{void}; taken: {m.taken}, fastest: {m.fastest}")
     print(f"  {'':<14}" + "".join(f"{h:>11}" for h in HEAD))
     for way, parts in m.found.items():
-        line = "".join(f"{parts[p] * 1e3:11.1f}" for p in ("step", "forward", "backward"))
+        line = "".join(f"{parts[p] * 1e3:11.1f}" for p in ("step", "forward", "backward", "processor"))
         if way in m.simulated:
             line += f"{parts['step'] / m.found['plain']['step']:11.3f}"
             line += "".join(f"{m.hidden(way, p):11.1%}" for p in ("step", "forward", "backward"))
@@ -253,6 +254,7 @@ def calibrated(path: Path, ranks: int, seconds: int) -> Machine:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=15, help="of rounds, of a case whose steps are short")
     parser.add_argument("--rate", default=RATE, help="of tbf; none: no pacing")
     parser.add_argument("--case", nargs="*", choices=tuple(CASES), default=list(CASES))
     parser.add_argument("--random", type=int, default=8, help="layers drawn besides")
@@ -278,7 +280,7 @@ def main() -> None:
     print(f"link: {level.latency_s * 1e6:.0f} us, {level.bytes_per_s / 1e6:.1f} MB/s; ", end="")
     print(f"computing: {machine.flops_per_s('float32') / 1e9:.1f} GFLOP/s, {machine.memory_bytes_per_s / 1e9:.1f} GB/s")
     for i, (name, case) in enumerate(cases.items()):
-        found.append(measure(name, case, machine, args.rounds, 29500 + i))
+        found.append(measure(name, case, machine, (args.rounds, args.seconds), 29500 + i))
         print_case(found[-1], case)
     print_all(found)
     if args.json is not None:
