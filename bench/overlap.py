@@ -207,7 +207,18 @@ def measure(name: str, case: Case, machine: Machine, least: tuple[int, float], p
     return Measured(name, found, simulated, taken)
 
 
-HEAD = ("step ms", "forward", "backward", "processor", "of plain", "hidden", "forward", "backward", "simulated", "/ measured")
+HEAD = (
+    "step ms",
+    "forward",
+    "backward",
+    "processor",
+    "of plain",
+    "hidden",
+    "forward",
+    "backward",
+    "simulated",
+    "/ measured",
+)
 
 
 def print_case(m: Measured, case: Case) -> None:

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from convgen.cost.machine import Machine
 from convgen.cost.rows import Price, price_on
-from convgen.cost.timeline import local_seconds, moved_seconds, simulate
+from convgen.cost.timeline import local_seconds, moved_seconds, simulate, started_seconds
 from convgen.passes.bucket_gradients import BucketGradients
 from convgen.passes.chunk_collectives import ChunkCollectives
 from convgen.passes.start_halos import StartHalos
@@ -106,6 +106,8 @@ def worth_starting(program: Program, how: StartHalos, price: Price, *, of_inputs
         for step in steps:
             match step:
                 case Start():
+                    taken = started_seconds(early, price.processor, step) if price.processor else 0.0
+                    saved[step.moved[0].row] = saved.get(step.moved[0].row, 0.0) - taken
                     flying[step.name] = step.moved[0], 0.0
                 case Local():
                     least = float(local_seconds(price, step).min())
