@@ -34,6 +34,7 @@ from convgen.network_compiler import CompiledNetwork, for_any_batch, program_lik
 from convgen.passes.bucket_gradients import BucketGradients
 from convgen.passes.chunk_collectives import ChunkCollectives
 from convgen.passes.network_contract import NetworkPass
+from convgen.passes.parameters_first import ParametersFirst
 from convgen.passes.start_halos import StartHalos
 from convgen.passes.widen_halos import WidenHalos
 from convgen.program.flow import Start, backward, forward
@@ -53,7 +54,7 @@ def passes_of(draw: Random) -> list[NetworkPass]:
     def one() -> NetworkPass:
         halos, count, size = draw.choice(("pieces", "whole")), draw.choice((2, 3, 4)), draw.choice((0, 1))
         ways = (StartHalos(gradients=halos), ChunkCollectives(count), BucketGradients(size), WidenHalos())
-        return draw.choice(ways)
+        return draw.choice((*ways, ParametersFirst()))
 
     return [one() for _ in range(draw.randint(2, 5))]
 

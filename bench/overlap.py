@@ -51,6 +51,7 @@ from convgen.packages import files_of
 from convgen.passes.bucket_gradients import BucketGradients
 from convgen.passes.chunk_collectives import ChunkCollectives
 from convgen.passes.network_contract import NetworkPass
+from convgen.passes.parameters_first import ParametersFirst
 from convgen.passes.start_halos import StartHalos
 from convgen.passes.widen_halos import WidenHalos
 from convgen.plan.program.overlapped import overlapped
@@ -65,7 +66,11 @@ NEAR = 1.01  # of the fastest: as fast
 Ways = dict[str, tuple[NetworkPass, ...]]
 CHUNKS: Ways = {f"chunks {c}": (ChunkCollectives(c),) for c in (2, 4, 8)}
 HALOS: Ways = {"split": (StartHalos(),), "behind dw": (StartHalos(gradients="whole"),)}
-BUCKETS: Ways = {"buckets": (BucketGradients(1),), "one bucket": (BucketGradients(0),)}
+BUCKETS: Ways = {
+    "buckets": (BucketGradients(1),),
+    "one bucket": (BucketGradients(0),),
+    "dw first": (ParametersFirst(), BucketGradients(1)),
+}
 BOTH: Ways = BUCKETS | {"halos, buckets": (StartHalos(), BucketGradients(1))}
 WIDE: Ways = {"one halo": (WidenHalos(),), "one halo, split": (WidenHalos(), StartHalos())}
 

@@ -3,7 +3,7 @@
 Tried are buckets (one for all gradients, or of 1, 5 or 25 MiB), halos of rows where that saves more than pieces cost
 (gradients with rows of their own in pieces too, or behind the other gradients of their row), gathers and scatters of
 rows in 2, 4 or 8 chunks where that saves more than chunks cost, rows as one where that saves more than their rims
-cost (widening.py), and these together.
+cost (widening.py), and these together. With buckets also gradients of parameters before the others of their row.
 
 Source: DESIGN section 12.
 """
@@ -18,6 +18,7 @@ from convgen.cost.rows import Price, price_on
 from convgen.cost.timeline import local_seconds, moved_seconds, simulate, started_seconds
 from convgen.passes.bucket_gradients import BucketGradients
 from convgen.passes.chunk_collectives import ChunkCollectives
+from convgen.passes.parameters_first import ParametersFirst, ready
 from convgen.passes.start_halos import StartHalos
 from convgen.plan.program.alone import alone
 from convgen.plan.program.widening import worth_widening
@@ -36,11 +37,30 @@ def overlapped(program: Program, machine: Machine, dtype: str, *, of_inputs: boo
     Args:
         of_inputs: whether inputs want gradients, too.
     """
-    best, least = program, simulate(program, machine, dtype, of_inputs=of_inputs, alike=True).end_s
-    for one in _candidates(program, machine, dtype, of_inputs):
-        if (seconds := simulate(one, machine, dtype, of_inputs=of_inputs, alike=True).end_s) < least:
-            best, least = one, seconds
-    return best
+
+    def seconds(one: Program) -> float:
+        return simulate(one, machine, dtype, of_inputs=of_inputs, alike=True).end_s
+
+    def better(best: Program, others: Iterator[Program]) -> Program:
+        least = seconds(best)
+        for one in others:
+            if (taken := seconds(one)) < least:
+                best, least = one, taken
+        return best
+
+    best = better(program, _candidates(program, machine, dtype, of_inputs))
+    return better(best, _sums_first(best))
+
+
+def _sums_first(program: Program) -> Iterator[Program]:
+    """Gradients that buckets take before the others of their rows: of the row that backward comes to first, which has
+    nothing else to hide its sum, or of all."""
+    if not program.buckets:
+        return
+    last = next((label(row) for row in reversed(program.rows) if any(ready(row, program))), "")
+    for only in (last, "") if last else ():
+        first = ParametersFirst(only).run(program)
+        yield from (one.run(first) for one in BUCKETS)
 
 
 def _candidates(program: Program, machine: Machine, dtype: str, of_inputs: bool) -> Iterator[Program]:
