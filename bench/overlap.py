@@ -234,6 +234,7 @@ def print_case(m: Measured, case: Case) -> None:
     grid = ",".join(f"{a}={n}" for a, n in case.grid.items())
     void = "  void" if m.is_void else ""
     print(f"\n{m.name}: {case.shape} on {grid}; control {m.control:.3f}{void}; taken: {m.taken}, fastest: {m.fastest}")
+    print(f"  computing alone takes {m.found['comp']['step'] / m.found['comp']['processor']:.2f} of its processor's time")
     print(f"  {'':<14}" + "".join(f"{h:>11}" for h in HEAD))
     for way, parts in m.found.items():
         line = "".join(f"{parts[p] * 1e3:11.1f}" for p in ("step", "forward", "backward", "processor"))

@@ -3,7 +3,7 @@
 Tried are buckets (one for all gradients, or of 1, 5 or 25 MiB), halos of rows where that saves more than pieces cost
 (gradients with rows of their own in pieces too, or behind the other gradients of their row), gathers and scatters of
 rows in 2, 4 or 8 chunks where that saves more than chunks cost, rows as one where that saves more than their rims
-cost (widening.py), and these together. With buckets also gradients of parameters before the others of their row.
+cost (widening.py), and these together. With buckets also the first gradient of a parameter before the others of its row.
 
 Source: DESIGN section 12.
 """
@@ -58,13 +58,10 @@ def overlapped(program: Program, machine: Machine, dtype: str, *, of_inputs: boo
 
 
 def _sums_first(program: Program) -> Iterator[Program]:
-    """Gradients that buckets take before the others of their rows: of the row that backward comes to first, which has
-    nothing else to hide its sum, or of all."""
-    if not program.buckets:
-        return
-    last = next((label(row) for row in reversed(program.rows) if any(ready(row, program))), "")
-    for only in (last, "") if last else ():
-        first = ParametersFirst(only).run(program)
+    """The gradient of a parameter before the others of its row, of the row that backward comes to first: others' sums
+    have rows behind them."""
+    if program.buckets and (rows := [label(row) for row in program.rows if any(ready(row, program))]):
+        first = ParametersFirst(rows[-1]).run(program)
         yield from (one.run(first) for one in BUCKETS)
 
 
