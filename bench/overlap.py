@@ -16,7 +16,8 @@ cases: how far simulated and measured steps are apart, how often the schedule th
 those measured (or within 1 % of it), and what a wrong choice costs.
 
 The link is tbf on `lo` (`unshare -rn`, `tc`): one that all ranks share, one core a process. Rounds are at least 15 for
-a number to count, on a machine that nobody else uses.
+a number to count, on a machine that nobody else uses: where computing alone takes much more than its processor's time,
+and ranks have a core each, others were at work.
 """
 
 from __future__ import annotations
@@ -234,7 +235,8 @@ def print_case(m: Measured, case: Case) -> None:
     grid = ",".join(f"{a}={n}" for a, n in case.grid.items())
     void = "  void" if m.is_void else ""
     print(f"\n{m.name}: {case.shape} on {grid}; control {m.control:.3f}{void}; taken: {m.taken}, fastest: {m.fastest}")
-    print(f"  computing alone takes {m.found['comp']['step'] / m.found['comp']['processor']:.2f} of its processor's time")
+    alone = m.found["comp"]
+    print(f"  computing alone takes {alone['step'] / alone['processor']:.2f} of its processor's time")
     print(f"  {'':<14}" + "".join(f"{h:>11}" for h in HEAD))
     for way, parts in m.found.items():
         line = "".join(f"{parts[p] * 1e3:11.1f}" for p in ("step", "forward", "backward", "processor"))

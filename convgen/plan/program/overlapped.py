@@ -3,7 +3,8 @@
 Tried are buckets (one for all gradients, or of 1, 5 or 25 MiB), halos of rows where that saves more than pieces cost
 (gradients with rows of their own in pieces too, or behind the other gradients of their row), gathers and scatters of
 rows in 2, 4 or 8 chunks where that saves more than chunks cost, rows as one where that saves more than their rims
-cost (widening.py), and these together. With buckets also the first gradient of a parameter before the others of its row.
+cost (widening.py), and these together. With buckets also backward's first gradient of a parameter before the others of
+its row.
 
 Source: DESIGN section 12.
 """
