@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import inf
+from typing import Protocol
 
+from convgen.algebra.layout import Layout
 from convgen.algebra.redistribute import Kind
+from convgen.algebra.space import Space
 from convgen.cost.collectives import RINGS, Collectives
 from convgen.cost.machine_measured import Misfit, Probe, efficiency_like, over_model
+
+Operands = tuple[Layout, Layout, Layout]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +35,23 @@ class Level:
     shared_bytes_per_s: float | None = None
 
 
+class LocalTimes(Protocol):
+    """Local convolutions as they were measured."""
+
+    @property
+    def pads_virtually(self) -> bool:
+        """Whether rows of zeros are no part of what is convolved."""
+        ...
+
+    def __call__(self, space: Space, operands: Operands) -> float | None:
+        """Seconds on the slowest rank, or None where it knows none.
+
+        Args:
+            operands: of a convolution: layouts of its two inputs and its output, whose tensor says the phase.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
     """Ranks alike, numbered node by node, and the links between them by level.
@@ -48,6 +70,9 @@ class Machine:
         collectives: the algorithms that its library uses.
         misfits: collectives as they were measured; empty where the model is all that is known.
         probes: convolutions by shape; empty where one efficiency is taken for all.
+        timed: seconds of single convolutions, where they were measured.
+        hides_gradients: whether sums of parameters' gradients take no time, as if backward hid them all ([CF] 5 and
+            [SP] VI overlap them).
     """
 
     name: str
@@ -64,6 +89,8 @@ class Machine:
     collectives: Collectives = RINGS
     misfits: tuple[Misfit, ...] = ()
     probes: tuple[Probe, ...] = ()
+    timed: LocalTimes | None = None
+    hides_gradients: bool = False
 
     @property
     def without_bytes(self) -> Machine:
