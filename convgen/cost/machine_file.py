@@ -103,6 +103,8 @@ def machine_from_dict(data: dict[str, Any]) -> Machine:
         memory_bytes_per_s=numbers["memory_bytes_per_s"],
         efficiency=numbers["efficiency"],
         launch_s=numbers["launch_s"],
+        message_processor_s=numbers.get("message_processor_s", 0.0),
+        processor_s_per_byte=numbers.get("processor_s_per_byte", 0.0),
     )
 
 
