@@ -13,7 +13,6 @@ import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from statistics import median
 
 import torch
 
@@ -23,7 +22,7 @@ from convgen.calibrate.nodes import Nodes
 from convgen.calibrate.team import Call, Team
 
 SIZES = tuple(64 << 4 * k for k in range(5))  # bytes: 64 to 4 Mi
-LAPS, LEAST_S = 5, 10e-3  # of the processor, in a lap: its clock's ticks are small beside it
+LAPS, LEAST_S = 9, 10e-3  # of the processor, in a lap: its clock's ticks are small beside it
 MOST_REPEATS = 100
 
 
@@ -44,7 +43,8 @@ def measure_processor(team: Team, nodes: Nodes) -> Fit | None:
 
 
 def _seconds(team: Team, lane: Executor, run: Call | None) -> float:
-    """Of the processor, for one message: the median of laps, of the rank that takes most."""
+    """Of the processor, for one message, on the rank that takes most: the least of laps, since what else is at work
+    only adds."""
     assert run is not None  # all ranks send
 
     def lap(count: int) -> float:
@@ -54,13 +54,13 @@ def _seconds(team: Team, lane: Executor, run: Call | None) -> float:
             lane.submit(run).result()
         return (time.process_time() - start) / count
 
-    def most(laps: list[float]) -> float:
+    def least(laps: list[float]) -> float:
         found: list[float] = team.most(torch.tensor(laps, dtype=torch.float64)).tolist()
-        return median(found)
+        return min(found)
 
-    first = most([lap(1) for _ in range(3)])
+    first = least([lap(1) for _ in range(3)])
     count = max(1, min(MOST_REPEATS, int(LEAST_S / max(first, 1e-6))))
-    return most([lap(count) for _ in range(LAPS)])
+    return least([lap(count) for _ in range(LAPS)])
 
 
 def cores_left(cores: Sequence[Sequence[int]], threads: int) -> bool:
