@@ -28,6 +28,13 @@ class Grid:
     axes: tuple[tuple[str, int], ...]
 
     @cached_property
+    def _hash(self) -> int:
+        return hash(self.axes)
+
+    def __hash__(self) -> int:  # grids are keys of every cache
+        return self._hash
+
+    @cached_property
     def sizes(self) -> dict[str, int]:
         return dict(self.axes)
 

@@ -142,15 +142,20 @@ class IndexSets:
         return self._windows[key]
 
     def _find_window(self, tensor: str, dim: int, axes: Axes) -> Window | None:
-        own, index = self.block(tensor, dim, axes), self.split(self.rows[tensor, dim].index, axes)
-        if self._serves(tensor, dim, axes, own, index, self.needed(tensor, dim, axes)):
+        own, index, needed = self._reading(tensor, dim, axes)
+        if self._serves(tensor, dim, axes, own, index, needed):
             return None
         return self.widest(tensor, dim, axes)
 
+    def _reading(self, tensor: str, dim: int, axes: Axes) -> tuple[Spans, Spans, Spans]:
+        """By place along these axes: a block of a dimension, one of the index that reads it, and the rows it needs."""
+        rows, sizes = self.rows[tensor, dim], tuple([self.grid.sizes[a] for a in axes])
+        own, index = (_by_place(d, None, sizes) for d in (self.dims(tensor)[dim], rows.index))
+        return own, index, rows.relation.window(*index)
+
     def widest(self, tensor: str, dim: int, axes: Axes) -> Window:
         """Rows wanted below and above the own block by the reader's block, the most over all ranks."""
-        own_lo, own_hi = self.block(tensor, dim, axes)
-        lo, hi = self.needed(tensor, dim, axes)
+        (own_lo, own_hi), _, (lo, hi) = self._reading(tensor, dim, axes)
         some = hi > lo
         if not some.any():
             return Window(0, 0)

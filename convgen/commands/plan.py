@@ -112,8 +112,7 @@ def plan_command(
         if network is not None:
             error.notes = tuple(_with_line(note, network) for note in error.notes)
         raise locate(error, network.source if network is not None else graph.source_file) from None
-    kinds = {} if network is None else {node.name: node.kind for node in network.nodes}
-    plan = Planned(compiled, found, setting, kinds)
+    plan = Planned(compiled, found, setting, {} if network is None else _nodes(network, graph))
     if explain is not None:
         click.echo(explained_layers(plan, explain))
     else:
@@ -128,9 +127,19 @@ def plan_command(
         click.echo(str(plot), err=True)
 
 
+def _nodes(network: Network, graph: Graph) -> dict[str, tuple[str, str]]:
+    """Names and kinds of a network's nodes, by the modules of its graph."""
+    from convgen.spec.network_graph import node_of
+
+    of = {call.module: node_of(network, call.module) for call in graph.calls}
+    return {module: (node.name, node.kind) for module, node in of.items() if node is not None}
+
+
 def _with_line(note: Note, network: Network) -> Note:
     """A note on a layer, with where it stands."""
-    node = network.node.get(note.text.split(" ", 1)[0])
+    from convgen.spec.network_graph import node_of
+
+    node = node_of(network, note.text.split(" ", 1)[0])
     return note if node is None else replace(note, path=node.path)
 
 
@@ -173,6 +182,9 @@ def _setting(network: Network | None, graph: Graph, options: dict[str, Any]) -> 
             f"--measured: of which device? Machine {machine.name} is of {machine.device or 'some device'}",
             hint="--target cpu, or --target cuda:sm_90, whose kernels convgen tune has measured",
         )
+    if by_hand and options["recompute"]:
+        fact = f"--recompute: blocks are modules inside of others, and {graph.name}, written by hand, has none"
+        raise InputError(fact, hint="--regather, --keep needed, or a network from PyTorch (convgen import)")
     made_for = read_target(target or (machine.name if machine.name in TARGETS else "cpu"))
     dtype = network.dtype if network is not None else None
     if options["measured"]:
@@ -183,7 +195,7 @@ def _setting(network: Network | None, graph: Graph, options: dict[str, Any]) -> 
         room=Room(
             None if memory is None else round(memory * GIB),
             options["optimizer_states"],
-            cast("Keep", options["keep"] or ("every" if by_hand and not options["recompute"] else "needed")),
+            cast("Keep", options["keep"] or ("every" if by_hand else "needed")),
             options["regather"],
         ),
         statistics=options["statistics"] or ("local" if by_hand else "global"),
@@ -207,13 +219,13 @@ def _plan_file(plan: Planned, network: Network | None, target: Target, file: str
 
         head = (_command(file), f"{took} of {network.batch} samples, modelled; machine {machine}")
         rest = [one for one in plan.layers if one.product is None and one.redistributes]
-        others = [(one.name, plan.kind(one), one.reads, one.stored) for one in rest]
+        others = [(plan.name(one), plan.kind(one), one.reads, one.stored) for one in rest]
         return plan_text(network, plan.program, target, head, plan.found.memory_bytes, others)
     from convgen.plan.program.written import plan_of
     from convgen.spec.network_plan import write_plan
 
     beside = os.path.relpath(Path(file).absolute(), output.absolute().parent)
-    laid_out = plan_of(plan.compiled.program, Path(beside).as_posix(), machine, plan.found.seconds)
+    laid_out = plan_of(plan.compiled.plain, Path(beside).as_posix(), machine, plan.found.seconds)
     return write_plan(laid_out, (_command(Path(file).name),))
 
 

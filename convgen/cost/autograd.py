@@ -5,11 +5,8 @@ Rows alike are asked once.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import lru_cache
-from types import ModuleType
 from typing import Any
 
 from convgen.cost.flight_memory import Part
@@ -21,7 +18,6 @@ Stands = tuple[
     tuple[tuple[str, Interval], ...], tuple[tuple[Interval, ...], ...], tuple[tuple[Interval, ...], ...]
 ]  # an At
 OfPart = tuple[Stands, tuple[tuple[int, ...], ...], bool]
-DYNAMO = "torch._dynamo"
 
 
 def kept_of(
@@ -72,7 +68,7 @@ def _asked(
         return tensor
 
     try:
-        with _untraced(), torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, _same):
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, _same):
             made = [t for at, given in runs for t in operation.local(way, at, *given)]
     except (RuntimeError, NotImplementedError, ValueError, IndexError):  # without memory it can't run: all it has
         both: list[Kept] = [("operand", k, 0) for k, g in enumerate(grads) if g]
@@ -86,27 +82,6 @@ def _asked(
         kind, number = storage.get(_place(tensor), ("within", _place(tensor)))
         found[kind, number] = max(found.get((kind, number), 0), tensor.untyped_storage().nbytes())
     return tuple((kind, number, size) for (kind, number), size in found.items()), aliases
-
-
-@contextmanager
-def _untraced() -> Generator[None]:
-    """Without the tracer of torch.compile, which torch's code for tensors without memory imports to tell it to keep
-    out: a second, where nothing is traced."""
-    if DYNAMO in sys.modules:
-        yield
-        return
-    stands_in: Any = ModuleType(DYNAMO)
-    stands_in.disable = _itself
-    sys.modules[DYNAMO] = stands_in
-    try:
-        yield
-    finally:
-        if sys.modules.get(DYNAMO) is stands_in:
-            del sys.modules[DYNAMO]
-
-
-def _itself(function: Any, *_: Any, **__: Any) -> Any:
-    return function
 
 
 def _same(tensor: Any) -> Any:

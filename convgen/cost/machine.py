@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import inf
 from typing import Protocol
 
@@ -15,7 +16,7 @@ from convgen.cost.machine_measured import Misfit, Probe, efficiency_like, over_m
 Operands = tuple[Layout, Layout, Layout]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Level:
     """Links between ranks of one unit (a socket, a node, a rack, the machine) that no smaller unit has both of.
 
@@ -33,6 +34,13 @@ class Level:
     latency_s: float
     bytes_per_s: float
     shared_bytes_per_s: float | None = None
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.name, self.ranks, self.latency_s, self.bytes_per_s, self.shared_bytes_per_s))
+
+    def __hash__(self) -> int:  # levels are keys of caches
+        return self._hash
 
 
 class LocalTimes(Protocol):

@@ -31,13 +31,13 @@ class Planned:
     """A plan, and what it is for.
 
     Attributes:
-        kinds: of layers by name, where the network's file says them.
+        nodes: names and kinds of layers by the module of the source, where the network's file says them.
     """
 
     compiled: CompiledNetwork
     found: NetworkPlan
     setting: Setting
-    kinds: Mapping[str, str]
+    nodes: Mapping[str, tuple[str, str]]
 
     @property
     def program(self) -> Program:
@@ -51,8 +51,11 @@ class Planned:
     def layers(self) -> list[Layer]:
         return layers_of(self.found, self.setting.machine, self.dtype)
 
+    def name(self, layer: Layer) -> str:
+        return self.nodes[layer.name][0] if layer.name in self.nodes else layer.name
+
     def kind(self, layer: Layer) -> str:
-        return self.kinds.get(layer.name, layer.kind)
+        return self.nodes[layer.name][1] if layer.name in self.nodes else layer.kind
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -76,7 +79,7 @@ def planned_text(plan: Planned) -> str:
 def _row(plan: Planned, one: Layer) -> tuple[str, ...]:
     x = "; ".join(dict.fromkeys(map(entries, one.reads.values())))
     return (
-        one.name,
+        plan.name(one),
         x,
         "" if one.w is None else entries(one.w),
         "" if one.stored is None else entries(one.stored),
@@ -213,7 +216,7 @@ def planned_json(plan: Planned) -> dict[str, Any]:
 
 def _layer_json(plan: Planned, one: Layer) -> dict[str, Any]:
     return {
-        "name": one.name,
+        "name": plan.name(one),
         "kind": plan.kind(one),
         "makes": one.makes,
         "reads": [_entries(stored) for stored in one.reads.values()],

@@ -14,9 +14,11 @@ def check_module(graph: Graph, name: str) -> None:
     """Raises InputError: no layer, no value and no module of the source is called so."""
     if name in (v.name for v in graph.inputs):
         raise InputError(f"{graph.name}'s {name} has no steps", hint="what reads it: see `convgen network`")
-    names = dict.fromkeys(
-        n for call in graph.calls for n in (call.module, *(r.name for r in call.results if r is not None)) if n
+    known = (
+        (call.module, call.module.rpartition(".")[2], *(r.name for r in call.results if r is not None))
+        for call in graph.calls
     )
+    names = dict.fromkeys(n for some in known for n in some if n)
     if name not in names:
         hint = did_you_mean(name, names, "a name of the table's first column, or a module of the source")
         raise InputError(f"{graph.name} has no {name}", hint=hint)
@@ -31,9 +33,13 @@ def explained_layers(plan: Planned, name: str) -> str:
     check_module(plan.compiled.graph, name)
     lines: list[str] = []
     for one in plan.layers:
-        if name not in (one.name, *(v for row in one.rows for v in (label(row), *row.bound.makes, row.bound.module))):
+        if name not in (
+            one.name,
+            plan.name(one),
+            *(v for row in one.rows for v in (label(row), *row.bound.makes, row.bound.module)),
+        ):
             continue
-        lines.append(f"{one.name}: {plan.kind(one)} on {plan.program.grid}")
+        lines.append(f"{plan.name(one)}: {plan.kind(one)} on {plan.program.grid}")
         lines += [f"  reads   {value} {entries(stored)}" for value, stored in one.reads.items()]
         if one.stored is not None:
             lines.append(f"  stored  {entries(one.stored)}")

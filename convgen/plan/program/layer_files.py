@@ -26,6 +26,7 @@ from convgen.program.rows import PlacedRow, Stored
 from convgen.spec.build import layer_from_dict
 from convgen.spec.layer import Layer
 from convgen.spec.network import Network, Node
+from convgen.spec.network_graph import node_of
 from convgen.spec.target import Target
 from convgen.spec.write import convolution_data
 
@@ -48,10 +49,14 @@ def layers_data(network: Network, program: Program, target: Target) -> Iterator[
     Raises:
         InputError: blocks of channels that cut groups, which a layer of its own has not.
     """
+    rows: dict[str, list[PlacedRow]] = {}
     for row in program.rows:
-        node = network.node.get(row.bound.module)
-        if node is not None and node.conv is not None and is_product(row.bound.operation):
-            yield _data(network, node, node.conv, row, program, target)
+        if (node := node_of(network, row.bound.module)) is not None:
+            rows.setdefault(node.name, []).append(row)
+    for name, own in rows.items():
+        node = network.node[name]
+        if node.conv is not None and any(is_product(row.bound.operation) for row in own):
+            yield _data(network, node, node.conv, own, program, target)
 
 
 def plan_text(
@@ -80,9 +85,13 @@ def plan_text(
     return "\n".join([*lines, "others:" if said else "others: []", *said]) + "\n"
 
 
-def _data(network: Network, node: Node, conv: Conv, row: PlacedRow, program: Program, target: Target) -> dict[str, Any]:
-    x, w = (program.values[v].stored for v in row.bound.reads[:2])
-    y = program.values[node.name].stored
+def _data(
+    network: Network, node: Node, conv: Conv, rows: Sequence[PlacedRow], program: Program, target: Target
+) -> dict[str, Any]:
+    """`rows`: of the node; what pads x may stand before the product, what adds the bias behind it."""
+    (row,) = (row for row in rows if is_product(row.bound.operation))
+    read = rows[0].bound.reads[0], row.bound.reads[1], rows[-1].bound.makes[0]
+    x, w, y = (program.values[v].stored for v in read)
     one = len(conv.shape("x")) - len(x)  # a linear layer is a convolution of one row
     layouts = {"x": (*x, *((),) * one), "w": w[:2], "y": (*y, *((),) * one)}
     _check_groups(node, conv, program.grid, layouts)
