@@ -25,37 +25,20 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from free_networks import free_program, imported
+from free_networks import free_network, imported, passes_of
 from in_order import InOrder
 from operation_cases import a_grid
 from test_networks_free import a_network
 
-from convgen.network_compiler import CompiledNetwork, for_any_batch, program_like
-from convgen.passes.bucket_gradients import BucketGradients
-from convgen.passes.chunk_collectives import ChunkCollectives
+from convgen.network_compiler import CompiledNetwork
 from convgen.passes.network_contract import NetworkPass
-from convgen.passes.start_halos import StartHalos
-from convgen.passes.widen_halos import WidenHalos
 from convgen.program.flow import Start, backward, forward
-from convgen.program.verify.network import verify_network
-from convgen.spec.aten.samples import for_any_number
 from convgen.spec.exported import graph_of
 from convgen.verify.processes import spawn
 from convgen.verify.virtual import World
 
 MOST_S = 0.02
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "exchange")
-
-
-def passes_of(draw: Random) -> list[NetworkPass]:
-    """Some passes, in any order; some twice."""
-
-    def one() -> NetworkPass:
-        halos, count, size = draw.choice(("pieces", "whole")), draw.choice((2, 3, 4)), draw.choice((0, 1))
-        ways = (StartHalos(gradients=halos), ChunkCollectives(count), BucketGradients(size), WidenHalos())
-        return draw.choice(ways)
-
-    return [one() for _ in range(draw.randint(2, 5))]
 
 
 def network_of(draw: Random) -> tuple[CompiledNetwork, torch.Tensor, list[NetworkPass]]:
@@ -67,13 +50,8 @@ def network_of(draw: Random) -> tuple[CompiledNetwork, torch.Tensor, list[Networ
             continue
         break
     graph, _ = graph_of(module, (x.float(),), name="net")
-    graph, described, many = for_any_number(graph)
-    program, _ = for_any_batch(free_program(draw, graph, described, a_grid(draw)), described, many)
-    passes = passes_of(draw)
-    for one in passes:
-        program = one.run(program)
-        verify_network(program)
-    return CompiledNetwork(graph, described, program, program, program_like(program, many), None), x.float(), passes
+    grid, passes = a_grid(draw), passes_of(draw)
+    return free_network(draw, graph, grid, passes), x.float(), passes
 
 
 def late_before(end: Any, names: Any, draw: Random) -> Any:

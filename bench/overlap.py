@@ -5,9 +5,10 @@
 Each case is a layer's or a network's step of training, forward and backward, in several schedules: plain, and what its
 passes make (halos behind the interior, gathers and scatters in 2, 4 and 8 chunks, buckets, one halo for several rows).
 In every round all of them run once, in an order drawn anew, and besides the local work alone (comp), on a transport
-that moves nothing, and the collectives alone (comm). By minima:
+that moves nothing, and the collectives alone (comm): overlap_ranks.py. By minima:
 
-    hidden  = (comm + comp - schedule) / min(comm, comp), forward, backward and the step
+    hidden  = (comm + comp - schedule) / min(comm, comp), forward and backward
+    could   = the same, if all that may go on beside other things did (overlap_could.py)
     control = plain / (comm + comp) of the step; where it leaves 0.95 to 1.05 the case is void
 
 Simulated are the same programs on a machine file that `convgen calibrate` writes first, in the same namespace. Of all
@@ -15,7 +16,8 @@ cases: how far simulated and measured steps are apart, how often the schedule th
 those measured (or within 1 % of it), and what a wrong choice costs.
 
 The link is tbf on `lo` (`unshare -rn`, `tc`): one that all ranks share, one core a process. Rounds are at least 15 for
-a number to count, on a machine that nobody else uses.
+a number to count, on a machine that nobody else uses: where computing alone takes much more than its processor's time,
+and ranks have a core each, others were at work.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ import torch
 import torch.multiprocessing as mp
 from networks_memory import Skips
 from networks_training import ResNet18
+from overlap_could import PARTS, could
 from overlap_ranks import rank_of
 from torch import nn
 
@@ -51,6 +54,7 @@ from convgen.packages import files_of
 from convgen.passes.bucket_gradients import BucketGradients
 from convgen.passes.chunk_collectives import ChunkCollectives
 from convgen.passes.network_contract import NetworkPass
+from convgen.passes.parameters_first import ParametersFirst
 from convgen.passes.start_halos import StartHalos
 from convgen.passes.widen_halos import WidenHalos
 from convgen.plan.program.overlapped import overlapped
@@ -59,13 +63,18 @@ from convgen.spec.aten.samples import for_any_number
 from convgen.spec.exported import graph_of
 
 INSIDE = "CONVGEN_BENCH_NAMESPACE"
-RATE, BURST = "400mbit", "256kb"
+RATE, BURST = "400mbit", "80kb"  # hardly more than a packet of lo: else the link saves up while ranks compute
 NEAR = 1.01  # of the fastest: as fast
+LEAST = 0.01  # of a step: less is not told from nothing
 
 Ways = dict[str, tuple[NetworkPass, ...]]
 CHUNKS: Ways = {f"chunks {c}": (ChunkCollectives(c),) for c in (2, 4, 8)}
 HALOS: Ways = {"split": (StartHalos(),), "behind dw": (StartHalos(gradients="whole"),)}
-BUCKETS: Ways = {"buckets": (BucketGradients(1),), "one bucket": (BucketGradients(0),)}
+BUCKETS: Ways = {
+    "buckets": (BucketGradients(1),),
+    "one bucket": (BucketGradients(0),),
+    "dw first": (ParametersFirst(), BucketGradients(1)),
+}
 BOTH: Ways = BUCKETS | {"halos, buckets": (StartHalos(), BucketGradients(1))}
 WIDE: Ways = {"one halo": (WidenHalos(),), "one halo, split": (WidenHalos(), StartHalos())}
 
@@ -157,11 +166,13 @@ def write(compiled: CompiledNetwork, tensors: Any, program: Program, folder: Pat
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds, minima by way and part ("forward", "backward", "step"), and simulated steps by schedule."""
+    """Seconds, minima by way and part ("forward", "backward", "step"), simulated steps by schedule, and by schedule
+    and part what could be hidden of the plain one."""
 
     name: str
     found: dict[str, dict[str, float]]
     simulated: dict[str, float]
+    could: dict[str, dict[str, float]]
     taken: str
 
     @property
@@ -173,9 +184,15 @@ class Measured:
     def is_void(self) -> bool:
         return not 0.95 <= self.control <= 1.05
 
-    def hidden(self, way: str, part: str) -> float:
+    def saved(self, way: str, part: str) -> float:
+        return self.found["comm"][part] + self.found["comp"][part] - self.found[way][part]
+
+    def shares(self, way: str, part: str) -> tuple[float, ...]:
+        """Of what is shorter, computing or communication: hidden, and what could be; none where next to none moves."""
         comm, comp = self.found["comm"][part], self.found["comp"][part]
-        return (comm + comp - self.found[way][part]) / min(comm, comp)
+        if comm < LEAST * comp:
+            return ()
+        return self.saved(way, part) / min(comm, comp), self.could[way][part] / min(comm, comp)
 
     @property
     def fastest(self) -> str:
@@ -187,7 +204,7 @@ class Measured:
         return self.found[self.taken]["step"] / self.found[self.fastest]["step"] - 1
 
 
-def measure(name: str, case: Case, machine: Machine, rounds: int, port: int) -> Measured:
+def measure(name: str, case: Case, machine: Machine, least: tuple[int, float], port: int) -> Measured:
     compiled, tensors, by_way = programs(case)
     simulated = {w: simulate(p, machine, "float32", of_inputs=True).end_s for w, p in by_way.items()}
     chosen = overlapped(by_way["plain"], machine, "float32", of_inputs=True)
@@ -201,24 +218,34 @@ def measure(name: str, case: Case, machine: Machine, rounds: int, port: int) -> 
             write(compiled, tensors, program, Path(folder) / f"way{i}")
         names = {w: f"way{i}" for i, w in enumerate(by_way)}
         results = mp.get_context("spawn").SimpleQueue()
-        mp.spawn(rank_of, args=(ranks, case.shape, names, rounds, folder, port, results), nprocs=ranks)
+        shared = torch.zeros((1 << ranks, ranks), dtype=torch.int64).share_memory_(), results
+        mp.spawn(rank_of, args=(ranks, case.shape, names, least, folder, port, shared), nprocs=ranks)
         found = results.get()
-    return Measured(name, found, simulated, taken)
+    parts = {w: could(by_way["plain"], p, machine, found["comp"], found["comm"]) for w, p in by_way.items()}
+    return Measured(name, found, simulated, parts, taken)
 
 
-HEAD = ("step ms", "forward", "backward", "of plain", "hidden", "forward", "backward", "simulated", "/ measured")
+HEAD = (
+    *("step ms", "forward", "backward", "processor", "of plain"),
+    *("forward", "could", "backward", "could", "of could", "simulated", "/ measured"),
+)
 
 
 def print_case(m: Measured, case: Case) -> None:
     grid = ",".join(f"{a}={n}" for a, n in case.grid.items())
     void = "  void" if m.is_void else ""
     print(f"\n{m.name}: {case.shape} on {grid}; control {m.control:.3f}{void}; taken: {m.taken}, fastest: {m.fastest}")
+    alone = m.found["comp"]
+    print(f"  computing alone takes {alone['step'] / alone['processor']:.2f} of its processor's time")
     print(f"  {'':<14}" + "".join(f"{h:>11}" for h in HEAD))
     for way, parts in m.found.items():
-        line = "".join(f"{parts[p] * 1e3:11.1f}" for p in ("step", "forward", "backward"))
+        line = "".join(f"{parts[p] * 1e3:11.1f}" for p in ("step", "forward", "backward", "processor"))
         if way in m.simulated:
             line += f"{parts['step'] / m.found['plain']['step']:11.3f}"
-            line += "".join(f"{m.hidden(way, p):11.1%}" for p in ("step", "forward", "backward"))
+            shares = [s for p in PARTS for s in m.shares(way, p) or (None, None)]
+            able = m.could[way]["step"]
+            shares.append(m.saved(way, "step") / able if able > LEAST * parts["step"] else None)
+            line += "".join(f"{'-':>11}" if s is None else f"{s:11.1%}" for s in shares)
             line += f"{m.simulated[way] * 1e3:11.1f}{m.simulated[way] / parts['step']:11.2f}"
         print(f"  {way:<14}{line}", flush=True)
 
@@ -253,10 +280,12 @@ def calibrated(path: Path, ranks: int, seconds: int) -> Machine:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=15, help="of rounds, of a case whose steps are short")
     parser.add_argument("--rate", default=RATE, help="of tbf; none: no pacing")
     parser.add_argument("--case", nargs="*", choices=tuple(CASES), default=list(CASES))
     parser.add_argument("--random", type=int, default=8, help="layers drawn besides")
     parser.add_argument("--calibrate", type=int, default=30, help="seconds that measuring the machine takes, about")
+    parser.add_argument("--machine", type=Path, help="file of what is measured; read where it is there")
     parser.add_argument("--json", type=Path, help="all minima")
     args = parser.parse_args()
     if INSIDE not in os.environ:
@@ -273,12 +302,19 @@ def main() -> None:
     cases = {name: CASES[name] for name in args.case} | {f"random {i}": drawn(i) for i in range(args.random)}
     found: list[Measured] = []
     with tempfile.TemporaryDirectory() as folder:
-        machine = calibrated(Path(folder) / "paced.yaml", 2, args.calibrate)
+        path = args.machine or Path(folder) / "paced.yaml"
+        machine = load_machine(str(path)) if path.exists() else calibrated(path, 2, args.calibrate)
     (level,) = machine.levels
     print(f"link: {level.latency_s * 1e6:.0f} us, {level.bytes_per_s / 1e6:.1f} MB/s; ", end="")
-    print(f"computing: {machine.flops_per_s('float32') / 1e9:.1f} GFLOP/s, {machine.memory_bytes_per_s / 1e9:.1f} GB/s")
+    print(
+        f"computing: {machine.flops_per_s('float32') / 1e9:.1f} GFLOP/s, {machine.memory_bytes_per_s / 1e9:.1f} GB/s; "
+    )
+    launch, message, rate = (
+        n * 1e6 for n in (machine.launch_s, machine.message_processor_s, machine.processor_s_per_byte)
+    )
+    print(f"a launch: {launch:.0f} us; of the processor {message:.0f} us a message, {rate * 1e6:.0f} us a megabyte")
     for i, (name, case) in enumerate(cases.items()):
-        found.append(measure(name, case, machine, args.rounds, 29500 + i))
+        found.append(measure(name, case, machine, (args.rounds, args.seconds), 29500 + i))
         print_case(found[-1], case)
     print_all(found)
     if args.json is not None:

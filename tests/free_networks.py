@@ -23,10 +23,13 @@ from convgen.network_compiler import CompiledNetwork, for_any_batch, program_lik
 from convgen.operations.bound import Bound
 from convgen.passes.bucket_gradients import BucketGradients
 from convgen.passes.chunk_collectives import ChunkCollectives
+from convgen.passes.network_contract import NetworkPass
+from convgen.passes.parameters_first import ParametersFirst
 from convgen.passes.start_halos import StartHalos
 from convgen.passes.widen_halos import WidenHalos
 from convgen.program.network import Program, Value
 from convgen.program.rows import PlacedRow, place, place_gradient, serves, stored_by_name
+from convgen.program.verify.network import verify_network
 from convgen.spec.aten.describe import Described
 from convgen.spec.aten.samples import for_any_number
 from convgen.spec.graph import Graph
@@ -72,15 +75,34 @@ def _free_row(draw: Random, bound: Bound, grid: Grid, known: Mapping[str, tuple[
     return place(bound, grid, way, roles, reads, made, derived)
 
 
-def free_network(draw: Random, graph: Graph, grid: Grid) -> CompiledNetwork:
+def passes_of(draw: Random) -> list[NetworkPass]:
+    """Some passes that let things travel meanwhile, with any options, in any order; some twice."""
+
+    def one() -> NetworkPass:
+        halos, count, size = draw.choice(("pieces", "whole")), draw.choice((2, 3, 4)), draw.choice((0, 1))
+        ways = (StartHalos(gradients=halos), ChunkCollectives(count), BucketGradients(size), WidenHalos())
+        return draw.choice((*ways, ParametersFirst()))
+
+    return [one() for _ in range(draw.randint(2, 5))]
+
+
+def free_network(
+    draw: Random, graph: Graph, grid: Grid, passes: Sequence[NetworkPass] | None = None
+) -> CompiledNetwork:
+    """
+    Args:
+        passes: in this order, each verified; by default some in an order that has worked.
+    """
     graph, described, many = for_any_number(graph)
     program, _ = for_any_batch(free_program(draw, graph, described, grid), described, many)
-    if draw.random() < 0.5:
-        program = WidenHalos().run(program)
-    if draw.random() < 0.7:
-        program = ChunkCollectives(draw.choice([2, 3])).run(program)
-    for one in (StartHalos(gradients=draw.choice(["pieces", "whole"])), BucketGradients(draw.choice([0, 1]))):
+    if passes is None:
+        wide = [WidenHalos()] if draw.random() < 0.5 else []
+        chunks = [ChunkCollectives(draw.choice([2, 3]))] if draw.random() < 0.7 else []
+        halos = StartHalos(gradients=draw.choice(["pieces", "whole"]))
+        passes = [*wide, *chunks, halos, BucketGradients(draw.choice([0, 1]))]
+    for one in passes:
         program = one.run(program)
+        verify_network(program)
     other = program_like(program, many)
     return CompiledNetwork(graph, described, program, program, other, None)
 

@@ -23,6 +23,7 @@ from convgen.calibrate.fit import fit_line
 from convgen.calibrate.links import SIZES, Messages, levels_of, patterns
 from convgen.calibrate.local import Local
 from convgen.calibrate.nodes import Nodes, nodes_of
+from convgen.calibrate.processor import cores_left
 from convgen.calibrate.race import Case, Timing, climb, race, settle, tried
 from convgen.calibrate.report import report_text
 from convgen.calibrate.result import Calibration, assumed, machine_of, rounded
@@ -77,7 +78,8 @@ def messages_of(nodes: Nodes) -> dict[str, Messages]:
 
 def calibration(nodes: Nodes, name: str = "mine") -> Calibration:
     messages = messages_of(nodes)
-    machine = machine_of(name, nodes, messages, LOCAL, SHAPES, LAUNCH_S)
+    processor = fit_line(SIZES, [4e-5 + size / 3e9 for size in SIZES], "the processor's time") if name else None
+    machine = machine_of(name or "free", nodes, messages, LOCAL, SHAPES, LAUNCH_S, processor)
     machine = replace(machine, misfits=misfits_of(COLLECTIVES, rounded))
     return Calibration(
         date="2030-01-02",
@@ -217,6 +219,16 @@ def test_what_is_written_reads_back(tmp_path: Path, nodes: Nodes) -> None:
     assert text.count("assumed: float32's") == 2  # bfloat16 and float16 of LOCAL
     assert max(map(len, text.splitlines())) <= 120
     assert nodes.text in report_text(found)
+    assert found.machine.message_processor_s == pytest.approx(4e-5) and "message_processor_s: 4.000e-5" in text
+    assert 1 / found.machine.processor_s_per_byte == pytest.approx(3e9, rel=1e-3)
+
+
+def test_a_core_that_is_left_carries_messages(tmp_path: Path) -> None:
+    assert cores_left([range(4)] * 2, 1) and not cores_left([range(4)] * 2, 2) and not cores_left([[0], [1]], 1)
+    found, path = calibration(Nodes(1, 2), ""), tmp_path / "m.yaml"
+    write_machine(found, path)
+    assert "processor" not in path.read_text(encoding="utf-8").replace("device: ", "")
+    assert load_machine(str(path)).processor is None
 
 
 def test_what_was_not_measured_is_said() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from free_networks import free_network, imported
+from free_networks import free_network, imported, passes_of
 from generate import draws
 from in_order import InOrder
 from networks_on_ranks import check, with_passes
@@ -216,8 +216,8 @@ def test_random_networks_whatever_the_delays(seed: int, tmp_path: Path) -> None:
     while not runs(module, x):  # a kernel may be larger than what is drawn for it
         module, x = a_network(draw)
     graph, _ = graph_of(module, (x.float(),), name="net")
-    grid = a_grid(draw)
-    net = imported(free_network(draw, graph, grid).package().files, tmp_path)
+    grid, passes = a_grid(draw), passes_of(draw)
+    net = imported(free_network(draw, graph, grid, passes).package().files, tmp_path)
 
     def program(end: Any) -> list[torch.Tensor]:
         mesh = net.init_mesh("cpu", transport=end)
@@ -247,21 +247,37 @@ def test_started_in_one_order_on_all_ranks(tmp_path: Path) -> None:
     assert all(equal(a, b) for a, b in zip(found, World(4).run(step_of(net)), strict=True))
 
 
-def test_a_rank_that_is_killed_with_a_collective_in_flight(tmp_path: Path) -> None:
-    compiled = resnet({"N": 3}, BucketGradients(0))
+@pytest.mark.parametrize(
+    ("grid", "one", "before", "named"),
+    [
+        ({"N": 3}, BucketGradients(0), ("Buckets", "_start"), "bucket_1 = all_reduce over N"),
+        ({"H": 3}, StartHalos(), ("Halo", "strips"), " = exchange over H"),
+        ({"H": 3}, StartHalos(), ("Halo", "send_back"), " = exchange over H"),
+        ({"F": 3}, ChunkCollectives(2, "N"), ("Chunked", "operand"), "over F"),
+        ({"C": 3}, ChunkCollectives(2, "N"), ("Chunked", "put"), "over C"),
+    ],
+    ids=str,
+)
+def test_a_rank_that_is_killed_with_a_collective_in_flight(
+    grid: dict[str, int], one: NetworkPass, before: tuple[str, str], named: str, tmp_path: Path
+) -> None:
+    """`before`: the call of the runtime that rank 1 does not come back from: it starts, or waits for, something."""
+    compiled = resnet(grid, one)
+    assert any(isinstance(s, Start) for s in (*forward(compiled.program), *backward(compiled.program)))
     net = imported(compiled.package().files, tmp_path)
 
     def program(rank: int) -> None:
         mesh = net.init_mesh("cpu", timeout=20)
         model = net.Network(mesh)
         model(net.scatter("x", X, mesh)).square().sum().backward()
-        if rank == 1:  # when it would start what the others have in flight then
-            _runtime(net).Buckets._start = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        if rank == 1:
+            name, method = before
+            setattr(getattr(_runtime(net), name), method, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         model(net.scatter("x", X, mesh)).square().sum().backward()
 
     with pytest.raises(ProcessFailed) as error:
         spawn(program, 3, timeout_s=60)
-    assert "bucket_1 = all_reduce over N" in str(error.value)
+    assert named in str(error.value)
 
 
 @pytest.mark.parametrize("axis", ["H", "C"])

@@ -25,6 +25,7 @@ from convgen.commands.main import cli
 from convgen.cost.link import Link, Transfer
 from convgen.cost.machine import Level, Machine
 from convgen.cost.machines import load_machine
+from convgen.cost.network import volume
 from convgen.cost.rows import program_cost
 from convgen.cost.timeline import MAIN, simulate
 from convgen.errors import InputError
@@ -36,6 +37,7 @@ from convgen.passes.start_halos import StartHalos
 from convgen.plan.program.by_timeline import seconds_of
 from convgen.plan.program.overlapped import overlapped
 from convgen.plan.setting import Setting
+from convgen.program.flow import Start, backward, forward
 from convgen.spec.exported import graph_of
 from convgen.spec.graph_file import write_graph
 from convgen.verify.virtual import World
@@ -163,6 +165,37 @@ def test_what_is_chosen_is_not_slower(seed: int) -> None:
         tried = [program, *(p.run(program) for p in (StartHalos(), BucketGradients(0), BucketGradients(25)))]
         least = min(simulate(p, machine, "float32").end_s for p in tried if p.buckets or p is program)
         assert simulate(chosen, machine, "float32").end_s <= least
+
+
+@pytest.mark.parametrize("seed", range(draws(3)))
+def test_what_travels_meanwhile_takes_of_the_processor(seed: int) -> None:
+    """Of a link that takes no time the step is longer by that alone: a message's, and its bytes'."""
+    draw = Random(f"processor {seed}")
+    message, byte = 10 ** -draw.uniform(4, 6), 10 ** -draw.uniform(9, 11)
+    module, x = a_network(draw)
+    graph, _ = graph_of(module, (x.float(),), name="net")
+    plain = compile_network(graph, Grid((("N", 2),))).plain
+    packed = BucketGradients(draw.choice((0, 1))).run(plain)
+    free = replace(a_machine(0.0, 1e18), memory_bytes_per_s=1e18)
+    busy = replace(free, message_processor_s=message, processor_s_per_byte=byte)
+    assert simulate(plain, busy, "float32").end_s == simulate(plain, free, "float32").end_s  # waited for: it is within
+    without, found = (simulate(packed, machine, "float32") for machine in (free, busy))
+    buckets = [s for s in volume(packed, of_inputs=False)["backward"] if "of" in s]
+    sent = sum(s["bytes_sent_per_rank"][0] for s in buckets)
+    taken = 2 * len(buckets) * message + sent * byte  # a ring of two: two rounds
+    assert buckets and found.end_s - without.end_s == pytest.approx(taken, rel=1e-6)
+    assert found.exposed_s - without.exposed_s == pytest.approx(taken, rel=1e-3)
+
+
+def test_what_takes_more_of_the_processor_than_it_hides_is_not_taken() -> None:
+    module = torch.nn.Sequential(*(torch.nn.Conv2d(16, 16, 3, padding=1) for _ in range(3)))
+    graph, _ = graph_of(module, (torch.zeros(2, 16, 64, 512),), name="net")
+    program = compile_network(graph, Grid((("H", 2),))).plain
+    slow = a_machine(1e-4, 1e8, 1e-7)
+    busy = replace(slow, message_processor_s=1e-2)
+    some, none = (overlapped(program, machine, "float32") for machine in (slow, busy))
+    assert any(isinstance(s, Start) for s in forward(some))
+    assert not any(isinstance(s, Start) for s in (*forward(none), *backward(none)))
 
 
 def test_halos_are_started_where_the_link_is_slow_and_launches_are_cheap() -> None:

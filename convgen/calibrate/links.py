@@ -84,7 +84,7 @@ def measure_messages(team: Team, nodes: Nodes, seconds: float) -> dict[str, Mess
     chosen = patterns(nodes)
     out, back = (torch.zeros(SIZES[-1], dtype=torch.uint8, device=team.device) for _ in range(2))
     rungs = [
-        [Case(key, size, _message(team, pattern, out[:size], back[:size])) for key, pattern in chosen.items()]
+        [Case(key, size, message(team, pattern, out[:size], back[:size])) for key, pattern in chosen.items()]
         for size in SIZES
     ]
     timings = race(team, climb(team, rungs, 0.5 * seconds, LEAST_SIZES), 0.5 * seconds)
@@ -97,7 +97,8 @@ def _messages(pattern: Pattern, timings: Sequence[Timing]) -> Messages:
     return Messages(pattern, one_way, fit_line([t.size for t in one_way], [t.seconds for t in one_way], pattern.label))
 
 
-def _message(team: Team, pattern: Pattern, out: Any, back: Any) -> Call | None:
+def message(team: Team, pattern: Pattern, out: Any, back: Any) -> Call | None:
+    """This rank's part of a pattern; None where it only waits."""
     to, fro = dict(pattern.to), {b: a for a, b in pattern.to}
     if team.rank not in to:
         return None

@@ -53,6 +53,9 @@ def report_text(found: Calibration) -> str:
     reached = f"{local.convolution_flops_per_s / 1e9:.2f} GFLOP/s"
     rows.append((f"convolution, float32 (efficiency {machine.efficiency:.2f})", reached))
     rows.append(("around a local operation", _us(machine.launch_s)))
+    if machine.processor:
+        rows.append(("of the processor: a message", _us(machine.message_processor_s)))
+        rows.append(("of the processor: a MiB", _us(machine.processor_s_per_byte * (1 << 20))))
     rows.append(("memory", f"{local.memory_bytes / (1 << 30):.1f} GiB"))
     lines += [*_columns(rows, left=1), ""]
     rows = [("convolution", "pixels", "groups", "forward", "backward-data", "backward-filter")]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from convgen.calibrate.collectives import Collective
+from convgen.calibrate.fit import Fit
 from convgen.calibrate.links import Messages, levels_of
 from convgen.calibrate.local import Local
 from convgen.calibrate.nodes import Nodes
@@ -55,6 +56,7 @@ def machine_of(
     local: Local,
     shapes: Sequence[Reached],
     launch_s: float,
+    processor: Fit | None = None,
 ) -> Machine:
     """The machine with these links and ranks, its numbers rounded as its file has them; without its misfits.
 
@@ -80,6 +82,8 @@ def machine_of(
         peak_flops=tuple((dtype, rounded(peak[_source(local, dtype)])) for dtype in DTYPES),
         efficiency=rounded(local.convolution_flops_per_s / peak["float32"]),
         launch_s=rounded(launch_s),
+        message_processor_s=0.0 if processor is None else rounded(processor.latency_s),
+        processor_s_per_byte=0.0 if processor is None else rounded(1 / processor.bytes_per_s),
         probes=tuple(_probe(one, whole) for one in shapes),
     )
 

@@ -14,6 +14,7 @@ from convgen.calibrate.collectives import beside_model, gathered, launch_s, meas
 from convgen.calibrate.links import measure_messages
 from convgen.calibrate.local import measure_local
 from convgen.calibrate.nodes import nodes_of
+from convgen.calibrate.processor import measure_processor
 from convgen.calibrate.result import Calibration, assumed, machine_of, rounded
 from convgen.calibrate.shapes import measure_shapes
 from convgen.calibrate.team import Team
@@ -41,13 +42,14 @@ def calibrate(team: Team, name: str, output: Path, seconds: float, say: Say, hos
     _refuse_together(team, output)
     say(f"{nodes.text}: messages")
     messages = measure_messages(team, nodes, SHARES["links"] * seconds)
+    processor = measure_processor(team, nodes)
     say("copies, products, a convolution")
     local = measure_local(team, nodes.ranks, SHARES["local"] * seconds)
     say("convolutions by shape")
     shapes = measure_shapes(team, SHARES["shapes"] * seconds)
     say("collectives, in modules")
     ran = gathered(team, measure_collectives(team, SHARES["collectives"] * seconds, _target(team)))
-    links = machine_of(name, nodes, messages, local, shapes, launch_s(ran))
+    links = machine_of(name, nodes, messages, local, shapes, launch_s(ran), processor)
     collectives = tuple(beside_model(links, ran))
     return Calibration(
         date=datetime.now(UTC).date().isoformat(),

@@ -55,6 +55,10 @@ def machine_text(found: Calibration) -> str:
     lines += _entry("efficiency", machine.efficiency, reached)
     said = "measured: a third of what a module's smallest step takes beside its collectives"
     lines += _entry("launch_s", machine.launch_s, said)
+    if machine.processor:
+        said = "measured: of a message that another thread sends, the processor's time"
+        lines += _entry("message_processor_s", machine.message_processor_s, said)
+        lines += _entry("processor_s_per_byte", machine.processor_s_per_byte, "the same")
     return "\n".join([*lines, *_misfits(machine), *_probes(machine), ""])
 
 

@@ -73,6 +73,8 @@ class Machine:
         peak_flops: (dtype, flop/s) of one rank's device.
         efficiency: share of that peak that convolutions reach.
         launch_s: overhead of one local operation.
+        message_processor_s, processor_s_per_byte: what a message that travels meanwhile takes of a rank's computing,
+            while it receives one as long: where no core is left for it.
         collectives: the algorithms that its library uses.
         misfits: collectives as they were measured; empty where the model is all that is known.
         probes: convolutions by shape; empty where one efficiency is taken for all.
@@ -90,6 +92,8 @@ class Machine:
     peak_flops: tuple[tuple[str, float], ...]
     efficiency: float
     launch_s: float
+    message_processor_s: float = 0.0
+    processor_s_per_byte: float = 0.0
     collectives: Collectives = RINGS
     misfits: tuple[Misfit, ...] = ()
     probes: tuple[Probe, ...] = ()
@@ -103,6 +107,18 @@ class Machine:
             replace(one, bytes_per_s=inf, shared_bytes_per_s=one.shared_bytes_per_s and inf) for one in self.levels
         )
         return replace(self, levels=levels, memory_bytes_per_s=inf)
+
+    @property
+    def processor(self) -> Machine | None:
+        """The same with links that take what they take of the processor; None where that is nothing."""
+        if not (self.message_processor_s or self.processor_s_per_byte):
+            return None
+        rate = 1 / self.processor_s_per_byte if self.processor_s_per_byte else inf
+        levels = tuple(
+            replace(one, latency_s=self.message_processor_s, bytes_per_s=rate, shared_bytes_per_s=None)
+            for one in self.levels
+        )
+        return replace(self, levels=levels, misfits=())
 
     def flops_per_s(self, dtype: str) -> float:
         """What convolutions reach in this dtype."""

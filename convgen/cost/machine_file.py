@@ -13,6 +13,8 @@ memory_bytes_per_s: 8e+11
 peak_flops_per_s: {float64: ..., float32: ..., tfloat32: ..., bfloat16: ..., float16: ...}
 efficiency: 0.5
 launch_s: 1e-5
+message_processor_s: 5e-5         # optional, with processor_s_per_byte; both 0 where they are not there
+processor_s_per_byte: 4e-10
 collectives: {all_reduce: best}   # optional; rings where it says nothing
 measured_collectives:             # optional: measured over modelled seconds, by the bytes that a rank sends
   - {collective: all_gather, ranks: 2, bytes: [2048, 131072], over_model: [1.6, 2.1]}
@@ -41,13 +43,17 @@ from convgen.spec.text import shown
 
 _NUMBERS = ("memory_bytes_per_s", "efficiency", "launch_s")
 _ONE_LEVEL = ("latency_s", "link_bytes_per_s")
-_OPTIONAL = ("device", "memory_bytes", "collectives", "measured_collectives", "measured_convolutions")
+_PROCESSOR = ("message_processor_s", "processor_s_per_byte")
+_OPTIONAL = (
+    *("device", "memory_bytes", *_PROCESSOR),
+    *("collectives", "measured_collectives", "measured_convolutions"),
+)
 _MISFIT = ("collective", "ranks", "bytes", "over_model")
 _PROBE = ("channels", "filters", "taps", "pixels", "efficiency")
 _KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "exchange")
 _LEVEL = ("name", "latency_s", "bytes_per_s")
 _LEVEL_OPTIONAL = ("ranks", "shared_bytes_per_s")
-_ZERO = ("latency_s", "launch_s")  # may be 0
+_ZERO = ("latency_s", "launch_s", *_PROCESSOR)  # may be 0
 
 
 def read_machine(path: Path) -> Machine:
@@ -77,6 +83,10 @@ def machine_from_dict(data: dict[str, Any]) -> Machine:
     if numbers["efficiency"] > 1:
         raise InputError(f"efficiency can't be {numbers['efficiency']:g}", ("efficiency",), hint="above 0, at most 1")
     ranks = _whole(data["ranks_per_node"], ("ranks_per_node",))
+    said = [key for key in _PROCESSOR if key in data]
+    if len(said) == 1:
+        raise InputError(f"{said[0]} alone", (said[0],), hint=f"{' and '.join(_PROCESSOR)}, or neither")
+    numbers |= {key: _positive(data[key], (key,)) for key in said}
     peaks = _mapping(data["peak_flops_per_s"], ("peak_flops_per_s",), f"flop/s for {', '.join(DTYPES)}")
     _check_keys(peaks, DTYPES, ("peak_flops_per_s",))
     memory = data.get("memory_bytes")
@@ -93,6 +103,8 @@ def machine_from_dict(data: dict[str, Any]) -> Machine:
         memory_bytes_per_s=numbers["memory_bytes_per_s"],
         efficiency=numbers["efficiency"],
         launch_s=numbers["launch_s"],
+        message_processor_s=numbers.get("message_processor_s", 0.0),
+        processor_s_per_byte=numbers.get("processor_s_per_byte", 0.0),
     )
 
 

@@ -67,6 +67,12 @@ class Price:
         """The same where links take nothing but latencies."""
         return price_on(self.grid, self.machine.without_bytes, self.dtype)
 
+    @cached_property
+    def processor(self) -> Price | None:
+        """What links take of the processor; None where that is nothing."""
+        machine = self.machine.processor
+        return None if machine is None else price_on(self.grid, machine, self.dtype)
+
     # ---------------------------------------------------------------- of a row that is placed
     def chain(self, row: PlacedRow, chain: Chain) -> int:
         """Picoseconds of conversions of a row's operands or results."""

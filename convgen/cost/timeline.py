@@ -5,8 +5,8 @@ waited for at once stops all of them; one that is started goes on beside, in a l
 stops a rank only where it is waited for and not over.
 
 Prices are the program's (cost/rows.py): local work by rank, conversions by the busiest, of which latencies apart: these
-slow no other lane down. A row in pieces costs a launch
-for each piece.
+slow no other lane down. What a conversion in a lane takes of the processor, the ranks compute later, where the machine
+says so. A row in pieces costs a launch for each piece.
 
 Source: DESIGN section 12; [SP] V-B ("greedily overlapping as much computation as possible with an allreduce").
 """
@@ -72,7 +72,7 @@ class Travelled:
 
     Attributes:
         seconds: that it takes alone.
-        exposed_s: how long the last of the ranks stood still for it.
+        exposed_s: how long the last of the ranks stood still for it, and what it took of the processor meanwhile.
     """
 
     name: str
@@ -127,6 +127,9 @@ class Timeline:
         return found[::-1]
 
 
+Flying = tuple[Transfer, str, int, float]  # its kind, the span before it, and seconds of the processor
+
+
 @dataclass
 class _Clock:
     """Where each rank is, and which of its spans brought it there."""
@@ -137,7 +140,7 @@ class _Clock:
     last: list[int]
     spans: list[Span] = field(default_factory=list[Span])
     travelled: list[Travelled] = field(default_factory=list[Travelled])
-    flying: dict[str, tuple[Transfer, str, int]] = field(default_factory=dict[str, "tuple[Transfer, str, int]"])
+    flying: dict[str, Flying] = field(default_factory=dict[str, Flying])
     lanes: dict[str, int] = field(default_factory=dict[str, int])  # the last span of each
 
     @property
@@ -162,19 +165,21 @@ class _Clock:
         self.travelled.append(Travelled(name, kind, phase, seconds, end - start))
         self.at, self.last = np.full_like(self.at, end), [mine] * len(self.last)
 
-    def start(self, name: str, lane: str, kind: str, seconds: float, latency: float) -> None:
+    def start(self, name: str, lane: str, kind: str, seconds: float, latency: float, processor: float) -> None:
         transfer = self.link.add(name, lane, seconds, float(self.at.max()), latency)
-        self.flying[name] = transfer, kind, self.last[self.slowest]
+        self.flying[name] = transfer, kind, self.last[self.slowest], processor
+        if processor:
+            self.compute(f"{name} (processor)", np.full_like(self.at, processor))
 
     def wait(self, name: str, phase: str) -> None:
         """Until what was started is over."""
-        transfer, kind, because = self.flying.pop(name)
+        transfer, kind, because, processor = self.flying.pop(name)
         end, latest = self.link.finish(transfer), float(self.at.max())
         before = self.lanes.get(transfer.lane, -1)
         waited = transfer.start_s > transfer.asked_s and before >= 0  # for the one before it in its lane
         mine = self.span(name, transfer.lane, -1, transfer.start_s, end, before if waited else because)
         self.lanes[transfer.lane] = mine
-        self.travelled.append(Travelled(name, kind, phase, transfer.seconds, max(end - latest, 0.0)))
+        self.travelled.append(Travelled(name, kind, phase, transfer.seconds, max(end - latest, 0.0) + processor))
         late = self.at < end
         self.at = np.maximum(self.at, end)
         self.last = [mine if is_late else last for last, is_late in zip(self.last, late.tolist(), strict=True)]
@@ -222,7 +227,8 @@ def simulate(
                     several = step.bucket is not None
                     kind = "all_reduce" if several else first.conversion.kind
                     seconds, latency = (started_seconds(program, one, step) for one in (price, price.latencies))
-                    clock.start(step.name, step.lane, kind, seconds, latency)
+                    busy = started_seconds(program, price.processor, step) if price.processor else 0.0
+                    clock.start(step.name, step.lane, kind, seconds, latency, busy)
                 case Wait():
                     clock.wait(step.name, phase)
         ends.append(float(clock.at.max()))

@@ -3,7 +3,8 @@
 Tried are buckets (one for all gradients, or of 1, 5 or 25 MiB), halos of rows where that saves more than pieces cost
 (gradients with rows of their own in pieces too, or behind the other gradients of their row), gathers and scatters of
 rows in 2, 4 or 8 chunks where that saves more than chunks cost, rows as one where that saves more than their rims
-cost (widening.py), and these together.
+cost (widening.py), and these together. With buckets also backward's first gradient of a parameter before the others of
+its row.
 
 Source: DESIGN section 12.
 """
@@ -15,9 +16,10 @@ from dataclasses import replace
 
 from convgen.cost.machine import Machine
 from convgen.cost.rows import Price, price_on
-from convgen.cost.timeline import local_seconds, moved_seconds, simulate
+from convgen.cost.timeline import local_seconds, moved_seconds, simulate, started_seconds
 from convgen.passes.bucket_gradients import BucketGradients
 from convgen.passes.chunk_collectives import ChunkCollectives
+from convgen.passes.parameters_first import ParametersFirst, ready
 from convgen.passes.start_halos import StartHalos
 from convgen.plan.program.alone import alone
 from convgen.plan.program.widening import worth_widening
@@ -36,11 +38,32 @@ def overlapped(program: Program, machine: Machine, dtype: str, *, of_inputs: boo
     Args:
         of_inputs: whether inputs want gradients, too.
     """
-    best, least = program, simulate(program, machine, dtype, of_inputs=of_inputs, alike=True).end_s
-    for one in _candidates(program, machine, dtype, of_inputs):
-        if (seconds := simulate(one, machine, dtype, of_inputs=of_inputs, alike=True).end_s) < least:
-            best, least = one, seconds
-    return best
+
+    own = sum(len(row.derived) for row in program.rows)
+
+    def seconds(one: Program) -> float:
+        """A gradient that has got a row of its own is called apart from the others of its row, once more."""
+        calls = sum(len(row.derived) for row in one.rows) - own
+        end_s = simulate(one, machine, dtype, of_inputs=of_inputs, alike=True).end_s
+        return end_s + max(calls, 0) * machine.launch_s
+
+    def better(best: Program, others: Iterator[Program]) -> Program:
+        least = seconds(best)
+        for one in others:
+            if (taken := seconds(one)) < least:
+                best, least = one, taken
+        return best
+
+    best = better(program, _candidates(program, machine, dtype, of_inputs))
+    return better(best, _sums_first(best))
+
+
+def _sums_first(program: Program) -> Iterator[Program]:
+    """The gradient of a parameter before the others of its row, of the row that backward comes to first: others' sums
+    have rows behind them."""
+    if program.buckets and (rows := [label(row) for row in program.rows if any(ready(row, program))]):
+        first = ParametersFirst(rows[-1]).run(program)
+        yield from (one.run(first) for one in BUCKETS)
 
 
 def _candidates(program: Program, machine: Machine, dtype: str, of_inputs: bool) -> Iterator[Program]:
@@ -106,6 +129,8 @@ def worth_starting(program: Program, how: StartHalos, price: Price, *, of_inputs
         for step in steps:
             match step:
                 case Start():
+                    taken = started_seconds(early, price.processor, step) if price.processor else 0.0
+                    saved[step.moved[0].row] = saved.get(step.moved[0].row, 0.0) - taken
                     flying[step.name] = step.moved[0], 0.0
                 case Local():
                     least = float(local_seconds(price, step).min())
