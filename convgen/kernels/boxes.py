@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from math import gcd, prod
 
-from convgen.kernels.config import Config
+from convgen.kernels.config import Config, ceil_div
 from convgen.kernels.phases import PhaseWords
 from convgen.kernels.problem import LocalDim, Problem
 from convgen.kernels.words import CHANNEL, DimWords, Words, constant, times
+
+MOST_TAPS = 16  # of a step: each is a product of its own
+# By warps, the types whose taps are made together: eight warps make 20 matrix instructions of float32 where 12 do.
+FOUR_BYTES = {4: ("tfloat32", "float32"), 8: ("tfloat32",)}
 
 
 def is_paired(d: LocalDim) -> bool:
@@ -44,7 +48,9 @@ def is_turned(problem: Problem, config: Config) -> bool:
         "backward_data": (tile_pixels(problem, config), tile["BC"]),
         "backward_filter": (tile["BF"], tile["BC"]),
     }[problem.phase]
-    if columns < 64 or taps_together(problem, config) > 1:
+    if taps_together(problem, config) > 1:
+        return columns == 64 and rewrites(problem)  # dy is the columns: written back once for all taps
+    if columns < 64:
         return False
     if problem.dtype == "tfloat32" and problem.phase == "backward_data":
         return True
@@ -65,15 +71,38 @@ def pieces(problem: Problem, config: Config) -> int:
 
 
 def taps_together(problem: Problem, config: Config) -> int:
-    """Taps of the last dimension that a program of a filter gradient makes: those of few channels read dy once.
-
-    Up to four, as long as a thread's sums fit.
+    """Taps that a program of a filter gradient makes, all or those of the last dimensions: of few channels, dy is read
+    once for them. As many as a thread's sums fit for, 16 at most.
     """
-    taps, tile = problem.dims[-1].kernel, config.tile
-    if problem.phase != "backward_filter" or not 1 < taps <= 4 or tile["BC"] > 64 or tile["BF"] < 64:
+    tile, taps = config.tile, problem.taps
+    if problem.phase != "backward_filter" or tile["BC"] > 64 or tile["BF"] < 64:
         return 1
     half = problem.element_bytes == 2
-    return taps if half and taps * tile["BF"] * tile["BC"] <= 96 * 32 * config.warps else 1
+    if not half and problem.dtype not in FOUR_BYTES.get(config.warps, ()):
+        return 1
+    most = 96 if tile["BC"] == 64 or half else 72
+    most = 128 if half and tile["BC"] <= 16 and problem.rim is None else most
+    for d in problem.dims:
+        if taps <= MOST_TAPS and taps * tile["BF"] * tile["BC"] <= most * 32 * config.warps:
+            return taps
+        taps //= d.kernel
+    return 1
+
+
+def parts_together(problem: Problem, config: Config) -> int:
+    """Parts of dy that a program of a filter gradient reads at once: those of few filters fill the rows of a matrix
+    instruction together, which are 64. What lies behind the last part is zero."""
+    filters, rows = problem.filters, config.tile["BF"]
+    if problem.phase != "backward_filter" or problem.y_parts == 1 or problem.element_bytes != 2:
+        return 1
+    return rows // filters if rows == 64 and filters in (8, 16, 32) and has_part(problem, "y") else 1
+
+
+def filter_tiles(problem: Problem, config: Config) -> int:
+    """Tiles of filters, of all parts."""
+    if (parts := parts_together(problem, config)) > 1:
+        return ceil_div(problem.y_parts, parts)
+    return ceil_div(problem.filters, config.tile["BF"]) * problem.y_parts
 
 
 def _transposed(text: str) -> str:
@@ -82,6 +111,8 @@ def _transposed(text: str) -> str:
 
 class BoxWords(PhaseWords):
     """Boxes of memory, named by their corner; parts of an operand follow each other as samples do."""
+
+    sums_kept = False  # whether a filter gradient's pieces stay as they are, for a launch behind that adds them
 
     @property
     def entry(self) -> str:
@@ -120,11 +151,34 @@ class BoxWords(PhaseWords):
     def taps_together(self, config: Config) -> int:
         return taps_together(self.problem, config)
 
+    def parts_together(self, config: Config) -> int:
+        return parts_together(self.problem, config)
+
+    def merged_tiles(self, config: Config) -> int:
+        """Tiles of filters where a tile has those of several parts."""
+        return filter_tiles(self.problem, config)
+
+    def together(self, taps: int) -> list[DimWords]:
+        """The last dimensions, those that have so many taps together."""
+        found = list[DimWords]()
+        for d in reversed(self.tapped):
+            if prod(e.taps for e in found) < taps:
+                found.insert(0, d)
+        return found
+
+    def tap_lines(self, tap: int, together: int) -> list[str]:
+        """kh, kw of one of the taps that a program makes together."""
+        lines: list[str] = []
+        for d in reversed(self.together(together)):
+            tap, k = divmod(tap, d.taps)
+            lines.insert(0, f"{d.k} = {k}")
+        return lines
+
     def program_tap(self, together: int) -> str:
-        """kh, kw of a program of a filter gradient that makes all taps of the last dimension, or one."""
+        """kh, kw of a program of a filter gradient that makes one tap, or all of the last dimensions."""
         if together == 1:
             return self.taps
-        *outer, _ = self.tapped
+        outer = self.tapped[: len(self.tapped) - len(self.together(together))]
         parts: list[str] = []
         for i, d in enumerate(outer):
             inner = prod(e.taps for e in outer[i + 1 :])
@@ -203,13 +257,13 @@ class BoxWords(PhaseWords):
         return lines
 
     def block_boxes(self, block: str, together: int) -> list[str]:
-        """First row and count of the boxes of y whose tap, or any of those of the last dimension, reads a block."""
+        """First row and count of the boxes of y whose tap, or any of those made together, reads a block."""
         lines: list[str] = []
         for d, (corner, extent, tile) in zip(self.dims, self.corner, strict=True):
             lo, n, whole = self._block_rows(block, d)
             begin = f"{lo} + {d.pad}" + (f" - {times(d.k, d.dilation)}" if d.taps > 1 else "")
             end = f"{begin} + {n}"
-            if together > 1 and d is self.dims[-1]:
+            if d in self.together(together):
                 begin, end = f"{lo} + {d.pad} - {(d.taps - 1) * d.dilation}", f"{lo} + {d.pad} + {n}"
             lines.append(f"first_{corner} = 0 if {whole} else tl.maximum({begin}, 0)")
             rows = f"tl.maximum(tl.minimum({end}, {extent}) - first_{corner}, 0)"
@@ -374,11 +428,18 @@ class BoxWords(PhaseWords):
 
     def view_of_y(self, config: Config) -> list[str]:
         """y or dy as boxes_of_memory is told: shape, and box."""
+        if (parts := self.parts_together(config)) > 1:
+            rows = ", ".join(str(config.tile[f"T{d.letter.upper()}"]) for d in self.dims)
+            box = f"[{parts}, {config.tile['TN']}, {rows}, {self.problem.filters}]"
+            return [f"({self._samples('y')}, *s.y, s.filters)", box]
         return [f"({self._samples('y')}, *s.y, s.filters)", self._box(config, (), "y")]
 
-    @property
-    def read_dy(self) -> str:
+    def read_dy(self, config: Config) -> str:
         """A box of dy as pixels by filters, in a filter gradient."""
+        if (parts := self.parts_together(config)) > 1:
+            place = ", ".join([f"tile_f * {parts}", "n", *(corner for corner, _, _ in self.corner), "0"])
+            loaded = f"dy.load([{place}]).reshape({parts}, {self.box_pixels}, F)"
+            return f"{loaded}.permute(1, 0, 2).reshape({self.box_pixels}, BF)"
         return f"dy.load([{self.box_place('y', made=True)}]).reshape({self.box_pixels}, BF)"
 
     def _samples(self, tensor: str) -> str:
