@@ -9,19 +9,21 @@ from itertools import product
 from typing import Any
 
 import pytest
+import torch
 from generate import draws
-from kernel_cases import SM_90, random_dim
+from kernel_cases import SM_90, interpret, operands, random_dim
 from test_kernels_bound import of, square
-from test_kernels_truth import assert_right, cases
+from test_kernels_truth import DRAWS, assert_right, cases
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from convgen.kernels.boxes import filter_tiles, parts_together, taps_together, tile_pixels
 from convgen.kernels.config import Config
 from convgen.kernels.facts import bound, facts, launches
-from convgen.kernels.families import box, stem, tiled
+from convgen.kernels.families import box, pointer, stem, tiled
 from convgen.kernels.problem import LocalDim, Problem
 from convgen.kernels.source import Kernel
 from convgen.kernels.work import Work
+from convgen.spec.target import read_target
 
 
 def drawn(rng: random.Random) -> tuple[Problem, Config]:
@@ -99,6 +101,33 @@ def test_a_stem_is_summed_and_taken_by_one_launch() -> None:
             assert_right(p, config, seed, integers=True)
             done += 1
     assert done
+
+
+@pytest.mark.parametrize("name", ["pointer", "gemm", "packed", "depthwise", "box", "stem", "converted", "tiled"])
+def test_many_pieces_are_added(name: str) -> None:
+    """Several at once, empty ones among them; the same bits every time."""
+    rng, family = random.Random(f"pieces {name}"), DRAWS[name][0]
+    found = [p for p in cases(name, "backward_filter", int) if p.pixels < 300]
+    for seed, p in enumerate(found[: draws(3)]):
+        config = replace(family.default(p, SM_90), split=rng.randint(17, 70))
+        assert_right(p, config, seed, integers=p.dtype != "float64")
+    given = operands(p, 1)
+    assert torch.equal(interpret(p, config, given), interpret(p, config, given))
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90", "hip:gfx942"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_sums_compile(target: str, dtype: str) -> None:
+    """For few pieces and for many; 16 bytes a thread, of which AMD's programs have more; no spills."""
+    for split in (2, 16, 17, 264):
+        p = square("backward_filter", size=8, channels=16, dtype=dtype)
+        kernel = Kernel(
+            (p,), replace(pointer.default(p, read_target(target).known()), split=split), read_target(target)
+        )
+        (launch,) = [one for one in launches(kernel, p) if one.name.endswith("_sum")]
+        found = facts(launch, kernel.target.known())
+        assert found.spill_bytes == 0 and found.shared_bytes <= kernel.target.known().shared_bytes
+        assert found.widest_global_load_bytes == (8 if kernel.target.kind == "hip" and dtype == "bfloat16" else 16)
 
 
 def counted(p: Problem, config: Config, family: Any) -> Any:

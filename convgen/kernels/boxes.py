@@ -82,8 +82,11 @@ def taps_together(problem: Problem, config: Config) -> int:
         return 1
     most = 96 if tile["BC"] == 64 or half else 72
     most = 128 if half and tile["BC"] <= 16 and problem.rim is None else most
-    for d in problem.dims:
-        if taps <= MOST_TAPS and taps * tile["BF"] * tile["BC"] <= most * 32 * config.warps:
+    # More warps, or a few pixels of two bytes, would issue more than they multiply.
+    all_taps = config.warps == 4 and (not half or tile_pixels(problem, config) >= 128)
+    for i, d in enumerate(problem.dims):
+        fits = taps <= MOST_TAPS and taps * tile["BF"] * tile["BC"] <= most * 32 * config.warps
+        if fits and (all_taps or i == len(problem.dims) - 1):
             return taps
         taps //= d.kernel
     return 1

@@ -24,7 +24,7 @@ CACHE_BYTES = (
 )  # from L2, a processor and cycle: A100's 5120 a cycle (its white paper), over H100's processors
 LATENCY_S = 7.0e-7
 PROLOGUE_S = 1.5e-6
-SUMMED = 16  # pieces of a filter gradient that the launch which adds them reads before it waits
+SUMMED = 32  # pieces of a filter gradient that the launch which adds them reads before it waits
 ARRIVAL_S = 1.5e-6  # clearing counters, and adding behind the last program
 
 
@@ -81,12 +81,12 @@ def step_s(p: Problem, config: Config, w: Work, target: Target, device: Ceilings
 
 
 def busy_s(p: Problem, config: Config, w: Work, target: Target, device: Ceilings) -> float:
-    """Seconds of a processor for all steps of all programs where nothing waits, for L2 neither."""
-    rates = RATES.get(target.arch)
+    """Seconds of all steps, programs spread evenly, where nothing waits, for L2 neither."""
+    rates, waves = RATES.get(target.arch), ceil_div(w.programs, target.processors)
     if rates is None or not rates.of(p.dtype):
-        return step_s(p, config, w, target, device) * w.steps * w.programs
+        return step_s(p, config, w, target, device) * w.steps * waves
     cycles = step_cycles(p, config, w, target)
-    return max(cycles[n] for n in ("matrix", "issue", "shared")) * w.steps * w.programs / rates.clock_hz
+    return max(cycles[n] for n in ("matrix", "issue", "shared")) * w.steps * waves / rates.clock_hz
 
 
 def step_cycles(p: Problem, config: Config, w: Work, target: Target) -> dict[str, float]:

@@ -39,6 +39,7 @@ TEMPLATE = "box.py.jinja"
 NEEDS = ("boxes",)
 SINGLE_CHANNELS = False
 MOST_BOXES = 3  # around a block of rows
+ALIKE = 1.05  # estimates that differ by less say nothing
 HELD = 96  # numbers a thread, of float32's sums and of rows in two parts: with more, registers spill
 
 
@@ -194,20 +195,21 @@ def default(problem: Problem, target: Target) -> Config:
 
 
 def least(problem: Problem, target: Target, found: Iterable[Config], work: Callable[[Problem, Config], Work]) -> Config:
-    """Of configurations the one with the least estimated time."""
-    device = data_sheet(target, problem.dtype)
+    """Of configurations with the least estimated time, give or take ALIKE, the one whose steps take least.
 
-    def worth(config: Config) -> tuple[int, bool, float]:
-        """Nanoseconds; whether a thread's sums leave few registers; and what its steps take where nothing waits."""
-        w = work(problem, config)
-        heavy = w.tile[0] * w.tile[1] > 96 * config.warps * target.warp
-        return (
-            round(estimated_s(problem, config, w, target, device) * 1e9),
-            heavy,
-            busy_s(problem, config, w, target, device),
-        )
+    Of those alike in that too, those that leave a thread registers; and the estimate.
+    """
+    device, configs = data_sheet(target, problem.dtype), list(found)
+    works = [work(problem, c) for c in configs]
+    seconds = [estimated_s(problem, c, w, target, device) for c, w in zip(configs, works, strict=True)]
 
-    return min(found, key=worth)
+    def worth(i: int) -> tuple[float, bool, float]:
+        c, w = configs[i], works[i]
+        heavy = w.tile[0] * w.tile[1] > 96 * c.warps * target.warp
+        return busy_s(problem, c, w, target, device), heavy, seconds[i]
+
+    most = ALIKE * min(seconds)
+    return configs[min((i for i, s in enumerate(seconds) if s <= most), key=worth)]
 
 
 def sizes(problem: Problem, target: Target) -> Iterator[Config]:
