@@ -16,7 +16,7 @@ from test_kernels_bound import of, square
 from test_kernels_truth import DRAWS, assert_right, cases
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from convgen.kernels.boxes import filter_tiles, parts_together, taps_together, tile_pixels
+from convgen.kernels.box_tiles import filter_tiles, parts_together, taps_together, tile_pixels
 from convgen.kernels.config import Config
 from convgen.kernels.facts import bound, facts, launches
 from convgen.kernels.families import box, pointer, stem, tiled

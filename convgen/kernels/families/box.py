@@ -15,8 +15,7 @@ from dataclasses import replace
 from itertools import product
 from math import ceil, prod
 
-from convgen.kernels.boxes import (
-    BoxWords,
+from convgen.kernels.box_tiles import (
     filter_tiles,
     has_part,
     is_paired,
@@ -27,6 +26,7 @@ from convgen.kernels.boxes import (
     tile_pixels,
     view_rank,
 )
+from convgen.kernels.boxes import BoxWords
 from convgen.kernels.config import Config, ceil_div, clamp, power_of_two
 from convgen.kernels.estimate import busy_s, data_sheet, estimated_s
 from convgen.kernels.problem import Problem

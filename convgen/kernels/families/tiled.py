@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from convgen.kernels.boxes import taps_together, tile_pixels
+from convgen.kernels.box_tiles import taps_together, tile_pixels
 from convgen.kernels.config import Config
 from convgen.kernels.families import box
 from convgen.kernels.inner import InnerWords
