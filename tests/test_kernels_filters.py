@@ -148,7 +148,7 @@ def test_bound_of_few_channels() -> None:
     instruction together, and all nine taps read them once."""
     p = square("backward_filter", size=56, channels=16, y_parts=4)
     b, spilled, narrowest = of(p)
-    assert b.useful > 0.95 and b.share >= 0.65 and spilled == 0 and narrowest == 16
+    assert b.useful > 0.95 and b.share >= 0.6 and spilled == 0 and narrowest == 16
     assert b.us <= 2 * max(b.ideal_us, 4.0)  # two launches
     apart = replace(p, filters=64, y_parts=1)
     assert of(apart)[0].step_cycles["matrix"] == b.step_cycles["matrix"]
@@ -159,7 +159,7 @@ def test_bound_of_the_stem() -> None:
     d = LocalDim("H", 224, 112, 7, 2, 1, 3)
     p = square("backward_filter", channels=3, filters=64, batch=8, dims=(d, replace(d, name="W")))
     b, spilled, narrowest = of(p)
-    assert b.share >= 0.75 and spilled == 0 and narrowest == 16
+    assert b.share >= 0.6 and spilled == 0 and narrowest == 16
     assert b.times_us["around"] == pytest.approx(8.0)  # blocks before; the sum, which takes w's gradient, behind
     for launch in launches(kernel := Kernel((p,), stem.default(p, SM_90), SM_90), p):
         assert facts(launch, SM_90).spill_bytes == 0, (kernel, launch.name)
