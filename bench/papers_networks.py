@@ -19,6 +19,7 @@ from convgen.cost.machines import load_machine
 from convgen.cost.rows import program_cost
 from convgen.errors import InputError
 from convgen.network_compiler import compile_network, plan_graph, sample_parallelism
+from convgen.plan.setting import Setting
 from convgen.spec.graph import Graph
 from convgen.spec.graph_edit import with_dtype
 from convgen.spec.network_graph import network_graph
@@ -55,7 +56,7 @@ def main() -> None:
             begun = time.perf_counter()
             try:
                 if text == "plan":
-                    compiled, _ = plan_graph(graph, 4, lassen)
+                    compiled, _ = plan_graph(graph, 4, Setting(machine=lassen))
                 else:
                     axes = tuple((a, int(n)) for a, n in (one.split("=") for one in text.split(",")))
                     if axes[0][0] == "N" and graph.batch < axes[0][1]:
@@ -80,7 +81,7 @@ def main() -> None:
     for name in sys.argv[1:] or CASES:
         samples, ranks = CASES[name][1]
         graph = replace(network_graph(read_network(ROOT / f"{name}.yaml")), batch=samples)
-        compiled, found = plan_graph(graph, ranks, lassen)
+        compiled, found = plan_graph(graph, ranks, Setting(machine=lassen))
         alone = sample_parallelism(compiled)
         beside = "can't be" if alone is None else f"{program_cost(alone, lassen, compiled.dtype).seconds * 1e3:.3f}"
         print(

@@ -7,30 +7,33 @@ A layer counts in every column that some grid axis has as its role.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from convgen.cost.machines import load_machine
-from convgen.plan.network.planner import plan_network
-from convgen.plan.network.setting import Setting
-from convgen.spec.network_reader import read_network
-from convgen.spec.target import read_target
+from convgen.network_compiler import plan_graph
+from convgen.plan.parts import Room
+from convgen.plan.program.candidates import is_product
+from convgen.plan.setting import Setting
+from convgen.spec.network_graph import read_network_graph
 
 NETWORKS = Path(__file__).resolve().parent.parent / "examples" / "networks"
 COLUMNS = {"samples": "N", "rows, columns": ("H", "W"), "channels, filters": ("C", "F")}
 
 
 def stages(name: str, ranks: int, hide_dw: bool) -> None:
-    network = read_network(NETWORKS / f"{name}.yaml")
-    setting = Setting(machine=load_machine("lassen"), target=read_target("cuda"), hide_dw=hide_dw)
-    plan = plan_network(network, setting, ranks)
+    graph, lassen = read_network_graph(NETWORKS / f"{name}.yaml"), load_machine("lassen")
+    machine = replace(lassen, hides_gradients=hide_dw)
+    _, plan = plan_graph(graph, ranks, Setting(machine=machine, room=Room(keep="every"), statistics="local"))
     found: dict[str, list[frozenset[str]]] = {}
-    for node in plan.nodes:
-        if node.option is not None:
-            stage = node.node.name.split("_")[0]
+    for row in plan.program.rows:
+        if is_product(row.bound.operation):
+            stage = row.bound.module.split("_")[0]
             stage = stage[:4] if stage.startswith("res") else stage
-            found.setdefault(stage, []).append(node.option.letters)
+            rows = (row, *(one for _, one in row.derived))
+            found.setdefault(stage, []).append(frozenset(index for one in rows for index, _ in one.roles))
     hidden = "hidden" if hide_dw else "not hidden"
-    print(f"{name}, {network.batch} samples on {ranks} ranks, reductions of gradients {hidden}: {plan.grid}")
+    print(f"{name}, {graph.batch} samples on {ranks} ranks, reductions of gradients {hidden}: {plan.program.grid}")
     print(f"  {'layers split by':<18}" + "".join(f"{column:>19}" for column in COLUMNS))
     for stage, layers in found.items():
         counts = [sum(bool(letters & set(wanted)) for letters in layers) for wanted in COLUMNS.values()]

@@ -1,9 +1,9 @@
 """Planned seconds over ranks, 1 to 4,096: they never rise.
 
-    python bench/planned_ranks.py [NETWORK...] [--machine lassen] [--most 4096]
+    python bench/planned_ranks.py [NETWORK...] [--machine lassen] [--most 4096] [--statistics global]
 
-Of the papers' networks in examples/networks, as `convgen plan` plans them; with --graphs as graphs, whose plans are
-programs. Exits with 1 where more ranks are planned slower than fewer. Minutes a network.
+Of the papers' networks in examples/networks, as `convgen plan` plans them. Exits with 1 where more ranks are planned
+slower than fewer. Minutes a network.
 """
 
 from __future__ import annotations
@@ -18,33 +18,24 @@ from convgen.algebra.grid import Grid
 from convgen.cost.machines import load_machine
 from convgen.errors import InputError
 from convgen.network_compiler import plan_graph
-from convgen.plan.network.counted import plan_counted
-from convgen.plan.network.setting import Setting
+from convgen.plan.parts import Room
+from convgen.plan.setting import Setting
 from convgen.spec.network_graph import read_network_graph
-from convgen.spec.network_reader import read_network
 
 NETWORKS = Path(__file__).resolve().parent.parent / "examples" / "networks"
 NAMES = ("alexnet", "vgg16", "resnet50", "wrn50_2", "wrn50_4", "mesh1k", "mesh2k")
 Planned = Callable[[int], tuple[float, Grid]]
 
 
-def planned(name: str, machine: str, graphs: bool) -> Planned:
-    file, chosen = NETWORKS / f"{name}.yaml", load_machine(machine)
-    if graphs:
-        graph = read_network_graph(file)
+def planned(name: str, machine: str, statistics: str) -> Planned:
+    graph = read_network_graph(NETWORKS / f"{name}.yaml")
+    setting = Setting(machine=load_machine(machine), room=Room(keep="every"), statistics=statistics)
 
-        def of_graph(ranks: int) -> tuple[float, Grid]:
-            found = plan_graph(graph, ranks, chosen)[1]
-            return found.seconds, found.program.grid
+    def of(ranks: int) -> tuple[float, Grid]:
+        found = plan_graph(graph, ranks, setting)[1]
+        return found.seconds, found.program.grid
 
-        return of_graph
-    network, setting = read_network(file), Setting(machine=chosen)
-
-    def by_hand(ranks: int) -> tuple[float, Grid]:
-        plan = plan_counted(network, setting, ranks)
-        return plan.seconds, plan.grid
-
-    return by_hand
+    return of
 
 
 def rises(plan: Planned, most: int) -> Iterator[int]:
@@ -70,12 +61,12 @@ def main() -> int:
     parser.add_argument("networks", nargs="*", default=NAMES)
     parser.add_argument("--machine", default="lassen")
     parser.add_argument("--most", type=int, default=4096)
-    parser.add_argument("--graphs", action="store_true")
+    parser.add_argument("--statistics", default="local", help="of batch norms")
     options = parser.parse_args()
     found: list[str] = []
     for name in options.networks:
         print(name, flush=True)
-        plan = planned(name, options.machine, options.graphs)
+        plan = planned(name, options.machine, options.statistics)
         found += [f"{name} on {ranks} ranks" for ranks in rises(plan, options.most)]
     print("rises: " + (", ".join(found) or "none"))
     return bool(found)

@@ -29,8 +29,11 @@ from convgen.plan.parts import Parts, Room, Tensor
 from convgen.plan.program.by_timeline import by_timeline
 from convgen.plan.program.edited import ProgramText, in_flight, laid_out
 from convgen.plan.program.overlapped import overlapped
-from convgen.plan.program.ranks import NetworkPlan, plan_counted, plan_network, widened
+from convgen.plan.program.ranks import NetworkPlan, check_ranks, plan_counted, plan_network, widened
+from convgen.plan.program.refusal import refusal
+from convgen.plan.program.search import TooLittleMemory
 from convgen.plan.program.written import program_of
+from convgen.plan.setting import Setting
 from convgen.program.again import with_again
 from convgen.program.network import FLOATS, Program
 from convgen.program.rows import PlacedRow, place, place_gradient, stored_by_name
@@ -198,50 +201,49 @@ def compile_text(graph: Graph, text: ProgramText, *, command: str = "") -> Compi
 def plan_graph(
     graph: Graph,
     ranks: int,
-    machine: Machine,
+    setting: Setting,
     grid: Grid | None = None,
-    memory_bytes: int | None = None,
-    statistics: str = "global",
-    recompute: bool = False,
     told: Callable[[int], None] = lambda _: None,
-    by_step: bool = False,
-    optimizer_states: int = 1,
 ) -> tuple[CompiledNetwork, NetworkPlan]:
     """The layout of least modelled seconds of a training step, over grids of so many ranks or on one.
 
     Without a grid of one's own it may be of fewer ranks, with copies on the others (plan/fewer.py).
 
     Args:
-        memory_bytes: that a rank may take; by default what the machine's have, where it says.
-        statistics: of batch norms, as of `compile_network`.
-        recompute: whether blocks may be computed again in backward.
         told: is called with each number of ranks that is planned.
-        by_step: steps are compared with what travels meanwhile (plan/program/by_timeline.py).
-        optimizer_states: values a parameter that the optimizer keeps in memory.
+    Raises:
+        InputError: nothing that is searched fits the memory, or the ranks can't be used.
     """
-    check_statistics(statistics)
-    room = Room(memory_bytes or (int(machine.memory_bytes) if machine.memory_bytes else None), optimizer_states)
+    check_statistics(setting.statistics)
+    machine, room, dtype = setting.machine, setting.bounded, setting.dtype or _dtype(graph)
     found: list[NetworkPlan] = []
 
     def laid_out(graph: Graph, described: Described) -> Program:
-        parts, dtype = network_parts(graph, described), _dtype(graph)
+        parts = network_parts(graph, described)
+        check_ranks(parts, grid, ranks)
+        try:
+            return searched(parts)
+        except TooLittleMemory as error:
+            raise refusal(error, parts, ranks, graph.batch, machine, dtype, room) from None
 
+    def searched(parts: Parts) -> Program:
         def on_one(grid: Grid, machine: Machine) -> NetworkPlan:
-            return widened(plan_network(parts, [grid], machine, dtype, room, recompute), ranks, parts)
+            return widened(plan_network(parts, [grid], machine, dtype, room, setting.recompute), ranks, parts)
 
         if one := without_idle(found[0].program.grid) if found else grid:
             told(one.ranks)
             plan = on_one(one, machine)
         else:
-            plan = plan_counted(parts, ranks, machine, dtype, room, recompute, told)
-        if by_step:
+            plan = plan_counted(parts, ranks, machine, dtype, room, setting.recompute, told)
+        if setting.by_step:
             one = without_idle(plan.program.grid)
             plan = by_timeline(plan, lambda machine: on_one(one, machine), machine, dtype)
         found.append(plan)
         return plan.program
 
-    graph, described, program = _with_statistics(graph, statistics, laid_out)
-    return _compiled(graph, described, program, "auto", "", _overlapping(graph, machine)), found[-1]
+    graph, described, program = _with_statistics(graph, setting.statistics, laid_out)
+    meanwhile: Callable[[Program], Program] = lambda program: overlapped(program, machine, dtype)  # noqa: E731
+    return _compiled(graph, described, program, "auto", "", meanwhile), found[-1]
 
 
 def sample_parallelism(compiled: CompiledNetwork) -> Program | None:
@@ -249,12 +251,21 @@ def sample_parallelism(compiled: CompiledNetwork) -> Program | None:
     graph, ranks = compiled.graph, compiled.program.grid.ranks
     if graph.batch < ranks:
         return None
-    return lay_out(network_parts(graph, compiled.described), Grid((("N", ranks),)), "sample")
+    return _by_samples(compiled, ranks)
 
 
 def on_one_rank(compiled: CompiledNetwork) -> Program:
     """The same network, not split."""
-    return lay_out(network_parts(compiled.graph, compiled.described), Grid((("N", 1),)), "sample")
+    return _by_samples(compiled, 1)
+
+
+def _by_samples(compiled: CompiledNetwork, ranks: int) -> Program:
+    def laid_out(graph: Graph, described: Described) -> Program:
+        return lay_out(network_parts(graph, described), Grid((("N", ranks),)), "sample")
+
+    if compiled.program.statistics == "global":
+        return laid_out(compiled.graph, compiled.described)
+    return _with_statistics(compiled.graph, compiled.program.statistics, laid_out)[2]
 
 
 def _described(graph: Graph) -> tuple[Graph, Described, Described]:

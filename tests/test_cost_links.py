@@ -11,10 +11,11 @@ import pytest
 from test_cost_symbolic import conv, schedule_of
 
 from convgen.algebra.grid import Grid
+from convgen.algebra.space import Space
 from convgen.cost.collectives import ALGORITHMS, BEST, seconds, usable, whole
 from convgen.cost.level_symbols import level_links, level_values
 from convgen.cost.links import Links, collective_seconds
-from convgen.cost.machine import Level
+from convgen.cost.machine import Level, Operands
 from convgen.cost.machines import load_machine
 from convgen.cost.model import PICOSECONDS, Model
 from convgen.cost.rounds import rounds
@@ -230,11 +231,20 @@ def test_seconds_by_level_are_the_models(grid: dict[str, int]) -> None:
     assert compared == 3
 
 
+class Timed:
+    """Of forward alone."""
+
+    pads_virtually = False
+
+    def __call__(self, space: Space, operands: Operands) -> float | None:
+        return 7.0 if operands[2].tensor == "y" else None
+
+
 def test_a_model_takes_measured_seconds_and_other_algorithms() -> None:
     schedule, space = schedule_of("sample", {"N": 8}, conv())
     machine, types = load_machine("cpu"), schedule.types()
     plain = Model(space, machine, "float32")
-    known = Model(space, machine, "float32", measured=lambda _, operands: 7.0 if operands[2].tensor == "y" else None)
+    known = Model(space, replace(machine, timed=Timed()), "float32")
     best = Model(space, machine, "float32", collectives=BEST)
     for _, step in schedule.steps():
         base = step_cost(step, types, plain)

@@ -18,7 +18,9 @@ from convgen.cost.network_memory import network_memory
 from convgen.cost.rows import program_cost
 from convgen.errors import InputError
 from convgen.network_compiler import CompiledNetwork, compile_network, compile_plan, plan_graph
+from convgen.plan.parts import Room
 from convgen.plan.program.written import plan_of
+from convgen.plan.setting import Setting
 from convgen.program.again import stretches
 from convgen.spec.graph_file import write_graph
 from convgen.spec.network_plan import read_plan, write_plan
@@ -101,13 +103,17 @@ def test_what_is_counted() -> None:
     assert dearer and dearer <= set(range(two.start, two.stop))
 
 
+def recomputing(memory_bytes: int) -> Setting:
+    return Setting(machine=LASSEN, room=Room(memory_bytes), recompute=True)
+
+
 def test_a_plan_fits_its_memory(tmp_path: Path) -> None:
     graph, grid = exported(made)[0], Grid((("a", 1),))  # where no other layout takes less
-    free, found = plan_graph(graph, 1, LASSEN, grid)
+    free, found = plan_graph(graph, 1, Setting(machine=LASSEN), grid)
     assert found.memory_bytes == network_memory(found.program).peak
     least = network_memory(replace(found.program, again=stretches(found.program))).peak
     budget = (least + found.memory_bytes) // 2
-    tight, fits = plan_graph(graph, 1, LASSEN, grid, budget, recompute=True)
+    tight, fits = plan_graph(graph, 1, recomputing(budget), grid)
     assert fits.program.again and fits.memory_bytes <= budget and fits.seconds >= found.seconds
     assert fits.memory_bytes == network_memory(fits.program).peak
     assert fits.seconds == pytest.approx(program_cost(fits.program, LASSEN, free.dtype).seconds, rel=1e-9)
@@ -119,7 +125,7 @@ def test_a_plan_fits_its_memory(tmp_path: Path) -> None:
     same = compile_plan(graph, read_plan(tmp_path / "plan.yaml"))
     assert same.program.again == tight.program.again and same.package().files == tight.package().files
     with pytest.raises(InputError, match="GiB a rank at least, of the plans found; there are"):
-        plan_graph(graph, 1, LASSEN, grid, least // 2, recompute=True)
+        plan_graph(graph, 1, recomputing(least // 2), grid)
 
 
 def test_what_is_no_block_is_refused(tmp_path: Path) -> None:

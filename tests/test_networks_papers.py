@@ -25,6 +25,7 @@ from convgen.cost.network import volume
 from convgen.errors import InputError
 from convgen.network_compiler import CompiledNetwork, compile_network, compile_plan, plan_graph
 from convgen.plan.program.written import plan_of
+from convgen.plan.setting import Setting
 from convgen.program.network_text import show
 from convgen.spec.exported import graph_of
 from convgen.spec.graph import Graph
@@ -205,7 +206,9 @@ def test_statistics_stand_in_plans_and_what_there_is_not_is_refused(tmp_path: Pa
     again = compile_plan(graph, plan)
     assert show(again.program) == show(one.program)
     assert again.graph == one.graph != graph
-    searched, _ = plan_graph(graph_of_module(Deep(), 4, 3, 4, 4), 2, load_machine("lassen"), statistics="spatial")
+    searched, _ = plan_graph(
+        graph_of_module(Deep(), 4, 3, 4, 4), 2, Setting(machine=load_machine("lassen"), statistics="spatial")
+    )
     assert searched.algorithm == "auto"
     with pytest.raises(InputError, match="no statistics globe"):
         compile_network(graph, Grid((("N", 2),)), statistics="globe")

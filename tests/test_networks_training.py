@@ -18,6 +18,7 @@ from convgen.algebra.grid import Grid
 from convgen.cost.machines import load_machine
 from convgen.network_compiler import compile_network, plan_graph
 from convgen.packages import files_of
+from convgen.plan.setting import Setting
 from convgen.spec.exported import graph_of
 from convgen.verify.virtual import VirtualTransport, World
 
@@ -71,7 +72,7 @@ def package(p: float, layout: str, folder: Path, within: bool = False) -> Any:
     """A package of the ResNet, with its loss if `within`; N1: of one rank."""
     graph, tensors = exported(p, within)
     if layout == "planned":
-        compiled = plan_graph(graph, 4, load_machine("lassen"))[0]
+        compiled = plan_graph(graph, 4, Setting(machine=load_machine("lassen")))[0]
     else:
         axes = {one[0]: int(one[1]) for one in layout.split()}
         compiled = compile_network(graph, Grid(tuple(axes.items())))

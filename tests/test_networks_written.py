@@ -16,10 +16,12 @@ from network_modules import exported_graph, module_of
 from convgen.algebra.grid import Grid
 from convgen.commands.main import cli
 from convgen.network_compiler import compile_network
+from convgen.plan.program.layer_files import planned_layers
 from convgen.spec.network import Network
 from convgen.spec.network_graph import network_graph
 from convgen.spec.network_reader import network_from_dict, read_network
 from convgen.spec.taken import MODULE
+from convgen.spec.target import CPU
 from convgen.verify.network import check_network
 
 NETWORKS = sorted((Path(__file__).parent.parent / "examples" / "networks").glob("*.yaml"))
@@ -116,7 +118,18 @@ def test_commands_take_a_written_network(tmp_path: Path) -> None:
     assert "a" in convgen("explain", file, "--grid", "H=2")
     out = tmp_path / "graph.yaml"
     assert f"wrote {out}" in convgen("import", file, "-o", out)
-    assert "ms modelled" in convgen("plan", out, "--machine", "lassen", "--ranks", 4)
+    assert "modelled, steps one after the other" in convgen("plan", out, "--machine", "lassen", "--ranks", 4)
     assert "says its input" in convgen("import", file, "--input", "4,3,8,8", "-o", tmp_path / "other.yaml")
     assert "--input is missing" in convgen("import", "torch.nn:ReLU", "-o", tmp_path / "other.yaml")
     assert "says no grid" in convgen("compile", file)
+
+
+def test_layers_of_a_plan_are_the_files() -> None:
+    """Padding that stands before a convolution is the layer's own, and names that modules have are the file's."""
+    conv = {"kind": "conv", "out_channels": 4, "kernel_size": 3}
+    nodes = [conv | {"name": "stem", "padding": [[0, 1], [1, 1]]}, conv | {"name": "train", "padding": 1}]
+    network = network_from_dict({"name": "n", "input": [2, 3, 9, 8], "nodes": nodes})
+    program = compile_network(network_graph(network), Grid((("H", 2),))).plain
+    stem, train = planned_layers(network, program, CPU)
+    assert (stem.name, train.name) == ("stem", "train")
+    assert (stem.conv, train.conv) == (network.node["stem"].conv, network.node["train"].conv)

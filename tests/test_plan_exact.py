@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from generate import draws
 
-from convgen.plan.network.bounded import DoesNotFit, solve
-from convgen.plan.network.eliminate import Elimination, Factor, Problem
+from convgen.plan.exact.bounded import DoesNotFit, solve
+from convgen.plan.exact.eliminate import Elimination, Factor, Problem
 
 
 def some_problem(rng: random.Random) -> Problem:

@@ -23,13 +23,15 @@ from convgen.commands.main import cli
 from convgen.cost.machines import load_machine
 from convgen.cost.rows import program_cost, row_cost
 from convgen.errors import InputError
-from convgen.explain.planned_row import explained_rows
+from convgen.explain.planned import Planned
+from convgen.explain.planned_row import explained_layers
 from convgen.network_compiler import compile_network, compile_plan, network_parts, plan_graph
 from convgen.operations.bound import Bound
 from convgen.plan.program.candidates import Way, is_product
 from convgen.plan.program.search import Effort, Search
 from convgen.plan.program.tables import Question
 from convgen.plan.program.written import plan_of
+from convgen.plan.setting import Setting
 from convgen.program.network import label
 from convgen.program.rows import PlacedRow, Stored, place
 from convgen.spec.aten.describe import describe
@@ -95,7 +97,7 @@ def test_a_plan_is_the_least_of_all(seed: int) -> None:
         total = sum(min(one.values()) for one in here)
         least = total if least is None else min(least, total)
         for i, row in enumerate(found.program.rows):
-            apart = [ps for way, ps in here[i].items() if way != (row.way, row.roles)]
+            apart = [ps for way, ps in here[i].items() if way[1] != row.roles]
             if apart:
                 with_other = total - min(here[i].values()) + min(apart)
                 others[i] = min(others.get(i, with_other), with_other)
@@ -145,7 +147,7 @@ def test_a_planned_network_is_right_and_its_file_says_it(tmp_path: Path) -> None
     try:
         module, x = Branches(Random("planned"), 3), torch.randn(4, 3, 13, 11)
         graph, _ = graph_of(module, (x,), name="net")
-        compiled, plan = plan_graph(graph, 4, LASSEN)
+        compiled, plan = plan_graph(graph, 4, Setting(machine=LASSEN))
         assert program_cost(compiled.program, LASSEN, "float64").seconds == pytest.approx(plan.seconds)
         assert plan.seconds <= min(
             program_cost(compile_network(graph, Grid(axes)).program, LASSEN, "float64").seconds
@@ -192,19 +194,21 @@ def test_a_wrong_plan_is_refused_with_its_line(old: str, new: str, said: str, tm
 def test_a_plans_numbers_unfold_into_steps(tmp_path: Path) -> None:
     """Each row's steps add up to its price; names that are none are refused; scaling is drawn."""
     graph = a_graph(Random("unfolds"))
-    compiled, plan = plan_graph(graph, 4, LASSEN)
+    compiled, plan = plan_graph(graph, 4, Setting(machine=LASSEN))
+    planned = Planned(compiled, plan, Setting(machine=LASSEN), {})
     cost = program_cost(plan.program, LASSEN, compiled.dtype)
-    for row, (computing, moving) in zip(plan.program.rows, cost.rows, strict=True):
-        text = explained_rows(plan.program, label(row), LASSEN, compiled.dtype)
-        steps = [float(line.split()[0]) for line in text.splitlines()[1:-1]]
-        assert sum(steps) == pytest.approx((computing + moving) * 1e-9, abs=1e-4 * len(steps))
+    for layer in planned.layers:
+        sums = [sum(column) for column in zip(*(cost.rows[i] for i in layer.numbers), strict=True)]
+        assert [layer.compute_ps, layer.moving_ps] == sums
+        for row in layer.rows:
+            assert f"{sum(sums) * 1e-9:.4f}" in explained_layers(planned, label(row))
     with pytest.raises(InputError, match="small has no nothing"):
-        explained_rows(plan.program, "nothing", LASSEN, compiled.dtype)
+        explained_layers(planned, "nothing")
     file, picture = tmp_path / "small.yaml", tmp_path / "scaling.svg"
     file.write_text(write_graph(graph))
     words = ["plan", str(file), "--machine", "lassen", "--ranks", "4", "--plot", str(picture)]
     done = CliRunner().invoke(cli, words)
-    assert "by samples alone" in done.stdout
+    assert "sample  parallelism alone" in done.stdout
     assert "ranks" in picture.read_text()
 
 
@@ -217,7 +221,8 @@ def test_options_of_memory_are_honoured_or_refused(tmp_path: Path) -> None:
         json.loads(CliRunner().invoke(cli, [*words, "--optimizer-states", n, "--json"]).stdout)["memory"] for n in "12"
     )
     assert two["optimizer"] == 2 * one["optimizer"] > 0
-    for option in (("--keep", "every"), ("--batch-norm", "local")):
-        refused = CliRunner().invoke(cli, [*words, *option])
-        assert isinstance(refused.exception, InputError)
-        assert option[0] in refused.exception.fact
+    every = json.loads(CliRunner().invoke(cli, [*words, "--keep", "every", "--json"]).stdout)
+    assert every["memory_bytes"] > 0 and every["memory"] is None
+    refused = CliRunner().invoke(cli, [*words, "--keep", "every", "--recompute"])
+    assert isinstance(refused.exception, InputError)
+    assert "keep is every" in refused.exception.fact

@@ -35,6 +35,7 @@ from convgen.passes.bucket_gradients import BucketGradients
 from convgen.passes.start_halos import StartHalos
 from convgen.plan.program.by_timeline import seconds_of
 from convgen.plan.program.overlapped import overlapped
+from convgen.plan.setting import Setting
 from convgen.spec.exported import graph_of
 from convgen.spec.graph_file import write_graph
 from convgen.verify.virtual import World
@@ -179,10 +180,10 @@ def test_a_plan_by_its_timeline_is_not_longer() -> None:
     convs = [nn.Conv2d(c, 32, 3, padding=1, stride=s) for c, s in ((8, 1), (32, 2), (32, 1))]
     graph = graph_of(nn.Sequential(*convs), (torch.zeros(4, 8, 32, 32),), name="net")[0]
     machine = a_machine(1e-6, 2e9)
-    compiled, plan = plan_graph(graph, 4, machine, by_step=True)
+    compiled, plan = plan_graph(graph, 4, Setting(machine=machine, by_step=True))
     assert plan.step is not None
     assert simulate(compiled.program, machine, "float32").end_s == pytest.approx(plan.step.overlapped)
-    _, plain = plan_graph(graph, 4, machine)
+    _, plain = plan_graph(graph, 4, Setting(machine=machine))
     assert plain.step is None
     assert plan.step.overlapped <= seconds_of(plain, machine, "float32") == pytest.approx(plan.step.by_sums)
     assert plan.seconds == pytest.approx(program_cost(plan.program, machine, "float32").seconds)

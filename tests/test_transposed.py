@@ -31,15 +31,17 @@ from convgen.cost.schedule import schedule_cost
 from convgen.errors import InputError, InternalError
 from convgen.kernels.choose import local_problems
 from convgen.kernels.partition import SPLITS, local_problem
+from convgen.network_compiler import plan_graph
 from convgen.operations.layer import wanted
-from convgen.plan.network.planner import plan_network
-from convgen.plan.network.setting import Setting
-from convgen.plan.network.write import plan_yaml
+from convgen.plan.program.layer_files import plan_text
+from convgen.plan.setting import Setting
 from convgen.program.nodes import Schedule, is_convolution
 from convgen.program.text import parse, show
 from convgen.program.verify import verify
 from convgen.spec.from_torch import network_from_module
+from convgen.spec.network_graph import network_graph
 from convgen.spec.reader import layer_from_dict, layer_to_dict, read_csv, read_layer, read_layers
+from convgen.spec.target import CPU
 from convgen.tune.wanted import of_layers
 from convgen.verify.check import check
 from convgen.verify.program import global_tensors, reference
@@ -400,7 +402,7 @@ class Decoder(torch.nn.Module):
 
 
 def test_networks(tmp_path: Path) -> None:
-    """From PyTorch into a plan; its rows cost what their schedules cost, and its layers are right."""
+    """From PyTorch into a plan, whose layers are right."""
     network = network_from_module(Decoder(), (torch.zeros(4, 6, 8, 10),))
     assert [(n.name, n.kind) for n in network.nodes[1:]] == [
         ("down", "conv"), ("relu", "relu"), ("up", "conv_transpose"), ("cat", "concat"), ("grouped", "conv_transpose"),
@@ -410,17 +412,11 @@ def test_networks(tmp_path: Path) -> None:
     assert network.node["up"].flops == 2 * 4 * 8 * 4 * 5 * 6 * 9
     setting = Setting(machine=load_machine("cpu"))
     for grid in (Grid((("a", 2), ("b", 2))), Grid((("a", 3),))):
-        plan = plan_network(network, setting, grid.ranks, grid=grid)
-        (tmp_path / "plan.yaml").write_text(plan_yaml(plan, "a test"))
-        layers = {layer.name: layer for layer in read_layers(tmp_path / "plan.yaml")}
-        for node in plan.nodes:
-            if node.option is None:
-                continue
-            one = compile_layer(layers[node.node.name], machine=setting.machine)
-            assert check(one).ok
-            if node.node.inputs != ("input",):
-                cost = schedule_cost(one.schedule, Model(one.space, setting.machine, network.dtype))
-                assert cost.time_ps() == sum(s.cost.time_ps for s in node.steps), node.node.name
+        _, plan = plan_graph(network_graph(network), grid.ranks, setting, grid)
+        (tmp_path / "plan.yaml").write_text(plan_text(network, plan.program, CPU, ["a test"], 0, []))
+        layers = read_layers(tmp_path / "plan.yaml")
+        assert [layer.name for layer in layers] == ["down", "up", "grouped"]
+        assert all(check(compile_layer(layer, machine=setting.machine)).ok for layer in layers)
 
 
 def test_auto_costs_what_its_schedule_costs() -> None:

@@ -28,6 +28,13 @@ class Grid:
     axes: tuple[tuple[str, int], ...]
 
     @cached_property
+    def _hash(self) -> int:
+        return hash(self.axes)
+
+    def __hash__(self) -> int:  # grids are keys of every cache
+        return self._hash
+
+    @cached_property
     def sizes(self) -> dict[str, int]:
         return dict(self.axes)
 
@@ -83,11 +90,18 @@ class Grid:
         return number
 
     def places(self, axes: Iterable[str]) -> NDArray[np.int64]:
-        """For every rank the number of its coordinates along these axes, the last fastest."""
-        number = np.zeros(self.ranks, dtype=np.int64)
-        for name in axes:
-            number = number * self.sizes[name] + self.coordinates[name]
+        """For every rank the number of its coordinates along these axes, the last fastest. Not to be written to."""
+        key = tuple(axes)
+        if (number := self._known_places.get(key)) is None:
+            number = np.zeros(self.ranks, dtype=np.int64)
+            for name in key:
+                number = number * self.sizes[name] + self.coordinates[name]
+            self._known_places[key] = number
         return number
+
+    @cached_property
+    def _known_places(self) -> dict[tuple[str, ...], NDArray[np.int64]]:
+        return {}
 
     def firsts(self, axes: Iterable[str]) -> NDArray[np.int64]:
         """The first rank of each place along these axes, in order of the places."""

@@ -7,7 +7,9 @@ A box has an interval per dimension. A value with windows has two boxes: what is
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import takewhile
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -107,6 +109,16 @@ class IndexSets:
             self._owned[layout] = box
         return self._owned[layout]
 
+    def by_place(self, layout: Layout, d: int) -> Spans:
+        """What `held` says of a dimension, by the place along the axes that split it, the last fastest."""
+        sizes = tuple([self.grid.sizes[a] for a in layout.axes[d]])
+        rows = None if layout.windows[d] is None else self.rows[layout.tensor, d]
+        return _by_place(self.dims(layout.tensor)[d], rows, sizes)
+
+    def _coordinates(self, axes: Axes) -> NDArray[np.int64]:
+        """By axis, the coordinate of each place along these."""
+        return _places(tuple([self.grid.sizes[a] for a in axes]))
+
     def _there(self, tensor: str, dim: int, needed: Spans) -> tuple[Any, Any]:
         """The interval of a tensor's rows that holds all of a window that there are: also those that come round."""
         return self.rows[tensor, dim].relation.hull(*needed, self.dims(tensor)[dim].extent)
@@ -130,15 +142,20 @@ class IndexSets:
         return self._windows[key]
 
     def _find_window(self, tensor: str, dim: int, axes: Axes) -> Window | None:
-        own, index = self.block(tensor, dim, axes), self.split(self.rows[tensor, dim].index, axes)
-        if self._serves(tensor, dim, axes, own, index, self.needed(tensor, dim, axes)):
+        own, index, needed = self._reading(tensor, dim, axes)
+        if self._serves(tensor, dim, axes, own, index, needed):
             return None
         return self.widest(tensor, dim, axes)
 
+    def _reading(self, tensor: str, dim: int, axes: Axes) -> tuple[Spans, Spans, Spans]:
+        """By place along these axes: a block of a dimension, one of the index that reads it, and the rows it needs."""
+        rows, sizes = self.rows[tensor, dim], tuple([self.grid.sizes[a] for a in axes])
+        own, index = (_by_place(d, None, sizes) for d in (self.dims(tensor)[dim], rows.index))
+        return own, index, rows.relation.window(*index)
+
     def widest(self, tensor: str, dim: int, axes: Axes) -> Window:
         """Rows wanted below and above the own block by the reader's block, the most over all ranks."""
-        own_lo, own_hi = self.block(tensor, dim, axes)
-        lo, hi = self.needed(tensor, dim, axes)
+        (own_lo, own_hi), _, (lo, hi) = self._reading(tensor, dim, axes)
         some = hi > lo
         if not some.any():
             return Window(0, 0)
@@ -235,37 +252,48 @@ class IndexSets:
             dims: that count.
             any_batch: blocks of the first dimension meet where they can for some extent.
         """
-        grid, own, need = self.grid, self.held(src), self.held(dst)
+        grid = self.grid
         from_, to = ({a: set(range(grid.sizes[a])) for a in moving} for _ in range(2))
         apart = {a for a in moving if grid.sizes[a] > 1}  # of a dimension's own axes only those seen to be
         for d in dims:
-            one, other = grid.firsts(src.axes[d]), grid.firsts(dst.axes[d])
-            both = {*src.axes[d]} & {*dst.axes[d]}
+            own, need = self.by_place(src, d), self.by_place(dst, d)
+            one, other = (dict(zip(t.axes[d], self._coordinates(t.axes[d]), strict=True)) for t in (src, dst))
+            both = one.keys() & other.keys()
             equal = both - moving
             if d == 0 and any_batch:
                 equal |= _shared_axes(grid, src, dst)
-                meets = np.ones((len(one), len(other)), dtype=np.bool_)
+                meets = np.ones((len(own[0]), len(need[0])), dtype=np.bool_)
             else:
-                lo = np.maximum.outer(own[one, d, 0], need[other, d, 0])
-                meets = np.minimum.outer(own[one, d, 1], need[other, d, 1]) > lo
+                meets = np.minimum.outer(own[1], need[1]) > np.maximum.outer(own[0], need[0])
             for a in equal:
-                meets &= np.equal.outer(grid.coordinates[a][one], grid.coordinates[a][other])
-            if not meets.any():
+                meets &= np.equal.outer(one[a], other[a])
+            senders, receivers = meets.any(axis=1), meets.any(axis=0)
+            if not senders.any():
                 return ()
-            for a in moving.intersection(src.axes[d]):
-                from_[a] = {*grid.coordinates[a][one[meets.any(axis=1)]].tolist()}
-            for a in moving.intersection(dst.axes[d]):
-                to[a] = {*grid.coordinates[a][other[meets.any(axis=0)]].tolist()}
+            for a in moving & one.keys():
+                from_[a] = {*one[a][senders].tolist()}
+            for a in moving & other.keys():
+                to[a] = {*other[a][receivers].tolist()}
             for a in both:
-                if a in equal or not np.any(
-                    meets & np.not_equal.outer(grid.coordinates[a][one], grid.coordinates[a][other])
-                ):
+                if a in equal or not np.any(meets & np.not_equal.outer(one[a], other[a])):
                     apart.discard(a)
         return grid.ordered(a for a in apart if len(from_[a] | to[a]) > 1)
 
     def empty_ranks(self, layout: Layout) -> int:
         """How many ranks hold no element of a value."""
         return int((volume(self.held(layout)) == 0).sum())
+
+
+@lru_cache(maxsize=1 << 12)
+def _places(sizes: tuple[int, ...]) -> NDArray[np.int64]:
+    return np.indices(sizes).reshape(len(sizes), prod(sizes))
+
+
+@lru_cache(maxsize=1 << 14)
+def _by_place(dim: Dim, rows: Rows | None, sizes: tuple[int, ...]) -> Spans:
+    of, places = dim if rows is None else rows.index, _places(sizes)
+    block = span(of.extent, of.groups, sizes, tuple(places), np.zeros(prod(sizes), dtype=np.int64))
+    return block if rows is None else rows.relation.hull(*rows.relation.window(*block), dim.extent)
 
 
 def overlaps(held: Box, need: Box) -> NDArray[np.int64]:

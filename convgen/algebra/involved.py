@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 
 import numpy as np
@@ -25,12 +25,19 @@ from convgen.algebra.tensors import Dim, Rows, Tensor
 NAME = "t"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Side:
     """One dimension of a tensor, and the rows that are read of it."""
 
     dim: Dim
     rows: Rows | None = None
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.dim, self.rows))
+
+    def __hash__(self) -> int:  # sides are keys of every cache
+        return self._hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +87,7 @@ def _grid(axes: tuple[tuple[str, int], ...]) -> Grid:
     return Grid(axes)
 
 
+@lru_cache(maxsize=1 << 14)
 def sides_of(sets: IndexSets, tensor: str) -> tuple[Side, ...]:
     return tuple([Side(dim, sets.rows.get((tensor, d))) for d, dim in enumerate(sets.dims(tensor))])
 

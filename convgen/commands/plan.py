@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import json
+import os
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from convgen.commands.inputs import Finite, parse_grid, statistics_option
+from convgen.commands.inputs import STATISTICS, Finite, need, parse_grid
 from convgen.commands.outputs import OutputFile, Picture, telling
-from convgen.errors import InputError
+from convgen.errors import InputError, Note
 from convgen.files import keep_input, write_file
-from convgen.plan.network.collection import without_collection
+from convgen.plan.collection import without_collection
 from convgen.spec.graph_reader import is_graph_file
 
 if TYPE_CHECKING:
     from convgen.algebra.grid import Grid
+    from convgen.cost.machine import Machine
+    from convgen.explain.planned import Planned
+    from convgen.plan.parts import Keep
+    from convgen.plan.setting import Setting
+    from convgen.spec.graph import Graph
+    from convgen.spec.network import Network
+    from convgen.spec.target import Target
+
+GIB = 1 << 30
 
 
 class PlanFile(OutputFile):
@@ -39,28 +50,27 @@ class PlanFile(OutputFile):
     type=Finite(0, 2**32, min_open=True),
     help="GiB that a rank may take.  [default: what the machine's have]",
 )
-@click.option("--target", help="Of the layers in plan.yaml.  [default: the machine's name if it is one, else cpu]")
 @click.option(
-    "--keep", type=click.Choice(("every", "needed")), default="every", show_default=True,
-    help="What stays for backward: every output, and an error signal of its size; or what backward reads.",
+    "--target", help="Of the layers of a network by hand, and of --measured.  [default: the machine's name, or cpu]"
+)
+@click.option(
+    "--keep", type=click.Choice(("every", "needed")),
+    help="What stays for backward: the output of every layer, and an error signal of its size (the default of networks "
+    "by hand); or what backward reads (of networks from PyTorch).",
 )  # fmt: skip
-@statistics_option
 @click.option(
-    "--batch-norm", type=click.Choice(("local", "global")), default="local", show_default=True,
-    help="Statistics over each rank's own block, or over the whole batch.",
+    "--statistics", "--batch-norm", type=click.Choice(STATISTICS),
+    help="Of batch norms: over the whole batch (the default of networks from PyTorch), a sample's ranks, or a rank's "
+    "block (of networks by hand).",
 )  # fmt: skip
 @click.option("--optimizer-states", type=click.IntRange(0, 8), default=1, show_default=True, help="Values a weight.")
 @click.option("--regather", is_flag=True, help="x may be gathered again in backward rather than held.")
-@click.option(
-    "--recompute",
-    is_flag=True,
-    help="Backward may compute again: blocks of a PyTorch network; normalisation, ReLU and dropout of one by hand.",
-)
+@click.option("--recompute", is_flag=True, help="Backward may compute blocks of the source's modules again.")
 @click.option("--hide-dw", is_flag=True, help="Reductions of parameters' gradients take no time, as if all overlapped.")
 @click.option(
     "-o", "--output", type=PlanFile(), metavar="FILE", help="Write the plan as YAML, which `convgen compile` takes."
 )
-@click.option("--overlapped", is_flag=True, help="Of a graph: the shortest step with what travels meanwhile.")
+@click.option("--overlapped", is_flag=True, help="The shortest step with what travels meanwhile.")
 @click.option("--measured", is_flag=True, help="Local kernels as convgen tune measured them on this device.")
 @click.option("--explain", metavar="LAYER", help="Print every step of one layer instead of the table.")
 @click.option(
@@ -70,127 +80,153 @@ class PlanFile(OutputFile):
 @without_collection()
 def plan_command(
     file: str,
-    machine: str,
     ranks: int,
     grid: str | None,
-    batch: int | None,
-    memory: float | None,
-    target: str | None,
-    keep: str,
-    statistics: str | None,
-    batch_norm: str,
-    optimizer_states: int,
-    regather: bool,
-    recompute: bool,
-    hide_dw: bool,
-    overlapped: bool,
-    measured: bool,
     output: Path | None,
     explain: str | None,
     plot: Path | None,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Choose the layout of every layer of a network for the least modelled seconds."""
-    from convgen.cost.machines import TARGETS, load_machine
-    from convgen.plan.network.counted import plan_counted
-    from convgen.plan.network.planner import GIB
-    from convgen.plan.network.report import check_node, explain_text, plan_json, plan_text
-    from convgen.plan.network.sample import sample_parallelism
-    from convgen.plan.network.setting import Setting
-    from convgen.spec.network_reader import read_network, with_batch
-    from convgen.spec.source import locate
-    from convgen.spec.target import read_target
-
     if explain is not None and as_json:
         raise InputError("--explain and --json don't go together", hint="--json alone: it has every step of every node")
-    if is_graph_file(file):
-        from convgen.commands.plan_graph import plan_graph_file
-
-        given = {"target": target, "regather": regather, "hide_dw": hide_dw, "measured": measured}
-        given |= {name: _is_given(name) for name in ("keep", "batch_norm")}
-        asked = _grid(grid, ranks)
-        plan_graph_file(
-            file,
-            machine,
-            ranks,
-            asked,
-            batch,
-            memory,
-            statistics or "global",
-            recompute,
-            output,
-            as_json,
-            explain,
-            plot,
-            overlapped,
-            optimizer_states,
-            given,
-        )
-        return
-    if overlapped:
-        raise InputError(f"--overlapped is of graphs; {file} is written by hand", hint="--hide-dw; convgen import")
-    if statistics is not None:
-        fact = f"--statistics is of networks from PyTorch; {file} is written by hand"
-        raise InputError(fact, hint="--batch-norm local or global")
     if output is not None:
         keep_input(output, file, "-o")
-    network = read_network(file)
-    if batch is not None:
-        network = with_batch(network, batch)
-    if explain is not None:
-        check_node(network, explain)
     asked = _grid(grid, ranks)
-    chosen = load_machine(machine)
-    if measured and target is None and chosen.name not in TARGETS:
-        raise InputError(
-            f"--measured: of which device? Machine {chosen.name} is of {chosen.device or 'some device'}",
-            hint="--target cpu, or --target cuda:sm_90, whose kernels convgen tune has measured",
-        )
-    made_for = read_target(target or (chosen.name if chosen.name in TARGETS else "cpu"))
-    known = None
-    if measured:
-        from convgen.tune.timed import as_measured, timed
+    need("torch", "a network's operators are ATen's, which needs torch")
+    network, graph = _read(file, options["batch"])
+    setting, target = _setting(network, graph, options)
 
-        known = timed(made_for, network.dtype)
-        chosen = as_measured(chosen, known)
-    setting = Setting(
-        machine=chosen,
-        target=made_for,
-        statistics="global" if batch_norm == "global" else "local",
-        keep="needed" if keep == "needed" else "every",
-        optimizer_states=optimizer_states,
-        regather=regather,
-        recompute=recompute,
-        hide_dw=hide_dw,
-        measured=known,
-        measured_on=known.memory.device.name if known is not None and known.memory.device is not None else "",
-    )
-    budget = round(memory * GIB) if memory is not None else None
+    from convgen.explain.planned import Planned, planned_json, planned_text
+    from convgen.explain.planned_row import check_module, explained_layers
+    from convgen.network_compiler import plan_graph
+    from convgen.spec.source import locate
+
+    if explain is not None:
+        check_module(graph, explain)
     try:
         with telling(ranks) as told:
-            found = plan_counted(network, setting, ranks, grid=asked, budget_bytes=budget, told=told)
+            compiled, found = plan_graph(graph, ranks, setting, asked, told)
     except InputError as error:
-        raise locate(error, network.source) from None
+        if network is not None:
+            error.notes = tuple(_with_line(note, network) for note in error.notes)
+        raise locate(error, network.source if network is not None else graph.source_file) from None
+    plan = Planned(compiled, found, setting, {} if network is None else _nodes(network, graph))
     if explain is not None:
-        click.echo(explain_text(found, explain))
+        click.echo(explained_layers(plan, explain))
     else:
-        sample = sample_parallelism(network, setting, ranks)
-        click.echo(json.dumps(plan_json(found, sample), indent=1) if as_json else plan_text(found, sample))
+        click.echo(json.dumps(planned_json(plan), indent=1) if as_json else planned_text(plan))
     if output is not None:
-        from convgen.plan.network.write import plan_yaml
-
-        write_file(output, plan_yaml(found, _command(file)), "-o")
+        write_file(output, _plan_file(plan, network, target, file, output), "-o")
         click.echo(str(output), err=True)
     if plot is not None:
-        from convgen.plan.network.plot import plot_scaling
+        from convgen.explain.planned_scaling import plot_scaling
 
-        plot_scaling(network, setting, ranks, budget, plot)
+        plot_scaling(graph, setting, ranks, plot)
         click.echo(str(plot), err=True)
 
 
-def _is_given(name: str) -> bool:
-    """Whether an option with a default stands in the command."""
-    return click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+def _nodes(network: Network, graph: Graph) -> dict[str, tuple[str, str]]:
+    """Names and kinds of a network's nodes, by the modules of its graph."""
+    from convgen.spec.network_graph import node_of
+
+    of = {call.module: node_of(network, call.module) for call in graph.calls}
+    return {module: (node.name, node.kind) for module, node in of.items() if node is not None}
+
+
+def _with_line(note: Note, network: Network) -> Note:
+    """A note on a layer, with where it stands."""
+    from convgen.spec.network_graph import node_of
+
+    node = node_of(network, note.text.split(" ", 1)[0])
+    return note if node is None else replace(note, path=node.path)
+
+
+def _read(file: str, batch: int | None) -> tuple[Network | None, Graph]:
+    """A network written by hand, if it is one, and its graph."""
+    if is_graph_file(file):
+        from convgen.spec.graph_file import read_graph
+
+        graph = read_graph(file)
+        if batch is not None:
+            if not graph.is_dynamic and batch != graph.batch:
+                fact = f"--batch: {file} is of {graph.batch} samples, and no other number"
+                raise InputError(fact, hint="import it again")
+            graph = replace(graph, batch=batch)
+        return None, graph
+    from convgen.spec.network_graph import network_graph
+    from convgen.spec.network_reader import read_network, with_batch
+
+    network = read_network(file)
+    if batch is not None:
+        network = with_batch(network, batch)
+    in_torch = replace(network, dtype="float32") if network.dtype == "tfloat32" else network
+    return network, replace(network_graph(in_torch, source=Path(file).name), source_file=network.source)
+
+
+def _setting(network: Network | None, graph: Graph, options: dict[str, Any]) -> tuple[Setting, Target]:
+    """What is asked for, and what the layers' modules are for."""
+    from convgen.cost.machines import TARGETS, load_machine
+    from convgen.plan.parts import Room
+    from convgen.plan.setting import Setting
+    from convgen.spec.target import read_target
+
+    machine, target = load_machine(options["machine"]), options["target"]
+    by_hand = network is not None
+    if target is not None and not by_hand and not options["measured"]:
+        fact = f"--target is of layers' modules; {graph.name} is from PyTorch, and its package is for cpu"
+        raise InputError(fact, hint="without --target")
+    if options["measured"] and target is None and machine.name not in TARGETS:
+        raise InputError(
+            f"--measured: of which device? Machine {machine.name} is of {machine.device or 'some device'}",
+            hint="--target cpu, or --target cuda:sm_90, whose kernels convgen tune has measured",
+        )
+    if by_hand and options["recompute"]:
+        fact = f"--recompute: blocks are modules inside of others, and {graph.name}, written by hand, has none"
+        raise InputError(fact, hint="--regather, --keep needed, or a network from PyTorch (convgen import)")
+    made_for = read_target(target or (machine.name if machine.name in TARGETS else "cpu"))
+    dtype = network.dtype if network is not None else None
+    if options["measured"]:
+        machine = _measured(machine, made_for, dtype or "float32")
+    memory = options["memory"]
+    return Setting(
+        machine=replace(machine, hides_gradients=options["hide_dw"]),
+        room=Room(
+            None if memory is None else round(memory * GIB),
+            options["optimizer_states"],
+            cast("Keep", options["keep"] or ("every" if by_hand else "needed")),
+            options["regather"],
+        ),
+        statistics=options["statistics"] or ("local" if by_hand else "global"),
+        recompute=options["recompute"],
+        by_step=options["overlapped"],
+        dtype=dtype,
+    ), made_for
+
+
+def _measured(machine: Machine, target: Target, dtype: str) -> Machine:
+    from convgen.tune.timed import as_measured, timed
+
+    return as_measured(machine, timed(target, dtype))
+
+
+def _plan_file(plan: Planned, network: Network | None, target: Target, file: str, output: Path) -> str:
+    """Layers of a network by hand, each as a layer file says it; the layout of a graph."""
+    machine, took = plan.setting.machine.name, f"{plan.found.seconds * 1e3:.3f} ms a step"
+    if network is not None:
+        from convgen.plan.program.layer_files import plan_text
+
+        head = (_command(file), f"{took} of {network.batch} samples, modelled; machine {machine}")
+        rest = [one for one in plan.layers if one.product is None and one.redistributes]
+        others = [(plan.name(one), plan.kind(one), one.reads, one.stored) for one in rest]
+        return plan_text(network, plan.program, target, head, plan.found.memory_bytes, others)
+    from convgen.plan.program.written import plan_of
+    from convgen.spec.network_plan import write_plan
+
+    beside = os.path.relpath(Path(file).absolute(), output.absolute().parent)
+    laid_out = plan_of(plan.compiled.plain, Path(beside).as_posix(), machine, plan.found.seconds)
+    return write_plan(laid_out, (_command(Path(file).name),))
 
 
 def _command(file: str) -> str:
@@ -199,11 +235,8 @@ def _command(file: str) -> str:
     words = ["convgen plan", file]
     for option in context.command.params:
         name = option.name or ""
-        if (
-            _is_given(name)
-            and isinstance(option, click.Option)
-            and name not in ("output", "explain", "plot", "as_json")
-        ):
+        given = context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+        if given and isinstance(option, click.Option) and name not in ("output", "explain", "plot", "as_json"):
             words += [option.opts[0]] if option.is_flag else [option.opts[0], f"{context.params[name]}"]
     return " ".join(words)
 

@@ -24,38 +24,43 @@ def exchange_traffic(sets: IndexSets, src: Layout, dst: Layout, *, adds: bool = 
     Args:
         adds: what ranks hold overlaps, and is added where it is stored: each sends what it has of each other's block.
     """
-    grid, own, need = sets.grid, sets.held(src), sets.held(dst)
+    grid = sets.grid
     dims = range(len(src.axes))
     changed = [d for d in dims if (src.axes[d], src.windows[d]) != (dst.axes[d], dst.windows[d])]
     moving = {a for d in changed if adds or src.windows[d] is None for a in src.axes[d]} | {*src.partial}
     arriving = {a for d in changed for a in dst.axes[d]}
     copies, addends = prod(grid.sizes[a] for a in moving - arriving), prod(grid.sizes[a] for a in src.partial)
     weight = sets.weight(src.tensor)
-    sent, received, kept = (np.full(grid.ranks, n * weight, dtype=np.int64) for n in (copies, addends, 1))
-    to, from_ = np.full(grid.ranks, copies, dtype=np.int64), np.full(grid.ranks, addends, dtype=np.int64)
+    # Of each rank [elements, messages], and what it needs of its own.
+    sent = np.array([[copies * weight], [copies]], dtype=np.int64)
+    received = np.array([[addends * weight], [addends]], dtype=np.int64)
+    kept = np.array([weight], dtype=np.int64)
     for d in dims:
         if d not in changed:
-            rows = np.maximum(own[:, d, 1] - own[:, d, 0], 0)
-            sent, received, kept = sent * rows, received * rows, kept * rows
-            to, from_ = to * (rows > 0), from_ * (rows > 0)
+            lo, hi = sets.by_place(src, d)
+            rows = np.maximum(hi - lo, 0)
+            some, place = np.stack([rows, rows > 0]), grid.places(src.axes[d])
+            sent, received = sent * some.take(place, axis=1), received * some.take(place, axis=1)
+            kept = kept * rows.take(place)
             continue
         # Numbers of the places that a rank takes on this dimension: where it owns, where it needs, and of the latter
         # what all receivers of its group share.
         sources = src.axes[d] if adds or src.windows[d] is None else ()
         shared = tuple(a for a in dst.axes[d] if a not in moving)
-        s, t = grid.places(sources), grid.places(dst.axes[d])
-        f = grid.places(shared)
-        first_s, first_t = grid.firsts(sources), grid.firsts(dst.axes[d])
-        overlap = np.minimum(own[first_s, d, 1][:, None], need[first_t, d, 1])
-        overlap = np.maximum(overlap - np.maximum(own[first_s, d, 0][:, None], need[first_t, d, 0]), 0)
-        shape = (len(first_s), *(grid.sizes[a] for a in dst.axes[d]))
-        over = tuple(i + 1 for i, a in enumerate(dst.axes[d]) if a in moving)
-        sums = overlap.reshape(shape).sum(axis=over).reshape(len(first_s), -1)
-        counts = (overlap > 0).reshape(shape).sum(axis=over).reshape(len(first_s), -1)
-        sent, to = sent * sums[s, f], to * counts[s, f]
-        received, from_ = received * overlap.sum(axis=0)[t], from_ * (overlap > 0).sum(axis=0)[t]
-        kept = kept * overlap[s, t]
-    sent, received = sent - kept, received - kept
-    to, from_ = to - (kept > 0), from_ - (kept > 0)
-    most = int(sent.max())
-    return most, max(most, int(received.max())), int(max(to.max(), from_.max()))
+        own, need = sets.by_place(src, d), sets.by_place(dst, d)
+        if not sources:
+            own = own[0][:1], own[1][:1]
+        overlap = np.minimum.outer(own[1], need[1]) - np.maximum.outer(own[0], need[0])
+        overlap = np.maximum(overlap, 0)
+        both = np.stack([overlap, overlap > 0])
+        shape = (2, len(overlap), *(grid.sizes[a] for a in dst.axes[d]))
+        over = tuple(i + 2 for i, a in enumerate(dst.axes[d]) if a in moving)
+        to = both.reshape(shape).sum(axis=over).reshape(2, -1)
+        sent = sent * to.take(grid.places((*sources, *shared)), axis=1)
+        received = received * both.sum(axis=1).take(grid.places(dst.axes[d]), axis=1)
+        kept = kept * overlap.ravel().take(grid.places((*sources, *dst.axes[d])))
+    own_too = np.stack([kept, kept > 0])
+    sent, received = sent - own_too, received - own_too
+    most, messages = (int(n) for n in sent.max(axis=1))
+    other, others = (int(n) for n in received.max(axis=1))
+    return most, max(most, other), max(messages, others)

@@ -125,6 +125,12 @@ class Links:
     def exchange(self, src: Ranks, dst: Ranks, sizes: Ranks) -> float:
         """Seconds of messages of these bytes that all travel at once: each rank starts its messages one by one, and
         its bytes, or those of its unit, take their time."""
+        start, moving = self.exchange_line(src, dst, sizes)
+        return start + moving
+
+    def exchange_line(self, src: Ranks, dst: Ranks, sizes: Ranks) -> tuple[float, float]:
+        """Seconds until all messages are started, and those that the bytes take: of n times the bytes n times as
+        many."""
         crossed = self.level(src, dst)
         latency = 0.0
         busy = np.zeros((2, self.grid.ranks))
@@ -133,7 +139,7 @@ class Links:
             peers, sent = self._ends(src[here], dst[here], sizes[here])
             latency += int(peers.max()) * level.latency_s
             busy += sent / level.bytes_per_s
-        return latency + max([float(busy.max()), *self._shared(src, dst, sizes, crossed)])
+        return latency, max([float(busy.max()), *self._shared(src, dst, sizes, crossed)])
 
     def _ends(self, src: Ranks, dst: Ranks, sizes: Ranks) -> tuple[Ranks, Ranks]:
         """[sent or received, rank]: messages and bytes."""

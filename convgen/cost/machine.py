@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import inf
+from typing import Protocol
 
+from convgen.algebra.layout import Layout
 from convgen.algebra.redistribute import Kind
+from convgen.algebra.space import Space
 from convgen.cost.collectives import RINGS, Collectives
 from convgen.cost.machine_measured import Misfit, Probe, efficiency_like, over_model
 
+Operands = tuple[Layout, Layout, Layout]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Level:
     """Links between ranks of one unit (a socket, a node, a rack, the machine) that no smaller unit has both of.
 
@@ -29,6 +35,30 @@ class Level:
     bytes_per_s: float
     shared_bytes_per_s: float | None = None
 
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.name, self.ranks, self.latency_s, self.bytes_per_s, self.shared_bytes_per_s))
+
+    def __hash__(self) -> int:  # levels are keys of caches
+        return self._hash
+
+
+class LocalTimes(Protocol):
+    """Local convolutions as they were measured."""
+
+    @property
+    def pads_virtually(self) -> bool:
+        """Whether rows of zeros are no part of what is convolved."""
+        ...
+
+    def __call__(self, space: Space, operands: Operands) -> float | None:
+        """Seconds on the slowest rank, or None where it knows none.
+
+        Args:
+            operands: of a convolution: layouts of its two inputs and its output, whose tensor says the phase.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
@@ -46,6 +76,9 @@ class Machine:
         collectives: the algorithms that its library uses.
         misfits: collectives as they were measured; empty where the model is all that is known.
         probes: convolutions by shape; empty where one efficiency is taken for all.
+        timed: seconds of single convolutions, where they were measured.
+        hides_gradients: whether sums of parameters' gradients take no time, as if backward hid them all ([CF] 5 and
+            [SP] VI overlap them).
     """
 
     name: str
@@ -60,6 +93,8 @@ class Machine:
     collectives: Collectives = RINGS
     misfits: tuple[Misfit, ...] = ()
     probes: tuple[Probe, ...] = ()
+    timed: LocalTimes | None = None
+    hides_gradients: bool = False
 
     @property
     def without_bytes(self) -> Machine:

@@ -90,7 +90,9 @@ def machine_from_dict(data: dict[str, Any]) -> Machine:
         collectives=_collectives(data.get("collectives")),
         misfits=tuple(_misfit(item, path) for item, path in _items(data, "measured_collectives")),
         probes=tuple(_probe(item, path) for item, path in _items(data, "measured_convolutions")),
-        **numbers,
+        memory_bytes_per_s=numbers["memory_bytes_per_s"],
+        efficiency=numbers["efficiency"],
+        launch_s=numbers["launch_s"],
     )
 
 

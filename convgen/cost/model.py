@@ -6,7 +6,6 @@ whole picoseconds, so that sums do not depend on their order and equal costs com
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from convgen.algebra.involved import converted
@@ -15,7 +14,7 @@ from convgen.algebra.redistribute import Conversion
 from convgen.algebra.space import Space
 from convgen.cost.collectives import Collectives
 from convgen.cost.local import convolution_elements, convolution_flops, layers_flops_per_s
-from convgen.cost.machine import Machine
+from convgen.cost.machine import Machine, Operands
 from convgen.cost.moving import PICOSECONDS, Moves
 from convgen.spec.layer import DTYPE_BYTES
 
@@ -44,8 +43,6 @@ class StepCost:
 
 
 Chain = tuple[tuple[Conversion, StepCost], ...]
-Operands = tuple[Layout, Layout, Layout]  # of a convolution: its two inputs and its output, whose tensor says the phase
-Measured = Callable[[Space, Operands], float | None]
 FREE = StepCost()
 
 
@@ -59,16 +56,12 @@ class Model:
         dtype: str,
         *,
         collectives: Collectives | None = None,
-        measured: Measured | None = None,
     ) -> None:
         """
         Args:
             collectives: the algorithms, instead of the machine's.
-            measured: seconds of a local convolution on the slowest rank, or None where it knows none; then, and
-                without it, the roofline counts.
         """
         self.space, self.machine, self.dtype = space, machine, dtype
-        self.measured = measured
         self.element_bytes = DTYPE_BYTES[dtype]
         self.moves = Moves(space.grid, machine, self.element_bytes, collectives)
         self._chains: dict[tuple[Layout, Layout], Chain] = {}
@@ -99,7 +92,7 @@ class Model:
         """A local convolution as measured, or by the roofline of the slowest rank."""
         if (cost := self._convolutions.get(operands)) is None:
             flops = int(convolution_flops(self.space, operands).max())
-            known = self.measured(self.space, operands) if self.measured is not None else None
+            known = self.machine.timed(self.space, operands) if self.machine.timed is not None else None
             if known is not None:
                 cost = StepCost(0, 0, flops, round(known * PICOSECONDS), measured=True)
             else:

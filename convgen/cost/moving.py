@@ -17,8 +17,19 @@ from numpy.typing import NDArray
 
 from convgen.algebra.grid import Grid
 from convgen.algebra.index_sets import IndexSets
-from convgen.algebra.involved import Involved, Rest, involved, largest, overlapping, small_chain, widths
-from convgen.algebra.layout import Axes, Layout
+from convgen.algebra.involved import (
+    Involved,
+    Rest,
+    Side,
+    collected,
+    involved,
+    largest,
+    overlapping,
+    sides_of,
+    small_chain,
+    widths,
+)
+from convgen.algebra.layout import Axes, Layout, Window
 from convgen.algebra.redistribute import Conversion, Kind
 from convgen.cost.collectives import Collectives
 from convgen.cost.exchanges import exchange_traffic
@@ -71,6 +82,12 @@ class Moves:
         self.collectives = collectives or machine.collectives
         self.links = Links(grid, machine.levels)
         self.plain = len(machine.levels) == 1 and machine.levels[0].shared_bytes_per_s is None
+        self._known: dict[object, int] = {}
+        self._sides: dict[tuple[IndexSets, str], tuple[tuple[int, Side], ...]] = {}
+        self._numbers: dict[Side, int] = {}
+        self._rests: dict[Rest, tuple[int, bool]] = {}
+        self._lines: dict[tuple[IndexSets, Layout, Layout, bool], tuple[float, float]] = {}
+        self._blocks: dict[tuple[int, Axes, Window | None], tuple[int, bool]] = {}
 
     def conversion(self, sets: IndexSets, c: Conversion) -> int:
         """Picoseconds of a conversion; a slice takes none."""
@@ -89,15 +106,62 @@ class Moves:
         """Picoseconds from one layout to another."""
         if src == dst:
             return 0
+        what = self._what(sets, src, dst)
+        if (found := self._known.get(what)) is None:
+            found = self._known[what] = self._chain(sets, src, dst)
+        return found
+
+    def _chain(self, sets: IndexSets, src: Layout, dst: Layout) -> int:
         part = involved(sets, src, dst)
         chain = small_chain(part.sets, part.src, part.dst)
         if len(chain) == 1:
             return 0 if chain[0].kind == "slice" else self._priced(part, chain[0], (), 1).ps
         return sum(self.moved(part.sets, c, part.rest, part.inner).ps for c in chain)
 
+    def collected(self, sets: IndexSets, found: Layout, stored: Layout) -> int:
+        """Picoseconds from a gradient as a row found it to where the operand is stored."""
+        if not found.has_window:
+            return self.chain(sets, found, stored)
+        what = ("collected", self._what(sets, found, stored))
+        if (known := self._known.get(what)) is None:
+            known = self._known[what] = sum(self.conversion(sets, c) for c in collected(sets, found, stored))
+        return known
+
+    def _what(self, sets: IndexSets, src: Layout, dst: Layout) -> object:
+        """All that the price depends on: dimensions that change, elements for each of theirs, and those dimensions of
+        which ranks have unlike many. Thousands of conversions are alike in it."""
+        if (sides := self._sides.get((sets, src.tensor))) is None:
+            own = sides_of(sets, src.tensor)
+            sides = tuple([(self._numbers.setdefault(s, len(self._numbers)), s) for s in own])
+            self._sides[sets, src.tensor] = sides
+        left = sets.weight(src.tensor)
+        changed: list[object] = []
+        uneven: list[object] = []
+        for (number, side), axes, other, window, to in zip(
+            sides, src.axes, dst.axes, src.windows, dst.windows, strict=True
+        ):
+            if axes != other or window != to:
+                changed.append((number, axes, other, window, to))
+                continue
+            block = number, axes, window
+            if (found := self._blocks.get(block)) is None:
+                found = self._blocks[block] = self._rest(Rest(side, axes, window))
+            left *= found[0]
+            if not found[1]:
+                uneven.append(block)
+        return tuple(changed), src.partial, dst.partial, left, tuple(uneven)
+
+    def _rest(self, rest: Rest) -> tuple[int, bool]:
+        """The most elements of a dimension that a rank has; whether all have as many."""
+        if (found := self._rests.get(rest)) is None:
+            dim = rest.side.dim
+            even = rest.window is None and dim.groups == 1 and dim.extent % self.grid.over(rest.axes) == 0
+            found = self._rests[rest] = largest(self.grid.axes, rest), even
+        return found
+
     def _priced(self, part: Involved, c: Conversion, rest: Sequence[Rest], inner: int) -> Priced:
         others = (*rest, *part.rest)
-        left = prod([largest(self.grid.axes, r) for r in others]) * inner * part.inner
+        left = prod([self._rest(r)[0] for r in others]) * inner * part.inner
         if c.kind == "exchange":
             sent, seconds = self._exchange(part, c, others, left, inner * part.inner)
             return self._measured(c, sent, seconds)
@@ -128,26 +192,38 @@ class Moves:
         levels, adds, small = self.machine.levels, c.reduction is not None, part.sets.grid
         sent, busy, peers = most_traffic(part.sets, part.src, part.dst, adds=adds)
         if not self.plain and self.grid.ranks * small.ranks <= MOST_PAIRS:
+            if all(self._rest(r)[1] for r in rest):  # all messages are longer alike
+                start, each = self._line(part, adds)
+                return sent * left, start + left * each
             found = messages(part.sets, part.src, part.dst, adds=adds)
-            return sent * left, self._message_by_message(small, found, rest, inner)
+            return sent * left, sum(self._message_by_message(small, found, rest, inner))
         count = busy * left * self.element_bytes
         if self.plain:
             return sent * left, peers * levels[0].latency_s + count / levels[0].bytes_per_s
         return sent * left, peers * max(one.latency_s for one in levels) + count * slowest(self.grid, levels, c.over)
 
+    def _line(self, part: Involved, adds: bool) -> tuple[float, float]:
+        """Seconds that an exchange takes to start, and for each element that stands for one of its own."""
+        key = part.sets, part.src, part.dst, adds
+        if (found := self._lines.get(key)) is None:
+            all_of_it = messages(*key[:3], adds=adds)
+            found = self._lines[key] = self._message_by_message(part.sets.grid, all_of_it, (), 1)
+        return found
+
     def _message_by_message(
         self, small: Grid, found: tuple[Counts, Counts, Counts], rest: Sequence[Rest], inner: int
-    ) -> float:
+    ) -> tuple[float, float]:
+        """Seconds that it takes to start, and those of its bytes."""
         grid, (counts, sender, receiver) = self.grid, found
         if not len(counts):
-            return 0.0
+            return 0.0, 0.0
         base, place = grid.firsts(a for a in grid.names if a not in small.names), grid.firsts(small.names)
         size = np.full(len(base), self.element_bytes * inner, dtype=np.int64)
         for r in rest:
             size = size * self._widths(r, base)
         base, size = base[size > 0], size[size > 0]
         src, dst = (np.add.outer(base, place[end]).ravel() for end in (sender, receiver))
-        return self.links.exchange(src, dst, np.multiply.outer(size, counts).ravel())
+        return self.links.exchange_line(src, dst, np.multiply.outer(size, counts).ravel())
 
     def _widths(self, rest: Rest, ranks: Counts) -> Counts:
         """Elements that these ranks have of a dimension."""
@@ -158,14 +234,31 @@ class Moves:
 @lru_cache(maxsize=1 << 16)
 def busiest(sets: IndexSets, kind: Kind, over: Axes, src: Layout, dst: Layout) -> tuple[int, int]:
     """The most elements that a rank sends in a collective, and sends or receives; of an all-reduce those it holds."""
+    held = _even(sets, src)
     if kind == "all_reduce":
-        whole = int(sets.elements(src).max())
+        whole = int(sets.elements(src).max()) if held is None else held
         return whole, whole
+    if kind in ("all_gather", "reduce_scatter") and held is not None and (there := _even(sets, dst)) is not None:
+        several = (sets.grid.over(over) - 1) * min(held, there)
+        return several, several
     what = (sets, kind, over, src, dst)
     sent = elements_sent(*what)
     found = int(sent.max()), int(np.maximum(sent, elements_received(*what)).max())
     _let_go(sets)
     return found
+
+
+def _even(sets: IndexSets, layout: Layout) -> int | None:
+    """Elements that each rank has, where all have as many by the block rule; else None."""
+    if layout.has_window:
+        return None
+    count = sets.weight(layout.tensor)
+    for dim, axes in zip(sets.dims(layout.tensor), layout.axes, strict=True):
+        parts = sets.grid.over(axes)
+        if dim.groups > 1 or dim.extent % parts:
+            return None
+        count *= dim.extent // parts
+    return count
 
 
 @lru_cache(maxsize=1 << 16)

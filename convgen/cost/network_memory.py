@@ -18,10 +18,9 @@ What ATen's convolutions copy is said by convolution_copies.py.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -29,9 +28,9 @@ from convgen.algebra.blocks import span
 from convgen.algebra.index_sets import IndexSets
 from convgen.algebra.layout import Layout
 from convgen.algebra.wants import layout
+from convgen.cost.autograd import kept_of
 from convgen.cost.convolution_copies import copies
 from convgen.cost.flight_memory import (
-    Part,
     is_in_pieces,
     overlap_elements,
     packed_bytes,
@@ -39,7 +38,6 @@ from convgen.cost.flight_memory import (
     result_elements,
 )
 from convgen.cost.network import element_bytes
-from convgen.late import torch
 from convgen.operations.calls import Elementwise
 from convgen.operations.convolution import Convolution
 from convgen.operations.row import made_here
@@ -89,10 +87,10 @@ def fullest(program: Program, optimizer_states: int = 1) -> MemoryWalk:
 def busiest_rank(program: Program) -> int:
     """The rank with most elements of all that rows read and make."""
     total = np.zeros(program.grid.ranks, dtype=np.int64)
-    for row in program.rows:
-        sets, signature = index_sets(row.signature, program.grid), row.signature
+    for (signature, roles), count in Counter((row.signature, row.roles) for row in program.rows).items():
+        sets = index_sets(signature, program.grid)
         for operand in (*signature.inputs, *signature.results):
-            total += sets.elements(layout(sets, operand.name, signature.wants(operand, dict(row.roles))))
+            total += sets.elements(layout(sets, operand.name, signature.wants(operand, dict(roles)))) * count
     return int(total.argmax())
 
 
@@ -145,7 +143,9 @@ class MemoryWalk:
                 root = f"{i} fetched {k}"
                 self.size[root] = self._bytes(chain[-1].dst, sets, values[name].dtype)
             here.append(root)
-        found, aliases = self._run(row, [g and k not in derived for k, g in enumerate(grads)], self.parts[i])
+        asked = [g and k not in derived for k, g in enumerate(grads)]
+        dtypes = [values[name].dtype for name in bound.reads]
+        found, aliases = kept_of(bound.operation, row.way, self.parts[i], dtypes, asked, row.early)
         kept: dict[str, int] = {}
         results: list[str] = []
         for j, (name, chain) in enumerate(zip(bound.makes, row.store, strict=True)):
@@ -179,47 +179,6 @@ class MemoryWalk:
         reads = {v for row in rows for v in row.bound.reads} - made
         return {self.root.get(v, v) for v in reads if self.program.values[v].kind in ("made", "input")}
 
-    def _run(
-        self, row: PlacedRow, grads: Sequence[bool], parts: Sequence[Part]
-    ) -> tuple[list[tuple[str, int, int]], dict[int, int]]:
-        """What local code saves, (operand | result | within, number, bytes), and results that are views of operands.
-
-        Args:
-            parts: that the rank computes at once; of several the results are put together.
-        """
-        storage: dict[int, tuple[str, int]] = {}
-        runs: list[list[Any]] = []
-        for part in parts:
-            operands: list[Any] = []
-            for k, (name, shape, grad) in enumerate(zip(row.bound.reads, part.reads, grads, strict=True)):
-                kind = getattr(torch, self.program.values[name].dtype)
-                operands.append(torch.empty(shape, dtype=kind, device="meta").requires_grad_(grad))
-                if not (part.strip and k == row.early):
-                    storage[_place(operands[-1])] = "operand", k
-            runs.append(operands)
-        saved: list[Any] = []
-
-        def pack(tensor: Any) -> Any:
-            saved.append(tensor)
-            return tensor
-
-        try:
-            with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, _same):
-                local = row.bound.operation.local
-                made = [t for part, given in zip(parts, runs, strict=True) for t in local(row.way, part.at, *given)]
-        except (RuntimeError, NotImplementedError, ValueError, IndexError):  # without memory it can't run: all it has
-            both = [("operand", k, 0) for k, g in enumerate(grads) if g]
-            return both + [("result", j, 0) for j in range(len(row.signature.results))], {}
-        aliases = dict[int, int]()
-        if len(parts) == 1:
-            aliases = {j: storage[_place(t)][1] for j, t in enumerate(made) if _place(t) in storage}
-            storage |= {_place(t): ("result", j) for j, t in enumerate(made) if _place(t) not in storage}
-        found: dict[tuple[str, int], int] = {}
-        for tensor in saved:
-            kind, number = storage.get(_place(tensor), ("within", _place(tensor)))
-            found[kind, number] = max(found.get((kind, number), 0), tensor.untyped_storage().nbytes())
-        return [(kind, number, size) for (kind, number), size in found.items()], aliases
-
     # ---- all of them ----
 
     def saved_by(self, stretch: Stretch) -> int:
@@ -252,6 +211,20 @@ class MemoryWalk:
             state["parameter"], gradients, gradients * self.states, state["buffer"] + state["constant"],
             saved, highest - saved,
         )  # fmt: skip
+
+    def by_row(self) -> Iterator[tuple[int | None, str, int]]:
+        """(row, what, bytes) of the most that is there, by the row that first reads or keeps it; None: of none."""
+        found, program = self.memory(), self.program
+        first = {v: i for i, row in reversed([*enumerate(program.rows)]) for v in row.bound.reads}
+        own = {n for n, v in program.values.items() if v.kind in ("parameter", "buffer", "constant")}
+        for name in own:
+            states = self.states * (program.values[name].kind == "parameter" and name in self.wanted)
+            yield first.get(name), "parameters and what the optimizer keeps", self.size[name] * (1 + states)
+        stays = [(i, r) for i, kept in enumerate(self.saved) if i not in self.again for r in kept if r not in own]
+        stays += [(s.start, r) for s, taken in self.takes.items() for r in taken]
+        for root, i in {root: i for i, root in reversed(stays)}.items():
+            yield i, "saved for backward", self.size[root]
+        yield None, "on its way", found.passing
 
     def _forward(self, own: set[str]) -> int:
         """The most at a time."""
@@ -364,11 +337,3 @@ def _moving(row: PlacedRow) -> list[str]:
 def moves(chain: Chain) -> bool:
     """Whether a chain makes a tensor of its own: all but slices, which are views."""
     return any(c.kind != "slice" for c in chain)
-
-
-def _same(tensor: Any) -> Any:
-    return tensor
-
-
-def _place(tensor: Any) -> int:
-    return tensor.untyped_storage()._cdata

@@ -15,19 +15,38 @@ import numpy as np
 
 from convgen.algebra.grid import Grid
 from convgen.algebra.index_sets import IndexSets
-from convgen.algebra.involved import NAME, collected, one_tensor
+from convgen.algebra.involved import NAME, one_tensor
 from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.redistribute import Conversion
-from convgen.algebra.signature import Reduction, Signature
+from convgen.algebra.signature import Operand, Reduction, Signature
+from convgen.algebra.space import Space
+from convgen.algebra.wants import layout
 from convgen.cost.local import rows_flops_per_s
-from convgen.cost.machine import Machine
+from convgen.cost.machine import LocalTimes, Machine
 from convgen.cost.moving import PICOSECONDS, Counts, Moves
 from convgen.cost.network import element_bytes
 from convgen.cost.work import most_work
+from convgen.errors import InputError
+from convgen.operations.convolution import Convolution
 from convgen.operations.row import Launch, Operation, Work, repeats
+from convgen.operations.transposed import TransposedConvolution
 from convgen.program.network import Program, asked
-from convgen.program.rows import Chain, PlacedRow, Stored, index_sets, sides
+from convgen.program.rows import Chain, PlacedRow, Roles, Stored, index_sets, sides
 from convgen.spec.layer import DTYPE_BYTES
+
+LONGEST = 1 << 56  # picoseconds of a step, added up in 64 bits
+
+
+def held(time_ps: int) -> int:
+    """What sums in 64 bits hold.
+
+    Raises:
+        InputError: more than that.
+    """
+    if time_ps >= LONGEST:
+        fact = f"one operation may take {time_ps / PICOSECONDS / 3600:.3g} hours, more than plans add up"
+        raise InputError(fact, hint="fewer samples (--batch), or a machine file with other latencies and rates")
+    return time_ps
 
 
 class Price:
@@ -38,6 +57,9 @@ class Price:
         self.element_bytes = DTYPE_BYTES.get(dtype) or element_bytes(dtype)
         self.moves = Moves(grid, machine, self.element_bytes)
         self._tensors: dict[Signature, dict[str, IndexSets]] = {}
+        self._phases: dict[tuple[Operation, int, Roles], tuple[float | None, ...]] = {}
+        self._layouts: dict[tuple[Signature, str, Roles, bool], Layout] = {}
+        self._stored: dict[Stored, Layout] = {}
         self._vectors: dict[tuple[str, IndexSets, Layout, tuple[Stored, ...]], Counts] = {}
 
     @cached_property
@@ -59,15 +81,62 @@ class Price:
         Args:
             asked: of its vjp instead, for these operands.
         """
+        if self.machine.timed is not None and isinstance(operation, Convolution | TransposedConvolution):
+            return held(self._timed(self.machine.timed, operation, way, roles, asked))
+        return held(self._by_roofline(operation, way, roles, asked))
+
+    def _by_roofline(
+        self, operation: Operation, way: int, roles: Mapping[str, Axes], asked: Collection[int] | None
+    ) -> int:
         sizes = self.grid.sizes
         nests = tuple((index, tuple(sizes[a] for a in axes)) for index, axes in roles.items() if axes)
         done = most_work(operation, way, nests)
         often = [1] * len(done) if asked is None else repeats(done, asked)
         return sum(n * self._of_launch(one, roles) for n, one in zip(often, done, strict=True))
 
+    def _timed(
+        self,
+        timed: LocalTimes,
+        operation: Convolution | TransposedConvolution,
+        way: int,
+        roles: Mapping[str, Axes],
+        asked: Collection[int] | None,
+    ) -> int:
+        """As measured, phase by phase; those that were not by the roofline."""
+        key = (operation, way, tuple(roles.items()))
+        if key not in self._phases:
+            signature = operation.signatures[way]
+            space = Space(operation.conv, self.grid, virtual_padding=timed.pads_virtually)
+            layouts = [
+                layout(space, o.name, signature.wants(o, roles)) for o in (*signature.inputs, *signature.results)
+            ]
+            first, second, made = (replace(one, partial=()) for one in layouts)
+            of = ((second, made, first), (first, made, second), (first, second, made))
+            self._phases[key] = tuple(timed(space, operands) for operands in of)
+        known = self._phases[key]
+        total = 0
+        for k in (-1,) if asked is None else asked:
+            if (seconds := known[k]) is None:
+                total += self._by_roofline(operation, way, roles, None if k == -1 else (k,))
+            else:
+                total += round(seconds * PICOSECONDS)
+        return total
+
+    def measured(self, operation: Operation, way: int, roles: Mapping[str, Axes], asked: Collection[int] | None) -> int:
+        """How many local convolutions of a call of `local` were measured."""
+        if self.machine.timed is None or not isinstance(operation, Convolution | TransposedConvolution):
+            return 0
+        self.local(operation, way, roles, asked)
+        known = self._phases[operation, way, tuple(roles.items())]
+        return sum(known[k] is not None for k in ((-1,) if asked is None else asked))
+
     def _of_launch(self, one: Launch, roles: Mapping[str, Axes]) -> int:
-        rate = rows_flops_per_s(self.machine, self.dtype, one.operation, roles, self.grid, one.work.flops)
-        return self.seconds_of(one.work, rate, rides=one.operation.rides)
+        return self.of_work(one.operation, one.work, roles)
+
+    def of_work(self, operation: Operation, done: Work, roles: Mapping[str, Axes]) -> int:
+        """Picoseconds of one launch."""
+        rate = rows_flops_per_s(self.machine, self.dtype, operation, roles, self.grid, done.flops)
+        return self.seconds_of(done, rate, rides=operation.rides)
 
     def seconds_of(self, done: Work, flops_per_s: float | None = None, *, rides: bool = False) -> int:
         """Picoseconds.
@@ -90,6 +159,22 @@ class Price:
             self._tensors[signature] = found
         return found
 
+    def wants(self, signature: Signature, operand: Operand, roles: Roles) -> Layout:
+        """An operand as a row reads it, or a result as it makes it, under these roles."""
+        key = (signature, operand.name, roles, False)
+        if (found := self._layouts.get(key)) is None:
+            sets = self.tensors(signature)[operand.name]
+            found = self._layouts[key] = layout(sets, NAME, signature.wants(operand, dict(roles)))
+        return found
+
+    def gradient(self, signature: Signature, operand: Operand, roles: Roles) -> Layout:
+        """An operand's gradient as a row finds it."""
+        key = (signature, operand.name, roles, True)
+        if (found := self._layouts.get(key)) is None:
+            sets = self.tensors(signature)[operand.name]
+            found = self._layouts[key] = layout(sets, NAME, signature.gradient(operand, dict(roles)))
+        return found
+
     def fetched(self, sets: IndexSets, stored: tuple[Stored, ...], wanted: Layout) -> Counts:
         """Picoseconds from each of these to what is wanted."""
         return self._vector("fetch", sets, wanted, stored, lambda s: self.moves.chain(sets, s, wanted))
@@ -97,33 +182,40 @@ class Price:
     def reduced(self, sets: IndexSets, made: Layout, stored: tuple[Stored, ...], reduction: Reduction) -> Counts:
         """From a result as a row makes it to each of these."""
 
-        def to(layout: Layout) -> int:
+        def to(there: Layout) -> int:
             if reduction == "sum" or not made.partial:
-                return self.moves.chain(sets, made, layout)
+                return self.moves.chain(sets, made, there)
             whole = replace(made, partial=())
             first = Conversion("all_gather", made.partial, made, whole, reduction)
-            return self.moves.conversion(sets, first) + self.moves.chain(sets, whole, layout)
+            return self.moves.conversion(sets, first) + self.moves.chain(sets, whole, there)
 
         return self._vector(reduction, sets, made, stored, to)
 
-    def collected(self, sets: IndexSets, found: Layout, stored: tuple[Stored, ...]) -> Counts:
-        """From a gradient as a row found it to each of these."""
+    def collected(
+        self, sets: IndexSets, found: Layout, stored: tuple[Stored, ...], *, parameter: bool = False
+    ) -> Counts:
+        """From a gradient as a row found it to each of these.
 
-        def to(layout: Layout) -> int:
-            if not found.has_window:
-                return self.moves.chain(sets, found, layout)
-            (c,) = collected(sets, found, layout)
-            return self.moves.conversion(sets, c)
+        Args:
+            parameter: whether it is a parameter's.
+        """
+        if parameter and self.machine.hides_gradients:
+            return np.zeros(len(stored), dtype=np.int64)
 
-        return self._vector("collect", sets, found, stored, to)
+        return self._vector("collect", sets, found, stored, lambda s: self.moves.collected(sets, found, s))
 
     def _vector(
         self, what: str, sets: IndexSets, one: Layout, stored: tuple[Stored, ...], of: Callable[[Layout], int]
     ) -> Counts:
         key = (what, sets, one, stored)
         if (found := self._vectors.get(key)) is None:
-            found = np.array([of(Layout(NAME, s)) for s in stored], dtype=np.int64)
+            found = np.array([held(of(self._as_stored(s))) for s in stored], dtype=np.int64)
             self._vectors[key] = found
+        return found
+
+    def _as_stored(self, stored: Stored) -> Layout:
+        if (found := self._stored.get(stored)) is None:
+            found = self._stored[stored] = Layout(NAME, stored)
         return found
 
 
@@ -156,17 +248,33 @@ def program_cost(program: Program, machine: Machine, dtype: str) -> ProgramCost:
     """What a program costs on a machine."""
     price, wanted = price_on(program.grid, machine, dtype), program.differentiable(of_inputs=False)
     again = {i for s in program.again for i in range(s.start, s.stop)}
+    rows = enumerate(program.rows)
+    hidden = hidden_of(program, machine)
     return ProgramCost(
-        tuple(row_cost(row, price, asked(row.bound, wanted), again=i in again) for i, row in enumerate(program.rows))
+        tuple(row_cost(row, price, asked(row.bound, wanted), again=i in again, hidden=hidden) for i, row in rows)
     )
 
 
-def row_cost(row: PlacedRow, price: Price, wanted: Sequence[bool], *, again: bool = False) -> tuple[int, int]:
+def hidden_of(program: Program, machine: Machine) -> frozenset[str]:
+    """Values whose gradients' sums take no time."""
+    values = program.values.items() if machine.hides_gradients else ()
+    return frozenset(name for name, value in values if value.kind == "parameter")
+
+
+def row_cost(
+    row: PlacedRow,
+    price: Price,
+    wanted: Sequence[bool],
+    *,
+    again: bool = False,
+    hidden: Collection[str] = (),
+) -> tuple[int, int]:
     """Picoseconds of a row's (computing, moving).
 
     Args:
         wanted: by operand, whether it wants a gradient.
         again: whether backward computes it again.
+        hidden: values whose gradients' sums take no time.
     """
     local = price.local(row.bound.operation, row.way, dict(row.roles))
     moving = sum(price.chain(row, c) for c in (*row.fetch, *row.store)) * (1 + again)
@@ -175,10 +283,11 @@ def row_cost(row: PlacedRow, price: Price, wanted: Sequence[bool], *, again: boo
     back = [k for k, chain in enumerate(row.back) if chain is not None and wanted[k] and k not in derived]
     if back:
         moving += sum(price.chain(row, c) for c, r in zip(row.given, row.signature.results, strict=True) if r.gradient)
-        moving += sum(price.chain(row, row.back[k] or ()) for k in back)
+        moving += sum(price.chain(row, row.back[k] or ()) for k in back if row.bound.reads[k] not in hidden)
         computing += price.local(row.bound.operation, row.way, dict(row.roles), back)
     for k, one in row.derived:
         if wanted[k]:
-            moving += sum(price.chain(one, c) for c in (*one.fetch, *one.store))
+            moving += sum(price.chain(one, c) for c in one.fetch)
+            moving += sum(price.chain(one, c) for c in one.store if row.bound.reads[k] not in hidden)
             computing += price.local(one.bound.operation, one.way, dict(one.roles))
     return computing, moving

@@ -63,6 +63,16 @@ def _fullest(signature: Signature, nests: Mapping[str, tuple[int, ...]]) -> At:
         for (relation, extent), column in zip(read.get(index, ()), columns[1:], strict=True):
             rows[index, relation, extent] = 0, column
 
+    return at_blocks(signature, blocks, rows)
+
+
+def at_blocks(signature: Signature, blocks: Mapping[str, Any], rows: Mapping[tuple[str, Relation, int], Any]) -> At:
+    """Where blocks of this length are.
+
+    Args:
+        rows: that they read: (index, relation, rows that there are) -> an interval.
+    """
+
     def inside(made: Made, extent: int) -> Any:
         if made.relation is not None:
             return rows[made.indices[0], made.relation, extent]

@@ -6,24 +6,22 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from convgen.cost.network_memory import NetworkMemory, network_memory
-from convgen.program.network import Program
+from convgen.cost.network_memory import NetworkMemory
 
 MIB = 1 << 20
 
 
-def memory_json(program: Program, states: int = 1) -> dict[str, Any]:
-    """Bytes of the fullest rank in a step of training, by what they are for, and the most at a time.
-
-    Args:
-        states: values a parameter that the optimizer keeps; SGD with momentum has one.
-    """
-    found: NetworkMemory = network_memory(program, states)
+def memory_json(found: NetworkMemory) -> dict[str, Any]:
+    """Bytes of the fullest rank in a step of training, by what they are for, and the most at a time."""
     return asdict(found) | {"peak": found.peak}
 
 
 def memory_line(m: Mapping[str, int], states: int = 1) -> str:
-    """The same in a line."""
+    """The same in a line.
+
+    Args:
+        states: values a parameter that the optimizer keeps; SGD with momentum has one.
+    """
     parts = f"saved for backward {_mib(m['saved'])}, on its way {_mib(m['passing'])}"
     kept = "momentum" if states == 1 else "optimizer"
     state = f"parameters {_mib(m['parameters'])}, {kept} {_mib(m['optimizer'])}"

@@ -1,109 +1,247 @@
-"""A network's plan, as text: what it takes, and where each product's axes went."""
+"""A network's plan, as text and as plain data: a line a layer, sums, and what else there was."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from math import prod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from convgen.algebra.notation import roles_text
-from convgen.cost.machine import Machine
 from convgen.cost.moving import PICOSECONDS
 from convgen.cost.rows import program_cost
+from convgen.cost.timeline import Timeline, simulate
 from convgen.explain.memory import memory_json, memory_line
+from convgen.explain.planned_layers import Layer, layers_of
 from convgen.network_compiler import CompiledNetwork, on_one_rank, sample_parallelism
 from convgen.plan.fewer import IDLE, idle_line
-from convgen.plan.program.candidates import is_product
 from convgen.plan.program.ranks import NetworkPlan
-from convgen.program.network import label
+from convgen.plan.setting import Setting
+from convgen.program.network import Program
+from convgen.program.rows import Stored
 from convgen.spec.network_plan import entries
+from convgen.spec.text import gib, number_of
+
+MIB = 1 << 20
+HEAD = ("layer", "x", "w", "y", "roles", "ranks", "compute", "comm.", "MB sent", "MiB", "runner-up")
+NUMBERS = range(5, 10)
 
 
-def planned_text(compiled: CompiledNetwork, found: NetworkPlan, machine: Machine) -> str:
-    """A line a convolution or linear layer, then sums, then the other grids."""
-    data = planned_json(compiled, found, machine)
-    lines = [
-        f"{data['network']} on {found.program.grid}, {compiled.graph.batch} samples, machine {machine.name}",
-        f"{'layer':32} {'roles':22} {'stored':22} {'ranks':>5} {'compute ms':>10} {'move ms':>9}  runner-up",
-    ]
-    for row in data["rows"]:
-        second = row["runner_up"]
-        after = f"  {second['roles']} +{second['more_ms']:.3f} ms" if second is not None else ""
-        lines.append(
-            f"{row['makes'][:32]:32} {row['roles']:22} {row['stored']:22} {row['working_ranks']:5} "
-            f"{row['compute_ms']:10.3f} {row['move_ms']:9.3f}{after}"
-        )
-    lines.append(f"{'everything else':84} {data['others']['compute_ms']:10.3f} {data['others']['move_ms']:9.3f}")
-    lines.append(f"a step of training: {data['milliseconds']:.3f} ms modelled, one step after the other")
-    lines += _compared(data)
-    if IDLE in found.program.grid.sizes:
-        lines.append(f"  {idle_line(found.program.grid)}")
-    lines.append(memory_line(data["memory"], found.states))
-    if found.program.again:
-        lines.append(f"  computed again in backward: {', '.join(s.path for s in found.program.again)}")
-    lines += [f"  scouted {grid}: {seconds * 1e3:.3f} ms with few candidates" for grid, seconds in found.tried]
-    return "\n".join(lines)
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """A plan, and what it is for.
+
+    Attributes:
+        nodes: names and kinds of layers by the module of the source, where the network's file says them.
+    """
+
+    compiled: CompiledNetwork
+    found: NetworkPlan
+    setting: Setting
+    nodes: Mapping[str, tuple[str, str]]
+
+    @property
+    def program(self) -> Program:
+        return self.found.program
+
+    @property
+    def dtype(self) -> str:
+        return self.setting.dtype or self.compiled.dtype
+
+    @cached_property
+    def layers(self) -> list[Layer]:
+        return layers_of(self.found, self.setting.machine, self.dtype)
+
+    def name(self, layer: Layer) -> str:
+        return self.nodes[layer.name][0] if layer.name in self.nodes else layer.name
+
+    def kind(self, layer: Layer) -> str:
+        return self.nodes[layer.name][1] if layer.name in self.nodes else layer.kind
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """Of a step with what travels meanwhile."""
+        return simulate(self.compiled.program, self.setting.machine, self.dtype, alike=True)
+
+    @cached_property
+    def sample(self) -> Program | None:
+        return sample_parallelism(self.compiled)
+
+    def seconds_of(self, program: Program) -> float:
+        return program_cost(program, self.setting.machine, self.dtype).seconds
 
 
-def _compared(data: Mapping[str, Any]) -> Iterator[str]:
-    """What one rank would take, and samples alone."""
-    took = data["milliseconds"]
-    one, samples = data["one_rank_milliseconds"], data["sample_milliseconds"]
-    yield f"  on one rank: {one:.3f} ms, {one / took:.2f} times as long"
-    ranks = prod(data["grid"].values())
-    if samples is None:
-        yield f"  by samples alone: can't be, {data['batch']} samples are fewer than {ranks} ranks"
+def planned_text(plan: Planned) -> str:
+    """A line for each layer with products, and for each other that redistributes activations."""
+    rows = [HEAD, *(_row(plan, one) for one in plan.layers if one.product is not None or one.redistributes)]
+    return "\n".join([*_aligned(rows), "", *_summary(plan)])
+
+
+def _row(plan: Planned, one: Layer) -> tuple[str, ...]:
+    x = "; ".join(dict.fromkeys(map(entries, one.reads.values())))
+    return (
+        plan.name(one),
+        x,
+        "" if one.w is None else entries(one.w),
+        "" if one.stored is None else entries(one.stored),
+        f"({plan.kind(one)})" if one.roles is None else one.roles,
+        f"{one.working}",
+        _milliseconds(one.compute_ps),
+        _milliseconds(one.moving_ps),
+        f"{one.sent_bytes / 1e6:.2f}",
+        f"{one.kept_bytes / MIB:.1f}",
+        "" if one.runner_up is None else f"{one.runner_up[0]} +{one.runner_up[1] * 1e3:.3f} ms",
+    )
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    """Columns: text to the left, numbers to the right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(HEAD))]
+    for row in rows:
+        cells = (c.rjust(w) if i in NUMBERS else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
+        yield "  ".join(cells).rstrip()
+
+
+def _summary(plan: Planned) -> Iterator[str]:
+    program, machine, layers = plan.program, plan.setting.machine, plan.layers
+    products = [one for one in layers if one.product is not None]
+    rest = [one for one in layers if one.product is None]
+    yield (
+        f"{program.name}: {number_of(len(products), 'layer')}, {number_of(plan.compiled.graph.batch, 'sample')}, "
+        f"{number_of(program.grid.ranks, 'rank')} of {machine.name} as {program.grid}"
+    )
+    hidden = ", sums of parameters' gradients hidden" if machine.hides_gradients else ""
+    yield f"step    {plan.found.seconds * 1e3:.3f} ms: {_sums(layers)}; modelled, steps one after the other{hidden}"
+    if not machine.hides_gradients:
+        yield from _meanwhile(plan)
+    yield f"others  {number_of(len(rest), 'other layer')}: {_sums(rest)}"
+    yield f"sent    {sum(one.sent_bytes for one in layers) / 1e6:.2f} MB a rank"
+    yield _memory(plan)
+    yield f"one     rank alone: {_beside(plan, plan.seconds_of(on_one_rank(plan.compiled)))}"
+    if plan.sample is None:
+        yield f"sample  parallelism alone can't be: {plan.compiled.graph.batch} samples are fewer than {_ranks(plan)}"
     else:
-        yield f"  by samples alone (N={ranks}): {samples:.3f} ms, {samples / took:.2f} times as long"
-    if (paths := data["heuristic_milliseconds"]) is not None:
-        yield f"  by longest paths one after the other: {paths:.3f} ms, {100 * (paths / took - 1):.2f} % more"
+        yield f"sample  parallelism alone: {_beside(plan, plan.seconds_of(plan.sample))}"
+    if plan.found.heuristic is not None:
+        paths = plan.found.heuristic() / PICOSECONDS
+        more = 100 * (paths / plan.found.seconds - 1)
+        yield f"paths   longest paths one after the other ([SP] V-C): {paths * 1e3:.3f} ms, {more:.2f} % more"
+    if program.again:
+        yield f"again   in backward: {', '.join(s.path for s in program.again)}"
+    if IDLE in program.grid.sizes:
+        yield f"ranks   {idle_line(program.grid)}"
+    for grid, seconds in plan.found.tried:
+        yield f"scouted {grid}: {seconds * 1e3:.3f} ms with few candidates"
+    if machine.timed is not None:
+        yield _measured(plan)
 
 
-def _runner_up(found: NetworkPlan, i: int) -> dict[str, Any] | None:
-    if i not in found.runner_up:
-        return None
-    (_, roles), more_s = found.runner_up[i]
-    return {"roles": roles_text(roles) or "none", "more_ms": 1e3 * more_s}
+def _ranks(plan: Planned) -> str:
+    return number_of(plan.program.grid.ranks, "rank")
 
 
-def planned_json(compiled: CompiledNetwork, found: NetworkPlan, machine: Machine) -> dict[str, Any]:
+def _sums(layers: Sequence[Layer]) -> str:
+    compute, moving = sum(one.compute_ps for one in layers), sum(one.moving_ps for one in layers)
+    return f"compute {_milliseconds(compute)}, communication {_milliseconds(moving)}"
+
+
+def _beside(plan: Planned, seconds: float) -> str:
+    return f"{seconds * 1e3:.3f} ms, {seconds / plan.found.seconds:.2f} times as long"
+
+
+def _meanwhile(plan: Planned) -> Iterator[str]:
+    """With what travels meanwhile."""
+    found = plan.timeline
+    hidden, moving = (found.moving_s - found.exposed_s) * 1e3, found.moving_s * 1e3
+    yield f"overlap {found.end_s * 1e3:.3f} ms with what travels meanwhile: {hidden:.3f} of {moving:.3f} ms hidden"
+    if plan.found.step is not None:
+        took, sums = (f"{seconds * 1e3:.3f} ms" for seconds in plan.found.step)
+        yield f"  chosen by that time: {took}; the plan of the least sum: {sums}"
+
+
+def _memory(plan: Planned) -> str:
+    room, taken = plan.setting.bounded, plan.found.memory_bytes
+    of = f", of {gib(room.memory_bytes)} GiB that it may take" if room.memory_bytes is not None else ""
+    if plan.found.walk is None:
+        return f"memory  {gib(taken)} GiB on the fullest rank{of}; every output and an error signal stay"
+    return f"{memory_line(memory_json(plan.found.walk.memory()), room.states)}{of}"
+
+
+def _measured(plan: Planned) -> str:
+    machine = plan.setting.machine
+    steps = [s for one in plan.layers for s in one.steps if s.kind.startswith("conv_")]
+    known, peak = sum(s.measured for s in steps), dict(machine.peak_flops)[plan.dtype]
+    return (
+        f"local   {known} of {number_of(len(steps), 'local convolution')} measured; the others by the roofline at "
+        f"{machine.efficiency:.0%} of {peak / 1e9:.0f} GFLOP/s"
+    )
+
+
+def _milliseconds(time_ps: int) -> str:
+    return f"{time_ps / PICOSECONDS * 1e3:.3f} ms"
+
+
+def planned_json(plan: Planned) -> dict[str, Any]:
     """The same as plain data."""
-    program = found.program
-    cost = program_cost(program, machine, compiled.dtype)
-    rows: list[dict[str, Any]] = []
-    others = [0, 0]
-    for i, (row, (computing, moving)) in enumerate(zip(program.rows, cost.rows, strict=True)):
-        if not is_product(row.bound.operation):
-            others[0] += computing
-            others[1] += moving
-            continue
-        rows.append(
-            {
-                "makes": label(row),
-                "module": row.bound.module,
-                "roles": roles_text(row.roles) or "none",
-                "working_ranks": prod(program.grid.sizes[a] for _, axes in row.roles for a in axes),
-                "stored": entries(program.values[row.bound.makes[0]].stored),
-                "compute_ms": 1e3 * computing / PICOSECONDS,
-                "move_ms": 1e3 * moving / PICOSECONDS,
-                "runner_up": _runner_up(found, i),
-            }
-        )
+    found, program, machine = plan.found, plan.program, plan.setting.machine
+    layers = plan.layers
+    by_rows = sum(one.kept_bytes for one in layers)
     return {
         "network": program.name,
-        "grid": dict(program.grid.axes),
-        "batch": compiled.graph.batch,
         "machine": machine.name,
-        "milliseconds": found.seconds * 1e3,
-        "one_rank_milliseconds": 1e3 * program_cost(on_one_rank(compiled), machine, compiled.dtype).seconds,
-        "sample_milliseconds": None
-        if (samples := sample_parallelism(compiled)) is None
-        else 1e3 * program_cost(samples, machine, compiled.dtype).seconds,
-        "heuristic_milliseconds": None if found.heuristic is None else found.heuristic() * 1e3 / PICOSECONDS,
+        "ranks": program.grid.ranks,
+        "grid": dict(program.grid.axes),
+        "working_ranks": program.grid.ranks // program.grid.sizes.get(IDLE, 1),
+        "samples": plan.compiled.graph.batch,
+        "seconds": found.seconds,
+        "overlapped_seconds": None if machine.hides_gradients else plan.timeline.end_s,
+        "compute_seconds": sum(one.compute_ps for one in layers) / PICOSECONDS,
+        "communication_seconds": sum(one.moving_ps for one in layers) / PICOSECONDS,
+        "sent_bytes": sum(one.sent_bytes for one in layers),
         "memory_bytes": found.memory_bytes,
-        "again": [s.path for s in found.program.again],
-        "memory": memory_json(found.program, found.states),
-        "rows": rows,
-        "others": {"compute_ms": 1e3 * others[0] / PICOSECONDS, "move_ms": 1e3 * others[1] / PICOSECONDS},
-        "tried": [{"grid": dict(g.axes), "milliseconds": s * 1e3} for g, s in found.tried],
+        "other_memory_bytes": found.memory_bytes - by_rows,
+        "memory": None if found.walk is None else memory_json(found.walk.memory()),
+        "memory_budget_bytes": plan.setting.bounded.memory_bytes,
+        "keep": plan.setting.room.keep,
+        "one_rank_seconds": plan.seconds_of(on_one_rank(plan.compiled)),
+        "sample_parallelism": {
+            "seconds": None if plan.sample is None else plan.seconds_of(plan.sample),
+            "why_not": None if plan.sample is not None else f"{_ranks(plan)}, {plan.compiled.graph.batch} samples",
+        },
+        "heuristic_seconds": None if found.heuristic is None else found.heuristic() / PICOSECONDS,
+        "again": [s.path for s in program.again],
+        "tried": [{"grid": dict(grid.axes), "seconds": seconds} for grid, seconds in found.tried],
+        "nodes": [_layer_json(plan, one) for one in layers],
     }
+
+
+def _layer_json(plan: Planned, one: Layer) -> dict[str, Any]:
+    return {
+        "name": plan.name(one),
+        "kind": plan.kind(one),
+        "makes": one.makes,
+        "reads": [_entries(stored) for stored in one.reads.values()],
+        "stored": None if one.stored is None else _entries(one.stored),
+        "w": None if one.w is None else _entries(one.w),
+        "roles": one.roles,
+        "working_ranks": one.working,
+        "compute_seconds": one.compute_ps / PICOSECONDS,
+        "communication_seconds": one.moving_ps / PICOSECONDS,
+        "sent_bytes": one.sent_bytes,
+        "memory_bytes": one.kept_bytes,
+        "runner_up": None if one.runner_up is None else {"roles": one.runner_up[0], "more_seconds": one.runner_up[1]},
+        "steps": [
+            {
+                "phase": s.phase,
+                "kind": s.kind,
+                "what": s.what,
+                "seconds": s.seconds,
+                "sent_bytes": s.sent_bytes,
+                "flops": s.flops,
+            }
+            for s in one.steps
+        ],
+    }
+
+
+def _entries(stored: Stored) -> list[list[str]]:
+    return [list(axes) for axes in stored]

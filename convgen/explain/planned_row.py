@@ -2,78 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from convgen.algebra.notation import roles_text
-from convgen.cost.machine import Machine
-from convgen.cost.moving import PICOSECONDS
-from convgen.cost.rows import Price, price_on
 from convgen.errors import InputError
-from convgen.program.network import Moved, Program, asked, label
-from convgen.program.rows import PlacedRow
+from convgen.explain.planned import Planned
+from convgen.program.network import label
+from convgen.spec.graph import Graph
 from convgen.spec.names import did_you_mean
+from convgen.spec.network_plan import entries
 
 
-def check_name(program: Program, name: str) -> None:
-    """Raises InputError: no value and no module of the source is called so."""
-    names = dict.fromkeys(n for row in program.rows for n in (label(row), row.bound.module) if n)
+def check_module(graph: Graph, name: str) -> None:
+    """Raises InputError: no layer, no value and no module of the source is called so."""
+    if name in (v.name for v in graph.inputs):
+        raise InputError(f"{graph.name}'s {name} has no steps", hint="what reads it: see `convgen network`")
+    known = (
+        (call.module, call.module.rpartition(".")[2], *(r.name for r in call.results if r is not None))
+        for call in graph.calls
+    )
+    names = dict.fromkeys(n for some in known for n in some if n)
     if name not in names:
         hint = did_you_mean(name, names, "a name of the table's first column, or a module of the source")
-        raise InputError(f"{program.name} has no {name}", hint=hint)
+        raise InputError(f"{graph.name} has no {name}", hint=hint)
 
 
-def explained_rows(program: Program, name: str, machine: Machine, dtype: str) -> str:
-    """Every step of the rows that make a value, or are of a module, and their sum.
+def explained_layers(plan: Planned, name: str) -> str:
+    """Every step of the layers that make a value, or are of a module, and their sums.
 
     Raises:
         InputError: there is none.
     """
-    check_name(program, name)
-    price, wanted = price_on(program.grid, machine, dtype), program.differentiable(of_inputs=False)
-    moves = [*program.forward(), *program.backward()]
+    check_module(plan.compiled.graph, name)
     lines: list[str] = []
-    total = 0
-    for i, row in enumerate(program.rows):
-        if name not in (label(row), row.bound.module):
+    for one in plan.layers:
+        if name not in (
+            one.name,
+            plan.name(one),
+            *(v for row in one.rows for v in (label(row), *row.bound.makes, row.bound.module)),
+        ):
             continue
-        lines.append(f"{label(row)}: {row.bound.operation.name}, roles {roles_text(row.roles) or 'none'}")
-        for what, ps in _steps(row, i, price, moves, asked(row.bound, wanted)):
-            lines.append(f"  {ps / PICOSECONDS * 1e3:10.4f} ms  {what}")
-            total += ps
-    return "\n".join([*lines, f"  {total / PICOSECONDS * 1e3:10.4f} ms  in all, forward and backward"])
-
-
-def _steps(
-    row: PlacedRow, number: int, price: Price, moves: list[Moved], wanted: list[bool]
-) -> Iterator[tuple[str, int]]:
-    """(what, picoseconds): as `row_cost` adds them up."""
-    local = price.local(row.bound.operation, row.way, dict(row.roles))
-    names = row.signature.inputs
-    mine = [m for m in moves if m.row == number]
-
-    def moved(sides: tuple[str, ...]) -> Iterator[tuple[str, int]]:
-        for m in mine:
-            if m.chain[0].split()[-1] in sides and m.placed is row:
-                yield _said(m), price.chain(row, (m.conversion,))
-
-    yield from moved(("fetch",))
-    yield f"{row.bound.operation.name} computes", local
-    yield from moved(("store",))
-    for k, one in row.derived:
-        if wanted[k]:
-            for m in mine:
-                if m.placed is one:
-                    yield _said(m), price.chain(one, (m.conversion,))
-            ps = price.local(one.bound.operation, one.way, dict(one.roles))
-            yield f"d{names[k].name}: {one.bound.operation.name} computes, roles {roles_text(one.roles) or 'none'}", ps
-    yield from moved(("given",))
-    if back := [k for k, chain in enumerate(row.back) if chain is not None and wanted[k]]:
-        which = ", ".join(f"d{names[k].name}" for k in back)
-        yield f"{which}: by the vjp", price.local(row.bound.operation, row.way, dict(row.roles), back)
-    yield from moved(("back",))
-
-
-def _said(m: Moved) -> str:
-    c = m.conversion
-    over = f" over {','.join(c.over)}" if c.over else ""
-    return f"{m.step}: {c.kind}{over}, {c.src} -> {c.dst}"
+        lines.append(f"{plan.name(one)}: {plan.kind(one)} on {plan.program.grid}")
+        lines += [f"  reads   {value} {entries(stored)}" for value, stored in one.reads.items()]
+        if one.stored is not None:
+            lines.append(f"  stored  {entries(one.stored)}")
+        if one.w is not None:
+            lines.append(f"  w       {entries(one.w)}")
+        if one.roles is not None:
+            lines.append(f"  roles   {one.roles}")
+        lines.append(f"  {'phase':<10}{'step':<24}{'ms':>10}{'bytes':>13}{'flops':>15}  what")
+        for step in one.steps:
+            lines.append(
+                f"  {step.phase:<10}{step.kind:<24}{step.seconds * 1e3:>10.4f}{step.sent_bytes:>13}{step.flops:>15}"
+                f"  {step.what}"
+            )
+        total_s = sum(s.seconds for s in one.steps)
+        flops = sum(s.flops for s in one.steps)
+        lines.append(f"  {'sum':<34}{total_s * 1e3:>10.4f}{one.sent_bytes:>13}{flops:>15}")
+        lines += [f"  memory  {count:>13} bytes  {what}" for what, count in one.kept if count]
+        if one.runner_up is not None:
+            roles, more_s = one.runner_up
+            lines.append(f"  next    {roles}: the whole plan would take {more_s * 1e3:.3f} ms more")
+    return "\n".join(lines)

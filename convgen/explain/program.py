@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 from convgen.cost.network import element_bytes, records, volume
+from convgen.cost.network_memory import network_memory
 from convgen.explain.memory import memory_json, memory_line
 from convgen.network_compiler import CompiledNetwork
 from convgen.operations.calls import Whole
@@ -117,7 +118,7 @@ def program_text(compiled: CompiledNetwork) -> str:
     lines += ["", *_columns(table, right=(4, 6))]
     if silent:
         lines.append(f"  ... and {number_of(silent, 'row')} for which nothing moves")
-    ending = [f"{NOTE} in a step of training", memory_line(memory_json(program))]
+    ending = [f"{NOTE} in a step of training", memory_line(memory_json(network_memory(program)))]
     return "\n".join([*lines, "", *_whole_lines(compiled, forward, backward), *ending])
 
 

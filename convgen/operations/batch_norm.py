@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 from convgen.algebra.signature import WHOLE, Operand, Signature
 from convgen.late import torch
@@ -50,7 +50,9 @@ class Coefficients(Operation):
     weight: bool = True
     bias: bool = True
 
-    rides: ClassVar[bool] = True
+    @property
+    def rides(self) -> bool:
+        return True
 
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:

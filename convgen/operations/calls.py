@@ -82,9 +82,15 @@ class Elementwise(Operation):
 
     @property
     def passes(self) -> Passes:
-        """Addends of a sum have its gradient, unless they are repeated."""
-        alike = self.op == "add.Tensor" and self.args[-1] == 1 and {*self.shapes} == {self.shape}
-        return "none" if alike else "each"
+        """Addends of a sum have its gradient; those that are repeated have sums of it."""
+        if self.op != "add.Tensor" or self.args[-1] != 1:
+            return "each"
+        return "none" if {*self.shapes} == {self.shape} else "once"
+
+    @property
+    def rides(self) -> bool:
+        """Of one number, such as how many batches there were."""
+        return not self.shape
 
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:

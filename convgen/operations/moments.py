@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any, ClassVar
+from typing import Any
 
 from convgen.algebra.relations import Ratio
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
@@ -268,7 +268,9 @@ class RunningStatistics(Operation):
     channels: int
     momentum: float = 0.1
 
-    rides: ClassVar[bool] = True
+    @property
+    def rides(self) -> bool:
+        return True
 
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:

@@ -24,7 +24,7 @@ from convgen.algebra.relations import Blocks
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
 from convgen.late import torch
 from convgen.operations.moments import centred, moments_by_channel, moments_of
-from convgen.operations.row import At, Derived, Operation, numbered, own
+from convgen.operations.row import At, Derived, Operation, Passes, numbered, own
 
 
 @dataclass(frozen=True)
@@ -227,6 +227,10 @@ class PartCoefficients(Operation):
     weight: bool = True
     bias: bool = True
 
+    @property
+    def rides(self) -> bool:
+        return True
+
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
         names = [name for name, there in (("w", self.weight), ("b", self.bias)) if there]
@@ -263,6 +267,10 @@ class PartCentred(Operation):
 
     of: Parted
 
+    @property
+    def passes(self) -> Passes:
+        return "once"
+
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
         names = numbered(len(self.of.shape))
@@ -287,6 +295,10 @@ class PartStatistics(Operation):
     """[mean, unbiased variance] of the parts, averaged by how many elements each has."""
 
     of: Parted
+
+    @property
+    def rides(self) -> bool:
+        return True
 
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
@@ -316,6 +328,10 @@ class PartUpdate(Operation):
 
     channels: int
     momentum: float = 0.1
+
+    @property
+    def rides(self) -> bool:
+        return True
 
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from math import prod
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
 from convgen.late import torch
@@ -121,8 +121,6 @@ def _hash_once(self: Operation) -> int:
 class Operation(ABC):
     """A row. Frozen, with the extents of what it is applied to."""
 
-    rides: ClassVar[bool] = False  # makes a few numbers a channel, within the call that reads them
-
     def __init_subclass__(cls) -> None:
         cls.__hash__ = _hash_once  # rows are keys of every cache
 
@@ -130,6 +128,11 @@ class Operation(ABC):
     def passes(self) -> Passes:
         """What backward goes over."""
         return "each"
+
+    @property
+    def rides(self) -> bool:
+        """Whether it makes a few numbers a channel, or one, within a call that others need."""
+        return False
 
     @property
     def name(self) -> str:

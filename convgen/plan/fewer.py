@@ -15,9 +15,9 @@ from convgen.algebra.grid import Grid
 from convgen.errors import InputError
 
 IDLE = "idle"
-NOISE = 1.1  # rough plans are slower than thorough ones by up to this
-ALIKE = 1.05  # rough plans are apart by up to this where thorough ones are not
+NOISE = 1.1  # rough plans are slower than the best of them by more than this: their thorough ones are too
 PATIENCE = 2  # counts that don't pay, by rough plans, before the search goes no further down
+THOROUGH = 2  # counts that are planned with all candidates
 
 Plan = TypeVar("Plan")
 
@@ -28,7 +28,6 @@ def on_fewer(
     seconds: Callable[[Plan], float],
     roughly: Callable[[int], float],
     least: Callable[[int], float],
-    scouted: Callable[[Plan], float] | None = None,
 ) -> tuple[int, Plan]:
     """How many ranks do different work in the fastest plan found, and that plan.
 
@@ -36,24 +35,23 @@ def on_fewer(
         planned: for so many ranks; raises InputError where they can't be used or don't have the memory.
         roughly: seconds of a plan found with little effort, infinite where there is none.
         least: seconds that no plan for so many ranks is below, more for fewer ranks.
-        scouted: seconds of a plan for as many ranks found with as little effort, to compare rough plans with; by
-            default its own.
     Raises:
         InputError: all ranks have no plan.
     """
-    count, best = ranks, planned(ranks)
-    poor = 0
+    rough, poor = {ranks: roughly(ranks)}, 0
     for fewer in divisors(ranks):
-        if poor == PATIENCE or least(fewer) >= seconds(best):
+        fastest = min(rough.values())
+        if poor == PATIENCE or least(fewer) >= fastest:
             break
-        if roughly(fewer) > max(NOISE * seconds(best), ALIKE * (scouted or seconds)(best)):
-            poor += 1
-            continue
+        rough[fewer] = roughly(fewer)
+        poor = poor + 1 if rough[fewer] > NOISE * fastest else 0
+    best: tuple[int, Plan] | None = None
+    for count in sorted(rough, key=lambda count: rough[count])[:THOROUGH]:
         with suppress(InputError):
-            one = planned(fewer)
-            if seconds(one) < seconds(best):
-                count, best, poor = fewer, one, 0
-    return count, best
+            one = planned(count)
+            if best is None or seconds(one) < seconds(best[1]):
+                best = count, one
+    return (ranks, planned(ranks)) if best is None else best
 
 
 def divisors(ranks: int) -> list[int]:

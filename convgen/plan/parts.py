@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+from convgen.cost.network import element_bytes
 from convgen.operations.bound import Bound
+from convgen.spec.layer import DTYPE_BYTES
+
+Keep = Literal["every", "needed"]
+FLOAT32 = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,20 +27,37 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Memory that a plan may take.
+    """Memory that a plan may take, and how it is counted.
 
     Attributes:
         memory_bytes: of a rank; None: no bound.
         states: values a parameter that the optimizer keeps: SGD 0, with momentum 1, Adam 2.
+        keep: what stays for backward: what backward reads, counted row by row (cost/network_memory.py); or the output
+            of every layer, each with an error signal of its size, as the papers' frameworks have it
+            (cost/every_output.py).
+        regather: whether a product may gather an operand again in backward rather than hold it.
     """
 
     memory_bytes: int | None = None
     states: int = 1
+    keep: Keep = "needed"
+    regather: bool = False
 
-    @property
-    def copies(self) -> int:
-        """Of a parameter: itself, its gradient, the optimizer's."""
-        return 2 + self.states
+    def parameter_bytes(self, dtype: str) -> int:
+        """Of an element: itself, its gradient, the optimizer's states; and in the papers' frameworks, of 16 bits, a
+        copy in float32 that the optimizer updates, whose states are in float32 too.
+
+        Example:
+            >>> Room(states=2).parameter_bytes("bfloat16"), Room(states=2, keep="every").parameter_bytes("bfloat16")
+            (8, 16)
+        """
+        size = DTYPE_BYTES.get(dtype) or element_bytes(dtype)
+        if self.keep == "needed" or size >= FLOAT32:
+            return size * (2 + self.states)
+        return 2 * size + FLOAT32 * (1 + self.states)
+
+
+ANY = Room()
 
 
 class Parts(NamedTuple):

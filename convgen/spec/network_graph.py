@@ -66,6 +66,13 @@ def network_graph(network: Network, *, source: str = "") -> Graph:
     return writer.graph({"output": last} | writer.outputs)
 
 
+def node_of(network: Network, module: str) -> Node | None:
+    """The node that a call is of, by the call's module; None: a call of no node's."""
+    name = module.split(".")[0]
+    known = network.node.get(name) or network.node.get(name.removesuffix("_"))
+    return known if known is not None and name in (known.name, known.name + "_" * (known.name in MODULE)) else None
+
+
 def layer_graph(layer: Layer) -> Graph:
     """A layer as the graph of a network of one row: input "x", output "y".
 

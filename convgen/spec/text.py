@@ -137,3 +137,13 @@ def parse_grid(text: str, example: str = "N=2,C=2", option: str = "--grid") -> d
             raise InputError(f"{option} {text}: cannot read {part.strip()!r}", hint=f"{option} {example}")
         grid[axis] = int(ranks)
     return grid
+
+
+def gib(count: int, digits: int = 3) -> str:
+    """Bytes in GiB with so many digits behind the point, and of less than one as many that count.
+
+    Example:
+        >>> gib(5 << 29), gib(5 << 9)
+        ('2.500', '2.38e-06')
+    """
+    return f"{count / (1 << 30):.{digits}f}" if count >= (1 << 30) else f"{count / (1 << 30):.{digits}g}"

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from convgen.algebra.space import Space
-from convgen.cost.machine import Machine
-from convgen.cost.model import Operands
+from convgen.cost.machine import Machine, Operands
 from convgen.errors import InputError
 from convgen.kernels.choose import plain_problem
 from convgen.kernels.config import largest
@@ -22,10 +21,14 @@ PHASE_OF: dict[str, Phase] = {"y": "forward", "x": "backward_data", "w": "backwa
 
 @dataclass(frozen=True, eq=False)
 class Timed:
-    """Seconds of local convolutions as a device's database has them; `convgen.cost.model.Measured`."""
+    """Seconds of local convolutions as a device's database has them; `convgen.cost.machine.LocalTimes`."""
 
     memory: Remembered
     dtype: str
+
+    @property
+    def pads_virtually(self) -> bool:
+        return self.memory.target.pads_virtually
 
     def __call__(self, space: Space, operands: Operands) -> float | None:
         """Of the rank with most to do; with the bias added, where only that was measured."""
@@ -69,6 +72,7 @@ def as_measured(machine: Machine, known: Timed) -> Machine:
     kernels reach which products bound.
     """
     ceilings, entries = known.memory.ceilings(), known.memory.entries(known.dtype)
+    machine = replace(machine, timed=known)
     if ceilings is None or known.dtype not in ceilings.flops_per_s:
         return machine
     return replace(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import product
 from math import prod
 
 from convgen.algebra.grid import Grid
@@ -29,25 +28,6 @@ Way = tuple[int, Roles]  # number of a signature, and roles
 
 def is_product(operation: Operation) -> bool:
     return isinstance(operation, PRODUCTS)
-
-
-def all_ways(operation: Operation, grid: Grid) -> Iterator[Way]:
-    """Every role of every axis, ranks with nothing to do left out."""
-    for way, signature in enumerate(operation.signatures):
-        if signature.reduction == "max":
-            continue
-        indices: list[str | None] = [i for i, n in signature.extents if n > 1]
-        for chosen in product([*indices, None], repeat=len(grid.names)):
-            roles = _nested(grid.names, chosen, signature)
-            full = all(prod(grid.sizes[a] for a in axes) <= signature.extent[i] for i, axes in roles.items())
-            if full and serves(signature, roles, grid):
-                yield way, tuple(roles.items())
-
-
-def _nested(names: Sequence[str], chosen: Sequence[str | None], signature: Signature) -> dict[str, Axes]:
-    pairs = list(zip(names, chosen, strict=True))
-    found = {i: tuple(a for a, c in pairs if c == i) for i, _ in signature.extents}
-    return {i: axes for i, axes in found.items() if axes}
 
 
 def wanted(operand: Operand, signature: Signature, roles: Mapping[str, Axes]) -> Stored:

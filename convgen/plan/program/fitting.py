@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from convgen.cost.machine import Machine
-from convgen.cost.network_memory import fullest
+from convgen.cost.network_memory import MemoryWalk, fullest
 from convgen.cost.rows import price_on, row_cost
 from convgen.errors import InputError
 from convgen.plan.parts import Room
@@ -27,10 +27,11 @@ MARGIN = 0.98
 
 @dataclass(frozen=True)
 class Fitted:
-    """A plan and the bytes that its fullest rank holds at most."""
+    """A plan and the bytes that its fullest rank holds at most; how they were counted, row by row."""
 
     found: Found
     peak: int
+    walk: MemoryWalk | None = None
 
 
 def fitted(
@@ -44,6 +45,8 @@ def fitted(
     Raises:
         InputError: no plan found fits: the least memory found, and what would do.
     """
+    if room.keep == "every":
+        return _exactly(search, room)
     budget, tried = room.memory_bytes, list[Fitted]()
     bound = least = None
     for _ in range(TRIES):
@@ -52,7 +55,7 @@ def fitted(
         except TooLittleMemory as error:
             least = error.least  # of the search's own count: below it there is nothing
             found = search(least)
-        tried.append(Fitted(found, fullest(found.program, room.states).memory().peak))
+        tried.append(_walked(found, room.states))
         if budget is None or tried[-1].peak <= budget or least is not None:
             break
         bound = int(found.memory_bytes * budget / tried[-1].peak * MARGIN)
@@ -66,10 +69,18 @@ def fitted(
     return min(fits, key=lambda one: one.found.time_ps)
 
 
+def _exactly(search: Callable[[int | None], Found], room: Room) -> Fitted:
+    """Where the search's own count is the one that is wanted."""
+    found, budget = search(None), room.memory_bytes
+    if budget is not None and found.memory_bytes > budget:
+        found = search(budget)
+    return Fitted(found, found.memory_bytes)
+
+
 def _recomputed(one: Fitted, budget: int, states: int, machine: Machine, dtype: str) -> Iterator[Fitted]:
     """The same layout with blocks computed again, until it fits or there are none left."""
     program, price = one.found.program, price_on(one.found.program.grid, machine, dtype)
-    walk, wanted = fullest(program, states), program.differentiable(of_inputs=False)
+    walk, wanted = one.walk or fullest(program, states), program.differentiable(of_inputs=False)
     takes: dict[Stretch, int] = {}
     for s in stretches(program):
         rows = program.rows[s.start : s.stop]
@@ -90,8 +101,13 @@ def _recomputed(one: Fitted, budget: int, states: int, machine: Machine, dtype: 
     if chosen:
         again = replace(program, again=tuple(sorted(chosen, key=lambda s: s.start)))
         time_ps = one.found.time_ps + sum(takes[s] for s in chosen)
-        peak = fullest(again, states).memory().peak  # of another rank, it may be
-        yield Fitted(replace(one.found, program=again, time_ps=time_ps, runner_up={}, heuristic=None), peak)
+        # Of another rank, it may be.
+        yield _walked(replace(one.found, program=again, time_ps=time_ps, runner_up={}, heuristic=None), states)
+
+
+def _walked(found: Found, states: int) -> Fitted:
+    walk = fullest(found.program, states)
+    return Fitted(found, walk.memory().peak, walk)
 
 
 def _refusal(least: Fitted, budget: int, recompute: bool) -> InputError:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
+from heapq import heappop, heappush
 
 from convgen.algebra.index_sets import IndexSets
-from convgen.algebra.involved import NAME
-from convgen.algebra.layout import Axes, Layout
+from convgen.algebra.layout import Layout
 from convgen.algebra.signature import Operand, Signature
-from convgen.algebra.wants import layout
 from convgen.cost.rows import Price
 from convgen.operations.row import Operation
-from convgen.plan.program.candidates import Way, all_ways, made, wanted
+from convgen.plan.program.candidates import Roles, Way, made, wanted
+from convgen.plan.program.every_way import every_way
 from convgen.program.rows import Stored, kept
 
 MOST = 6
-MOST_SLOWER = 3  # a way whose local work takes so many times the fastest's is not looked at
+MOST_SLOWER = 3  # a way whose local work takes more than so many times the fastest's is not looked at
 
 
 def best_ways(operation: Operation, price: Price, parameters: tuple[bool, ...], count: int) -> tuple[Way, ...]:
@@ -41,21 +41,42 @@ def _best(operation: Operation, price: Price, parameters: tuple[bool, ...], coun
     return tuple(way for _, _, way in best)
 
 
-@lru_cache(maxsize=4096)
-def _by_least(operation: Operation, price: Price, parameters: tuple[bool, ...]) -> list[tuple[int, int, Way]]:
-    """(picoseconds without what is moved of activations, number, way), least first."""
-    numbered = [
-        (price.local(operation, w, dict(roles)), i, (w, roles))
-        for i, (w, roles) in enumerate(all_ways(operation, price.grid))
-    ]
-    most = MOST_SLOWER * min((local for local, _, _ in numbered), default=0)
-    own = _OwnPrice(operation, price, parameters)
-    return sorted((own.least(local, way), i, way) for local, i, way in numbered if local <= most)
-
-
 def least_ps(operation: Operation, price: Price, parameters: tuple[bool, ...]) -> int:
     """What no way of it takes less than."""
-    return _by_least(operation, price, parameters)[0][0]
+    return next(iter(_by_least(operation, price, parameters)))[0]
+
+
+class _ByLeast:
+    """(picoseconds without what is moved of activations, number, way), least first: as many as are asked for."""
+
+    def __init__(self, operation: Operation, price: Price, parameters: tuple[bool, ...]) -> None:
+        self.own = _OwnPrice(operation, price, parameters)
+        by_work = sorted((local, i, way) for i, (local, way) in enumerate(every_way(operation, price, MOST_SLOWER)))
+        self.waiting, self.sorted = iter(by_work), list[tuple[int, int, Way]]()
+        self.next = next(self.waiting, None)
+        self.seen: list[tuple[int, int, Way]] = []  # a heap
+
+    def __iter__(self) -> Iterator[tuple[int, int, Way]]:
+        k = 0
+        while k < len(self.sorted) or self._one_more():
+            yield self.sorted[k]
+            k += 1
+
+    def _one_more(self) -> bool:
+        """Parameters are priced of those ways alone whose local work is no more than what others take in all."""
+        while self.next is not None and (not self.seen or self.own.computing(self.next[0]) <= self.seen[0][0]):
+            local, i, way = self.next
+            heappush(self.seen, (self.own.least(local, way), i, way))
+            self.next = next(self.waiting, None)
+        if self.seen:
+            self.sorted.append(heappop(self.seen))
+            return True
+        return False
+
+
+@lru_cache(maxsize=4096)
+def _by_least(operation: Operation, price: Price, parameters: tuple[bool, ...]) -> _ByLeast:
+    return _ByLeast(operation, price, parameters)
 
 
 class _OwnPrice:
@@ -65,13 +86,18 @@ class _OwnPrice:
         self.operation, self.price, self.parameters = operation, price, parameters
         self._known: dict[tuple[IndexSets, Layout, Layout], int] = {}
 
+    def computing(self, local: int) -> int:
+        """Forward, and for each operand backward."""
+        return local * (1 + len(self.parameters))
+
     def least(self, local: int, way: Way) -> int:
         """With what is moved of parameters alone."""
         signature, roles = self.operation.signatures[way[0]], dict(way[1])
-        total = local * (1 + len(self.parameters))
+        total = self.computing(local)
         for operand, parameter in zip(signature.inputs, self.parameters, strict=True):
             if parameter:
-                total += self._read(signature, operand, roles, kept(operand, signature, roles))
+                stored = kept(operand, signature, roles)
+                total += self._read(signature, operand, way[1], stored, parameter=True)
         return total
 
     def whole(self, least: int, way: Way, most: int | None) -> int:
@@ -80,7 +106,7 @@ class _OwnPrice:
         tensors = self.price.tensors(signature)
         total = least
         for result in signature.results:
-            sets, makes = tensors[result.name], layout(tensors[result.name], NAME, signature.wants(result, roles))
+            sets, makes = tensors[result.name], self.price.wants(signature, result, way[1])
             stored = tuple(made(result, signature, roles))
             costs = self.price.reduced(sets, makes, stored, signature.reduction)
             costs = costs + self.price.fetched(sets, stored, replace(makes, partial=()))
@@ -89,16 +115,19 @@ class _OwnPrice:
             if most is not None and total > most:
                 break
             if not parameter:
-                total += self._read(signature, operand, roles, wanted(operand, signature, roles))
+                total += self._read(signature, operand, way[1], wanted(operand, signature, roles))
         return total
 
-    def _read(self, signature: Signature, operand: Operand, roles: Mapping[str, Axes], stored: Stored) -> int:
+    def _read(
+        self, signature: Signature, operand: Operand, roles: Roles, stored: Stored, *, parameter: bool = False
+    ) -> int:
         """What is moved of an operand, and of its gradient."""
         sets = self.price.tensors(signature)[operand.name]
-        wants = layout(sets, NAME, signature.wants(operand, roles))
-        found = layout(sets, NAME, signature.gradient(operand, roles))
+        wants = self.price.wants(signature, operand, roles)
+        found = self.price.gradient(signature, operand, roles)
         if (known := self._known.get((sets, wants, found))) is None:
             there = (stored,)
-            known = int(self.price.fetched(sets, there, wants)[0] + self.price.collected(sets, found, there)[0])
+            back = self.price.collected(sets, found, there, parameter=parameter)
+            known = int(self.price.fetched(sets, there, wants)[0] + back[0])
             self._known[sets, wants, found] = known
         return known

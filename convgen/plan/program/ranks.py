@@ -15,17 +15,20 @@ from typing import NamedTuple
 from convgen.algebra.grid import Grid
 from convgen.cost.machine import Machine
 from convgen.cost.moving import PICOSECONDS
+from convgen.cost.network_memory import MemoryWalk
 from convgen.cost.rows import price_on, program_cost
+from convgen.errors import InputError, Note
+from convgen.plan.factors import MOST_AXES, NAMES, factorisations, primes
 from convgen.plan.fewer import on_fewer, with_idle
 from convgen.plan.letters import lay_out
-from convgen.plan.network.grids import MOST_AXES, NAMES, factorisations, primes
-from convgen.plan.parts import Parts, Room
+from convgen.plan.parts import ANY, Parts, Room
 from convgen.plan.program.candidates import Way, is_product
 from convgen.plan.program.fitting import fitted
 from convgen.plan.program.products import least_ps
-from convgen.plan.program.search import ANY, Effort, Found, Search, TooLittleMemory
+from convgen.plan.program.search import Effort, Found, Search, TooLittleMemory
 from convgen.plan.program.written import plan_of, program_of
 from convgen.program.network import Program
+from convgen.spec.placement import MAX_RANKS
 
 SCOUT = Effort(ways=2, others=4, stored=3, parameters=1)
 SCOUTED = 2  # grids by what their products take, beside the most even ones
@@ -49,7 +52,8 @@ class NetworkPlan:
             them takes more; none where memory decided on the plan.
         step: of one that was chosen by its timeline (by_timeline.py).
         heuristic: picoseconds of the plan that the longest paths give, one after the other ([SP] V-C).
-        states: values a parameter that the optimizer keeps, among the bytes.
+        room: that there was.
+        walk: that counted the bytes, row by row; None where room says another way.
     """
 
     program: Program
@@ -58,8 +62,25 @@ class NetworkPlan:
     tried: tuple[tuple[Grid, float], ...]
     runner_up: Mapping[int, tuple[Way, float]]
     step: StepSeconds | None = None
-    states: int = 1
+    room: Room = ANY
+    walk: MemoryWalk | None = None
     heuristic: Callable[[], int] | None = None
+
+
+def check_ranks(parts: Parts, grid: Grid | None, ranks: int) -> None:
+    """Raises InputError: more ranks than can be, a network without a product, or an axis that splits nothing."""
+    if ranks > MAX_RANKS:
+        raise InputError(f"{ranks} ranks, more than {MAX_RANKS}", hint=f"--ranks up to {MAX_RANKS}")
+    products = [bound for bound in parts.rows if is_product(bound.operation)]
+    if not products:
+        raise InputError(f"{parts.name} has no convolution and no linear layer", hint="a network with one")
+    extents = [(n, bound.module) for bound in products for s in bound.operation.signatures for _, n in s.extents]
+    most, where = max(extents, key=lambda pair: pair[0])
+    sizes = [size for _, size in grid.axes] if grid is not None else primes(ranks)
+    if max(sizes, default=1) > most:
+        fact = f"an axis of {max(sizes)} ranks splits nothing: no index of {parts.name} is above {most}"
+        notes = (Note("layer", f"{where} has the largest, {most}"),)
+        raise InputError(fact, ("input",), notes, f"fewer ranks, axes of up to {most} (--grid), or more samples")
 
 
 def grids_of(ranks: int, machine: Machine) -> list[Grid]:
@@ -159,7 +180,8 @@ def plan_network(
         one.peak,
         tried,
         second,
-        states=room.states,
+        room=room,
+        walk=one.walk,
         heuristic=found.heuristic,
     )
 
@@ -196,10 +218,7 @@ def plan_counted(
         program = lay_out(parts, Grid((("N", 1),)), "sample")
         return sum(computing for computing, _ in program_cost(program, machine, dtype).rows) / PICOSECONDS
 
-    def scouted(plan: NetworkPlan) -> float:
-        return min((seconds for _, seconds in plan.tried), default=0.0)
-
-    _, plan = on_fewer(ranks, planned, lambda plan: plan.seconds, roughly, lambda count: of_one() / count, scouted)
+    _, plan = on_fewer(ranks, planned, lambda plan: plan.seconds, roughly, lambda count: of_one() / count)
     return widened(plan, ranks, parts)
 
 

@@ -7,23 +7,24 @@ answer is a program, and its price is the minimum.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from convgen.algebra.grid import Grid
+from convgen.cost.every_output import outputs_of_layers
 from convgen.cost.machine import Machine
 from convgen.cost.network import element_bytes
 from convgen.cost.rows import price_on
 from convgen.errors import InputError
 from convgen.operations.bound import Bound
 from convgen.operations.row import Operation
-from convgen.plan.network.bounded import FREE, DoesNotFit, solve
-from convgen.plan.network.eliminate import Elimination, Factor, Problem
-from convgen.plan.network.longest_path import Vertex, longest_paths
-from convgen.plan.parts import Parts, Room
+from convgen.plan.exact.bounded import FREE, DoesNotFit, solve
+from convgen.plan.exact.eliminate import Elimination, Factor, Problem
+from convgen.plan.exact.longest_path import Vertex, longest_paths
+from convgen.plan.parts import ANY, Parts, Room
 from convgen.plan.program.candidates import (
     Way,
     is_product,
@@ -36,7 +37,7 @@ from convgen.plan.program.candidates import (
     without_idle,
 )
 from convgen.plan.program.products import MOST, best_ways
-from convgen.plan.program.tables import Answer, Asking, Option, Question, Table, placed
+from convgen.plan.program.tables import Asking, Choice, Option, Question, Table, choices, fastest, placed
 from convgen.program.network import FLOATS, Program, Value, asked, differentiable, smooth
 from convgen.program.rows import PlacedRow, Stored, kept, serves
 
@@ -53,7 +54,8 @@ class Effort:
     parameters: int = 6
 
 
-THOROUGH, ANY = Effort(), Room()
+THOROUGH = Effort()
+LIMIT = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class TooLittleMemory(InputError):
     """No layout that is searched takes so little by the search's own count, whose least it has."""
 
     def __init__(self, name: str, grid: Grid, least: int, given: int) -> None:
-        self.least = least
+        self.least, self.given, self.grid = least, given, grid
         fact = f"{name} on {grid} takes {least} bytes a rank at least"
         super().__init__(fact, hint=f"more ranks, a smaller batch, or more than {given} bytes")
 
@@ -103,6 +105,7 @@ class Search:
         self.name, tensors, rows, updates, outputs = parts
         self.rows, self.updates, self.outputs = tuple(rows), tuple(updates), tuple(outputs)
         self.grid, self.effort, self.room = grid, effort, room
+        self.counted = replace(room, memory_bytes=None, regather=False)
         self.bare = Grid(tuple((a, n) for a, n in grid.axes if n > 1))
         self.price = price_on(self.bare, machine, dtype)
         self.tensors = {t.name: t for t in tensors}
@@ -116,6 +119,7 @@ class Search:
         self.own = {n for n, t in self.tensors.items() if t.kind == "parameter" and readers.get(n) == 1}
         self.fixed = {n for n, t in self.tensors.items() if t.kind in GIVEN and n not in self.own}
         self.fixed |= {v for _, v in self.updates}
+        self.shown = outputs_of_layers(self.rows, self.outputs)
         self.domains = self._domains()
         self.variables = [n for n, d in self.domains.items() if len(d) > 1]
         self.number = {n: i for i, n in enumerate(self.variables)}
@@ -189,8 +193,9 @@ class Search:
             own = tuple(dict.fromkeys([*like, *others]))
             gradients.append((name, own))
         wanted = tuple(asked(bound, self.wanted))
+        learnt = tuple(self.tensors[v].kind == "parameter" for v in bound.reads)
         options = tuple(o for way in ways for o in self._options(bound.operation, operands, way, gradients))
-        return Question(bound.operation, operands, results, options, tuple(gradients), wanted, self.room.copies)
+        return Question(bound.operation, operands, results, options, tuple(gradients), wanted, learnt, self.counted)
 
     def _options(
         self,
@@ -236,37 +241,45 @@ class Search:
 
     # ---------------------------------------------------------------- the search
     def run(self) -> Found:
-        answers: dict[Question, Answer] = {}
-        of: list[Answer] = []
+        known: dict[Question, list[Choice]] = {}
+        of: list[list[Choice]] = []
         factors: list[Factor] = []
         constant = held = 0
+        more: list[int] = []  # sizes of variables that say which choice of a row it is
+        which: dict[int, int] = {}
         for i in range(len(self.rows)):
             question = self.question(i)
-            if question not in answers:
-                answers[question] = Asking(question, self.price).answer()
-            answer = answers[question]
-            of.append(answer)
-            scope, table = self._factor(i, answer.table)
-            _, takes = self._factor(i, answer.memory)
-            if scope:
-                factors.append(Factor(scope, table, takes))
+            if question not in known:
+                known[question] = self._choices(question)
+            of.append(known[question])
+            tables = [self._factor(i, one.table) for one in of[-1]]
+            scope, takes = tables[0][0], [self._factor(i, one.memory)[1] for one in of[-1]]
+            if len(tables) > 1:
+                which[i] = len(self.variables) + len(more)
+                more.append(len(tables))
+                scope = (*scope, which[i])
+                factors.append(Factor(scope, np.stack([t for _, t in tables], -1), np.stack(takes, -1)))
+            elif scope:
+                factors.append(Factor(scope, tables[0][1], takes[0]))
             else:
-                constant += int(table)
-                held += int(takes)
+                constant += int(tables[0][1])
+                held += int(takes[0])
         for n, domain in self.domains.items():
             bytes_of = np.array([self._kept_bytes(n, s) for s in domain], dtype=np.int64)
             if n in self.number:
                 factors.append(Factor((self.number[n],), np.zeros_like(bytes_of), bytes_of))
             else:
                 held += int(bytes_of[0])
-        sizes = tuple(len(self.domains[n]) for n in self.variables)
+        sizes = (*(len(self.domains[n]) for n in self.variables), *more)
         problem = Problem(sizes, tuple(factors))
-        values, free = self._solved(problem, held) if sizes else ((), True)
+        self._check_sums(factors)
+        values, free = self._solved(problem, held)
         cost, memory = problem.total(values)
         chosen = {n: values[self.number[n]] if n in self.number else 0 for n in self.domains}
+        taken = [one[values[which[i]] if i in which else 0] for i, one in enumerate(of)]
         rows = [
-            placed(answer, self._cell(i, chosen), bound, self.price)
-            for i, (bound, answer) in enumerate(zip(self.rows, of, strict=True))
+            placed(choice, self._cell(i, chosen), bound, self.price)
+            for i, (bound, choice) in enumerate(zip(self.rows, taken, strict=True))
         ]
         stored = {n: d[chosen[n]] for n, d in self.domains.items()}
         for row in rows:
@@ -282,37 +295,55 @@ class Search:
             updates=self.updates,
             outputs=self.outputs,
         )
-        second = self._runners_up(problem, of, rows, cost) if free else {}
+        second = self._runners_up(problem, taken, rows, cost) if free and not more else {}
         cells = sum(f.cost.size for f in factors)
 
         def heuristic() -> int:
-            return constant + problem.total(longest_paths(problem, self._vertices(of)))[0]
+            return constant + problem.total(longest_paths(problem, self._vertices(taken)))[0]
 
-        by_paths = heuristic if free else None
+        by_paths = heuristic if free and not more else None
         return Found(program, constant + cost, held + memory, len(sizes), cells, second, by_paths)
 
-    def _vertices(self, of: Sequence[Answer]) -> list[Vertex]:
+    def _check_sums(self, factors: Sequence[Factor]) -> None:
+        """Raises InputError: picoseconds or bytes that sums in 64 bits would not hold."""
+        for unit, tables in (
+            ("picoseconds", [f.cost for f in factors]),
+            ("bytes", [f.memory for f in factors if f.memory is not None]),
+        ):
+            if sum(int(table.max()) for table in tables) >= LIMIT or any(int(table.min()) < 0 for table in tables):
+                fact = f"a step of {self.name} may take 2**62 {unit} or more"
+                raise InputError(fact, ("input",), hint="smaller extents, or fewer samples (--batch)")
+
+    def _choices(self, question: Question) -> list[Choice]:
+        """What a row may be for each storage of its values; where memory is short also what takes less of it."""
+        answer = Asking(question, self.price).answer()
+        if self.room.memory_bytes is None or not is_product(question.operation):
+            return [fastest(answer)]
+        again = replace(question, again=True)
+        return choices([answer, Asking(again, self.price).answer()] if self.room.regather else [answer])
+
+    def _vertices(self, of: Sequence[Choice]) -> list[Vertex]:
         """Rows, as the heuristic lays them out."""
         maker = {v: i for i, bound in enumerate(self.rows) for v in bound.makes if v}
         found: list[Vertex] = []
-        for i, (bound, answer) in enumerate(zip(self.rows, of, strict=True)):
+        for i, (bound, choice) in enumerate(zip(self.rows, of, strict=True)):
             variables = frozenset(self.number[v] for v in self.places(i) if v in self.number)
             before = tuple(dict.fromkeys(maker[v] for v in bound.reads if v in maker))
-            found.append(Vertex(before, variables, int(answer.table.min())))
+            found.append(Vertex(before, variables, int(choice.table.min())))
         return found
 
     def _runners_up(
-        self, problem: Problem, of: Sequence[Answer], rows: Sequence[PlacedRow], least: int
+        self, problem: Problem, of: Sequence[Choice], rows: Sequence[PlacedRow], least: int
     ) -> dict[int, tuple[Way, int]]:
         beliefs = dict(Elimination(problem).beliefs()) if problem.sizes else {}
         found: dict[int, tuple[Way, int]] = {}
         for i, row in enumerate(rows):
-            ways = of[i].question.ways
-            others = [w for w, way in enumerate(ways) if way != (row.way, row.roles)]
+            ways = of[i].answer.question.ways
+            others = [w for w, (_, roles) in enumerate(ways) if roles != row.roles]
             if i not in self.ways or not others:
                 continue
             scope, table = self._factor(i, of[i].table)
-            tables = np.stack([self._factor(i, of[i].by_way[w])[1] for w in others])
+            tables = np.stack([self._factor(i, of[i].answer.by_way[w])[1] for w in others])
             if scope:
                 # The first of a table's variables to be eliminated is so together with the others.
                 over, belief = next(beliefs[v] for v in scope if {*scope} <= {*beliefs[v][0]})
@@ -328,6 +359,8 @@ class Search:
         if (most := self.room.memory_bytes) is None:
             return Elimination(problem).values, True
         try:
+            if not problem.sizes and held > most:
+                raise DoesNotFit((), 0)
             found = solve(problem, most - held)
             return found.values, found.how == FREE
         except DoesNotFit as error:
@@ -336,11 +369,19 @@ class Search:
     def _kept_bytes(self, name: str, stored: Stored) -> int:
         """What a value takes on the fullest rank until backward has read it; what nobody differentiates is let go."""
         t = self.tensors[name]
-        if t.kind != "input" and name not in self.wanted and t.kind not in GIVEN:
-            return 0
+        times = self._times(name)
         parts = (-(-n // prod(self.bare.sizes[a] for a in axes)) for n, axes in zip(t.shape, stored, strict=True))
-        copies = self.room.copies if t.kind == "parameter" else 1
-        return prod(parts) * element_bytes(t.dtype) * copies
+        each = self.room.parameter_bytes(t.dtype) if t.kind == "parameter" else element_bytes(t.dtype)
+        return prod(parts) * each * times
+
+    def _times(self, name: str) -> int:
+        """How often a value is in memory: what nobody differentiates is let go."""
+        kind = self.tensors[name].kind
+        if kind == "input" or kind in GIVEN:
+            return 1
+        if self.room.keep == "every":
+            return 2 * (name in self.shown)
+        return int(name in self.wanted)
 
     def places(self, i: int) -> list[str]:
         """Values of a row's table, in its order."""

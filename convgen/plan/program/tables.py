@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,14 +17,15 @@ from numpy.typing import NDArray
 from convgen.algebra.involved import NAME, most_elements
 from convgen.algebra.layout import Layout
 from convgen.algebra.signature import Operand, Signature
-from convgen.algebra.wants import layout
 from convgen.cost.rows import Price
 from convgen.operations.bound import Bound
 from convgen.operations.row import Operation
-from convgen.plan.program.candidates import Way
+from convgen.plan.parts import Room
+from convgen.plan.program.candidates import Way, is_product
 from convgen.program.rows import PlacedRow, Stored, place, place_gradient, stored_by_name
 
 Table = NDArray[np.int64]
+NEVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,9 @@ class Question:
         operands, results: by operand or result its candidates; None: a parameter that this row places.
         options: of the row; `gradients` are ways of each derived row.
         wanted: by operand, whether it wants a gradient.
-        copies: of parameters that are in memory.
+        learnt: by operand, whether it is a parameter.
+        room: what is counted of memory.
+        again: whether operands that were gathered are not kept for backward, and gathered again.
     """
 
     operation: Operation
@@ -51,7 +55,9 @@ class Question:
     options: tuple[Option, ...]
     gradients: tuple[tuple[str, tuple[Way, ...]], ...]
     wanted: tuple[bool, ...]
-    copies: int
+    learnt: tuple[bool, ...]
+    room: Room
+    again: bool = False
 
     @property
     def ways(self) -> tuple[Way, ...]:
@@ -60,18 +66,50 @@ class Question:
 
 @dataclass
 class Answer:
-    """Costs over (operands without parameters..., results...), and the option that each cell is of.
+    """Of each option, over (operands without parameters..., results...): costs, and bytes that it takes.
 
     Attributes:
-        by_way: the same for each way, first.
+        by_way: the least costs of each way.
+        derived: of each option, by the name of an operand, cells' numbers of a way of its gradient's row.
     """
 
     question: Question
-    table: Table
-    by_way: Table
-    best: NDArray[np.int64]
+    costs: Table
     memory: Table
+    by_way: Table
     derived: list[dict[str, tuple[Table, list[Way]]]] = field(default_factory=list[dict[str, tuple[Table, list[Way]]]])
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """An option for each cell."""
+
+    answer: Answer
+    option: NDArray[np.int64]
+
+    @cached_property
+    def table(self) -> Table:
+        return np.take_along_axis(self.answer.costs, self.option[None], 0)[0]
+
+    @cached_property
+    def memory(self) -> Table:
+        return np.take_along_axis(self.answer.memory, self.option[None], 0)[0]
+
+
+def fastest(answer: Answer) -> Choice:
+    """The option of least cost."""
+    return Choice(answer, answer.costs.argmin(0))
+
+
+def choices(answers: Sequence[Answer]) -> list[Choice]:
+    """Of each answer the fastest option of each cell, and the one that takes least memory; those alike once."""
+    found: list[Choice] = []
+    for answer in answers:
+        cheap = np.where(answer.memory == answer.memory.min(0), answer.costs, NEVER)
+        for one in (fastest(answer), Choice(answer, cheap.argmin(0))):
+            worse = [(a.table <= one.table).all() and (a.memory <= one.memory).all() for a in found]
+            found += [] if any(worse) else [one]
+    return found
 
 
 class Asking:
@@ -82,6 +120,7 @@ class Asking:
         self.numbers = {o.name: k for k, o in enumerate(question.operation.signatures[0].inputs)}
         self.places = [k for k, c in enumerate(question.operands) if c is not None]
         self.shape = [len(question.operands[k] or ()) for k in self.places] + [len(c) for c in question.results]
+        self.product = is_product(question.operation)
         self._found: dict[object, Table] = {}
 
     def answer(self) -> Answer:
@@ -91,54 +130,65 @@ class Asking:
         for option in self.q.options:
             table, own = self._of(option)
             tables.append(table)
-            takes.append(self._memory(option))
+            takes.append(self._memory(option, own))
             derived.append(own)
         stacked = np.stack(tables)
-        best = stacked.argmin(0)
-        memory = np.take_along_axis(np.stack(takes), best[None], 0)[0]
         of = {way: [k for k, option in enumerate(self.q.options) if option.way == way] for way in self.q.ways}
         by_way = np.stack([stacked[some].min(0) for some in of.values()])
-        return Answer(self.q, stacked.min(0), by_way, best, memory, derived)
+        return Answer(self.q, stacked, np.stack(takes), by_way, derived)
 
-    def _memory(self, option: Option) -> Table:
-        """Bytes on the fullest rank: parameters with gradient and optimizer's states, and what of operands is fetched
-        and kept for the vjp."""
+    def _memory(self, option: Option, own: Mapping[str, tuple[Table, list[Way]]]) -> Table:
+        """Bytes on the fullest rank: parameters with gradient and optimizer's states, and what of operands is moved
+        here and kept for the vjp.
+
+        Args:
+            own: gradients' own rows.
+        """
         q, (number, roles), parameters = self.q, option.way, dict(option.parameters)
-        signature, nests = q.operation.signatures[number], dict(roles)
-        tensors, size = self.price.tensors(signature), self.price.element_bytes
+        price, signature = self.price, q.operation.signatures[number]
+        tensors, size = price.tensors(signature), price.element_bytes
         total = np.zeros(self.shape, dtype=np.int64)
+        again = self._again(signature, own)
         for k, operand in enumerate(signature.inputs):
             sets = tensors[operand.name]
             if (candidates := q.operands[k]) is None:
-                total += most_elements(sets, Layout(NAME, parameters[k])) * size * q.copies
-                continue
-            wants = layout(sets, NAME, signature.wants(operand, nests))
-            held = most_elements(sets, wants) * size if operand.gradient and any(q.wanted) else 0
-            here = wants.axes if not wants.has_window and not wants.partial else None
-            total += self._spread(np.array([held if s != here else 0 for s in candidates], dtype=np.int64), k)
+                each = q.room.parameter_bytes(price.dtype)
+                total += most_elements(sets, Layout(NAME, parameters[k])) * each
+            elif operand.gradient and any(q.wanted) and (self.product or q.room.keep == "needed"):
+                wants = price.wants(signature, operand, roles)
+                moved = price.fetched(sets, candidates, wants) > 0
+                total += np.where(again, 0, self._spread(moved * most_elements(sets, wants) * size, k))
         return total
+
+    def _again(self, signature: Signature, own: Mapping[str, tuple[Table, list[Way]]]) -> NDArray[np.bool_]:
+        """Cells in which the gradients of all parameters are rows of their own: they read operands as these are
+        stored, so that nothing that was gathered is kept for them."""
+        learnt = [o.name for o, of, w in zip(signature.inputs, self.q.learnt, self.q.wanted, strict=True) if of and w]
+        if not learnt or any(name not in own for name in learnt):
+            return np.zeros(self.shape, dtype=bool)
+        return np.all(np.stack([own[name][0] >= 0 for name in learnt]), 0)
 
     # ---------------------------------------------------------------- one option
     def _of(self, option: Option) -> tuple[Table, dict[str, tuple[Table, list[Way]]]]:
         q, price, parameters = self.q, self.price, dict(option.parameters)
-        number, nests = option.way[0], dict(option.way[1])
+        number, roles = option.way
         signature = q.operation.signatures[number]
         tensors = price.tensors(signature)
-        local = price.local(q.operation, number, nests)
+        local = price.local(q.operation, number, dict(roles))
         total = np.full(self.shape, local, dtype=np.int64)
         vjp: dict[int, Table] = {}
         for k, operand in enumerate(signature.inputs):
             sets = tensors[operand.name]
-            wants = layout(sets, NAME, signature.wants(operand, nests))
+            wants = price.wants(signature, operand, roles)
             stored = self._stored(k, parameters)
             total += self._spread(price.fetched(sets, stored, wants), k)
             if operand.gradient and q.wanted[k]:
-                found = layout(sets, NAME, signature.gradient(operand, nests))
-                vjp[k] = self._spread(price.collected(sets, found, stored), k)
+                found = price.gradient(signature, operand, roles)
+                vjp[k] = self._spread(price.collected(sets, found, stored, parameter=q.learnt[k]), k)
         given = np.zeros(self.shape, dtype=np.int64)
         for j, result in enumerate(signature.results):
             sets, stored = tensors[result.name], q.results[j]
-            makes = layout(sets, NAME, signature.wants(result, nests))
+            makes = price.wants(signature, result, roles)
             total += self._spread(price.reduced(sets, makes, stored, signature.reduction), j, result=True)
             if result.gradient:
                 given += self._spread(price.fetched(sets, stored, replace(makes, partial=())), j, result=True)
@@ -165,10 +215,9 @@ class Asking:
         operation, (number, roles) = self.q.operation, way
         signature, names = operation.signatures[number], list(own)
         chosen: dict[str, tuple[Table, list[Way]]] = {}
-        must = signature.reduction != "sum"
-        choices = [set(names)] if must else [
-            {n for b, n in enumerate(names) if bits >> b & 1} for bits in range(1 << len(names))
-        ]  # fmt: skip
+        must = set(names) if signature.reduction != "sum" else {n for n in names if self._gathers(n)}
+        every = ({n for b, n in enumerate(names) if bits >> b & 1} for bits in range(1 << len(names)))
+        choices = [some for some in every if must <= some]
         options: list[Table] = []
         for rows in choices:
             table = np.zeros(self.shape, dtype=np.int64)
@@ -189,6 +238,10 @@ class Asking:
             chosen[n] = (cells, own[n][1])
         return total + best, chosen
 
+    def _gathers(self, name: str) -> bool:
+        """Whether this gradient must be a row of its own, which reads operands as they are stored."""
+        return self.q.again and self.q.learnt[self.numbers[name]]
+
     def _derived(
         self, signature: Signature, name: str, ways: Sequence[Way], parameters: Mapping[int, Stored]
     ) -> tuple[Table, list[Way]]:
@@ -202,28 +255,30 @@ class Asking:
     def _row(self, signature: Signature, name: str, way: Way, parameters: Mapping[int, Stored]) -> Table:
         """One way of it; what parameters don't matter to is found once for all of theirs."""
         one = self.q.operation.gradients[name]
-        number, nests = way[0], dict(way[1])
+        (number, roles), price = way, self.price
         theirs = one.operation.signatures[number]
-        tensors, results = self.price.tensors(theirs), {r.name: j for j, r in enumerate(signature.results)}
+        tensors, results = price.tensors(theirs), {r.name: j for j, r in enumerate(signature.results)}
         (result,) = theirs.results
         read = list(zip(theirs.inputs, one.reads, strict=True))
 
         def fetched(operand: Operand, source: str) -> Table:
             sets = tensors[operand.name]
-            wants = layout(sets, NAME, theirs.wants(operand, nests))
+            wants = price.wants(theirs, operand, roles)
             if (k := self.numbers.get(source)) is not None:
-                return self._spread(self.price.fetched(sets, self._stored(k, parameters), wants), k)
+                return self._spread(price.fetched(sets, self._stored(k, parameters), wants), k)
             j = results.get(source, results.get(source.removeprefix("d"), 0))
-            return self._spread(self.price.fetched(sets, self.q.results[j], wants), j, result=True)
+            return self._spread(price.fetched(sets, self.q.results[j], wants), j, result=True)
 
         def collected() -> Table:
             sets, k = tensors[result.name], self.numbers[name]
-            makes = layout(sets, NAME, theirs.wants(result, nests))
-            return self._spread(self.price.reduced(sets, makes, self._stored(k, parameters), theirs.reduction), k)
+            if self.q.learnt[k] and price.machine.hides_gradients:
+                return np.zeros([1] * len(self.shape), dtype=np.int64)
+            makes = price.wants(theirs, result, roles)
+            return self._spread(price.reduced(sets, makes, self._stored(k, parameters), theirs.reduction), k)
 
         here = [self.numbers[source] in parameters if source in self.numbers else False for _, source in read]
         if (table := self._found.get((name, signature.results, way))) is None:
-            table = np.full(self.shape, self.price.local(one.operation, number, nests), dtype=np.int64)
+            table = np.full(self.shape, price.local(one.operation, number, dict(roles)), dtype=np.int64)
             for (operand, source), parameter in zip(read, here, strict=True):
                 if not parameter:
                     table = table + fetched(operand, source)
@@ -243,10 +298,10 @@ class Asking:
         return costs.reshape([-1 if i == d else 1 for i in range(len(self.shape))])
 
 
-def placed(answer: Answer, cell: tuple[int, ...], bound: Bound, price: Price) -> PlacedRow:
+def placed(choice: Choice, cell: tuple[int, ...], bound: Bound, price: Price) -> PlacedRow:
     """The row of a cell of its table."""
-    q = answer.question
-    w = int(answer.best[cell])
+    answer, q = choice.answer, choice.answer.question
+    w = int(choice.option[cell])
     (number, roles), parameters = q.options[w].way, dict(q.options[w].parameters)
     signature, nests = bound.operation.signatures[number], dict(roles)
     places = iter(cell)
@@ -255,7 +310,7 @@ def placed(answer: Answer, cell: tuple[int, ...], bound: Bound, price: Price) ->
     derived: dict[str, PlacedRow] = {}
     stored = stored_by_name(signature, reads, makes)
     for name, (cells, ways) in answer.derived[w].items():
-        if (choice := int(cells[cell])) >= 0:
-            own_way, own_roles = ways[choice]
+        if (taken := int(cells[cell])) >= 0:
+            own_way, own_roles = ways[taken]
             derived[name] = place_gradient(bound, name, price.grid, own_way, dict(own_roles), stored)
     return place(bound, price.grid, number, nests, reads, makes, derived)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from convgen.plan.network.eliminate import Elimination, Factor, Problem
+from convgen.plan.exact.eliminate import Elimination, Factor, Problem
 
 
 class Vertex(NamedTuple):

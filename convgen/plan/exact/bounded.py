@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convgen.errors import InternalError
-from convgen.plan.network.eliminate import Elimination, Factor, Problem, Table
+from convgen.plan.exact.eliminate import Elimination, Factor, Problem, Table
 
 FREE = "elimination"  # how the optimum is found that no budget keeps from being the best of all
 

@@ -1,0 +1,92 @@
+"""What autograd keeps of a row's local code: asked of torch itself, on tensors without memory.
+
+Rows alike are asked once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from convgen.cost.flight_memory import Part
+from convgen.late import torch
+from convgen.operations.row import At, Interval, Operation
+
+Kept = tuple[str, int, int]  # operand | result | within, its number, bytes
+Stands = tuple[
+    tuple[tuple[str, Interval], ...], tuple[tuple[Interval, ...], ...], tuple[tuple[Interval, ...], ...]
+]  # an At
+OfPart = tuple[Stands, tuple[tuple[int, ...], ...], bool]
+
+
+def kept_of(
+    operation: Operation,
+    way: int,
+    parts: Sequence[Part],
+    dtypes: Sequence[str],
+    grads: Sequence[bool],
+    early: int | None,
+) -> tuple[tuple[Kept, ...], dict[int, int]]:
+    """What local code saves, and results that are views of operands: result -> operand.
+
+    Args:
+        parts: that the rank computes at once; of several the results are put together.
+        grads: by operand, whether it wants a gradient.
+        early: the operand that strips are put together of.
+    """
+    alike = tuple((_stands(part.at), part.reads, part.strip) for part in parts)
+    return _asked(operation, way, alike, tuple(dtypes), tuple(grads), early)
+
+
+def _stands(at: At) -> Stands:
+    return tuple(at.blocks.items()), at.windows, at.inside
+
+
+@lru_cache(maxsize=1 << 12)
+def _asked(
+    operation: Operation,
+    way: int,
+    parts: tuple[OfPart, ...],
+    dtypes: tuple[str, ...],
+    grads: tuple[bool, ...],
+    early: int | None,
+) -> tuple[tuple[Kept, ...], dict[int, int]]:
+    storage: dict[int, tuple[str, int]] = {}
+    runs: list[tuple[At, list[Any]]] = []
+    for (blocks, windows, inside), reads, strip in parts:
+        operands: list[Any] = []
+        for k, (dtype, shape, grad) in enumerate(zip(dtypes, reads, grads, strict=True)):
+            operands.append(torch.empty(shape, dtype=getattr(torch, dtype), device="meta").requires_grad_(grad))
+            if not (strip and k == early):
+                storage[_place(operands[-1])] = "operand", k
+        runs.append((At(dict(blocks), windows, inside), operands))
+    saved: list[Any] = []
+
+    def pack(tensor: Any) -> Any:
+        saved.append(tensor)
+        return tensor
+
+    try:
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, _same):
+            made = [t for at, given in runs for t in operation.local(way, at, *given)]
+    except (RuntimeError, NotImplementedError, ValueError, IndexError):  # without memory it can't run: all it has
+        both: list[Kept] = [("operand", k, 0) for k, g in enumerate(grads) if g]
+        return (*both, *(("result", j, 0) for j in range(len(operation.signatures[way].results)))), {}
+    aliases = dict[int, int]()
+    if len(parts) == 1:
+        aliases = {j: storage[_place(t)][1] for j, t in enumerate(made) if _place(t) in storage}
+        storage |= {_place(t): ("result", j) for j, t in enumerate(made) if _place(t) not in storage}
+    found: dict[tuple[str, int], int] = {}
+    for tensor in saved:
+        kind, number = storage.get(_place(tensor), ("within", _place(tensor)))
+        found[kind, number] = max(found.get((kind, number), 0), tensor.untyped_storage().nbytes())
+    return tuple((kind, number, size) for (kind, number), size in found.items()), aliases
+
+
+def _same(tensor: Any) -> Any:
+    return tensor
+
+
+def _place(tensor: Any) -> int:
+    return tensor.untyped_storage()._cdata

@@ -1,0 +1,51 @@
+"""Strong and weak scaling of a network's plans, beside samples split alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from convgen.cost.every_output import every_output
+from convgen.cost.network_memory import network_memory
+from convgen.cost.rows import program_cost
+from convgen.errors import InputError
+from convgen.network_compiler import CompiledNetwork, plan_graph, sample_parallelism
+from convgen.pictures.scaling import Point, Scaling, draw_scaling
+from convgen.plan.parts import Room
+from convgen.plan.program.candidates import is_product
+from convgen.plan.setting import Setting
+from convgen.program.network import Program
+from convgen.spec.graph import Graph
+
+
+def plot_scaling(graph: Graph, setting: Setting, ranks: int, file: Path) -> None:
+    """`draw_scaling` of a network; plans that it can't have are left out."""
+    machine, room = setting.machine, setting.bounded
+    known: dict[tuple[int, int], CompiledNetwork] = {}
+
+    def planned(ranks: int, batch: int) -> Point:
+        if batch != graph.batch and not graph.is_dynamic:
+            return Point(None)
+        try:
+            known[ranks, batch], found = plan_graph(replace(graph, batch=batch), ranks, setting)
+        except InputError:
+            return Point(None, fits=False)
+        return Point(found.seconds)
+
+    def sample(ranks: int, batch: int) -> Point:
+        compiled = known.get((ranks, batch))
+        program = sample_parallelism(compiled) if compiled is not None else None
+        if compiled is None or program is None:
+            return Point(None)
+        seconds = program_cost(program, machine, setting.dtype or compiled.dtype).seconds
+        fits = room.memory_bytes is None or memory_bytes(program, room) <= room.memory_bytes
+        return Point(seconds, fits=fits)
+
+    draw_scaling(Scaling(graph.name, machine.name, graph.batch, planned, sample, room.memory_bytes), ranks, file)
+
+
+def memory_bytes(program: Program, room: Room) -> int:
+    """That a program takes on the fullest rank, counted as the room says."""
+    if room.keep == "every":
+        return sum(one.bytes for one in every_output(program, room.parameter_bytes, is_product))
+    return network_memory(program, room.states).peak

@@ -1,0 +1,114 @@
+"""The steps of a row of a plan: what is moved, what is computed, forward and backward, as its price adds them up."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from convgen.algebra.notation import roles_text
+from convgen.cost.moving import PICOSECONDS
+from convgen.cost.rows import Price
+from convgen.cost.work import most_work
+from convgen.operations.row import repeats
+from convgen.plan.program.candidates import is_product
+from convgen.program.network import Moved, Program, asked
+from convgen.program.rows import PlacedRow, index_sets
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a layer.
+
+    Attributes:
+        phase: forward or backward.
+        kind: of a collective, or an operation's name.
+        sent_bytes: the most that a rank sends.
+        flops: the most that a rank computes.
+        measured: how many of its convolutions were timed.
+    """
+
+    phase: str
+    kind: str
+    what: str
+    time_ps: int
+    sent_bytes: int = 0
+    flops: int = 0
+    communicates: bool = False
+    measured: int = 0
+
+    @property
+    def seconds(self) -> float:
+        return self.time_ps / PICOSECONDS
+
+
+class Steps:
+    """Of a program on a machine."""
+
+    def __init__(self, program: Program, price: Price, hidden: Collection[str]) -> None:
+        """
+        Args:
+            hidden: values whose gradients' sums take no time.
+        """
+        self.program, self.price, self.hidden = program, price, hidden
+        self.wanted = program.differentiable(of_inputs=False)
+        self.again = {i for s in program.again for i in range(s.start, s.stop)}
+        self.moves: dict[int, list[Moved]] = {}
+        for m in (*program.forward(), *program.backward()):
+            self.moves.setdefault(m.row, []).append(m)
+
+    def of(self, number: int) -> Iterator[Step]:
+        """In the order in which a step of training comes to them."""
+        row, wanted = self.program.rows[number], asked(self.program.rows[number].bound, self.wanted)
+        names = row.signature.inputs
+
+        def moved(sides: tuple[str, ...], placed: PlacedRow, phase: str) -> Iterator[Step]:
+            for m in self.moves.get(number, ()):
+                if m.placed is placed and m.chain[0].split()[-1] in sides:
+                    yield self._moved(m, phase)
+
+        for phase in ("forward", "backward") if number in self.again else ("forward",):
+            yield from moved(("fetch",), row, phase)
+            yield self._local(
+                row, phase, "again" if phase == "backward" else f"roles {roles_text(row.roles) or 'none'}"
+            )
+            yield from moved(("store",), row, phase)
+        for k, one in row.derived:
+            if wanted[k]:
+                yield from moved(("fetch",), one, "backward")
+                own = f"d{names[k].name}, roles {roles_text(one.roles) or 'none'}"
+                yield self._local(one, "backward", own)
+                yield from moved(("store",), one, "backward")
+        if back := [k for k, chain in enumerate(row.back) if chain is not None and wanted[k]]:
+            yield from moved(("given",), row, "backward")
+            apart = is_product(row.bound.operation)  # of others one pass may be for all
+            for some in [[k] for k in back] if apart else [back]:
+                which = ", ".join(f"d{names[k].name}" for k in some)
+                yield self._local(row, "backward", f"{which} by the vjp", some)
+            yield from moved(("back",), row, "backward")
+
+    def _moved(self, m: Moved, phase: str) -> Step:
+        c = m.conversion
+        sent, ps = self.price.moves.moved(index_sets(m.placed.signature, self.program.grid), c)
+        is_sum = phase == "backward" and m.value in self.hidden and m.chain[0].split()[-1] in ("store", "back")
+        over = f" over {','.join(c.over)}" if c.over else ""
+        size = self.price.element_bytes
+        return Step(
+            phase, c.kind, f"{m.step}{over}: {c.src} -> {c.dst}", 0 if is_sum else ps, sent * size, communicates=True
+        )
+
+    def _local(self, row: PlacedRow, phase: str, what: str, back: Sequence[int] | None = None) -> Step:
+        operation, roles = row.bound.operation, dict(row.roles)
+        ps = self.price.local(operation, row.way, roles, back)
+        measured = self.price.measured(operation, row.way, roles, back)
+        how = ", measured" if measured else ""
+        kind, asked = operation.name, [row.signature.inputs[k].name for k in back or ()]
+        if is_product(operation) and len(asked) == 1 and asked[0] in operation.gradients:
+            kind = operation.gradients[asked[0]].operation.name
+        return Step(phase, kind, what + how, ps, flops=self._flops(row, roles, back), measured=measured)
+
+    def _flops(self, row: PlacedRow, roles: Mapping[str, tuple[str, ...]], back: Sequence[int] | None) -> int:
+        sizes = self.program.grid.sizes
+        nests = tuple((index, tuple(sizes[a] for a in axes)) for index, axes in roles.items() if axes)
+        done = most_work(row.bound.operation, row.way, nests)
+        often = [1] * len(done) if back is None else repeats(done, back)
+        return sum(n * one.work.flops for n, one in zip(often, done, strict=True))

@@ -1,0 +1,41 @@
+"""What a network's plan is for: the machine, and how training uses it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from convgen.cost.machine import Machine
+from convgen.errors import InputError
+from convgen.plan.parts import ANY, Room
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """
+    Attributes:
+        room: for what a rank keeps; without a bound of its own that of the machine's ranks, where its file says it.
+        statistics: of batch norms in training: global, spatial or local ([SP] III-B).
+        recompute: whether blocks may be computed again in backward.
+        by_step: steps are compared with what travels meanwhile (program/by_timeline.py).
+        dtype: of products and of what is moved; by default the network's.
+    """
+
+    machine: Machine
+    room: Room = ANY
+    statistics: str = "global"
+    recompute: bool = False
+    by_step: bool = False
+    dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.recompute and self.room.keep == "every":
+            fact = "what is computed again is not kept, and keep is every: the output of every layer stays"
+            raise InputError(fact, hint="--recompute with --keep needed")
+
+    @property
+    def bounded(self) -> Room:
+        """With the machine's bound where there is no other."""
+        memory = self.machine.memory_bytes
+        if self.room.memory_bytes is not None or not memory:
+            return self.room
+        return replace(self.room, memory_bytes=int(memory))
