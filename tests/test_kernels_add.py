@@ -41,7 +41,6 @@ def test_sums_are_the_plain_ones_bit_for_bit(dtype: str) -> None:
     rng, kind = random.Random(f"add {dtype}"), TORCH_DTYPES[dtype]
     kernel: Any = load_text(add_module(dtype)).kernel
     generator = torch.Generator().manual_seed(rng.getrandbits(32))
-    another = 0
     for n in (0, 1, 7, 8, 1024, 1025, *(rng.randint(2, 3000) for _ in range(draws(4)))):
         count = rng.choice((2, 3, 4, 6, 9))
         scale = 10.0 ** torch.randint(-3, 4, (count, 1), generator=generator)
@@ -50,8 +49,14 @@ def test_sums_are_the_plain_ones_bit_for_bit(dtype: str) -> None:
         (_, _, elements), constants = add_arguments(n, count, dtype)
         launch(kernel, (-(-n // constants["BLOCK"]), 1, 1), pieces.reshape(-1), out, elements, **constants)
         assert torch.equal(out[:n], added(pieces, kind)) and out[n:].isnan().all()
-        another += not torch.equal(out[:n], added(pieces.flip(0), kind))
-    assert another
+    tiny = 2.0 ** (-60 if dtype == "float64" else -10)
+    large = 2.0**15
+    # What is lost beside a large addend shows the order.
+    for values, total in (([large, tiny, -large], 0.0), ([large, -large, tiny], tiny)):
+        pieces, out = torch.tensor(values, dtype=kind), torch.full((1,), torch.nan, dtype=kind)
+        (_, _, elements), constants = add_arguments(1, 3, dtype)
+        launch(kernel, (1, 1, 1), pieces, out, elements, **constants)
+        assert float(out) == total
 
 
 def of_three(seed: int, dtype: str) -> Case:
