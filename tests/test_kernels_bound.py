@@ -153,7 +153,8 @@ def test_bound_of_four_bytes(phase: str) -> None:
             "1x1": square(phase, size=28, kernel=1, dtype=dtype),
         }.items():
             b, spilled, narrowest = of(p)
-            assert b.share >= least and b.share_by_issue >= 0.9, (dtype, name, b)
+            rounds = dtype == "tfloat32" and not rounded
+            assert b.share >= least and b.share_by_issue >= (0.7 if rounds else 0.9), (dtype, name, b)
             assert spilled == 0 and narrowest == 16, (dtype, name)
             if dtype == "float32":
                 assert b.step_cycles["matrix"] == b.matrix_cycles, name  # three products for one, no more

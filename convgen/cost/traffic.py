@@ -60,6 +60,17 @@ def elements_received(space: IndexSets, kind: Kind, over: Axes, src: Layout, dst
             return _by_rank(space, src, dst, axis=1)
 
 
+def elements_summed(space: IndexSets, kind: Kind, over: Axes, src: Layout, dst: Layout) -> Counts:
+    """Elements of the sum that each rank makes of one addend a rank: in a reduce-scatter, or in an all-reduce as above.
+
+    Two ranks that reduce all send everything to each other instead, where they add themselves.
+    """
+    if kind == "reduce_scatter":
+        return _held(space, dst)
+    counts, ranks = _held(space, src), space.grid.over(over)
+    return counts if ranks == 2 else _own_pieces(space.grid, over, counts)
+
+
 def _by_rank(space: IndexSets, src: Layout, dst: Layout, axis: int) -> Counts:
     """What each rank sends (axis 2) or receives (axis 1) in an exchange."""
     members, flows = space.flows(src, dst)
@@ -106,6 +117,9 @@ def _rows(space: IndexSets, layout: Layout, dim: int) -> tuple[Counts, Counts]:
 def all_reduced(grid: Grid, over: Axes, counts: Counts) -> Counts:
     """What each rank sends in an all-reduce of so many elements: a reduce-scatter and an all-gather of pieces by the
     block rule. It receives as much."""
-    ranks = grid.over(over)
-    lo, hi = block(np.zeros_like(counts), counts, ranks, grid.places(grid.ordered(over)))
-    return counts + (ranks - 2) * (hi - lo)
+    return counts + (grid.over(over) - 2) * _own_pieces(grid, over, counts)
+
+
+def _own_pieces(grid: Grid, over: Axes, counts: Counts) -> Counts:
+    lo, hi = block(np.zeros_like(counts), counts, grid.over(over), grid.places(grid.ordered(over)))
+    return hi - lo

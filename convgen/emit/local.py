@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from convgen.emit.steps import LayoutNames, Lines
+from convgen.kernels.add import add_source
 from convgen.kernels.choose import describe
 from convgen.kernels.config import alignment
 from convgen.kernels.pack import copy_name, copy_source
@@ -49,12 +50,16 @@ class LocalKernels:
     copied: tuple[str, ...] = ()
     copy_kernels: str = ""
     copy_choice: str = ""
+    add_kernel: str = ""
 
 
-def local_kernels(schedule: Schedule, names: LayoutNames, lines: Lines, kernels: Sequence[Kernel]) -> LocalKernels:
-    """Sources for a GPU's module."""
+def local_kernels(
+    schedule: Schedule, names: LayoutNames, lines: Lines, kernels: Sequence[Kernel], sums: str
+) -> LocalKernels:
+    """Sources for a GPU's module; `sums` is the layer's option."""
     if not kernels:
         return LocalKernels()
+    dtype = kernels[0].problem.dtype
     steps = [s for _, s in schedule.steps() if is_convolution(s)]
     copied = copied_tensors(schedule)
     ranks = sorted({copy_dims(t, len(kernels[0].problem.dims)) for t in copied})
@@ -68,6 +73,7 @@ def local_kernels(schedule: Schedule, names: LayoutNames, lines: Lines, kernels:
         copied=copied,
         copy_kernels="\n\n".join(copy_source(n) for n in ranks).rstrip("\n"),
         copy_choice=choice if ranks else "",
+        add_kernel=add_source(dtype) if summed_steps(schedule, sums, dtype) else "",
     )
 
 
@@ -81,6 +87,23 @@ def copied_tensors(schedule: Schedule) -> tuple[str, ...]:
             if not unpacked and not packed:
                 found.add(step.type.tensor)
     return tuple(sorted(found))
+
+
+def summed_steps(schedule: Schedule, sums: str, dtype: str) -> tuple[tuple[str, Convert], ...]:
+    """Conversions whose addends a rank adds itself, in rank order, with their phases.
+
+    Of two addends in the type that they are added in, no order can be wrong: the backend reduces them.
+    """
+
+    def adds(step: Convert) -> bool:
+        wide = dtype not in ("bfloat16", "float16")
+        return step.kind == "reduce_scatter" or (
+            step.kind == "all_reduce" and (schedule.grid.over(step.over) > 2 or not wide)
+        )
+
+    if sums != "ordered":
+        return ()
+    return tuple((phase, s) for phase, s in schedule.steps() if isinstance(s, Convert) and adds(s))
 
 
 def copy_dims(tensor: str, spatial: int) -> int:

@@ -21,6 +21,7 @@ from convgen.emit.local_mesh import MeshConvolution, local_mesh
 from convgen.emit.paste import SharedRuntime, insert_runtime
 from convgen.emit.steps import LayoutNames, Lines, NamedLayout
 from convgen.emit.volume import volume
+from convgen.kernels.add import unit
 from convgen.kernels.environment import environment as kernels_environment
 from convgen.kernels.on_cpu import cpu_helpers
 from convgen.kernels.source import Kernel
@@ -97,6 +98,8 @@ class ModuleContext:
     copied: tuple[str, ...]
     copy_kernels: str
     copy_choice: str
+    add_kernel: str
+    vector: int
     ways: dict[str, str]
     helpers: str
 
@@ -140,7 +143,7 @@ def module_context(
     names = LayoutNames(schedule, virtual=layer.target.pads_virtually)
     ways = {} if gpu else {k.problem.phase: k for k in kernels if k.config.family != "aten"}
     lines = Lines(schedule, conv, names, tuple(ways))
-    local = local_kernels(schedule, names, lines, kernels if gpu else ())
+    local = local_kernels(schedule, names, lines, kernels if gpu else (), layer.options.sums)
     mesh = local_mesh(layer, schedule, space, names, lines)
     stored = [(n, names.of(t)) for n, t in schedule.stored]
     gradient = {"x": "dx", "w": "dw", "y": "dy", "bias": "dbias"}
@@ -179,6 +182,8 @@ def module_context(
         copied=local.copied,
         copy_kernels=local.copy_kernels,
         copy_choice=local.copy_choice,
+        add_kernel=local.add_kernel,
+        vector=unit(layer.element_bytes),
         channels_last=layer.memory_format == "channels_last",
         layouts=tuple(names.table.values()),
         stored=tuple(everything),

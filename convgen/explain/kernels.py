@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from convgen.compiler import Compiled
-from convgen.emit.local import copied_tensors, copy_dims
+from convgen.cost.traffic import elements_summed
+from convgen.emit.local import copied_tensors, copy_dims, summed_steps
+from convgen.kernels.add import add_arguments, add_module, moved_bytes
+from convgen.kernels.config import ceil_div
+from convgen.kernels.estimate import data_sheet
 from convgen.kernels.facts import Launch, facts, records
 from convgen.kernels.load import load_text
 from convgen.kernels.pack import copy_launches, copy_module
 from convgen.kernels.source import kernel_module
+from convgen.spec.target import Target
 
 FIELDS = ("registers", "spill_bytes", "shared_bytes", "matrix_instructions", "widest_global_load_bytes")
 
@@ -19,17 +25,21 @@ BOUND = "  loop: instructions  matrix units at most  by        programs  waves  
 def _bound(r: dict[str, Any]) -> str:
     """A record's loop, and what its launch can't be faster than by counts of it."""
     loop, b = r.get("loop"), r.get("bound")
-    if loop is None or b is None:
+    if b is None:
         return ""
+    if loop is None:  # of a sum
+        limit = "memory" if b["memory_us"] > b["floor_us"] else "launch"
+        return f"  {'':>18}  {'':>20}  {limit:<8}  {b['programs']:>8}  {b['waves']:>5}  {b['us']:>11.1f}"
     share = f"{b['share']:>20.0%}  {b['limit']:<8}"
     return f"  {loop['instructions']:>18}  {share}  {b['programs']:>8}  {b['waves']:>5}  {b['us']:>11.1f}"
 
 
 def kernels_json(compiled: Compiled) -> list[dict[str, Any]]:
-    """A record for each kernel that the layer's ranks launch; packing and unpacking kernels last."""
+    """A record for each kernel that the layer's ranks launch; ordered sums and packing and unpacking kernels last."""
     layer = compiled.layer
     found = list(records(layer.name, compiled.kernels()))
     target = layer.target.known()
+    found += _sums(compiled, target)
     ranks = {copy_dims(t, len(layer.conv.spatial)) for t in copied_tensors(compiled.schedule)}
     for dims in sorted(ranks):
         module = load_text(copy_module(dims))
@@ -39,6 +49,45 @@ def kernels_json(compiled: Compiled) -> list[dict[str, Any]]:
             head = {"layer": layer.name, "name": launch.name, "phase": phase, "family": "copy", "config": config}
             found.append(head | facts(launch, target).as_dict() | {"ranks": list(range(layer.grid.ranks))})
     return found
+
+
+def _sums(compiled: Compiled, target: Target) -> Iterator[dict[str, Any]]:
+    """A record for each step whose addends a rank adds itself, ranks that are alike together."""
+    layer, grid = compiled.layer, compiled.layer.grid
+    kernel = load_text(add_module(layer.dtype)).kernel
+    device = data_sheet(target, layer.dtype)
+    types = compiled.schedule.types()
+    for phase, step in summed_steps(compiled.schedule, layer.options.sums, layer.dtype):
+        counts = elements_summed(compiled.space, step.kind, step.over, types[step.source], step.type)
+        ranks: dict[int, list[int]] = {}
+        for rank, elements in enumerate(counts.tolist()):
+            ranks.setdefault(elements, []).append(rank)
+        for elements, alike in ranks.items():
+            if not elements:
+                continue
+            pieces = grid.over(step.over)
+            args, constants = add_arguments(elements, pieces, layer.dtype)
+            programs, moved = ceil_div(elements, constants["BLOCK"]), moved_bytes(elements, pieces, layer.element_bytes)
+            memory, floor = moved / device.bytes_per_s * 1e6, device.floor_s * 1e6
+            launch = Launch(kernel, (programs, 1, 1), args, constants)
+            yield {
+                "layer": layer.name,
+                "name": launch.name,
+                "phase": phase,
+                "family": "sum",
+                "step": step.result,
+                "config": constants,
+                **facts(launch, target).as_dict(),
+                "bound": {
+                    "programs": programs,
+                    "waves": ceil_div(programs, target.processors),
+                    "moved_bytes": moved,
+                    "memory_us": memory,
+                    "floor_us": floor,
+                    "us": max(memory, floor),
+                },
+                "ranks": alike,
+            }
 
 
 def kernels_text(compiled: Compiled) -> str:

@@ -1,79 +1,23 @@
-"""How kernels by boxes lie over a problem, and the words of their templates."""
+"""The words of the templates by boxes."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from math import gcd, prod
 
+from convgen.kernels.box_tiles import (
+    filter_tiles,
+    has_part,
+    is_paired,
+    is_turned,
+    parts_together,
+    pieces,
+    taps_together,
+    tile_pixels,
+)
 from convgen.kernels.config import Config
 from convgen.kernels.phases import PhaseWords
-from convgen.kernels.problem import LocalDim, Problem
 from convgen.kernels.words import CHANNEL, DimWords, Words, constant, times
-
-
-def is_paired(d: LocalDim) -> bool:
-    """Whether taps read rows of x of several residues modulo the stride."""
-    return d.stride > 1 and d.kernel > 1
-
-
-def view_rank(problem: Problem, tensor: str) -> int:
-    """Dimensions of an activation's view: samples, rows and their pairs, channels."""
-    pairs = tensor == "x" and problem.phase != "backward_data"
-    return 2 + len(problem.dims) + sum(pairs and is_paired(d) for d in problem.dims[:-1])
-
-
-def has_part(problem: Problem, tensor: str) -> bool:
-    """Whether the parts of an activation are a dimension of their own; else they follow each other as samples do."""
-    return (problem.x_parts if tensor == "x" else problem.y_parts) > 1 and view_rank(problem, tensor) < 5
-
-
-def tile_pixels(problem: Problem, config: Config) -> int:
-    return prod(config.tile[f"T{name}"] for name in ("N", *(d.name for d in problem.dims)))
-
-
-def is_turned(problem: Problem, config: Config) -> bool:
-    """Whether the product's rows are channels rather than pixels, or channels rather than filters in a filter gradient.
-
-    A product's columns are read from shared memory once for 64 rows of it, so rows should be the shorter side; they are
-    64 at least. But where columns are written back first (`rewrites`), they should be the shorter side; and TF32's
-    have to lie by what is summed, as dy does where its channels are last, and w does not.
-    """
-    tile = config.tile
-    rows, columns = {
-        "forward": (tile_pixels(problem, config), tile["BF"]),
-        "backward_data": (tile_pixels(problem, config), tile["BC"]),
-        "backward_filter": (tile["BF"], tile["BC"]),
-    }[problem.phase]
-    if columns < 64 or taps_together(problem, config) > 1:
-        return False
-    if problem.dtype == "tfloat32" and problem.phase == "backward_data":
-        return True
-    return columns > rows if rewrites(problem) else not 64 <= rows <= columns
-
-
-def rewrites(problem: Problem) -> bool:
-    """Whether a product's columns are read from shared memory and written back: as the parts of float32, or so that
-    what is summed is their fastest index. Matrix instructions have the latter of 16-bit types only."""
-    return problem.dtype == "float32" or (problem.dtype == "tfloat32" and problem.phase == "backward_filter")
-
-
-def pieces(problem: Problem, config: Config) -> int:
-    """Programs that share the steps of a tile of y, or of x's gradient; the sum's order is fixed."""
-    whole = problem.rim is not None or problem.phase == "backward_filter"
-    by_phase = problem.phase == "backward_data" and any(d.stride > 1 for d in problem.dims)
-    return 1 if whole or by_phase else config.split
-
-
-def taps_together(problem: Problem, config: Config) -> int:
-    """Taps of the last dimension that a program of a filter gradient makes: those of few channels read dy once.
-
-    Up to four, as long as a thread's sums fit.
-    """
-    taps, tile = problem.dims[-1].kernel, config.tile
-    if problem.phase != "backward_filter" or not 1 < taps <= 4 or tile["BC"] > 64 or tile["BF"] < 64:
-        return 1
-    half = problem.element_bytes == 2
-    return taps if half and taps * tile["BF"] * tile["BC"] <= 96 * 32 * config.warps else 1
 
 
 def _transposed(text: str) -> str:
@@ -82,6 +26,8 @@ def _transposed(text: str) -> str:
 
 class BoxWords(PhaseWords):
     """Boxes of memory, named by their corner; parts of an operand follow each other as samples do."""
+
+    sums_kept = False  # whether a filter gradient's pieces stay as they are, for a launch behind that adds them
 
     @property
     def entry(self) -> str:
@@ -120,11 +66,34 @@ class BoxWords(PhaseWords):
     def taps_together(self, config: Config) -> int:
         return taps_together(self.problem, config)
 
+    def parts_together(self, config: Config) -> int:
+        return parts_together(self.problem, config)
+
+    def merged_tiles(self, config: Config) -> int:
+        """Tiles of filters where a tile has those of several parts."""
+        return filter_tiles(self.problem, config)
+
+    def together(self, taps: int) -> list[DimWords]:
+        """The last dimensions, those that have so many taps together."""
+        found = list[DimWords]()
+        for d in reversed(self.tapped):
+            if prod(e.taps for e in found) < taps:
+                found.insert(0, d)
+        return found
+
+    def tap_lines(self, tap: int, together: int) -> list[str]:
+        """kh, kw of one of the taps that a program makes together."""
+        lines: list[str] = []
+        for d in reversed(self.together(together)):
+            tap, k = divmod(tap, d.taps)
+            lines.insert(0, f"{d.k} = {k}")
+        return lines
+
     def program_tap(self, together: int) -> str:
-        """kh, kw of a program of a filter gradient that makes all taps of the last dimension, or one."""
+        """kh, kw of a program of a filter gradient that makes one tap, or all of the last dimensions."""
         if together == 1:
             return self.taps
-        *outer, _ = self.tapped
+        outer = self.tapped[: len(self.tapped) - len(self.together(together))]
         parts: list[str] = []
         for i, d in enumerate(outer):
             inner = prod(e.taps for e in outer[i + 1 :])
@@ -203,13 +172,13 @@ class BoxWords(PhaseWords):
         return lines
 
     def block_boxes(self, block: str, together: int) -> list[str]:
-        """First row and count of the boxes of y whose tap, or any of those of the last dimension, reads a block."""
+        """First row and count of the boxes of y whose tap, or any of those made together, reads a block."""
         lines: list[str] = []
         for d, (corner, extent, tile) in zip(self.dims, self.corner, strict=True):
             lo, n, whole = self._block_rows(block, d)
             begin = f"{lo} + {d.pad}" + (f" - {times(d.k, d.dilation)}" if d.taps > 1 else "")
             end = f"{begin} + {n}"
-            if together > 1 and d is self.dims[-1]:
+            if d in self.together(together):
                 begin, end = f"{lo} + {d.pad} - {(d.taps - 1) * d.dilation}", f"{lo} + {d.pad} + {n}"
             lines.append(f"first_{corner} = 0 if {whole} else tl.maximum({begin}, 0)")
             rows = f"tl.maximum(tl.minimum({end}, {extent}) - first_{corner}, 0)"
@@ -374,11 +343,18 @@ class BoxWords(PhaseWords):
 
     def view_of_y(self, config: Config) -> list[str]:
         """y or dy as boxes_of_memory is told: shape, and box."""
+        if (parts := self.parts_together(config)) > 1:
+            rows = ", ".join(str(config.tile[f"T{d.letter.upper()}"]) for d in self.dims)
+            box = f"[{parts}, {config.tile['TN']}, {rows}, {self.problem.filters}]"
+            return [f"({self._samples('y')}, *s.y, s.filters)", box]
         return [f"({self._samples('y')}, *s.y, s.filters)", self._box(config, (), "y")]
 
-    @property
-    def read_dy(self) -> str:
+    def read_dy(self, config: Config) -> str:
         """A box of dy as pixels by filters, in a filter gradient."""
+        if (parts := self.parts_together(config)) > 1:
+            place = ", ".join([f"tile_f * {parts}", "n", *(corner for corner, _, _ in self.corner), "0"])
+            loaded = f"dy.load([{place}]).reshape({parts}, {self.box_pixels}, F)"
+            return f"{loaded}.permute(1, 0, 2).reshape({self.box_pixels}, BF)"
         return f"dy.load([{self.box_place('y', made=True)}]).reshape({self.box_pixels}, BF)"
 
     def _samples(self, tensor: str) -> str:

@@ -24,6 +24,7 @@ CACHE_BYTES = (
 )  # from L2, a processor and cycle: A100's 5120 a cycle (its white paper), over H100's processors
 LATENCY_S = 7.0e-7
 PROLOGUE_S = 1.5e-6
+SUMMED = 32  # pieces of a filter gradient that the launch which adds them reads before it waits
 ARRIVAL_S = 1.5e-6  # clearing counters, and adding behind the last program
 
 
@@ -58,7 +59,7 @@ def estimated_s(p: Problem, config: Config, w: Work, target: Target, device: Cei
     seconds = device.floor_s + max(loops, whole_bytes(p) / device.bytes_per_s)
     seconds += w.launches * device.floor_s + w.more_bytes / device.bytes_per_s
     if w.split > 1:
-        seconds += device.floor_s + 2 * sum_bytes(p, w) / device.bytes_per_s
+        seconds += device.floor_s + 2 * sum_bytes(p, w) / device.bytes_per_s + ceil_div(w.split, SUMMED) * LATENCY_S
     if w.addend_bytes:
         rates = RATES[target.arch]
         cache = CACHE_BYTES * rates.clock_hz * target.processors
@@ -77,6 +78,15 @@ def step_s(p: Problem, config: Config, w: Work, target: Target, device: Ceilings
         rate = device.flops_per_s / target.processors * max(fill, 1 / 16)
         return max(2 * w.multiplied / rate, read * w.scattered / 5.0e10)
     return max(step_cycles(p, config, w, target).values()) / rates.clock_hz
+
+
+def busy_s(p: Problem, config: Config, w: Work, target: Target, device: Ceilings) -> float:
+    """Seconds of all steps, programs spread evenly, where nothing waits, for L2 neither."""
+    rates, waves = RATES.get(target.arch), ceil_div(w.programs, target.processors)
+    if rates is None or not rates.of(p.dtype):
+        return step_s(p, config, w, target, device) * w.steps * waves
+    cycles = step_cycles(p, config, w, target)
+    return max(cycles[n] for n in ("matrix", "issue", "shared")) * w.steps * waves / rates.clock_hz
 
 
 def step_cycles(p: Problem, config: Config, w: Work, target: Target) -> dict[str, float]:

@@ -50,8 +50,10 @@ class ArrangedWords(Words):
         """Where the result of the convolution inside lies, if not as boxes."""
         raise NotImplementedError
 
+    sums_kept = False
+
     def products(self, name: str, config: Config) -> str:
         """The kernel by boxes, and the function that launches it."""
         words = InnerWords(self.inner, float32=self.float32, rims=self.rims)
-        words.writer = self.writer
+        words.writer, words.sums_kept = self.writer, self.sums_kept and config.split > 1
         return words.products(name, config)

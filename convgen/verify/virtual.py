@@ -33,6 +33,8 @@ class Group(Protocol):
     def sums(self) -> str: ...
     @property
     def wide(self) -> torch.dtype: ...
+    @property
+    def add(self) -> Callable[[Tensor, int], Tensor] | None: ...
 
 
 class Mismatch(RuntimeError):
@@ -249,7 +251,9 @@ class VirtualTransport:
 
     @staticmethod
     def _sum(pieces: list[Tensor], group: Group) -> Tensor:
-        """In rank order; `ordered` in a wide type with one rounding, `native` in the tensors' own."""
+        """In rank order; `ordered` in a wide type with one rounding, or by its kernel, `native` in the tensors' own."""
+        if group.sums == "ordered" and group.add is not None:
+            return group.add(torch.cat(pieces), len(pieces))
         total = pieces[0].to(group.wide if group.sums == "ordered" else pieces[0].dtype, copy=True)
         for piece in pieces[1:]:
             total += piece

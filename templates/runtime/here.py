@@ -71,4 +71,5 @@ class Here(NamedTuple):
 
     def group(self, axes: tuple[str, ...]) -> Group:
         wide = torch.float64 if self.layer.dtype == torch.float64 else torch.float32
-        return Group(tuple(self.place.ranks[p] for p in self.members(axes)), self.layer.sums, wide)
+        ranks = tuple(self.place.ranks[p] for p in self.members(axes))
+        return Group(ranks, self.layer.sums, wide, self.layer.add)

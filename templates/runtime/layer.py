@@ -36,6 +36,7 @@ class Layer:
     """
 
     ops: Ops
+    add: Callable[[Tensor, int], Tensor] | None = None  # ordered sums' kernel, as a Group has it
 
     def __init__(
         self,

@@ -15,8 +15,8 @@ from dataclasses import replace
 from itertools import product
 from math import ceil, prod
 
-from convgen.kernels.boxes import (
-    BoxWords,
+from convgen.kernels.box_tiles import (
+    filter_tiles,
     has_part,
     is_paired,
     is_turned,
@@ -26,8 +26,9 @@ from convgen.kernels.boxes import (
     tile_pixels,
     view_rank,
 )
+from convgen.kernels.boxes import BoxWords
 from convgen.kernels.config import Config, ceil_div, clamp, power_of_two
-from convgen.kernels.estimate import data_sheet, estimated_s, step_s
+from convgen.kernels.estimate import busy_s, data_sheet, estimated_s
 from convgen.kernels.problem import Problem
 from convgen.kernels.words import Words
 from convgen.kernels.work import Work, product_work
@@ -38,6 +39,7 @@ TEMPLATE = "box.py.jinja"
 NEEDS = ("boxes",)
 SINGLE_CHANNELS = False
 MOST_BOXES = 3  # around a block of rows
+ALIKE = 1.05  # estimates that differ by less say nothing
 HELD = 96  # numbers a thread, of float32's sums and of rows in two parts: with more, registers spill
 
 
@@ -132,8 +134,9 @@ def configs(problem: Problem, target: Target) -> Iterator[Config]:
             if rows > clamp(problem.filters, 64, 256) or columns > clamp(problem.channels, 16, _deepest(problem)):
                 continue
             for tile in tiles(problem, summed)[:2]:
-                for split in splits(problem, target, tile, rows, columns):
-                    yield _config(problem, tile, rows, columns, warps, stages, split)
+                one = _config(problem, tile, rows, columns, warps, stages)
+                if _fits(problem, one, target):
+                    yield from (replace(one, split=split) for split in splits(problem, target, one))
         else:
             made, depth = _sides(problem)
             if rows < 64 or columns > clamp(made, 16, 256) or summed > clamp(depth, 16, _deepest(problem)):
@@ -150,15 +153,24 @@ def _deepest(problem: Problem) -> int:
     return 128
 
 
-def splits(problem: Problem, target: Target, tile: dict[str, int], filters: int, channels: int) -> list[int]:
-    """Counts of pieces that give a half, one or two waves of programs."""
-    parts = problem.x_parts * problem.y_parts
-    programs = ceil_div(problem.filters, filters) * ceil_div(problem.channels, channels) * parts * problem.taps
-    one = _config(problem, tile, filters, channels, 8, 3)
-    programs //= taps_together(problem, one)
-    most = max(1, count_boxes(problem, tile) // 4)
+def splits(problem: Problem, target: Target, config: Config) -> list[int]:
+    """Counts of pieces of a filter gradient that give a half, one or two waves of programs."""
+    programs, most = filter_programs(problem, config), max(1, count_boxes(problem, config.tile) // 4)
     waves = (target.processors // 2, target.processors, 2 * target.processors)
     return sorted({max(1, min(most, wave // programs)) for wave in waves} | {1})
+
+
+def filter_programs(problem: Problem, config: Config) -> int:
+    """Programs of a filter gradient for each piece of its pixels."""
+    channels = ceil_div(problem.channels, config.tile["BC"]) * problem.x_parts
+    return filter_tiles(problem, config) * channels * problem.taps // taps_together(problem, config)
+
+
+def _fits(problem: Problem, config: Config, target: Target) -> bool:
+    """Whether the boxes of a filter gradient's steps in flight fit in shared memory."""
+    tile = config.tile
+    together = tile["BF"] + tile["BC"] * taps_together(problem, config)
+    return together * tile_pixels(problem, config) * problem.element_bytes * config.stages <= target.shared_bytes
 
 
 def _cuts(problem: Problem, target: Target, tile: dict[str, int], columns: int) -> list[int]:
@@ -183,20 +195,21 @@ def default(problem: Problem, target: Target) -> Config:
 
 
 def least(problem: Problem, target: Target, found: Iterable[Config], work: Callable[[Problem, Config], Work]) -> Config:
-    """Of configurations the one with the least estimated time."""
-    device = data_sheet(target, problem.dtype)
+    """Of configurations with the least estimated time, give or take ALIKE, the one whose steps take least.
 
-    def worth(config: Config) -> tuple[int, bool, float]:
-        """Nanoseconds; whether a thread's sums leave few registers; and what a step takes where nothing waits."""
-        w = work(problem, config)
-        heavy = w.tile[0] * w.tile[1] > 96 * config.warps * target.warp
-        return (
-            round(estimated_s(problem, config, w, target, device) * 1e9),
-            heavy,
-            step_s(problem, config, w, target, device),
-        )
+    Of those alike in that too, those that leave a thread registers; and the estimate.
+    """
+    device, configs = data_sheet(target, problem.dtype), list(found)
+    works = [work(problem, c) for c in configs]
+    seconds = [estimated_s(problem, c, w, target, device) for c, w in zip(configs, works, strict=True)]
 
-    return min(found, key=worth)
+    def worth(i: int) -> tuple[float, bool, float]:
+        c, w = configs[i], works[i]
+        heavy = w.tile[0] * w.tile[1] > 96 * c.warps * target.warp
+        return busy_s(problem, c, w, target, device), heavy, seconds[i]
+
+    most = ALIKE * min(seconds)
+    return configs[min((i for i, s in enumerate(seconds) if s <= most), key=worth)]
 
 
 def sizes(problem: Problem, target: Target) -> Iterator[Config]:
@@ -208,7 +221,7 @@ def sizes(problem: Problem, target: Target) -> Iterator[Config]:
         depth = clamp(summed, 16, min(_deepest(problem), depth))
     deepest = _deepest(problem) if filter_gradient else 256
     widths = (16, 32, 64, 128, 256)
-    for rows, columns, warps, stages in product(widths, widths, (4, 8), (3, 4)):
+    for rows, columns, warps, stages in product(widths, widths, (4, 8), (2, 3, 4) if filter_gradient else (3, 4)):
         fits = (rows + columns) * depth * problem.element_bytes * stages <= target.shared_bytes
         spread = 8 <= rows * columns // (warps * target.warp) <= most
         if not fits or not spread or max(rows, columns) < 64 or columns > clamp(made, 16, deepest):
@@ -216,12 +229,13 @@ def sizes(problem: Problem, target: Target) -> Iterator[Config]:
         exact = problem.dtype == "float32" and not filter_gradient
         if exact and rows * (columns + depth) > HELD * warps * target.warp:
             continue
-        if filter_gradient and rows <= clamp(problem.filters, 64 if problem.channels <= 32 else 16, 256):
+        merged = half and problem.y_parts > 1 and has_part(problem, "y")
+        if filter_gradient and rows <= clamp(problem.filters, 64 if problem.channels <= 32 or merged else 16, 256):
             # Of few channels a step has little to multiply: more pixels share what it takes to begin one.
             for pixels in (depth, 2 * depth) if half and columns <= 32 else (depth,):
-                tile = _fitting(problem, pixels)
-                for split in splits(problem, target, tile, rows, columns):
-                    yield _config(problem, tile, rows, columns, warps, stages, split)
+                one = _config(problem, _fitting(problem, pixels), rows, columns, warps, stages)
+                if _fits(problem, one, target):
+                    yield from (replace(one, split=split) for split in splits(problem, target, one))
         elif not filter_gradient and rows >= 64:
             tile = _fitting(problem, rows)
             for split in _cuts(problem, target, tile, columns):
@@ -263,11 +277,11 @@ def work(problem: Problem, config: Config) -> Work:
             addends = 4 * w.tile[0] * w.tile[1] * w.programs * cut
             w = replace(w, programs=w.programs * cut, steps=ceil_div(w.steps, cut), addend_bytes=addends)
     else:
-        parts = problem.x_parts * problem.y_parts * problem.taps
-        programs = ceil_div(problem.filters, tile["BF"]) * ceil_div(problem.channels, tile["BC"]) * parts * config.split
         taps = taps_together(problem, config)
         product = tile["BF"], tile["BC"] * taps, pixels
-        w = Work(programs // taps, ceil_div(boxes, config.split), product, config.split, instructions=90 + 20 * taps)
+        programs = filter_programs(problem, config) * config.split
+        count = 110 if taps == 1 else 90 + taps * (32 + pixels / 4)
+        w = Work(programs, ceil_div(boxes, config.split), product, config.split, instructions=count)
     rows, columns, summed = w.tile
     w = replace(w, tile=(columns, rows, summed)) if is_turned(problem, config) else w
     w = replace(w, rewrites=rewrites(problem), rounded=True)

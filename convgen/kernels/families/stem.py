@@ -79,12 +79,15 @@ def work(problem: Problem, config: Config) -> Work:
     inner = blocks(problem)
     turned = not problem.channels_last and problem.phase != "forward"
     moved = 2 * (inner.elements["x"] + (inner.elements["y"] if turned else 0))
-    launches = (problem.phase != "forward") + turned + 1
+    taken = problem.phase != "forward" and not (problem.phase == "backward_filter" and config.split > 1)
+    launches = taken + turned + 1  # where pieces are summed, that launch takes w's gradient from that of blocks as well
     return replace(box.work(inner, config), launches=launches, more_bytes=moved * inner.element_bytes)
 
 
 class StemWords(ArrangedWords):
     """Where the element of a block lies in x, and that of a tap of blocks in w; and the other way round."""
+
+    sums_kept = True
 
     @property
     def inner(self) -> Problem:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from convgen.kernels.boxes import tile_pixels
+from convgen.kernels.box_tiles import taps_together, tile_pixels
 from convgen.kernels.config import Config
 from convgen.kernels.families import box
 from convgen.kernels.inner import InnerWords
@@ -58,7 +58,7 @@ def words(problem: Problem) -> type[Words]:
 def work(problem: Problem, config: Config) -> Work:
     """What the launch of products does; dy is read and written once before."""
     w = box.work(problem, config)
-    rows, columns = config.tile["BC"], config.tile["BF"]
+    rows, columns = config.tile["BC"] * taps_together(problem, config), config.tile["BF"]
     tiled = box.count_boxes(problem, config.tile) * tile_pixels(problem, config) * problem.filters * problem.y_parts
     moved = (problem.elements["y"] * problem.y_parts + tiled) * problem.element_bytes
     return replace(w, tile=(rows, columns, w.tile[2]), rewrites=False, launches=1, more_bytes=moved)
@@ -70,8 +70,7 @@ class TiledWords(InnerWords):
     def is_turned(self, config: Config) -> bool:
         return True
 
-    @property
-    def read_dy(self) -> str:
+    def read_dy(self, config: Config) -> str:
         part = "y_part * F + f" if self.problem.y_parts > 1 else "f"
         return f"dy.load([{part}, box * ({self.box_pixels})]).T"
 

@@ -1,0 +1,103 @@
+"""How kernels by boxes lie over a problem: views, tiles, and what of it a program makes together."""
+
+from __future__ import annotations
+
+from math import prod
+
+from convgen.kernels.config import Config, ceil_div
+from convgen.kernels.problem import LocalDim, Problem
+
+MOST_TAPS = 16  # of a step: each is a product of its own
+
+
+def is_paired(d: LocalDim) -> bool:
+    """Whether taps read rows of x of several residues modulo the stride."""
+    return d.stride > 1 and d.kernel > 1
+
+
+def view_rank(problem: Problem, tensor: str) -> int:
+    """Dimensions of an activation's view: samples, rows and their pairs, channels."""
+    pairs = tensor == "x" and problem.phase != "backward_data"
+    return 2 + len(problem.dims) + sum(pairs and is_paired(d) for d in problem.dims[:-1])
+
+
+def has_part(problem: Problem, tensor: str) -> bool:
+    """Whether the parts of an activation are a dimension of their own; else they follow each other as samples do."""
+    return (problem.x_parts if tensor == "x" else problem.y_parts) > 1 and view_rank(problem, tensor) < 5
+
+
+def tile_pixels(problem: Problem, config: Config) -> int:
+    return prod(config.tile[f"T{name}"] for name in ("N", *(d.name for d in problem.dims)))
+
+
+def is_turned(problem: Problem, config: Config) -> bool:
+    """Whether the product's rows are channels rather than pixels, or channels rather than filters in a filter gradient.
+
+    A product's columns are read from shared memory once for 64 rows of it, so rows should be the shorter side; they are
+    64 at least. But where columns are written back first (`rewrites`), they should be the shorter side; and TF32's
+    have to lie by what is summed, as dy does where its channels are last, and w does not.
+    """
+    tile = config.tile
+    rows, columns = {
+        "forward": (tile_pixels(problem, config), tile["BF"]),
+        "backward_data": (tile_pixels(problem, config), tile["BC"]),
+        "backward_filter": (tile["BF"], tile["BC"]),
+    }[problem.phase]
+    if taps_together(problem, config) > 1:
+        return columns == 64 and rewrites(problem)  # dy is the columns: written back once for all taps
+    if columns < 64:
+        return False
+    if problem.dtype == "tfloat32" and problem.phase == "backward_data":
+        return True
+    return columns > rows if rewrites(problem) else not 64 <= rows <= columns
+
+
+def rewrites(problem: Problem) -> bool:
+    """Whether a product's columns are read from shared memory and written back: as the parts of float32, or so that
+    what is summed is their fastest index. Matrix instructions have the latter of 16-bit types only."""
+    return problem.dtype == "float32" or (problem.dtype == "tfloat32" and problem.phase == "backward_filter")
+
+
+def pieces(problem: Problem, config: Config) -> int:
+    """Programs that share the steps of a tile of y, or of x's gradient; the sum's order is fixed."""
+    whole = problem.rim is not None or problem.phase == "backward_filter"
+    by_phase = problem.phase == "backward_data" and any(d.stride > 1 for d in problem.dims)
+    return 1 if whole or by_phase else config.split
+
+
+def taps_together(problem: Problem, config: Config) -> int:
+    """Taps that a program of a filter gradient makes, all or those of the last dimensions: of few channels, dy is read
+    once for them. As many as a thread's sums fit for, 16 at most.
+    """
+    tile, taps = config.tile, problem.taps
+    if problem.phase != "backward_filter" or tile["BC"] > 64 or tile["BF"] < 64:
+        return 1
+    half = problem.element_bytes == 2
+    if problem.dtype == "float64" or (problem.dtype == "float32" and config.warps > 4):
+        return 1  # eight warps make 20 matrix instructions of float32 where 12 do
+    # Numbers a thread that spill nowhere, beside what it holds of the operands.
+    most = 128 if half and tile["BC"] <= 16 and problem.rim is None else 96 if half or tile["BC"] == 64 else 72
+    # More warps, or a few pixels of two bytes, would issue more than they multiply.
+    all_taps = config.warps == 4 and (not half or tile_pixels(problem, config) >= 128)
+    for i, d in enumerate(problem.dims):
+        fits = taps <= MOST_TAPS and taps * tile["BF"] * tile["BC"] <= most * 32 * config.warps
+        if fits and (all_taps or i == len(problem.dims) - 1):
+            return taps
+        taps //= d.kernel
+    return 1
+
+
+def parts_together(problem: Problem, config: Config) -> int:
+    """Parts of dy that a program of a filter gradient reads at once: those of few filters fill the rows of a matrix
+    instruction together, which are 64. What lies behind the last part is zero."""
+    filters, rows = problem.filters, config.tile["BF"]
+    if problem.phase != "backward_filter" or problem.y_parts == 1 or problem.element_bytes != 2:
+        return 1
+    return rows // filters if rows == 64 and filters in (8, 16, 32) and has_part(problem, "y") else 1
+
+
+def filter_tiles(problem: Problem, config: Config) -> int:
+    """Tiles of filters, of all parts."""
+    if (parts := parts_together(problem, config)) > 1:
+        return ceil_div(problem.y_parts, parts)
+    return ceil_div(problem.filters, config.tile["BF"]) * problem.y_parts
