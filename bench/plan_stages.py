@@ -23,7 +23,7 @@ COLUMNS = {"samples": "N", "rows, columns": ("H", "W"), "channels, filters": ("C
 
 def stages(name: str, ranks: int, hide_dw: bool) -> None:
     graph, lassen = read_network_graph(NETWORKS / f"{name}.yaml"), load_machine("lassen")
-    machine = replace(lassen, hides=frozenset({"gradients"} if hide_dw else ()))
+    machine = replace(lassen, hides_gradients=hide_dw)
     _, plan = plan_graph(graph, ranks, Setting(machine=machine, room=Room(keep="every"), statistics="local"))
     found: dict[str, list[frozenset[str]]] = {}
     for row in plan.program.rows:

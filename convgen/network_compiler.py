@@ -20,7 +20,7 @@ from convgen.algebra.grid import Grid
 from convgen.cost.machine import Machine
 from convgen.cost.machines import load_machine
 from convgen.emit.network import NetworkInput, Package, emit_network
-from convgen.errors import InputError, InternalError
+from convgen.errors import InputError
 from convgen.knobs import verify_schedules
 from convgen.operations.bound import Bound
 from convgen.operations.views import MANY
@@ -49,7 +49,7 @@ from convgen.spec.network_plan import PlanFile
 from convgen.spec.source import locate
 
 LETTERS = {1: ("N",), 2: ("N", "C"), 3: ("N", "C", "W"), 4: ("N", "C", "H", "W"), 5: ("N", "C", "D", "H", "W")}
-LAYOUTS = 3  # until statistics by parts and a layout agree
+LAYOUTS = 3  # that are looked for until statistics by parts and the best layout agree
 OF_NUMBERS = {1: ("N",), 2: ("N", "W"), 3: ("N", "H", "W"), 4: ("N", "D", "H", "W")}  # of labels: no channels
 
 
@@ -163,14 +163,14 @@ def _with_statistics(
     """
     graph, described, _ = _described(graph)
     program = laid_out(graph, described, {})
-    for k in range(LAYOUTS):
+    for k in range(LAYOUTS + 1):
         stored = {name: value.stored for name, value in program.values.items()}
         parted = with_statistics(graph, statistics, stored, program.grid)
         if parted == graph:
-            return graph, described, replace(program, statistics=statistics)
+            break
         graph, described, _ = _described(parted)
-        program = laid_out(graph, described, {n: stored[n] for n in normalised(graph)} if k else {})
-    raise InternalError(f"{graph.name}: with {statistics} statistics no layout has the parts that it was made for")
+        program = laid_out(graph, described, {n: stored[n] for n in normalised(graph)} if k == LAYOUTS else {})
+    return graph, described, replace(program, statistics=statistics)
 
 
 def compile_plan(graph: Graph, plan: PlanFile, *, overlap: Machine | None = None, command: str = "") -> CompiledNetwork:
@@ -229,14 +229,11 @@ def plan_graph(
         parts = network_parts(graph, described)._replace(fixed=fixed)
         check_ranks(parts, grid, ranks)
         try:
-            return searched(parts, first if not found else machine)
+            return searched(parts)
         except TooLittleMemory as error:
             raise refusal(error, parts, ranks, graph.batch, machine, dtype, room) from None
 
-    # Before anyone knows the parts.
-    first = machine if setting.statistics == "global" else replace(machine, hides=machine.hides | {"moments"})
-
-    def searched(parts: Parts, machine: Machine) -> Program:
+    def searched(parts: Parts) -> Program:
         def on_one(grid: Grid, machine: Machine) -> NetworkPlan:
             return widened(plan_network(parts, [grid], machine, dtype, room, setting.recompute), ranks, parts)
 

@@ -172,7 +172,7 @@ def test_layers_take_what_the_plan_takes() -> None:
     seen = {False: 0, True: 0}
     for keep in keeps:
         for hides in (False, True):
-            machine = replace(SLOW, hides=frozenset({"gradients"} if hides else ()))
+            machine = replace(SLOW, hides_gradients=hides)
             compiled, found = plan(branched(rng, 5), 4, machine, room=Room(keep=keep))
             layers = layers_of(found, machine, compiled.dtype)
             rest = found.memory_bytes - sum(one.kept_bytes for one in layers)

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from convgen.spec.target import Target
 
 GIB = 1 << 30
-HIDES_DW = frozenset({"gradients"})
 
 
 class PlanFile(OutputFile):
@@ -192,7 +191,7 @@ def _setting(network: Network | None, graph: Graph, options: dict[str, Any]) -> 
         machine = _measured(machine, made_for, dtype or "float32")
     memory = options["memory"]
     return Setting(
-        machine=replace(machine, hides=HIDES_DW) if options["hide_dw"] else machine,
+        machine=replace(machine, hides_gradients=options["hide_dw"]),
         room=Room(
             None if memory is None else round(memory * GIB),
             options["optimizer_states"],

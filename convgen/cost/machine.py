@@ -79,8 +79,8 @@ class Machine:
         misfits: collectives as they were measured; empty where the model is all that is known.
         probes: convolutions by shape; empty where one efficiency is taken for all.
         timed: seconds of single convolutions, where they were measured.
-        hides: what takes no time: sums of parameters' "gradients", as if backward hid them all ([CF] 5 and [SP] VI
-            overlap them); merges of "moments", as where each rank has its own.
+        hides_gradients: whether sums of parameters' gradients take no time, as if backward hid them all ([CF] 5 and
+            [SP] VI overlap them).
     """
 
     name: str
@@ -98,7 +98,7 @@ class Machine:
     misfits: tuple[Misfit, ...] = ()
     probes: tuple[Probe, ...] = ()
     timed: LocalTimes | None = None
-    hides: frozenset[str] = frozenset()
+    hides_gradients: bool = False
 
     @property
     def without_bytes(self) -> Machine:

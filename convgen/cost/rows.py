@@ -187,8 +187,6 @@ class Price:
 
     def reduced(self, sets: IndexSets, made: Layout, stored: tuple[Stored, ...], reduction: Reduction) -> Counts:
         """From a result as a row makes it to each of these."""
-        if reduction == "merge" and "moments" in self.machine.hides:
-            return np.zeros(len(stored), dtype=np.int64)
 
         def to(there: Layout) -> int:
             if reduction == "sum" or not made.partial:
@@ -207,7 +205,7 @@ class Price:
         Args:
             parameter: whether it is a parameter's.
         """
-        if parameter and "gradients" in self.machine.hides:
+        if parameter and self.machine.hides_gradients:
             return np.zeros(len(stored), dtype=np.int64)
 
         return self._vector("collect", sets, found, stored, lambda s: self.moves.collected(sets, found, s))
@@ -265,7 +263,7 @@ def program_cost(program: Program, machine: Machine, dtype: str) -> ProgramCost:
 
 def hidden_of(program: Program, machine: Machine) -> frozenset[str]:
     """Values whose gradients' sums take no time."""
-    values = program.values.items() if "gradients" in machine.hides else ()
+    values = program.values.items() if machine.hides_gradients else ()
     return frozenset(name for name, value in values if value.kind == "parameter")
 
 

@@ -109,9 +109,9 @@ def _summary(plan: Planned) -> Iterator[str]:
         f"{program.name}: {number_of(len(products), 'layer')}, {number_of(plan.compiled.graph.batch, 'sample')}, "
         f"{number_of(program.grid.ranks, 'rank')} of {machine.name} as {program.grid}"
     )
-    hidden = ", sums of parameters' gradients hidden" if "gradients" in machine.hides else ""
+    hidden = ", sums of parameters' gradients hidden" if machine.hides_gradients else ""
     yield f"step    {plan.found.seconds * 1e3:.3f} ms: {_sums(layers)}; modelled, steps one after the other{hidden}"
-    if "gradients" not in machine.hides:
+    if not machine.hides_gradients:
         yield from _meanwhile(plan)
     yield f"others  {number_of(len(rest), 'other layer')}: {_sums(rest)}"
     yield f"sent    {sum(one.sent_bytes for one in layers) / 1e6:.2f} MB a rank"
@@ -193,7 +193,7 @@ def planned_json(plan: Planned) -> dict[str, Any]:
         "working_ranks": program.grid.ranks // program.grid.sizes.get(IDLE, 1),
         "samples": plan.compiled.graph.batch,
         "seconds": found.seconds,
-        "overlapped_seconds": None if "gradients" in machine.hides else plan.timeline.end_s,
+        "overlapped_seconds": None if machine.hides_gradients else plan.timeline.end_s,
         "compute_seconds": sum(one.compute_ps for one in layers) / PICOSECONDS,
         "communication_seconds": sum(one.moving_ps for one in layers) / PICOSECONDS,
         "sent_bytes": sum(one.sent_bytes for one in layers),

@@ -17,7 +17,7 @@ from convgen.errors import InputError
 IDLE = "idle"
 NOISE = 1.1  # rough plans are slower than the best of them by more than this: their thorough ones are too
 PATIENCE = 2  # counts that don't pay, by rough plans, before the search goes no further down
-THOROUGH = 2  # counts that are planned with all candidates
+THOROUGH = 3  # counts that are planned with all candidates
 
 Plan = TypeVar("Plan")
 

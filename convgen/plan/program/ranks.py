@@ -30,7 +30,7 @@ from convgen.plan.program.written import plan_of, program_of
 from convgen.program.network import Program
 from convgen.spec.placement import MAX_RANKS
 
-SCOUT = Effort(ways=3, others=6, stored=7, parameters=1)
+SCOUT = Effort(ways=3, others=6, stored=7, parameters=3)
 SCOUTED = 2  # grids by what their products take, beside the most even ones
 ROUGH = 2  # grids of the most even axes, for a rough plan
 

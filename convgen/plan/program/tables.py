@@ -271,7 +271,7 @@ class Asking:
 
         def collected() -> Table:
             sets, k = tensors[result.name], self.numbers[name]
-            if self.q.learnt[k] and "gradients" in price.machine.hides:
+            if self.q.learnt[k] and price.machine.hides_gradients:
                 return np.zeros([1] * len(self.shape), dtype=np.int64)
             makes = price.wants(theirs, result, roles)
             return self._spread(price.reduced(sets, makes, self._stored(k, parameters), theirs.reduction), k)
