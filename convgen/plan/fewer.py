@@ -46,7 +46,9 @@ def on_fewer(
         rough[fewer] = roughly(fewer)
         poor = poor + 1 if rough[fewer] > NOISE * fastest else 0
     best: tuple[int, Plan] | None = None
-    for count in sorted(rough, key=lambda count: rough[count])[:THOROUGH]:
+    most = NOISE * min(rough.values())
+    likely = sorted((count for count in rough if rough[count] <= most), key=lambda count: rough[count])
+    for count in likely[:THOROUGH]:
         with suppress(InputError):
             one = planned(count)
             if best is None or seconds(one) < seconds(best[1]):

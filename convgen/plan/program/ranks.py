@@ -30,9 +30,9 @@ from convgen.plan.program.written import plan_of, program_of
 from convgen.program.network import Program
 from convgen.spec.placement import MAX_RANKS
 
-SCOUT = Effort(ways=3, others=6, stored=7, parameters=3)
+SCOUT = Effort(ways=2, others=6, stored=5, parameters=3)
 SCOUTED = 2  # grids by what their products take, beside the most even ones
-ROUGH = 2  # grids of the most even axes, for a rough plan
+EVEN = 2  # grids of the most even axes; the last one is for a rough plan
 
 
 class StepSeconds(NamedTuple):
@@ -68,14 +68,12 @@ class NetworkPlan:
 
 
 def check_ranks(parts: Parts, grid: Grid | None, ranks: int) -> None:
-    """Raises InputError: more ranks than can be, a network without a product, or an axis that splits nothing."""
+    """Raises InputError: more ranks than can be, or an axis that splits nothing."""
     if ranks > MAX_RANKS:
         raise InputError(f"{ranks} ranks, more than {MAX_RANKS}", hint=f"--ranks up to {MAX_RANKS}")
     products = [bound for bound in parts.rows if is_product(bound.operation)]
-    if not products:
-        raise InputError(f"{parts.name} has no convolution and no linear layer", hint="a network with one")
     extents = [(n, bound.module) for bound in products for s in bound.operation.signatures for _, n in s.extents]
-    most, where = max(extents, key=lambda pair: pair[0])
+    most, where = max(extents, key=lambda pair: pair[0], default=(MAX_RANKS, ""))
     sizes = [size for _, size in grid.axes] if grid is not None else primes(ranks)
     if max(sizes, default=1) > most:
         fact = f"an axis of {max(sizes)} ranks splits nothing: no index of {parts.name} is above {most}"
@@ -106,7 +104,7 @@ def _ordered(factors: Sequence[int], node: int) -> tuple[int, ...]:
 def likely(parts: Parts, grids: Sequence[Grid], machine: Machine, dtype: str) -> list[Grid]:
     """The few grids on which products take least, what moves their activations left out, and the most even ones; in
     the order given."""
-    if len(grids) <= SCOUTED + ROUGH:
+    if len(grids) <= SCOUTED + EVEN:
         return list(grids)
 
     def least(grid: Grid) -> int:
@@ -116,7 +114,7 @@ def likely(parts: Parts, grids: Sequence[Grid], machine: Machine, dtype: str) ->
     read = Counter(v for bound in parts.rows for v in bound.reads)
     learnt = {t.name for t in parts.tensors if t.kind == "parameter" and read[t.name] == 1}
     products = [(b, tuple(v in learnt for v in b.reads)) for b in parts.rows if is_product(b.operation)]
-    best = {*grids[-ROUGH:], *sorted(grids[:-ROUGH], key=least)[:SCOUTED]}
+    best = {*grids[-EVEN:], *sorted(grids[:-EVEN], key=least)[:SCOUTED]}
     return [grid for grid in grids if grid in best]
 
 
@@ -136,8 +134,8 @@ class _Scout:
         """None where it does not fit with few candidates."""
         if grid not in self.known:
             try:
-                found = Search(self.parts, grid, self.machine, self.dtype, SCOUT, self.room).run()
-                self.known[grid] = found.time_ps
+                search = Search(self.parts, grid, self.machine, self.dtype, SCOUT, self.room)
+                self.known[grid] = search.time_ps()
             except TooLittleMemory:
                 self.known[grid] = None
         return self.known[grid]
@@ -210,8 +208,8 @@ def plan_counted(
         return plan_network(parts, grids_of(count, machine), machine, dtype, room, recompute, scout)
 
     def roughly(count: int) -> float:
-        times = [ps for grid in grids_of(count, machine)[-ROUGH:] if (ps := scout.time_ps(grid)) is not None]
-        return min(times) / PICOSECONDS if times else float("inf")
+        time_ps = scout.time_ps(grids_of(count, machine)[-1])
+        return float("inf") if time_ps is None else time_ps / PICOSECONDS
 
     @cache
     def of_one() -> float:

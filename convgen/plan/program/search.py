@@ -7,7 +7,7 @@ answer is a program, and its price is the minimum.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -21,7 +21,7 @@ from convgen.cost.rows import price_on
 from convgen.errors import InputError
 from convgen.operations.bound import Bound
 from convgen.operations.row import Operation
-from convgen.plan.exact.bounded import FREE, DoesNotFit, solve
+from convgen.plan.exact.bounded import DoesNotFit, solve
 from convgen.plan.exact.eliminate import Elimination, Factor, Problem
 from convgen.plan.exact.longest_path import Vertex, longest_paths
 from convgen.plan.parts import ANY, Parts, Room
@@ -37,7 +37,7 @@ from convgen.plan.program.candidates import (
     without_idle,
 )
 from convgen.plan.program.products import MOST, best_ways
-from convgen.plan.program.tables import Asking, Choice, Option, Question, Table, choices, fastest, placed
+from convgen.plan.program.tables import Answer, Asking, Choice, Option, Question, Table, choices, fastest, placed
 from convgen.program.network import FLOATS, Program, Value, asked, differentiable, smooth
 from convgen.program.rows import PlacedRow, Stored, kept, serves
 
@@ -75,6 +75,23 @@ class Found:
     cells: int
     runner_up: Mapping[int, tuple[Way, int]]
     heuristic: Callable[[], int] | None = None
+
+
+@dataclass
+class Tables:
+    """What is minimised.
+
+    Attributes:
+        of: by row its choices, the fastest first.
+        which: by row the variable that says which of them, where there are several.
+        constant, held: picoseconds and bytes of what no variable decides.
+    """
+
+    problem: Problem = field(default_factory=lambda: Problem((), ()))
+    of: list[list[Choice]] = field(default_factory=list[list[Choice]])
+    which: dict[int, int] = field(default_factory=dict[int, int])
+    constant: int = 0
+    held: int = 0
 
 
 class TooLittleMemory(InputError):
@@ -119,6 +136,7 @@ class Search:
         self.own = {n for n, t in self.tensors.items() if t.kind == "parameter" and readers.get(n) == 1}
         self.fixed = {n for n, t in self.tensors.items() if t.kind in GIVEN and n not in self.own}
         self.fixed |= {v for _, v in self.updates}
+        self._answers: dict[Question, Answer] = {}
         self.shown = outputs_of_layers(self.rows, self.outputs)
         self.domains = self._domains()
         self.variables = [n for n, d in self.domains.items() if len(d) > 1]
@@ -242,42 +260,15 @@ class Search:
 
     # ---------------------------------------------------------------- the search
     def run(self) -> Found:
-        known: dict[Question, list[Choice]] = {}
-        of: list[list[Choice]] = []
-        factors: list[Factor] = []
-        constant = held = 0
-        more: list[int] = []  # sizes of variables that say which choice of a row it is
-        which: dict[int, int] = {}
-        for i in range(len(self.rows)):
-            question = self.question(i)
-            if question not in known:
-                known[question] = self._choices(question)
-            of.append(known[question])
-            tables = [self._factor(i, one.table) for one in of[-1]]
-            scope, takes = tables[0][0], [self._factor(i, one.memory)[1] for one in of[-1]]
-            if len(tables) > 1:
-                which[i] = len(self.variables) + len(more)
-                more.append(len(tables))
-                scope = (*scope, which[i])
-                factors.append(Factor(scope, np.stack([t for _, t in tables], -1), np.stack(takes, -1)))
-            elif scope:
-                factors.append(Factor(scope, tables[0][1], takes[0]))
-            else:
-                constant += int(tables[0][1])
-                held += int(takes[0])
-        for n, domain in self.domains.items():
-            bytes_of = np.array([self._kept_bytes(n, s) for s in domain], dtype=np.int64)
-            if n in self.number:
-                factors.append(Factor((self.number[n],), np.zeros_like(bytes_of), bytes_of))
-            else:
-                held += int(bytes_of[0])
-        sizes = (*(len(self.domains[n]) for n in self.variables), *more)
-        problem = Problem(sizes, tuple(factors))
-        self._check_sums(factors)
-        values, free = self._solved(problem, held)
-        cost, memory = problem.total(values)
+        """The best program.
+
+        Raises:
+            TooLittleMemory: nothing fits.
+        """
+        tables, values, free = self._best()
+        cost, memory = tables.problem.total(values)
         chosen = {n: values[self.number[n]] if n in self.number else 0 for n in self.domains}
-        taken = [one[values[which[i]] if i in which else 0] for i, one in enumerate(of)]
+        taken = [one[values[tables.which[i]] if i in tables.which else 0] for i, one in enumerate(tables.of)]
         rows = [
             placed(choice, self._cell(i, chosen), bound, self.price)
             for i, (bound, choice) in enumerate(zip(self.rows, taken, strict=True))
@@ -296,14 +287,75 @@ class Search:
             updates=self.updates,
             outputs=self.outputs,
         )
-        second = self._runners_up(problem, taken, rows, cost) if free and not more else {}
-        cells = sum(f.cost.size for f in factors)
+        problem, constant = tables.problem, tables.constant
+        second = self._runners_up(problem, taken, rows, cost) if free else {}
+        cells = sum(f.cost.size for f in problem.factors)
 
         def heuristic() -> int:
             return constant + problem.total(longest_paths(problem, self._vertices(taken)))[0]
 
-        by_paths = heuristic if free and not more else None
-        return Found(program, constant + cost, held + memory, len(sizes), cells, second, by_paths)
+        by_paths = heuristic if free else None
+        return Found(program, constant + cost, tables.held + memory, len(problem.sizes), cells, second, by_paths)
+
+    def time_ps(self) -> int:
+        """Of the best program.
+
+        Raises:
+            TooLittleMemory: nothing fits.
+        """
+        tables, values, _ = self._best()
+        return tables.constant + tables.problem.total(values)[0]
+
+    def _best(self) -> tuple[Tables, tuple[int, ...], bool]:
+        """The best storage of every variable, and whether it is the best of all, whatever memory that takes."""
+        tables, most = self._tables(short=False), self.room.memory_bytes
+        problem = tables.problem
+        values = Elimination(problem).values if problem.sizes else ()
+        if most is None or tables.held + problem.total(values)[1] <= most:
+            return tables, values, True
+        tables = self._tables(short=True)
+        try:
+            if not tables.problem.sizes:
+                raise DoesNotFit((), 0)
+            return tables, solve(tables.problem, most - tables.held).values, False
+        except DoesNotFit as error:
+            raise TooLittleMemory(self.name, self.grid, error.memory + tables.held, most) from None
+
+    def _tables(self, *, short: bool) -> Tables:
+        """
+        Args:
+            short: whether memory is: then products may also be what takes less of it.
+        """
+        found = Tables()
+        factors: list[Factor] = []
+        more: list[int] = []  # sizes of variables that say which choice of a row it is
+        known: dict[Question, list[Choice]] = {}
+        for i in range(len(self.rows)):
+            question = self.question(i)
+            if question not in known:
+                known[question] = self._choices(question, short)
+            found.of.append(known[question])
+            tables = [self._factor(i, one.table) for one in found.of[-1]]
+            scope, takes = tables[0][0], [self._factor(i, one.memory)[1] for one in found.of[-1]]
+            if len(tables) > 1:
+                found.which[i] = len(self.variables) + len(more)
+                more.append(len(tables))
+                scope = (*scope, found.which[i])
+                factors.append(Factor(scope, np.stack([t for _, t in tables], -1), np.stack(takes, -1)))
+            elif scope:
+                factors.append(Factor(scope, tables[0][1], takes[0]))
+            else:
+                found.constant += int(tables[0][1])
+                found.held += int(takes[0])
+        for n, domain in self.domains.items():
+            bytes_of = np.array([self._kept_bytes(n, s) for s in domain], dtype=np.int64)
+            if n in self.number:
+                factors.append(Factor((self.number[n],), np.zeros_like(bytes_of), bytes_of))
+            else:
+                found.held += int(bytes_of[0])
+        self._check_sums(factors)
+        found.problem = Problem((*(len(self.domains[n]) for n in self.variables), *more), tuple(factors))
+        return found
 
     def _check_sums(self, factors: Sequence[Factor]) -> None:
         """Raises InputError: picoseconds or bytes that sums in 64 bits would not hold."""
@@ -315,13 +367,18 @@ class Search:
                 fact = f"a step of {self.name} may take 2**62 {unit} or more"
                 raise InputError(fact, ("input",), hint="smaller extents, or fewer samples (--batch)")
 
-    def _choices(self, question: Question) -> list[Choice]:
-        """What a row may be for each storage of its values; where memory is short also what takes less of it."""
-        answer = Asking(question, self.price).answer()
-        if self.room.memory_bytes is None or not is_product(question.operation):
+    def _choices(self, question: Question, short: bool) -> list[Choice]:
+        """What a row may be for each storage of its values."""
+        answer = self._answer(question)
+        if not short or not is_product(question.operation):
             return [fastest(answer)]
-        again = replace(question, again=True)
-        return choices([answer, Asking(again, self.price).answer()] if self.room.regather else [answer])
+        answers = [answer, self._answer(replace(question, again=True))] if self.room.regather else [answer]
+        return choices(answers)
+
+    def _answer(self, question: Question) -> Answer:
+        if question not in self._answers:
+            self._answers[question] = Asking(question, self.price).answer()
+        return self._answers[question]
 
     def _vertices(self, of: Sequence[Choice]) -> list[Vertex]:
         """Rows, as the heuristic lays them out."""
@@ -354,18 +411,6 @@ class Search:
             totals = tables.reshape(len(others), -1).min(axis=1)
             found[i] = ways[others[int(totals.argmin())]], int(totals.min()) - least
         return found
-
-    def _solved(self, problem: Problem, held: int) -> tuple[tuple[int, ...], bool]:
-        """The best storage of every variable, within the memory that there is; whether it is the best of all."""
-        if (most := self.room.memory_bytes) is None:
-            return Elimination(problem).values, True
-        try:
-            if not problem.sizes and held > most:
-                raise DoesNotFit((), 0)
-            found = solve(problem, most - held)
-            return found.values, found.how == FREE
-        except DoesNotFit as error:
-            raise TooLittleMemory(self.name, self.grid, error.memory + held, most) from None
 
     def _kept_bytes(self, name: str, stored: Stored) -> int:
         """What a value takes on the fullest rank until backward has read it; what nobody differentiates is let go."""
