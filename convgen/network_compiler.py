@@ -11,9 +11,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 from convgen.algebra.algorithms import ALGORITHMS
 from convgen.algebra.grid import Grid
@@ -37,7 +36,7 @@ from convgen.plan.program.written import program_of
 from convgen.plan.setting import Setting
 from convgen.program.again import with_again
 from convgen.program.network import FLOATS, Program
-from convgen.program.rows import PlacedRow, Stored, place, place_gradient, stored_by_name
+from convgen.program.rows import PlacedRow, place, place_gradient, stored_by_name
 from convgen.program.verify.network import verify_network
 from convgen.program.wide import joined_rows, numbers
 from convgen.spec.aten.describe import Described
@@ -49,7 +48,6 @@ from convgen.spec.network_plan import PlanFile
 from convgen.spec.source import locate
 
 LETTERS = {1: ("N",), 2: ("N", "C"), 3: ("N", "C", "W"), 4: ("N", "C", "H", "W"), 5: ("N", "C", "D", "H", "W")}
-LAYOUTS = 3  # that are looked for until statistics by parts and the best layout agree
 OF_NUMBERS = {1: ("N",), 2: ("N", "W"), 3: ("N", "H", "W"), 4: ("N", "D", "H", "W")}  # of labels: no channels
 
 
@@ -139,38 +137,42 @@ def compile_network(
     chosen = machine or load_machine("cpu")
     room = Room(int(chosen.memory_bytes) if chosen.memory_bytes else None)
 
-    def laid_out(graph: Graph, described: Described, fixed: Mapping[str, Stored]) -> Program:
-        if algorithm == "auto":
-            parts = network_parts(graph, described)._replace(fixed=fixed)
-            return plan_network(parts, [grid], chosen, _dtype(graph), room).program
-        return lay_out(network_parts(graph, described), grid, algorithm)
-
-    graph, described, program = _with_statistics(graph, statistics, laid_out)
+    graph, described, _ = _described(graph)
+    if algorithm == "auto":
+        program = plan_network(_parts(graph, described, statistics), [grid], chosen, _dtype(graph), room).program
+    else:
+        program = lay_out(network_parts(graph, described), grid, algorithm)
+    graph, described, program = _with_statistics(graph, described, program, statistics, algorithm)
     program = with_again(program, again)
     meanwhile = _overlapping(graph, overlap or chosen, of_inputs)
     return _compiled(graph, described, program, algorithm, command, meanwhile)
 
 
 def _with_statistics(
-    graph: Graph, statistics: str, laid_out: Callable[[Graph, Described, Mapping[str, Stored]], Program]
+    graph: Graph, described: Described, program: Program, statistics: str, algorithm: str | None
 ) -> tuple[Graph, Described, Program]:
-    """A graph whose batch norms have these statistics, by parts of how it is laid out; and that layout.
-
-    Parts follow a layout, and the best layout for these parts may have others: then what is normalised stays as it is.
-
-    Args:
-        laid_out: told how values are stored, of those of which it is given.
-    """
-    graph, described, _ = _described(graph)
-    program = laid_out(graph, described, {})
-    for k in range(LAYOUTS + 1):
-        stored = {name: value.stored for name, value in program.values.items()}
-        parted = with_statistics(graph, statistics, stored, program.grid)
-        if parted == graph:
-            break
-        graph, described, _ = _described(parted)
-        program = laid_out(graph, described, {n: stored[n] for n in normalised(graph)} if k == LAYOUTS else {})
+    """A graph whose batch norms have these statistics, by parts of how a program is laid out; and that layout."""
+    if statistics != "global":
+        graph, described = _parted(graph, statistics, program)
+        if algorithm != "auto":  # letters lay it out alike, whatever is merged
+            program = lay_out(network_parts(graph, described), program.grid, algorithm)
     return graph, described, replace(program, statistics=statistics)
+
+
+def _parted(graph: Graph, statistics: str, program: Program) -> tuple[Graph, Described]:
+    stored = {name: value.stored for name, value in program.values.items()}
+    graph, described, _ = _described(with_statistics(graph, statistics, stored, program.grid))
+    return graph, described
+
+
+def _parts(graph: Graph, described: Described, statistics: str) -> Parts:
+    """What a search is told of a network, which finds statistics by parts and a layout that agree."""
+
+    def parted(program: Program, stays: bool) -> Parts:
+        stored = {name: program.values[name].stored for name in normalised(graph)} if stays else {}
+        return network_parts(*_parted(graph, statistics, program))._replace(fixed=stored, parted=parted)
+
+    return network_parts(graph, described)._replace(parted=None if statistics == "global" else parted)
 
 
 def compile_plan(graph: Graph, plan: PlanFile, *, overlap: Machine | None = None, command: str = "") -> CompiledNetwork:
@@ -223,34 +225,27 @@ def plan_graph(
     """
     check_statistics(setting.statistics)
     machine, room, dtype = setting.machine, setting.bounded, setting.dtype or _dtype(graph)
-    found: list[NetworkPlan] = []
+    graph, described, _ = _described(graph)
+    parts = _parts(graph, described, setting.statistics)
+    check_ranks(parts, grid, ranks)
 
-    def laid_out(graph: Graph, described: Described, fixed: Mapping[str, Stored]) -> Program:
-        parts = network_parts(graph, described)._replace(fixed=fixed)
-        check_ranks(parts, grid, ranks)
-        try:
-            return searched(parts)
-        except TooLittleMemory as error:
-            raise refusal(error, parts, ranks, graph.batch, machine, dtype, room) from None
+    def on_one(grid: Grid, machine: Machine) -> NetworkPlan:
+        return widened(plan_network(parts, [grid], machine, dtype, room, setting.recompute), ranks)
 
-    def searched(parts: Parts) -> Program:
-        def on_one(grid: Grid, machine: Machine) -> NetworkPlan:
-            return widened(plan_network(parts, [grid], machine, dtype, room, setting.recompute), ranks, parts)
-
-        if one := without_idle(found[0].program.grid) if found else grid:
-            told(one.ranks)
-            plan = on_one(one, machine)
+    try:
+        if grid is not None:
+            told(grid.ranks)
+            plan = on_one(grid, machine)
         else:
             plan = plan_counted(parts, ranks, machine, dtype, room, setting.recompute, told)
         if setting.by_step:
             one = without_idle(plan.program.grid)
             plan = by_timeline(plan, lambda machine: on_one(one, machine), machine, dtype)
-        found.append(plan)
-        return plan.program
-
-    graph, described, program = _with_statistics(graph, setting.statistics, laid_out)
+    except TooLittleMemory as error:
+        raise refusal(error, parts, ranks, graph.batch, machine, dtype, room) from None
+    graph, described, program = _with_statistics(graph, described, plan.program, setting.statistics, "auto")
     meanwhile: Callable[[Program], Program] = lambda program: overlapped(program, machine, dtype)  # noqa: E731
-    return _compiled(graph, described, program, "auto", "", meanwhile), found[-1]
+    return _compiled(graph, described, program, "auto", "", meanwhile), plan
 
 
 def sample_parallelism(compiled: CompiledNetwork) -> Program | None:
@@ -267,12 +262,9 @@ def on_one_rank(compiled: CompiledNetwork) -> Program:
 
 
 def _by_samples(compiled: CompiledNetwork, ranks: int) -> Program:
-    def laid_out(graph: Graph, described: Described, _: Mapping[str, Stored] = MappingProxyType({})) -> Program:
-        return lay_out(network_parts(graph, described), Grid((("N", ranks),)), "sample")
-
-    if compiled.program.statistics == "global":
-        return laid_out(compiled.graph, compiled.described)
-    return _with_statistics(compiled.graph, compiled.program.statistics, laid_out)[2]
+    grid, statistics = Grid((("N", ranks),)), compiled.program.statistics
+    program = lay_out(network_parts(compiled.graph, compiled.described), grid, "sample")
+    return _with_statistics(compiled.graph, compiled.described, program, statistics, "sample")[2]
 
 
 def _described(graph: Graph) -> tuple[Graph, Described, Described]:

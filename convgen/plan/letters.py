@@ -39,7 +39,7 @@ def lay_out(parts: Parts, grid: Grid, algorithm: str | None = None) -> Program:
     Raises:
         InputError: a letter that no algorithm, or this one, has.
     """
-    name, tensors, rows, updates, outputs, _ = parts
+    name, tensors, rows, updates, outputs, *_ = parts
     rule = _rule(grid, algorithm)
     bare = Grid(tuple((a, n) for a, n in grid.axes if n > 1))
     known: dict[str, Stored] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, NamedTuple
@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 from convgen.algebra.layout import Axes
 from convgen.cost.network import element_bytes
 from convgen.operations.bound import Bound
+from convgen.program.network import Program
 from convgen.spec.layer import DTYPE_BYTES
 
 Keep = Literal["every", "needed"]
@@ -70,6 +71,8 @@ class Parts(NamedTuple):
         updates: (buffer, value that it becomes after a step of training).
         outputs: (name, value).
         fixed: how values are stored, of those of which it is given.
+        parted: the network whose statistics are of parts of how a program is laid out ([SP] III-B), and whether what is
+            normalised shall stay so; None: they are not.
     """
 
     name: str
@@ -78,3 +81,4 @@ class Parts(NamedTuple):
     updates: Sequence[tuple[str, str]]
     outputs: Sequence[tuple[str, str]]
     fixed: Mapping[str, tuple[Axes, ...]] = MappingProxyType({})
+    parted: Callable[[Program, bool], Parts] | None = None

@@ -23,7 +23,7 @@ from convgen.plan.fewer import on_fewer, with_idle
 from convgen.plan.letters import lay_out
 from convgen.plan.parts import ANY, Parts, Room
 from convgen.plan.program.candidates import Way, is_product
-from convgen.plan.program.fitting import fitted
+from convgen.plan.program.fitting import Fitted, fitted
 from convgen.plan.program.products import least_ps
 from convgen.plan.program.search import Effort, Found, Search, TooLittleMemory
 from convgen.plan.program.written import plan_of, program_of
@@ -31,6 +31,7 @@ from convgen.program.network import Program
 from convgen.spec.placement import MAX_RANKS
 
 SCOUT = Effort(ways=2, others=6, stored=5, parameters=3)
+LAYOUTS = 3  # that are looked for until statistics by parts and the best layout agree
 SCOUTED = 2  # grids by what their products take, beside the most even ones
 EVEN = 2  # grids of the most even axes; the last one is for a rough plan
 
@@ -54,6 +55,7 @@ class NetworkPlan:
         heuristic: picoseconds of the plan that the longest paths give, one after the other ([SP] V-C).
         room: that there was.
         walk: that counted the bytes, row by row; None where room says another way.
+        parts: of what it is a plan; of a network whose statistics are by parts, with these.
     """
 
     program: Program
@@ -65,6 +67,7 @@ class NetworkPlan:
     room: Room = ANY
     walk: MemoryWalk | None = None
     heuristic: Callable[[], int] | None = None
+    parts: Parts | None = None
 
 
 def check_ranks(parts: Parts, grid: Grid | None, ranks: int) -> None:
@@ -134,11 +137,24 @@ class _Scout:
         """None where it does not fit with few candidates."""
         if grid not in self.known:
             try:
-                search = Search(self.parts, grid, self.machine, self.dtype, SCOUT, self.room)
-                self.known[grid] = search.time_ps()
+                self.known[grid] = self._least(grid)
             except TooLittleMemory:
                 self.known[grid] = None
         return self.known[grid]
+
+    def _least(self, grid: Grid) -> int:
+        search = Search(self.parts, grid, self.machine, self.dtype, SCOUT, self.room)
+        if self.parts.parted is None:
+            return search.time_ps()
+        found = search.run()
+        other = self.parts.parted(found.program, False)
+        if is_alike(other, self.parts):
+            return found.time_ps
+        return Search(other, grid, self.machine, self.dtype, SCOUT, self.room).time_ps()
+
+
+def is_alike(one: Parts, other: Parts) -> bool:
+    return list(one.rows) == list(other.rows)
 
 
 def plan_network(
@@ -165,10 +181,18 @@ def plan_network(
     scouted = [(grid, ps) for grid in several if (ps := scout.time_ps(grid)) is not None]
     best = min(scouted, key=lambda pair: pair[1])[0] if scouted else grids[-1]
 
-    def search(bound: int | None) -> Found:
-        return Search(parts, best, machine, dtype, Effort(), replace(room, memory_bytes=bound)).run()
+    def plan(parts: Parts) -> Fitted:
+        def search(bound: int | None) -> Found:
+            return Search(parts, best, machine, dtype, Effort(), replace(room, memory_bytes=bound)).run()
 
-    one = fitted(search, room, machine, dtype, recompute=recompute)
+        return fitted(search, room, machine, dtype, recompute=recompute)
+
+    one = plan(parts)
+    for k in range(LAYOUTS + 1):
+        if parts.parted is None or is_alike(other := parts.parted(one.found.program, k == LAYOUTS), parts):
+            break
+        parts = other
+        one = plan(parts)
     found = one.found
     tried = tuple((grid, ps / PICOSECONDS) for grid, ps in scouted)
     second = {i: (way, more / PICOSECONDS) for i, (way, more) in found.runner_up.items()}
@@ -181,6 +205,7 @@ def plan_network(
         room=room,
         walk=one.walk,
         heuristic=found.heuristic,
+        parts=parts,
     )
 
 
@@ -217,13 +242,13 @@ def plan_counted(
         return sum(computing for computing, _ in program_cost(program, machine, dtype).rows) / PICOSECONDS
 
     _, plan = on_fewer(ranks, planned, lambda plan: plan.seconds, roughly, lambda count: of_one() / count)
-    return widened(plan, ranks, parts)
+    return widened(plan, ranks)
 
 
-def widened(plan: NetworkPlan, ranks: int, parts: Parts) -> NetworkPlan:
+def widened(plan: NetworkPlan, ranks: int) -> NetworkPlan:
     """A plan on more ranks, the others with copies."""
     laid_out = plan_of(plan.program, "")
     wider = replace(laid_out, grid=with_idle(laid_out.grid, ranks))
-    if wider == laid_out:
+    if wider == laid_out or plan.parts is None:
         return plan
-    return replace(plan, program=program_of(wider, parts))
+    return replace(plan, program=program_of(wider, plan.parts))

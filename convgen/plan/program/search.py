@@ -119,7 +119,7 @@ class Search:
         Args:
             room: for values kept for backward, parameters, gradients and optimizer's states.
         """
-        self.name, tensors, rows, updates, outputs, self.given = parts
+        self.name, tensors, rows, updates, outputs, self.given, _ = parts
         self.rows, self.updates, self.outputs = tuple(rows), tuple(updates), tuple(outputs)
         self.grid, self.effort, self.room = grid, effort, room
         self.counted = replace(room, memory_bytes=None, regather=False)

@@ -43,7 +43,7 @@ def program_of(plan: PlanFile, parts: Parts, *, bare: bool = True) -> Program:
     Raises:
         InputError: it is another network's, or a layout can't work.
     """
-    name, tensors, rows, updates, outputs, _ = parts
+    name, tensors, rows, updates, outputs, *_ = parts
     known = {t.name: t for t in tensors}
     if unknown := [n for n in plan.values if n not in known]:
         raise InputError(f"the network has no value {unknown[0]}", ("values", unknown[0]), hint=f"graph: {plan.graph}")
