@@ -172,7 +172,8 @@ def _parts(graph: Graph, described: Described, statistics: str) -> Parts:
         stored = {name: program.values[name].stored for name in normalised(graph)} if stays else {}
         return network_parts(*_parted(graph, statistics, program))._replace(fixed=stored, parted=parted)
 
-    return network_parts(graph, described)._replace(parted=None if statistics == "global" else parted)
+    follows = statistics != "global" and normalised(graph)
+    return network_parts(graph, described)._replace(parted=parted if follows else None)
 
 
 def compile_plan(graph: Graph, plan: PlanFile, *, overlap: Machine | None = None, command: str = "") -> CompiledNetwork:
