@@ -32,8 +32,7 @@ from convgen.spec.placement import MAX_RANKS
 
 SCOUT = Effort(ways=2, others=6, stored=5, parameters=3)
 LAYOUTS = 3  # that are looked for until statistics by parts and the best layout agree
-SCOUTED = 2  # grids by what their products take, beside the most even ones
-EVEN = 2  # grids of the most even axes; the last one is for a rough plan
+SCOUTED = 2  # grids by what their products take, and as many of the most even ones; of each one for a rough plan
 
 
 class StepSeconds(NamedTuple):
@@ -104,10 +103,10 @@ def _ordered(factors: Sequence[int], node: int) -> tuple[int, ...]:
     return (*rest, inside[0])
 
 
-def likely(parts: Parts, grids: Sequence[Grid], machine: Machine, dtype: str) -> list[Grid]:
+def likely(parts: Parts, grids: Sequence[Grid], machine: Machine, dtype: str, each: int = SCOUTED) -> list[Grid]:
     """The few grids on which products take least, what moves their activations left out, and the most even ones; in
     the order given."""
-    if len(grids) <= SCOUTED + EVEN:
+    if len(grids) <= 2 * each:
         return list(grids)
 
     def least(grid: Grid) -> int:
@@ -117,7 +116,7 @@ def likely(parts: Parts, grids: Sequence[Grid], machine: Machine, dtype: str) ->
     read = Counter(v for bound in parts.rows for v in bound.reads)
     learnt = {t.name for t in parts.tensors if t.kind == "parameter" and read[t.name] == 1}
     products = [(b, tuple(v in learnt for v in b.reads)) for b in parts.rows if is_product(b.operation)]
-    best = {*grids[-EVEN:], *sorted(grids[:-EVEN], key=least)[:SCOUTED]}
+    best = {*grids[-each:], *sorted(grids[:-each], key=least)[:each]}
     return [grid for grid in grids if grid in best]
 
 
@@ -233,8 +232,9 @@ def plan_counted(
         return plan_network(parts, grids_of(count, machine), machine, dtype, room, recompute, scout)
 
     def roughly(count: int) -> float:
-        time_ps = scout.time_ps(grids_of(count, machine)[-1])
-        return float("inf") if time_ps is None else time_ps / PICOSECONDS
+        some = likely(parts, grids_of(count, machine), machine, dtype, each=1)
+        times = [ps for grid in some if (ps := scout.time_ps(grid)) is not None]
+        return min(times) / PICOSECONDS if times else float("inf")
 
     @cache
     def of_one() -> float:
