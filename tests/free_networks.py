@@ -102,7 +102,7 @@ def free_network(
         passes = [*wide, *chunks, halos, BucketGradients(draw.choice([0, 1]))]
     for one in passes:
         program = one.run(program)
-        verify_network(program)
+        verify_network(program_like(program, many))  # whose blocks are those that it was laid out for
     other = program_like(program, many)
     return CompiledNetwork(graph, described, program, program, other, None)
 
