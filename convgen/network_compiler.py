@@ -25,7 +25,7 @@ from convgen.operations.bound import Bound
 from convgen.operations.views import MANY
 from convgen.plan.fewer import without_idle
 from convgen.plan.letters import lay_out
-from convgen.plan.parts import Parts, Room, Tensor
+from convgen.plan.parts import Parts, Tensor
 from convgen.plan.program.by_timeline import by_timeline
 from convgen.plan.program.edited import ProgramText, in_flight, laid_out
 from convgen.plan.program.overlapped import overlapped
@@ -135,16 +135,15 @@ def compile_network(
         raise InputError(f"there is no algorithm {algorithm}", hint=hint)
     check_statistics(statistics)
     chosen = machine or load_machine("cpu")
-    room = Room(int(chosen.memory_bytes) if chosen.memory_bytes else None)
-
     graph, described, _ = _described(graph)
     if algorithm == "auto":
+        room = Setting(machine=chosen).bounded
         program = plan_network(_parts(graph, described, statistics), [grid], chosen, _dtype(graph), room).program
     else:
         program = lay_out(network_parts(graph, described), grid, algorithm)
     graph, described, program = _with_statistics(graph, described, program, statistics, algorithm)
     program = with_again(program, again)
-    meanwhile = _overlapping(graph, overlap or chosen, of_inputs)
+    meanwhile = _overlapping(overlap or chosen, _dtype(graph), of_inputs)
     return _compiled(graph, described, program, algorithm, command, meanwhile)
 
 
@@ -190,7 +189,9 @@ def compile_plan(graph: Graph, plan: PlanFile, *, overlap: Machine | None = None
         program = program_of(plan, network_parts(graph, described))
     except InputError as error:
         raise locate(error, plan.source) from None
-    return _compiled(graph, described, program, "plan", command, _overlapping(graph, overlap or load_machine("cpu")))
+    return _compiled(
+        graph, described, program, "plan", command, _overlapping(overlap or load_machine("cpu"), _dtype(graph))
+    )
 
 
 def compile_text(graph: Graph, text: ProgramText, *, command: str = "") -> CompiledNetwork:
@@ -245,8 +246,7 @@ def plan_graph(
     except TooLittleMemory as error:
         raise refusal(error, parts, ranks, graph.batch, machine, dtype, room) from None
     graph, described, program = _with_statistics(graph, described, plan.program, setting.statistics, "auto")
-    meanwhile: Callable[[Program], Program] = lambda program: overlapped(program, machine, dtype)  # noqa: E731
-    return _compiled(graph, described, program, "auto", "", meanwhile), plan
+    return _compiled(graph, described, program, "auto", "", _overlapping(machine, dtype)), plan
 
 
 def sample_parallelism(compiled: CompiledNetwork) -> Program | None:
@@ -298,9 +298,9 @@ def _compiled(
     return CompiledNetwork(graph, described, plain, program, other, algorithm, command=command)
 
 
-def _overlapping(graph: Graph, machine: Machine, of_inputs: bool = False) -> Callable[[Program], Program]:
+def _overlapping(machine: Machine, dtype: str, of_inputs: bool = False) -> Callable[[Program], Program]:
     """Overlap by a timeline."""
-    return lambda program: overlapped(program, machine, _dtype(graph), of_inputs=of_inputs)
+    return lambda program: overlapped(program, machine, dtype, of_inputs=of_inputs)
 
 
 def _dtype(graph: Graph) -> str:

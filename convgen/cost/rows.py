@@ -7,7 +7,7 @@ operation does for each operand that wants a gradient: exact for products, of wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
@@ -94,11 +94,21 @@ class Price:
     def _by_roofline(
         self, operation: Operation, way: int, roles: Mapping[str, Axes], asked: Collection[int] | None
     ) -> int:
+        return sum(n * self._of_launch(one, roles) for n, one in self.launches(operation, way, roles, asked))
+
+    def launches(
+        self, operation: Operation, way: int, roles: Mapping[str, Axes], asked: Collection[int] | None = None
+    ) -> Iterator[tuple[int, Launch]]:
+        """How often each launch is taken, and it, on the busiest rank.
+
+        Args:
+            asked: of the operation's vjp instead, for these operands.
+        """
         sizes = self.grid.sizes
         nests = tuple((index, tuple(sizes[a] for a in axes)) for index, axes in roles.items() if axes)
         done = most_work(operation, way, nests)
         often = [1] * len(done) if asked is None else repeats(done, asked)
-        return sum(n * self._of_launch(one, roles) for n, one in zip(often, done, strict=True))
+        yield from zip(often, done, strict=True)
 
     def _timed(
         self,

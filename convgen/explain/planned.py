@@ -52,10 +52,10 @@ class Planned:
         return layers_of(self.found, self.setting.machine, self.dtype)
 
     def name(self, layer: Layer) -> str:
-        return self.nodes[layer.name][0] if layer.name in self.nodes else layer.name
+        return self.nodes.get(layer.name, (layer.name, layer.kind))[0]
 
     def kind(self, layer: Layer) -> str:
-        return self.nodes[layer.name][1] if layer.name in self.nodes else layer.kind
+        return self.nodes.get(layer.name, (layer.name, layer.kind))[1]
 
     @cached_property
     def timeline(self) -> Timeline:

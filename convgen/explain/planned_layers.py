@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -27,6 +27,7 @@ class Layer:
     """Rows of one module.
 
     Attributes:
+        readers: of each value, numbers of the rows that read it.
         numbers: of its rows.
         product: the row with the products; None: there is none.
         kept: bytes that it keeps on the fullest rank, by what they are.
@@ -36,6 +37,7 @@ class Layer:
     name: str
     kind: str
     program: Program
+    readers: Mapping[str, set[int]]
     numbers: tuple[int, ...]
     steps: tuple[Step, ...]
     product: PlacedRow | None
@@ -54,10 +56,8 @@ class Layer:
         )
 
     def _inner(self, value: str) -> bool:
-        own = set(self.numbers)
-        readers = [i for i, row in enumerate(self.program.rows) if value in row.bound.reads]
-        updates = {v for _, v in self.program.updates}
-        return value in updates or (bool(readers) and own.issuperset(readers))
+        readers = self.readers.get(value)
+        return bool(readers and readers.issubset(self.numbers)) or any(v == value for _, v in self.program.updates)
 
     @cached_property
     def reads(self) -> dict[str, Stored]:
@@ -126,6 +126,10 @@ def layers_of(found: NetworkPlan, machine: Machine, dtype: str) -> list[Layer]:
     program = found.program
     steps = Steps(program, price_on(program.grid, machine, dtype), hidden_of(program, machine))
     kept = kept_by_row(found)
+    readers: dict[str, set[int]] = {}
+    for i, row in enumerate(program.rows):
+        for value in row.bound.reads:
+            readers.setdefault(value, set()).add(i)
     layers: list[Layer] = []
     for numbers in _groups(program):
         rows = [program.rows[i] for i in numbers]
@@ -145,6 +149,7 @@ def layers_of(found: NetworkPlan, machine: Machine, dtype: str) -> list[Layer]:
                 name=rows[0].bound.module or label(rows[-1]),
                 kind=(row or rows[-1]).bound.operation.name,
                 program=program,
+                readers=readers,
                 numbers=tuple(numbers),
                 steps=tuple(s for i in numbers for s in steps.of(i)),
                 product=row,

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from convgen.algebra.notation import roles_text
 from convgen.cost.moving import PICOSECONDS
 from convgen.cost.rows import Price
-from convgen.cost.work import most_work
-from convgen.operations.row import repeats
 from convgen.plan.program.candidates import is_product
 from convgen.program.network import Moved, Program, asked
 from convgen.program.rows import PlacedRow, index_sets
@@ -104,11 +102,12 @@ class Steps:
         kind, asked = operation.name, [row.signature.inputs[k].name for k in back or ()]
         if is_product(operation) and len(asked) == 1 and asked[0] in operation.gradients:
             kind = operation.gradients[asked[0]].operation.name
-        return Step(phase, kind, what + how, ps, flops=self._flops(row, roles, back), measured=measured)
-
-    def _flops(self, row: PlacedRow, roles: Mapping[str, tuple[str, ...]], back: Sequence[int] | None) -> int:
-        sizes = self.program.grid.sizes
-        nests = tuple((index, tuple(sizes[a] for a in axes)) for index, axes in roles.items() if axes)
-        done = most_work(row.bound.operation, row.way, nests)
-        often = [1] * len(done) if back is None else repeats(done, back)
-        return sum(n * one.work.flops for n, one in zip(often, done, strict=True))
+        flops = sum(n * one.work.flops for n, one in self.price.launches(operation, row.way, roles, back))
+        return Step(
+            phase,
+            kind,
+            what + how,
+            ps,
+            flops=flops,
+            measured=measured,
+        )

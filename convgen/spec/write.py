@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from convgen.algebra.conv import Conv
@@ -41,7 +42,7 @@ def layer_to_dict(layer: Layer) -> dict[str, Any]:
         data["algorithm"] = layer.algorithm
     else:
         d = layer.distribution
-        data["distribution"] = {"x": _entries(d.x), "w": _entries(d.w), "y": _entries(d.y)}
+        data["distribution"] = {"x": entries(d.x), "w": entries(d.w), "y": entries(d.y)}
         if layer.roles:
             data["roles"] = {phase: dict(roles) for phase, roles in layer.roles}
     data["target"] = layer.target.text
@@ -55,5 +56,5 @@ def layer_to_dict(layer: Layer) -> dict[str, Any]:
     return data
 
 
-def _entries(dimensions: tuple[Axes, ...]) -> list[str | list[str]]:
+def entries(dimensions: Sequence[Axes]) -> list[str | list[str]]:
     return ["*" if not axes else axes[0] if len(axes) == 1 else list(axes) for axes in dimensions]

@@ -28,7 +28,7 @@ from convgen.spec.layer import Layer
 from convgen.spec.network import Network, Node
 from convgen.spec.network_graph import node_of
 from convgen.spec.target import Target
-from convgen.spec.write import convolution_data
+from convgen.spec.write import convolution_data, entries
 
 OF_LINEAR = {"a": "N", "K": "C", "F": "F"}  # a linear layer's indices, as a convolution's
 PHASES = {"backward_data": "x", "backward_filter": "w"}
@@ -79,8 +79,8 @@ def plan_text(
         lines += _block(data)
     said: list[str] = []
     for name, kind, read, stored in others:
-        reads = ", ".join(f"{_flow(n)}: {_flow(_entries(s))}" for n, s in read.items())
-        made = "" if stored is None else f", stored: {_flow(_entries(stored))}"
+        reads = ", ".join(f"{_flow(n)}: {_flow(entries(s))}" for n, s in read.items())
+        made = "" if stored is None else f", stored: {_flow(entries(stored))}"
         said.append(f"  - {{name: {_flow(name)}, kind: {kind}, reads: {{{reads}}}{made}}}")
     return "\n".join([*lines, "others:" if said else "others: []", *said]) + "\n"
 
@@ -103,7 +103,7 @@ def _data(
         "dtype": network.dtype,
         "target": target.text,
         "grid": dict(program.grid.axes),
-        "distribution": {tensor: _entries(axes) for tensor, axes in layouts.items()},
+        "distribution": {tensor: entries(axes) for tensor, axes in layouts.items()},
         "roles": {phase: found for phase, found in roles.items() if found is not None},
     }
     plain: dict[str, Any] = {"stride": 1, "padding": [0, 0], "dilation": 1}
@@ -143,10 +143,6 @@ def _check_groups(node: Node, conv: Conv, grid: Grid, layouts: Mapping[str, tupl
                 f"{node.name}: blocks of {extent} channels over {','.join(axes)} cut its {conv.groups} groups unevenly"
             )
             raise InputError(fact, hint="another --grid, or the network's package: convgen import FILE, then plan")
-
-
-def _entries(stored: Stored) -> list[str | list[str]]:
-    return ["*" if not axes else axes[0] if len(axes) == 1 else list(axes) for axes in stored]
 
 
 def _block(data: Mapping[str, Any]) -> list[str]:

@@ -31,7 +31,7 @@ def refusal(
     Args:
         error: of the search that came nearest.
     """
-    budget, unbounded = error.given, replace(room, memory_bytes=None)
+    budget = error.given
     program = Search(parts, error.grid, machine, dtype, Effort(), replace(room, memory_bytes=error.least)).run().program
     fact = (
         f"{parts.name} with {number_of(batch, 'sample')} on {number_of(ranks, 'rank')} needs at least "
@@ -40,7 +40,7 @@ def refusal(
     ways = [f"--memory {error.least / GIB + 0.0005:.3f}"]
     if room.keep == "every" and network_memory(program, room.states).peak <= budget:
         ways.append("--keep needed")
-    ways += _ways(parts, error.grid, ranks, machine, dtype, replace(unbounded, memory_bytes=budget))
+    ways += _ways(parts, error.grid, ranks, machine, dtype, replace(room, memory_bytes=budget))
     hint = ways[0] if len(ways) == 1 else f"{', '.join(ways[:-1])} or {ways[-1]}"
     return InputError(fact, (), tuple(_largest(program, room)), hint)
 
