@@ -25,7 +25,6 @@ from convgen.explain.planned_scaling import memory_bytes
 from convgen.network_compiler import CompiledNetwork, network_parts, on_one_rank, plan_graph, sample_parallelism
 from convgen.plan.factors import factorisations
 from convgen.plan.parts import Keep, Room
-from convgen.plan.program.candidates import is_product
 from convgen.plan.program.layer_files import plan_text, planned_layers
 from convgen.plan.program.ranks import NetworkPlan
 from convgen.plan.program.search import Effort, Search, TooLittleMemory
@@ -102,7 +101,7 @@ def searched(network: Network, grid: Grid, room: Room, machine: Any = SLOW) -> S
 
 
 def counted(program: Program, room: Room) -> int:
-    return sum(one.bytes for one in every_output(program, room.parameter_bytes, is_product))
+    return sum(one.bytes for one in every_output(program, room.parameter_bytes))
 
 
 def test_memory_is_that_of_every_output_and_a_price_buys_less_of_it() -> None:
@@ -137,7 +136,7 @@ def test_what_is_gathered_again_is_not_held() -> None:
 
     def held(room: Room) -> tuple[int, Program]:
         found = Search(parts, grid, ON_CUDA, "float32", room=room).run()
-        kept = every_output(found.program, room.parameter_bytes, is_product)
+        kept = every_output(found.program, room.parameter_bytes)
         return sum(one.bytes for one in kept if one.what == HELD), found.program
 
     free = Search(parts, grid, ON_CUDA, "float32", room=Room(keep="every")).run()
@@ -160,7 +159,7 @@ def test_one_large_sample_needs_two_gpus() -> None:
     assert plan(network, 2, ON_CUDA, room=Room(16 * GIB, keep="every"))[1].memory_bytes < 13 * GIB
     needed = plan(network, 1, ON_CUDA, room=Room())[1]
     assert needed.memory_bytes < 8 * GIB
-    outputs = sum(k.bytes for k in every_output(needed.program, Room(keep="every").parameter_bytes, is_product)
+    outputs = sum(k.bytes for k in every_output(needed.program, Room(keep="every").parameter_bytes)
                   if k.what.startswith("outputs"))  # fmt: skip
     assert (outputs / 2 + 288 / 1024 * GIB) / GIB == pytest.approx(10.28, abs=0.02)  # the input has no error signal
 

@@ -27,7 +27,8 @@ from convgen.explain.planned import Planned
 from convgen.explain.planned_row import explained_layers
 from convgen.network_compiler import compile_network, compile_plan, network_parts, plan_graph
 from convgen.operations.bound import Bound
-from convgen.plan.program.candidates import Way, is_product
+from convgen.operations.products import is_product
+from convgen.plan.program.candidates import Way
 from convgen.plan.program.search import Effort, Search
 from convgen.plan.program.tables import Question
 from convgen.plan.program.written import plan_of

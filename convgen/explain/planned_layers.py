@@ -13,7 +13,7 @@ from convgen.cost.machine import Machine
 from convgen.cost.network_memory import fullest
 from convgen.cost.rows import hidden_of, price_on
 from convgen.explain.planned_steps import Step, Steps
-from convgen.plan.program.candidates import is_product
+from convgen.operations.products import is_product
 from convgen.plan.program.ranks import NetworkPlan
 from convgen.program.network import Program, label
 from convgen.program.rows import PlacedRow, Stored
@@ -164,7 +164,7 @@ def kept_by_row(found: NetworkPlan) -> dict[int | None, list[tuple[str, int]]]:
     """(what, bytes) by number of the row, and of none; as the plan's memory was counted."""
     room, by_row = found.room, dict[int | None, list[tuple[str, int]]]()
     if room.keep == "every":
-        every: Iterator[Kept] = every_output(found.program, room.parameter_bytes, is_product)
+        every: Iterator[Kept] = every_output(found.program, room.parameter_bytes)
         for one in every:
             by_row.setdefault(one.row, []).append((one.what, one.bytes))
         return by_row

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from convgen.algebra.notation import roles_text
 from convgen.cost.moving import PICOSECONDS
 from convgen.cost.rows import Price
-from convgen.plan.program.candidates import is_product
+from convgen.operations.products import is_product
 from convgen.program.network import Moved, Program, asked
 from convgen.program.rows import PlacedRow, index_sets
 

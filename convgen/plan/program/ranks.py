@@ -18,11 +18,12 @@ from convgen.cost.moving import PICOSECONDS
 from convgen.cost.network_memory import MemoryWalk
 from convgen.cost.rows import price_on, program_cost
 from convgen.errors import InputError, Note
+from convgen.operations.products import is_product
 from convgen.plan.factors import MOST_AXES, NAMES, factorisations, primes
 from convgen.plan.fewer import on_fewer, with_idle
 from convgen.plan.letters import lay_out
 from convgen.plan.parts import ANY, Parts, Room
-from convgen.plan.program.candidates import Way, is_product
+from convgen.plan.program.candidates import Way
 from convgen.plan.program.fitting import Fitted, fitted
 from convgen.plan.program.products import least_ps
 from convgen.plan.program.search import Effort, Found, Search, TooLittleMemory

@@ -12,7 +12,6 @@ from convgen.cost.machine import Machine
 from convgen.cost.network_memory import network_memory
 from convgen.errors import InputError, Note
 from convgen.plan.parts import Parts, Room
-from convgen.plan.program.candidates import is_product
 from convgen.plan.program.ranks import SCOUT, grids_of
 from convgen.plan.program.search import Effort, Search, TooLittleMemory
 from convgen.program.network import Program
@@ -47,7 +46,7 @@ def refusal(
 
 def _largest(program: Program, room: Room) -> Iterator[Note]:
     taken = Counter[str]()
-    for one in every_output(program, room.parameter_bytes, is_product):
+    for one in every_output(program, room.parameter_bytes):
         if one.row is not None:
             taken[program.rows[one.row].bound.module] += one.bytes
     for module, count in taken.most_common(LARGEST):

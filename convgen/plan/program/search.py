@@ -20,6 +20,7 @@ from convgen.cost.network import element_bytes
 from convgen.cost.rows import price_on
 from convgen.errors import InputError
 from convgen.operations.bound import Bound
+from convgen.operations.products import is_product
 from convgen.operations.row import Operation
 from convgen.plan.exact.bounded import DoesNotFit, solve
 from convgen.plan.exact.eliminate import Elimination, Factor, Problem
@@ -27,7 +28,6 @@ from convgen.plan.exact.longest_path import Vertex, longest_paths
 from convgen.plan.parts import ANY, Parts, Room
 from convgen.plan.program.candidates import (
     Way,
-    is_product,
     made,
     named_alike,
     parameter_stored,
