@@ -19,7 +19,6 @@ from convgen.program.network import Program, label
 from convgen.program.rows import PlacedRow, Stored
 
 ACTIVATIONS = ("input", "made")
-STATISTICS = ("centred", "part_centred", "normalise")  # of norms: a few numbers a channel travel
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,8 +116,8 @@ class Layer:
 
     @property
     def redistributes(self) -> bool:
-        """Whether more travels than a few numbers a channel."""
-        return self.kind not in STATISTICS and self.sent_bytes > 0
+        """Whether more travels than a norm's statistics."""
+        return self.sent_bytes > 0 and not (self.product or self.rows[-1]).bound.operation.normalises
 
 
 def layers_of(found: NetworkPlan, machine: Machine, dtype: str) -> list[Layer]:

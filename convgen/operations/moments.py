@@ -235,6 +235,10 @@ class Normalise(Operation):
     eps: float = 1e-5
     rms: bool = False
 
+    @property
+    def normalises(self) -> bool:
+        return True
+
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
         names = numbered(len(self.of.shape))

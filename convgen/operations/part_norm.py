@@ -271,6 +271,10 @@ class PartCentred(Operation):
     def passes(self) -> Passes:
         return "once"
 
+    @property
+    def normalises(self) -> bool:
+        return True
+
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
         names = numbered(len(self.of.shape))
