@@ -19,10 +19,18 @@ from convgen.compiler import compile_layer
 from convgen.cost.every_output import HELD, every_output
 from convgen.cost.machines import load_machine
 from convgen.cost.rows import program_cost
+from convgen.cost.timeline import simulate
 from convgen.errors import InputError
 from convgen.explain.planned_layers import layers_of
 from convgen.explain.planned_scaling import memory_bytes
-from convgen.network_compiler import CompiledNetwork, network_parts, on_one_rank, plan_graph, sample_parallelism
+from convgen.network_compiler import (
+    CompiledNetwork,
+    compile_network,
+    network_parts,
+    on_one_rank,
+    plan_graph,
+    sample_parallelism,
+)
 from convgen.plan.factors import factorisations
 from convgen.plan.parts import Keep, Room
 from convgen.plan.program.layer_files import plan_text, planned_layers
@@ -262,6 +270,10 @@ def test_the_command(tmp_path: Path) -> None:
     assert data["seconds"] == pytest.approx(sum(s["seconds"] for n in data["nodes"] for s in n["steps"]))
     assert data["memory_bytes"] == data["other_memory_bytes"] + sum(n["memory_bytes"] for n in data["nodes"])
     assert data["heuristic_seconds"] >= data["seconds"]
+    alone = compile_network(network_graph(read_network(EXAMPLES / "alexnet.yaml")), Grid((("N", 4),)), overlap=ON_CUDA)
+    meanwhile = simulate(alone.program, ON_CUDA, "float32", alike=True).end_s
+    assert data["sample_parallelism"]["overlapped_seconds"] == pytest.approx(meanwhile)
+    assert meanwhile < data["sample_parallelism"]["seconds"]
     assert {n["name"]: n["kind"] for n in data["nodes"]}["pool5_flatten"] == "flatten"
     explained = run("--ranks", "4", "--explain", "conv2").output
     assert "conv_backward_filter" in explained
