@@ -35,7 +35,13 @@ SETTLED = (
     "test_networks_samples", "test_operation", "test_overlap", "test_schedule", "test_sw26010", "test_torch",
     "test_transposed", "test_tune",
 )  # fmt: skip
-SHARE = 20  # per cent
+SHARE = 15  # per cent
+
+
+@pytest.fixture(scope="session")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where packages lie that several tests run."""
+    return tmp_path_factory.mktemp("packages")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

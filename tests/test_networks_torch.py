@@ -40,11 +40,6 @@ from convgen.verify.processes import ProcessFailed
 KINDS = ["dtensors", "blocks"]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("packages")
-
-
 def close(found: Any, truth: Any, tolerance: float = 1e-10) -> None:
     torch.testing.assert_close(found, truth, rtol=tolerance, atol=tolerance)
 
@@ -57,8 +52,8 @@ def gradients_of(module: torch.nn.Module) -> dict[str, Tensor]:
     return {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
 
 
-def test_names_frozen_layers_and_gradients_of_inputs(folder: Path) -> None:
-    net, module = package(0.0, "H4", folder), resnet()
+def test_names_frozen_layers_and_gradients_of_inputs(packages: Path) -> None:
+    net, module = package(0.0, "H4", packages), resnet()
     frozen = [n for n, _ in module.named_parameters() if n.startswith(("conv1", "bn1", "layer1"))]
 
     for n, p in module.named_parameters():
@@ -89,9 +84,9 @@ def test_names_frozen_layers_and_gradients_of_inputs(folder: Path) -> None:
 
 @pytest.mark.parametrize("layout", ["H4", "C4"])
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointing_the_whole(reentrant: bool, layout: str, folder: Path) -> None:
+def test_checkpointing_the_whole(reentrant: bool, layout: str, packages: Path) -> None:
     """Running statistics are updated again, as torch's."""
-    net, module = package(0.0, layout, folder), resnet()
+    net, module = package(0.0, layout, packages), resnet()
     for x in (X, X_OTHER):
         given = x.clone().requires_grad_()
         loss_of(checkpoint(module, given, use_reentrant=reentrant), LABELS).backward()
@@ -106,9 +101,9 @@ def test_checkpointing_the_whole(reentrant: bool, layout: str, folder: Path) -> 
     on_ranks(net, program, resnet().state_dict())
 
 
-def test_checkpointing_draws_the_same_masks(folder: Path) -> None:
+def test_checkpointing_draws_the_same_masks(packages: Path) -> None:
     """Two calls, then both backward passes: the masks are each call's own. Processes have a random state each."""
-    net = package(0.25, "H4", folder)
+    net = package(0.25, "H4", packages)
 
     def program(rank: int) -> None:
         torch.manual_seed(rank)  # ranks need not agree
@@ -137,9 +132,9 @@ def test_checkpointing_draws_the_same_masks(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("part", ["layer1", "layer2"])
-def test_checkpointing_a_part(part: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpointing_a_part(part: str, packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A function of the package's text; two of the four ranks have nothing of layer2's output."""
-    net, module = package(0.25, "H4", folder), resnet()
+    net, module = package(0.25, "H4", packages), resnet()
     text = sys.modules[f"{net.__name__}.network"]
     function = getattr(text, part)
 
@@ -156,8 +151,8 @@ def test_checkpointing_a_part(part: str, folder: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of forward mode
-def test_transforms_are_right_or_refused(folder: Path) -> None:
-    net, module = package(0.0, "H4", folder), resnet().eval()
+def test_transforms_are_right_or_refused(packages: Path) -> None:
+    net, module = package(0.0, "H4", packages), resnet().eval()
     truth = grad(lambda ps: functional_call(module, ps, (X,)).square().sum())(dict(module.named_parameters()))
     with torch.no_grad():
         y = module(X)
@@ -197,12 +192,12 @@ def test_transforms_are_right_or_refused(folder: Path) -> None:
         with pytest.raises(RuntimeError, match=r"forward-mode differentiation .* is not supported"):
             jvp(model, (X,), (X,))
 
-    on_ranks(package(0.0, "N1", folder), forward_mode)
+    on_ranks(package(0.0, "N1", packages), forward_mode)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_a_network_cant_run_with_is_refused(kind: str, folder: Path) -> None:
-    net, module = package(0.0, "H2 W2", folder), resnet()
+def test_what_a_network_cant_run_with_is_refused(kind: str, packages: Path) -> None:
+    net, module = package(0.0, "H2 W2", packages), resnet()
 
     def program(old: Any, mesh: Any) -> None:
         x, state = net.scatter("x", X, mesh), module.state_dict()
@@ -318,9 +313,9 @@ def test_autocast_and_bfloat16(axes: dict[str, int], tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_states_and_copies(kind: str, folder: Path, tmp_path: Path) -> None:
+def test_states_and_copies(kind: str, packages: Path, tmp_path: Path) -> None:
     """4 ranks store, 2 ranks, one and the original module read; state dicts and files of a rank; copies, averages."""
-    four, two, one = (package(0.0, layout, folder) for layout in ("C4", "H2", "N1"))
+    four, two, one = (package(0.0, layout, packages) for layout in ("C4", "H2", "N1"))
     module = resnet()
     loss_of(module(X), LABELS).backward()
     sgd(module.parameters()).step()
@@ -384,9 +379,9 @@ def test_states_and_copies(kind: str, folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_optimizers_clipping_and_hooks(kind: str, folder: Path) -> None:
+def test_optimizers_clipping_and_hooks(kind: str, packages: Path) -> None:
     """foreach and fused steps, torch's clipping right or refused, hooks on parameters and on the network."""
-    net = package(0.0, "N2 H2", folder)
+    net = package(0.0, "N2 H2", packages)
     makes: dict[str, Any] = {
         "loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}
     }  # fmt: skip
@@ -430,10 +425,10 @@ def test_optimizers_clipping_and_hooks(kind: str, folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning")  # of outputs that are views
-def test_ddp_and_fsdp2_over_copies(folder: Path) -> None:
+def test_ddp_and_fsdp2_over_copies(packages: Path) -> None:
     """Two ranks along H, and two copies along N that have other samples each: they are one network of the grid, not of
     DDP; over ranks that hold copies DDP and FSDP2 change nothing, over others they are refused."""
-    net, module = package(0.0, "N2 C2", folder), resnet()
+    net, module = package(0.0, "N2 C2", packages), resnet()
     optimizer = sgd(module.parameters())
     loss_of(module(X), LABELS).backward()
     optimizer.step()
@@ -470,8 +465,8 @@ def test_ddp_and_fsdp2_over_copies(folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_compile_and_export(folder: Path) -> None:
-    net, module = package(0.0, "H2", folder), resnet()
+def test_compile_and_export(packages: Path) -> None:
+    net, module = package(0.0, "H2", packages), resnet()
     loss_of(module(X), LABELS).backward()
 
     def program(rank: int) -> None:
@@ -494,8 +489,8 @@ def test_compile_and_export(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_killed_in_a_step(folder: Path, tmp_path: Path) -> None:
-    net = package(0.0, "H4", folder)
+def test_a_rank_that_is_killed_in_a_step(packages: Path, tmp_path: Path) -> None:
+    net = package(0.0, "H4", packages)
 
     def program(rank: int) -> None:
         mesh = net.init_mesh("cpu", timeout=600.0)
@@ -521,9 +516,9 @@ def test_a_rank_that_is_killed_in_a_step(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("agree", [False, True])
-def test_a_wrong_input_on_one_rank(agree: bool, folder: Path, tmp_path: Path) -> None:
+def test_a_wrong_input_on_one_rank(agree: bool, packages: Path, tmp_path: Path) -> None:
     """It raises there; the others time out with the step's name, or with CONVGEN_AGREE=1 are told."""
-    net = package(0.0, "H4", folder)
+    net = package(0.0, "H4", packages)
 
     def program(rank: int) -> str:
         os.environ["CONVGEN_AGREE"] = "1" if agree else "0"
@@ -549,8 +544,8 @@ def test_a_wrong_input_on_one_rank(agree: bool, folder: Path, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_ranks_with_other_packages(folder: Path) -> None:
-    one, other = package(0.0, "H4", folder), package(0.25, "H4", folder)
+def test_ranks_with_other_packages(packages: Path) -> None:
+    one, other = package(0.0, "H4", packages), package(0.25, "H4", packages)
 
     def program(rank: int) -> str:
         net = other if rank == 3 else one
