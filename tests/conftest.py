@@ -46,7 +46,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """What imports and caches hold stays: the garbage collector, a fifth of all time else, need not go over it again."""
+    """What imports and caches hold stays: the garbage collector need not go over it again, a fifth of all time."""
     if item.path not in frozen:
         frozen.add(item.path)
         gc.collect()
