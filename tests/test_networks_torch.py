@@ -16,9 +16,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from fault_cases import told
+from fault_cases import GUARD_S, NEVER_S, ready, told
 from free_networks import imported
 from test_networks_training import batches, loss_of, on_ranks, package, resnet, sgd
 from torch import Tensor
@@ -34,7 +33,7 @@ from convgen.algebra.grid import Grid
 from convgen.network_compiler import compile_network
 from convgen.packages import files_of
 from convgen.spec.exported import graph_of
-from convgen.verify.processes import ProcessFailed
+from convgen.verify.processes import ProcessFailed, spawn
 
 (X, LABELS), (X_OTHER, LABELS_OTHER) = batches(2, 4)
 KINDS = ["dtensors", "blocks"]
@@ -493,7 +492,7 @@ def test_a_rank_that_is_killed_in_a_step(packages: Path, tmp_path: Path) -> None
     net = package(0.0, "H4", packages)
 
     def program(rank: int) -> None:
-        mesh = net.init_mesh("cpu", timeout=600.0)
+        mesh = net.init_mesh("cpu", timeout=NEVER_S)
         model = net.Network(mesh)
         x = net.scatter("x", X, mesh)
         model(x).square().sum().backward()
@@ -507,7 +506,7 @@ def test_a_rank_that_is_killed_in_a_step(packages: Path, tmp_path: Path) -> None
         (tmp_path / f"{rank}.said").write_text(told(step))
 
     with pytest.raises(ProcessFailed):
-        on_processes(program, 4)
+        spawn(program, 4, GUARD_S)
     for rank in (0, 2, 3):
         said = (tmp_path / f"{rank}.said").read_text()
         assert said.startswith("RuntimeError: trained: step %"), said
@@ -522,18 +521,21 @@ def test_a_wrong_input_on_one_rank(agree: bool, packages: Path, tmp_path: Path) 
 
     def program(rank: int) -> str:
         os.environ["CONVGEN_AGREE"] = "1" if agree else "0"
-        mesh = net.init_mesh("cpu", timeout=600.0 if agree else 5.0)
-        model = net.Network(mesh)
-        x = net.scatter("x", X, mesh)
-        model(x)
-        dist.barrier()
+
+        def begin(timeout: float) -> tuple[Any, Tensor]:
+            mesh = net.init_mesh("cpu", timeout=NEVER_S if agree else timeout)
+            model, x = net.Network(mesh), net.scatter("x", X, mesh)
+            model(x)
+            return model, x
+
+        model, x = ready(begin, rank, tmp_path)
         said = told(lambda: model(x[:, :, :1] if rank == 2 else x))
         (tmp_path / f"{rank}.done").touch()
         while not all((tmp_path / f"{r}.done").exists() for r in range(4)):
             time.sleep(0.01)  # a rank that ends would be another fault
         return said
 
-    says = on_processes(program, 4)
+    says = spawn(program, 4, GUARD_S)
     assert "this rank's block of x has shape" in says[2]
     for rank in (0, 1, 3):
         if agree:
@@ -553,5 +555,5 @@ def test_ranks_with_other_packages(packages: Path) -> None:
         model = net.Network(mesh)
         return told(lambda: model(net.scatter("x", X, mesh)))
 
-    for said in on_processes(program, 4):
+    for said in spawn(program, 4, GUARD_S):
         assert "don't run the same module, nothing was computed: ranks [0, 1, 2]: " in said
