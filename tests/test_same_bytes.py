@@ -14,6 +14,7 @@ from random import Random
 import pytest
 from click.testing import CliRunner
 from modules import draw
+from test_cli import LAYER
 from test_plan_by_hand import branched
 from test_schedule_text import random_schedule
 
@@ -28,16 +29,6 @@ from convgen.spec.network_graph import network_graph
 from convgen.spec.reader import layer_from_dict, read_csv, read_layer
 
 ROOT = Path(__file__).resolve().parent.parent
-LAYER = """\
-name: small
-layer: conv2d
-input: [4, 4, 8, 8]
-out_channels: 6
-kernel_size: 3
-padding: 1
-grid: {N: 2, C: 2, F: 2}
-algorithm: auto
-"""
 SPATIAL = {
     "name": "spatial", "layer": "conv2d", "input": [4, 4, 8, 8], "out_channels": 6, "kernel_size": 3, "padding": 1,
     "grid": {"H": 2}, "algorithm": "spatial",
@@ -78,7 +69,7 @@ def network() -> Iterator[str]:
 
 def written() -> Iterator[str]:
     """By the command, in the directory that there is."""
-    Path("small.yaml").write_text(LAYER)
+    Path("small.yaml").write_text(LAYER.replace("stationary-x", "auto").replace("C: 2", "C: 2, F: 2"))
     assert CliRunner().invoke(cli, ["compile", "small.yaml"]).exit_code == 0
     yield Path("small.py").read_text()
 
