@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from convgen.cost.network import element_bytes
 from convgen.operations.bound import Bound
-from convgen.operations.products import is_product
 from convgen.program.network import Program, Value, asked
+from convgen.program.products import is_product
 from convgen.program.rows import PlacedRow, index_sets
 
 PARAMETERS, HELD, OUTPUT = "parameters", "gathered, held for backward", "outputs and error signals"

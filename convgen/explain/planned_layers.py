@@ -13,9 +13,9 @@ from convgen.cost.machine import Machine
 from convgen.cost.network_memory import fullest
 from convgen.cost.rows import hidden_of, price_on
 from convgen.explain.planned_steps import Step, Steps
-from convgen.operations.products import is_product
 from convgen.plan.program.ranks import NetworkPlan
 from convgen.program.network import Program, label
+from convgen.program.products import is_product
 from convgen.program.rows import PlacedRow, Stored
 
 ACTIVATIONS = ("input", "made")

@@ -18,7 +18,6 @@ from convgen.cost.moving import PICOSECONDS
 from convgen.cost.network_memory import MemoryWalk
 from convgen.cost.rows import price_on, program_cost
 from convgen.errors import InputError, Note
-from convgen.operations.products import is_product
 from convgen.plan.factors import MOST_AXES, NAMES, factorisations, primes
 from convgen.plan.fewer import on_fewer, with_idle
 from convgen.plan.letters import lay_out
@@ -29,6 +28,7 @@ from convgen.plan.program.products import least_ps
 from convgen.plan.program.search import Effort, Found, Search, TooLittleMemory
 from convgen.plan.program.written import plan_of, program_of
 from convgen.program.network import Program
+from convgen.program.products import is_product
 from convgen.spec.placement import MAX_RANKS
 
 SCOUT = Effort(ways=2, others=6, stored=5, parameters=3)

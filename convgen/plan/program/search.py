@@ -20,7 +20,6 @@ from convgen.cost.network import element_bytes
 from convgen.cost.rows import price_on
 from convgen.errors import InputError
 from convgen.operations.bound import Bound
-from convgen.operations.products import is_product
 from convgen.operations.row import Operation
 from convgen.plan.exact.bounded import DoesNotFit, solve
 from convgen.plan.exact.eliminate import Elimination, Factor, Problem
@@ -39,6 +38,7 @@ from convgen.plan.program.candidates import (
 from convgen.plan.program.products import MOST, best_ways
 from convgen.plan.program.tables import Answer, Asking, Choice, Option, Question, Table, choices, fastest, placed
 from convgen.program.network import FLOATS, Program, Value, asked, differentiable, smooth
+from convgen.program.products import is_product
 from convgen.program.rows import PlacedRow, Stored, kept, serves
 from convgen.spec.text import gib
 
