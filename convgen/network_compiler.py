@@ -250,7 +250,7 @@ def plan_graph(
             one = without_idle(plan.program.grid)
             plan = by_timeline(plan, lambda machine: on_one(one, machine), machine, dtype)
     except TooLittleMemory as error:
-        raise refusal(error, parts, ranks, graph.batch, machine, dtype, room) from None
+        raise refusal(error, parts, ranks, graph.batch, setting, dtype) from None
     graph, described, program = _with_statistics(graph, described, plan.program, setting.statistics, "auto")
     return _compiled(graph, described, program, "auto", "", _overlapping(machine, dtype)), plan
 

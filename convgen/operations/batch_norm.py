@@ -93,6 +93,10 @@ class Centred(Operation):
     def passes(self) -> Passes:
         return "once"
 
+    @property
+    def normalises(self) -> bool:
+        return True
+
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
         names = numbered(len(self.shape))

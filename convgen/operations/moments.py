@@ -20,7 +20,7 @@ Eqs. 2.1; [SP] III-B for the choice of what is averaged.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -235,6 +235,10 @@ class Normalise(Operation):
     eps: float = 1e-5
     rms: bool = False
 
+    @property
+    def normalises(self) -> bool:
+        return True
+
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
         names = numbered(len(self.of.shape))
@@ -258,6 +262,21 @@ class Normalise(Operation):
         return ((x if self.rms else x - mean) / (variance + self.eps).sqrt(),)
 
 
+def updated_buffers(name: str, count: int, channels: int) -> Signature:
+    """Mean and variance a channel, and `count` numbers that a step has found, to new ones; without gradients."""
+    (c,) = own("C")
+    buffers = [Operand(old, (channels,), (c,), gradient=False) for old in ("mean", "variance")]
+    found = Operand(name, (count, channels), (WHOLE, c), gradient=False)
+    new = [Operand(f"new_{b.name}", b.shape, b.dims, gradient=False) for b in buffers]
+    return Signature((("C", channels),), (*buffers, found), tuple(new))
+
+
+def averaged_buffers(buffers: Sequence[Any], found: Sequence[Any], momentum: float) -> tuple[Any, ...]:
+    """(1 - momentum) of the old and momentum of what is found, which may be wider than buffers."""
+    pairs = zip(buffers, found, strict=True)
+    return tuple(old.to(now.dtype).lerp(now, momentum).to(old.dtype) for old, now in pairs)
+
+
 @dataclass(frozen=True)
 class RunningStatistics(Operation):
     """Batch norm's buffers after a step: (1 - momentum) of the old and momentum of the new mean and unbiased variance.
@@ -274,16 +293,11 @@ class RunningStatistics(Operation):
 
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
-        (c,) = own("C")
-        buffers = [Operand(name, (self.channels,), (c,), gradient=False) for name in ("mean", "variance")]
-        m = Operand("m", (3, self.channels), (WHOLE, c), gradient=False)
-        new = [Operand(f"new_{b.name}", b.shape, b.dims, gradient=False) for b in buffers]
-        return (Signature((("C", self.channels),), (*buffers, m), tuple(new)),)
+        return (updated_buffers("m", 3, self.channels),)
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         mean, variance, m = (t.detach() for t in operands)
-        new = ((mean, m[1]), (variance, m[2] / (m[0] - 1)))  # moments may be wider than buffers
-        return tuple(old.to(now.dtype).lerp(now, self.momentum).to(old.dtype) for old, now in new)
+        return averaged_buffers((mean, variance), (m[1], m[2] / (m[0] - 1)), self.momentum)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         mean, variance, m = (t.detach() for t in operands)

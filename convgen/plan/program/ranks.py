@@ -22,12 +22,13 @@ from convgen.plan.factors import MOST_AXES, NAMES, factorisations, primes
 from convgen.plan.fewer import on_fewer, with_idle
 from convgen.plan.letters import lay_out
 from convgen.plan.parts import ANY, Parts, Room
-from convgen.plan.program.candidates import Way, is_product
+from convgen.plan.program.candidates import Way
 from convgen.plan.program.fitting import Fitted, fitted
 from convgen.plan.program.products import least_ps
 from convgen.plan.program.search import Effort, Found, Search, TooLittleMemory
 from convgen.plan.program.written import plan_of, program_of
 from convgen.program.network import Program
+from convgen.program.products import is_product
 from convgen.spec.placement import MAX_RANKS
 
 SCOUT = Effort(ways=2, others=6, stored=5, parameters=3, apart=False)
