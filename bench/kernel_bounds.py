@@ -133,6 +133,7 @@ def main(
             click.echo("  ".join(map(str, words)))
         return
     done = {name_of(r) for r in rows}
+    alike: dict[Any, dict[str, Any] | None] = {}  # by problem and configuration: layers of a network are often alike
     with path.open("a", encoding="utf-8") as file:
         for dtype in dtypes.split(","):
             for memory_format in formats.split(","):
@@ -140,7 +141,13 @@ def main(
                     for split in splits.split(","):
                         for layer, kernel in kernels_of(network, split, dtype, memory_format):
                             name = (network, layer, split, kernel.problem.phase, dtype, memory_format)
-                            if name not in done and (row := count(network, layer, split, kernel)) is not None:
+                            if name in done:
+                                continue
+                            key = largest(kernel.problems), kernel.config
+                            if key not in alike:
+                                alike[key] = count(network, layer, split, kernel)
+                            if (row := alike[key]) is not None:
+                                row = row | {"network": network, "layer": layer, "split": split}
                                 file.write(json.dumps(row) + "\n")
                                 file.flush()
 

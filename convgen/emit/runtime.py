@@ -23,7 +23,7 @@ PARTS = (
 
 # Only networks have these.
 NETWORK_PARTS: tuple[str, ...] = (
-    "splits", "lanes", "buckets", "pieces", "chunks", "rows", "norms", "net", "checkpoints", "run", "inside", "network",
+    "convolved", "splits", "lanes", "buckets", "pieces", "chunks", "rows", "norms", "net", "checkpoints", "run", "inside", "network",
 )  # fmt: skip
 
 HEAD = ('"""', "import ", "from ", "if ")  # what a part begins with, which no module gets
