@@ -20,8 +20,8 @@ from convgen.cost.machine import Machine
 from convgen.cost.machines import load_machine
 from convgen.emit.network import NetworkInput, Package, emit_network
 from convgen.errors import InputError
-from convgen.knobs import verify_schedules
 from convgen.kernels.of_rows import convolution_files
+from convgen.knobs import verify_schedules
 from convgen.operations.bound import Bound
 from convgen.operations.views import MANY
 from convgen.plan.fewer import without_idle

@@ -12,8 +12,8 @@ from convgen.operations.convolution import READS, Convolution, LocalConvolution
 from convgen.operations.fused import Fused
 from convgen.operations.row import At, Operation
 from convgen.operations.transposed import TransposedConvolution
-from convgen.program.nodes import Phase
 from convgen.program.network import FLOATS, Program
+from convgen.program.nodes import Phase
 from convgen.program.rows import at_rank
 from convgen.spec.target import Target
 
@@ -47,9 +47,7 @@ def convolution_files(program: Program, target: Target) -> tuple[ConvolutionFile
     for number, ((dtype, held), batch) in enumerate(samples.items(), 1):
         spatial = len(held[0].dims)
         last = target.memory_format(spatial) == "channels_last"
-        kernels = [
-            choose(tuple(problem_of(one, phase, batch, dtype, last) for one in held), target) for phase in READS
-        ]
+        kernels = [choose(tuple(problem_of(one, phase, batch, dtype, last) for one in held), target) for phase in READS]
         found.append(ConvolutionFile(f"convolution_{number}", _text(kernels), dtype, held, last))
     return tuple(found)
 
