@@ -10,8 +10,8 @@ of the loop allows by its instructions, and with shared memory; `ideal` the leas
 bytes, or a launch; tuning/machines/cuda.yaml) over the least time of the launch.
 
 Asked of `ideal`: 0.9; of halos and TF32 0.8, float32 0.7, few channels (under 16) and channels not last 0.5. What a
-launch lacks most: `launches` before and behind it take more than its loop loses; of the loop, `shared` memory or `issue`
-keep the matrix units waiting, `edges` of tiles and zeros are multiplied for nothing, or programs are too few or
+launch lacks most: `launches` before and behind it take more than its loop loses; of the loop, `shared` memory or
+`issue` keep the matrix units waiting, `edges` of tiles and zeros are multiplied for nothing, or programs are too few or
 uneven for the processors' `waves`.
 """
 
