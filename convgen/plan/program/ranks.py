@@ -30,8 +30,8 @@ from convgen.plan.program.written import plan_of, program_of
 from convgen.program.network import Program
 from convgen.spec.placement import MAX_RANKS
 
-SCOUT = Effort(ways=2, others=6, stored=5, parameters=3)
-LAYOUTS = 3  # that are looked for until statistics by parts and the best layout agree
+SCOUT = Effort(ways=2, others=6, stored=5, parameters=3, apart=False)
+LAYOUTS = 2  # that are looked for until statistics by parts and the best layout agree
 SCOUTED = 2  # grids by what their products take, and as many of the most even ones; of each one for a rough plan
 
 
@@ -145,15 +145,31 @@ class _Scout:
         search = Search(self.parts, grid, self.machine, self.dtype, SCOUT, self.room)
         if self.parts.parted is None:
             return search.time_ps()
-        found = search.run()
-        other = self.parts.parted(found.program, False)
-        if is_alike(other, self.parts):
-            return found.time_ps
-        return Search(other, grid, self.machine, self.dtype, SCOUT, self.room).time_ps()
+        stays = self.parts.parted(search.run(compared=False).program, True)
+        return Search(stays, grid, self.machine, self.dtype, SCOUT, self.room).time_ps()
 
 
 def is_alike(one: Parts, other: Parts) -> bool:
     return list(one.rows) == list(other.rows)
+
+
+def _agreed(parts: Parts, plan: Callable[[Parts], Fitted]) -> tuple[Fitted, Parts]:
+    """The best plan found whose statistics, where they are by parts, are by those of its own layout; and of what."""
+    best, free = None, parts
+    for _ in range(LAYOUTS):
+        one = plan(free)
+        if parts.parted is None or is_alike(parts.parted(one.found.program, False), free):
+            return min(best or (one, free), (one, free), key=_time_ps)
+        stays = parts.parted(one.found.program, True)
+        one = plan(stays)
+        best = min(best or (one, stays), (one, stays), key=_time_ps)
+        free = parts.parted(one.found.program, False)
+    assert best is not None
+    return best
+
+
+def _time_ps(pair: tuple[Fitted, Parts]) -> int:
+    return pair[0].found.time_ps
 
 
 def plan_network(
@@ -186,12 +202,7 @@ def plan_network(
 
         return fitted(search, room, machine, dtype, recompute=recompute)
 
-    one = plan(parts)
-    for k in range(LAYOUTS + 1):
-        if parts.parted is None or is_alike(other := parts.parted(one.found.program, k == LAYOUTS), parts):
-            break
-        parts = other
-        one = plan(parts)
+    one, parts = _agreed(parts, plan)
     found = one.found
     tried = tuple((grid, ps / PICOSECONDS) for grid, ps in scouted)
     second = {i: (way, more / PICOSECONDS) for i, (way, more) in found.runner_up.items()}
