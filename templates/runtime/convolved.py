@@ -68,9 +68,9 @@ class Convolved(Unmapped):
     @once_differentiable
     def backward(ctx: Any, dmade: Tensor) -> Any:
         tensors = dict(zip(READS[ctx.phase], ctx.saved_tensors, strict=True)) | {MAKES[ctx.phase]: dmade}
-        maker = {t: phase for phase, t in MAKES.items()}
-        wanted = zip(READS[ctx.phase], ctx.needs_input_grad[2:], strict=True)
-        found = [
-            ctx.kernels.made(maker[t], *[tensors[u] for u in READS[maker[t]]]) if wants else None for t, wants in wanted
-        ]
-        return None, None, *found
+        wants = dict(zip(READS[ctx.phase], ctx.needs_input_grad[2:], strict=True))
+        found: dict[str, Tensor] = {}
+        for phase, made in MAKES.items():
+            if wants.get(made):
+                found[made] = ctx.kernels.made(phase, *[tensors[t] for t in READS[phase]])
+        return None, None, *[found.get(t) for t in READS[ctx.phase]]
