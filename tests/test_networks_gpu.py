@@ -214,11 +214,12 @@ def step_on_no_device(package: Any, monkeypatch: pytest.MonkeyPatch) -> int:
     def step(end: VirtualTransport) -> None:
         mesh = package.init_mesh("meta", transport=end)
         network = package.Network(mesh, parameters="blocks")
-        here, net = package.NET.here(mesh), package.NET
+        net = package.NET
         given = [
-            torch.empty(here.shape(net.split(n, net.batch)), device="meta", dtype=getattr(torch, kind))
-            for n, kind in zip(network._inputs, network._types, strict=True)
+            package.scatter(name, torch.zeros(net.split(name, net.batch).extents, dtype=getattr(torch, kind)), mesh)
+            for name, kind in zip(network._inputs, network._types, strict=True)
         ]
+        assert all(t.is_meta for t in given)  # as those of a CPU are brought to the device
         made = network(*[t.requires_grad_() if t.is_floating_point() else t for t in given])
         made = list(made.values()) if isinstance(made, dict) else made if isinstance(made, tuple) else [made]
         sum(t.sum() for t in made if t.is_floating_point() and t.requires_grad).backward()
