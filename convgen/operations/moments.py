@@ -169,12 +169,22 @@ def moments_by_channel(x: Any) -> Any:
     return torch.stack([torch.full_like(mean, count), mean, variance * count])
 
 
+def settled(x: Any) -> Any:
+    """x[N, C, ...] as ATen's batch norm takes it.
+
+    On a CPU (torch 2.13.0) its gradients are wrong without a word for one sample with channels last whose first
+    stride is that of a view, beside dy with channels first.
+    """
+    odd = x.dim() > 3 and x.shape[0] == 1 and x.stride(0) != x.numel()
+    return x.contiguous() if odd else x
+
+
 def centred(x: Any, mean: Any, scale: Any, shift: Any) -> Any:
     """(x - mean) * scale + shift by channel, ATen's, fused: of the mean that has no gradient, so it comes in by the
     shift, where it is nothing."""
     fixed = mean.detach()
     shift = shift - scale * (mean - fixed)
-    return torch.nn.functional.batch_norm(x, fixed, torch.ones_like(fixed), scale, shift, False, 0.0, 0.0)
+    return torch.nn.functional.batch_norm(settled(x), fixed, torch.ones_like(fixed), scale, shift, False, 0.0, 0.0)
 
 
 def _merged(m: Any, k: int, group: Any, groups: int) -> Any:

@@ -25,6 +25,7 @@ from convgen.operations.batch_norm import (
     normalised_sums,
     statistics_of,
 )
+from convgen.operations.moments import settled
 
 from .blocks import Unmapped
 from .buckets import Buckets
@@ -159,7 +160,7 @@ class Alone:
         if not x.numel():
             return of_nothing(x, w, b), own
         with noted("local", self.moments.label):
-            y = torch.batch_norm(x, w, b, own[0], own[1], True, 1.0, self.eps, False)
+            y = torch.batch_norm(settled(x), w, b, own[0], own[1], True, 1.0, self.eps, False)
         return y, own * (x.numel() / x.shape[1] / cast(Any, self.moments.operation).of.count)  # autograd keeps own
 
     def evaluated(
@@ -171,7 +172,7 @@ class Alone:
         mean, variance = (t.to(wide) for t in running)
         if not x.numel():
             return of_nothing(x, w, b)
-        return torch.batch_norm(x, w, b, mean, variance, False, 0.0, self.eps, False)
+        return torch.batch_norm(settled(x), w, b, mean, variance, False, 0.0, self.eps, False)
 
     def _moved(self, place: Place, vectors: Pair, wide: torch.dtype, buckets: Buckets | None) -> list[Tensor | None]:
         """Weight and bias, of which each rank has the gradient of its own block."""
