@@ -125,7 +125,7 @@ def compile_network(
         algorithm: a named one; by default the one with the grid's letters; auto: every value and row as the search for
             the least modelled seconds finds, whatever the axes are called.
         machine: what `auto` models; by default one node of the target's kind.
-        target: a CPU, or a GPU, whose convolutions are kernels; there nothing travels meanwhile.
+        target: a CPU, or a GPU, whose convolutions are kernels.
         overlap: the machine for which it is chosen what travels meanwhile; by default the same.
         statistics: of batch norms in training (spec/graph_parts.py): global, spatial or local.
         again: blocks of the source that backward computes again (program/again.py).
@@ -148,7 +148,7 @@ def compile_network(
         program = lay_out(network_parts(graph, described), grid, algorithm)
     graph, described, program = _with_statistics(graph, described, program, statistics, algorithm)
     program = with_again(program, again)
-    meanwhile = _overlapping(overlap or chosen, _dtype(graph), of_inputs, target)
+    meanwhile = _overlapping(overlap or chosen, _dtype(graph), of_inputs)
     return replace(_compiled(graph, described, program, algorithm, command, meanwhile), target=target)
 
 
@@ -202,11 +202,11 @@ def compile_plan(
         program = program_of(plan, network_parts(graph, described))
     except InputError as error:
         raise locate(error, plan.source) from None
-    meanwhile = _overlapping(overlap or load_machine(target.kind), _dtype(graph), target=target)
+    meanwhile = _overlapping(overlap or load_machine(target.kind), _dtype(graph))
     return replace(_compiled(graph, described, program, "plan", command, meanwhile), target=target)
 
 
-def compile_text(graph: Graph, text: ProgramText, *, command: str = "") -> CompiledNetwork:
+def compile_text(graph: Graph, text: ProgramText, *, command: str = "", target: Target = CPU) -> CompiledNetwork:
     """A network as its program's text says, edited or not (plan/program/edited.py).
 
     Raises:
@@ -218,7 +218,8 @@ def compile_text(graph: Graph, text: ProgramText, *, command: str = "") -> Compi
         raise locate(error, text.source()) from None
     graph, described, _ = _described(graph)
     program = laid_out(text, network_parts(graph, described))
-    return _compiled(graph, described, program, "edited", command, lambda program: in_flight(text, program))
+    made = _compiled(graph, described, program, "edited", command, lambda program: in_flight(text, program))
+    return replace(made, target=target)
 
 
 def plan_graph(
@@ -310,12 +311,8 @@ def _compiled(
     return CompiledNetwork(graph, described, plain, program, other, algorithm, command=command)
 
 
-def _overlapping(
-    machine: Machine, dtype: str, of_inputs: bool = False, target: Target = CPU
-) -> Callable[[Program], Program]:
-    """Overlap by a timeline; none on a GPU: a lane's thread has a stream of its own, which nobody waits for."""
-    if target.is_gpu:
-        return lambda program: program
+def _overlapping(machine: Machine, dtype: str, of_inputs: bool = False) -> Callable[[Program], Program]:
+    """Overlap by a timeline."""
     return lambda program: overlapped(program, machine, dtype, of_inputs=of_inputs)
 
 

@@ -77,9 +77,6 @@ def compile_graphs(
     name = files[0]
     _refuse(name, others)
     made_for = read_target(target or "cpu").known()
-    if made_for.is_gpu and schedule is not None:
-        fact = f"--schedule with --target {target}: the text says what travels meanwhile, which is a CPU's"
-        raise InputError(fact, hint="--grid and --algorithm, or a plan")
     if machine is not None and algorithm != "auto":
         raise InputError("--machine is what --algorithm auto models", hint="--algorithm auto, or without --machine")
     plans = [file for file in files if is_plan_file(file)]
@@ -121,7 +118,9 @@ def compile_graphs(
         try:
             command = f"convgen compile {Path(file).name}{said}"
             if schedule is not None:
-                made = compile_text(graph, read_text(read_schedule(schedule), schedule), command=command)
+                made = compile_text(
+                    graph, read_text(read_schedule(schedule), schedule), command=command, target=made_for
+                )
             elif plan is not None:
                 made = compile_plan(graph, plan, overlap=overlap, command=command, target=made_for)
             else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from convgen.cost.flight_memory import parts_of
 from convgen.kernels.choose import choose
 from convgen.kernels.problem import LocalDim, Problem
 from convgen.kernels.source import Kernel, kernel_module
@@ -14,7 +15,6 @@ from convgen.operations.row import At, Operation
 from convgen.operations.transposed import TransposedConvolution
 from convgen.program.network import FLOATS, Program
 from convgen.program.nodes import Phase
-from convgen.program.rows import at_rank
 from convgen.spec.target import Target
 
 
@@ -62,8 +62,8 @@ def _text(kernels: list[Kernel]) -> str:
 
 
 def local_convolutions(program: Program) -> Iterator[tuple[str, list[tuple[LocalConvolution, int]]]]:
-    """Of each convolution of a program, gradients' rows among them: its dtype, and what each rank convolves of how many
-    samples; of ranks that convolve something."""
+    """Of each convolution of a program, gradients' rows among them: its dtype, and what ranks convolve of how many
+    samples, at once or piece by piece; of ranks that convolve something."""
     for row in program.rows:
         dtype = program.values[row.bound.reads[0]].dtype if row.bound.reads else ""
         if dtype not in FLOATS:
@@ -71,12 +71,13 @@ def local_convolutions(program: Program) -> Iterator[tuple[str, list[tuple[Local
         for placed in (row, *(one for _, one in row.derived)):
             of_ranks: list[list[tuple[LocalConvolution, int]]] = []
             for rank in range(program.grid.ranks):
-                at = at_rank(placed, program.grid, rank)
-                for k, (conv, way, here) in enumerate(convolutions(placed.bound.operation, placed.way, at)):
-                    of_ranks += [[]] * (k == len(of_ranks))
-                    one, (lo, hi) = conv.convolved(way, here), here.inside[0][0]
-                    if one is not None and hi > lo and is_something(one):
-                        of_ranks[k].append((one, hi - lo))
+                for part in parts_of(placed, program.grid, rank):
+                    for k, (conv, way, here) in enumerate(convolutions(placed.bound.operation, placed.way, part.at)):
+                        if k == len(of_ranks):
+                            of_ranks.append([])
+                        one, (lo, hi) = conv.convolved(way, here), here.inside[0][0]
+                        if one is not None and hi > lo and is_something(one):
+                            of_ranks[k].append((one, hi - lo))
             yield from ((dtype, held) for held in of_ranks if held)
 
 

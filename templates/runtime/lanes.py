@@ -73,6 +73,43 @@ class Landed:
         return self._result
 
 
+class Streamed:
+    """A collective on another stream of a GPU: the host doesn't wait for it, the stream that reads its result does."""
+
+    def __init__(self, result: Tensor, over: Any) -> None:
+        self._result, self._over = result, over
+
+    def wait(self) -> Tensor:
+        reads = torch.cuda.current_stream()
+        reads.wait_event(self._over)
+        self._result.record_stream(reads)
+        return self._result
+
+
+def apart(end: Any, name: str, owns: bool) -> Any:
+    """A transport like it, with process groups of its own."""
+    made = type(end)(end.timeout, end.device, end.maker)
+    made.lane, made.owns = name, owns
+    return made
+
+
+class StreamLane:
+    """A lane on a GPU: a stream, and process groups of its own. The order is that in which they are started: no rank's
+    collectives of another lane can stand between those of this one."""
+
+    def __init__(self, end: Any, name: str, owns: bool) -> None:
+        self.end, self.stream = apart(end, name, owns), torch.cuda.Stream()
+
+    def start(self, kind: str, tensor: Tensor, splits: Any, group: Group) -> Streamed:
+        self.end.process_group(group.ranks)  # made here, as a thread's are
+        self.stream.wait_stream(torch.cuda.current_stream())  # on which the tensor is made
+        with torch.cuda.stream(self.stream):
+            result = getattr(self.end, kind)(tensor, splits, group)
+            over = self.stream.record_event()
+        tensor.record_stream(self.stream)  # its memory is not given to others while it travels
+        return Streamed(result, over)
+
+
 class Lane:
     """Collectives beside a rank's own, one after the other, while it computes: a thread, and process groups of its own.
 
@@ -80,8 +117,7 @@ class Lane:
     """
 
     def __init__(self, end: Any, name: str, owns: bool) -> None:
-        self.end = type(end)(end.timeout, end.device, end.maker)
-        self.end.lane, self.end.owns = name, owns
+        self.end = apart(end, name, owns)
         self._flights: queue.SimpleQueue[Flight | None] = queue.SimpleQueue()
         threading.Thread(target=fly, args=(self._flights,), name=f"convgen {name}", daemon=True).start()
         settled = partial(settle, self._flights)
@@ -135,5 +171,5 @@ def begin(
         return Landed(getattr(transport, kind)(tensor, splits, group))
     lanes = shared.setdefault("lanes", weakref.WeakKeyDictionary()).setdefault(transport, {})
     if lane not in lanes:
-        lanes[lane] = Lane(transport, lane, owns)
+        lanes[lane] = (StreamLane if tensor.is_cuda else Lane)(transport, lane, owns)
     return lanes[lane].start(kind, tensor, splits, group)
