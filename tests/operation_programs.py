@@ -120,7 +120,8 @@ def _program(net: Any, ones: Sequence[One]) -> Callable[[Any], list[str]]:
                     block = blocks[n].grad
                     whole = net.gather(n, torch.zeros_like(blocks[n]) if block is None else block, mesh, batch=1)
                     if not close(whole, right):
-                        found.append(f"{one.kind}: gradient of {n} of {one.bound.operation}")
+                        off = float((whole - right).abs().max())
+                        found.append(f"{one.kind}: gradient of {n} of {one.bound.operation}, {off:.1e} off")
         return found
 
     return run
