@@ -12,6 +12,7 @@ from generate import draws
 from operation_programs import KINDS, wrong
 
 from convgen.algebra.grid import Grid
+from convgen.operations.moments import batch_normed, centred
 from convgen.operations.reductions import Reduce
 
 pytestmark = pytest.mark.usefixtures("in_doubles")
@@ -48,3 +49,30 @@ def test_a_sum_of_too_much_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Reduce, "reference", more)
     found = wrong(Random("a sum"), ["sum, mean"], 3, Grid((("a0", 2),)))
     assert [text.partition(":")[0] for text in found] == ["sum, mean"] * 3
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 3, 2), (2, 1, 3, 2), (1, 3, 2, 2, 2), (1, 3, 5), (2, 3, 2, 2)], ids=str)
+@pytest.mark.parametrize("training", [True, False])
+def test_a_batch_norm_of_any_strides_has_its_gradients(shape: tuple[int, ...], training: bool) -> None:
+    """ATen's own has others where operand and gradient are contiguous in different ways."""
+    along = [d for d in range(len(shape)) if d != 1]
+    wide = [1, -1] + [1] * (len(shape) - 2)
+    for first in (False, True):
+        x, dy = torch.randn(shape), torch.randn(shape)
+        last = (x if first else dy).movedim(1, -1).contiguous().movedim(-1, 1)
+        x, dy = (last, dy) if first else (x, last)
+        w, b = torch.randn(2, shape[1], requires_grad=True)
+        table = torch.rand(shape[1], 4) + 0.5  # columns of which are not contiguous
+        x.requires_grad_()
+        given = None if training else (table[:, 1].contiguous(), table[:, 2].contiguous())
+        y = batch_normed(x, w, b, *(given or (None, None)), training, 0.0, 1e-5)
+        mean, variance = given or (x.mean(along), x.var(along, correction=0))
+        right = (x - mean.view(wide)) / (variance.view(wide) + 1e-5).sqrt() * w.view(wide) + b.view(wide)
+        for one, other in zip(*(torch.autograd.grad(v, (x, w, b), dy) for v in (y, right)), strict=True):
+            assert torch.allclose(one, other, rtol=0, atol=1e-10)
+        if not training:
+            mean, scale, shift = table[:, 0], table[:, 1].clone().requires_grad_(), table[:, 2]
+            found = torch.autograd.grad(centred(x, mean, scale, shift), (x, scale), dy)
+            plain = (x - mean.view(wide)) * scale.view(wide) + shift.view(wide)
+            for one, other in zip(found, torch.autograd.grad(plain, (x, scale), dy), strict=True):
+                assert torch.allclose(one, other, rtol=0, atol=1e-10)
