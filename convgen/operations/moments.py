@@ -182,7 +182,7 @@ def batch_normed(x: Any, w: Any, b: Any, mean: Any, variance: Any, training: boo
     of one sample or channel with several dimensions of rows mixes up a contiguous operand and one of channels last."""
     if x.dim() > 3 and 1 in x.shape[:2]:
         flat = torch.batch_norm(x.flatten(2), w, b, mean, variance, training, momentum, eps, False)
-        return flat.view(x.shape)
+        return torch.ops.aten._unsafe_view(flat, x.shape)  # which what changes it in its place takes for its own
     return torch.batch_norm(x, w, b, mean, variance, training, momentum, eps, False)
 
 

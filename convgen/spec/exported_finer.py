@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
 from convgen.operations.calls import operator_of
@@ -31,7 +32,8 @@ def finer(program: ExportedProgram, operators: Sequence[str]) -> ExportedProgram
     """The program with these operators decomposed; None where torch has no decomposition of any."""
     import torch
 
-    known: dict[Any, Any] = {**torch._decomp.decomposition_table, **torch.export.default_decompositions()}
+    decompositions: Any = import_module("torch._decomp")
+    known: dict[Any, Any] = {**decompositions.decomposition_table, **torch.export.default_decompositions()}
     found = [operator_of(op) for op in dict.fromkeys(operators)]
     table = {
         op: known[op] for op in found if op in known and (op._can_decompose() or op.overloadpacket.__name__ in LINEAR)
