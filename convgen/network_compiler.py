@@ -42,7 +42,7 @@ from convgen.program.wide import joined_rows, numbers
 from convgen.spec.aten.describe import Described
 from convgen.spec.aten.samples import for_any_number
 from convgen.spec.graph import Graph
-from convgen.spec.graph_parts import check_statistics, normalised, with_statistics
+from convgen.spec.graph_parts import check_statistics, normalised, parts_of, with_statistics
 from convgen.spec.names import did_you_mean
 from convgen.spec.network_plan import PlanFile
 from convgen.spec.source import locate
@@ -167,11 +167,17 @@ def _parted(graph: Graph, statistics: str, program: Program) -> tuple[Graph, Des
 def _parts(graph: Graph, described: Described, statistics: str) -> Parts:
     """What a search is told of a network, which finds statistics by parts and a layout that agree."""
 
-    def parted(program: Program, stays: bool) -> Parts:
-        stored = {name: program.values[name].stored for name in normalised(graph)} if stays else {}
-        return network_parts(*_parted(graph, statistics, program))._replace(fixed=stored, parted=parted)
+    known: dict[object, Parts] = {}
+    names = normalised(graph)
 
-    follows = statistics != "global" and normalised(graph)
+    def parted(program: Program, stays: bool) -> Parts:
+        stored = {name: program.values[name].stored for name in names}
+        by = tuple(parts_of(statistics, axes, program.grid) for axes in stored.values())
+        if by not in known:
+            known[by] = network_parts(*_parted(graph, statistics, program))
+        return known[by]._replace(fixed=stored if stays else {}, parted=parted)
+
+    follows = statistics != "global" and names
     return network_parts(graph, described)._replace(parted=parted if follows else None)
 
 

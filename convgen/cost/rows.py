@@ -235,7 +235,7 @@ class Price:
         return found
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=32)
 def price_on(grid: Grid, machine: Machine, dtype: str) -> Price:
     """One for all searches of a grid."""
     return Price(grid, machine, dtype)

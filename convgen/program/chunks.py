@@ -20,7 +20,7 @@ from convgen.algebra.layout import Layout
 from convgen.algebra.relations import ReadBy, Taps
 from convgen.algebra.signature import Operand
 from convgen.algebra.tensors import Dim
-from convgen.program.rows import Chain, Chunks, PlacedRow, index_sets
+from convgen.program.rows import Chain, Chunks, PlacedRow, index_sets, nameless
 
 Ranks = NDArray[np.int64]
 THERE, BACK = ("all_gather",), ("reduce_scatter", "all_reduce")
@@ -152,23 +152,29 @@ def in_chunks(row: PlacedRow, grid: Grid, count: int, index: str = "", whole: Co
     Args:
         whole: operands that don't travel by chunks.
     """
-    signature = row.signature
-    if row.chunks is not None or row.early is not None or len(signature.results) != 1:
+    if row.chunks is not None or row.early is not None or len(row.signature.results) != 1:
         return row
+    chunks = _best(nameless(row), grid, count, index, frozenset(whole))
+    return row if chunks is None else replace(row, chunks=chunks)
+
+
+@lru_cache(maxsize=1 << 12)
+def _best(row: PlacedRow, grid: Grid, count: int, index: str, whole: frozenset[int]) -> Chunks | None:
+    signature = row.signature
     operands = [k for k in range(len(signature.inputs)) if k not in whole and travels(row.fetch[k], row.back[k] or ())]
     of_results = (True, False) if travels(row.given[0], row.store[0]) else (False,)
-    found: list[tuple[int, int, int, PlacedRow]] = []
+    found: list[tuple[int, int, int, Chunks]] = []
     for i, extent in signature.extents if operands or len(of_results) > 1 else ():
         if (index and i != index) or extent < count:
             continue
         for k in (*(k for k in operands if i in signature.inputs[k].indices), None):
             for of_result in of_results:
-                one = replace(row, chunks=Chunks(i, count, k, of_result))
-                if not any(chunk_faults(one, grid)):
+                chunks = Chunks(i, count, k, of_result)
+                if not any(chunk_faults(replace(row, chunks=chunks), grid)):
                     moves = int(k is not None) + of_result
                     twice = sum(m.relation is not None for o in signature.inputs for m in o.dims if i in m.indices)
-                    found.append((moves, -twice, -dimension(signature.results[0], i), one))
-    return max(found, key=lambda f: f[:3])[3] if found else row
+                    found.append((moves, -twice, -dimension(signature.results[0], i), chunks))
+    return max(found, key=lambda f: f[:3])[3] if found else None
 
 
 def travels(there: Chain, back: Chain) -> bool:

@@ -104,6 +104,12 @@ class PlacedRow:
         return not any(chains) and not self.derived
 
 
+def nameless(row: PlacedRow) -> PlacedRow:
+    """The row, whatever its values are called: most rows of a network are alike but for that."""
+    bound = replace(row.bound, reads=("",) * len(row.bound.reads), makes=("",) * len(row.bound.makes), module="")
+    return replace(row, bound=bound)
+
+
 @lru_cache(maxsize=4096)
 def index_sets(signature: Signature, grid: Grid) -> IndexSets:
     """Operands and results as tensors on a grid."""

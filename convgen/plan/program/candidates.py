@@ -24,6 +24,7 @@ from convgen.program.rows import Stored, index_of, kept, serves
 PRODUCTS = (Convolution, TransposedConvolution, Contraction)
 Roles = tuple[tuple[str, Axes], ...]
 Way = tuple[int, Roles]  # number of a signature, and roles
+Shapes = tuple[tuple[int, ...] | None, ...]
 
 
 def is_product(operation: Operation) -> bool:
@@ -108,19 +109,22 @@ def votes(ways: Mapping[int, Sequence[Way]], bounds: Sequence[Bound], values: Ma
     tuple[int, ...], Counter[Stored]
 ]:  # fmt: skip
     """How often the best ways of products would store values of each shape in a way."""
-    found: dict[tuple[int, ...], Counter[Stored]] = {}
+    alike: Counter[tuple[Operation, tuple[Way, ...], Shapes, Shapes]] = Counter()
     for i, best in ways.items():
-        bound = bounds[i]
+        reads, makes = (tuple(values.get(v) for v in some) for some in (bounds[i].reads, bounds[i].makes))
+        alike[bounds[i].operation, tuple(best), reads, makes] += 1
+    found: dict[tuple[int, ...], Counter[Stored]] = {}
+    for (operation, best, reads, makes), times in alike.items():
         for rank, (way, roles) in enumerate(best):
-            signature, nests = bound.operation.signatures[way], dict(roles)
-            weight = len(best) - rank
-            for operand, value in zip(signature.inputs, bound.reads, strict=True):
-                if value in values:
-                    found.setdefault(values[value], Counter())[wanted(operand, signature, nests)] += weight
-            for result, value in zip(signature.results, bound.makes, strict=True):
-                if value in values:
+            signature, nests = operation.signatures[way], dict(roles)
+            weight = (len(best) - rank) * times
+            for operand, shape in zip(signature.inputs, reads, strict=True):
+                if shape is not None:
+                    found.setdefault(shape, Counter())[wanted(operand, signature, nests)] += weight
+            for result, shape in zip(signature.results, makes, strict=True):
+                if shape is not None:
                     for stored in made(result, signature, nests):
-                        found.setdefault(values[value], Counter())[stored] += weight
+                        found.setdefault(shape, Counter())[stored] += weight
     return found
 
 

@@ -1,15 +1,16 @@
 """A network, a machine and a number of ranks: the best grid of axes, and on it the best layout.
 
 Grids are the ways to write the ranks as a product of as many axes as a plan may have. Those on which products take
-least are searched with few candidates, the best of them with all.
+least are searched with few candidates, then the best of them with its axes in other orders; the best with all.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import permutations
 from typing import NamedTuple
 
 from convgen.algebra.grid import Grid
@@ -30,8 +31,8 @@ from convgen.plan.program.written import plan_of, program_of
 from convgen.program.network import Program
 from convgen.spec.placement import MAX_RANKS
 
-SCOUT = Effort(ways=2, others=6, stored=5, parameters=3)
-LAYOUTS = 3  # that are looked for until statistics by parts and the best layout agree
+SCOUT = Effort(ways=2, others=6, stored=5, parameters=3, apart=False)
+LAYOUTS = 2  # that are looked for until statistics by parts and the best layout agree
 SCOUTED = 2  # grids by what their products take, and as many of the most even ones; of each one for a rough plan
 
 
@@ -103,6 +104,13 @@ def _ordered(factors: Sequence[int], node: int) -> tuple[int, ...]:
     return (*rest, inside[0])
 
 
+def _in_other_orders(grid: Grid, machine: Machine) -> list[Grid]:
+    """Other axes lie in nodes then; on machines of one level all orders are alike."""
+    sizes = tuple(n for _, n in grid.axes)
+    orders = sorted({*permutations(sizes)} - {sizes}) if len(machine.levels) > 1 else ()
+    return [Grid(tuple(zip(grid.names, order, strict=True))) for order in orders]
+
+
 def likely(parts: Parts, grids: Sequence[Grid], machine: Machine, dtype: str, each: int = SCOUTED) -> list[Grid]:
     """The few grids on which products take least, what moves their activations left out, and the most even ones; in
     the order given."""
@@ -141,19 +149,43 @@ class _Scout:
                 self.known[grid] = None
         return self.known[grid]
 
+    def of(self, grids: Iterable[Grid]) -> list[tuple[int, Grid]]:
+        """Of those that fit."""
+        return [(ps, grid) for grid in grids if (ps := self.time_ps(grid)) is not None]
+
     def _least(self, grid: Grid) -> int:
         search = Search(self.parts, grid, self.machine, self.dtype, SCOUT, self.room)
         if self.parts.parted is None:
             return search.time_ps()
-        found = search.run()
-        other = self.parts.parted(found.program, False)
-        if is_alike(other, self.parts):
-            return found.time_ps
-        return Search(other, grid, self.machine, self.dtype, SCOUT, self.room).time_ps()
+        stays = self.parts.parted(search.run(compared=False).program, True)
+        return Search(stays, grid, self.machine, self.dtype, SCOUT, self.room).time_ps()
 
 
 def is_alike(one: Parts, other: Parts) -> bool:
     return list(one.rows) == list(other.rows)
+
+
+def _agreed(parts: Parts, plan: Callable[[Parts], Fitted]) -> tuple[Fitted, Parts]:
+    """The best plan found whose statistics, where they are by parts, are by those of its own layout; and of what."""
+    best, free = None, parts
+    for _ in range(LAYOUTS):
+        one = plan(free)
+        if parts.parted is None or is_alike(parts.parted(one.found.program, False), free):
+            return min(best or (one, free), (one, free), key=_time_ps)
+        stays = parts.parted(one.found.program, True)
+        one = plan(stays)
+        best = min(best or (one, stays), (one, stays), key=_time_ps)
+        free = parts.parted(one.found.program, False)
+    assert best is not None
+    return best
+
+
+def _first(pair: tuple[int, Grid]) -> int:
+    return pair[0]
+
+
+def _time_ps(pair: tuple[Fitted, Parts]) -> int:
+    return pair[0].found.time_ps
 
 
 def plan_network(
@@ -164,6 +196,8 @@ def plan_network(
     room: Room = ANY,
     recompute: bool = False,
     scout: _Scout | None = None,
+    *,
+    reorder: bool = False,
 ) -> NetworkPlan:
     """The best layout over these grids.
 
@@ -171,14 +205,17 @@ def plan_network(
         grids: all of the same number of ranks.
         recompute: whether blocks may be computed again in backward (fitting.py).
         scout: that remembers grids of other calls.
+        reorder: whether axes may be in another order than the grids have them.
     Raises:
         InputError: no layout takes so little.
     """
 
     scout = scout or _Scout(parts, machine, dtype, scouted_in(room, recompute))
-    several = likely(parts, grids, machine, dtype) if len(grids) > 1 else ()
-    scouted = [(grid, ps) for grid in several if (ps := scout.time_ps(grid)) is not None]
-    best = min(scouted, key=lambda pair: pair[1])[0] if scouted else grids[-1]
+    scouted = scout.of(likely(parts, grids, machine, dtype)) if len(grids) > 1 else []
+    best = min(scouted, key=_first)[1] if scouted else grids[-1]
+    if reorder and (others := _in_other_orders(best, machine)):
+        scouted = [*(scouted or scout.of([best])), *scout.of(others)]
+        best = min(scouted, key=_first)[1] if scouted else best
 
     def plan(parts: Parts) -> Fitted:
         def search(bound: int | None) -> Found:
@@ -186,14 +223,9 @@ def plan_network(
 
         return fitted(search, room, machine, dtype, recompute=recompute)
 
-    one = plan(parts)
-    for k in range(LAYOUTS + 1):
-        if parts.parted is None or is_alike(other := parts.parted(one.found.program, k == LAYOUTS), parts):
-            break
-        parts = other
-        one = plan(parts)
+    one, parts = _agreed(parts, plan)
     found = one.found
-    tried = tuple((grid, ps / PICOSECONDS) for grid, ps in scouted)
+    tried = tuple((grid, ps / PICOSECONDS) for ps, grid in scouted)
     second = {i: (way, more / PICOSECONDS) for i, (way, more) in found.runner_up.items()}
     return NetworkPlan(
         found.program,
@@ -229,12 +261,11 @@ def plan_counted(
 
     def planned(count: int) -> NetworkPlan:
         told(count)
-        return plan_network(parts, grids_of(count, machine), machine, dtype, room, recompute, scout)
+        return plan_network(parts, grids_of(count, machine), machine, dtype, room, recompute, scout, reorder=True)
 
     def roughly(count: int) -> float:
-        some = likely(parts, grids_of(count, machine), machine, dtype, each=1)
-        times = [ps for grid in some if (ps := scout.time_ps(grid)) is not None]
-        return min(times) / PICOSECONDS if times else float("inf")
+        some = scout.of(likely(parts, grids_of(count, machine), machine, dtype, each=1))
+        return min(some, key=_first)[0] / PICOSECONDS if some else float("inf")
 
     @cache
     def of_one() -> float:

@@ -1,6 +1,6 @@
 """The best layout of a network on a grid: an exact minimum over the candidates of its values and rows.
 
-Variables are how values are stored, tables are rows; eliminated one after the other (plan/network/eliminate). The
+Variables are how values are stored, tables are rows; eliminated one after the other (plan/exact/eliminate). The
 answer is a program, and its price is the minimum.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache, partial
 from math import prod
 from typing import Any
 
@@ -17,7 +18,7 @@ from convgen.algebra.grid import Grid
 from convgen.cost.every_output import outputs_of_layers
 from convgen.cost.machine import Machine
 from convgen.cost.network import element_bytes
-from convgen.cost.rows import price_on
+from convgen.cost.rows import Price, price_on
 from convgen.errors import InputError
 from convgen.operations.bound import Bound
 from convgen.operations.row import Operation
@@ -46,12 +47,14 @@ GIVEN = ("parameter", "buffer", "constant")
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is looked at: ways of a product and of other rows, storages of a value and of a parameter."""
+    """How much is looked at: ways of a product and of other rows, storages of a value and of a parameter; and whether
+    gradients may be rows with roles of their own where the vjp does."""
 
     ways: int = MOST
     others: int = 12
     stored: int = 7
     parameters: int = 6
+    apart: bool = True
 
 
 THOROUGH = Effort()
@@ -92,6 +95,19 @@ class Tables:
     which: dict[int, int] = field(default_factory=dict[int, int])
     constant: int = 0
     held: int = 0
+
+
+@dataclass
+class Asked:
+    """What all searches of a grid have asked."""
+
+    questions: dict[object, Question] = field(default_factory=dict[object, Question])
+    answers: dict[tuple[Question, bool], Answer] = field(default_factory=dict[tuple[Question, bool], Answer])
+
+
+@lru_cache(maxsize=2)
+def _asked_on(_: Price) -> Asked:
+    return Asked()
 
 
 class TooLittleMemory(InputError):
@@ -136,7 +152,8 @@ class Search:
         self.own = {n for n, t in self.tensors.items() if t.kind == "parameter" and readers.get(n) == 1}
         self.fixed = {n for n, t in self.tensors.items() if t.kind in GIVEN and n not in self.own}
         self.fixed |= {v for _, v in self.updates}
-        self._answers: dict[Question, Answer] = {}
+        self.asked = _asked_on(self.price)
+        self._bytes: dict[object, Table] = {}
         self.shown = outputs_of_layers(self.rows, self.outputs)
         self.domains = self._domains()
         self.variables = [n for n, d in self.domains.items() if len(d) > 1]
@@ -152,19 +169,19 @@ class Search:
             if is_product(bound.operation):
                 parameters = tuple(v in self.own for v in bound.reads)
                 self.ways[i] = best_ways(bound.operation, self.price, parameters, self.effort.ways)
-        counted = votes(self.ways, self.rows, values)
-        domains: dict[str, tuple[Stored, ...]] = {}
-        for n, shape in values.items():
-            liked = counted.get(shape)
-            if liked:
-                best = [s for s, _ in sorted(liked.items(), key=lambda item: (-item[1], item[0]))]
-                fitting = [s for s in best if without_idle(s, shape, self.bare)]
-                domains[n] = tuple((fitting or best)[: self.effort.stored])
+        liked: dict[tuple[int, ...], tuple[Stored, ...]] = {}
+        for shape, counted in votes(self.ways, self.rows, values).items():
+            best = [s for s, _ in sorted(counted.items(), key=lambda item: (-item[1], item[0]))]
+            fitting = [s for s in best if without_idle(s, shape, self.bare)]
+            liked[shape] = tuple((fitting or best)[: self.effort.stored])
+        domains = {n: liked[shape] for n, shape in values.items() if shape in liked}
         for n in self.fixed:
             domains[n] = (((),) * len(self.tensors[n].shape),)
-        domains |= {n: (stored,) for n, stored in self.given.items() if n in values}
+        given = {n: stored for n, stored in self.given.items() if n in values}
+        domains |= {n: tuple(dict.fromkeys((stored, *domains.get(n, ())))) for n, stored in given.items()}
         for bound in self.rows:
             self._follow(bound, domains)
+        domains |= {n: (stored,) for n, stored in given.items()}  # what follows may be stored as if it were not given
         for n, shape in values.items():
             domains.setdefault(n, (((),) * len(shape),))
         return domains
@@ -190,6 +207,7 @@ class Search:
             domains[v] = tuple(fitting[: self.effort.stored]) or (((),) * len(shape),)
 
     def question(self, i: int) -> Question:
+        """The same object for rows that are alike, of other searches, too."""
         bound = self.rows[i]
         operands = tuple(None if v in self.own else self.domains[v] for v in bound.reads)
         signature = bound.operation.signatures[0]
@@ -197,24 +215,37 @@ class Search:
             self.domains[v] if v else (((),) * len(r.shape),)
             for v, r in zip(bound.makes, signature.results, strict=True)
         )
-        ways = self.ways.get(i) or self._ways(bound.operation, operands, results, self.effort.others)
-        names = [o.name for o in signature.inputs]
-        gradients: list[tuple[str, tuple[Way, ...]]] = []
-        for name, one in bound.operation.gradients.items():
-            sources = dict(zip(names, operands, strict=True)) | {
-                f"d{r.name}": d for r, d in zip(signature.results, results, strict=True)
-            }
-            sources |= {r.name: d for r, d in zip(signature.results, results, strict=True) if r.name not in sources}
-            like = [way for way in named_alike(one.operation, ways, self.bare) if is_product(one.operation)]
-            others = self._ways(
-                one.operation, [sources[r] for r in one.reads], [sources[name] or ()], self.effort.others
-            )
-            own = tuple(dict.fromkeys([*like, *others]))
-            gradients.append((name, own))
         wanted = tuple(asked(bound, self.wanted))
         learnt = tuple(self.tensors[v].kind == "parameter" for v in bound.reads)
-        options = tuple(o for way in ways for o in self._options(bound.operation, operands, way, gradients))
-        return Question(bound.operation, operands, results, options, tuple(gradients), wanted, learnt, self.counted)
+        key = bound.operation, operands, results, wanted, learnt, self.counted, self.effort
+        if (found := self.asked.questions.get(key)) is None:
+            ways = self.ways.get(i) or self._ways(bound.operation, operands, results, self.effort.others)
+            gradients = tuple(self._gradients(bound.operation, operands, results, ways))
+            options = tuple(o for way in ways for o in self._options(bound.operation, operands, way, gradients))
+            found = Question(bound.operation, operands, results, options, gradients, wanted, learnt, self.counted)
+            self.asked.questions[key] = found
+        return found
+
+    def _gradients(
+        self,
+        operation: Operation,
+        operands: Sequence[tuple[Stored, ...] | None],
+        results: Sequence[tuple[Stored, ...]],
+        ways: Sequence[Way],
+    ) -> Iterator[tuple[str, tuple[Way, ...]]]:
+        """Ways of gradients' own rows."""
+        signature = operation.signatures[0]
+        if not self.effort.apart and signature.reduction == "sum":
+            return
+        made = dict(zip((r.name for r in signature.results), results, strict=True))
+        sources = dict(zip((o.name for o in signature.inputs), operands, strict=True))
+        sources |= {f"d{name}": stored for name, stored in made.items()}
+        sources |= {name: stored for name, stored in made.items() if name not in sources}
+        for name, one in operation.gradients.items():
+            like = named_alike(one.operation, ways, self.bare) if is_product(one.operation) else ()
+            reads, makes = [sources[r] for r in one.reads], [sources[name] or ()]
+            others = self._ways(one.operation, reads, makes, self.effort.others)
+            yield name, tuple(dict.fromkeys([*like, *others]))
 
     def _options(
         self,
@@ -259,13 +290,16 @@ class Search:
         return (*[w for w in usable if w not in whole][:most], *whole)
 
     # ---------------------------------------------------------------- the search
-    def run(self) -> Found:
+    def run(self, *, compared: bool = True) -> Found:
         """The best program.
 
+        Args:
+            compared: whether with others: runners-up and the heuristic.
         Raises:
             TooLittleMemory: nothing fits.
         """
         tables, values, free = self._best()
+        compared = compared and free
         cost, memory = tables.problem.total(values)
         chosen = {n: values[self.number[n]] if n in self.number else 0 for n in self.domains}
         taken = [one[values[tables.which[i]] if i in tables.which else 0] for i, one in enumerate(tables.of)]
@@ -288,13 +322,13 @@ class Search:
             outputs=self.outputs,
         )
         problem, constant = tables.problem, tables.constant
-        second = self._runners_up(problem, taken, rows, cost) if free else {}
+        second = self._runners_up(problem, taken, rows, cost) if compared else {}
         cells = sum(f.cost.size for f in problem.factors)
 
         def heuristic() -> int:
             return constant + problem.total(longest_paths(problem, self._vertices(taken)))[0]
 
-        by_paths = heuristic if free else None
+        by_paths = heuristic if compared else None
         return Found(program, constant + cost, tables.held + memory, len(problem.sizes), cells, second, by_paths)
 
     def time_ps(self) -> int:
@@ -329,12 +363,9 @@ class Search:
         found = Tables()
         factors: list[Factor] = []
         more: list[int] = []  # sizes of variables that say which choice of a row it is
-        known: dict[Question, list[Choice]] = {}
+        choices_of = cache(partial(self._choices, short=short))
         for i in range(len(self.rows)):
-            question = self.question(i)
-            if question not in known:
-                known[question] = self._choices(question, short)
-            found.of.append(known[question])
+            found.of.append(choices_of(self.question(i)))
             tables = [self._factor(i, one.table) for one in found.of[-1]]
             scope, takes = tables[0][0], [self._factor(i, one.memory)[1] for one in found.of[-1]]
             if len(tables) > 1:
@@ -348,7 +379,8 @@ class Search:
                 found.constant += int(tables[0][1])
                 found.held += int(takes[0])
         for n, domain in self.domains.items():
-            bytes_of = np.array([self._kept_bytes(n, s) for s in domain], dtype=np.int64)
+            t = self.tensors[n]
+            bytes_of = self._kept_bytes(t.shape, t.dtype, t.kind == "parameter", self._times(n), domain)
             if n in self.number:
                 factors.append(Factor((self.number[n],), np.zeros_like(bytes_of), bytes_of))
             else:
@@ -372,13 +404,14 @@ class Search:
         answer = self._answer(question)
         if not short or not is_product(question.operation):
             return [fastest(answer)]
-        answers = [answer, self._answer(replace(question, again=True))] if self.room.regather else [answer]
+        answers = [answer, self._answer(question, again=True)] if self.room.regather else [answer]
         return choices(answers)
 
-    def _answer(self, question: Question) -> Answer:
-        if question not in self._answers:
-            self._answers[question] = Asking(question, self.price).answer()
-        return self._answers[question]
+    def _answer(self, question: Question, *, again: bool = False) -> Answer:
+        if (known := self.asked.answers.get((question, again))) is None:
+            known = Asking(replace(question, again=True) if again else question, self.price).answer()
+            self.asked.answers[question, again] = known
+        return known
 
     def _vertices(self, of: Sequence[Choice]) -> list[Vertex]:
         """Rows, as the heuristic lays them out."""
@@ -412,13 +445,19 @@ class Search:
             found[i] = ways[others[int(totals.argmin())]], int(totals.min()) - least
         return found
 
-    def _kept_bytes(self, name: str, stored: Stored) -> int:
-        """What a value takes on the fullest rank until backward has read it; what nobody differentiates is let go."""
-        t = self.tensors[name]
-        times = self._times(name)
-        parts = (-(-n // prod(self.bare.sizes[a] for a in axes)) for n, axes in zip(t.shape, stored, strict=True))
-        each = self.room.parameter_bytes(t.dtype) if t.kind == "parameter" else element_bytes(t.dtype)
-        return prod(parts) * each * times
+    def _kept_bytes(
+        self, shape: tuple[int, ...], dtype: str, learnt: bool, times: int, domain: tuple[Stored, ...]
+    ) -> Table:
+        """What a value takes on the fullest rank until backward has read it, for each way to store it."""
+        key = shape, dtype, learnt, times, domain
+        if (known := self._bytes.get(key)) is None:
+            each = times * (self.room.parameter_bytes(dtype) if learnt else element_bytes(dtype))
+            parts = (
+                [-(-n // prod(self.bare.sizes[a] for a in axes)) for n, axes in zip(shape, s, strict=True)]
+                for s in domain
+            )
+            known = self._bytes[key] = np.array([prod(one) * each for one in parts], dtype=np.int64)
+        return known
 
     def _times(self, name: str) -> int:
         """How often a value is in memory: what nobody differentiates is let go."""

@@ -36,7 +36,7 @@ class Option:
     parameters: tuple[tuple[int, Stored], ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Question:
     """A row whose way is to be found.
 
