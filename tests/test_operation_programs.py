@@ -9,11 +9,19 @@ from typing import Any
 import pytest
 import torch
 from generate import draws
+from networks_on_ranks import imported, random_input
 from operation_programs import KINDS, wrong
+from torch import nn
 
 from convgen.algebra.grid import Grid
+from convgen.cost.network_memory import network_memory
+from convgen.network_compiler import compile_network
+from convgen.operations.bound import Bound
 from convgen.operations.moments import batch_normed, centred
 from convgen.operations.reductions import Reduce
+from convgen.operations.rows import Concatenate
+from convgen.program.rows import place
+from convgen.verify.graph_reference import run_graph
 
 pytestmark = pytest.mark.usefixtures("in_doubles")
 
@@ -76,3 +84,29 @@ def test_a_batch_norm_of_any_strides_has_its_gradients(shape: tuple[int, ...], t
             plain = (x - mean.view(wide)) * scale.view(wide) + shift.view(wide)
             for one, other in zip(found, torch.autograd.grad(plain, (x, scale), dy), strict=True):
                 assert torch.allclose(one, other, rtol=0, atol=1e-10)
+
+
+def test_rows_of_another_ranks_block_are_fetched() -> None:
+    """Blocks of a0 and a1 of the result read rows across the operand's blocks of a0."""
+    grid, bound = Grid((("a0", 2), ("a1", 3))), Bound(Concatenate(((5,), (4,)), 0), ("x", "z"), ("y",))
+    row = place(bound, grid, 0, {"d0": ("a0", "a1")}, [(("a0",),), ((),)], [(("a0", "a1"),)], {})
+    assert [step.kind for step in row.fetch[0]] == ["exchange"]
+
+
+def test_rows_that_read_nothing_have_a_memory() -> None:
+    given = imported(nn.MultiMarginLoss(), random_input((4, 6)), torch.tensor([0, 3, 5, 1]))
+    program = compile_network(given.graph, Grid((("N", 2),))).program
+    assert any(not row.bound.reads for row in program.rows)
+    assert network_memory(program).peak > 0
+
+
+def test_a_graph_reshapes_permuted_values() -> None:
+    x = random_input((3, 4, 5, 2))
+    given = imported(Permuted(), x)
+    found = run_graph(given.graph, {"x": x}, training=True).outputs
+    assert torch.equal(found[given.graph.outputs[0][0]], Permuted()(x))
+
+
+class Permuted(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.permute(0, 2, 3, 1).reshape(x.shape[0], -1, 2)
