@@ -2,18 +2,24 @@
 
     python bench/kernel_bounds.py ROWS.jsonl                  # compile and count; goes on where the file ends
     python bench/kernel_bounds.py ROWS.jsonl --table          # what was counted, by network, split and phase
-    python bench/kernel_bounds.py ROWS.jsonl --short 0.8      # launches that reach less of their ideal time
+    python bench/kernel_bounds.py ROWS.jsonl --short 0.8      # launches that reach less of their ideal time, and why
+    python bench/kernel_bounds.py ROWS.jsonl --why            # how many reach what is asked, and what the others lack
 
 No GPU: kernels are compiled for sm_90, and nothing is timed. `units` is the share of the matrix units' peak that a step
 of the loop allows by its instructions, and with shared memory; `ideal` the least time of the problem (its products, its
 bytes, or a launch; tuning/machines/cuda.yaml) over the least time of the launch.
+
+Asked of `ideal`: 0.9; of halos and TF32 0.8, float32 0.7, few channels (under 16) and channels not last 0.5. What a
+launch lacks most: `launches` before and behind it take more than its loop loses; of the loop, `shared` memory or
+`issue` keep the matrix units waiting, `edges` of tiles and zeros are multiplied for nothing, or programs are too few or
+uneven for the processors' `waves`.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +41,9 @@ NETWORKS = ("resnet50", "resnet50_v15", "vgg16", "wrn50_2", "wrn50_4", "alexnet"
 GRIDS = {"C": "stationary-x", "F": "stationary-y", "H": "spatial", "N": "sample"}
 WAYS = 4
 PHASES = ("forward", "backward_data", "backward_filter")
+REASONS = ("launches", "shared", "issue", "edges", "waves")
+FEW = 16  # channels of a group
+PROCESSORS = read_target("cuda:sm_90").processors
 
 
 def kernels_of(network: str, split: str, dtype: str, memory_format: str) -> Iterator[tuple[str, Kernel]]:
@@ -76,6 +85,7 @@ def count(network: str, layer: str, split: str, kernel: Kernel) -> dict[str, Any
         "instructions": found.loop.instructions, "narrowest": found.loop.narrowest_copy, "programs": b.programs,
         "waves": b.waves, "steps": b.steps, "issue_share": round(b.share_by_issue, 3), "share": round(b.share, 3),
         "limit": b.limit, "useful": round(b.useful, 3), "us": round(b.us, 2), "ideal_us": round(b.ideal_us, 2),
+        "around_us": round(b.times_us["around"], 2),
     }  # fmt: skip
 
 
@@ -97,7 +107,7 @@ def table(rows: list[dict[str, Any]]) -> Iterator[str]:
     for (network, split, phase), found in sorted(
         groups.items(), key=lambda g: (g[0][0], g[0][1], PHASES.index(g[0][2]))
     ):
-        ideal = [min(1.0, r["ideal_us"] / r["us"]) for r in found]
+        ideal = [ideal_of(r) for r in found]
         worst = min(range(len(found)), key=lambda i: ideal[i])
         mean = math.exp(sum(map(math.log, ideal)) / len(ideal))
         issue, share = ([r[n] for r in found] for n in ("issue_share", "share"))
@@ -105,6 +115,47 @@ def table(rows: list[dict[str, Any]]) -> Iterator[str]:
             f"{network:14} {split:5} {phase:15} {len(found):8}   {middle(issue):5.2f} ({min(issue):.2f})"
             f"  {middle(share):5.2f} ({min(share):.2f})  {mean:8.2f}  {ideal[worst]:10.2f} {found[worst]['layer']}"
         )
+
+
+def ideal_of(row: dict[str, Any]) -> float:
+    return min(1.0, row["ideal_us"] / row["us"])
+
+
+def asked(row: dict[str, Any]) -> float:
+    """Of the ideal, at least."""
+    if row["format"] != "channels_last" or row["channels"] < FEW:
+        return 0.5
+    if row["dtype"] != "bfloat16":
+        return {"tfloat32": 0.8, "float32": 0.7}[row["dtype"]]
+    return 0.8 if row["split"] == "H" and row["taps"] > 1 else 0.9
+
+
+def lacks(row: dict[str, Any]) -> str:
+    """What a launch that reaches less than is asked lacks most, a word of REASONS."""
+    if row["around_us"] > row["us"] - row["around_us"] - row["ideal_us"]:
+        return "launches"
+    factors = {
+        row["limit"]: 1 / row["share"],
+        "edges": 1 / row["useful"],
+        "waves": row["waves"] * PROCESSORS / row["programs"],
+    }
+    return max(factors, key=lambda n: factors[n])
+
+
+def why(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Lines by network, type and phase: how many launches reach what is asked, and what the others lack."""
+    yield f"network        dtype     phase            kernels  reach it   {'  '.join(f'{n:>8}' for n in REASONS)}"
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        if "share" in row:
+            words = row["dtype"] if row["format"] == "channels_last" else row["format"]
+            groups[row["network"], words, row["phase"]].append(row)
+    for (network, words, phase), found in sorted(
+        groups.items(), key=lambda g: (g[0][0], g[0][1], PHASES.index(g[0][2]))
+    ):
+        short = Counter(lacks(r) for r in found if ideal_of(r) < asked(r))
+        counts = "  ".join(f"{short[n] or '':>8}" for n in REASONS)
+        yield f"{network:14} {words:10} {phase:15} {len(found):7}  {len(found) - short.total():8}   {counts}".rstrip()
 
 
 def middle(values: list[float]) -> float:
@@ -118,21 +169,26 @@ def middle(values: list[float]) -> float:
 @click.option("--dtypes", default="bfloat16")
 @click.option("--formats", default="channels_last")
 @click.option("--table", "as_table", is_flag=True)
+@click.option("--why", "as_why", is_flag=True)
 @click.option("--short", type=float)
 def main(
-    path: Path, networks: str, splits: str, dtypes: str, formats: str, as_table: bool, short: float | None
+    path: Path, networks: str, splits: str, dtypes: str, formats: str, as_table: bool, as_why: bool, short: float | None
 ) -> None:
     rows = read_rows(path)
-    if as_table or short is not None:
-        wanted = [r for r in rows if r["dtype"] in dtypes.split(",") and r["format"] in formats.split(",")]
-        if as_table:
-            click.echo("\n".join(table(wanted)))
-        counted = [r for r in wanted if "us" in r and short is not None and r["ideal_us"] / r["us"] < short]
-        for r in sorted(counted, key=lambda r: r["ideal_us"] / r["us"]):
-            words = (*name_of(r)[:4], f"{r['ideal_us'] / r['us']:.2f}", f"share {r['share']}", r["limit"], r["kernel"])
+    wanted = [r for r in rows if r["dtype"] in dtypes.split(",") and r["format"] in formats.split(",")]
+    wanted = [r for r in wanted if r["network"] in networks.split(",") and r["split"] in splits.split(",")]
+    if as_table:
+        click.echo("\n".join(table(wanted)))
+    if as_why:
+        click.echo("\n".join(why(wanted)))
+    if short is not None:
+        for r in sorted((r for r in wanted if "us" in r and ideal_of(r) < short), key=ideal_of):
+            words = (*name_of(r)[:4], f"{ideal_of(r):.2f}", f"share {r['share']}", lacks(r), r["kernel"])
             click.echo("  ".join(map(str, words)))
+    if as_table or as_why or short is not None:
         return
     done = {name_of(r) for r in rows}
+    alike: dict[Any, dict[str, Any] | None] = {}  # by problem and configuration: layers of a network are often alike
     with path.open("a", encoding="utf-8") as file:
         for dtype in dtypes.split(","):
             for memory_format in formats.split(","):
@@ -140,7 +196,13 @@ def main(
                     for split in splits.split(","):
                         for layer, kernel in kernels_of(network, split, dtype, memory_format):
                             name = (network, layer, split, kernel.problem.phase, dtype, memory_format)
-                            if name not in done and (row := count(network, layer, split, kernel)) is not None:
+                            if name in done:
+                                continue
+                            key = largest(kernel.problems), kernel.config
+                            if key not in alike:
+                                alike[key] = count(network, layer, split, kernel)
+                            if (row := alike[key]) is not None:
+                                row = row | {"network": network, "layer": layer, "split": split}
                                 file.write(json.dumps(row) + "\n")
                                 file.flush()
 

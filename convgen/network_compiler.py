@@ -20,6 +20,7 @@ from convgen.cost.machine import Machine
 from convgen.cost.machines import load_machine
 from convgen.emit.network import NetworkInput, Package, emit_network
 from convgen.errors import InputError
+from convgen.kernels.of_rows import convolution_files
 from convgen.knobs import verify_schedules
 from convgen.operations.bound import Bound
 from convgen.operations.views import MANY
@@ -46,6 +47,7 @@ from convgen.spec.graph_parts import check_statistics, normalised, parts_of, wit
 from convgen.spec.names import did_you_mean
 from convgen.spec.network_plan import PlanFile
 from convgen.spec.source import locate
+from convgen.spec.target import CPU, Target
 
 LETTERS = {1: ("N",), 2: ("N", "C"), 3: ("N", "C", "W"), 4: ("N", "C", "H", "W"), 5: ("N", "C", "D", "H", "W")}
 OF_NUMBERS = {1: ("N",), 2: ("N", "W"), 3: ("N", "H", "W"), 4: ("N", "D", "H", "W")}  # of labels: no channels
@@ -66,7 +68,7 @@ class CompiledNetwork:
     program: Program
     other: Program
     algorithm: str | None
-    target: str = "cpu"
+    target: Target = CPU
     command: str = ""
 
     @property
@@ -90,7 +92,7 @@ class CompiledNetwork:
                 batch=g.batch,
                 other_batch=MANY,
                 dtype=self.dtype,
-                device=self.target,
+                device=self.target.device,
                 sums="ordered",
                 modes=g.modes,
                 inputs=tuple(v.name for v in g.inputs),
@@ -99,6 +101,7 @@ class CompiledNetwork:
                 source=g.source,
                 command=self.command,
                 constants=constants,
+                kernels=convolution_files(self.program, self.target.known()) if self.target.is_gpu else (),
             )
         )
 
@@ -114,6 +117,7 @@ def compile_network(
     again: Collection[str] = (),
     command: str = "",
     of_inputs: bool = False,
+    target: Target = CPU,
 ) -> CompiledNetwork:
     """Lay out a network by the letters of a grid, or by price.
 
@@ -121,6 +125,7 @@ def compile_network(
         algorithm: a named one; by default the one with the grid's letters; auto: every value and row as the search for
             the least modelled seconds finds, whatever the axes are called.
         machine: what `auto` models; by default one node of the target's kind.
+        target: a CPU, or a GPU, whose convolutions are kernels; there nothing travels meanwhile.
         overlap: the machine for which it is chosen what travels meanwhile; by default the same.
         statistics: of batch norms in training (spec/graph_parts.py): global, spatial or local.
         again: blocks of the source that backward computes again (program/again.py).
@@ -134,7 +139,7 @@ def compile_network(
         hint = did_you_mean(str(algorithm), names, ", ".join(names))
         raise InputError(f"there is no algorithm {algorithm}", hint=hint)
     check_statistics(statistics)
-    chosen = machine or load_machine("cpu")
+    chosen = machine or load_machine(target.kind)
     graph, described, _ = _described(graph)
     if algorithm == "auto":
         room = Setting(machine=chosen).bounded
@@ -143,8 +148,8 @@ def compile_network(
         program = lay_out(network_parts(graph, described), grid, algorithm)
     graph, described, program = _with_statistics(graph, described, program, statistics, algorithm)
     program = with_again(program, again)
-    meanwhile = _overlapping(overlap or chosen, _dtype(graph), of_inputs)
-    return _compiled(graph, described, program, algorithm, command, meanwhile)
+    meanwhile = _overlapping(overlap or chosen, _dtype(graph), of_inputs, target)
+    return replace(_compiled(graph, described, program, algorithm, command, meanwhile), target=target)
 
 
 def _with_statistics(
@@ -181,7 +186,9 @@ def _parts(graph: Graph, described: Described, statistics: str) -> Parts:
     return network_parts(graph, described)._replace(parted=parted if follows else None)
 
 
-def compile_plan(graph: Graph, plan: PlanFile, *, overlap: Machine | None = None, command: str = "") -> CompiledNetwork:
+def compile_plan(
+    graph: Graph, plan: PlanFile, *, overlap: Machine | None = None, command: str = "", target: Target = CPU
+) -> CompiledNetwork:
     """A network as a plan's file lays it out.
 
     Args:
@@ -195,9 +202,8 @@ def compile_plan(graph: Graph, plan: PlanFile, *, overlap: Machine | None = None
         program = program_of(plan, network_parts(graph, described))
     except InputError as error:
         raise locate(error, plan.source) from None
-    return _compiled(
-        graph, described, program, "plan", command, _overlapping(overlap or load_machine("cpu"), _dtype(graph))
-    )
+    meanwhile = _overlapping(overlap or load_machine(target.kind), _dtype(graph), target=target)
+    return replace(_compiled(graph, described, program, "plan", command, meanwhile), target=target)
 
 
 def compile_text(graph: Graph, text: ProgramText, *, command: str = "") -> CompiledNetwork:
@@ -250,7 +256,7 @@ def plan_graph(
             one = without_idle(plan.program.grid)
             plan = by_timeline(plan, lambda machine: on_one(one, machine), machine, dtype)
     except TooLittleMemory as error:
-        raise refusal(error, parts, ranks, graph.batch, machine, dtype, room) from None
+        raise refusal(error, parts, ranks, graph.batch, setting, dtype) from None
     graph, described, program = _with_statistics(graph, described, plan.program, setting.statistics, "auto")
     return _compiled(graph, described, program, "auto", "", _overlapping(machine, dtype)), plan
 
@@ -304,8 +310,12 @@ def _compiled(
     return CompiledNetwork(graph, described, plain, program, other, algorithm, command=command)
 
 
-def _overlapping(machine: Machine, dtype: str, of_inputs: bool = False) -> Callable[[Program], Program]:
-    """Overlap by a timeline."""
+def _overlapping(
+    machine: Machine, dtype: str, of_inputs: bool = False, target: Target = CPU
+) -> Callable[[Program], Program]:
+    """Overlap by a timeline; none on a GPU: a lane's thread has a stream of its own, which nobody waits for."""
+    if target.is_gpu:
+        return lambda program: program
     return lambda program: overlapped(program, machine, dtype, of_inputs=of_inputs)
 
 

@@ -25,6 +25,7 @@ from convgen.spec.exported_examples import Examples, examples_of
 from convgen.spec.graph import Graph
 from convgen.spec.graph_file import write_graph
 from convgen.spec.graph_parts import check_statistics
+from convgen.spec.target import read_target
 from convgen.spec.text import parse_grid, shown
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def from_torch(
     *,
     statistics: str = "global",
     recompute: Collection[str] = (),
+    target: str = "cpu",
     name: str | None = None,
 ) -> Any:
     """The generated package of a module, imported: Network, init_mesh, scatter, gather, SPEC, SCHEDULE, VOLUME.
@@ -61,6 +63,7 @@ def from_torch(
         statistics: of batch norms in training: of the whole batch (global), of a sample's ranks' samples (spatial), or
             of a rank's block (local); the running ones are the parts' average.
         recompute: modules of the source that backward computes again, so that only what they take is kept.
+        target: cpu, or a GPU, as `cuda:sm_90` or `hip:gfx942`, whose convolutions are Triton's.
         name: of the network; by default the module's class's.
     Raises:
         InputError: the module can't be traced, or not be right on many ranks; an axis that is no letter.
@@ -73,7 +76,7 @@ def from_torch(
     _check_machine(machine, algorithm)
     check_statistics(statistics)
     graph, tensors = _graph(module, example_inputs, name)
-    return _package(graph, tensors, _axes(grid), algorithm, machine, statistics, recompute)
+    return _package(graph, tensors, _axes(grid), algorithm, machine, statistics, recompute, target)
 
 
 def parallelize(
@@ -86,6 +89,7 @@ def parallelize(
     whole: bool = True,
     statistics: str = "global",
     recompute: Collection[str] = (),
+    target: str = "cpu",
     name: str | None = None,
 ) -> torch.nn.Module:
     """A module on many ranks, with the module's weights and in its mode. Every rank calls this.
@@ -97,7 +101,7 @@ def parallelize(
         machine: as of `from_torch`.
         whole: it takes whole tensors on every rank, as the module's forward does, and gives whole tensors; else it is
             the package's Network, which takes and gives this rank's blocks.
-        statistics, recompute: as of `from_torch`.
+        statistics, recompute, target: as of `from_torch`.
     Returns:
         An nn.Module: of every parameter this rank's block, under the module's own names; `load_full`,
         `full_state_dict`, `full_gradients` as of a generated Network; the package is its `package`.
@@ -110,7 +114,7 @@ def parallelize(
     graph, tensors = _graph(module, example_inputs, name)
     given = isinstance(mesh_or_grid, (str, Mapping))
     axes = _axes(mesh_or_grid) if given else _axes_of(mesh_or_grid)
-    package = _package(graph, tensors, axes, algorithm, machine, statistics, recompute)
+    package = _package(graph, tensors, axes, algorithm, machine, statistics, recompute, target)
     mesh: Any = package.init_mesh() if given else mesh_or_grid
     kind: Any = _whole(package, graph, examples_of(module, example_inputs), module) if whole else package.Network
     model: Any = kind(mesh)
@@ -172,20 +176,29 @@ def _package(
     machine: str | None,
     statistics: str,
     recompute: Collection[str],
+    target: str,
 ) -> Any:
     """The package, from the cache or new."""
+    made_for = read_target(target).known()
     chosen = load_machine(machine) if machine is not None else None
     key = (write_graph(graph), tuple(axes.items()), algorithm, statistics, *([repr(chosen)] if chosen else []))
-    key = (*key, *sorted(recompute))
+    key = (*key, *sorted(recompute), *([str(made_for)] if made_for.is_gpu else []))
     folder = cached(graph.name, key_of(key, tensors))
     if not folder.is_dir():
         said = ", ".join(repr(one) for one in (axes, algorithm, machine) if one)
         said += f", statistics={statistics!r}" * (statistics != "global")
-        said += f", recompute={sorted(recompute)}" * bool(recompute)
+        said += f", recompute={sorted(recompute)}" * bool(recompute) + f", target={target!r}" * made_for.is_gpu
         command = f"convgen.from_torch(module, example_inputs, {said})"
         grid = Grid(tuple(axes.items()))
         compiled = compile_network(
-            graph, grid, algorithm, machine=chosen, statistics=statistics, again=recompute, command=command
+            graph,
+            grid,
+            algorithm,
+            machine=chosen,
+            statistics=statistics,
+            again=recompute,
+            command=command,
+            target=made_for,
         )
         keep(folder, files_of(compiled, tensors))
     return load_package(folder)
@@ -202,7 +215,7 @@ def _check_same(package: Any, mesh: Any, state: Mapping[str, Tensor]) -> None:
     for name, tensor in state.items():
         raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         digest.update(name.encode() + raw.tobytes())
-    mine = torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
+    mine = torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8).to(package.NET.device)
     group = here.group(tuple(package.NET.grid))
     found = place.transport.all_gather(mine, [len(mine)] * len(group.ranks), group).view(len(group.ranks), -1)
     others = [rank for rank, one in zip(group.ranks, found, strict=True) if not torch.equal(one, found[0])]

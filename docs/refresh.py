@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import io
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -22,10 +23,10 @@ BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def run(command: str) -> str:
-    """What a `convgen` or `python` command prints, both streams; `convgen` in this process, where that starts none."""
+    """What a `convgen` or `python` command prints, both streams; in this process, where that starts none."""
     program, *arguments = shlex.split(command)
-    if program == "convgen" and "--processes" not in arguments:
-        printed, code = _here(arguments)
+    if "--processes" not in arguments and (program == "convgen" or arguments[0].endswith(".py")):
+        printed, code = _here(program, arguments)
     else:
         start = {"convgen": [sys.executable, "-m", "convgen.cli"], "python": [sys.executable]}[program]
         done = subprocess.run([*start, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -34,19 +35,23 @@ def run(command: str) -> str:
     return "\n".join([*lines, *([f"(exit code {code})"] if code else [])]).strip("\n")
 
 
-def _here(arguments: list[str]) -> tuple[str, int]:
+def _here(program: str, arguments: list[str]) -> tuple[str, int]:
     from convgen.commands.main import main as convgen
 
-    out, err, argv = io.StringIO(), io.StringIO(), sys.argv
+    out, err, argv, path = io.StringIO(), io.StringIO(), sys.argv, sys.path
     code: object = 0
-    sys.argv = ["convgen", *arguments]
+    sys.argv = ["convgen", *arguments] if program == "convgen" else arguments
     try:
         with contextlib.chdir(ROOT), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            convgen()
+            if program == "convgen":
+                convgen()
+            else:
+                sys.path = [str(Path(arguments[0]).resolve().parent), *path]
+                runpy.run_path(arguments[0], run_name="__main__")
     except SystemExit as end:
         code = end.code
     finally:
-        sys.argv = argv
+        sys.argv, sys.path = argv, path
     return out.getvalue() + err.getvalue(), code if isinstance(code, int) else 0
 
 

@@ -54,6 +54,16 @@ def random_problem(rng: random.Random, phase: str, **fixed: Any) -> Problem:
     return Problem(**(values | fixed))
 
 
+def three_by_three(phase: str, rows: int = 6, columns: int = 7, **changes: Any) -> Problem:
+    """Two samples of 20 channels, 3x3 with a padding of 1, to 24 filters; in float32, channels last."""
+    dims = (LocalDim("H", rows, rows, 3, 1, 1, 1), LocalDim("W", columns, columns, 3, 1, 1, 1))
+    values: dict[str, Any] = {
+        "phase": phase, "batch": 2, "channels": 20, "filters": 24, "dims": dims, "dtype": "float32",
+        "memory_format": "channels_last",
+    }  # fmt: skip
+    return Problem(**(values | changes))
+
+
 # ---- Operands ------------------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""Scripts of bench/ as modules."""
+"""Scripts of bench/ and docs/ as modules."""
 
 from __future__ import annotations
 
@@ -11,8 +11,13 @@ BENCH = Path(__file__).resolve().parent.parent / "bench"
 
 
 def bench_script(name: str) -> ModuleType:
-    """bench/NAME.py, run as a module of that name, under which its dataclasses are found."""
-    spec = importlib.util.spec_from_file_location(name, BENCH / f"{name}.py")
+    """bench/NAME.py."""
+    return script(BENCH / f"{name}.py")
+
+
+def script(path: Path) -> ModuleType:
+    """Run as a module of the file's name, under which its dataclasses are found."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module

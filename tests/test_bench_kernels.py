@@ -6,16 +6,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from kernel_cases import three_by_three
 
 from convgen.kernels.families import FAMILIES
-from convgen.kernels.problem import LocalDim, Problem
+from convgen.kernels.problem import LocalDim
 from convgen.spec.target import read_target
+from convgen.tune.clock import race
 from convgen.verify.interpreter import launch
 
 BENCH = Path(__file__).resolve().parent.parent / "bench"
@@ -59,6 +62,7 @@ def measuring(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
     monkeypatch.setattr(bind, "load_text", interpreted)
     monkeypatch.setattr(kernel_measure, "floor_launch", lambda device, programs: lambda: None)
+    monkeypatch.setattr(kernel_measure, "race", partial(race, rounds=2))
     return kernel_measure
 
 
@@ -86,16 +90,8 @@ class Watch:
 
 @pytest.mark.parametrize("phase", ["forward", "backward_data", "backward_filter"])
 def test_candidates_are_checked_and_timed(measuring: Any, phase: str, tmp_path: Path) -> None:
-    dims = (LocalDim("H", 5, 5, 3, 1, 1, 1), LocalDim("W", 6, 5, 3, 1, 1, 1))
-    p = Problem(
-        phase=phase,  # type: ignore[arg-type]
-        batch=2,
-        channels=8,
-        filters=16,
-        dims=dims,
-        dtype="float32",
-        memory_format="channels_last",
-    )
+    dims = (LocalDim("H", 4, 4, 3, 1, 1, 1), LocalDim("W", 4, 3, 3, 1, 1, 1))
+    p = three_by_three(phase, batch=1, channels=8, filters=16, dims=dims)
     names = [f.NAME for f in FAMILIES]
     found = measuring.candidates(p, read_target("cuda").known(), names, 0)
     record = measuring.measure(p, "key", found, {}, Watch(), tmp_path / "marker")
@@ -106,10 +102,7 @@ def test_candidates_are_checked_and_timed(measuring: Any, phase: str, tmp_path: 
 
 
 def test_a_wrong_kernel_is_left_out(measuring: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dims = (LocalDim("H", 5, 5, 3, 1, 1, 1), LocalDim("W", 6, 6, 3, 1, 1, 1))
-    p = Problem(
-        phase="forward", batch=2, channels=16, filters=16, dims=dims, dtype="float32", memory_format="channels_last"
-    )
+    p = three_by_three("forward", 5, 6, channels=16, filters=16)
     whole = measuring.kernel_module
     monkeypatch.setattr(measuring, "kernel_module", lambda ks: whole(ks).replace("range(9 * ", "range(8 * "))
     found = measuring.candidates(p, read_target("cuda").known(), ["pointer"], 0)

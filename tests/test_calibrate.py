@@ -410,7 +410,7 @@ main()
 
 def on_two_nodes(folder: Path, rank: int) -> Machine:
     team = Team(CPU)
-    found = calibrate(team, "m", folder / "m.yaml", 0.5, lambda _: None, host="ab"[rank // 2])
+    found = calibrate(team, "m", folder / "m.yaml", 0.05, lambda _: None, host="ab"[rank // 2])
     if rank == 0:
         write_machine(found, folder / "m.yaml")
     return found.machine

@@ -150,24 +150,6 @@ def test_a_bug_of_ours_is_exit_3(
     assert "broken on purpose" in err
 
 
-@pytest.mark.slow
-def test_same_bytes_whatever_the_hash_seed_and_the_directory(tmp_path: Path) -> None:
-    made: list[bytes] = []
-    for seed in ("1", "2"):
-        folder = tmp_path / f"in{seed}"
-        folder.mkdir()
-        (folder / "small.yaml").write_text(LAYER.replace("stationary-x", "auto").replace("C: 2", "C: 2, F: 2"))
-        subprocess.run(
-            [sys.executable, "-m", "convgen.cli", "compile", "small.yaml"],
-            cwd=folder,
-            check=True,
-            capture_output=True,
-            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)},
-        )
-        made.append((folder / "small.py").read_bytes())
-    assert made[0] == made[1]
-
-
 def test_compile_imports_neither_torch_nor_sympy(layer: Path) -> None:
     code = (
         "import sys; sys.argv = ['convgen', 'compile', 'small.yaml']\n"

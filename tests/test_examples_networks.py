@@ -18,7 +18,7 @@ from torch import nn
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-RUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4")
+RUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 
 def python(*words: object, **environment: str) -> str:
@@ -40,7 +40,7 @@ def test_the_classifier_trains_as_on_one_process(tmp_path: Path) -> None:
     python("-m", "convgen", "import", "examples.resnet:small_resnet", "--input", "8,3,32,32", "-o", file)
     python("-m", "convgen", "compile", file, "--grid", "H=2,N=2", "-o", tmp_path)
     options = ("--package", tmp_path / "small_resnet", "--steps", 3, "--save", saved)
-    found = losses(python(*RUN, "examples/train_resnet.py", *options))
+    found = losses(python(*RUN, 4, "examples/train_resnet.py", *options))
     assert len(found) == 3 and all(ours == one for ours, one in found)
     from examples.resnet import small_resnet
 
@@ -49,7 +49,8 @@ def test_the_classifier_trains_as_on_one_process(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_unet_trains_as_on_one_process(tmp_path: Path) -> None:
-    text = python(*RUN, "examples/unet3d.py", "--steps", 2, CONVGEN_CACHE=str(tmp_path))
+    ranks, grid = (2, "D=2") if DRAWS <= 1 else (4, "D=2,H=2")
+    text = python(*RUN, ranks, "examples/unet3d.py", "--steps", 2, "--grid", grid, CONVGEN_CACHE=str(tmp_path))
     found = losses(text)
     assert len(found) == 2 and all(ours == one for ours, one in found)
     assert re.search(r"forward [\d,]+, backward [\d,]+", text)

@@ -29,7 +29,7 @@ RECORD = {
 LAYER = """\
 name: small
 layer: conv2d
-input: [4, 64, 8, 8]
+input: [2, 64, 5, 5]
 out_channels: 64
 kernel_size: 3
 padding: 1

@@ -107,9 +107,10 @@ def test_a_stem_is_summed_and_taken_by_one_launch() -> None:
 def test_many_pieces_are_added(name: str) -> None:
     """Several at once, empty ones among them; the same bits every time."""
     rng, family = random.Random(f"pieces {name}"), DRAWS[name][0]
-    found = [p for p in cases(name, "backward_filter", int) if p.pixels < 300]
+    drawn = [p for p in cases(name, "backward_filter", int) if p.pixels < 100]
+    found = [p for p in drawn if p.taps * p.groups * p.x_parts * p.y_parts <= 12] or drawn  # few programs a piece
     for seed, p in enumerate(found[: draws(3)]):
-        config = replace(family.default(p, SM_90), split=rng.randint(17, 70))
+        config = replace(family.default(p, SM_90), split=rng.randint(17, 40))
         assert_right(p, config, seed, integers=p.dtype != "float64")
     given = operands(p, 1)
     assert torch.equal(interpret(p, config, given), interpret(p, config, given))

@@ -14,7 +14,17 @@ from typing import Any
 import pytest
 import torch
 from generate import draws
-from kernel_cases import LETTERS, PHASES, SM_90, interpret, operands, random_dim, random_problem, reference
+from kernel_cases import (
+    LETTERS,
+    PHASES,
+    SM_90,
+    interpret,
+    operands,
+    random_dim,
+    random_problem,
+    reference,
+    three_by_three,
+)
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from convgen.kernels.config import Config
@@ -189,11 +199,8 @@ def test_dtypes(name: str, phase: str, dtype: str) -> None:
 @pytest.mark.parametrize("phase", PHASES)
 def test_random_numbers_in_every_dtype(phase: str) -> None:
     """Real numbers: sums are float32, and tfloat32 rounds its operands to 11 bits, no more and no less."""
-    dims = (LocalDim("H", 6, 6, 3, 1, 1, 1), LocalDim("W", 7, 7, 3, 1, 1, 1))
     for dtype, limit in (("float32", 3e-7), ("bfloat16", 2.0**-8), ("float16", 2.0**-11), ("tfloat32", 2.0**-10)):
-        p = Problem(
-            phase=phase, batch=2, channels=20, filters=24, dims=dims, dtype=dtype, memory_format="channels_last"
-        )  # type: ignore[arg-type]
+        p = three_by_three(phase, dtype=dtype)
         given = operands(p, 1)
         error = (interpret(p, pointer.default(p, SM_90), given).double() - reference(p, given)).abs().max()
         scale = float(reference(p, given).abs().max())
@@ -206,22 +213,11 @@ def test_random_numbers_in_every_dtype(phase: str) -> None:
 def test_boxes_are_rounded_as_they_are_copied(phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where Triton can say so to the copy engine, and in registers where it can't. Ties go to even, and infinities and
     NaN stay."""
-    dims = (LocalDim("H", 8, 8, 3, 1, 1, 1), LocalDim("W", 8, 8, 3, 1, 1, 1))
-    changes = ({}, {"rim": 0}, {"memory_format": "contiguous"}, {"channels": 3, "dims": tuple(
-        replace(d, y=4, stride=2) for d in dims)})  # fmt: skip
+    whole = three_by_three(phase, 8, 8, dtype="tfloat32")
+    halves = tuple(replace(d, y=4, stride=2) for d in whole.dims)
+    changes: tuple[Any, ...] = ({}, {"rim": 0}, {"memory_format": "contiguous"}, {"channels": 3, "dims": halves})
     for more, family in zip(changes, (box, box, converted, stem), strict=True):
-        p = replace(
-            Problem(
-                phase=phase,
-                batch=2,
-                channels=20,
-                filters=24,
-                dims=dims,
-                dtype="tfloat32",
-                memory_format="channels_last",
-            ),  # type: ignore[arg-type]
-            **more,
-        )
+        p = replace(whole, **more)
         given, config = operands(p, 1), family.default(p, SM_90)
         for name in ("x", "w", "dy"):
             value = given[name].view(-1)
@@ -269,16 +265,7 @@ def test_other_configurations(name: str) -> None:
 
 
 def test_backward_filter_is_deterministic() -> None:
-    dims = (LocalDim("H", 9, 9, 3, 1, 1, 1), LocalDim("W", 9, 9, 3, 1, 1, 1))
-    p = Problem(
-        phase="backward_filter",
-        batch=4,
-        channels=17,
-        filters=18,
-        dims=dims,
-        dtype="float32",
-        memory_format="contiguous",
-    )
+    p = three_by_three("backward_filter", 9, 9, batch=4, channels=17, filters=18, memory_format="contiguous")
     config = Config("pointer", (("BF", 16), ("BC", 16), ("BP", 32)), 4, 2, split=5)
     given = operands(p, 3)
     first = interpret(p, config, given)
@@ -289,12 +276,7 @@ def test_backward_filter_is_deterministic() -> None:
 @pytest.mark.parametrize("phase", PHASES[:2])
 def test_tiles_in_pieces_are_deterministic(phase: str) -> None:
     """Steps of a tile that several programs share: the last one adds, always in the same order."""
-    dims = (LocalDim("H", 9, 9, 3, 1, 1, 1), LocalDim("W", 9, 9, 3, 1, 1, 1))
-    p = Problem(
-        phase=phase,  # type: ignore[arg-type]
-        batch=3, channels=24, filters=40, dims=dims, dtype="float32", memory_format="channels_last",
-        bias=phase == "forward",
-    )  # fmt: skip
+    p = three_by_three(phase, 9, 9, batch=3, channels=24, filters=40, bias=phase == "forward")
     given = operands(p, 5)
     for split in (2, 5):
         config = replace(box.default(p, SM_90), split=split)

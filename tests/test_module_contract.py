@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import gc
-import hashlib
 import os
 import random
 import re
@@ -703,29 +702,6 @@ def test_scatter_makes_memory_of_its_own() -> None:
 
 
 # ---- What it says of itself ----------------------------------------------------------------------------------------
-
-
-def test_the_same_bytes_whatever_the_hash_seed_and_directory(tmp_path: Path) -> None:
-    program = (
-        "import hashlib, sys; from modules import draw\n"
-        "print(hashlib.sha256(''.join(draw(seed).source for seed in range(20)).encode()).hexdigest())"
-    )
-    here = Path(__file__).parent
-    expected = hashlib.sha256("".join(draw(seed).source for seed in range(20)).encode()).hexdigest()
-    for seed in ("1", "2"):
-        folder = tmp_path / seed
-        folder.mkdir()
-        path = os.pathsep.join([str(here), str(here.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            cwd=folder,
-            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path},
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
-        assert done.stdout.strip() == expected, done.stderr
 
 
 def test_spec_schedule_and_volume() -> None:

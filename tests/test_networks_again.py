@@ -124,8 +124,12 @@ def test_a_plan_fits_its_memory(tmp_path: Path) -> None:
     (tmp_path / "plan.yaml").write_text(write_plan(plan_of(fits.program, "network.yaml")))
     same = compile_plan(graph, read_plan(tmp_path / "plan.yaml"))
     assert same.program.again == tight.program.again and same.package().files == tight.package().files
-    with pytest.raises(InputError, match="GiB a rank at least, of the plans found; there are"):
+    with pytest.raises(InputError, match=r"needs at least .* GiB a rank, of the layouts found, .* are given") as error:
         plan_graph(graph, 1, recomputing(least // 2), grid)
+    assert "--recompute" not in (error.value.hint or "") and error.value.notes
+    with pytest.raises(InputError, match="of the layouts found") as error:
+        plan_graph(graph, 1, Setting(machine=LASSEN, room=Room(budget)), grid)
+    assert "--recompute" in (error.value.hint or "")
 
 
 def test_what_is_no_block_is_refused(tmp_path: Path) -> None:

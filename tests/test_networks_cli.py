@@ -124,6 +124,20 @@ def test_a_program_that_is_printed_is_compiled(files: Path, tmp_path: Path) -> N
     assert "does not follow" in (text := refused("compile", files, "--schedule", s)) and f"({s}:" in text
 
 
+def test_a_package_for_a_gpu_is_written_again(files: Path, tmp_path: Path) -> None:
+    for _ in range(2):
+        done = convgen("compile", files, *GRID, "--target", "cuda:sm_90", "-o", tmp_path)
+        assert done.exit_code == 0, done.output
+    package = tmp_path / "UNet"
+    assert (package / "convolution_1.py").is_file()
+    assert "--grid N=2,H=2 --target cuda:sm_90" in (package / "network.py").read_text()
+    assert convgen("compile", files, *GRID, "-o", tmp_path).exit_code == 0
+    assert not (package / "convolution_1.py").exists()  # a CPU's has none
+    text = tmp_path / "schedule.txt"
+    text.write_text(convgen("compile", files, *GRID, "--emit", "schedule").stdout)
+    assert "what travels meanwhile" in refused("compile", files, "--schedule", text, "--target", "cuda")
+
+
 def test_auto_is_planned_by_price(files: Path) -> None:
     """On any names of axes, for a machine; here nothing is worth a message."""
     words = ("--grid", "a=2", "--algorithm", "auto", "--machine", "lassen")
@@ -142,10 +156,14 @@ def test_what_makes_no_sense_is_refused(files: Path) -> None:
         ("compile", "--pass", "p"), ("compile", "--dump-ir"),
         ("compile", "--time-passes"),
         ("compile", "--memory-format", "channels_last"), ("compile", "--untuned"), ("compile", "--machine", "m"),
-        ("compile", "--objective", "bytes"), ("compile", "--target", "cuda"), ("compile", "--emit", "kernels"),
+        ("compile", "--objective", "bytes"), ("compile", "--emit", "kernels"),
         ("check", "--interpret"), ("check", "--untuned"),
     ):  # fmt: skip
         assert words[0] in refused(command, files, *GRID, *words)
+    assert "cuda:sm_70: no kernels are made for sm_70" in refused("compile", files, *GRID, "--target", "cuda:sm_70")
+    assert "sw26010 has no families of kernels" in refused("compile", files, *GRID, "--target", "sw26010")
+    if not torch.cuda.is_available():
+        assert "torch sees no GPU here" in refused("check", files, *GRID, "--target", "cuda")
     layer = files.with_name("layer.yaml")
     layer.write_text("name: a\nlayer: conv2d\ninput: [1, 1, 4, 4]\nout_channels: 1\nkernel_size: 1\ngrid: {N: 1}\n")
     assert "a command for each" in refused("compile", files, layer, *GRID)

@@ -16,9 +16,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from fault_cases import told
+from fault_cases import GUARD_S, NEVER_S, ready, told
 from free_networks import imported
 from test_networks_training import batches, loss_of, on_ranks, package, resnet, sgd
 from torch import Tensor
@@ -34,15 +33,10 @@ from convgen.algebra.grid import Grid
 from convgen.network_compiler import compile_network
 from convgen.packages import files_of
 from convgen.spec.exported import graph_of
-from convgen.verify.processes import ProcessFailed
+from convgen.verify.processes import ProcessFailed, spawn
 
 (X, LABELS), (X_OTHER, LABELS_OTHER) = batches(2, 4)
 KINDS = ["dtensors", "blocks"]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("packages")
 
 
 def close(found: Any, truth: Any, tolerance: float = 1e-10) -> None:
@@ -57,8 +51,8 @@ def gradients_of(module: torch.nn.Module) -> dict[str, Tensor]:
     return {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
 
 
-def test_names_frozen_layers_and_gradients_of_inputs(folder: Path) -> None:
-    net, module = package(0.0, "H4", folder), resnet()
+def test_names_frozen_layers_and_gradients_of_inputs(packages: Path) -> None:
+    net, module = package(0.0, "H4", packages), resnet()
     frozen = [n for n, _ in module.named_parameters() if n.startswith(("conv1", "bn1", "layer1"))]
 
     for n, p in module.named_parameters():
@@ -89,9 +83,9 @@ def test_names_frozen_layers_and_gradients_of_inputs(folder: Path) -> None:
 
 @pytest.mark.parametrize("layout", ["H4", "C4"])
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointing_the_whole(reentrant: bool, layout: str, folder: Path) -> None:
+def test_checkpointing_the_whole(reentrant: bool, layout: str, packages: Path) -> None:
     """Running statistics are updated again, as torch's."""
-    net, module = package(0.0, layout, folder), resnet()
+    net, module = package(0.0, layout, packages), resnet()
     for x in (X, X_OTHER):
         given = x.clone().requires_grad_()
         loss_of(checkpoint(module, given, use_reentrant=reentrant), LABELS).backward()
@@ -106,9 +100,9 @@ def test_checkpointing_the_whole(reentrant: bool, layout: str, folder: Path) -> 
     on_ranks(net, program, resnet().state_dict())
 
 
-def test_checkpointing_draws_the_same_masks(folder: Path) -> None:
+def test_checkpointing_draws_the_same_masks(packages: Path) -> None:
     """Two calls, then both backward passes: the masks are each call's own. Processes have a random state each."""
-    net = package(0.25, "H4", folder)
+    net = package(0.25, "H4", packages)
 
     def program(rank: int) -> None:
         torch.manual_seed(rank)  # ranks need not agree
@@ -137,9 +131,9 @@ def test_checkpointing_draws_the_same_masks(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("part", ["layer1", "layer2"])
-def test_checkpointing_a_part(part: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpointing_a_part(part: str, packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A function of the package's text; two of the four ranks have nothing of layer2's output."""
-    net, module = package(0.25, "H4", folder), resnet()
+    net, module = package(0.25, "H4", packages), resnet()
     text = sys.modules[f"{net.__name__}.network"]
     function = getattr(text, part)
 
@@ -156,8 +150,8 @@ def test_checkpointing_a_part(part: str, folder: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of forward mode
-def test_transforms_are_right_or_refused(folder: Path) -> None:
-    net, module = package(0.0, "H4", folder), resnet().eval()
+def test_transforms_are_right_or_refused(packages: Path) -> None:
+    net, module = package(0.0, "H4", packages), resnet().eval()
     truth = grad(lambda ps: functional_call(module, ps, (X,)).square().sum())(dict(module.named_parameters()))
     with torch.no_grad():
         y = module(X)
@@ -197,12 +191,12 @@ def test_transforms_are_right_or_refused(folder: Path) -> None:
         with pytest.raises(RuntimeError, match=r"forward-mode differentiation .* is not supported"):
             jvp(model, (X,), (X,))
 
-    on_ranks(package(0.0, "N1", folder), forward_mode)
+    on_ranks(package(0.0, "N1", packages), forward_mode)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_a_network_cant_run_with_is_refused(kind: str, folder: Path) -> None:
-    net, module = package(0.0, "H2 W2", folder), resnet()
+def test_what_a_network_cant_run_with_is_refused(kind: str, packages: Path) -> None:
+    net, module = package(0.0, "H2 W2", packages), resnet()
 
     def program(old: Any, mesh: Any) -> None:
         x, state = net.scatter("x", X, mesh), module.state_dict()
@@ -318,9 +312,9 @@ def test_autocast_and_bfloat16(axes: dict[str, int], tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_states_and_copies(kind: str, folder: Path, tmp_path: Path) -> None:
+def test_states_and_copies(kind: str, packages: Path, tmp_path: Path) -> None:
     """4 ranks store, 2 ranks, one and the original module read; state dicts and files of a rank; copies, averages."""
-    four, two, one = (package(0.0, layout, folder) for layout in ("C4", "H2", "N1"))
+    four, two, one = (package(0.0, layout, packages) for layout in ("C4", "H2", "N1"))
     module = resnet()
     loss_of(module(X), LABELS).backward()
     sgd(module.parameters()).step()
@@ -384,9 +378,9 @@ def test_states_and_copies(kind: str, folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_optimizers_clipping_and_hooks(kind: str, folder: Path) -> None:
+def test_optimizers_clipping_and_hooks(kind: str, packages: Path) -> None:
     """foreach and fused steps, torch's clipping right or refused, hooks on parameters and on the network."""
-    net = package(0.0, "N2 H2", folder)
+    net = package(0.0, "N2 H2", packages)
     makes: dict[str, Any] = {
         "loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}
     }  # fmt: skip
@@ -430,10 +424,10 @@ def test_optimizers_clipping_and_hooks(kind: str, folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning")  # of outputs that are views
-def test_ddp_and_fsdp2_over_copies(folder: Path) -> None:
+def test_ddp_and_fsdp2_over_copies(packages: Path) -> None:
     """Two ranks along H, and two copies along N that have other samples each: they are one network of the grid, not of
     DDP; over ranks that hold copies DDP and FSDP2 change nothing, over others they are refused."""
-    net, module = package(0.0, "N2 C2", folder), resnet()
+    net, module = package(0.0, "N2 C2", packages), resnet()
     optimizer = sgd(module.parameters())
     loss_of(module(X), LABELS).backward()
     optimizer.step()
@@ -470,8 +464,8 @@ def test_ddp_and_fsdp2_over_copies(folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_compile_and_export(folder: Path) -> None:
-    net, module = package(0.0, "H2", folder), resnet()
+def test_compile_and_export(packages: Path) -> None:
+    net, module = package(0.0, "H2", packages), resnet()
     loss_of(module(X), LABELS).backward()
 
     def program(rank: int) -> None:
@@ -494,11 +488,11 @@ def test_compile_and_export(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_killed_in_a_step(folder: Path, tmp_path: Path) -> None:
-    net = package(0.0, "H4", folder)
+def test_a_rank_that_is_killed_in_a_step(packages: Path, tmp_path: Path) -> None:
+    net = package(0.0, "H4", packages)
 
     def program(rank: int) -> None:
-        mesh = net.init_mesh("cpu", timeout=600.0)
+        mesh = net.init_mesh("cpu", timeout=NEVER_S)
         model = net.Network(mesh)
         x = net.scatter("x", X, mesh)
         model(x).square().sum().backward()
@@ -512,7 +506,7 @@ def test_a_rank_that_is_killed_in_a_step(folder: Path, tmp_path: Path) -> None:
         (tmp_path / f"{rank}.said").write_text(told(step))
 
     with pytest.raises(ProcessFailed):
-        on_processes(program, 4)
+        spawn(program, 4, GUARD_S)
     for rank in (0, 2, 3):
         said = (tmp_path / f"{rank}.said").read_text()
         assert said.startswith("RuntimeError: trained: step %"), said
@@ -521,24 +515,27 @@ def test_a_rank_that_is_killed_in_a_step(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("agree", [False, True])
-def test_a_wrong_input_on_one_rank(agree: bool, folder: Path, tmp_path: Path) -> None:
+def test_a_wrong_input_on_one_rank(agree: bool, packages: Path, tmp_path: Path) -> None:
     """It raises there; the others time out with the step's name, or with CONVGEN_AGREE=1 are told."""
-    net = package(0.0, "H4", folder)
+    net = package(0.0, "H4", packages)
 
     def program(rank: int) -> str:
         os.environ["CONVGEN_AGREE"] = "1" if agree else "0"
-        mesh = net.init_mesh("cpu", timeout=600.0 if agree else 5.0)
-        model = net.Network(mesh)
-        x = net.scatter("x", X, mesh)
-        model(x)
-        dist.barrier()
+
+        def begin(timeout: float) -> tuple[Any, Tensor]:
+            mesh = net.init_mesh("cpu", timeout=NEVER_S if agree else timeout)
+            model, x = net.Network(mesh), net.scatter("x", X, mesh)
+            model(x)
+            return model, x
+
+        model, x = ready(begin, rank, tmp_path)
         said = told(lambda: model(x[:, :, :1] if rank == 2 else x))
         (tmp_path / f"{rank}.done").touch()
         while not all((tmp_path / f"{r}.done").exists() for r in range(4)):
             time.sleep(0.01)  # a rank that ends would be another fault
         return said
 
-    says = on_processes(program, 4)
+    says = spawn(program, 4, GUARD_S)
     assert "this rank's block of x has shape" in says[2]
     for rank in (0, 1, 3):
         if agree:
@@ -549,8 +546,8 @@ def test_a_wrong_input_on_one_rank(agree: bool, folder: Path, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_ranks_with_other_packages(folder: Path) -> None:
-    one, other = package(0.0, "H4", folder), package(0.25, "H4", folder)
+def test_ranks_with_other_packages(packages: Path) -> None:
+    one, other = package(0.0, "H4", packages), package(0.25, "H4", packages)
 
     def program(rank: int) -> str:
         net = other if rank == 3 else one
@@ -558,5 +555,5 @@ def test_ranks_with_other_packages(folder: Path) -> None:
         model = net.Network(mesh)
         return told(lambda: model(net.scatter("x", X, mesh)))
 
-    for said in on_processes(program, 4):
+    for said in spawn(program, 4, GUARD_S):
         assert "don't run the same module, nothing was computed: ranks [0, 1, 2]: " in said

@@ -79,11 +79,6 @@ def package(p: float, layout: str, folder: Path, within: bool = False) -> Any:
     return imported({n: t.decode() for n, t in files_of(compiled, tensors).items()}, folder)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("packages")
-
-
 def on_ranks(net: Any, program: Callable[[Any, Any], Any], state: dict[str, Tensor] | None = None) -> list[Any]:
     """`program(model, mesh)` on virtual ranks, from this state."""
 
@@ -158,11 +153,11 @@ def assert_equal(found: Trained, truth: Trained, tolerance: float = 1e-10) -> No
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_twenty_steps_equal_one_device(layout: str, folder: Path) -> None:
+def test_twenty_steps_equal_one_device(layout: str, packages: Path) -> None:
     """SGD with momentum, a new batch each; 4 samples and, without compiling again, 5."""
     given = batches(20, 4, 4, 5)
     truth = on_one(given)
-    net = package(0.0, layout, folder)
+    net = package(0.0, layout, packages)
 
     def program(model: Any, mesh: Any) -> Trained:
         return train(model, of_blocks(net, model, mesh), given), model.full_state_dict()
@@ -172,11 +167,11 @@ def test_twenty_steps_equal_one_device(layout: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["H4", "C4"])
-def test_clipped_steps_of_adamw(layout: str, folder: Path) -> None:
+def test_clipped_steps_of_adamw(layout: str, packages: Path) -> None:
     """The package's clip_grad_norm_; micro-batches of several sizes add up."""
     given = batches(8, 4, 3)
     truth = on_one(given, make=adamw, clip=torch.nn.utils.clip_grad_norm_, each=2)
-    net = package(0.0, layout, folder)
+    net = package(0.0, layout, packages)
 
     def program(model: Any, mesh: Any) -> Trained:
         losses = train(model, of_blocks(net, model, mesh), given, adamw, net.clip_grad_norm_, 2)
@@ -187,7 +182,7 @@ def test_clipped_steps_of_adamw(layout: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["H4", "C4", "N4"])
-def test_masks_are_those_of_one_rank(layout: str, folder: Path) -> None:
+def test_masks_are_those_of_one_rank(layout: str, packages: Path) -> None:
     given = batches(3, 4, 5)
 
     def trained(net: Any) -> list[Trained]:
@@ -197,17 +192,17 @@ def test_masks_are_those_of_one_rank(layout: str, folder: Path) -> None:
             resnet().state_dict(),
         )
 
-    (truth,) = trained(package(0.25, "N1", folder))
+    (truth,) = trained(package(0.25, "N1", packages))
     assert truth[0] != on_one(given)[0]
-    for found in trained(package(0.25, layout, folder)):
+    for found in trained(package(0.25, layout, packages)):
         assert_equal(found, truth)
 
 
 @pytest.mark.parametrize("layout", ["H4", "N4"])
-def test_a_loss_within_the_network(layout: str, folder: Path) -> None:
+def test_a_loss_within_the_network(layout: str, packages: Path) -> None:
     given = batches(4, 4, 5)
     truth = on_one(given)
-    net = package(0.0, layout, folder, within=True)
+    net = package(0.0, layout, packages, within=True)
 
     def program(model: Any, mesh: Any) -> Trained:
         def loss(x: Tensor, labels: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from fault_cases import GUARD_S, NEVER_S
 from free_networks import free_network, imported, passes_of
 from generate import draws
 from in_order import InOrder
@@ -268,7 +269,7 @@ def test_a_rank_that_is_killed_with_a_collective_in_flight(
     net = imported(compiled.package().files, tmp_path)
 
     def program(rank: int) -> None:
-        mesh = net.init_mesh("cpu", timeout=20)
+        mesh = net.init_mesh("cpu", timeout=NEVER_S)
         model = net.Network(mesh)
         model(net.scatter("x", X, mesh)).square().sum().backward()
         if rank == 1:
@@ -277,7 +278,7 @@ def test_a_rank_that_is_killed_with_a_collective_in_flight(
         model(net.scatter("x", X, mesh)).square().sum().backward()
 
     with pytest.raises(ProcessFailed) as error:
-        spawn(program, 3, timeout_s=60)
+        spawn(program, 3, GUARD_S)
     assert named in str(error.value)
     assert "net: step %" in str(error.value)
 

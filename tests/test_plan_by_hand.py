@@ -19,13 +19,20 @@ from convgen.compiler import compile_layer
 from convgen.cost.every_output import HELD, every_output
 from convgen.cost.machines import load_machine
 from convgen.cost.rows import program_cost
+from convgen.cost.timeline import simulate
 from convgen.errors import InputError
 from convgen.explain.planned_layers import layers_of
 from convgen.explain.planned_scaling import memory_bytes
-from convgen.network_compiler import CompiledNetwork, network_parts, on_one_rank, plan_graph, sample_parallelism
+from convgen.network_compiler import (
+    CompiledNetwork,
+    compile_network,
+    network_parts,
+    on_one_rank,
+    plan_graph,
+    sample_parallelism,
+)
 from convgen.plan.factors import factorisations
 from convgen.plan.parts import Keep, Room
-from convgen.plan.program.candidates import is_product
 from convgen.plan.program.layer_files import plan_text, planned_layers
 from convgen.plan.program.ranks import NetworkPlan
 from convgen.plan.program.search import Effort, Search, TooLittleMemory
@@ -102,7 +109,7 @@ def searched(network: Network, grid: Grid, room: Room, machine: Any = SLOW) -> S
 
 
 def counted(program: Program, room: Room) -> int:
-    return sum(one.bytes for one in every_output(program, room.parameter_bytes, is_product))
+    return sum(one.bytes for one in every_output(program, room.parameter_bytes))
 
 
 def test_memory_is_that_of_every_output_and_a_price_buys_less_of_it() -> None:
@@ -137,7 +144,7 @@ def test_what_is_gathered_again_is_not_held() -> None:
 
     def held(room: Room) -> tuple[int, Program]:
         found = Search(parts, grid, ON_CUDA, "float32", room=room).run()
-        kept = every_output(found.program, room.parameter_bytes, is_product)
+        kept = every_output(found.program, room.parameter_bytes)
         return sum(one.bytes for one in kept if one.what == HELD), found.program
 
     free = Search(parts, grid, ON_CUDA, "float32", room=Room(keep="every")).run()
@@ -160,7 +167,7 @@ def test_one_large_sample_needs_two_gpus() -> None:
     assert plan(network, 2, ON_CUDA, room=Room(16 * GIB, keep="every"))[1].memory_bytes < 13 * GIB
     needed = plan(network, 1, ON_CUDA, room=Room())[1]
     assert needed.memory_bytes < 8 * GIB
-    outputs = sum(k.bytes for k in every_output(needed.program, Room(keep="every").parameter_bytes, is_product)
+    outputs = sum(k.bytes for k in every_output(needed.program, Room(keep="every").parameter_bytes)
                   if k.what.startswith("outputs"))  # fmt: skip
     assert (outputs / 2 + 288 / 1024 * GIB) / GIB == pytest.approx(10.28, abs=0.02)  # the input has no error signal
 
@@ -263,6 +270,10 @@ def test_the_command(tmp_path: Path) -> None:
     assert data["seconds"] == pytest.approx(sum(s["seconds"] for n in data["nodes"] for s in n["steps"]))
     assert data["memory_bytes"] == data["other_memory_bytes"] + sum(n["memory_bytes"] for n in data["nodes"])
     assert data["heuristic_seconds"] >= data["seconds"]
+    alone = compile_network(network_graph(read_network(EXAMPLES / "alexnet.yaml")), Grid((("N", 4),)), overlap=ON_CUDA)
+    meanwhile = simulate(alone.program, ON_CUDA, "float32", alike=True).end_s
+    assert data["sample_parallelism"]["overlapped_seconds"] == pytest.approx(meanwhile)
+    assert meanwhile < data["sample_parallelism"]["seconds"]
     assert {n["name"]: n["kind"] for n in data["nodes"]}["pool5_flatten"] == "flatten"
     explained = run("--ranks", "4", "--explain", "conv2").output
     assert "conv_backward_filter" in explained

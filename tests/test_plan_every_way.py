@@ -15,8 +15,9 @@ from convgen.cost.machines import load_machine
 from convgen.cost.rows import Price
 from convgen.operations.contraction import linear
 from convgen.operations.row import Operation
-from convgen.plan.program.candidates import Way, is_product
+from convgen.plan.program.candidates import Way
 from convgen.plan.program.every_way import every_way
+from convgen.program.products import is_product
 from convgen.program.rows import serves
 
 

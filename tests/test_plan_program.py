@@ -27,12 +27,13 @@ from convgen.explain.planned import Planned
 from convgen.explain.planned_row import explained_layers
 from convgen.network_compiler import compile_network, compile_plan, network_parts, plan_graph
 from convgen.operations.bound import Bound
-from convgen.plan.program.candidates import Way, is_product
+from convgen.plan.program.candidates import Way
 from convgen.plan.program.search import Effort, Search
 from convgen.plan.program.tables import Question
 from convgen.plan.program.written import plan_of
 from convgen.plan.setting import Setting
 from convgen.program.network import label
+from convgen.program.products import is_product
 from convgen.program.rows import PlacedRow, Stored, place
 from convgen.spec.aten.describe import describe
 from convgen.spec.exported import graph_of

@@ -7,10 +7,7 @@ from __future__ import annotations
 import ast
 import builtins
 import itertools
-import os
 import random
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -222,27 +219,6 @@ def test_every_name_is_defined_and_every_import_used(beside: bool) -> None:
         public = {"Block", "Group", "TorchTransport", "Transport", "clip_grad_norm_"}
         unused = {i.name for i in imported(tree.body)} - named - public
         assert not unused, f"{unused} in\n{source[:2000]}"
-
-
-def test_the_same_bytes_whatever_the_hash_seed() -> None:
-    program = (
-        "import hashlib; from test_runtime import *; shared = shared_runtime()\n"
-        "texts = [compile_layer(layer_from_dict(SPATIAL)).module(beside) for beside in (None, shared)]\n"
-        "print(shared.name, hashlib.sha256(''.join(texts).encode()).hexdigest())"
-    )
-    path = os.pathsep.join([str(ROOT / "tests"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    found = {
-        subprocess.run(
-            [sys.executable, "-c", program],
-            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert len(found) == 1
-    assert found.pop().startswith(shared_runtime().name)
 
 
 def test_parts_import_those_before_them() -> None:

@@ -391,28 +391,25 @@ def test_blocks_without_their_window_are_refused() -> None:
 
 def test_padding_that_differs_on_both_sides_needs_a_frame() -> None:
     """An unsplit dimension with more padding above than ATen adds is refused unless x has a window on it."""
-    conv = Conv(2, 2, 2, (Spatial("W", 8, 3, 1, 0, 2),))
-    problem = algorithm_problem("sample", conv, Grid((("N", 2),)))
+    assert "check_one_padding_fits" in refused_without_a_window("sample", Spatial("W", 8, 3, 1, 0, 2), "N", (0, 2))
+
+
+def refused_without_a_window(algorithm: str, rows: Spatial, axis: str, padding: tuple[int, int]) -> str:
+    """Of two ranks along an axis, where x lies without the window that it wants."""
+    conv = Conv(2, 2, 2, (rows,))
+    problem = algorithm_problem(algorithm, conv, Grid(((axis, 2),)))
     space = Space(conv, problem.grid)
     schedule = lower("s", space, problem.stored, problem.roles)
     verify(schedule, space)
     types = schedule.types()
-    assert types["x_slice"].windows[2] == Window(0, 2)
+    assert types["x_slice"].windows[2] == Window(*padding)
     first = replace(schedule.forward[0], type=types["x"])
-    assert "check_one_padding_fits" in refused(replace(schedule, forward=(first, *schedule.forward[1:])), space)
+    return refused(replace(schedule, forward=(first, *schedule.forward[1:])), space)
 
 
 def test_a_block_without_a_window_is_not_padded() -> None:
     """All rows on one of two ranks: one padding would fit them, and a module pads no block."""
-    conv = Conv(2, 2, 2, (Spatial("W", 1, 3, 3, 1, 2),))
-    problem = algorithm_problem("spatial", conv, Grid((("W", 2),)))
-    space = Space(conv, problem.grid)
-    schedule = lower("s", space, problem.stored, problem.roles)
-    verify(schedule, space)
-    types = schedule.types()
-    assert types["x_slice"].windows[2] == Window(1, 1)
-    first = replace(schedule.forward[0], type=types["x"])
-    said = refused(replace(schedule, forward=(first, *schedule.forward[1:])), space)
+    said = refused_without_a_window("spatial", Spatial("W", 1, 3, 3, 1, 2), "W", (1, 1))
     assert "check_one_padding_fits" in said and "rank 0 wants padding (1, 1) on W" in said
 
 

@@ -22,7 +22,9 @@ from convgen.spec.reader import layer_from_dict, layer_to_dict
 from convgen.spec.yaml import parse_yaml
 
 sizes = st.integers(1, 3)
-names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True).map(lambda s: s + "1")
+# What can be written in UTF-8; asked for by that name, hypothesis takes seconds to find it.
+encodable = st.characters(exclude_categories=("Cs",))
+names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True, alphabet=encodable).map(lambda s: s + "1")
 
 
 def each(draw: st.DrawFn, values: st.SearchStrategy[int], dims: int) -> Any:
@@ -54,7 +56,7 @@ def layer_dicts(draw: st.DrawFn) -> dict[str, Any]:
         "target": draw(st.sampled_from(["cpu", "cuda", "cuda:sm_90", "hip:gfx942", "sw26010"])),
         # ruamel writes ":0" without quotes into a flow mapping, and does not read that.
         "machine": draw(
-            st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "Zs")), min_size=1).filter(
+            st.text(st.characters(categories=("L", "N", "P", "Zs")), min_size=1).filter(
                 lambda text: not text.startswith(":")
             )
         ),
@@ -206,10 +208,9 @@ def test_damaged_files_are_read_or_refused(data: dict[str, Any], flow: bool, see
     layer_or_refusal(damaged(yaml_of(data, flow), rng))
 
 
-scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.sampled_from(ODD))
-anything = st.recursive(
-    scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
-)
+texts = st.text(encodable, max_size=5)
+scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), texts, st.sampled_from(ODD))
+anything = st.recursive(scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=3))
 
 
 @settings(max_examples=200)

@@ -34,7 +34,7 @@ from convgen.explain.timeline import trace
 from convgen.network_compiler import compile_network, plan_graph
 from convgen.passes.bucket_gradients import BucketGradients
 from convgen.passes.start_halos import StartHalos
-from convgen.plan.program.by_timeline import seconds_of
+from convgen.plan.program.by_timeline import overlapped_s
 from convgen.plan.program.overlapped import overlapped
 from convgen.plan.setting import Setting
 from convgen.program.flow import Start, backward, forward
@@ -218,7 +218,7 @@ def test_a_plan_by_its_timeline_is_not_longer() -> None:
     assert simulate(compiled.program, machine, "float32").end_s == pytest.approx(plan.step.overlapped)
     _, plain = plan_graph(graph, 4, Setting(machine=machine))
     assert plain.step is None
-    assert plan.step.overlapped <= seconds_of(plain, machine, "float32") == pytest.approx(plan.step.by_sums)
+    assert plan.step.overlapped <= overlapped_s(plain.program, machine, "float32") == pytest.approx(plan.step.by_sums)
     assert plan.seconds == pytest.approx(program_cost(plan.program, machine, "float32").seconds)
 
 

@@ -42,8 +42,11 @@ def gradients(net: Any, module: Net, x: Tensor, batch: int) -> list[Tensor]:
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo's, of any Function
-@pytest.mark.parametrize("kind", CASES)
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize(
+    ("backend", "kind"),
+    [(backend, kind) for i, backend in enumerate(("eager", "aot_eager")) for j, kind in enumerate(CASES)
+     if DRAWS > 1 or i == j],  # both of both
+)  # fmt: skip
 def test_in_one_graph_with_gathers_and_another_batch(backend: str, kind: str) -> None:
     case, parameters = CASES[kind]
     m = case.module

@@ -461,11 +461,11 @@ def test_a_weight_penalty(kind: str) -> None:
 
 def test_meta_device_and_initialisation() -> None:
     """Under torch.device("meta") nothing is drawn; reset_parameters draws what the constructor would have."""
-    for kind in KINDS:
-        case, parameters = case_of(kind)
-        m = case.module
+    cases = [case_of(kind) for kind in KINDS]
 
-        def program(rank: int, m: Any = m, case: Case = case, parameters: str = parameters) -> None:
+    def program(rank: int) -> None:
+        for case, parameters in cases:
+            m = case.module
             mesh = m.init_mesh("cpu")
             with torch.device("meta"):
                 ours = m.Conv(mesh, parameters=parameters)
@@ -476,9 +476,9 @@ def test_meta_device_and_initialisation() -> None:
             assert [type(p.data) for p in ours.parameters()] == kinds
             assert_equal(m, ours, single(case, 3), mesh, 0.0)
             backward_ours(ours, case, mesh)
-            train(ours, torch.optim.AdamW(ours.parameters()), lambda o: backward_ours(o, case, mesh), 1)
+            train(ours, torch.optim.AdamW(ours.parameters()), lambda o, c=case, m=mesh: backward_ours(o, c, m), 1)
 
-        on_processes(program, 4)
+    on_processes(program, 4)
 
 
 class Largest(TorchDispatchMode):

@@ -240,6 +240,7 @@ def test_tune_explain_and_json(file: Path, cache: Path) -> None:
 def test_partitions_are_drawn(file: Path, cache: Path, tmp_path: Path) -> None:
     device = this_cpu(1)
     update(cache / "devices" / device.file_name, device, {}, CEILINGS)
+    remember(file, cache, device, WAYS)  # what is not split need not be measured
     plot = tmp_path / "scaling.png"
     words = ("tune", file, "--threads", 1, "--effort", "quick", "--partitions", "1,2", "--splits", "channel")
     done = convgen(*words, "--plot", plot, "--json")
@@ -267,11 +268,11 @@ def test_every_partition_of_every_layer_of_a_table(tmp_path: Path) -> None:
 
 
 def test_without_the_device_nothing_is_measured(file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = convgen("tune", file, "--target", "sm_90", "--effort", "quick", "--jobs", 2, "--budget", 1e-9, "--json")
+    done = convgen("tune", file, "--target", "sm_90", "--effort", "quick", "--jobs", 1, "--budget", 1e-9, "--json")
     assert json.loads(done.stdout) == [] and "nothing is measured or stored" in done.stderr
     times = iter((0.0, 1.0))  # time is up after the first problem
     monkeypatch.setattr("convgen.tune.modelled.time", SimpleNamespace(monotonic=lambda: next(times, 3.0)))
-    done = convgen("tune", file, "--target", "sm_90", "--effort", "quick", "--jobs", 2, "--budget", 2, "--json")
+    done = convgen("tune", file, "--target", "sm_90", "--effort", "quick", "--jobs", 1, "--budget", 2, "--json")
     (first,) = json.loads(done.stdout)
     assert first["measured"] is False and "ms" not in first and first["candidates"]
     assert all(c["facts"]["spill_bytes"] == 0 for c in first["candidates"])

@@ -90,7 +90,7 @@ def write_many(path: str, first: int) -> None:
 
 def test_writers_side_by_side_lose_nothing(tmp_path: Path) -> None:
     path = tmp_path / "d.json"
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")
     writers = [context.Process(target=write_many, args=(str(path), 100 * i)) for i in range(3)]
     for w in writers:
         w.start()

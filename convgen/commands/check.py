@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from convgen.commands.inputs import Finite, compile_files, layer_options, need, schedule_options, untuned_option
+from convgen.commands.inputs import Finite, compile_files, layer_options, need_device, schedule_options, untuned_option
 from convgen.commands.networks import are_graphs, check_network_file
 from convgen.errors import InputError
 from convgen.spec.source import locate
@@ -32,23 +32,13 @@ def check_command(
 ) -> None:
     """Compile, run every rank on this machine, and compare with a single-device float64 reference."""
     if are_graphs([file]):
-        check_network_file(file, processes, as_json, timeout, interpret=interpret, untuned=untuned, **options)
+        check_network_file(file, processes, interpret, as_json, timeout, untuned=untuned, **options)
         return
     all_compiled = compile_files([file], **options, measured="quietly" if as_json and not untuned else not untuned)
     for one in all_compiled:
         one.module()  # refuses a target without an emitter before torch is needed
     layer = all_compiled[0].layer
-    if interpret and not layer.target.is_gpu:
-        raise InputError(
-            f"target {layer.target.text} has no Triton kernels to interpret",
-            path=("target",),
-            hint="check without --interpret",
-        )
-    need("torch", "convgen check runs the module, which needs torch")
-    if layer.target.is_gpu:
-        need("triton", f"a module for {layer.target.text} imports triton")
-        if not interpret:
-            _need_gpu(layer.target.text, processes)
+    need_device(layer.target, processes, interpret)
     from convgen.verify.fits import check_fits
 
     transport = "processes" if processes else "virtual"
@@ -75,14 +65,3 @@ def check_command(
         click.echo("\n".join(report_text(c, r) for c, r in zip(all_compiled, reports, strict=True)))
     if not all(r.ok for r in reports):
         raise SystemExit(1)
-
-
-def _need_gpu(target: str, processes: bool) -> None:
-    """Virtual ranks of a GPU target share one GPU; processes would need one each."""
-    import torch
-
-    hint = "--interpret runs its kernels on the CPU, in Triton's interpreter"
-    if processes:
-        raise InputError(f"--processes with target {target}: ranks as processes would need a GPU each", hint=hint)
-    if not torch.cuda.is_available():
-        raise InputError(f"target {target}: torch sees no GPU here", path=("target",), hint=hint)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from convgen.compiler import Compiled
     from convgen.passes.contract import After
     from convgen.spec.layer import Layer
+    from convgen.spec.target import Target
 
 OBJECTIVES = ("seconds", "bytes")
 
@@ -219,3 +220,29 @@ def read_files(
         else:
             layers += read_layers(file)
     return layers
+
+
+def need_device(target: Target, processes: bool, interpret: bool) -> None:
+    """What a check of a target's module runs with: torch, triton, and a GPU or the interpreter.
+
+    Virtual ranks of a GPU target share one GPU; processes would need one each.
+
+    Raises:
+        InputError: it is not there, or there is nothing to interpret.
+    """
+    if interpret and not target.is_gpu:
+        fact = f"target {target.text} has no Triton kernels to interpret"
+        raise InputError(fact, path=("target",), hint="check without --interpret")
+    need("torch", "convgen check runs the module, which needs torch")
+    if not target.is_gpu:
+        return
+    need("triton", f"a module for {target.text} imports triton")
+    if interpret:
+        return
+    import torch
+
+    hint = "--interpret runs its kernels on the CPU, in Triton's interpreter"
+    if processes:
+        raise InputError(f"--processes with target {target.text}: ranks as processes would need a GPU each", hint=hint)
+    if not torch.cuda.is_available():
+        raise InputError(f"target {target.text}: torch sees no GPU here", path=("target",), hint=hint)

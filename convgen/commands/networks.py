@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from convgen.commands.inputs import need, parse_grid, read_schedule
+from convgen.commands.inputs import need, need_device, parse_grid, read_schedule
 from convgen.errors import InputError
 from convgen.spec.graph_reader import is_graph_file
 from convgen.spec.network_plan import is_plan_file, read_plan
 from convgen.spec.network_reader import is_network_file
 from convgen.spec.source import locate
+from convgen.spec.target import read_target
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,8 +28,7 @@ LAYERS_ONLY = {
     "dump_ir": "prints what a layer's passes make",
     "time_passes": "times a layer's passes",
     "memory_format": "is of layers",
-    "untuned": "is of layers: a network's local code is ATen's",
-    "interpret": "is of a GPU's kernels: a network's local code is ATen's",
+    "untuned": "is of layers: a network's kernels are untuned",
     "objective": "is of layers: a network's plan is for the least seconds",
 }
 FLAGS = {"passes": "--pass", "dump_ir": "--dump-ir", "time_passes": "--time-passes", "memory_format": "--memory-format"}
@@ -76,8 +76,10 @@ def compile_graphs(
     """
     name = files[0]
     _refuse(name, others)
-    if target not in (None, "cpu"):
-        raise InputError(f"--target {target}: networks are compiled for cpu", hint="without --target")
+    made_for = read_target(target or "cpu").known()
+    if made_for.is_gpu and schedule is not None:
+        fact = f"--schedule with --target {target}: the text says what travels meanwhile, which is a CPU's"
+        raise InputError(fact, hint="--grid and --algorithm, or a plan")
     if machine is not None and algorithm != "auto":
         raise InputError("--machine is what --algorithm auto models", hint="--algorithm auto, or without --machine")
     plans = [file for file in files if is_plan_file(file)]
@@ -99,7 +101,7 @@ def compile_graphs(
     chosen = load_machine(machine) if machine is not None else None
     named = {
         "algorithm": algorithm, "machine": machine, "dtype": dtype, "statistics": statistics, "recompute": recompute,
-        "schedule": schedule and Path(schedule).name,
+        "schedule": schedule and Path(schedule).name, "target": target,
     }  # fmt: skip
     said = f" --grid {','.join(f'{a}={n}' for a, n in axes.items())}" * bool(axes)
     said += "".join(f" --{k} {v}" for k, v in named.items() if v)
@@ -121,7 +123,7 @@ def compile_graphs(
             if schedule is not None:
                 made = compile_text(graph, read_text(read_schedule(schedule), schedule), command=command)
             elif plan is not None:
-                made = compile_plan(graph, plan, overlap=overlap, command=command)
+                made = compile_plan(graph, plan, overlap=overlap, command=command, target=made_for)
             else:
                 where = Grid(tuple(axes.items()))
                 made = compile_network(
@@ -133,6 +135,7 @@ def compile_graphs(
                     statistics=statistics or "global",
                     again=[path.strip() for path in recompute.split(",")] if recompute else (),
                     command=command,
+                    target=made_for,
                 )
         except InputError as error:
             raise locate(error, graph.source_file) from None
@@ -237,9 +240,12 @@ def _write(found: Sequence[CompiledFile], folder: Path) -> None:
 # ---- convgen check, convgen explain ----
 
 
-def check_network_file(file: str, processes: bool, as_json: bool, timeout: float, **options: Any) -> None:
+def check_network_file(
+    file: str, processes: bool, interpret: bool, as_json: bool, timeout: float, **options: Any
+) -> None:
     """Run every rank on this machine, and compare with the graph on one device."""
     (one,) = compile_graphs([file], **options)
+    need_device(one.compiled.target, processes, interpret)
     import json
 
     from convgen.verify.network import check_network, report_json, report_text
@@ -247,7 +253,11 @@ def check_network_file(file: str, processes: bool, as_json: bool, timeout: float
 
     try:
         report = check_network(
-            one.compiled, one.tensors, transport="processes" if processes else "virtual", timeout_s=timeout
+            one.compiled,
+            one.tensors,
+            transport="processes" if processes else "virtual",
+            timeout_s=timeout,
+            interpret=interpret,
         )
     except TooLate as error:
         click.echo(f"{error}\nerror: the processes did not finish in {timeout:g} s", err=True)

@@ -175,8 +175,8 @@ def _setting(network: Network | None, graph: Graph, options: dict[str, Any]) -> 
     machine, target = load_machine(options["machine"]), options["target"]
     by_hand = network is not None
     if target is not None and not by_hand and not options["measured"]:
-        fact = f"--target is of layers' modules; {graph.name} is from PyTorch, and its package is for cpu"
-        raise InputError(fact, hint="without --target")
+        fact = f"--target is of layers' modules; {graph.name} is from PyTorch, and its plan is of a machine"
+        raise InputError(fact, hint=f"--machine here; convgen compile of the plan's file takes --target {target}")
     if options["measured"] and target is None and machine.name not in TARGETS:
         raise InputError(
             f"--measured: of which device? Machine {machine.name} is of {machine.device or 'some device'}",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -15,12 +16,22 @@ from convgen.free_memory import check_memory
 MOST = 2**31 - 1  # of an extent
 MOST_ELEMENTS = 2**22  # that a transformation emulates without being asked to
 MOST_FLOPS = 2**34  # that a command emulates without being asked to
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def extents(*names: str) -> Callable[[Command], Command]:
+    """Arguments in this order, whole numbers from 1."""
+
+    def with_arguments(command: Command) -> Command:
+        for name in reversed(names):
+            command = click.argument(name, type=click.IntRange(1, MOST))(command)
+        return command
+
+    return with_arguments
 
 
 @click.command("gemm")
-@click.argument("m", type=click.IntRange(1, MOST))
-@click.argument("n", type=click.IntRange(1, MOST))
-@click.argument("k", type=click.IntRange(1, MOST))
+@extents("m", "n", "k")
 @click.option("--dtype", type=click.Choice(["float64", "float32"]), default="float64", show_default=True)
 @click.option("--blocks", metavar="BM,BN,BK", help="Instead of the fastest by the model.")
 @click.option(
@@ -132,11 +143,7 @@ def _gemm(plan: Any, level: Any, run: bool, as_json: bool, plot: Path | None, bo
 
 
 @click.command("conv")
-@click.argument("n", type=click.IntRange(1, MOST))
-@click.argument("c", type=click.IntRange(1, MOST))
-@click.argument("h", type=click.IntRange(1, MOST))
-@click.argument("w", type=click.IntRange(1, MOST))
-@click.argument("f", type=click.IntRange(1, MOST))
+@extents("n", "c", "h", "w", "f")
 @click.option("--kernel", metavar="K[,K]", default="3", show_default=True, help="Rows, columns.")
 @click.option("--stride", metavar="S[,S]", default="1", show_default=True)
 @click.option("--padding", metavar="P[,P]", default="1", show_default=True)
@@ -242,10 +249,7 @@ def _emit_conv(problem: Any, phase: Any, kind: str, dtype: Any) -> None:
 
 
 @click.command("transform")
-@click.argument("n", type=click.IntRange(1, MOST))
-@click.argument("c", type=click.IntRange(1, MOST))
-@click.argument("h", type=click.IntRange(1, MOST))
-@click.argument("w", type=click.IntRange(1, MOST))
+@extents("n", "c", "h", "w")
 @click.option(
     "--direction", type=click.Choice(["to_implicit", "to_explicit"]), default="to_implicit", show_default=True,
     help="(N, C, H, W) to (H, W, C, N), or back.",
@@ -274,11 +278,7 @@ def transform_command(
 
 
 @click.command("pool")
-@click.argument("n", type=click.IntRange(1, MOST))
-@click.argument("c", type=click.IntRange(1, MOST))
-@click.argument("h", type=click.IntRange(1, MOST))
-@click.argument("w", type=click.IntRange(1, MOST))
-@click.argument("kernel", type=click.IntRange(1, MOST))
+@extents("n", "c", "h", "w", "kernel")
 @click.option("--stride", type=click.IntRange(1, MOST), help="Between windows.  [default: KERNEL]")
 @click.option("--padding", type=click.IntRange(0, MOST), default=0, show_default=True)
 @click.option("--kind", type=click.Choice(["max", "average"]), default="max", show_default=True)

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from convgen.cost.network import element_bytes
 from convgen.operations.bound import Bound
-from convgen.operations.row import Operation
 from convgen.program.network import Program, Value, asked
+from convgen.program.products import is_product
 from convgen.program.rows import PlacedRow, index_sets
 
 PARAMETERS, HELD, OUTPUT = "parameters", "gathered, held for backward", "outputs and error signals"
@@ -36,14 +36,11 @@ def outputs_of_layers(rows: Sequence[Bound], outputs: Sequence[tuple[str, str]])
     return frozenset(read | {v for _, v in outputs if v in of})
 
 
-def every_output(
-    program: Program, parameter_bytes: Callable[[str], int], is_product: Callable[[Operation], bool]
-) -> Iterator[Kept]:
+def every_output(program: Program, parameter_bytes: Callable[[str], int]) -> Iterator[Kept]:
     """What stays in a step of training.
 
     Args:
         parameter_bytes: of an element of a parameter of a dtype, its gradient and the optimizer's states among them.
-        is_product: whether an operation holds what it has gathered.
     """
     shown = outputs_of_layers([row.bound for row in program.rows], program.outputs)
     wanted = program.differentiable(of_inputs=False)

@@ -22,6 +22,7 @@ from convgen.emit.module import environment
 from convgen.emit.names import a_name, constant, identifier, names_of, names_within, within
 from convgen.emit.paste import SharedRuntime, network_runtime
 from convgen.errors import InternalError
+from convgen.kernels.of_rows import ConvolutionFile
 from convgen.operations.calls import Elementwise
 from convgen.operations.dropout import Bernoulli, Dropout
 from convgen.operations.moments import Moments
@@ -60,6 +61,7 @@ class NetworkInput:
     source: str
     command: str
     constants: bool
+    kernels: tuple[ConvolutionFile, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ def emit_network(given: NetworkInput) -> Package:
         "schedule.txt": show(given.program),
         "volume.json": _json(volume(given.program)),
         f"{runtime.name}.py": runtime.text,
+        **{f"{k.name}.py": k.text for k in given.kernels},
     }
     return Package(files)
 
@@ -150,10 +153,13 @@ class _Writer:
             "body": body,
             "constants": g.constants,
             "buckets": self._buckets(),
+            "kernels": g.kernels,
         }
         text = environment().get_template("network.py.jinja").render(**context)
         always = {"BatchNorm", "Row", "Run", "Net", "NetworkModule", "clip_grad_norm_", "Block"}
-        names = sorted(self.used | always | {"Bucket"} if p.buckets else self.used | always)
+        always |= {"Bucket"} if p.buckets else set()
+        always |= {"KERNELS", "LocalConvolution", "LocalKernels"} if g.kernels else set()
+        names = sorted(self.used | always)
         return text, names
 
     def _buckets(self) -> list[tuple[str, Axes, list[tuple[str, str]]]]:

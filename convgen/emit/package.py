@@ -35,7 +35,8 @@ TAKEN: Mapping[str, tuple[str, ...]] = {
 }
 # Of classes that are mostly the compiler's, methods that a rank needs beside the fields.
 KEPT: Mapping[str, tuple[str, ...]] = {"Conv": ("direct", "direct_phase", "letters")}
-COMPILERS = ("reference", "work", "launches", "passes", "rides")  # of rows, what only tests and prices ask
+# Of rows, what only tests, prices and reports ask.
+COMPILERS = ("reference", "work", "launches", "passes", "rides", "normalises")
 TORCH = Import("torch", "torch")
 # What stands for the compiler's, which is of arrays too.
 NUMBER = Statement(

@@ -23,8 +23,11 @@ PARTS = (
 
 # Only networks have these.
 NETWORK_PARTS: tuple[str, ...] = (
-    "splits", "lanes", "buckets", "pieces", "chunks", "rows", "norms", "net", "checkpoints", "run", "inside", "network",
+    "convolved", "splits", "lanes", "buckets", "pieces", "chunks", "rows", "norms", "net", "checkpoints", "run",
+    "inside", "network",
 )  # fmt: skip
+
+GPU_PARTS = ("convolved",)  # of these, only networks with kernels
 
 HEAD = ('"""', "import ", "from ", "if ")  # what a part begins with, which no module gets
 

@@ -14,6 +14,7 @@ from convgen.explain.memory import memory_json, memory_line
 from convgen.explain.planned_layers import Layer, layers_of
 from convgen.network_compiler import CompiledNetwork, on_one_rank, sample_parallelism
 from convgen.plan.fewer import IDLE, idle_line
+from convgen.plan.program.by_timeline import overlapped_s
 from convgen.plan.program.ranks import NetworkPlan
 from convgen.plan.setting import Setting
 from convgen.program.network import Program
@@ -68,6 +69,15 @@ class Planned:
 
     def seconds_of(self, program: Program) -> float:
         return program_cost(program, self.setting.machine, self.dtype).seconds
+
+    def sample_json(self) -> dict[str, Any]:
+        """What samples alone take, also with what travels meanwhile."""
+        if self.sample is None:
+            why = f"{_ranks(self)}, {self.compiled.graph.batch} samples"
+            return {"seconds": None, "overlapped_seconds": None, "why_not": why}
+        machine = self.setting.machine
+        meanwhile = None if machine.hides_gradients else overlapped_s(self.sample, machine, self.dtype)
+        return {"seconds": self.seconds_of(self.sample), "overlapped_seconds": meanwhile, "why_not": None}
 
 
 def planned_text(plan: Planned) -> str:
@@ -203,10 +213,7 @@ def planned_json(plan: Planned) -> dict[str, Any]:
         "memory_budget_bytes": plan.setting.bounded.memory_bytes,
         "keep": plan.setting.room.keep,
         "one_rank_seconds": plan.seconds_of(on_one_rank(plan.compiled)),
-        "sample_parallelism": {
-            "seconds": None if plan.sample is None else plan.seconds_of(plan.sample),
-            "why_not": None if plan.sample is not None else f"{_ranks(plan)}, {plan.compiled.graph.batch} samples",
-        },
+        "sample_parallelism": plan.sample_json(),
         "heuristic_seconds": None if found.heuristic is None else found.heuristic() / PICOSECONDS,
         "again": [s.path for s in program.again],
         "tried": [{"grid": dict(grid.axes), "seconds": seconds} for grid, seconds in found.tried],

@@ -13,13 +13,12 @@ from convgen.cost.machine import Machine
 from convgen.cost.network_memory import fullest
 from convgen.cost.rows import hidden_of, price_on
 from convgen.explain.planned_steps import Step, Steps
-from convgen.plan.program.candidates import is_product
 from convgen.plan.program.ranks import NetworkPlan
 from convgen.program.network import Program, label
+from convgen.program.products import is_product
 from convgen.program.rows import PlacedRow, Stored
 
 ACTIVATIONS = ("input", "made")
-STATISTICS = ("centred", "part_centred", "normalise")  # of norms: a few numbers a channel travel
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,8 +116,8 @@ class Layer:
 
     @property
     def redistributes(self) -> bool:
-        """Whether more travels than a few numbers a channel."""
-        return self.kind not in STATISTICS and self.sent_bytes > 0
+        """Whether more travels than a norm's statistics."""
+        return self.sent_bytes > 0 and not (self.product or self.rows[-1]).bound.operation.normalises
 
 
 def layers_of(found: NetworkPlan, machine: Machine, dtype: str) -> list[Layer]:
@@ -164,7 +163,7 @@ def kept_by_row(found: NetworkPlan) -> dict[int | None, list[tuple[str, int]]]:
     """(what, bytes) by number of the row, and of none; as the plan's memory was counted."""
     room, by_row = found.room, dict[int | None, list[tuple[str, int]]]()
     if room.keep == "every":
-        every: Iterator[Kept] = every_output(found.program, room.parameter_bytes, is_product)
+        every: Iterator[Kept] = every_output(found.program, room.parameter_bytes)
         for one in every:
             by_row.setdefault(one.row, []).append((one.what, one.bytes))
         return by_row

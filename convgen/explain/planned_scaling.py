@@ -12,7 +12,6 @@ from convgen.errors import InputError
 from convgen.network_compiler import CompiledNetwork, plan_graph, sample_parallelism
 from convgen.pictures.scaling import Point, Scaling, draw_scaling
 from convgen.plan.parts import Room
-from convgen.plan.program.candidates import is_product
 from convgen.plan.setting import Setting
 from convgen.program.network import Program
 from convgen.spec.graph import Graph
@@ -47,5 +46,5 @@ def plot_scaling(graph: Graph, setting: Setting, ranks: int, file: Path) -> None
 def memory_bytes(program: Program, room: Room) -> int:
     """That a program takes on the fullest rank, counted as the room says."""
     if room.keep == "every":
-        return sum(one.bytes for one in every_output(program, room.parameter_bytes, is_product))
+        return sum(one.bytes for one in every_output(program, room.parameter_bytes))
     return network_memory(program, room.states).peak

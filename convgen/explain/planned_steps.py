@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from convgen.algebra.notation import roles_text
 from convgen.cost.moving import PICOSECONDS
 from convgen.cost.rows import Price
-from convgen.plan.program.candidates import is_product
 from convgen.program.network import Moved, Program, asked
+from convgen.program.products import is_product
 from convgen.program.rows import PlacedRow, index_sets
 
 

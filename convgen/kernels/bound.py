@@ -73,7 +73,8 @@ class Bound:
 
 def around_s(p: Problem, work: Work, bytes_per_s: float, floor_s: float) -> float:
     """Seconds of the launches besides the one of products."""
-    seconds = max(work.more_bytes / bytes_per_s, work.launches * floor_s)
+    launches = work.launches + (1 if work.addend_bytes else 0)  # counters of programs that share a tile are cleared
+    seconds = max(work.more_bytes / bytes_per_s, launches * floor_s)
     return seconds + (max(sum_bytes(p, work) / bytes_per_s, floor_s) if work.split > 1 else 0.0)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from convgen.algebra.signature import WHOLE, Operand, Signature
 from convgen.late import torch
-from convgen.operations.moments import batch_normed, centred
+from convgen.operations.moments import batch_normed, centred, settled
 from convgen.operations.row import At, Operation, Passes, numbered, own
 
 
@@ -93,6 +93,10 @@ class Centred(Operation):
     def passes(self) -> Passes:
         return "once"
 
+    @property
+    def normalises(self) -> bool:
+        return True
+
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
         names = numbered(len(self.shape))
@@ -146,7 +150,7 @@ def normalised_sums(dy: Any, x: Any, statistics: tuple[Any, Any], a: Any, eps: f
     if not x.numel():
         return torch.cat([torch.zeros_like(mean)] * 3)
     backward = torch.ops.aten.native_batch_norm_backward
-    _, dw, db = backward(dy, x, a, mean, variance, None, None, False, eps, [False, True, True])
+    _, dw, db = backward(dy, settled(x), a, mean, variance, None, None, False, eps, [False, True, True])
     return torch.cat([-a * db, dw, db])
 
 

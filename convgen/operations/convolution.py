@@ -33,6 +33,25 @@ class Channels(NamedTuple):
     made: dict[str, tuple[Made, Made]]
 
 
+class LocalConvolution(NamedTuple):
+    """What a rank convolves, whatever the number of samples.
+
+    Attributes:
+        channels, filters: of a group.
+        dims: of each dimension rows of x and of y, kernel, stride, dilation, and zero rows below x's first row as seen
+            from y's first one.
+    """
+
+    channels: int
+    filters: int
+    groups: int
+    dims: tuple[tuple[int, ...], ...]
+
+
+# Kernels in the place of ATen's convolutions, by dtype and what they convolve: a GPU's package fills it.
+KERNELS: dict[tuple[str, LocalConvolution], Callable[..., Any]] = {}
+
+
 class HeldGroups(NamedTuple):
     """Groups that a rank's operands hold: channels that they make, and [lo, hi) of these that are its block."""
 
@@ -128,6 +147,10 @@ class Convolution(Operation):
 
     # ---------------------------------------------------------------- local code
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
+        if KERNELS and (here := self.convolved(way, at)) is not None:
+            kernel = KERNELS.get((str(operands[0].dtype), here))
+            if kernel is not None:
+                return (kernel(self.phase, *operands),)
         match self.phase:
             case "forward":
                 made = self._forward(at, *operands)
@@ -136,6 +159,27 @@ class Convolution(Operation):
             case "backward_filter":
                 made = self._backward_filter(way, at, *operands)
         return (made,)
+
+    def convolved(self, way: int, at: At) -> LocalConvolution | None:
+        """What a rank convolves of the rows that are there; None where its block cuts groups."""
+        held = dict(zip(READS[self.phase], at.inside, strict=True))
+        here = self._groups(at, "C", self._channels) if "x" not in held else self._groups(at, "F", self._filters)
+        if (here.lo, here.hi) != (0, here.channels) or not here.channels:
+            return None
+        # Rows of one activation are blocks; of the other they are what is read, as far as it is there.
+        blocks = MAKES[self.phase] if "w" in held else "yx"[way % 2]
+        read = held["x" if blocks == "y" else "y"]
+        xs, ys = (read[2:], self._rows(at)) if blocks == "y" else (self._rows(at), read[2:])
+        totals = {t: _count(rows[CHANNELS[t]]) for t, rows in held.items()}
+        filters = totals.get("y", totals.get("w", 0))
+        channels = totals["x"] // here.groups if "x" in totals else _count(held["w"][1])
+        dims = tuple(
+            [
+                (_count(x), _count(y), t.kernel, t.stride, t.dilation, x[0] - y[0] * t.stride + t.pad)
+                for t, x, y in zip(self.taps, xs, ys, strict=True)
+            ]
+        )
+        return LocalConvolution(channels, filters // here.groups, here.groups, dims)
 
     def _forward(self, at: At, x: Any, w: Any) -> Any:
         here = self._groups(at, "F", self._filters)
@@ -246,6 +290,10 @@ class Convolution(Operation):
         if self.conv.groups > 1 and "G" not in signature.extent:
             products *= self._channels if "F" in signature.extent else self._filters
         return Work(2 * products, touched(at, signature))
+
+
+def _count(rows: Interval) -> int:
+    return rows[1] - rows[0]
 
 
 def _hits(t: Taps, s: Spatial, dtype: Any) -> Any:

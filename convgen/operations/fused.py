@@ -78,7 +78,7 @@ class Fused(Operation):
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         made: Any = None
-        for part, here in self._parts(at.blocks):
+        for part, here in self.standing_parts(at.blocks):
             given = [made if source == MADE else operands[source] for source in part.sources]
             (made,) = part.operation.local(0, here, *given)
         return (made,)
@@ -97,10 +97,10 @@ class Fused(Operation):
     def launches(self, way: int, at: At) -> tuple[Launch, ...]:
         return tuple(
             Launch(link.operation, link.operation.work(0, here), tuple(s for s in link.sources if s != MADE))
-            for link, here in self._parts(at.blocks)
+            for link, here in self.standing_parts(at.blocks)
         )
 
-    def _parts(self, blocks: Mapping[str, Any]) -> Iterator[tuple[Link, At]]:
+    def standing_parts(self, blocks: Mapping[str, Any]) -> Iterator[tuple[Link, At]]:
         """Where each part stands, for these blocks of the last result's indices; numbers, or arrays over ranks."""
         for part, made in zip(self.parts, self.made, strict=True):
             own: dict[str, Any] = {i: (0, n) for i, n in part.signature.extents}

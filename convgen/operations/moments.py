@@ -20,7 +20,7 @@ Eqs. 2.1; [SP] III-B for the choice of what is averaged.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -169,6 +169,16 @@ def moments_by_channel(x: Any) -> Any:
     return torch.stack([torch.full_like(mean, count), mean, variance * count])
 
 
+def settled(x: Any) -> Any:
+    """x[N, C, ...] as ATen's batch norm takes it.
+
+    On a CPU (torch 2.13.0) its gradients are wrong without a word for one sample with channels last whose first
+    stride is that of a view, beside dy with channels first.
+    """
+    odd = x.dim() > 3 and x.shape[0] == 1 and x.stride(0) != x.numel()
+    return x.contiguous() if odd else x
+
+
 def centred(x: Any, mean: Any, scale: Any, shift: Any) -> Any:
     """(x - mean) * scale + shift by channel, ATen's, fused: of the mean that has no gradient, so it comes in by the
     shift, where it is nothing."""
@@ -180,6 +190,7 @@ def centred(x: Any, mean: Any, scale: Any, shift: Any) -> Any:
 def batch_normed(x: Any, w: Any, b: Any, mean: Any, variance: Any, training: bool, momentum: float, eps: float) -> Any:
     """ATen's, with the gradients that it should have: on a CPU its backward takes rows of statistics as contiguous, and
     of one sample or channel with several dimensions of rows mixes up a contiguous operand and one of channels last."""
+    x = settled(x)
     if x.dim() > 3 and 1 in x.shape[:2]:
         flat = torch.batch_norm(x.flatten(2), w, b, mean, variance, training, momentum, eps, False)
         return torch.ops.aten._unsafe_view(flat, x.shape)  # which what changes it in its place takes for its own
@@ -244,6 +255,10 @@ class Normalise(Operation):
     eps: float = 1e-5
     rms: bool = False
 
+    @property
+    def normalises(self) -> bool:
+        return True
+
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
         names = numbered(len(self.of.shape))
@@ -267,6 +282,21 @@ class Normalise(Operation):
         return ((x if self.rms else x - mean) / (variance + self.eps).sqrt(),)
 
 
+def updated_buffers(name: str, count: int, channels: int) -> Signature:
+    """Mean and variance a channel, and `count` numbers that a step has found, to new ones; without gradients."""
+    (c,) = own("C")
+    buffers = [Operand(old, (channels,), (c,), gradient=False) for old in ("mean", "variance")]
+    found = Operand(name, (count, channels), (WHOLE, c), gradient=False)
+    new = [Operand(f"new_{b.name}", b.shape, b.dims, gradient=False) for b in buffers]
+    return Signature((("C", channels),), (*buffers, found), tuple(new))
+
+
+def averaged_buffers(buffers: Sequence[Any], found: Sequence[Any], momentum: float) -> tuple[Any, ...]:
+    """(1 - momentum) of the old and momentum of what is found, which may be wider than buffers."""
+    pairs = zip(buffers, found, strict=True)
+    return tuple(old.to(now.dtype).lerp(now, momentum).to(old.dtype) for old, now in pairs)
+
+
 @dataclass(frozen=True)
 class RunningStatistics(Operation):
     """Batch norm's buffers after a step: (1 - momentum) of the old and momentum of the new mean and unbiased variance.
@@ -283,16 +313,11 @@ class RunningStatistics(Operation):
 
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
-        (c,) = own("C")
-        buffers = [Operand(name, (self.channels,), (c,), gradient=False) for name in ("mean", "variance")]
-        m = Operand("m", (3, self.channels), (WHOLE, c), gradient=False)
-        new = [Operand(f"new_{b.name}", b.shape, b.dims, gradient=False) for b in buffers]
-        return (Signature((("C", self.channels),), (*buffers, m), tuple(new)),)
+        return (updated_buffers("m", 3, self.channels),)
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         mean, variance, m = (t.detach() for t in operands)
-        new = ((mean, m[1]), (variance, m[2] / (m[0] - 1)))  # moments may be wider than buffers
-        return tuple(old.to(now.dtype).lerp(now, self.momentum).to(old.dtype) for old, now in new)
+        return averaged_buffers((mean, variance), (m[1], m[2] / (m[0] - 1)), self.momentum)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         mean, variance, m = (t.detach() for t in operands)

@@ -23,7 +23,7 @@ from typing import Any
 from convgen.algebra.relations import Blocks
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
 from convgen.late import torch
-from convgen.operations.moments import centred, moments_by_channel, moments_of
+from convgen.operations.moments import averaged_buffers, centred, moments_by_channel, moments_of, updated_buffers
 from convgen.operations.row import At, Derived, Operation, Passes, numbered, own
 
 
@@ -271,6 +271,10 @@ class PartCentred(Operation):
     def passes(self) -> Passes:
         return "once"
 
+    @property
+    def normalises(self) -> bool:
+        return True
+
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
         names = numbered(len(self.of.shape))
@@ -335,16 +339,11 @@ class PartUpdate(Operation):
 
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
-        (c,) = own("C")
-        buffers = [Operand(name, (self.channels,), (c,), gradient=False) for name in ("mean", "variance")]
-        s = Operand("s", (2, self.channels), (WHOLE, c), gradient=False)
-        new = [Operand(f"new_{b.name}", b.shape, b.dims, gradient=False) for b in buffers]
-        return (Signature((("C", self.channels),), (*buffers, s), tuple(new)),)
+        return (updated_buffers("s", 2, self.channels),)
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         mean, variance, s = (t.detach() for t in operands)
-        pairs = ((mean, s[0]), (variance, s[1]))
-        return tuple(old.to(new.dtype).lerp(new, self.momentum).to(old.dtype) for old, new in pairs)
+        return averaged_buffers((mean, variance), s, self.momentum)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         mean, variance, s = (t.detach() for t in operands)

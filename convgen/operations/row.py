@@ -135,6 +135,11 @@ class Operation(ABC):
         return False
 
     @property
+    def normalises(self) -> bool:
+        """Whether it is a norm's row over elements, whose other operand is a few numbers a channel or a sample."""
+        return False
+
+    @property
     def name(self) -> str:
         """One word, in the text of a program."""
         return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(self).__name__).lower()

@@ -61,7 +61,7 @@ class TransposedConvolution(Operation):
         return way ^ (self.phase == "backward_filter")
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
-        return self.sum.local(self._way(way), self._there(at), *self._in_order(operands))
+        return self.sum.local(*self.of_sum(way, at), *self._in_order(operands))
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         return self.sum.reference(*self._in_order(operands))
@@ -71,12 +71,12 @@ class TransposedConvolution(Operation):
         return other_phases(self.phase, lambda phase: replace(self, phase=phase))
 
     def work(self, way: int, at: At) -> Work:
-        return self.sum.work(self._way(way), self._there(at))
+        return self.sum.work(*self.of_sum(way, at))
 
-    def _there(self, at: At) -> At:
-        """The same place, as the sum has it."""
+    def of_sum(self, way: int, at: At) -> tuple[int, At]:
+        """The same way and place, as the sum has them."""
         blocks = {_other(i): block for i, block in at.blocks.items()}
-        return At(blocks, self._in_order(at.windows), self._in_order(at.inside))
+        return self._way(way), At(blocks, self._in_order(at.windows), self._in_order(at.inside))
 
 
 def _other(name: str) -> str:

@@ -21,7 +21,7 @@ from typing import Literal, get_args
 from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes
 from convgen.errors import InputError
-from convgen.spec.graph import Arg, Graph, Ref
+from convgen.spec.graph import Arg, Call, Graph, Ref
 from convgen.spec.graph_edit import BATCH_NORM
 from convgen.spec.names import did_you_mean
 
@@ -53,8 +53,16 @@ def parts_of(statistics: str, stored: Sequence[Axes], grid: Grid) -> Parts:
 
 def normalised(graph: Graph) -> tuple[str, ...]:
     """What batch norms in training read."""
-    operands = [call.args[0] for call in graph.calls if call.op == BATCH_NORM and call.args[5]]
-    return tuple(dict.fromkeys(operand.name for operand in operands if isinstance(operand, Ref)))
+    return tuple(dict.fromkeys(name for call in graph.calls if (name := _normalised(call)) is not None))
+
+
+def _normalised(call: Call) -> str | None:
+    """What a batch norm in training reads; None: the call is none."""
+    if call.op != BATCH_NORM or not call.args[5]:
+        return None
+    operand = call.args[0]
+    assert isinstance(operand, Ref)
+    return operand.name
 
 
 def with_statistics(graph: Graph, statistics: str, stored: Mapping[str, Sequence[Axes]], grid: Grid) -> Graph:
@@ -70,13 +78,11 @@ def with_statistics(graph: Graph, statistics: str, stored: Mapping[str, Sequence
     given = (*graph.inputs, *graph.parameters, *graph.buffers, *graph.constants)
     dims = {v.name: len(v.shape) for v in (*given, *made)}
     for i, call in enumerate(calls):
-        if call.op != BATCH_NORM or not call.args[5]:
+        if (name := _normalised(call)) is None:
             continue
-        operand = call.args[0]
-        assert isinstance(operand, Ref)
-        if operand.name in stored and len(stored[operand.name]) != dims[operand.name]:
-            fact = f"{operand.name} has {dims[operand.name]} dimensions, its layout {len(stored[operand.name])}"
-            raise InputError(fact, ("values", operand.name), hint="an entry a dimension")
-        parts: Arg = parts_of(statistics, stored.get(operand.name, ()), grid)
+        if name in stored and len(stored[name]) != dims[name]:
+            fact = f"{name} has {dims[name]} dimensions, its layout {len(stored[name])}"
+            raise InputError(fact, ("values", name), hint="an entry a dimension")
+        parts: Arg = parts_of(statistics, stored.get(name, ()), grid)
         calls[i] = replace(call, args=(*call.args[:8], parts) if parts else call.args[:8])
     return replace(graph, calls=tuple(calls))

@@ -84,6 +84,7 @@ def check_network(
     *,
     transport: Transport = "virtual",
     timeout_s: float = 120.0,
+    interpret: bool = False,
 ) -> NetworkReport:
     """Compile to a temporary package, run all its ranks, compare.
 
@@ -91,6 +92,7 @@ def check_network(
         tensors: constants, and parameters and buffers that are `given`.
         transport: threads of this process with a rendezvous of their own, or one gloo process a rank.
         timeout_s: after which processes are given up; virtual ranks detect a deadlock at once.
+        interpret: run a GPU target's kernels, and all else, on the CPU: in Triton's interpreter.
     """
     program, graph = compiled.program, compiled.graph
     given = given_of(graph, tensors)
@@ -101,7 +103,7 @@ def check_network(
             (path / name).write_bytes(data)
         # Processes first: a fork must come before this process has run parallel kernels.
         run = _run_virtual if transport == "virtual" else _run_processes
-        runs = run(path, program.grid.ranks, given, timeout_s)
+        runs = run(path, program.grid.ranks, given, timeout_s, interpret)
     dtype = compiled.dtype
     truth = truth_of(graph, given, torch.float64)
     slack: Mapping[str, float] = {}
@@ -140,8 +142,19 @@ ROUNDED = (
 )
 
 
-def _run_virtual(path: Path, ranks: int, given: Given, timeout_s: float) -> list[RankRun]:
+def _loaded(path: Path, interpret: bool) -> Any:
     package = load_package(path)
+    if interpret:
+        from convgen.verify.interpreter import launch
+
+        package.NET.device = "cpu"
+        for kernels in {id(k.module): k.module for k in runtime_of(package).KERNELS.values()}.values():
+            kernels.launch = launch
+    return package
+
+
+def _run_virtual(path: Path, ranks: int, given: Given, timeout_s: float, interpret: bool) -> list[RankRun]:
+    package = _loaded(path, interpret)
 
     def program(end: VirtualTransport) -> RankRun:
         return run_rank(package, given, package.init_mesh(package.NET.device, transport=end), end.sent)
@@ -152,9 +165,9 @@ def _run_virtual(path: Path, ranks: int, given: Given, timeout_s: float) -> list
         forget_package(package)
 
 
-def _run_processes(path: Path, ranks: int, given: Given, timeout_s: float) -> list[RankRun]:
+def _run_processes(path: Path, ranks: int, given: Given, timeout_s: float, interpret: bool) -> list[RankRun]:
     def program(_: int) -> RankRun:
-        package = load_package(path)
+        package = _loaded(path, interpret)
         sent: list[Any] = []
         count_calls(runtime_of(package), sent)
         return run_rank(package, given, package.init_mesh(package.NET.device, timeout=timeout_s), sent)

@@ -195,7 +195,7 @@ def run_rank(package: Any, given: Given, mesh: Any, sent: list[Any]) -> RankRun:
 
     def put(kind: str, name: str, block: Tensor | None, of: str | None = None) -> None:
         if block is not None:
-            found[kind][name] = (here.held(net.stored[of or name]), block.detach().clone())
+            found[kind][name] = (here.held(net.stored[of or name]), block.detach().clone().cpu())
 
     learnt = [p for p in parameters.values() if p.is_floating_point()]
     optimizer: Any = torch.optim.SGD(learnt, RATE, MOMENTUM) if learnt else None

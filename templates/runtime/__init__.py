@@ -23,6 +23,7 @@ A file an idea; those that `import` one another run down this list, and types ma
 
 Networks have, beside these:
 
+    convolved    a GPU's kernels in the place of ATen's convolutions
     splits       blocks of tensors, and their text
     lanes        collectives in flight: started on a lane, and waited for later
     buckets      gradients of parameters that are summed together while backward goes on

@@ -103,7 +103,8 @@ class Net(Plain):
 
     @torch._disable_dynamo
     def scatter(self, name: str, value: Tensor, mesh: DeviceMesh) -> Tensor:
-        """This rank's block of an input that every rank has whole; no communication but for a gradient of it."""
+        """This rank's block of an input that every rank has whole, on the network's device; no communication but for a
+        gradient of it."""
         layout = self._activation(name, value.shape)
         return ScatterValue.apply(value, layout, self.here(mesh))
 
@@ -139,15 +140,17 @@ class ScatterValue(Function):
 
     @staticmethod
     def forward(value: Tensor, layout: Split, here: RowHere) -> Tensor:
-        return block_of(value, layout, here.layer, here.place).clone(memory_format=torch.contiguous_format)
+        block = block_of(value, layout, here.layer, here.place)
+        return block.to(here.layer.device, copy=True, memory_format=torch.contiguous_format)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        _, *ctx.where = inputs
+        value, *ctx.where = inputs
+        ctx.device = value.device
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return GatherValue.apply(gradient.contiguous(), *ctx.where), None, None
+        return GatherValue.apply(gradient.contiguous(), *ctx.where).to(ctx.device), None, None
 
 
 class GatherValue(Function):

@@ -15,6 +15,7 @@ from convgen.cost.rows import program_cost
 from convgen.cost.timeline import simulate
 from convgen.plan.program.overlapped import overlapped
 from convgen.plan.program.ranks import NetworkPlan, StepSeconds
+from convgen.program.network import Program
 
 HIDDEN = (2.0, 4.0)  # links so many times as fast: half, and three quarters, of what moves costs nothing
 
@@ -27,22 +28,22 @@ def by_timeline(
     Args:
         search: plans for a machine, on the plan's grid.
     """
-    least = by_sums = seconds_of(plan, machine, dtype)
+    least = by_sums = overlapped_s(plan.program, machine, dtype)
     best = plan
     for times in HIDDEN:
         other = search(with_links(machine, times))
         if other.program in (plan.program, best.program):
             continue
-        if (seconds := seconds_of(other, machine, dtype)) < least:
+        if (seconds := overlapped_s(other.program, machine, dtype)) < least:
             own = program_cost(other.program, machine, dtype).seconds
             best = replace(other, seconds=own, tried=plan.tried, runner_up={})  # theirs are of other machines
             least = seconds
     return replace(best, step=StepSeconds(least, by_sums))
 
 
-def seconds_of(plan: NetworkPlan, machine: Machine, dtype: str) -> float:
+def overlapped_s(program: Program, machine: Machine, dtype: str) -> float:
     """Of a step, with what travels meanwhile."""
-    return simulate(overlapped(plan.program, machine, dtype), machine, dtype, alike=True).end_s
+    return simulate(overlapped(program, machine, dtype), machine, dtype, alike=True).end_s
 
 
 def with_links(machine: Machine, times: float) -> Machine:

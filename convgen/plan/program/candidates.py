@@ -15,20 +15,12 @@ from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes
 from convgen.algebra.signature import Operand, Signature
 from convgen.operations.bound import Bound
-from convgen.operations.contraction import Contraction
-from convgen.operations.convolution import Convolution
 from convgen.operations.row import Derived, Operation
-from convgen.operations.transposed import TransposedConvolution
 from convgen.program.rows import Stored, index_of, kept, serves
 
-PRODUCTS = (Convolution, TransposedConvolution, Contraction)
 Roles = tuple[tuple[str, Axes], ...]
 Way = tuple[int, Roles]  # number of a signature, and roles
 Shapes = tuple[tuple[int, ...] | None, ...]
-
-
-def is_product(operation: Operation) -> bool:
-    return isinstance(operation, PRODUCTS)
 
 
 def wanted(operand: Operand, signature: Signature, roles: Mapping[str, Axes]) -> Stored:

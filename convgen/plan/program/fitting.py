@@ -14,13 +14,11 @@ from dataclasses import dataclass, replace
 from convgen.cost.machine import Machine
 from convgen.cost.network_memory import MemoryWalk, fullest
 from convgen.cost.rows import price_on, row_cost
-from convgen.errors import InputError
 from convgen.plan.parts import Room
 from convgen.plan.program.search import Found, TooLittleMemory
 from convgen.program.again import stretches
-from convgen.program.network import Program, Stretch, asked
+from convgen.program.network import Stretch, asked
 
-GIB = 1 << 30
 TRIES = 5  # searches under lower and lower bounds
 MARGIN = 0.98
 
@@ -43,20 +41,20 @@ def fitted(
         search: the best plan under a bound of the search's own count.
         recompute: whether blocks may be computed again in backward.
     Raises:
-        InputError: no plan found fits: the least memory found, and what would do.
+        TooLittleMemory: no plan found fits.
     """
     if room.keep == "every":
         return _exactly(search, room)
     budget, tried = room.memory_bytes, list[Fitted]()
-    bound = least = None
+    bound = lowest = None
     for _ in range(TRIES):
         try:
             found = search(bound)
         except TooLittleMemory as error:
-            least = error.least  # of the search's own count: below it there is nothing
-            found = search(least)
+            lowest = error.least  # of the search's own count: below it there is nothing
+            found = search(lowest)
         tried.append(_walked(found, room.states))
-        if budget is None or tried[-1].peak <= budget or least is not None:
+        if budget is None or tried[-1].peak <= budget or lowest is not None:
             break
         bound = int(found.memory_bytes * budget / tried[-1].peak * MARGIN)
     if budget is None or tried[0].peak <= budget:
@@ -65,7 +63,9 @@ def fitted(
         tried += [again for one in tried for again in _recomputed(one, budget, room.states, machine, dtype)]
     fits = [one for one in tried if one.peak <= budget]
     if not fits:
-        raise _refusal(min(tried, key=lambda one: one.peak), budget, recompute)
+        least = min(tried, key=lambda one: one.peak)
+        program = least.found.program
+        raise TooLittleMemory(program.name, program.grid, least.peak, budget, program)
     return min(fits, key=lambda one: one.found.time_ps)
 
 
@@ -108,13 +108,3 @@ def _recomputed(one: Fitted, budget: int, states: int, machine: Machine, dtype: 
 def _walked(found: Found, states: int) -> Fitted:
     walk = fullest(found.program, states)
     return Fitted(found, walk.memory().peak, walk)
-
-
-def _refusal(least: Fitted, budget: int, recompute: bool) -> InputError:
-    program: Program = least.found.program
-    fact = (
-        f"{program.name} on {program.grid} takes {least.peak / GIB:.4g} GiB a rank at least, of the plans found; "
-        f"there are {budget / GIB:.4g}"
-    )
-    ways = ["more ranks", "a smaller batch", f"--memory {least.peak / GIB * 1.001:.4g}"]
-    return InputError(fact, hint=", ".join(ways if recompute else ["--recompute", *ways]))

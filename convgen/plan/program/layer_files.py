@@ -20,8 +20,8 @@ from convgen.errors import InputError
 from convgen.operations.contraction import Contraction
 from convgen.operations.convolution import Convolution
 from convgen.operations.transposed import TransposedConvolution
-from convgen.plan.program.candidates import is_product
 from convgen.program.network import Program
+from convgen.program.products import is_product
 from convgen.program.rows import PlacedRow, Stored
 from convgen.spec.build import layer_from_dict
 from convgen.spec.layer import Layer

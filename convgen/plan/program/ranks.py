@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import permutations
 from typing import NamedTuple
 
 from convgen.algebra.grid import Grid
@@ -23,16 +22,18 @@ from convgen.plan.factors import MOST_AXES, NAMES, factorisations, primes
 from convgen.plan.fewer import on_fewer, with_idle
 from convgen.plan.letters import lay_out
 from convgen.plan.parts import ANY, Parts, Room
-from convgen.plan.program.candidates import Way, is_product
+from convgen.plan.program.candidates import Way
 from convgen.plan.program.fitting import Fitted, fitted
 from convgen.plan.program.products import least_ps
 from convgen.plan.program.search import Effort, Found, Search, TooLittleMemory
 from convgen.plan.program.written import plan_of, program_of
 from convgen.program.network import Program
+from convgen.program.products import is_product
 from convgen.spec.placement import MAX_RANKS
 
 SCOUT = Effort(ways=2, others=6, stored=5, parameters=3, apart=False)
 LAYOUTS = 2  # that are looked for until statistics by parts and the best layout agree
+EVEN = 4  # times as many grids are compared as are scouted of each kind
 SCOUTED = 2  # grids by what their products take, and as many of the most even ones; of each one for a rough plan
 
 
@@ -105,15 +106,20 @@ def _ordered(factors: Sequence[int], node: int) -> tuple[int, ...]:
 
 
 def _in_other_orders(grid: Grid, machine: Machine) -> list[Grid]:
-    """Other axes lie in nodes then; on machines of one level all orders are alike."""
-    sizes = tuple(n for _, n in grid.axes)
-    orders = sorted({*permutations(sizes)} - {sizes}) if len(machine.levels) > 1 else ()
-    return [Grid(tuple(zip(grid.names, order, strict=True))) for order in orders]
+    """Another axis innermost, whose groups are nearest; on machines of one level all orders are alike."""
+    sizes = sorted((n for _, n in grid.axes), reverse=True)
+    found: list[tuple[int, ...]] = []
+    for last in sorted({*sizes} - {grid.axes[-1][1]}) if len(machine.levels) > 1 else ():
+        rest = sizes.copy()
+        rest.remove(last)
+        found.append((*rest, last))
+    return [Grid(tuple(zip(grid.names, order, strict=True))) for order in found]
 
 
 def likely(parts: Parts, grids: Sequence[Grid], machine: Machine, dtype: str, each: int = SCOUTED) -> list[Grid]:
-    """The few grids on which products take least, what moves their activations left out, and the most even ones; in
-    the order given."""
+    """Of the more even grids the few on which products take least, what moves their activations left out, and the most
+    even ones; in the order given."""
+    grids = grids[-EVEN * each :]
     if len(grids) <= 2 * each:
         return list(grids)
 

@@ -28,7 +28,6 @@ from convgen.plan.exact.longest_path import Vertex, longest_paths
 from convgen.plan.parts import ANY, Parts, Room
 from convgen.plan.program.candidates import (
     Way,
-    is_product,
     made,
     named_alike,
     parameter_stored,
@@ -40,7 +39,9 @@ from convgen.plan.program.candidates import (
 from convgen.plan.program.products import MOST, best_ways
 from convgen.plan.program.tables import Answer, Asking, Choice, Option, Question, Table, choices, fastest, placed
 from convgen.program.network import FLOATS, Program, Value, asked, differentiable, smooth
+from convgen.program.products import is_product
 from convgen.program.rows import PlacedRow, Stored, kept, serves
+from convgen.spec.text import gib
 
 GIVEN = ("parameter", "buffer", "constant")
 
@@ -111,12 +112,18 @@ def _asked_on(_: Price) -> Asked:
 
 
 class TooLittleMemory(InputError):
-    """No layout that is searched takes so little by the search's own count, whose least it has."""
+    """No layout that is searched takes so little. `convgen plan` says what would do: refusal.py.
 
-    def __init__(self, name: str, grid: Grid, least: int, given: int) -> None:
-        self.least, self.given, self.grid = least, given, grid
-        fact = f"{name} on {grid} takes {least} bytes a rank at least"
-        super().__init__(fact, hint=f"more ranks, a smaller batch, or more than {given} bytes")
+    Attributes:
+        least: bytes, of all layouts by the search's own count; or of those found, counted row by row, of which
+            `nearest` is that with least.
+    """
+
+    def __init__(self, name: str, grid: Grid, least: int, given: int, nearest: Program | None = None) -> None:
+        self.least, self.given, self.grid, self.nearest = least, given, grid, nearest
+        found = ", of the layouts found" if nearest is not None else ""
+        fact = f"{name} on {grid} needs at least {gib(least)} GiB a rank{found}, {gib(given)} are given"
+        super().__init__(fact, hint="more ranks, a smaller batch, or more memory")
 
 
 class Search:

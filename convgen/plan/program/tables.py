@@ -21,7 +21,8 @@ from convgen.cost.rows import Price
 from convgen.operations.bound import Bound
 from convgen.operations.row import Operation
 from convgen.plan.parts import Room
-from convgen.plan.program.candidates import Way, is_product
+from convgen.plan.program.candidates import Way
+from convgen.program.products import is_product
 from convgen.program.rows import PlacedRow, Stored, place, place_gradient, stored_by_name
 
 Table = NDArray[np.int64]
