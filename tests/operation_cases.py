@@ -462,6 +462,41 @@ def apart(draw: Random) -> Case:
     return filled(draw, Apart("gru.input", args, shapes, dims + whole_ones, results, dims, (("N", samples),)), normal)
 
 
+def by_number(draw: Random) -> Case:
+    """Gathered, scattered and added along a dimension; a product of two rows and a matrix for each result."""
+    if draw.random() < 0.3:
+        rows, a, b, made = (draw.randint(1, 5) for _ in range(4))
+        shapes = ((rows, a), (rows, b), (made, a, b), (made,))
+        dims = (("d0", ""), ("d0", ""), ("d1", "", ""), ("d1",))
+        extents = (("d0", rows), ("d1", made))
+        args = tuple(map(Slot, range(4)))
+        return filled(draw, Apart("bilinear", args, shapes, dims, ((rows, made),), (("d0", "d1"),), extents), normal)
+    shape = shape_of(draw, draw.randint(2, 4), 5)
+    d, many = draw.randrange(len(shape)), draw.randint(1, 5)
+    names = tuple("" if k == d else f"d{k}" for k in range(len(shape)))
+    extents = tuple((i, n) for i, n in zip(names, shape, strict=True) if i)
+    other = (*shape[:d], many, *shape[d + 1 :])
+    numbers = few(draw, (many,), shape[d])
+    if draw.random() < 0.4:
+        apart = Apart(
+            "index_add", (Slot(0), d, Slot(1), Slot(2), 1), (shape, (many,), other), (names, ("",), names), (shape,),
+            (names,), extents, (), (True, False, True),
+        )  # fmt: skip
+        return apart, [whole(draw, shape), numbers, whole(draw, other)]
+    there = few(draw, other, shape[d])
+    if draw.random() < 0.5:
+        apart = Apart(
+            "gather", (Slot(0), d, Slot(1), False), (shape, other), (names, names), (other,), (names,), extents, (),
+            (True, False),
+        )  # fmt: skip
+        return apart, [whole(draw, shape), there]
+    apart = Apart(
+        "scatter_add", (Slot(0), d, Slot(1), Slot(2)), (shape, other, other), (names,) * 3, (shape,), (names,), extents,
+        (), (True, False, True),
+    )  # fmt: skip
+    return apart, [whole(draw, shape), there, whole(draw, other)]
+
+
 def deviation(draw: Random) -> Case:
     of = replace(averaged(draw), size=1)
     operation = Deviation(of, draw.choice((0.0, 0.5)), draw.random() < 0.5, draw.random() < 0.5)
@@ -573,6 +608,7 @@ CASES: Mapping[str, Callable[[Random], Case]] = {
     "squared error": squared_error,
     "along a dimension": along,
     "apart": apart,
+    "by number": by_number,
     "deviation": deviation,
     "bernoulli": bernoulli,
     "noise": noise,

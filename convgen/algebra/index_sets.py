@@ -261,7 +261,8 @@ class IndexSets:
             both = one.keys() & other.keys()
             equal = both - moving
             if d == 0 and any_batch:
-                equal |= _shared_axes(grid, src, dst)
+                if src.windows[0] is None and dst.windows[0] is None:  # else rows of blocks are other blocks' rows
+                    equal |= _shared_axes(grid, src, dst)
                 meets = np.ones((len(own[0]), len(need[0])), dtype=np.bool_)
             else:
                 meets = np.minimum.outer(own[1], need[1]) > np.maximum.outer(own[0], need[0])

@@ -136,7 +136,8 @@ class MemoryWalk:
         derived = {k for k, _ in row.derived}
         grads = [v in self.wanted and o.gradient for v, o in zip(bound.reads, row.signature.inputs, strict=True)]
         here: list[str] = []
-        strips = {f"{i} twice": overlap_elements(row, self.program.grid, self.rank) * self._size_of(bound.reads[0])}
+        first = self._size_of(bound.reads[0]) if bound.reads else 0  # some rows make what they make of nothing
+        strips = {f"{i} twice": overlap_elements(row, self.program.grid, self.rank) * first}
         for k, (name, chain) in enumerate(zip(bound.reads, row.fetch, strict=True)):
             root = self.root.get(name, name)
             if moves(chain) and not (k == row.early and row.split):  # the interior reads the value itself

@@ -11,7 +11,7 @@ from typing import Any
 
 from convgen.algebra.signature import WHOLE, Operand, Signature
 from convgen.late import torch
-from convgen.operations.moments import centred, settled
+from convgen.operations.moments import batch_normed, centred, settled
 from convgen.operations.row import At, Operation, Passes, numbered, own
 
 
@@ -137,7 +137,7 @@ def normalised(x: Any, statistics: tuple[Any, Any], w: Any, b: Any, eps: float) 
     """y of x[N, C, ...], its statistics, and weight and bias or None."""
     mean, variance = statistics
     w, b = (None if t is None else t.to(mean.dtype) for t in (w, b))
-    return torch.batch_norm(x, w, b, mean, variance, False, 0.0, eps, False)
+    return batch_normed(x, w, b, mean, variance, False, 0.0, eps)
 
 
 def normalised_sums(dy: Any, x: Any, statistics: tuple[Any, Any], a: Any, eps: float) -> Any:

@@ -107,7 +107,7 @@ class Drawn(Operation):
         names = numbered(len(self.shape))
         drawn = Operand("seed", (2,), (WHOLE,), gradient=False, integer=True)
         y = Operand("y", self.shape, own(*names), gradient=False)
-        return (Signature(tuple(zip(names, self.shape, strict=True)), (drawn,), (y,)),)
+        return (Signature(tuple(zip(names, self.shape, strict=True)), (drawn,), (y,), runs_empty=True),)
 
 
 @dataclass(frozen=True)

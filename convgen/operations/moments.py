@@ -182,9 +182,19 @@ def settled(x: Any) -> Any:
 def centred(x: Any, mean: Any, scale: Any, shift: Any) -> Any:
     """(x - mean) * scale + shift by channel, ATen's, fused: of the mean that has no gradient, so it comes in by the
     shift, where it is nothing."""
-    fixed = mean.detach()
+    fixed, scale = mean.detach().contiguous(), scale.contiguous()
     shift = shift - scale * (mean - fixed)
-    return torch.nn.functional.batch_norm(settled(x), fixed, torch.ones_like(fixed), scale, shift, False, 0.0, 0.0)
+    return batch_normed(x, scale, shift, fixed, torch.ones_like(fixed), False, 0.0, 0.0)
+
+
+def batch_normed(x: Any, w: Any, b: Any, mean: Any, variance: Any, training: bool, momentum: float, eps: float) -> Any:
+    """ATen's, with the gradients that it should have: on a CPU its backward takes rows of statistics as contiguous, and
+    of one sample or channel with several dimensions of rows mixes up a contiguous operand and one of channels last."""
+    x = settled(x)
+    if x.dim() > 3 and 1 in x.shape[:2]:
+        flat = torch.batch_norm(x.flatten(2), w, b, mean, variance, training, momentum, eps, False)
+        return torch.ops.aten._unsafe_view(flat, x.shape)  # which what changes it in its place takes for its own
+    return torch.batch_norm(x, w, b, mean, variance, training, momentum, eps, False)
 
 
 def _merged(m: Any, k: int, group: Any, groups: int) -> Any:

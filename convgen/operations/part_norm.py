@@ -96,7 +96,7 @@ class Parted:
             if d in self.of and moments.shape[k] > 1:
                 first = at.inside[operand][k][0]
                 rows = [self.of[d].number(r) - first for r in range(*at.blocks[f"d{d}"])]
-                moments = moments.index_select(k, torch.tensor(rows, device=moments.device))
+                moments = moments.index_select(k, torch.tensor(rows, dtype=torch.int64, device=moments.device))
         shape = [3] + [1] * len(self.shape)
         for k, d in enumerate(self.kept, 1):
             shape[1 + d] = moments.shape[k]

@@ -51,7 +51,7 @@ class Take(Operation):
                     y = fit(y, [(begin, end), *inner], [(lo, hi), *inner], self.fill)
                 case _:
                     rows = [relation.row(o)[0] - first for o in range(lo, hi)]
-                    y = y.index_select(d, torch.tensor(rows, device=y.device))
+                    y = y.index_select(d, torch.tensor(rows, dtype=torch.int64, device=y.device))
         return (y,)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
@@ -64,7 +64,7 @@ class Take(Operation):
                 rows = [relation.row(o)[0] for o in range(self.out[d])]
                 rows = [r % n if isinstance(relation, Cyclic) else r if 0 <= r < n else n for r in rows]
                 y = torch.cat([y, torch.full(rest, self.fill, dtype=y.dtype)], d)
-                y = y.index_select(d, torch.tensor(rows))
+                y = y.index_select(d, torch.tensor(rows, dtype=torch.int64))
         return (y,)
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from convgen.errors import InputError, Note
 from convgen.spec.exported_dropout import in_place_dropouts, written_noise
 from convgen.spec.exported_examples import Examples, examples_of
+from convgen.spec.exported_finer import finer, run_whole
 from convgen.spec.exported_instance_norm import write_running_statistics
 from convgen.spec.exported_modes import same_but_for_flags
 from convgen.spec.exported_names import result_names
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     import torch
     from torch.export import ExportedProgram
 
+FINER = 3  # decompositions of decompositions
 PROBES = (*range(2, 17), 31, 64, 97, 1021, 65536)  # numbers of samples for which conditions must hold
 
 
@@ -119,11 +121,11 @@ class _Made:
             try:
                 several = self.examples.doubled() if self.examples.batch == 1 else self.examples
                 program = self.export(several, training, several.dynamic_shapes())
-                return self.read(program, training, self.examples.open)
+                return self.read_finer(program, training, self.examples.open)
             except (FixedError, _ExportError) as error:
                 why = str(error)
             try:
-                read = self.read(self.export(self.examples, training, None), training, ())
+                read = self.read_finer(self.export(self.examples, training, None), training, ())
             except FixedError as error:
                 raise InputError(f"{self.name} can't be imported: {error}", hint="sizes known in advance") from None
             except _ExportError as error:
@@ -163,6 +165,25 @@ class _Made:
             )
             raise InputError(fact, hint="--eval; or .detach() in the place of torch.no_grad()")
         return program
+
+    def read_finer(
+        self, program: ExportedProgram, training: bool, opened: Sequence[str]
+    ) -> tuple[Graph, dict[str, torch.Tensor]]:
+        """The graph; what runs whole of it is decomposed as long as less does then."""
+        best = self.read(program, training, opened)
+        try:
+            left = run_whole(best[0])
+            for _ in range(FINER):
+                smaller = finer(program, left) if left else None
+                if smaller is None:
+                    break
+                read, program = self.read(smaller, training, opened), smaller
+                before, left = len(left), run_whole(read[0])
+                if len(left) < before or not left:
+                    best = read
+        except Exception:  # whatever a decomposition wants that the graph doesn't have
+            return best
+        return best
 
     def read(
         self, program: ExportedProgram, training: bool, opened: Sequence[str]

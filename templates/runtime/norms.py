@@ -25,7 +25,7 @@ from convgen.operations.batch_norm import (
     normalised_sums,
     statistics_of,
 )
-from convgen.operations.moments import settled
+from convgen.operations.moments import batch_normed
 
 from .blocks import Unmapped
 from .buckets import Buckets
@@ -125,7 +125,7 @@ class AtOnce(Unmapped):
         of, place, (x, w, mean, variance) = ctx.of, ctx.place, ctx.saved_tensors
         statistics = mean, variance
         refuse_vmap(of.moments.name)  # of jacrev, and of is_grads_batched
-        here, dy = RowHere(of.centred, place, 0), dy.contiguous()  # type: ignore[arg-type]
+        here, x, dy = RowHere(of.centred, place, 0), x.contiguous(), dy.contiguous()  # type: ignore[arg-type]
         with torch.autocast(of.moments.device, enabled=False):
             a = torch.rsqrt(variance + of.eps)
             a = a if w is None else a.mul_(w)
@@ -160,7 +160,7 @@ class Alone:
         if not x.numel():
             return of_nothing(x, w, b), own
         with noted("local", self.moments.label):
-            y = torch.batch_norm(settled(x), w, b, own[0], own[1], True, 1.0, self.eps, False)
+            y = batch_normed(x, w, b, own[0], own[1], True, 1.0, self.eps)
         return y, own * (x.numel() / x.shape[1] / cast(Any, self.moments.operation).of.count)  # autograd keeps own
 
     def evaluated(
@@ -172,7 +172,7 @@ class Alone:
         mean, variance = (t.to(wide) for t in running)
         if not x.numel():
             return of_nothing(x, w, b)
-        return torch.batch_norm(settled(x), w, b, mean, variance, False, 0.0, self.eps, False)
+        return batch_normed(x, w, b, mean, variance, False, 0.0, self.eps)
 
     def _moved(self, place: Place, vectors: Pair, wide: torch.dtype, buckets: Buckets | None) -> list[Tensor | None]:
         """Weight and bias, of which each rank has the gradient of its own block."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from convgen.operations.moments import settled
+from convgen.operations.moments import batch_normed
 from convgen.operations.part_norm import PartMoments
 
 from .buckets import Buckets
@@ -143,7 +143,7 @@ class Run:
         if joined.is_silent and x.numel():
             if self.training and not renews and mean is not None and variance is not None:
                 mean, variance = mean.clone(), variance.clone()
-            return torch.batch_norm(settled(x), w, b, mean, variance, own, rows.momentum, rows.eps, False)
+            return batch_normed(x, w, b, mean, variance, own, rows.momentum, rows.eps)
         if own and joined.is_joint:
             y, new, unbiased = joined.run(self.place, x, w, b)
             if renews and mean is not None and variance is not None:

@@ -9,6 +9,7 @@ from convgen.operations.calls import Along, Slot
 from convgen.operations.indexing import Embedding, GridSample, IndexRows
 from convgen.operations.moments import Averaged, Deviation, Moments
 from convgen.operations.reductions import Reduce
+from convgen.spec.aten import picks
 from convgen.spec.aten.reader import FLOATS, Reader, Tensor, knows
 from convgen.spec.graph import Call, Ref
 
@@ -42,6 +43,7 @@ ALONG = {
     "mode": 1,
     "any.dim": 1, "all.dim": 1, "any.dims": 1, "all.dims": 1, "softmax.int": 1, "log_softmax.int": 1, "softmin": 1,
     "cummax": 1, "cummin": 1, "nansum": 1, "nanmean": 1, "sum.dim_IntList": 1, "count_nonzero.dim_IntList": 1,
+    "aminmax": 1, "quantile.scalar": 2, "nanquantile.scalar": 2, "argsort": 1, "argsort.stable": 2,
 }  # fmt: skip
 
 
@@ -103,14 +105,16 @@ def deviation(reader: Reader, call: Call) -> bool:
     return True
 
 
-@knows("linalg_vector_norm")
+@knows("linalg_vector_norm", "norm.ScalarOpt_dim")
 def vector_norm(reader: Reader, call: Call) -> bool:
     x, (result,) = reader.of(call.args[0]), call.results
     assert result is not None
-    order, y = float(call.args[1]), reader.tensors[result.name]  # type: ignore[arg-type]
-    if order not in (1.0, 2.0) or y.dtype != x.dtype or not x.floats:
+    order, y = float(2 if call.args[1] is None else call.args[1]), reader.tensors[result.name]  # type: ignore[arg-type]
+    if y.dtype != x.dtype or not x.floats:
         return False
     over, kept = dims_of(call.args[2], len(x.shape)), bool(call.args[3])
+    if order not in (1.0, 2.0):
+        return along_dims(reader, call, x, over)
     size = reader.made(f"{y.name}_{'square' if order == 2 else 'abs'}", x.shape, x.dtype)
     reader.elementwise("square" if order == 2 else "abs", (Ref(x.name),), size)
     if order == 1:
@@ -141,7 +145,7 @@ def index(reader: Reader, call: Call) -> bool:
         assert isinstance(given, tuple)
         there = [k for k, one in enumerate(given) if one is not None]
         if len(there) != 1:
-            return False
+            return picks.index(reader, call)
         d, number = there[0], reader.of(given[there[0]])
     if number.dtype not in ("int64", "int32") or (call.op == "index_select" and not number.shape):
         return False

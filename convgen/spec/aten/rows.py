@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from convgen.operations.rows import Concatenate, Take, flipped, padded, rolled, sliced
 from convgen.operations.views import Expand, View
@@ -21,6 +22,35 @@ def cat(reader: Reader, call: Call) -> bool:
         return False
     axis = int(d) % len(y.shape)  # type: ignore[arg-type]
     reader.add(Concatenate(tuple(t.shape for t in tensors), axis), tensors, [y.name])
+    return True
+
+
+@knows("hstack", "vstack", "dstack", "column_stack", "row_stack")
+def stacked(reader: Reader, call: Call) -> bool:
+    """Along columns, rows or depth: concatenation, of tensors that have them."""
+    d = {"vstack": 0, "row_stack": 0, "dstack": 2}.get(call.op, 1)
+    tensors = [reader.of(p) for p in call.args[0]]  # type: ignore[union-attr]
+    if any(len(t.shape) < max(d + 1, 2) for t in tensors):
+        return False
+    return cat(reader, replace(call, op="cat", args=(call.args[0], d)))
+
+
+@knows("unfold")
+def unfold(reader: Reader, call: Call) -> bool:
+    """Windows of rows: for each place in a window a slice, behind one another in a new last dimension."""
+    x, (result,) = reader.of(call.args[0]), call.results
+    assert result is not None
+    size, step = int(call.args[2]), int(call.args[3])  # type: ignore[arg-type]
+    if not x.shape or not size:
+        return False
+    d, y = int(call.args[1]) % len(x.shape), reader.tensors[result.name]  # type: ignore[arg-type]
+    count, parts = y.shape[d], list[Tensor]()
+    for k in range(size):
+        part = reader.made(f"{y.name}_{k}", y.shape[:-1], y.dtype)
+        reader.add(sliced(x.shape, d, k, k + (count - 1) * step + 1, step), [x], [part.name])
+        parts.append(reader.made(f"{part.name}_last", (*y.shape[:-1], 1), y.dtype))
+        reader.add(View(part.shape, parts[-1].shape), [part], [parts[-1].name])
+    reader.add(Concatenate((parts[0].shape,) * size, len(x.shape)), parts, [y.name])
     return True
 
 
