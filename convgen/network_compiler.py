@@ -97,6 +97,7 @@ class CompiledNetwork:
                 modes=g.modes,
                 inputs=tuple(v.name for v in g.inputs),
                 init=init,
+                frozen=tuple(v.name for v in g.parameters if v.frozen),
                 aliases=g.aliases,
                 source=g.source,
                 command=self.command,

@@ -121,8 +121,6 @@ def parallelize(
     state = cast("dict[str, Tensor]", module.state_dict())
     _check_same(package, mesh, state)
     model.load_full(state)
-    for path, parameter in module.named_parameters():
-        model.get_parameter(path).requires_grad_(parameter.requires_grad)
     model.package = package
     return model.train(module.training)
 

@@ -57,6 +57,7 @@ class NetworkInput:
     modes: tuple[str, ...]
     inputs: tuple[str, ...]
     init: dict[str, str]
+    frozen: tuple[str, ...]
     aliases: tuple[tuple[str, str], ...]
     source: str
     command: str
@@ -129,7 +130,7 @@ class _Writer:
         values |= {name: self._value(value, value) for name, value in p.outputs}
         values |= {str(k): self._value(value, value) for k, (_, value) in enumerate(p.outputs)}
         state = {
-            n: (*self._value(n, n), g.init.get(n, "given"), "" if v.kind == "parameter" else v.dtype)
+            n: (*self._value(n, n), g.init.get(n, "given"), "" if v.kind == "parameter" or n in g.frozen else v.dtype)
             for n, v in p.values.items()
             if v.kind in STATE
         }
@@ -143,6 +144,7 @@ class _Writer:
             "sums": g.sums,
             "values": values,
             "state": state,
+            "frozen": g.frozen,
             "aliases": dict(g.aliases),
             "inputs": g.inputs,
             "types": tuple(p.values[n].dtype for n in g.inputs),

@@ -71,7 +71,7 @@ def state_of(module: torch.nn.Module) -> State:
 
 
 def _value(module: torch.nn.Module, name: str, tensor: torch.Tensor) -> Value:
-    from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+    from torch.nn.parameter import Parameter, UninitializedBuffer, UninitializedParameter
 
     if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
         raise InputError(f"{name} has no shape yet: its module is lazy", hint="call the module once before the import")
@@ -80,7 +80,8 @@ def _value(module: torch.nn.Module, name: str, tensor: torch.Tensor) -> Value:
         raise InputError(f"{name} has the dtype {dtype}", hint=f"one of {', '.join(DTYPES)}")
     path, _, leaf = name.rpartition(".")
     init = initialisation(module.get_submodule(path), leaf)
-    return Value(name=name, shape=tuple(tensor.shape), dtype=dtype, init=init)
+    frozen = isinstance(tensor, Parameter) and tensor.is_floating_point() and not tensor.requires_grad
+    return Value(name=name, shape=tuple(tensor.shape), dtype=dtype, init=init, frozen=frozen)
 
 
 def dtype_name(tensor: torch.Tensor) -> str:

@@ -57,12 +57,14 @@ class Value:
         init: of parameters and buffers: torch's default of the kind of module that owns it. `kaiming_uniform:FAN_IN`
             (a = sqrt(5)), `uniform:FAN_IN` (bound 1 / sqrt(FAN_IN)), `zeros`, `ones`, `normal`, `fill:NUMBER`; `given`:
             its values stand in the file of constants.
+        frozen: of parameters: training leaves it as it is.
     """
 
     name: str
     shape: tuple[Size, ...]
     dtype: str
     init: str = ""
+    frozen: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

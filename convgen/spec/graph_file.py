@@ -104,6 +104,8 @@ def _value(value: Value, dtype: str) -> str:
         said["dtype"] = value.dtype
     if value.init:
         said["init"] = _scalar(value.init)
+    if value.frozen:
+        said["frozen"] = "true"
     return _mapping(said)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -95,7 +95,8 @@ class _Reader:
 
     def values(self, data: object, key: str) -> tuple[Value, ...]:
         found: list[Value] = []
-        keys = ("shape", "dtype", "init") if key in ("parameters", "buffers") else ("shape", "dtype")
+        keys = ("shape", "dtype", "init")[: 3 if key in ("parameters", "buffers") else 2]
+        keys = (*keys, "frozen") if key == "parameters" else keys
         for name, said in _entries(data, (key,)):
             path: KeyPath = (key, name)
             if not isinstance(said, dict):
@@ -106,10 +107,12 @@ class _Reader:
             if init and not (isinstance(init, str) and _INIT.fullmatch(init)):
                 hint = "kaiming_uniform:FAN_IN, uniform:FAN_IN, zeros, ones, normal, fill:NUMBER or given"
                 raise InputError(f"init can't be {shown(init)}", (*path, "init"), hint=hint)
+            if not isinstance(frozen := entry.get("frozen", False), bool):
+                raise InputError(f"frozen can't be {shown(frozen)}", (*path, "frozen"), hint="true or false")
             shape, dtype = _shape(entry["shape"], (*path, "shape")), entry.get("dtype", self.dtype)
             if key != "inputs" and any(isinstance(size, Samples) for size in shape):
                 raise InputError(f"{name} has a size of N: inputs and results have", (*path, "shape"), hint="integers")
-            found.append(self.value(name, shape, _dtype(dtype, (*path, "dtype")), path, init))
+            found.append(replace(self.value(name, shape, _dtype(dtype, (*path, "dtype")), path, init), frozen=frozen))
         return tuple(found)
 
     def value(self, name: object, shape: tuple[Size, ...], dtype: str, path: KeyPath, init: str = "") -> Value:

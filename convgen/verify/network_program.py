@@ -137,7 +137,7 @@ def truth_of(graph: Graph, given: Given, dtype: torch.dtype, *, shaken: bool = F
         return tensor.to(dtype, copy=True)
 
     state = {n: moved(t) for n, t in given.state.items()}
-    learnt = [v.name for v in graph.parameters if state[v.name].is_floating_point()]
+    learnt = [v.name for v in graph.parameters if state[v.name].is_floating_point() and not v.frozen]
     before = {n: state[n].clone() for n in learnt}
     for n in learnt:
         state[n].requires_grad_()
@@ -197,7 +197,7 @@ def run_rank(package: Any, given: Given, mesh: Any, sent: list[Any]) -> RankRun:
         if block is not None:
             found[kind][name] = (here.held(net.stored[of or name]), block.detach().clone().cpu())
 
-    learnt = [p for p in parameters.values() if p.is_floating_point()]
+    learnt = [p for p in parameters.values() if p.requires_grad]
     optimizer: Any = torch.optim.SGD(learnt, RATE, MOMENTUM) if learnt else None
     for k, whole in enumerate(given.inputs):
         inputs = {n: package.scatter(n, x, mesh) for n, x in whole.items()}
@@ -225,7 +225,8 @@ def run_rank(package: Any, given: Given, mesh: Any, sent: list[Any]) -> RankRun:
             optimizer.step()
     if given.trains:
         for n, p in parameters.items():
-            put(CHANGE, n, local(p) - before[n])
+            if p.requires_grad:
+                put(CHANGE, n, local(p) - before[n])
         for n, _ in graph.updates:
             put(CHANGED, n, local(model.get_buffer(n)))
     if given.trains and given.evaluates:

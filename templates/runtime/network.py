@@ -74,6 +74,7 @@ class NetworkModule(Known):
 
     _net: ClassVar[Net]
     _aliases: ClassVar[Mapping[str, str]] = {}
+    _frozen: ClassVar[tuple[str, ...]] = ()  # of parameters: what the source does not train
     _inputs: ClassVar[tuple[str, ...]]
     _types: ClassVar[tuple[str, ...]]
     _modes: ClassVar[tuple[str, ...]] = ("train", "eval")
@@ -94,7 +95,7 @@ class NetworkModule(Known):
         self._of, device = net.name, "meta" if torch.get_default_device().type == "meta" else net.device
         for name in self._learnt:
             block = torch.empty(here.shape(net.stored[name]), dtype=net.dtype, device=device)
-            value = torch.nn.Parameter(self._as_known(name, block, parameters))
+            value = torch.nn.Parameter(self._as_known(name, block, parameters), requires_grad=name not in self._frozen)
             owner, leaf = self._owners[name] = self._owner(name)
             owner.register_parameter(leaf, value)
         for name, (how, dtype) in self._buffered.items():

@@ -67,7 +67,8 @@ def describe(graph: Graph) -> Described:
         InputError: an operator draws random numbers, or changes an operand, and no row describes it.
     """
     reader = Reader()
-    given = (("input", graph.inputs), ("parameter", graph.parameters), ("buffer", graph.buffers))
+    learnt, frozen = ([v for v in graph.parameters if v.frozen == f] for f in (False, True))
+    given = (("input", graph.inputs), ("parameter", learnt), ("buffer", (*frozen, *graph.buffers)))
     for kind, values in (*given, ("constant", graph.constants)):
         for v in values:
             reader.tensors[v.name] = Tensor(v.name, tuple(map(int, v.shape)), v.dtype, kind)  # type: ignore[arg-type]

@@ -1,0 +1,62 @@
+"""Frozen parameters stay as they are: none of their gradients is made, sent or counted."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from generate import draws
+from networks_on_ranks import check, imported
+from torch import Tensor, nn
+
+from convgen.algebra.grid import Grid
+from convgen.errors import InputError
+from convgen.network_compiler import compile_network
+from convgen.spec.graph_file import read_graph, write_graph
+from convgen.verify.network import check_network
+
+GRIDS = ({"N": 2}, {"H": 2, "W": 2}, {"C": 2}, {"N": 2, "C": 2})
+
+
+def backbone(rng: random.Random) -> tuple[nn.Module, Tensor]:
+    """Convolutions, norms and a head, some of whose parameters are frozen; and an input."""
+    torch.manual_seed(rng.randrange(1000))
+    layers: list[nn.Module] = []
+    channels = 3
+    for filters in (rng.choice((4, 6)), 6):
+        layers += [nn.Conv2d(channels, filters, 3, padding=1), nn.BatchNorm2d(filters), nn.ReLU()]
+        channels = filters
+    module = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 5)).double()
+    names = [name for name, _ in module.named_parameters()]
+    for name in rng.sample(names, rng.randint(1, len(names) - 1)):
+        module.get_parameter(name).requires_grad_(False)
+    return module, torch.randn(4, 3, 8, 8, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("seed", range(draws(10)))
+def test_training_leaves_them(seed: int, tmp_path: Path) -> None:
+    """Outputs, gradients, bytes and three steps of training are one device's, by the checker and by the module."""
+    rng = random.Random(seed)
+    module, x = backbone(rng)
+    given = imported(module, x)
+    frozen = {n for n, p in module.named_parameters() if not p.requires_grad}
+    assert {v.name for v in given.graph.parameters if v.frozen} == frozen
+    path = tmp_path / "net.yaml"
+    path.write_text(write_graph(given.graph))
+    assert read_graph(path).parameters == given.graph.parameters
+    grid = rng.choice(GRIDS)
+    found = check(given, grid, steps=2)
+    assert found.right, found
+    report = check_network(compile_network(given.graph, Grid(tuple(grid.items()))), given.constants)
+    assert report.ok, report
+
+
+def test_what_is_frozen_is_true_or_false(tmp_path: Path) -> None:
+    module, x = backbone(random.Random(0))
+    text = write_graph(imported(module, x).graph)
+    path = tmp_path / "net.yaml"
+    path.write_text(text.replace("frozen: true", "frozen: maybe", 1))
+    with pytest.raises(InputError, match="frozen can't be 'maybe'"):
+        read_graph(path)
