@@ -14,7 +14,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,10 +65,10 @@ def problems() -> Iterator[tuple[str, Problem]]:
         yield "4 parts of 16 filters", square(phase, size=56, channels=16, y_parts=4)
 
 
-def counts() -> dict[str, Any]:
-    """Triton's version, and by problem and phase what it makes."""
+def counts(some: Iterable[tuple[str, Problem]] | None = None) -> dict[str, Any]:
+    """Triton's version, and by problem and phase what it makes; of all problems, or of some."""
     found: dict[str, dict[str, Any]] = {}
-    for name, p in problems():
+    for name, p in problems() if some is None else some:
         kernel = choose((p,), TARGET)
         (main,) = [one for one in launches(kernel, p) if one.name == kernel.name]
         made = facts(main, TARGET)

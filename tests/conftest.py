@@ -33,8 +33,8 @@ QUICK = ("test_any_layer[range(0, 10)]", "test_processes_and_virtual_ranks_agree
 # each test; DRAWS=2 takes all.
 SETTLED = (
     "test_algebra", "test_bench", "test_cost", "test_kernels", "test_local", "test_module",
-    "test_networks_samples", "test_operation", "test_overlap", "test_schedule", "test_sw26010", "test_torch",
-    "test_transposed", "test_tune",
+    "test_networks_gpu", "test_networks_samples", "test_operation", "test_overlap", "test_schedule", "test_sw26010",
+    "test_torch", "test_transposed", "test_tune",
 )  # fmt: skip
 SHARE = 15  # per cent
 

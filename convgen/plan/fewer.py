@@ -18,6 +18,7 @@ IDLE = "idle"
 NOISE = 1.1  # rough plans are slower than the best of them by more than this: their thorough ones are too
 GAIN = 1.15  # thorough plans are expected to be faster than rough ones by at most this; 1.13 was seen
 PATIENCE = 2  # counts that don't pay, by rough plans, before the search goes no further down
+PAYS = 1.05  # a count pays as long as its rough plan is slower by no more than this
 THOROUGH = 3  # counts that are planned with all candidates
 
 Plan = TypeVar("Plan")
@@ -45,7 +46,7 @@ def on_fewer(
         if poor == PATIENCE or least(fewer) >= fastest:
             break
         rough[fewer] = roughly(fewer)
-        poor = poor + 1 if rough[fewer] > NOISE * fastest else 0
+        poor = poor + 1 if rough[fewer] > PAYS * fastest else 0
     best: tuple[int, Plan] | None = None
     most = NOISE * min(rough.values())
     likely = sorted((count for count in rough if rough[count] <= most), key=lambda count: rough[count])
