@@ -103,11 +103,4 @@ class Steps:
         if is_product(operation) and len(asked) == 1 and asked[0] in operation.gradients:
             kind = operation.gradients[asked[0]].operation.name
         flops = sum(n * one.work.flops for n, one in self.price.launches(operation, row.way, roles, back))
-        return Step(
-            phase,
-            kind,
-            what + how,
-            ps,
-            flops=flops,
-            measured=measured,
-        )
+        return Step(phase, kind, what + how, ps, flops=flops, measured=measured)

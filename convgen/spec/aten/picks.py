@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -12,6 +12,8 @@ from convgen.operations.calls import Apart
 from convgen.operations.row import numbered
 from convgen.spec.aten.reader import FLOATS, Reader, Tensor, knows, slots
 from convgen.spec.graph import Call, Ref
+
+T = TypeVar("T")
 
 
 def _apart(reader: Reader, call: Call, dims: Sequence[Sequence[str]], made: Sequence[str]) -> bool:
@@ -163,16 +165,23 @@ def _picked(x: Tensor, places: Sequence[Tensor | None]) -> tuple[list[str], list
     if not there or any(p.dtype not in ("int64", "int32") for p in places if p is not None):
         return None
     left = [i if k not in there else "" for k, i in enumerate(numbered(len(x.shape)))]
-    wide = [""] * len(np.broadcast_shapes(*(p.shape for p in places if p is not None)))
-    if there == [*range(there[0], there[-1] + 1)]:  # their extents stand where they do; else first
-        return left, [*left[: there[0]], *wide, *left[there[-1] + 1 :]]
-    return left, [*wide, *(i for i in left if i)]
+    wide = [""] * len(_shape(places))
+    return left, _beside([i for i in left if i], wide, places)
 
 
 def _taken(x: Tensor, places: Sequence[Tensor | None]) -> tuple[int, ...]:
     """The shape of what the numbers pick."""
+    rest = [n for k, n in enumerate(x.shape) if k >= len(places) or places[k] is None]
+    return tuple(_beside(rest, _shape(places), places))
+
+
+def _shape(places: Sequence[Tensor | None]) -> tuple[int, ...]:
+    """Of the numbers, all together."""
+    return np.broadcast_shapes(*(p.shape for p in places if p is not None))
+
+
+def _beside(rest: Sequence[T], wide: Sequence[T], places: Sequence[Tensor | None]) -> list[T]:
+    """What numbers bring and what is left of x: where the numbers stand if they do so in a row, else first."""
     there = [k for k, p in enumerate(places) if p is not None]
-    wide = np.broadcast_shapes(*(p.shape for p in places if p is not None))
-    rest = [n for k, n in enumerate(x.shape) if k not in there]
     lead = there[0] if there == [*range(there[0], there[-1] + 1)] else 0
-    return (*rest[:lead], *wide, *rest[lead:])
+    return [*rest[:lead], *wide, *rest[lead:]]
