@@ -24,6 +24,7 @@ from convgen.kernels.of_rows import convolution_files
 from convgen.knobs import verify_schedules
 from convgen.operations.bound import Bound
 from convgen.operations.views import MANY
+from convgen.passes.fuse_epilogues import FuseEpilogues
 from convgen.plan.fewer import without_idle
 from convgen.plan.letters import lay_out
 from convgen.plan.parts import Parts, Tensor
@@ -150,7 +151,7 @@ def compile_network(
     graph, described, program = _with_statistics(graph, described, program, statistics, algorithm)
     program = with_again(program, again)
     meanwhile = _overlapping(overlap or chosen, _dtype(graph), of_inputs)
-    return replace(_compiled(graph, described, program, algorithm, command, meanwhile), target=target)
+    return _compiled(graph, described, program, algorithm, command, meanwhile, target)
 
 
 def _with_statistics(
@@ -204,7 +205,7 @@ def compile_plan(
     except InputError as error:
         raise locate(error, plan.source) from None
     meanwhile = _overlapping(overlap or load_machine(target.kind), _dtype(graph))
-    return replace(_compiled(graph, described, program, "plan", command, meanwhile), target=target)
+    return _compiled(graph, described, program, "plan", command, meanwhile, target)
 
 
 def compile_text(graph: Graph, text: ProgramText, *, command: str = "", target: Target = CPU) -> CompiledNetwork:
@@ -298,18 +299,22 @@ def _compiled(
     algorithm: str | None,
     command: str,
     meanwhile: Callable[[Program], Program],
+    target: Target = CPU,
 ) -> CompiledNetwork:
     """
     Args:
         meanwhile: chooses what travels while others compute.
+        target: a GPU's kernels take in what follows them.
     """
     many = for_any_number(graph)[2]
     program, _ = for_any_batch(program, described, many)
     plain, program = program, meanwhile(program)
+    if target.is_gpu:
+        plain, program = FuseEpilogues().run(plain), FuseEpilogues().run(program)
     other = program_like(program, many)
     if verify_schedules():
         verify_network(other)
-    return CompiledNetwork(graph, described, plain, program, other, algorithm, command=command)
+    return CompiledNetwork(graph, described, plain, program, other, algorithm, target, command)
 
 
 def _overlapping(machine: Machine, dtype: str, of_inputs: bool = False) -> Callable[[Program], Program]:

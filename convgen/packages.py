@@ -201,6 +201,13 @@ def forget_package(package: ModuleType) -> None:
         del sys.modules[known]
 
 
+def kernel_modules(package: Any) -> list[Any]:
+    """The files of kernels that a GPU's package has, as modules."""
+    runtime = runtime_of(package)
+    kernels = [k for name in ("KERNELS", "EPILOGUES") for k in getattr(runtime, name, {}).values()]
+    return list({id(k.module): k.module for k in kernels}.values())
+
+
 def runtime_of(package: Any) -> Any:
     """The module with a package's runtime."""
     return sys.modules[type(package.NET).__module__]

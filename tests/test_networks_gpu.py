@@ -28,7 +28,7 @@ from convgen.network_compiler import CompiledNetwork, compile_network
 from convgen.operations.batch_norm import normalised_sums
 from convgen.operations.convolution import Convolution
 from convgen.operations.moments import centred
-from convgen.packages import files_of, forget_package, load_package, runtime_of
+from convgen.packages import files_of, forget_package, kernel_modules, load_package, runtime_of
 from convgen.spec.exported import graph_of
 from convgen.spec.graph_edit import with_dtype
 from convgen.spec.network_graph import read_network_graph
@@ -189,10 +189,6 @@ def test_one_sample_of_a_view_with_channels_last_is_normalised_right() -> None:
 # ---- Whole networks, without computing ----
 
 
-def kernel_modules(package: Any) -> list[Any]:
-    return list({id(k.module): k.module for k in runtime_of(package).KERNELS.values()}.values())
-
-
 def step_on_no_device(package: Any, monkeypatch: pytest.MonkeyPatch) -> int:
     """A step of training by all ranks on `meta` tensors, where ATen may not convolve. How many kernels are launched."""
     runtime, found = runtime_of(package), list[Any]()
@@ -300,6 +296,6 @@ def test_what_travels_meanwhile_has_kernels_for_pieces() -> None:
     early = [row for row in one.program.rows if row.early is not None]
     assert early and one.program.buckets
     whole, pieces = (
-        {local for _, held in local_convolutions(program) for local, _ in held} for program in (one.plain, one.program)
+        {local for one in local_convolutions(program) for local, _ in one.held} for program in (one.plain, one.program)
     )
     assert pieces - whole

@@ -80,34 +80,51 @@ class Price:
         return sum(self.moves.conversion(sets, c) for c in chain)
 
     def local(
-        self, operation: Operation, way: int, roles: Mapping[str, Axes], asked: Collection[int] | None = None
+        self,
+        operation: Operation,
+        way: int,
+        roles: Mapping[str, Axes],
+        asked: Collection[int] | None = None,
+        derived: Collection[int] = (),
     ) -> int:
         """Picoseconds of an operation on the busiest rank.
 
         Args:
             asked: of its vjp instead, for these operands.
+            derived: those of them whose gradients rows of their own make.
         """
         if self.machine.timed is not None and isinstance(operation, Convolution | TransposedConvolution):
             return held(self._timed(self.machine.timed, operation, way, roles, asked))
-        return held(self._by_roofline(operation, way, roles, asked))
+        return held(self._by_roofline(operation, way, roles, asked, derived))
 
     def _by_roofline(
-        self, operation: Operation, way: int, roles: Mapping[str, Axes], asked: Collection[int] | None
+        self,
+        operation: Operation,
+        way: int,
+        roles: Mapping[str, Axes],
+        asked: Collection[int] | None,
+        derived: Collection[int] = (),
     ) -> int:
-        return sum(n * self._of_launch(one, roles) for n, one in self.launches(operation, way, roles, asked))
+        return sum(n * self._of_launch(one, roles) for n, one in self.launches(operation, way, roles, asked, derived))
 
     def launches(
-        self, operation: Operation, way: int, roles: Mapping[str, Axes], asked: Collection[int] | None = None
+        self,
+        operation: Operation,
+        way: int,
+        roles: Mapping[str, Axes],
+        asked: Collection[int] | None = None,
+        derived: Collection[int] = (),
     ) -> Iterator[tuple[int, Launch]]:
         """How often each launch is taken, and it, on the busiest rank.
 
         Args:
             asked: of the operation's vjp instead, for these operands.
+            derived: those of them whose gradients rows of their own make.
         """
         sizes = self.grid.sizes
         nests = tuple((index, tuple(sizes[a] for a in axes)) for index, axes in roles.items() if axes)
-        done = most_work(operation, way, nests)
-        often = [1] * len(done) if asked is None else repeats(done, asked)
+        done = most_work(operation, way, nests, undone=asked is not None)
+        often = [1] * len(done) if asked is None else repeats(done, asked, derived)
         yield from zip(often, done, strict=True)
 
     def _timed(
@@ -297,10 +314,12 @@ def row_cost(
     computing = local * (1 + again)
     derived = {k for k, _ in row.derived}
     back = [k for k, chain in enumerate(row.back) if chain is not None and wanted[k] and k not in derived]
+    between = row.between(wanted)
     if back:
         moving += sum(price.chain(row, c) for c, r in zip(row.given, row.signature.results, strict=True) if r.gradient)
         moving += sum(price.chain(row, row.back[k] or ()) for k in back if row.bound.reads[k] not in hidden)
-        computing += price.local(row.bound.operation, row.way, dict(row.roles), back)
+    if back or between:
+        computing += price.local(row.bound.operation, row.way, dict(row.roles), [*back, *between], between)
     for k, one in row.derived:
         if wanted[k]:
             moving += sum(price.chain(one, c) for c in one.fetch)

@@ -301,7 +301,8 @@ def bucket_seconds(program: Program, price: Price, bucket: Bucket, moved: Sequen
 def local_seconds(price: Price, local: Local) -> Seconds:
     """By rank."""
     row = local.placed
-    busy, launches = _busy_seconds(price, row.bound.operation, row.way, row.roles, local.operands)
+    derived = tuple(k for k, _ in row.derived if k in local.operands)
+    busy, launches = _busy_seconds(price, row.bound.operation, row.way, row.roles, local.operands, derived)
     launch = price.machine.launch_s * launches
     if local.part == "chunk" and row.chunks is not None:
         copied = _copied(row, price) * 2 * price.element_bytes / price.machine.memory_bytes_per_s
@@ -314,16 +315,17 @@ def local_seconds(price: Price, local: Local) -> Seconds:
 
 @lru_cache(maxsize=1 << 13)
 def _busy_seconds(
-    price: Price, operation: Operation, way: int, roles: Roles, operands: tuple[int, ...]
+    price: Price, operation: Operation, way: int, roles: Roles, operands: tuple[int, ...], derived: tuple[int, ...]
 ) -> tuple[Seconds, int]:
     """By rank, without what launches take; and how many there are.
 
     Args:
         operands: of the vjp for these.
+        derived: those of them whose gradients rows of their own make.
     """
     machine, total = price.machine, np.zeros(price.grid.ranks)
-    done = work_by_rank(operation, way, tuple(sorted(roles)), price.grid)
-    often = repeats(done, operands) if operands else [1] * len(done)
+    done = work_by_rank(operation, way, tuple(sorted(roles)), price.grid, undone=bool(operands))
+    often = repeats(done, operands, derived) if operands else [1] * len(done)
     for n, one in zip(often, done, strict=True):
         flops, elements = (
             np.broadcast_to(np.asarray(k, dtype=np.float64), price.grid.ranks)

@@ -29,12 +29,13 @@ Reads = tuple[tuple[Relation, int], ...]
 
 
 @lru_cache(maxsize=1 << 16)
-def most_work(operation: Operation, way: int, nests: Nests) -> tuple[Launch, ...]:
+def most_work(operation: Operation, way: int, nests: Nests, *, undone: bool = False) -> tuple[Launch, ...]:
     """Flops and elements of the rank that has most of each, launch by launch: the same on all grids, whatever their
     axes are called.
 
     Args:
         nests: index -> how many parts it is split into, outermost first.
+        undone: of the launches whose gradients backward takes.
     """
     if type(operation).launches is Operation.launches:
         done = operation.launches(way, _fullest(operation.signatures[way], dict(nests)))
@@ -42,7 +43,8 @@ def most_work(operation: Operation, way: int, nests: Nests) -> tuple[Launch, ...
         numbered = iter(range(sum(len(sizes) for _, sizes in nests)))
         axes = [(index, tuple((f"a{next(numbered)}", n) for n in sizes)) for index, sizes in nests]
         grid = Grid(tuple(pair for _, some in axes for pair in some))  # of the axes that split something
-        done = work_by_rank(operation, way, tuple((i, tuple(name for name, _ in some)) for i, some in axes), grid)
+        roles = tuple((i, tuple(name for name, _ in some)) for i, some in axes)
+        done = work_by_rank(operation, way, roles, grid, undone=undone)
     return tuple([replace(d, work=Work(int(np.max(d.work.flops)), int(np.max(d.work.elements)))) for d in done])
 
 
@@ -116,8 +118,14 @@ def largest_parts(extent: int, sizes: tuple[int, ...], reads: Reads) -> tuple[tu
     return tuple(kept)
 
 
-def work_by_rank(operation: Operation, way: int, roles: tuple[tuple[str, Axes], ...], grid: Grid) -> tuple[Launch, ...]:
-    """Flops and elements launch by launch, arrays over ranks."""
+def work_by_rank(
+    operation: Operation, way: int, roles: tuple[tuple[str, Axes], ...], grid: Grid, *, undone: bool = False
+) -> tuple[Launch, ...]:
+    """Flops and elements launch by launch, arrays over ranks.
+
+    Args:
+        undone: of the launches whose gradients backward takes.
+    """
     signature, nests = operation.signatures[way], dict(roles)
     sets = index_sets(signature, grid)
     zero = np.zeros(grid.ranks, dtype=np.int64)
@@ -129,7 +137,7 @@ def work_by_rank(operation: Operation, way: int, roles: tuple[tuple[str, Axes], 
     )
     where: Any = (blocks, inside, inside)  # arrays over ranks, where a rank has numbers
     at = At(*where)
-    return operation.launches(way, at)
+    return operation.undone(way, at) if undone else operation.launches(way, at)
 
 
 def _side(made: Made, extent: int, blocks: Mapping[str, Any], zero: Any) -> Any:

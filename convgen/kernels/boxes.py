@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from math import gcd, prod
 
+from convgen.kernels import epilogues
 from convgen.kernels.box_tiles import (
     filter_tiles,
     has_part,
@@ -127,6 +128,7 @@ class BoxWords(PhaseWords):
             extents += [
                 constant(f"{b}_{d.letter}, {b.upper()}_{d.letter.upper()}") for b in self.rows for d in self.dims
             ]
+        extents += [constant("KEEP")] if self.keeps else []
         return ", ".join([w for w in words if w] + ["N", *extents, *([self.shifts] if self.by_phase else [])]) + ","
 
     @property
@@ -135,6 +137,7 @@ class BoxWords(PhaseWords):
         made = "x" if self.read == "y" else "y"
         words = [f"s.n, *s.{made}, *s.below", *([self.passed_shifts] if self.by_phase else [])]
         words += [f"*s.{self.read}, *places"] if self.problem.rim is not None else []
+        words += ["before is not y"] if self.keeps else []
         return ", ".join(words) + ","
 
     @property
@@ -313,8 +316,11 @@ class BoxWords(PhaseWords):
         w = f"({p.y_parts}, s.filters, {p.taps}, {p.x_parts}, s.channels)", f"[1, {tile['BF']}, 1, 1, {tile['BC']}]"
         y = self.view_of_y(config)
         texts = {"x": self._view_of_x(config), "w": list(w), "dx": self._view_of_x(config), "y": y, "dy": y}
+        as_result = [name for name, kind in epilogues.operands(p.epilogue) if kind == "element"]
+        texts |= dict.fromkeys([*as_result, "before"], y)
         if self.by_pointers is not None:
-            texts.pop(self.result, None)
+            for name in (self.result, "before", *as_result):
+                texts.pop(name, None)
         if self.problem.rim is not None:
             texts[self.pointer(self.read)] = ["*"]
         return [(name, texts.get(name, [])) for name in self.tensors(config.split)]
@@ -324,7 +330,8 @@ class BoxWords(PhaseWords):
         if view in ([], ["*"]):
             return "*views" if view else tensor
         boxes = f"boxes_of_memory({tensor}, {', '.join(view)})"
-        return f"read_as_tf32({boxes})" if self.problem.dtype == "tfloat32" and tensor != self.result else boxes
+        is_factor = tensor != self.result and tensor not in epilogues.tensors(self.problem.epilogue)
+        return f"read_as_tf32({boxes})" if self.problem.dtype == "tfloat32" and is_factor else boxes
 
     def operand(self, text: str) -> str:
         return f"copied_tf32({text})" if self.problem.dtype == "tfloat32" else text
@@ -340,6 +347,22 @@ class BoxWords(PhaseWords):
     def spare(self) -> str:
         """A tensor that is never empty where something is launched."""
         return "dy" if self.problem.phase == "backward_filter" else self.result
+
+    def box_epilogue(self, made: str) -> list[str]:
+        """What is done with a box of what is made."""
+        place = self.box_place(made, made=True)
+        shape = f"TN, {self.box_extents}, BF"
+
+        def element(name: str) -> str:
+            return f"{name}.load([{place}]).reshape({self.box_pixels}, BF).to({self.wide})"
+
+        def vector(name: str, number: int) -> str:
+            at = f"{name} + {number} * F + f" if number else f"{name} + f"
+            loaded = f"tl.load({at} + tl.arange(0, BF), mask=f + tl.arange(0, BF) < F, other=0.0)"
+            return f"{loaded}.to({self.wide})[None, :]"
+
+        keep = f"before.store([{place}], acc.to(before.dtype).reshape({shape}))"
+        return epilogues.lines(self.problem.epilogue, element, vector, keep)
 
     def view_of_y(self, config: Config) -> list[str]:
         """y or dy as boxes_of_memory is told: shape, and box."""

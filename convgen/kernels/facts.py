@@ -26,6 +26,7 @@ from triton.compiler import ASTSource
 
 from convgen.errors import InternalError
 from convgen.kernels.bound import Bound, bound_of
+from convgen.kernels.epilogues import keeps, operands
 from convgen.kernels.estimate import data_sheet
 from convgen.kernels.load import load_text
 from convgen.kernels.loops import Loop, matrix_loop
@@ -104,6 +105,10 @@ def launches(kernel: Kernel, problem: Problem) -> list[Launch]:
     of = {"x": x, "w": w, "y": y}
     tensors = [of[t] for t in READS[p.phase]]
     tensors += [torch.empty(p.groups * p.filters * p.y_parts, dtype=dtype, device="meta")] if p.bias else []
+    for _, kind in operands(p.epilogue):
+        elements = y.numel() if kind == "element" else 3 * p.groups * p.filters
+        tensors.append(torch.empty(elements, dtype=dtype, device="meta"))
+    tensors += [torch.empty_like(y)] if keeps(p.epilogue) else []
     out = of[MAKES[p.phase]]
     rim: list[Any] = []
     if p.rim is not None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from convgen.cost.flight_memory import parts_of
 from convgen.kernels.choose import choose
+from convgen.kernels.epilogues import keeps
 from convgen.kernels.problem import LocalDim, Problem
 from convgen.kernels.source import Kernel, kernel_module
 from convgen.operations.convolution import READS, Convolution, LocalConvolution
 from convgen.operations.fused import Fused
-from convgen.operations.row import At, Operation
+from convgen.operations.row import At, Epilogue, Operation
 from convgen.operations.transposed import TransposedConvolution
 from convgen.program.network import FLOATS, Program
 from convgen.program.nodes import Phase
@@ -25,6 +27,7 @@ class ConvolutionFile:
     Attributes:
         held: what ranks convolve.
         last: channels are last in memory.
+        epilogue: of a file of a forward kernel alone, what that does behind its sum.
     """
 
     name: str
@@ -32,6 +35,26 @@ class ConvolutionFile:
     dtype: str
     held: tuple[LocalConvolution, ...]
     last: bool
+    epilogue: Epilogue = ()
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the sum itself may be asked for, too."""
+        return keeps(self.epilogue)
+
+
+class OfRow(NamedTuple):
+    """A convolution of a program.
+
+    Attributes:
+        held: what ranks convolve, of how many samples.
+        steps: operations behind it that its kernel does, by their names.
+    """
+
+    dtype: str
+    held: list[tuple[LocalConvolution, int]]
+    epilogue: Epilogue
+    steps: str
 
 
 def convolution_files(program: Program, target: Target) -> tuple[ConvolutionFile, ...]:
@@ -40,15 +63,22 @@ def convolution_files(program: Program, target: Target) -> tuple[ConvolutionFile
     A rank whose block cuts groups has none: ATen convolves there.
     """
     samples: dict[tuple[str, tuple[LocalConvolution, ...]], int] = {}
-    for dtype, held in local_convolutions(program):
-        key = dtype, tuple(dict.fromkeys(one for one, _ in held))
-        samples[key] = max(samples.get(key, 0), *(n for _, n in held))
+    steps: dict[tuple[str, tuple[LocalConvolution, ...]], dict[Epilogue, str]] = {}
+    for one in local_convolutions(program):
+        key = one.dtype, tuple(dict.fromkeys(local for local, _ in one.held))
+        samples[key] = max(samples.get(key, 0), *(n for _, n in one.held))
+        if one.epilogue:
+            steps.setdefault(key, {})[one.epilogue] = one.steps
     found: list[ConvolutionFile] = []
     for number, ((dtype, held), batch) in enumerate(samples.items(), 1):
-        spatial = len(held[0].dims)
-        last = target.memory_format(spatial) == "channels_last"
-        kernels = [choose(tuple(problem_of(one, phase, batch, dtype, last) for one in held), target) for phase in READS]
-        found.append(ConvolutionFile(f"convolution_{number}", _text(kernels), dtype, held, last))
+        last = target.memory_format(len(held[0].dims)) == "channels_last"
+        problems = {phase: [problem_of(one, phase, batch, dtype, last) for one in held] for phase in READS}
+        name = f"convolution_{number}"
+        kernels = [choose(tuple(of_phase), target) for of_phase in problems.values()]
+        found.append(ConvolutionFile(name, _text(kernels), dtype, held, last))
+        for n, (epilogue, text) in enumerate(steps.get((dtype, held), {}).items(), 1):
+            kernel = choose(tuple(replace(p, epilogue=epilogue) for p in problems["forward"]), target)
+            found.append(ConvolutionFile(f"{name}_{text}_{n}", _text([kernel]), dtype, held, last, epilogue))
     return tuple(found)
 
 
@@ -61,9 +91,9 @@ def _text(kernels: list[Kernel]) -> str:
     return f'{head}\n\n{names.replace(", ", chr(10))}\n"""\n\n# ruff: noqa\n{kernel_module(kernels)}'
 
 
-def local_convolutions(program: Program) -> Iterator[tuple[str, list[tuple[LocalConvolution, int]]]]:
-    """Of each convolution of a program, gradients' rows among them: its dtype, and what ranks convolve of how many
-    samples, at once or piece by piece; of ranks that convolve something."""
+def local_convolutions(program: Program) -> Iterator[OfRow]:
+    """The convolutions of a program, gradients' rows among them, computed at once or piece by piece; of ranks that
+    convolve something."""
     for row in program.rows:
         dtype = program.values[row.bound.reads[0]].dtype if row.bound.reads else ""
         if dtype not in FLOATS:
@@ -78,7 +108,10 @@ def local_convolutions(program: Program) -> Iterator[tuple[str, list[tuple[Local
                         one, (lo, hi) = conv.convolved(way, here), here.inside[0][0]
                         if one is not None and hi > lo and is_something(one):
                             of_ranks[k].append((one, hi - lo))
-            yield from ((dtype, held) for held in of_ranks if held)
+            operation = placed.bound.operation
+            behind = operation.epilogue if isinstance(operation, Fused) else None
+            steps = operation.name.removeprefix("conv_forward_") if behind else ""
+            yield from (OfRow(dtype, held, behind or (), steps) for held in of_ranks if held)
 
 
 def convolutions(operation: Operation, way: int, at: At) -> Iterator[tuple[Convolution, int, At]]:

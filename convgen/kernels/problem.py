@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import gcd, prod
 
+from convgen.operations.row import Epilogue
 from convgen.program.nodes import Phase
 from convgen.spec.layer import DTYPE_BYTES
 
@@ -37,6 +38,7 @@ class Problem:
             all-gather delivers and a reduce-scatter wants them; 1 is an ordinary tensor.
         rim: boxes around the rank's own block of the activation read with a halo (x, or dy in backward_data),
             in buffers of their own; None where the operand is one tensor.
+        epilogue: what is done with each element of what is made, in forward.
     """
 
     phase: Phase
@@ -51,6 +53,7 @@ class Problem:
     x_parts: int = 1
     y_parts: int = 1
     rim: int | None = None
+    epilogue: Epilogue = ()
 
     @property
     def element_bytes(self) -> int:
@@ -82,7 +85,8 @@ class Problem:
     @property
     def bytes(self) -> int:
         """Each operand once."""
-        return sum(self.elements.values()) * self.element_bytes
+        beside = sum(kind == "element" for step in self.epilogue for kind, _ in step.operands)
+        return (sum(self.elements.values()) + beside * self.elements["y"]) * self.element_bytes
 
     @property
     def channels_last(self) -> bool:

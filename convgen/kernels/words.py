@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from convgen.kernels import epilogues
 from convgen.kernels.config import Config
 from convgen.kernels.index import IndexMap, activation_map, filter_map
 from convgen.kernels.problem import Problem
@@ -97,8 +98,9 @@ class Words:
 
     def tensors(self, split: int) -> list[str]:
         """Tensors of the phase, in the order of the arguments."""
+        behind = [*(["bias"] if self.problem.bias else []), *epilogues.tensors(self.problem.epilogue)]
         return {
-            "forward": ["x", "w", *(["bias"] if self.problem.bias else []), "y"],
+            "forward": ["x", "w", *behind, "y"],
             "backward_data": ["dy", "w", "dx"],
             "backward_filter": ["dy", "x", "dw" if split == 1 else "sums"],
         }[self.problem.phase]
@@ -112,7 +114,13 @@ class Words:
         words += ["groups"] if self.grouped else []
         if self.problem.rim is not None:
             words += [constant(f"own_{d.letter}, OWN_{d.letter.upper()}") for d in self.dims]
+        words += [constant("KEEP")] if self.keeps else []
         return ", ".join(words) + ","
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the sum itself may be written, too."""
+        return epilogues.keeps(self.problem.epilogue)
 
     @property
     def passed(self) -> str:
@@ -121,6 +129,7 @@ class Words:
         words += ["s.n, *s.x, *s.y, *s.below"]
         words += ["s.groups"] if self.grouped else []
         words += ["*rim.own"] if self.problem.rim is not None else []
+        words += ["before is not y"] if self.keeps else []
         return ", ".join(words) + ","
 
     def constants(self, config: Config) -> str:
@@ -425,6 +434,32 @@ class Words:
 
     def store(self, tensor: str, row: str) -> str:
         """Write a tile of the result: the pixels that are `made`; `row` says where they begin."""
-        pointers = f"{self.result} + {self.along(f'({row})')} + {self.across(self.channel(tensor))}{self.part(tensor)}"
         mask = self.mask("made", CHANNEL[tensor])
-        return f"tl.store({pointers}, acc.to({self.result}.dtype.element_ty), mask={mask})"
+        place = self.place(tensor, row)
+        return f"tl.store({self.result} + {place}, acc.to({self.result}.dtype.element_ty), mask={mask})"
+
+    def place(self, tensor: str, row: str) -> str:
+        """Where elements of a tile of the result lie; `row` says where its pixels begin."""
+        return f"{self.along(f'({row})')} + {self.across(self.channel(tensor))}{self.part(tensor)}"
+
+    def epilogue(self, place: str, mask: str, filters: str = "", kept: str = "") -> list[str]:
+        """What is done with a tile of y's.
+
+        Args:
+            place: of its elements; `mask`: which there are.
+            filters: numbers of its filters among all; `kept`: which of them there are, where they don't lie across.
+        """
+        there = kept or ("" if "f" in self.even else "f < F")
+        known = f", mask={there}, other=0.0" if there else ""
+
+        def element(name: str) -> str:
+            return f"tl.load({name} + {place}, mask={mask}, other=0.0).to({self.wide})"
+
+        def vector(name: str, number: int) -> str:
+            start = f"{number} * ({self.channels('y')}) + " if number else ""
+            at = f"{name} + {start}{filters or self.filter_index}"
+            loaded = f"tl.load({at}{known}).to({self.wide})"
+            return loaded if kept else self.across(loaded)
+
+        keep = f"tl.store(before + {place}, acc.to(before.dtype.element_ty), mask={mask})"
+        return epilogues.lines(self.problem.epilogue, element, vector, keep)

@@ -12,7 +12,7 @@ from typing import Any
 from convgen.algebra.signature import WHOLE, Operand, Signature
 from convgen.late import torch
 from convgen.operations.moments import batch_normed, centred, settled
-from convgen.operations.row import At, Operation, Passes, numbered, own
+from convgen.operations.row import At, EpilogueStep, Operation, Passes, numbered, own
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class RunningMoments(Operation):
         return (Signature((("C", self.channels),), buffers, (m,)),)
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
-        mean, variance = operands
+        mean, variance = (t.to(torch.promote_types(t.dtype, torch.float32)) for t in operands)
         return (torch.stack([torch.ones_like(mean), mean, variance]),)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
@@ -103,6 +103,9 @@ class Centred(Operation):
         x, y = (Operand(name, self.shape, own(*names)) for name in "xy")
         p = Operand("p", (3, self.shape[1]), own(None, "d1"))
         return (Signature(tuple(zip(names, self.shape, strict=True)), (x, p), (y,)),)
+
+    def as_epilogue(self, k: int) -> EpilogueStep | None:
+        return EpilogueStep("({x} - {0}) * {1} + {2}", (("channel", 3),)) if k == 0 else None
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         x, (mean, scale, shift) = operands

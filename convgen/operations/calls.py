@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
+from math import isfinite, prod
 from typing import Any
 
 from convgen.algebra.signature import WHOLE, Operand, Signature
 from convgen.late import torch
-from convgen.operations.row import At, Operation, Passes, Work, numbered, own, touched
+from convgen.operations.pointwise import RELU
+from convgen.operations.row import At, EpilogueStep, Operation, Passes, Work, lies_as, numbered, own, touched
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,19 @@ def _value(arg: Any, operands: tuple[Any, ...]) -> Any:
 
 def _results(made: Any) -> tuple[Any, ...]:
     return tuple(made) if isinstance(made, (tuple, list)) else (made,)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+
+
+# Triton's text of operators of one element, by ATen's name; {0}, {1} are numbers that they take.
+TRITON_TEXTS = {
+    "relu": RELU,
+    "hardtanh": "tl.where({x} < {0}, {0}, tl.where({x} > {1}, {1}, {x}))",
+    "leaky_relu": "tl.where({x} > 0, {x}, {x} * {0})",
+    "sigmoid": "1 / (1 + tl.exp(-{x}))",
+    "silu": "{x} / (1 + tl.exp(-{x}))",
+    "hardswish": "{x} * tl.where({x} < -3, 0.0, tl.where({x} > 3, 6.0, {x} + 3)) / 6",
+    "hardsigmoid": "tl.where({x} < -3, 0.0, tl.where({x} > 3, 6.0, {x} + 3)) / 6",
+}
+TRITON_SIGNS = {"add.Tensor": "+", "sub.Tensor": "-", "mul.Tensor": "*", "div.Tensor": "/"}
 
 
 @dataclass(frozen=True)
@@ -106,6 +120,42 @@ class Elementwise(Operation):
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         return (call(self.op, self.args, operands).expand([at.extent(i) for i in numbered(len(self.shape))]),)
+
+    def as_epilogue(self, k: int) -> EpilogueStep | None:
+        """Of one element, with numbers; or a sum, difference, product or quotient of two."""
+        if self.shapes[k] != self.shape or len(self.shape) < 2:
+            return None
+        given = self.args
+        if self.op in TRITON_TEXTS and given[0] == Slot(k):
+            if not all(isinstance(n, (int, float)) and isfinite(n) for n in given[1:]):
+                return None
+            is_known = self.op in ("relu", "hardtanh", "sigmoid") or (self.op == "leaky_relu" and given[1] > 0)
+            text = TRITON_TEXTS[self.op].format(*(repr(float(n)) for n in given[1:]), x="{x}")
+            return EpilogueStep(text, back="result" if is_known else "input")
+        sign = TRITON_SIGNS.get(self.op)
+        if sign is None or given[2:] not in ((), (1,)) or len(given) < 2:
+            return None
+        first, second = given[:2]
+        if isinstance(second, (int, float)) and isfinite(second):
+            return EpilogueStep(f"{{x}} {sign} {float(second)!r}")
+        if not isinstance(first, Slot) or not isinstance(second, Slot) or len(self.shapes) != 2:
+            return None
+        kind = lies_as(self.shapes[1 - k], self.shape)
+        if kind is None:
+            return None
+        text = f"{{x}} {sign} {{0}}" if first.k == k else f"{{0}} {sign} {{x}}"
+        return EpilogueStep(text, ((kind, 1),), "sum" if sign == "+" else "input")
+
+    def from_result(self, dy: Any, y: Any) -> Any:
+        aten, numbers = torch.ops.aten, self.args[1:]
+        if self.op == "relu":
+            return aten.threshold_backward(dy, y, 0)
+        if self.op == "hardtanh":
+            return aten.hardtanh_backward(dy, y, *numbers)
+        if self.op == "leaky_relu":
+            return aten.leaky_relu_backward(dy, y, *numbers, True)
+        assert self.op == "sigmoid"
+        return aten.sigmoid_backward(dy, y)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """Element by element."""

@@ -19,7 +19,7 @@ from convgen.algebra.conv import Conv, Phase, Spatial
 from convgen.algebra.relations import Ratio, Taps
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
 from convgen.late import torch
-from convgen.operations.row import At, Derived, Interval, Operation, Work, fit, own, touched
+from convgen.operations.row import At, Derived, Epilogue, Interval, Operation, Work, fit, own, touched
 
 READS: Mapping[Phase, str] = {"forward": "xw", "backward_data": "yw", "backward_filter": "yx"}
 MAKES: Mapping[Phase, str] = {"forward": "y", "backward_data": "x", "backward_filter": "w"}
@@ -50,6 +50,8 @@ class LocalConvolution(NamedTuple):
 
 # Kernels in the place of ATen's convolutions, by dtype and what they convolve: a GPU's package fills it.
 KERNELS: dict[tuple[str, LocalConvolution], Callable[..., Any]] = {}
+# The same of forward convolutions with steps behind them.
+EPILOGUES: dict[tuple[str, LocalConvolution, Epilogue], Callable[..., Any]] = {}
 
 
 class HeldGroups(NamedTuple):

@@ -8,19 +8,26 @@ make, too, it computes itself. So one wide halo stands for several, or what is m
 the norm's moments are on their way. The gradient is the vjp of all of it: of a parameter it is a sum over ranks, each
 of which adds what its own block of the result says, so that no term is counted twice.
 
+Where all that follows a convolution is element by element, its kernel can do it before it writes (an epilogue):
+
+    x --conv--> a --add b--> --relu--> y        one launch; a is there only where a gradient is made of it
+
+Gradients of such a row's convolution are rows of their own, which read the gradient of a, made of that of y.
+
 Source: DESIGN section 12 ("one wide halo for several consecutive operations").
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from convgen.algebra.relations import Relation, Through
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
-from convgen.operations.row import At, Launch, Operation, Work, standing, touched
+from convgen.operations.convolution import EPILOGUES, Convolution
+from convgen.operations.row import At, Derived, Epilogue, Launch, Operation, Work, standing, touched
 
 MADE = -1  # as a source: what the part before made
 
@@ -76,12 +83,60 @@ class Fused(Operation):
         extents = [(m.indices[0], n) for m, n in zip(result.dims, result.shape, strict=True) if m.indices]
         return (Signature(tuple(extents), tuple(operands[k] for k in sorted(operands)), (result,)),)
 
+    @cached_property
+    def epilogue(self) -> Epilogue | None:
+        """The parts behind a convolution, where all of them are steps behind its kernel."""
+        first, *others = self.parts
+        if not isinstance(first.operation, Convolution) or first.operation.phase != "forward":
+            return None
+        steps = [part.operation.as_epilogue(part.sources.index(MADE)) for part in others]
+        return tuple(step for step in steps if step) if all(steps) else None
+
+    @cached_property
+    def gradients(self) -> Mapping[str, Derived]:
+        """Of the convolution's operands: they read as dy the gradient of what it makes."""
+        if self.epilogue is None:
+            return {}
+        first = self.parts[0]
+        names = {o.name: f"x{source}" for o, source in zip(first.signature.inputs, first.sources, strict=True)}
+        names[f"d{first.signature.results[0].name}"] = "dy"
+        return {
+            names[made]: Derived(one.operation, tuple(names[read] for read in one.reads))
+            for made, one in first.operation.gradients.items()
+        }
+
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
-        made: Any = None
-        for part, here in self.standing_parts(at.blocks):
+        kernel = self.kernel(at, operands)
+        if kernel is not None:
+            return (kernel(self, at, None, *operands),)
+        return (self.behind(at, self.first(at, *operands), *operands),)
+
+    def first(self, at: At, *operands: Any) -> Any:
+        """What the first part makes."""
+        part, here = next(self.standing_parts(at.blocks))
+        (made,) = part.operation.local(0, here, *[operands[source] for source in part.sources])
+        return made
+
+    def behind(self, at: At, made: Any, *operands: Any) -> Any:
+        """What the other parts make of what the first has made."""
+        _, *others = self.standing_parts(at.blocks)
+        for part, here in others:
             given = [made if source == MADE else operands[source] for source in part.sources]
             (made,) = part.operation.local(0, here, *given)
-        return (made,)
+        return made
+
+    def kernel(self, at: At, operands: Sequence[Any]) -> Any:
+        """What computes all of it in one launch, where a GPU's package has that for what a rank convolves here."""
+        if not EPILOGUES or self.epilogue is None:
+            return None
+        part, here = next(self.standing_parts(at.blocks))
+        assert isinstance(part.operation, Convolution)
+        x, _, *others = operands
+        kinds = [kind for step in self.epilogue for kind, _ in step.operands]
+        local = part.operation.convolved(0, here)
+        if local is None or any(k == "element" and t.dtype != x.dtype for k, t in zip(kinds, others, strict=True)):
+            return None
+        return EPILOGUES.get((str(x.dtype), local, self.epilogue))
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         made: Any = None
@@ -92,9 +147,17 @@ class Fused(Operation):
 
     def work(self, way: int, at: At) -> Work:
         """Flops of all parts, each with its rim; what lies between is no element of the row."""
-        return Work(sum(one.work.flops for one in self.launches(way, at)), touched(at, self.signatures[way]))
+        return Work(sum(one.work.flops for one in self.undone(way, at)), touched(at, self.signatures[way]))
 
     def launches(self, way: int, at: At) -> tuple[Launch, ...]:
+        parts = self.undone(way, at)
+        if self.epilogue is None:
+            return parts
+        work = Work(sum(one.work.flops for one in parts), touched(at, self.signatures[way]))
+        return (Launch(self.parts[0].operation, work, tuple(k for one in parts for k in one.operands)),)
+
+    def undone(self, way: int, at: At) -> tuple[Launch, ...]:
+        """Part by part."""
         return tuple(
             Launch(link.operation, link.operation.work(0, here), tuple(s for s in link.sources if s != MADE))
             for link, here in self.standing_parts(at.blocks)

@@ -13,7 +13,7 @@ from typing import Any
 
 from convgen.algebra.signature import Operand, Signature
 from convgen.late import torch
-from convgen.operations.row import At, Operation, numbered, own
+from convgen.operations.row import At, EpilogueStep, Operation, numbered, own
 
 
 def _aten(path: str) -> Callable[..., Any]:
@@ -48,6 +48,9 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "prelu": _prelu,
     "affine": _affine,
 }
+
+
+RELU = "tl.where({x} < 0, 0.0, {x})"  # a NaN stays one
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,22 @@ class Pointwise(Operation):
         sizes = [at.extent(i) for i in numbered(len(self.shape))]
         aligned = (_aligned(t, places, len(sizes)) for t, places in zip(operands, self._places, strict=True))
         return (FUNCTIONS[self.function](*aligned, *self.settings).expand(sizes),)
+
+    def as_epilogue(self, k: int) -> EpilogueStep | None:
+        """Of what the first operand is, with vectors over channels, or tensors of its shape, as the others."""
+        text = {"relu": RELU, "add": "{x} + {0}", "mul": "{x} * {0}", "affine": "{x} * {0} + {1}"}.get(self.function)
+        if text is None or k or self.settings or self.shapes[0] != self.shape or len(self.shape) < 2:
+            return None
+        operands: list[tuple[str, int]] = []
+        for shape, places in zip(self.shapes[1:], self._places[1:], strict=True):
+            if shape != self.shape and (places, shape) != ((1,), self.shape[1:2]):
+                return None
+            operands.append(("element" if shape == self.shape else "channel", 1))
+        return EpilogueStep(text, tuple(operands), {"relu": "result", "add": "sum"}.get(self.function, "input"))
+
+    def from_result(self, dy: Any, y: Any) -> Any:
+        assert self.function == "relu"
+        return torch.ops.aten.threshold_backward(dy, y, 0)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """On operands made as large as the result."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from math import prod
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
 from convgen.late import torch
@@ -99,6 +99,25 @@ class Work:
     elements: int
 
 
+class EpilogueStep(NamedTuple):
+    """What a kernel does with each element of what it has made, before it writes it.
+
+    Attributes:
+        text: Triton's; {x} is the element, {0}, {1}, ... are values of other operands there.
+        operands: how each other operand lies, and how many values it has for an element: `element`, as the result does;
+            `channel`, so many vectors over the result's channels, one behind the other.
+        back: what its gradient is made of beside the result's: `sum`, nothing, it is passed on; `result`, what it
+            makes; `input`, what it reads.
+    """
+
+    text: str
+    operands: tuple[tuple[str, int], ...] = ()
+    back: str = "input"
+
+
+Epilogue = tuple[EpilogueStep, ...]
+
+
 @dataclass(frozen=True)
 class Derived:
     """The gradient of an operand as a row of its own, with roles of its own.
@@ -173,6 +192,14 @@ class Operation(ABC):
         """
         return {}
 
+    def as_epilogue(self, k: int) -> EpilogueStep | None:
+        """As a step behind the kernel that makes operand k; None where that can't be."""
+        return None
+
+    def from_result(self, dy: Any, y: Any) -> Any:
+        """The gradient of the element that a step is of whose gradient is made of its result."""
+        raise NotImplementedError
+
     def work(self, way: int, at: At) -> Work:
         """What `local` takes there: one flop for each element that an index says, unless a row knows better."""
         signature = self.signatures[way]
@@ -181,6 +208,10 @@ class Operation(ABC):
     def launches(self, way: int, at: At) -> tuple[Launch, ...]:
         """The same, one after the other."""
         return (Launch(self, self.work(way, at), tuple(range(len(self.signatures[way].inputs)))),)
+
+    def undone(self, way: int, at: At) -> tuple[Launch, ...]:
+        """Launches whose gradients backward takes, in the order of forward."""
+        return self.launches(way, at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,17 +228,18 @@ class Launch:
     operands: tuple[int, ...]
 
 
-def repeats(launches: Sequence[Launch], asked: Collection[int]) -> list[int]:
+def repeats(launches: Sequence[Launch], asked: Collection[int], derived: Collection[int] = ()) -> list[int]:
     """How often backward takes what each launch takes.
 
     Args:
         asked: numbers of operands that want one.
+        derived: those of them whose gradients rows of their own make, of that of what their launch makes.
     """
     found: list[int] = []
     wants = False  # what was made before
     for one in launches:
-        gradients = sum(k in asked for k in one.operands) + wants
-        wants = gradients > 0
+        gradients = sum(k in asked and k not in derived for k in one.operands) + wants
+        wants = gradients > 0 or any(k in asked for k in one.operands)
         found.append({"each": gradients, "once": int(wants), "none": 0}[one.operation.passes])
     return found
 
@@ -224,6 +256,14 @@ def made_here(at: At, result: Operand) -> list[int]:
         prod(at.extent(i) for i in d.indices) if d.indices else n
         for d, n in zip(result.dims, result.shape, strict=True)
     ]
+
+
+def lies_as(shape: tuple[int, ...], result: tuple[int, ...]) -> str | None:
+    """How an operand lies beside a result[N, C, ...], as broadcasting has it, where a kernel's epilogue can read it."""
+    if shape == result:
+        return "element"
+    wide = (1,) * (len(result) - len(shape)) + shape
+    return "channel" if wide == (1, result[1], *[1] * (len(result) - 2)) else None
 
 
 def numbers(block: Interval, like: Any) -> Any:

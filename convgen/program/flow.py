@@ -186,6 +186,9 @@ def _gradients(row: PlacedRow, number: int, wanted: list[bool]) -> Iterator[Flow
     steps = [*gradients(row, number, wanted)]
     base, names = label(row), row.signature.inputs
     derived = {k: one for k, one in row.derived if wanted[k]}
+    between = row.between(wanted)
+    if between and not any(chain is not None and wanted[k] for k, chain in enumerate(row.back)):
+        yield Local(f"{base}.d{row.bound.operation.name}", number, row, between)
     whole = {k: Local(f"{base}.d{names[k].name}", number, one) for k, one in derived.items()}
     fetch = {k: [m for m in steps if m.chain[0] == f"derived {k} fetch"] for k in derived}
     store = {k: [m for m in steps if m.chain[0] == f"derived {k} store"] for k in derived}
@@ -207,7 +210,8 @@ def _vjp(row: PlacedRow, number: int, wanted: list[bool], steps: list[Moved]) ->
     if not back:
         return
     given = [m for m in steps if m.chain[0] == "given"]
-    whole = Local(f"{base}.d{',d'.join(names[k].name for k in back)}", number, row, back)
+    name = f"{base}.d{',d'.join(names[k].name for k in back)}"
+    whole = Local(name, number, row, (*back, *row.between(wanted)))
     if row.chunks is not None:
         yield from _vjp_in_chunks(whole, given, [m for m in steps if m.chain[0] == "back"], row.chunks)
         return

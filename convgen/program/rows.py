@@ -32,6 +32,7 @@ from convgen.algebra.signature import Made, Operand, Signature
 from convgen.algebra.tensors import Dim, Rows, Tensor
 from convgen.algebra.wants import layout
 from convgen.operations.bound import Bound
+from convgen.operations.fused import Fused
 from convgen.operations.row import At, Operation, standing
 
 Chain = tuple[Conversion, ...]
@@ -96,6 +97,14 @@ class PlacedRow:
     @property
     def signature(self) -> Signature:
         return self.bound.operation.signatures[self.way]
+
+    def between(self, wanted: Sequence[bool]) -> tuple[int, ...]:
+        """Operands whose gradients' rows read the gradient of what lies within the row, which local code makes.
+
+        Args:
+            wanted: by operand.
+        """
+        return tuple(k for k, _ in self.derived if wanted[k]) if isinstance(self.bound.operation, Fused) else ()
 
     @property
     def is_silent(self) -> bool:

@@ -12,7 +12,7 @@ are read in order. The row takes the roles of its last part; values between are 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -146,15 +146,18 @@ def numbers(count: int, groups: Sequence[Group]) -> list[int]:
     return [i for i in range(count) if i not in gone]
 
 
-def widened(program: Program, groups: Sequence[Group]) -> Program:
+def widened(
+    program: Program, groups: Sequence[Group], as_one: Callable[[Program, Group], PlacedRow | None] | None = None
+) -> Program:
     """A program with groups of its rows as one each, where signatures and roles allow it.
 
     Args:
         groups: of numbers of its rows, which are none that are one already.
+        as_one: the row that stands for a group; by default one whose halo travels instead of what lies between.
     """
     rows, taken = dict(enumerate(program.rows)), list[Group]()
     for group in groups:
-        one = _as_one(program, group)
+        one = (as_one or _as_one)(program, group)
         if one is None:
             continue
         taken.append(group)

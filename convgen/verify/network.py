@@ -18,7 +18,7 @@ from torch import Tensor
 
 from convgen.cost.network import volume
 from convgen.network_compiler import CompiledNetwork
-from convgen.packages import files_of, forget_package, load_package, runtime_of
+from convgen.packages import files_of, forget_package, kernel_modules, load_package, runtime_of
 from convgen.verify.network_program import KINDS, LATER, Given, RankRun, given_of, run_rank, truth_of
 from convgen.verify.processes import count_calls, spawn
 from convgen.verify.virtual import VirtualTransport, World
@@ -148,7 +148,7 @@ def _loaded(path: Path, interpret: bool) -> Any:
         from convgen.verify.interpreter import launch
 
         package.NET.device = "cpu"
-        for kernels in {id(k.module): k.module for k in runtime_of(package).KERNELS.values()}.values():
+        for kernels in kernel_modules(package):
             kernels.launch = launch
     return package
 

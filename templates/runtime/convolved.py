@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from convgen.operations.convolution import MAKES, READS, LocalConvolution, Phase
+from convgen.operations.fused import Fused
+from convgen.operations.row import At
 
 from .blocks import Unmapped
 
@@ -33,26 +35,112 @@ class LocalKernels:
 
     def made(self, phase: Phase, *operands: Tensor) -> Tensor:
         """What a phase makes; the first operand is an activation."""
-        c, samples = self.local, operands[0].shape[0]
-        xs, ys, taps, _, _, below = zip(*c.dims, strict=True)
+        out = self.empty(phase, operands[0])
+        if not all(t.numel() for t in (*operands, out)):
+            return out.zero_()
+        getattr(self.module, phase)(*[self.dense(t) for t in operands], out, self.sizes(self.module, operands[0]))
+        return out
+
+    def empty(self, phase: Phase, like: Tensor) -> Tensor:
+        """For what a phase makes of as many samples as an activation has."""
+        c, samples = self.local, like.shape[0]
+        xs, ys, taps, *_ = zip(*c.dims, strict=True)
         shapes = {
             "x": (samples, c.groups * c.channels, *xs),
             "w": (c.groups * c.filters, c.channels, *taps),
             "y": (samples, c.groups * c.filters, *ys),
         }
-        out = torch.empty(
-            shapes[MAKES[phase]], dtype=operands[0].dtype, device=operands[0].device, memory_format=self.format
-        )
-        if not all(t.numel() for t in (*operands, out)):
-            return out.zero_()
-        sizes = self.module.Sizes(samples, xs, ys, below, c.channels, c.filters, c.groups)
-        getattr(self.module, phase)(*[self._dense(t) for t in operands], out, sizes)
-        return out
+        return torch.empty(shapes[MAKES[phase]], dtype=like.dtype, device=like.device, memory_format=self.format)
 
-    def _dense(self, tensor: Tensor) -> Tensor:
+    def sizes(self, module: Any, like: Tensor) -> Any:
+        """A kernel's Sizes, for as many samples as an activation has."""
+        c = self.local
+        xs, ys, _, _, _, below = zip(*c.dims, strict=True)
+        return module.Sizes(like.shape[0], xs, ys, below, c.channels, c.filters, c.groups)
+
+    def dense(self, tensor: Tensor) -> Tensor:
         """A tensor as kernels take it: it begins at 16 bytes, as a view of a larger one may not."""
         tensor = tensor.detach().contiguous(memory_format=self.format)
         return tensor.clone() if tensor.data_ptr() % 16 else tensor
+
+
+class EpilogueKernel:
+    """A forward kernel that does what follows the convolution before it writes.
+
+    Args:
+        module: with the kernel; `plain`: the convolution's own kernels.
+        keeps: whether the sum may be asked for, too.
+    """
+
+    def __init__(self, module: Any, plain: LocalKernels, keeps: bool) -> None:
+        self.module, self.plain, self.keeps = module, plain, keeps
+
+    def __call__(self, fused: Fused, at: At, between: Tensor | None, *operands: Tensor) -> Tensor:
+        return ConvolvedThen.apply(self, fused, at, between, *operands)
+
+    def made(self, keep: bool, *operands: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What is made of x, w and the steps' operands; and the sum before the steps, where it is to be kept."""
+        made = self.plain.empty("forward", operands[0])
+        before = torch.empty_like(made) if keep else None
+        x, w, *others = operands
+        given = [self.plain.dense(t) for t in (x, w)]
+        given += [self.plain.dense(t) if t.shape == made.shape else t.detach().reshape(-1).contiguous() for t in others]
+        given += [made if before is None else before] if self.keeps else []
+        self.module.forward(*given, made, self.plain.sizes(self.module, x))
+        return made, before
+
+
+class ConvolvedThen(Unmapped):
+    """A convolution and what follows it. Where rows of their own make its operands' gradients, `between` stands for
+    what it makes: a tensor of that shape, without its values, whose gradient these rows read."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, kernel: EpilogueKernel, fused: Fused, at: At, between: Tensor | None, *operands: Tensor
+    ) -> Tensor:
+        wanted = ctx.needs_input_grad[3:]
+        made, before = kernel.made(kernel.keeps and any(wanted), *operands)
+        ctx.kernel, ctx.fused, ctx.at = kernel, fused, at
+        x, w, *others = operands
+        ctx.shapes = [t.shape for t in others]
+        kept = (x if wanted[2] else None, w if wanted[1] else None)
+        ctx.save_for_backward(*kept, *((made,) if before is None else (before, *others)))
+        return made
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dmade: Tensor) -> Any:
+        x, w, kept, *others = ctx.saved_tensors
+        between, wants_x, wants_w, *wanted = ctx.needs_input_grad[3:]
+        if ctx.kernel.keeps:
+            with torch.enable_grad():
+                leaves = [kept.detach().requires_grad_()]
+                leaves += [t.detach().requires_grad_(asked) for t, asked in zip(others, wanted, strict=True)]
+                made = ctx.fused.behind(ctx.at, leaves[0], None, None, *leaves[1:])
+                asked = [t for t in leaves if t.requires_grad]
+                found = iter(torch.autograd.grad(made, asked, dmade))
+            dsum, *dothers = [next(found) if t.requires_grad else None for t in leaves]
+        else:
+            dsum, dothers = summed_back(ctx.fused, dmade, kept, ctx.shapes, wanted)
+        dx = ctx.kernel.plain.made("backward_data", dsum, w) if wants_x else None
+        dw = ctx.kernel.plain.made("backward_filter", dsum, x) if wants_w else None
+        return None, None, None, dsum if between else None, dx, dw, *dothers
+
+
+def summed_back(
+    fused: Fused, dmade: Tensor, made: Tensor, shapes: list[torch.Size], wanted: list[bool]
+) -> tuple[Tensor, list[Tensor | None]]:
+    """Gradients of what a convolution makes and of what is added to it, of the result's and the result."""
+    *_, last = fused.parts
+    assert fused.epilogue is not None
+    dsum = last.operation.from_result(dmade, made) if fused.epilogue[-1].back == "result" else dmade
+    found: list[Tensor | None] = []
+    for shape, is_wanted in zip(shapes, wanted, strict=True):
+        if is_wanted and shape != made.shape:  # a vector over channels
+            found.append(dsum.sum([d for d in range(dsum.dim()) if d != 1]).reshape(shape))
+        else:
+            found.append(dsum if is_wanted else None)
+    return dsum, found
 
 
 class Convolved(Unmapped):

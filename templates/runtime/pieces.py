@@ -209,6 +209,25 @@ class Join(Unmapped):
         return gradient.new_empty(0, dtype=ctx.like), None, None, *parts
 
 
+class Cut(Unmapped):
+    """Pieces of what stands for a result; their gradients are put together."""
+
+    @staticmethod
+    def forward(stands: Tensor, whole: Box, places: Sequence[Box]) -> tuple[Tensor, ...]:
+        return tuple(within(stands, whole, place) for place in places)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _, ctx.whole, ctx.places = inputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        out = gradients[0].new_empty([hi - lo for lo, hi in ctx.whole])
+        for place, gradient in zip(ctx.places, gradients, strict=True):
+            within(out, ctx.whole, place).copy_(gradient)
+        return out, None, None
+
+
 class Early:
     """A row whose halo is under way: made before its other operands are fetched, so that backward, which goes the other
     way, has handed in their gradients when it waits."""
@@ -222,22 +241,27 @@ class Early:
         box = self.pieces.interior.box if self.pieces.interior else nowhere
         self.inside, self.link = Inner.apply(self.x, self.halo, box)
 
-    def made(self, parts: Sequence[Tensor]) -> Tensor:
+    def made(self, parts: Sequence[Tensor], between: Tensor | None = None) -> Tensor:
         """The result on this rank; autograd goes through.
 
         Args:
             parts: as local code takes them, but for operand k.
+            between: of a fused row, what stands for what its convolution makes.
         """
         stand, (interior, boundary) = self.stand, self.pieces
-        made = [] if interior is None else [self._of(interior, self.inside, parts)]
-        *strips, link = Boundary.apply(self.link, self.x.detach(), self.halo, [p.box for p in boundary])
-        made += [self._of(piece, strip, parts) for piece, strip in zip(boundary, strips, strict=True)]
+        whole = stand.result_box(stand.at(self.here.place))
         places = [stand.result_box(p.at) for p in (interior, *boundary) if p]
-        return Join.apply(link, stand.result_box(stand.at(self.here.place)), places, *made)
+        stands = [None] * len(places) if between is None else list(Cut.apply(between, whole, places))
+        made = [] if interior is None else [self._of(interior, self.inside, parts, stands.pop(0))]
+        *strips, link = Boundary.apply(self.link, self.x.detach(), self.halo, [p.box for p in boundary])
+        for piece, strip, one in zip(boundary, strips, stands, strict=True):
+            made.append(self._of(piece, strip, parts, one))
+        return Join.apply(link, whole, places, *made)
 
-    def _of(self, piece: Share, tensor: Tensor, parts: Sequence[Tensor]) -> Tensor:
-        k = self.k
-        (made,) = self.stand.local(
-            piece.at, [*parts[:k], self.stand.cut(k, tensor, piece.box, piece.at), *parts[k + 1 :]]
-        )
+    def _of(self, piece: Share, tensor: Tensor, parts: Sequence[Tensor], between: Tensor | None) -> Tensor:
+        k, stand = self.k, self.stand
+        given = [*parts[:k], stand.cut(k, tensor, piece.box, piece.at), *parts[k + 1 :]]
+        if between is not None:
+            return stand.fused(piece.at, given, between)
+        (made,) = stand.local(piece.at, given)
         return made

@@ -17,6 +17,7 @@ from torch import Tensor
 from convgen.algebra.layout import Axes
 from convgen.algebra.relations import Relation
 from convgen.algebra.signature import Operand
+from convgen.operations.fused import Fused
 from convgen.operations.row import At, Operation, nest, standing
 
 from .blocks import Unmapped
@@ -253,6 +254,14 @@ class Stand(Plain):
         if self.row.early is not None and early is None:
             early = Early(self, here, self.row.early, taken[self.row.early])
         chunked = None if self.row.chunks is None else self._chunked(taken, here)
+        between = bool(asked) and isinstance(self.operation, Fused)
+
+        def attached(*results: Tensor) -> Any:
+            return Attach.apply(self, place, buckets, slots, len(results), *results, *operands)
+
+        def stands() -> Tensor:
+            """For what the convolution of a fused row makes."""
+            return attached(taken[0].new_zeros(1).expand(self.made_shape(self.signature.results[0], at)))
 
         def rest() -> tuple[Tensor, ...]:
             later = self.row.early if chunked is None else chunked.k
@@ -264,13 +273,16 @@ class Stand(Plain):
                 made = (chunked.made([None if k == later else t for k, t in enumerate(parts)], boxes),)
             else:
                 parts = [t if k == later else self.cut(k, t, boxes[k], at) for k, t in enumerate(parts)]
-                made = self.local(at, parts) if early is None else (early.made(parts),)
+                if early is not None:
+                    made = (early.made(parts, stands() if between else None),)
+                else:
+                    made = (self.fused(at, parts, stands()),) if between else self.local(at, parts)
             results = made
             if chunked is None or not chunked.of_result:
                 results = tuple(moved(t, self.store[j], self.given[j], here, buckets) for j, t in enumerate(made))
-            if asked:
-                attached = Attach.apply(self, place, buckets, slots, len(results), *results, *operands)
-                results = attached if isinstance(attached, tuple) else (attached,)
+            if asked and not between:
+                again = attached(*results)
+                results = again if isinstance(again, tuple) else (again,)
             return results
 
         return rest
@@ -288,6 +300,21 @@ class Stand(Plain):
             return tuple(self._nothing(r, s, parts) for r, s in zip(self.signature.results, shapes, strict=True))
         with noted("local", self.label):
             return self.operation.local(self.row.way, at, *parts)
+
+    def fused(self, at: At, parts: list[Tensor], between: Tensor) -> Tensor:
+        """The same of a convolution and what follows it as one, whose gradients' rows read that of what lies between.
+
+        Args:
+            between: stands for that: a tensor of its shape, whose gradient it gets.
+        """
+        operation, (result,) = cast(Fused, self.operation), self.signature.results
+        if any(not p.numel() for p in parts) or not between.numel():
+            return self._nothing(result, list(between.shape), [*parts, between])
+        with noted("local", self.label):
+            kernel = operation.kernel(at, parts)
+            if kernel is None:
+                return operation.behind(at, Valued.apply(between, operation.first(at, *parts)), *parts)
+            return kernel(operation, at, between, *parts)
 
     def _nothing(self, result: Operand, shape: list[int], parts: list[Tensor]) -> Tensor:
         """Where a rank has nothing to add; in the graph like any other, so that all come to the same gradients."""
@@ -463,6 +490,22 @@ class Attach(Unmapped):
             found = ctx.stand.gradients(ctx.place, dys, results, operands, needed, ctx.buckets, ctx.slots)
         through = tuple(g if r.is_floating_point() else None for g, r in zip(dys, results, strict=True))
         return None, None, None, None, None, *through, *found
+
+
+class Valued(Unmapped):
+    """What stands for a value, with it; the gradient is of both."""
+
+    @staticmethod
+    def forward(stands: Tensor, value: Tensor) -> Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient, gradient if ctx.needs_input_grad[1] else None
 
 
 def travel(tensor: Tensor, chain: Chain, here: RowHere, buckets: Buckets | None = None) -> Tensor:

@@ -22,6 +22,8 @@ def refusal(problem: Problem, target: Target) -> str | None:
     """Why the family can't; None if it can."""
     if problem.x_parts > 1 or problem.y_parts > 1 or problem.rim is not None:
         return "parts and rims"
+    if problem.epilogue:
+        return "an epilogue"
     if not (problem.elements["x"] and problem.elements["w"] and problem.elements["y"]):
         return "an empty operand"
     for d in problem.dims:

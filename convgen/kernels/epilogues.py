@@ -1,0 +1,43 @@
+"""Steps behind a kernel's sum, element by element, as lines of its text: what a network does with a convolution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from convgen.operations.row import Epilogue
+
+
+def keeps(epilogue: Epilogue) -> bool:
+    """Whether a gradient may be made of the sum itself, which then is written, too: of all steps but the last, the
+    result does not say what came before."""
+    return any(s.back == "input" for s in epilogue) or any(s.back == "result" for s in epilogue[:-1])
+
+
+def tensors(epilogue: Epilogue) -> list[str]:
+    """Names of a kernel's arguments between w and y: other operands, and where the sum itself is written."""
+    return [*(name for name, _ in operands(epilogue)), *(["before"] if keeps(epilogue) else [])]
+
+
+def operands(epilogue: Epilogue) -> Iterator[tuple[str, str]]:
+    """Name of each other operand, and how it lies."""
+    kinds = (kind for step in epilogue for kind, _ in step.operands)
+    return ((f"with_{n}", kind) for n, kind in enumerate(kinds))
+
+
+def lines(epilogue: Epilogue, element: Callable[[str], str], vector: Callable[[str, int], str], keep: str) -> list[str]:
+    """What is done with `acc`.
+
+    Args:
+        element: text of the values of an operand that lies as the result does.
+        vector: of a vector over channels, that number of the operand.
+        keep: the statement that writes the sum.
+    """
+    found = ["if KEEP:", f"    {keep}"] if keeps(epilogue) else []
+    names = operands(epilogue)
+    for step in epilogue:
+        values: list[str] = []
+        for kind, count in step.operands:
+            name, _ = next(names)
+            values += [element(name)] if kind == "element" else [vector(name, n) for n in range(count)]
+        found.append(f"acc = {step.text.format(*values, x='acc')}")
+    return found

@@ -1,0 +1,183 @@
+"""What a network does behind a convolution, as steps of its kernel: families against float64, in the interpreter."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from generate import draws
+from kernel_cases import GUARD, SM_90, from_memory, guarded, in_memory, operands, reference, shapes
+from test_kernels_truth import DRAWS
+from torch import Tensor
+
+from convgen.kernels.epilogues import keeps
+from convgen.kernels.facts import facts, launches
+from convgen.kernels.load import load_text
+from convgen.kernels.problem import LocalDim, Problem
+from convgen.kernels.source import Kernel, kernel_module
+from convgen.operations.batch_norm import Centred
+from convgen.operations.calls import Elementwise, Slot
+from convgen.operations.pointwise import Pointwise, affine, bias
+from convgen.operations.row import At, Epilogue, EpilogueStep, Operation
+from convgen.verify.interpreter import launch
+from convgen.verify.program import TORCH_DTYPES
+
+NAMES = [name for name in DRAWS if name not in ("tiled", "aten")]
+NOWHERE = At({}, (), ())
+
+
+@dataclass(frozen=True)
+class Behind:
+    """An operation behind a convolution: what is before is its operand k."""
+
+    operation: Operation
+    k: int
+    others: tuple[tuple[int, ...], ...]
+
+    @property
+    def step(self) -> EpilogueStep:
+        step = self.operation.as_epilogue(self.k)
+        assert step is not None
+        return step
+
+
+def drawn(rng: random.Random, shape: tuple[int, ...]) -> Behind:
+    """One that a network may have."""
+    vector, rows = (shape[1],), (1,) * (len(shape) - 2)
+    a, b = Slot(0), Slot(1)
+    k = rng.choice((0, 1))
+    pair = (shape, shape)
+    wide = ((shape, (shape[1], *rows)), ((shape[1], *rows), shape))[k]
+    ones: list[Behind] = [
+        Behind(bias(shape), 0, (vector,)),
+        Behind(affine(shape), 0, (vector, vector)),
+        Behind(Centred(shape), 0, ((3, shape[1]),)),
+        Behind(Pointwise("relu", shape, (shape,)), 0, ()),
+        Behind(Elementwise("relu", (a,), shape, (shape,)), 0, ()),
+        Behind(Elementwise("silu", (a,), shape, (shape,)), 0, ()),
+        Behind(Elementwise("sigmoid", (a,), shape, (shape,)), 0, ()),
+        Behind(Elementwise("hardswish", (a,), shape, (shape,)), 0, ()),
+        Behind(Elementwise("hardsigmoid", (a,), shape, (shape,)), 0, ()),
+        Behind(Elementwise("hardtanh", (a, 0.0, 6.0), shape, (shape,)), 0, ()),
+        Behind(Elementwise("leaky_relu", (a, 0.1), shape, (shape,)), 0, ()),
+        Behind(Elementwise("mul.Tensor", (a, 0.5), shape, (shape,)), 0, ()),
+        Behind(Elementwise("add.Tensor", (a, b, 1), shape, pair), k, (shape,)),
+        Behind(Elementwise("sub.Tensor", (a, b, 1), shape, pair), k, (shape,)),
+        Behind(Elementwise("mul.Tensor", (a, b), shape, wide), k, (wide[1 - k],)),
+    ]
+    return rng.choice(ones)
+
+
+def chain(rng: random.Random, p: Problem) -> list[Behind]:
+    return [drawn(rng, shapes(p)["y"]) for _ in range(rng.randint(1, 3))]
+
+
+def ran(p: Problem, config: Any, given: dict[str, Tensor], others: list[Tensor], keep: bool) -> list[Tensor]:
+    """y, and the sum before the steps where it is kept; all that is not written is NaN."""
+    module = load_text(kernel_module([Kernel((p,), config, SM_90)]))
+    module.launch = launch
+    count, dtype = torch.Size(shapes(p)["y"]).numel(), TORCH_DTYPES[p.dtype]
+    wholes = [torch.full((count + 2 * GUARD,), torch.nan, dtype=dtype) for _ in range(2 if keep else 1)]
+    outs = [whole[GUARD : GUARD + count] for whole in wholes]
+    given_ones = [guarded(in_memory(p, given[n], 1)) for n in ("x", "w")]
+    given_ones += [guarded(given["bias"])] if p.bias else []
+    given_ones += [guarded(in_memory(p, t, 1) if t.shape == shapes(p)["y"] else t.reshape(-1)) for t in others]
+    given_ones += [outs[-1]] if keeps(p.epilogue) else []  # y itself, where it is not kept
+    rows = (tuple(getattr(d, side) for d in p.dims) for side in ("x", "y", "below"))
+    module.forward(*given_ones, outs[0], module.Sizes(p.batch, *rows, p.channels, p.filters, p.groups))
+    for whole in wholes:
+        assert whole[:GUARD].isnan().all() and whole[GUARD + count :].isnan().all(), "written beside the result"
+    return [from_memory(p, out, shapes(p)["y"], 1) for out in outs]
+
+
+def case(name: str, seed: int) -> tuple[Problem, list[Behind], random.Random] | None:
+    rng = random.Random(f"{name} behind {seed}")
+    family, draw, _ = DRAWS[name]
+    p = replace(draw(rng, "forward"), x_parts=1, y_parts=1, rim=None)
+    behind = chain(rng, p)
+    p = replace(p, epilogue=tuple(b.step for b in behind))
+    return None if family.refusal(p, SM_90) is not None else (p, behind, rng)
+
+
+ROUNDING = {"float64": 1e-12, "float32": 3e-6, "tfloat32": 3e-6, "bfloat16": 2.0**-7, "float16": 2.0**-10}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_family_does_what_stands_behind_it(name: str) -> None:
+    done = 0
+    for seed in range(60):
+        found = case(name, seed)
+        if found is None or done == draws(5):
+            continue
+        p, behind, rng = found
+        done += 1
+        given = operands(p, seed, integers=p.dtype != "float64")
+        generator = torch.Generator().manual_seed(seed)
+        others = [
+            (torch.randn(s, generator=generator, dtype=torch.float64) + 2).to(TORCH_DTYPES[p.dtype])
+            for b in behind
+            for s in b.others
+        ]
+        keep = keeps(p.epilogue) and rng.random() < 0.5
+        got = ran(p, DRAWS[name][0].default(p, SM_90), given, others, keep)
+        want, rest = reference(p, given), [t.double() for t in others]
+        summed = want
+        for b in behind:
+            mine, rest = rest[: len(b.others)], rest[len(b.others) :]
+            mine.insert(b.k, want)
+            (want,) = b.operation.local(0, standing(want.shape), *mine)
+        for one, right in zip(got, (want, summed), strict=False):
+            assert one.shape == right.shape
+            scale = max(float(right.abs().max()) if right.numel() else 0.0, float(summed.abs().max()), 1.0)
+            error = (one.double() - right).abs().nan_to_num(torch.inf)
+            most = float(error.max()) if error.numel() else 0.0
+            assert most <= 8 * ROUNDING[p.dtype] * scale, f"{most} of {scale}: {p}"
+    assert done == draws(5)
+
+
+def standing(shape: torch.Size) -> At:
+    return At({f"d{i}": (0, n) for i, n in enumerate(shape)}, (), ())
+
+
+def test_draws_have_everything() -> None:
+    seen: Counter[str] = Counter()
+    for name in NAMES:
+        for seed in range(60):
+            if (found := case(name, seed)) is not None:
+                p, behind, _ = found
+                seen[name] += 1
+                seen["kept"] += keeps(p.epilogue)
+                seen["not kept"] += not keeps(p.epilogue)
+                seen[p.memory_format] += 1
+                for b in behind:
+                    seen[b.operation.name] += 1
+                    seen.update(kind for kind, _ in b.step.operands)
+    assert all(n >= 3 for n in seen.values()) and len(seen) > 20, seen
+
+
+RESIDUAL: Epilogue = (
+    EpilogueStep("({x} - {0}) * {1} + {2}", (("channel", 3),)),
+    EpilogueStep("{x} + {0}", (("element", 1),), "sum"),
+    EpilogueStep("tl.where({x} < 0, 0.0, {x})", back="result"),
+)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "memory_format"),
+    [(3, "bfloat16", "channels_last"), (1, "bfloat16", "channels_last"), (3, "float32", "contiguous")],
+)
+def test_a_residual_behind_a_norm_compiles_and_spills_nothing(kernel: int, dtype: str, memory_format: str) -> None:
+    from convgen.kernels.choose import choose
+
+    dims = tuple(LocalDim(name, 28, 28, kernel, 1, 1, kernel // 2) for name in "HW")
+    p = Problem(
+        phase="forward", batch=8, channels=128, filters=128, dims=dims, dtype=dtype, memory_format=memory_format,
+        epilogue=RESIDUAL,
+    )  # fmt: skip
+    found = [facts(one, SM_90) for one in launches(choose((p,), SM_90), p)]
+    assert all(not f.spill_bytes and f.shared_bytes <= 232448 for f in found)
+    assert any(f.matrix_instructions for f in found)
