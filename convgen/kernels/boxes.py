@@ -218,11 +218,11 @@ class BoxWords(PhaseWords):
 
     def host_boxes(self, config: Config) -> str:
         """Boxes that cover all samples and rows, where a launch is prepared."""
-        words = [f"triton.cdiv(s.n, {config.tile['TN']})"]
+        words = [f"ceil_div(s.n, {config.tile['TN']})"]
         for i, d in enumerate(self.dims):
             rows = f"s.{'x' if self.problem.phase == 'backward_data' else 'y'}[{i}]"
-            rows = f"triton.cdiv({rows}, {d.stride})" if self.by_phase and d.stride > 1 else rows
-            words.append(f"triton.cdiv({rows}, {config.tile[f'T{d.letter.upper()}']})")
+            rows = f"ceil_div({rows}, {d.stride})" if self.by_phase and d.stride > 1 else rows
+            words.append(f"ceil_div({rows}, {config.tile[f'T{d.letter.upper()}']})")
         return " * ".join(words)
 
     @property

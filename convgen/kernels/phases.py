@@ -50,7 +50,7 @@ class PhaseWords(Words):
     def most_rows(self) -> str:
         """Rows of x of a phase, at most."""
         return ", ".join(
-            f"triton.cdiv(s.x[{i}], {d.stride})" if d.stride > 1 else f"s.x[{i}]" for i, d in enumerate(self.dims)
+            f"ceil_div(s.x[{i}], {d.stride})" if d.stride > 1 else f"s.x[{i}]" for i, d in enumerate(self.dims)
         )
 
     @property

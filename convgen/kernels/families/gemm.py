@@ -66,9 +66,10 @@ def _sizes(problem: Problem, target: Target) -> Iterator[Config]:
     names = {"forward": ("BP", "BF", "BC"), "backward_data": ("BP", "BC", "BF"), "backward_filter": ("BF", "BC", "BP")}
     extents = {"BP": problem.pixels, "BF": problem.filters, "BC": problem.channels}
     rows, columns, summed = (extents[n] for n in names[problem.phase])
+    most = 64 if any(step.operands for step in problem.epilogue) else 128  # of a thread: those operands need registers
     for m, n, warps, stages in product((64, 128), (16, 32, 64, 128, 256), (4, 8), (3, 4)):
         depth = clamp(summed, 16, 64)
-        fits = (m + n) * depth * 2 * stages <= target.shared_bytes and 8 <= m * n // (warps * target.warp) <= 128
+        fits = (m + n) * depth * 2 * stages <= target.shared_bytes and 8 <= m * n // (warps * target.warp) <= most
         if fits and m <= clamp(rows, 64, 128) and n <= clamp(columns, 16, 256):
             tiles = tuple(zip(names[problem.phase], (m, n, depth), strict=True))
             few = pointer.splits(problem, target, m, n, depth) if problem.phase == "backward_filter" else [1]
