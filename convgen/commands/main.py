@@ -54,7 +54,7 @@ for command in (
 
 def main() -> None:
     """Entry point: errors of the input in one message, ours with how to report them."""
-    # A compiler makes millions of small tuples and throws few away: looking for circles in them took a seventh of the time.
+    # Millions of small tuples are made, and few thrown away: looking for circles took a seventh of the time.
     gc.set_threshold(100_000, 50, 1000)
     try:
         cli(standalone_mode=True)
