@@ -25,6 +25,7 @@ from convgen.knobs import verify_schedules
 from convgen.operations.bound import Bound
 from convgen.operations.views import MANY
 from convgen.passes.fuse_epilogues import FuseEpilogues
+from convgen.plan.collection import without_collection
 from convgen.plan.fewer import without_idle
 from convgen.plan.letters import lay_out
 from convgen.plan.parts import Parts, Tensor
@@ -224,6 +225,7 @@ def compile_text(graph: Graph, text: ProgramText, *, command: str = "", target: 
     return replace(made, target=target)
 
 
+@without_collection()
 def plan_graph(
     graph: Graph,
     ranks: int,
