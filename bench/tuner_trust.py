@@ -55,8 +55,8 @@ for _ in range({0} - 1):
     if not os.fork():
         break
 torch.set_num_threads(1)
-a = torch.randn(700, 700)
-while True:
+a, parent = torch.randn(700, 700), os.getppid()
+while os.getppid() == parent:
     torch.mm(a, a)
 """
 Rows = list[dict[str, Any]]

@@ -57,6 +57,7 @@ class Probe:
 
     Attributes:
         channels, filters: of a group. taps: of a window. pixels: of y, of all samples.
+        step: the product of the strides: pixels of x for one of y.
         efficiency: share of the peak that forward, backward-data and backward-filter reach.
     """
 
@@ -65,11 +66,12 @@ class Probe:
     taps: int
     pixels: int
     groups: int = 1
+    step: int = 1
     efficiency: tuple[float, float, float]
 
     @property
     def shape(self) -> tuple[float, ...]:
-        return self.channels, self.filters, self.taps, self.pixels, self.groups
+        return self.channels, self.filters, self.taps, self.pixels, self.groups, self.step
 
 
 @lru_cache(maxsize=1 << 14)
@@ -86,7 +88,7 @@ def efficiency_like(probes: tuple[Probe, ...], phase: str, shape: tuple[float, .
     """The share of the peak at a shape, by those of all probes; between the least and the most of them.
 
     Args:
-        shape: channels and filters of a group, taps, pixels, groups.
+        shape: channels and filters of a group, taps, pixels, groups, step.
     """
     mean, weights = _kriged(probes, phase)
     place = PHASES.index(phase)

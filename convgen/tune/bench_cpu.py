@@ -31,7 +31,7 @@ from convgen.tune.settings import Settings
 ATEN = "ATen"
 SLOW = 4.0  # times the best: what takes longer is timed once
 TRIES = 6  # calls of a candidate on its own
-RAN_S = 10.0  # a race runs about so long at most
+RAN_S = 6.0  # a race runs about so long at most
 RETAKES = 2  # of a call that was interrupted
 LAP_S = 1e-3  # of a round, at least, unless that takes more than MOST_CALLS
 MOST_CALLS = 8

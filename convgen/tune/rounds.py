@@ -17,7 +17,7 @@ from convgen.tune.intervals import LEAST, Interval, of_ratios
 MORE = 40  # times the rounds at most, where it is open what they say
 NEXT_LOOK = 1.5  # times the rounds of the last look
 TIED = 1.03  # kernels no farther apart are one
-FINE = 1.015  # an interval's ends no farther apart: what it leaves open is not worth a round
+FINE = 1.03  # an interval whose ends are no farther apart: what it leaves open is not worth a round
 
 
 @dataclass

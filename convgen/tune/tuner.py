@@ -37,7 +37,7 @@ from convgen.tune.weigh import Weighed, heaviest_first, share_s, weighed
 FINALISTS = {"quick": 6, "full": 10}
 RACE_ROUNDS = {"quick": 11, "full": 21}
 FINALS = 0.25  # of a problem's time at least
-RACE_S = 120.0  # a race takes so long at most, on a machine however busy; it ends sooner where nobody disturbs it
+RACE_S = 60.0  # a race takes so long at most, on a machine however busy; it ends sooner where nobody disturbs it
 SITTINGS = 2  # of a winner: what each has to itself shows in the other
 LEAST_S = 3.0  # a problem's time at least, of a budget
 WAIT_S = 0.5  # for another tuner
