@@ -21,6 +21,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -83,21 +84,21 @@ def layers(samples: int) -> list[dict[str, str]]:
     return [same[0] for same in sorted(seen.values(), key=len, reverse=True)]
 
 
-def tuned(folder: Path, row: dict[str, str], ways: str, effort: str) -> list[dict[str, Any]]:
-    """The tuner's records of a convolution, a problem each."""
-    file = folder / "layer.csv"
-    with file.open("w", newline="") as out:
-        writer = csv.DictWriter(out, list(row))
-        writer.writeheader()
-        writer.writerow(row)
-    command = [
-        sys.executable, "-m", "convgen.cli", "tune", str(file), "--grid", "N=1", "--partitions", ways,
-        "--splits", "channel,filter", "--threads", "1", "--effort", effort, "--json",
-    ]  # fmt: skip
-    environment = os.environ | {"CONVGEN_CACHE": str(folder), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment)
-    file.unlink()
-    return json.loads(done.stdout)
+def tuned(row: dict[str, str], ways: str, effort: str) -> list[dict[str, Any]]:
+    """The tuner's records of a convolution, a problem each, with a database of its own."""
+    with tempfile.TemporaryDirectory() as name:
+        file = Path(name, "layer.csv")
+        with file.open("w", newline="") as out:
+            writer = csv.DictWriter(out, list(row))
+            writer.writeheader()
+            writer.writerow(row)
+        command = [
+            sys.executable, "-m", "convgen.cli", "tune", str(file), "--grid", "N=1", "--partitions", ways,
+            "--splits", "channel,filter", "--threads", "1", "--effort", effort, "--json",
+        ]  # fmt: skip
+        environment = os.environ | {"CONVGEN_CACHE": name, "OMP_NUM_THREADS": "1"}
+        quiet: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        return json.loads(subprocess.run(command, check=True, env=environment, **quiet).stdout)
 
 
 def by_layer(records: list[dict[str, Any]]) -> Iterator[Tuned]:
@@ -172,7 +173,7 @@ def tune(folder: Path, ways: str, samples: int, effort: str, minutes: float) -> 
     while left and time.monotonic() < end:
         row = left.pop(0)
         start = time.monotonic()
-        records = tuned(folder, row, ways, effort)
+        records = tuned(row, ways, effort)
         kept = ("problem", "uses", "measured", "kernel", "ms", "aten_ms", "gain", "module", "doubt")
         for r in records:
             add(file, {"layer": row["name"], "load": os.getloadavg()[0]} | {n: r.get(n) for n in kept})
