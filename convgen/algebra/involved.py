@@ -95,23 +95,30 @@ def sides_of(sets: IndexSets, tensor: str) -> tuple[Side, ...]:
 def involved(sets: IndexSets, src: Layout, dst: Layout) -> Involved:
     """What two layouts of a tensor differ in."""
     sides, grid = sides_of(sets, src.tensor), sets.grid
-    dims = range(len(sides))
-    changed = [d for d in dims if src.axes[d] != dst.axes[d] or src.windows[d] != dst.windows[d]]
-    added = tuple([a for a in src.partial if a not in dst.partial])
-    axes = {*added}
-    for d in changed:
-        axes.update(src.axes[d], dst.axes[d])
+    changed, left, axes, first, second = _differing(src, dst)
     small = one_tensor(
         tuple([(a, n) for a, n in grid.axes if a in axes]),
         tuple([sides[d] for d in changed]),
         virtual_padding=sets.virtual_padding,
     )
+    rest = tuple([Rest(sides[d], src.axes[d], src.windows[d]) for d in left])
+    return Involved(small, first, second, rest, changed, sets.weight(src.tensor))
+
+
+@lru_cache(maxsize=1 << 15)
+def _differing(src: Layout, dst: Layout) -> tuple[tuple[int, ...], tuple[int, ...], frozenset[str], Layout, Layout]:
+    """(dimensions that change, others, axes that are involved, both layouts of the former alone)."""
+    dims = range(len(src.axes))
+    changed = tuple([d for d in dims if src.axes[d] != dst.axes[d] or src.windows[d] != dst.windows[d]])
+    added = tuple([a for a in src.partial if a not in dst.partial])
+    axes = {*added}
+    for d in changed:
+        axes.update(src.axes[d], dst.axes[d])
     first, second = (
         Layout(NAME, tuple([t.axes[d] for d in changed]), tuple([t.windows[d] for d in changed]), partial)
         for t, partial in ((src, added), (dst, ()))
     )
-    rest = tuple([Rest(sides[d], src.axes[d], src.windows[d]) for d in dims if d not in changed])
-    return Involved(small, first, second, rest, tuple(changed), sets.weight(src.tensor))
+    return changed, tuple([d for d in dims if d not in changed]), frozenset(axes), first, second
 
 
 def converted(sets: IndexSets, src: Layout, dst: Layout) -> tuple[Conversion, ...]:

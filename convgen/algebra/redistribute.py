@@ -18,6 +18,7 @@ Source: [CF] 2.3.4 and 2.3.5; the exchange generalises [SP] III-A's halo and III
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 from convgen.algebra.index_sets import IndexSets
@@ -53,13 +54,28 @@ def redistribute(space: IndexSets, src: Layout, dst: Layout) -> tuple[Conversion
     """
     if src == dst:
         return ()
+    steps = _in_blocks(space.grid.names, src, dst)
+    here = steps[-1].dst if steps else src
+    if here == dst:
+        return steps
+    over = space.grid.ordered(space.moved_axes(here, dst))
+    return (*steps, Conversion("exchange" if over else "slice", over, here, dst))
+
+
+@lru_cache(maxsize=1 << 15)
+def _in_blocks(names: Axes, src: Layout, dst: Layout) -> tuple[Conversion, ...]:
+    """As far as slices and collectives lead; they don't depend on how many ranks or elements there are.
+
+    Args:
+        names: of a grid's axes, outermost first.
+    """
     steps: list[Conversion] = []
     goal = dst.axes
     here = src
 
     def step(kind: Kind, over: frozenset[str], to: Layout) -> None:
         nonlocal here
-        steps.append(Conversion(kind, space.grid.ordered(over), here, to))
+        steps.append(Conversion(kind, tuple(a for a in names if a in over), here, to))
         here = to
 
     while True:
@@ -74,11 +90,7 @@ def redistribute(space: IndexSets, src: Layout, dst: Layout) -> tuple[Conversion
         elif (to := _gather(here, goal)) is not None:
             step("all_gather", here.used - to.used, to)
         else:
-            break
-    if here != dst:
-        over = frozenset(space.moved_axes(here, dst))
-        step("exchange" if over else "slice", over, dst)
-    return tuple(steps)
+            return tuple(steps)
 
 
 def _common(a: Axes, b: Axes) -> int:

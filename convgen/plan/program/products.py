@@ -41,11 +41,6 @@ def _best(operation: Operation, price: Price, parameters: tuple[bool, ...], coun
     return tuple(way for _, _, way in best)
 
 
-def least_ps(operation: Operation, price: Price, parameters: tuple[bool, ...]) -> int:
-    """What no way of it takes less than."""
-    return next(iter(_by_least(operation, price, parameters)))[0]
-
-
 class _ByLeast:
     """(picoseconds without what is moved of activations, number, way), least first: as many as are asked for."""
 

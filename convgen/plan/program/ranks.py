@@ -1,12 +1,11 @@
 """A network, a machine and a number of ranks: the best grid of axes, and on it the best layout.
 
-Grids are the ways to write the ranks as a product of as many axes as a plan may have. Those on which products take
-least are searched with few candidates, then the best of them with its axes in other orders; the best with all.
+Grids are the ways to write the ranks as a product of as many axes as a plan may have. The most even ones are searched
+with few candidates, then the best of them with its axes in other orders; the best with all.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -16,7 +15,7 @@ from convgen.algebra.grid import Grid
 from convgen.cost.machine import Machine
 from convgen.cost.moving import PICOSECONDS
 from convgen.cost.network_memory import MemoryWalk
-from convgen.cost.rows import price_on, program_cost
+from convgen.cost.rows import program_cost
 from convgen.errors import InputError, Note
 from convgen.plan.factors import MOST_AXES, NAMES, factorisations, primes
 from convgen.plan.fewer import on_fewer, with_idle
@@ -24,7 +23,6 @@ from convgen.plan.letters import lay_out
 from convgen.plan.parts import ANY, Parts, Room
 from convgen.plan.program.candidates import Way
 from convgen.plan.program.fitting import Fitted, fitted
-from convgen.plan.program.products import least_ps
 from convgen.plan.program.search import Effort, Found, Search, TooLittleMemory
 from convgen.plan.program.written import plan_of, program_of
 from convgen.program.network import Program
@@ -33,8 +31,7 @@ from convgen.spec.placement import MAX_RANKS
 
 SCOUT = Effort(ways=2, others=6, stored=5, parameters=3, apart=False)
 LAYOUTS = 2  # that are looked for until statistics by parts and the best layout agree
-EVEN = 4  # times as many grids are compared as are scouted of each kind
-SCOUTED = 2  # grids by what their products take, and as many of the most even ones; of each one for a rough plan
+SCOUTED = 2  # grids, the most even ones: a role may have several axes, so that uneven splits are had on them too
 
 
 class StepSeconds(NamedTuple):
@@ -114,24 +111,6 @@ def _in_other_orders(grid: Grid, machine: Machine) -> list[Grid]:
         rest.remove(last)
         found.append((*rest, last))
     return [Grid(tuple(zip(grid.names, order, strict=True))) for order in found]
-
-
-def likely(parts: Parts, grids: Sequence[Grid], machine: Machine, dtype: str, each: int = SCOUTED) -> list[Grid]:
-    """Of the more even grids the few on which products take least, what moves their activations left out, and the most
-    even ones; in the order given."""
-    grids = grids[-EVEN * each :]
-    if len(grids) <= 2 * each:
-        return list(grids)
-
-    def least(grid: Grid) -> int:
-        price = price_on(Grid(tuple((a, n) for a, n in grid.axes if n > 1)), machine, dtype)
-        return sum(least_ps(bound.operation, price, own) for bound, own in products)
-
-    read = Counter(v for bound in parts.rows for v in bound.reads)
-    learnt = {t.name for t in parts.tensors if t.kind == "parameter" and read[t.name] == 1}
-    products = [(b, tuple(v in learnt for v in b.reads)) for b in parts.rows if is_product(b.operation)]
-    best = {*grids[-each:], *sorted(grids[:-each], key=least)[:each]}
-    return [grid for grid in grids if grid in best]
 
 
 def scouted_in(room: Room, recompute: bool) -> Room:
@@ -217,7 +196,7 @@ def plan_network(
     """
 
     scout = scout or _Scout(parts, machine, dtype, scouted_in(room, recompute))
-    scouted = scout.of(likely(parts, grids, machine, dtype)) if len(grids) > 1 else []
+    scouted = scout.of(grids[-SCOUTED:]) if len(grids) > 1 else []
     best = min(scouted, key=_first)[1] if scouted else grids[-1]
     if reorder and (others := _in_other_orders(best, machine)):
         scouted = [*(scouted or scout.of([best])), *scout.of(others)]
@@ -270,8 +249,8 @@ def plan_counted(
         return plan_network(parts, grids_of(count, machine), machine, dtype, room, recompute, scout, reorder=True)
 
     def roughly(count: int) -> float:
-        some = scout.of(likely(parts, grids_of(count, machine), machine, dtype, each=1))
-        return min(some, key=_first)[0] / PICOSECONDS if some else float("inf")
+        ps = scout.time_ps(grids_of(count, machine)[-1])
+        return float("inf") if ps is None else ps / PICOSECONDS
 
     @cache
     def of_one() -> float:
