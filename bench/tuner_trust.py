@@ -229,7 +229,8 @@ def true(file: Path, studies: Sequence[Path], minutes: float) -> None:
 def report(file: Path, studies: Sequence[Path]) -> None:
     """The tables: of each study, and of the gains of the first, how many the others found."""
     known: dict[str, dict[str, Any]] = {}
-    for row in rows_of(file):
+    raced = rows_of(file)
+    for row in raced:
         known.setdefault(row["problem"], {}).update(gains_of(row["laps"]))
     given = {study: rows_of(study) for study in studies}
     print("| study | entries | sure | wrong winners | flips, of pairs of sure ones | costly | gains | regret | worst |")
@@ -243,6 +244,8 @@ def report(file: Path, studies: Sequence[Path]) -> None:
             f"| {study.stem} (load {c['load']:.0f}) | {c['entries']} | {c['sure']} | {c['wrong']} | {c['flips']} of "
             f"{c['pairs']} | {c['costly']} | {c['gains']} | {c['regret']:.3f} | {c['worst']:.2f} |"
         )
+    if raced:
+        print(f"\nThe truth was measured at a load of {statistics.median(r['load'] for r in raced):.0f}.")
     there = [study for study, rows in given.items() if rows]
     for first, other in ((there[0], other) for other in there[1:]):
         found, of = found_of(given[first], given[other])
