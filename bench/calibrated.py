@@ -6,8 +6,8 @@
 
 `measure` runs nine layers by five algorithms, forward and backward, and three small networks, a step each, on two
 processes of one thread with gloo between them; all in turn, round by round, each round beginning with another. A cell
-of the report is the modelled seconds, as the model is now, over the median of the measured ones, or another quantile: what else
-runs delays a step, and never makes it faster. `--steps` says what a case is modelled to consist of.
+of the report is the modelled seconds, as the model is now, over the median of the measured ones, or another quantile:
+what else runs delays a step, and never makes it faster. `--steps` says what a case is modelled to consist of.
 """
 
 from __future__ import annotations
