@@ -24,6 +24,7 @@ from convgen.kernels.of_rows import convolution_files
 from convgen.knobs import verify_schedules
 from convgen.operations.bound import Bound
 from convgen.operations.views import MANY
+from convgen.plan.collection import without_collection
 from convgen.plan.fewer import without_idle
 from convgen.plan.letters import lay_out
 from convgen.plan.parts import Parts, Tensor
@@ -223,6 +224,7 @@ def compile_text(graph: Graph, text: ProgramText, *, command: str = "", target: 
     return replace(made, target=target)
 
 
+@without_collection()
 def plan_graph(
     graph: Graph,
     ranks: int,

@@ -14,7 +14,6 @@ from convgen.commands.inputs import STATISTICS, Finite, need, parse_grid
 from convgen.commands.outputs import OutputFile, Picture, telling
 from convgen.errors import InputError, Note
 from convgen.files import keep_input, write_file
-from convgen.plan.collection import without_collection
 from convgen.spec.graph_reader import is_graph_file
 
 if TYPE_CHECKING:
@@ -77,7 +76,6 @@ class PlanFile(OutputFile):
     "--plot", type=Picture(), metavar="FILE", help="Draw strong and weak scaling up to these ranks (png, svg, pdf)."
 )
 @click.option("--json", "as_json", is_flag=True, help="The plan as JSON.")
-@without_collection()
 def plan_command(
     file: str,
     ranks: int,

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_collection() -> Generator[None]:
-    """Millions of small tuples are made and few thrown away: looking for circles in them takes a fifth of the time."""
+    """Millions of small tuples are made and few thrown away: looking for circles takes a seventh of the time."""
     was = gc.isenabled()
     gc.disable()
     try:
