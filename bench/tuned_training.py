@@ -1,7 +1,7 @@
 """What tuning gains in training on a CPU: tuned and untuned modules, forward and backward.
 
     python bench/tuned_training.py tune FOLDER [--minutes 9] [--samples 2] [--ways 2,3,4,6] [--effort quick]
-    python bench/tuned_training.py modules FOLDER [--minutes 9] [--rounds 40]
+    python bench/tuned_training.py modules FOLDER [--minutes 9] [--rounds 100]
     python bench/tuned_training.py report FOLDER
 
 The set: the local problems of ResNet-50 that one of 2, 3, 4 or 6 ranks has when channels or filters are split, in
@@ -185,7 +185,7 @@ def tune(folder: Path, ways: str, samples: int, effort: str, minutes: float) -> 
 
 @main.command()
 @click.argument("folder", type=click.Path(path_type=Path, exists=True))
-@click.option("--rounds", default=40)
+@click.option("--rounds", default=100)
 @click.option("--minutes", default=9.0)
 def modules(folder: Path, rounds: int, minutes: float) -> None:
     """Run each module that has a kernel in turn with the one without."""
