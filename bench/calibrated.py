@@ -1,16 +1,17 @@
 """How near calibrated models come: layers by algorithms and small networks on two processes, modelled over measured.
 
-    python bench/calibrated.py [--seconds 30] [--machine FILE] [--rounds 9] [--json FILE]
+    python bench/calibrated.py calibrate FOLDER [--seconds 90]     # of a machine that does nothing else
+    python bench/calibrated.py measure FOLDER [--rounds 15]        # each call adds rounds
+    python bench/calibrated.py report FOLDER [--quantile 0.5] [--steps CASE]
 
-Calibrates this machine (or takes FILE), then runs nine layers by five algorithms, forward and backward, and three small
-networks, a step each, on two processes of one thread with gloo between them; all in turn, round by round, each round
-beginning with another. A cell is the modelled seconds over the median of the measured ones. Says the load before and
-after, since both are shared with whatever else runs.
+`measure` runs nine layers by five algorithms, forward and backward, and three small networks, a step each, on two
+processes of one thread with gloo between them; all in turn, round by round, each round beginning with another. A cell
+of the report is the modelled seconds, as the model is now, over the median of the measured ones, or another quantile:
+what else runs delays a step, and never makes it faster. `--steps` says what a case is modelled to consist of.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -22,11 +23,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from convgen.algebra.grid import Grid
-from convgen.compiler import compile_layer
+from convgen.compiler import Compiled, compile_layer
 from convgen.cost.machine import Machine
 from convgen.cost.machines import load_machine
 from convgen.cost.model import Model
@@ -48,6 +51,7 @@ LAYERS = {
 ALGORITHMS = {"sample": "N", "spatial": "H", "stationary-x": "C", "stationary-y": "F", "integrated": "F"}
 NEAR = 0.7, 1.4
 RANKS, WARM = 2, 2
+FILE, LAPS = "machine.yaml", "laps.jsonl"
 
 
 def networks() -> dict[str, tuple[torch.nn.Module, tuple[int, ...]]]:
@@ -106,63 +110,7 @@ def network_step(folder: Path, shape: tuple[int, ...]) -> Callable[[], object]:
     return step
 
 
-def measure(cases: dict[str, Any], rounds: int) -> dict[str, float]:
-    """Median seconds of each on two processes: of the slower one, all cases in turn."""
-
-    def program(_: int) -> dict[str, list[float]]:
-        torch.set_num_threads(1)
-        steps = {n: layer_step(c) if isinstance(c, str) else network_step(*c) for n, c in cases.items()}
-        laps: dict[str, list[float]] = {n: [] for n in steps}
-        names = list(steps)
-        for turn in range(rounds + WARM):
-            for i in range(len(names)):
-                name = names[(i + turn) % len(names)]
-                dist.barrier()
-                start = time.perf_counter()
-                steps[name]()
-                if turn >= WARM:
-                    laps[name].append(time.perf_counter() - start)
-        return laps
-
-    ranks = spawn(program, RANKS, timeout_s=3000)
-    return {n: statistics.median(max(both) for both in zip(*(r[n] for r in ranks), strict=True)) for n in cases}
-
-
-def calibrated(folder: Path, seconds: float) -> Machine:
-    """This machine, as it is now."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}", "-m"]
-    file = folder / "machine.yaml"
-    words = ["convgen.cli", "calibrate", "-o", str(file), "--seconds", str(seconds), "--device", "cpu"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    subprocess.run([*command, *words], check=True, env=environment, **quiet)
-    return load_machine(str(file))
-
-
-def study(machine: Machine, folder: Path, rounds: int) -> dict[str, dict[str, float]]:
-    """case -> modelled and measured seconds."""
-    cases: dict[str, Any] = {}
-    modelled: dict[str, float] = {}
-    for name in LAYERS:
-        for algorithm in ALGORITHMS:
-            one = compile_layer(layer_from_dict(layer(name, algorithm)))
-            cases[f"{name} {algorithm}"] = one.module()
-            cost = schedule_cost(one.schedule, Model(one.space, machine, "float32"))
-            modelled[f"{name} {algorithm}"] = cost.seconds()
-    for name, (model, shape) in networks().items():
-        graph, tensors = graph_of(model, (torch.zeros(shape),), name=name)
-        made = compile_network(graph, Grid((("N", RANKS),)))
-        package = folder / name
-        package.mkdir()
-        for file, content in files_of(made, tensors).items():
-            (package / file).write_bytes(content if isinstance(content, bytes) else content.encode())
-        cases[f"{name} network"] = (package, shape)
-        modelled[f"{name} network"] = simulate(made.program, machine, "float32").end_s
-    measured = measure(cases, rounds)
-    return {n: {"modelled_s": modelled[n], "measured_s": measured[n]} for n in cases}
-
-
-def report(found: dict[str, dict[str, float]]) -> None:
+def table(found: dict[str, dict[str, float]]) -> None:
     """The table, and what counts."""
     ratio = {n: c["modelled_s"] / c["measured_s"] for n, c in found.items()}
     print(f"| {'layer':<12} | " + " | ".join(ALGORITHMS) + " | modelled best | measured best |")
@@ -187,23 +135,109 @@ def mean(ratio: dict[str, float]) -> float:
     return statistics.geometric_mean(ratio.values())
 
 
+def laps_of(cases: dict[str, Any], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each on two processes, a round each: of the slower one, all cases in turn."""
+
+    def program(_: int) -> dict[str, list[float]]:
+        torch.set_num_threads(1)
+        steps = {n: layer_step(c) if isinstance(c, str) else network_step(*c) for n, c in cases.items()}
+        laps: dict[str, list[float]] = {n: [] for n in steps}
+        names = list(steps)
+        for turn in range(rounds + WARM):
+            for i in range(len(names)):
+                name = names[(i + turn) % len(names)]
+                dist.barrier()
+                start = time.perf_counter()
+                steps[name]()
+                if turn >= WARM:
+                    laps[name].append(time.perf_counter() - start)
+        return laps
+
+    ranks = spawn(program, RANKS, timeout_s=3000)
+    return {n: [max(both) for both in zip(*(r[n] for r in ranks), strict=True)] for n in cases}
+
+
+def compiled() -> dict[str, Compiled | tuple[Any, ...]]:
+    """Every case: a layer's, or a network's with its tensors and the shape of its input."""
+    found: dict[str, Any] = {}
+    for name in LAYERS:
+        for algorithm in ALGORITHMS:
+            found[f"{name} {algorithm}"] = compile_layer(layer_from_dict(layer(name, algorithm)))
+    for name, (model, shape) in networks().items():
+        graph, tensors = graph_of(model, (torch.zeros(shape),), name=name)
+        found[f"{name} network"] = compile_network(graph, Grid((("N", RANKS),))), tensors, shape
+    return found
+
+
+def modelled_s(case: Compiled | tuple[Any, ...], machine: Machine) -> float:
+    if isinstance(case, tuple):
+        return simulate(case[0].program, machine, "float32").end_s
+    return schedule_cost(case.schedule, Model(case.space, machine, "float32")).seconds()
+
+
+@click.group(help=(__doc__ or "").split("\n")[0], context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=30.0, help="of calibrating")
-    parser.add_argument("--machine", help="a machine file, instead of calibrating")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
     torch.set_num_threads(1)
+
+
+@main.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--seconds", default=90.0)
+def calibrate(folder: Path, seconds: float) -> None:
+    """This machine, as it is now."""
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}", "-m"]
+    words = ["convgen.cli", "calibrate", "-o", str(folder / FILE), "--seconds", str(seconds), "--device", "cpu"]
+    subprocess.run([*command, *words], check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+
+
+@main.command()
+@click.argument("folder", type=click.Path(path_type=Path, exists=True))
+@click.option("--rounds", default=15)
+def measure(folder: Path, rounds: int) -> None:
+    """Run every case so many times more."""
+    cases: dict[str, Any] = {}
     before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as name:
-        machine = load_machine(given.machine) if given.machine else calibrated(Path(name), given.seconds)
-        found = study(machine, Path(name), given.rounds)
-    report(found)
-    load = f"{before:.1f} before, {os.getloadavg()[0]:.1f} after"
-    print(f"Load {load}; {os.cpu_count()} cores; torch {torch.__version__}.")
-    if given.json:
-        given.json.write_text(json.dumps(found, indent=1))
+        for case, made in compiled().items():
+            if isinstance(made, tuple):
+                network, tensors, shape = made
+                package = Path(name, case.split()[0])
+                package.mkdir()
+                for file, content in files_of(network, tensors).items():
+                    (package / file).write_bytes(content if isinstance(content, bytes) else content.encode())
+                cases[case] = package, shape
+            else:
+                cases[case] = made.module()
+        laps = laps_of(cases, rounds)
+    with (folder / LAPS).open("a") as out:
+        for case, seconds in laps.items():
+            print(json.dumps({"case": case, "s": [round(s, 7) for s in seconds], "load": before}), file=out)
+    print(f"{rounds} rounds; load {before:.1f} before, {os.getloadavg()[0]:.1f} after")
+
+
+@main.command()
+@click.argument("folder", type=click.Path(path_type=Path, exists=True))
+@click.option("--steps", metavar="CASE", help="A layer and an algorithm: what each step is modelled to take.")
+@click.option("--quantile", default=0.5, help="Of the rounds: what else runs delays a step, and never makes it faster.")
+def report(folder: Path, steps: str | None, quantile: float) -> None:
+    """The table, and what counts."""
+    machine, cases = load_machine(str(folder / FILE)), compiled()
+    if steps is not None:
+        one = cases[steps]
+        assert not isinstance(one, tuple), "a layer's"
+        for s in schedule_cost(one.schedule, Model(one.space, machine, "float32")).steps:
+            print(f"{s.phase:<16} {s.result:<18} {s.kind:<14} {s.cost.sent_bytes:>9} B {s.cost.seconds * 1e3:8.3f} ms")
+        return
+    laps: dict[str, list[float]] = {}
+    loads: list[float] = []
+    for row in (json.loads(line) for line in (folder / LAPS).read_text().splitlines()):
+        laps.setdefault(row["case"], []).extend(row["s"])
+        loads.append(row["load"])
+    measured = {n: float(np.quantile(some, quantile)) for n, some in laps.items()}
+    table({n: {"modelled_s": modelled_s(c, machine), "measured_s": measured[n]} for n, c in cases.items()})
+    said = f"load {statistics.median(loads):.1f}, {os.cpu_count()} cores, torch {torch.__version__}"
+    print(f"Of {min(map(len, laps.values()))} rounds the quantile {quantile:g}; {said}.")
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ DEEP = ("N=2", "D=2", "H=3", "C=2", "D=2,H=2", "N=2,C=2", "D=2,H=2,W=2")
 def without_draws(model: nn.Module) -> nn.Module:
     """Dropouts of nothing: what is drawn is compared elsewhere (tests/test_aten.py)."""
     for module in model.modules():
-        for name in ("p", "drop_prob", "drop_rate", "_drop_connect_rate"):
+        for name in ("p", "drop_prob", "drop_rate", "_drop_connect_rate", "drop_connect_rate"):
             if isinstance(getattr(module, name, None), float) and "drop" in (name + type(module).__name__).lower():
                 setattr(module, name, 0.0)
             elif name == "p" and type(module).__name__ == "StochasticDepth":

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import torch
 from more_models import PACKAGED
+from other_models import OTHERS
 from public_makers import CUBE, IN_OUT, SMALL, SQUARE, Make, by_time, by_words, diffusers, monai, smp, timm, vision
 from written_attention import ATTENTION
 from written_dense import DENSE
@@ -604,6 +605,7 @@ MODELS: Mapping[str, Make] = {
     **SMP,
     **DIFFUSERS,
     **PACKAGED,
+    **OTHERS,
     **WRITTEN,
     **DENSE,
     **ATTENTION,

@@ -1,8 +1,8 @@
 """Does the search earn its keep? The corrected ranking against the ranking and chance, all configurations measured.
 
     python bench/search.py                     # replays the landscapes of bench/landscapes/
-    python bench/search.py --record FILE       # measures one on this machine's CPU, one thread (minutes)
-    python bench/search.py --record FILE --held-out   # of other layers, on which nothing of the model was decided
+    python bench/search.py --record FILE [--minutes 9]      # measures one on this machine's CPU, one thread; goes on
+    python bench/search.py --record FILE --held-out         # of other layers, on which nothing of the model was decided
 
 A landscape has the time of every legal configuration of some problems. The search asks for a tenth of them, and is told
 what was recorded; so is chance, and so is the ranking alone. What counts is the best that each found over the best that
@@ -16,6 +16,7 @@ import json
 import math
 import random
 import statistics
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from convgen.kernels.config import Config, parse_config
 from convgen.kernels.problem import LocalDim, Problem
 from convgen.spec.target import CPU, Target, read_target
 from convgen.tune.bench_cpu import ATEN
-from convgen.tune.candidates import candidates, ranked
+from convgen.tune.candidates import candidates, digest, ranked
 from convgen.tune.database import Ceilings, replace_text
 from convgen.tune.key import key_of, problem_of
 from convgen.tune.search import Ranked, Search
@@ -69,20 +70,25 @@ def problems(shapes: tuple[tuple[int, ...], ...]) -> list[Problem]:
 # ---- Recording -----------------------------------------------------------------------------------------------------
 
 
-def record(file: Path, shapes: tuple[tuple[int, ...], ...], console: Console) -> None:
-    """Time every legal configuration of every problem; the least of some laps, which another load does not move."""
+def record(file: Path, shapes: tuple[tuple[int, ...], ...], minutes: float, console: Console) -> None:
+    """Time every legal configuration of every problem that the file lacks; the least of some laps, which another load
+    does not move."""
     from convgen.tune.bench_cpu import CpuBench
     from convgen.tune.device import this_cpu, versions
     from convgen.tune.replay import module_of
 
-    bench = CpuBench(1)
-    head = {
-        "device": this_cpu(1).name, "target": "cpu", "versions": versions(CPU),
-        "ceilings": bench.ceilings(("float32",)),
-    }  # fmt: skip
-    lines = [json.dumps(head)]
-    for i, p in enumerate(problems(shapes)):
-        text = module_of(p, f"untuned_{i}")
+    end, bench = time.monotonic() + 60 * minutes, CpuBench(1)
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    if not lines:
+        ceilings = bench.ceilings(("float32",))
+        lines.append(
+            json.dumps({"device": this_cpu(1).name, "target": "cpu", "versions": versions(CPU), "ceilings": ceilings})
+        )
+    there = {json.loads(line)["problem"] for line in lines[1:]}
+    left = [p for p in problems(shapes) if key_of(p) not in there]
+    while left and time.monotonic() < end:
+        p = left.pop(0)
+        text = module_of(p, f"untuned_{digest(key_of(p))}")
         assert text is not None
         times = {"aten": float(f"{bench.open(p, text, 0)['aten_us'][ATEN]:.5g}")}
         for c in candidates(p, CPU):
@@ -96,6 +102,7 @@ def record(file: Path, shapes: tuple[tuple[int, ...], ...], console: Console) ->
         console.print(
             f"{key_of(p)}: {len(times)} configurations, {best} {times[best]:.0f} us, ATen {times['aten']:.0f} us"
         )
+    console.print(f"{len(left)} problems left{'; the same command goes on' if left else ''}")
 
 
 def read(file: Path) -> tuple[dict[str, Any], list[tuple[Problem, Times]]]:
@@ -194,12 +201,13 @@ def mean(rows: Iterable[Mapping[str, float]], name: str) -> float:
 @click.command(help=(__doc__ or "").split("\n")[0], context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--record", "recorded", type=click.Path(path_type=Path), metavar="FILE", help="Measure a landscape.")
 @click.option("--held-out", is_flag=True, help="With --record: of the layers that the model was not made on.")
-@click.option("--markdown", is_flag=True, help="Tables for docs/tuning.md.")
+@click.option("--minutes", default=9.0, help="Of --record.")
+@click.option("--markdown", is_flag=True, help="Tables for docs/studies/search.md.")
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path, exists=True))
-def main(recorded: Path | None, held_out: bool, markdown: bool, files: tuple[Path, ...]) -> None:
+def main(recorded: Path | None, held_out: bool, minutes: float, markdown: bool, files: tuple[Path, ...]) -> None:
     console = Console(width=200, markup=False, highlight=False)
     if recorded is not None:
-        record(recorded, HELD_OUT if held_out else SHAPES, console)
+        record(recorded, HELD_OUT if held_out else SHAPES, minutes, console)
         return
     for file in files or sorted(FOLDER.glob("*.jsonl")):
         replay(file, console, markdown=markdown)

@@ -1,20 +1,22 @@
 """What tuning gains in training on a CPU: tuned and untuned modules, forward and backward.
 
-    python bench/tuned_training.py [--budget S] [--effort full] [--cache DIR] [--rounds 24] [--samples 4] [--json FILE]
+    python bench/tuned_training.py tune FOLDER [--minutes 9] [--samples 2] [--ways 2,3,4,6] [--effort quick]
+    python bench/tuned_training.py modules FOLDER [--minutes 9] [--rounds 100]
+    python bench/tuned_training.py report FOLDER
 
 The set: the local problems of ResNet-50 that one of 2, 3, 4 or 6 ranks has when channels or filters are split, in
-float32, on one thread. They are tuned into a folder (a temporary one, or DIR, where what is sure already is not
-measured again), heaviest first, as long as the budget lasts. Then each module whose layer got a kernel runs in turn
-with the one without, in a process of its own: CPU time of a step, medians over the rounds of the ratio within a round,
-and what they lie between. The claim beside it is what the tuner stored. Modules without a kernel are the untuned ones,
-to the letter.
+float32, on one thread. `tune` tunes them, a convolution of the network after the other, those first that occur most.
+`modules` then runs each module whose layer got a kernel in turn with the one without, in a process of its own: CPU time
+of a step, forward and backward, the median over the rounds of the ratio within a round, and what it lies between. Both
+write each result as it is there, stop in time, and go on where they were. `report` prints the table; the claim in it is
+what the tuner stored. Modules without a kernel are the untuned ones, to the letter.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -28,12 +30,13 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import click
 import torch
 
 from convgen.kernels.load import load_text
 from convgen.kernels.problem import Problem
 from convgen.tune.bench_cpu import Alone
-from convgen.tune.intervals import Interval, of_ratios
+from convgen.tune.intervals import of_ratios
 from convgen.tune.key import problem_of
 from convgen.tune.replay import module_of
 from convgen.tune.rotation import Rotation
@@ -61,32 +64,41 @@ class Tuned:
         return sum(r["aten_ms"] for r in self.records.values()) / sum(r["ms"] for r in self.records.values())
 
 
-def table(folder: Path, samples: int) -> Path:
-    """ResNet-50's convolutions with so many samples, equal ones once."""
+def rows_of(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def add(file: Path, row: dict[str, Any]) -> None:
+    with file.open("a") as out:
+        print(json.dumps(row), file=out)
+
+
+def layers(samples: int) -> list[dict[str, str]]:
+    """ResNet-50's convolutions with so many samples, equal ones once, those first that occur most."""
     with TABLE.open() as file:
         rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
-    seen: dict[tuple[str, ...], dict[str, str]] = {}
+    seen: dict[tuple[str, ...], list[dict[str, str]]] = {}
     for row in rows:
         row["N"] = str(samples)
-        seen.setdefault(tuple(v for k, v in row.items() if k != "name"), row)
-    made = folder / "resnet50.csv"
-    with made.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(seen.values())
-    return made
+        seen.setdefault(tuple(v for k, v in row.items() if k != "name"), []).append(row)
+    return [same[0] for same in sorted(seen.values(), key=len, reverse=True)]
 
 
-def tune(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The tuner's records, a problem each."""
-    command = [
-        sys.executable, "-m", "convgen.cli", "tune", str(table(folder, options.samples)), "--grid", "N=1",
-        "--partitions", options.ways, "--splits", "channel,filter", "--threads", "1", "--effort", options.effort,
-        "--json",
-    ]  # fmt: skip
-    command += ["--budget", str(options.budget)] if options.budget else []
-    environment = os.environ | {"CONVGEN_CACHE": str(folder), "OMP_NUM_THREADS": "1"}
-    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment).stdout)
+def tuned(row: dict[str, str], ways: str, effort: str) -> list[dict[str, Any]]:
+    """The tuner's records of a convolution, a problem each, with a database of its own."""
+    with tempfile.TemporaryDirectory() as name:
+        file = Path(name, "layer.csv")
+        with file.open("w", newline="") as out:
+            writer = csv.DictWriter(out, list(row))
+            writer.writeheader()
+            writer.writerow(row)
+        command = [
+            sys.executable, "-m", "convgen.cli", "tune", str(file), "--grid", "N=1", "--partitions", ways,
+            "--splits", "channel,filter", "--threads", "1", "--effort", effort, "--json",
+        ]  # fmt: skip
+        environment = os.environ | {"CONVGEN_CACHE": name, "OMP_NUM_THREADS": "1"}
+        quiet: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        return json.loads(subprocess.run(command, check=True, env=environment, **quiet).stdout)
 
 
 def by_layer(records: list[dict[str, Any]]) -> Iterator[Tuned]:
@@ -118,8 +130,8 @@ def step(text: str) -> Callable[[Any], object]:
     return run
 
 
-def gain(job: tuple[Problem, dict[str, str], int]) -> tuple[Interval, float, float]:
-    """Untuned over tuned; and seconds of a step of each. In a process of its own."""
+def gain(job: tuple[Problem, dict[str, str], int]) -> list[list[float]]:
+    """Seconds of a step, untuned and tuned, a round each. In a process of its own."""
     problem, kernels, rounds = job
     torch.set_num_threads(1)
     rotation = Rotation(problem, 7)
@@ -138,56 +150,90 @@ def gain(job: tuple[Problem, dict[str, str], int]) -> tuple[Interval, float, flo
     for i in range(rounds):
         for which in (0, 1) if i % 2 else (1, 0):
             laps[which].append(seconds(which))
-    return of_ratios(*laps), statistics.median(laps[0]), statistics.median(laps[1])
+    return laps
 
 
+@click.group(help=(__doc__ or "").split("\n")[0], context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=24)
-    parser.add_argument("--ways", default="2,3,4,6")
-    parser.add_argument("--samples", type=int, default=4)
-    parser.add_argument("--effort", choices=("quick", "full"), default="quick")
-    parser.add_argument("--budget", type=float, help="seconds of tuning")
-    parser.add_argument("--cache", type=Path, help="folder of the database; a temporary one by default")
-    parser.add_argument("--json", type=Path, help="also write the rows there")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        folder: Path = options.cache or Path(temporary)
-        folder.mkdir(parents=True, exist_ok=True)
-        load = os.getloadavg()[0]
-        records = tune(folder, options)
-        layers = list(by_layer(records))
-    with_kernels = [one for one in layers if one.kernels]
-    rows: list[dict[str, Any]] = []
-    print("| local layer | kernels | claimed | untuned / tuned | between |\n|---|---|---|---|---|")
-    for one in with_kernels:
+    torch.set_num_threads(1)
+
+
+@main.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--ways", default="2,3,4,6")
+@click.option("--samples", default=2)
+@click.option("--effort", type=click.Choice(("quick", "full")), default="quick")
+@click.option("--minutes", default=9.0)
+def tune(folder: Path, ways: str, samples: int, effort: str, minutes: float) -> None:
+    """Tune, a convolution of the network after the other."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file, end = folder / "tuned.jsonl", time.monotonic() + 60 * minutes
+    there = {r["layer"] for r in rows_of(file)}
+    left = [row for row in layers(samples) if row["name"] not in there]
+    while left and time.monotonic() < end:
+        row = left.pop(0)
+        start = time.monotonic()
+        records = tuned(row, ways, effort)
+        kept = ("problem", "uses", "measured", "kernel", "ms", "aten_ms", "gain", "module", "doubt")
+        for r in records:
+            add(file, {"layer": row["name"], "load": os.getloadavg()[0]} | {n: r.get(n) for n in kept})
+        gains = sum(r["measured"] and r["kernel"] != "aten" for r in records)
+        took = time.monotonic() - start
+        print(f"{row['name']}: {len(records)} problems, {gains} gains, {took:.0f} s", flush=True)
+    print(f"{len(left)} convolutions left{'; the same command goes on' if left else ''}")
+
+
+@main.command()
+@click.argument("folder", type=click.Path(path_type=Path, exists=True))
+@click.option("--rounds", default=100)
+@click.option("--minutes", default=9.0)
+def modules(folder: Path, rounds: int, minutes: float) -> None:
+    """Run each module that has a kernel in turn with the one without."""
+    file, end = folder / "modules.jsonl", time.monotonic() + 60 * minutes
+    there = {(r["layer"], json.dumps(r["kernels"])) for r in rows_of(file)}
+    with_kernels = [one for one in by_layer(rows_of(folder / "tuned.jsonl")) if one.kernels]
+    left = [one for one in with_kernels if (one.name, json.dumps(one.kernels)) not in there]
+    while left and time.monotonic() < end:
+        one = left.pop(0)
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            found, before, after = pool.submit(gain, (one.problem, one.kernels, options.rounds)).result()
-        print(
-            f"| {one.name} | {', '.join(f'{p}: {k}' for p, k in one.kernels.items())} | {one.claim:.2f} "
-            f"| {found.median:.2f} | {found.low:.2f} to {found.high:.2f} |",
-            flush=True,
-        )
-        rows.append(
-            {"layer": one.name, "kernels": one.kernels, "claimed": one.claim, "untuned_s": before, "tuned_s": after,
-             "gain": [found.median, found.low, found.high], "doubts": [r["doubt"] for r in one.records.values()]}
-        )  # fmt: skip
-    doubts = sum(bool(r["doubt"]) for r in records if r["measured"])
-    reached = sum(r["measured"] for r in records)
+            laps = pool.submit(gain, (one.problem, one.kernels, rounds)).result()
+        add(file, {"layer": one.name, "kernels": one.kernels, "laps": laps, "load": os.getloadavg()[0]})
+        print(f"{one.name}: claimed {one.claim:.2f}, {of_ratios(*laps)}", flush=True)
+    print(f"{len(left)} modules left{'; the same command goes on' if left else ''}")
+
+
+@main.command()
+@click.argument("folder", type=click.Path(path_type=Path, exists=True))
+@click.option("--most", default=1000, help="Rows: those that gain most.")
+def report(folder: Path, most: int) -> None:
+    """The table, and what counts."""
+    records = rows_of(folder / "tuned.jsonl")
+    whole = {one.name: one for one in by_layer(records)}
+    ran = {r["layer"]: r for r in rows_of(folder / "modules.jsonl") if r["layer"] in whole}
+    ran = {n: r for n, r in ran.items() if r["kernels"] == whole[n].kernels}
+    found = {n: of_ratios(*r["laps"]) for n, r in ran.items()}
+    print("| local layer | kernels | claimed | untuned / tuned | between |\n|---|---|---|---|---|")
+    for n in sorted(found, key=lambda n: -found[n].median)[:most]:
+        kernels, f = ", ".join(f"{p}: {k}" for p, k in ran[n]["kernels"].items()), found[n]
+        print(f"| {n} | {kernels} | {whole[n].claim:.2f} | {f.median:.2f} | {f.low:.2f} to {f.high:.2f} |")
+    problems = {r["problem"]: r for r in records if r["measured"]}
+    with_kernels = [one for one in whole.values() if one.kernels]
+    doubts, load = sum(bool(r["doubt"]) for r in problems.values()), statistics.median(r["load"] for r in records)
+    print(f"\n{len(problems)} local problems tuned, {doubts} of them in doubt; {len(whole)} layers whole,")
     print(
-        f"\n{reached} of {len(records)} local problems reached, {doubts} of them in doubt; {len(layers)} layers whole,"
+        f"{len(with_kernels)} with kernels, {len(found)} of them run; the others are the untuned ones, to the letter."
     )
-    print(f"{len(with_kernels)} with kernels; the others are the untuned ones, to the letter.")
-    if rows:
-        slower = [r["layer"] for r in rows if r["gain"][2] < 1]
-        untuned, tuned = (sum(r[n] for r in rows) for n in ("untuned_s", "tuned_s"))
+    if found:
+        slower = [n for n, f in found.items() if f.high < 1]
+        untuned, tuned_s = (sum(statistics.median(r["laps"][i]) for r in ran.values()) for i in (0, 1))
+        mean = math.exp(statistics.mean(math.log(f.median) for f in found.values()))
+        claimed = math.exp(statistics.mean(math.log(whole[n].claim) for n in found))
         print(f"Slower than untuned beyond noise: {len(slower)}{' ' + ', '.join(slower) if slower else ''}.")
-        print(f"Their steps together: {untuned * 1e3:.1f} ms untuned, {tuned * 1e3:.1f} tuned: {untuned / tuned:.2f}.")
-    print(
-        f"CPU time of one thread, {options.samples} samples, torch {torch.__version__}, load {load:.1f} at the start."
-    )
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1))
+        print(
+            f"Their steps together: {untuned * 1e3:.1f} ms untuned, {tuned_s * 1e3:.1f} tuned: {untuned / tuned_s:.2f}."
+        )
+        print(f"Geometric mean {mean:.2f}, claimed {claimed:.2f}.")
+    print(f"CPU time of one thread; load while tuning {load:.1f} (median).")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ from small_networks import seeded, unet
 from torch import Tensor, nn
 
 import convgen
+from convgen.algebra.grid import Grid
 from convgen.errors import InputError
+from convgen.network_compiler import compile_network
+from convgen.spec.exported import graph_of
 from convgen.verify.processes import ProcessFailed, spawn
 from convgen.verify.virtual import VirtualTransport, World
 
@@ -141,9 +145,13 @@ class SameName(nn.Module):
         return {"x": x + 1}
 
 
-def test_an_output_named_as_an_input_is_refused() -> None:
+def test_an_output_named_as_an_input_gets_another_name() -> None:
+    """Of a module; a file that says so is refused."""
+    net = convgen.from_torch(SameName(), (torch.zeros(2, 3),), {"N": 1})
+    assert {*net.VALUES} == {"x", "x_out", "0"}
+    graph, _ = graph_of(SameName(), (torch.zeros(2, 3),))
     with pytest.raises(InputError, match="x is an input and an output"):
-        convgen.from_torch(SameName(), (torch.zeros(2, 3),))
+        compile_network(replace(graph, outputs=(("x", graph.outputs[0][1]),)), Grid((("N", 1),)))
 
 
 class Names(nn.Module):

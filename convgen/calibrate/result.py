@@ -96,6 +96,7 @@ def _probe(one: Reached, peak: float) -> Probe:
         taps=s.kernel**2,
         pixels=s.pixels,
         groups=s.groups,
+        step=s.stride**2,
         efficiency=(forward, data, filter_),
     )
 

@@ -85,8 +85,9 @@ def _probes(machine: Machine) -> list[str]:
         "measured_convolutions:  # float32: forward, backward-data, backward-filter over the peak, memory included"
     ]
     for p in machine.probes:
-        groups = f"groups: {p.groups}, " if p.groups > 1 else ""
-        shape = f"channels: {p.channels}, filters: {p.filters}, taps: {p.taps}, pixels: {p.pixels}, {groups}"
+        kinds = f"groups: {p.groups}, " if p.groups > 1 else ""
+        kinds += f"step: {p.step}, " if p.step > 1 else ""
+        shape = f"channels: {p.channels}, filters: {p.filters}, taps: {p.taps}, pixels: {p.pixels}, {kinds}"
         lines.append(f"  - {{{shape}efficiency: [{', '.join(f'{e:g}' for e in p.efficiency)}]}}")
     return lines
 

@@ -15,6 +15,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from convgen.algebra.conv import Conv
 from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.space import Space
@@ -61,7 +62,7 @@ def layers_flops_per_s(
         lo, hi = space.block(conv.fine, 1, x.axes[1])
         groups = max(1, int((hi - lo).max()) // max(channels, 1))
     phase = conv.direct_phase(PHASE_OF[operands[2].tensor])
-    return _reached(machine, dtype, phase, (channels, sizes[0] // groups, conv.taps, groups), flops)
+    return _reached(machine, dtype, phase, (channels, sizes[0] // groups, conv.taps, groups, _step(conv)), flops)
 
 
 def rows_flops_per_s(
@@ -83,11 +84,15 @@ def rows_flops_per_s(
         groups = max(1, min(share("C", groups), share("F", groups)))
     else:
         channels, filters, groups = share("C", channels), share("F", filters), share("G", groups)
-    return _reached(machine, dtype, operation.phase, (channels, filters, conv.taps, groups), flops)
+    return _reached(machine, dtype, operation.phase, (channels, filters, conv.taps, groups, _step(conv)), flops)
 
 
-def _reached(machine: Machine, dtype: str, phase: str, sizes: tuple[int, int, int, int], flops: int) -> float:
-    """`sizes`: channels and filters of a group, taps, groups; pixels follow from the flops."""
-    channels, filters, taps, groups = (max(n, 1) for n in sizes)
+def _reached(machine: Machine, dtype: str, phase: str, sizes: tuple[int, ...], flops: int) -> float:
+    """`sizes`: channels and filters of a group, taps, groups, step; pixels follow from the flops."""
+    channels, filters, taps, groups, step = (max(n, 1) for n in sizes)
     pixels = max(flops / (2 * channels * filters * taps * groups), 1.0)
-    return machine.convolution_flops_per_s(dtype, phase, (channels, filters, taps, pixels, groups))
+    return machine.convolution_flops_per_s(dtype, phase, (channels, filters, taps, pixels, groups, step))
+
+
+def _step(conv: Conv) -> int:
+    return prod(s.stride for s in conv.spatial)

@@ -129,7 +129,7 @@ class Machine:
         return over_model(self.misfits, kind, ranks, float(sent_bytes)) if self.misfits else 1.0
 
     def convolution_flops_per_s(self, dtype: str, phase: str, shape: tuple[float, ...]) -> float:
-        """What a convolution reaches. `shape`: channels and filters of a group, taps, pixels of y, groups."""
+        """What a convolution reaches. `shape`: channels and filters of a group, taps, pixels of y, groups, step."""
         if not self.probes:
             return self.flops_per_s(dtype)
         return dict(self.peak_flops)[dtype] * efficiency_like(self.probes, phase, shape)

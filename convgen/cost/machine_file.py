@@ -19,7 +19,7 @@ collectives: {all_reduce: best}   # optional; rings where it says nothing
 measured_collectives:             # optional: measured over modelled seconds, by the bytes that a rank sends
   - {collective: all_gather, ranks: 2, bytes: [2048, 131072], over_model: [1.6, 2.1]}
 measured_convolutions:            # optional: share of the peak of forward, backward-data, backward-filter
-  - {channels: 64, filters: 64, taps: 9, pixels: 3136, efficiency: [0.8, 0.7, 0.6]}   # groups: 1
+  - {channels: 64, filters: 64, taps: 9, pixels: 3136, efficiency: [0.8, 0.7, 0.6]}   # groups: 1, step: 1
 ```
 
 A machine with links of one kind may say `latency_s` and `link_bytes_per_s` instead of `levels`.
@@ -206,8 +206,8 @@ def _misfit(item: object, path: tuple[str | int, ...]) -> Misfit:
 
 def _probe(item: object, path: tuple[str | int, ...]) -> Probe:
     data = _mapping(item, path, f"a mapping with {', '.join(_PROBE)}")
-    _check_keys(data, _PROBE, path, ("groups",))
-    sizes = {key: _whole(data.get(key, 1), (*path, key)) for key in (*_PROBE[:-1], "groups")}
+    _check_keys(data, _PROBE, path, ("groups", "step"))
+    sizes = {key: _whole(data.get(key, 1), (*path, key)) for key in (*_PROBE[:-1], "groups", "step")}
     shares = _numbers(data["efficiency"], (*path, "efficiency"))
     if len(shares) != len(PHASES):
         fact = f"efficiency has {len(shares)} numbers"

@@ -3,6 +3,9 @@
 Both correct the model instead of replacing it: a collective takes what it is modelled to take, times what was measured
 over that for its kind, its group and its bytes; a convolution reaches the share of the peak that those like it do.
 What lies between measurements is interpolated, what lies beyond them is as the nearest.
+
+Source: convolutions are interpolated by simple kriging (N. Cressie, Statistics for Spatial Data, section 3.2): the
+estimate of least variance, where logarithms of efficiencies are the more alike the nearer the shapes are.
 """
 
 from __future__ import annotations
@@ -12,11 +15,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from typing import Any
+
+import numpy as np
 
 from convgen.algebra.redistribute import Kind
 
 PHASES = ("forward", "backward_data", "backward_filter")
-NEAR = 1.0  # doublings apart, at which a probe counts half of the nearest
+ALIKE = 16.0  # doublings apart, at which efficiencies correlate by 1/e; by leaving out one probe after the other
+NOISE = 0.1  # of a measurement, over the spread of efficiencies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +57,7 @@ class Probe:
 
     Attributes:
         channels, filters: of a group. taps: of a window. pixels: of y, of all samples.
+        step: the product of the strides: pixels of x for one of y.
         efficiency: share of the peak that forward, backward-data and backward-filter reach.
     """
 
@@ -58,11 +66,12 @@ class Probe:
     taps: int
     pixels: int
     groups: int = 1
+    step: int = 1
     efficiency: tuple[float, float, float]
 
     @property
     def shape(self) -> tuple[float, ...]:
-        return self.channels, self.filters, self.taps, self.pixels, self.groups
+        return self.channels, self.filters, self.taps, self.pixels, self.groups, self.step
 
 
 @lru_cache(maxsize=1 << 14)
@@ -76,18 +85,27 @@ def over_model(misfits: tuple[Misfit, ...], kind: Kind, ranks: int, sent_bytes: 
 
 @lru_cache(maxsize=1 << 14)
 def efficiency_like(probes: tuple[Probe, ...], phase: str, shape: tuple[float, ...]) -> float:
-    """The share of the peak at a shape: the mean of logarithms over all probes, the nearest counting most.
+    """The share of the peak at a shape, by those of all probes; between the least and the most of them.
 
     Args:
-        shape: channels and filters of a group, taps, pixels, groups.
+        shape: channels and filters of a group, taps, pixels, groups, step.
     """
+    mean, weights = _kriged(probes, phase)
     place = PHASES.index(phase)
-    apart = [_doublings(p.shape, shape) for p in probes]
-    nearest = min(apart)
-    weights = [2.0 ** ((nearest - a) / NEAR) for a in apart]
-    total = sum(w * math.log(p.efficiency[place]) for w, p in zip(weights, probes, strict=True))
-    return math.exp(total / sum(weights))
+    found = math.exp(mean + sum(w * _alike(p.shape, shape) for w, p in zip(weights, probes, strict=True)))
+    measured = [p.efficiency[place] for p in probes]
+    return min(max(found, min(measured)), max(measured))
 
 
-def _doublings(a: Sequence[float], b: Sequence[float]) -> float:
-    return sum(abs(math.log2(max(m, 1.0) / max(n, 1.0))) for m, n in zip(a, b, strict=True))
+@lru_cache(maxsize=1 << 6)
+def _kriged(probes: tuple[Probe, ...], phase: str) -> tuple[float, tuple[float, ...]]:
+    """The mean of the logarithms, and what each probe's likeness adds to it."""
+    logs = [math.log(p.efficiency[PHASES.index(phase)]) for p in probes]
+    mean = sum(logs) / len(logs)
+    alike = np.array([[_alike(p.shape, q.shape) for q in probes] for p in probes], dtype=np.float64)
+    weights: Any = np.linalg.solve(alike + NOISE**2 * np.eye(len(probes)), np.array(logs) - mean)
+    return mean, tuple(map(float, weights))
+
+
+def _alike(a: Sequence[float], b: Sequence[float]) -> float:
+    return math.exp(-sum(abs(math.log2(max(m, 1.0) / max(n, 1.0))) for m, n in zip(a, b, strict=True)) / ALIKE)

@@ -128,7 +128,8 @@ class _Writer:
         ]
         values = {n: self._value(n, n) for n in g.inputs}
         values |= {name: self._value(value, value) for name, value in p.outputs}
-        values |= {str(k): self._value(value, value) for k, (_, value) in enumerate(p.outputs)}
+        numbers = {str(k): self._value(value, value) for k, (_, value) in enumerate(p.outputs)}
+        values |= {k: v for k, v in numbers.items() if k not in values}  # (a, (b, c), d) has outputs 0, 1.0, 1.1 and 2
         state = {
             n: (*self._value(n, n), g.init.get(n, "given"), "" if v.kind == "parameter" or n in g.frozen else v.dtype)
             for n, v in p.values.items()

@@ -14,15 +14,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
 from convgen.errors import InputError, Note
+from convgen.spec.exported_batch_norm import cumulative_averages
 from convgen.spec.exported_dropout import in_place_dropouts, written_noise
 from convgen.spec.exported_examples import Examples, examples_of
 from convgen.spec.exported_finer import finer, run_whole
+from convgen.spec.exported_functions import OwnGradient, written_gradients
 from convgen.spec.exported_instance_norm import write_running_statistics
 from convgen.spec.exported_modes import same_but_for_flags
 from convgen.spec.exported_names import result_names
 from convgen.spec.exported_no_grad import detach_regions
 from convgen.spec.exported_recurrent import first_steps
-from convgen.spec.exported_results import results_of
+from convgen.spec.exported_results import other_names, results_of
+from convgen.spec.exported_shared import drop_other_names, rename_those_of_graphs
 from convgen.spec.exported_state import GIVEN, State, dtype_name, state_of
 from convgen.spec.exported_updates import late_updates
 from convgen.spec.exported_walk import FixedError, Found, Walk
@@ -140,9 +143,18 @@ class _Made:
 
         args, keywords = examples.arguments
         try:
-            with warnings.catch_warnings(), first_steps(), _lists(self.module):
+            with (
+                warnings.catch_warnings(),
+                first_steps(),
+                written_gradients(),
+                cumulative_averages(self.module),
+                _lists(self.module),
+            ):
                 warnings.simplefilter("ignore")  # torch's, about its own insides
                 return torch.export.export(self.module, args, keywords, dynamic_shapes=dynamic, strict=False)
+        except OwnGradient as error:
+            hint = "a forward that autograd can derive, with .detach() where no gradient is to pass"
+            raise InputError(f"{self.name}: {error}", hint=hint) from None
         except Exception as error:  # whatever the module raises
             raise _ExportError(_first_line(error)) from error
 
@@ -153,6 +165,8 @@ class _Made:
         self.traced = traced, examples, dynamic
         lost = training and not detach_regions(traced)
         write_running_statistics(traced)
+        drop_other_names(traced)
+        self.state.traced.update(rename_those_of_graphs(traced))
         try:
             with warnings.catch_warnings(), first_steps():
                 warnings.simplefilter("ignore")
@@ -197,6 +211,7 @@ class _Made:
         for node in program.graph.nodes:
             walk.read(node)
         outputs, updates = results_of(program, walk.known, self.state, self.name)
+        outputs = other_names(outputs, inputs)
         if updates and not training:
             raise InputError(f"{self.name} changes {next(iter(updates))} in evaluation", hint="in training only")
         found = _checked(
@@ -250,7 +265,7 @@ class _Made:
                     continue
                 inputs[name] = nodes[placeholder].meta["val"]
             elif kind in ("PARAMETER", "BUFFER"):
-                name = self.state.canonical[target]
+                name = self.state.of_traced(target)
                 if name in self.state.hidden:
                     constants[name] = self.state.tensors[name].detach()
             elif kind == "CONSTANT_TENSOR":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from convgen.errors import InputError
@@ -30,7 +30,7 @@ def results_of(
     for spec in program.graph_signature.output_specs:
         kind, argument = spec.kind.name, cast("Any", spec.arg)
         if kind == "BUFFER_MUTATION":
-            buffer = state.canonical[spec.target or ""]
+            buffer = state.of_traced(spec.target or "")
             if buffer in state.hidden:
                 fact = f"{name} changes {buffer}, which its state dict doesn't hold"
                 raise InputError(fact, hint="register_buffer(..., persistent=True)")
@@ -49,6 +49,17 @@ def results_of(
     spec = program.call_spec.out_spec
     assert spec is not None
     return dict(_named_outputs(tree_unflatten(given, spec), "")), updates
+
+
+def other_names(outputs: Mapping[str, str], inputs: Collection[str]) -> dict[str, str]:
+    """Outputs that are called as inputs are, as `sample` often is, with another name."""
+    found: dict[str, str] = {}
+    for name, value in outputs.items():
+        other = name
+        while other in inputs or (other != name and other in outputs):
+            other += "_out"
+        found[other] = value
+    return found
 
 
 def _named_outputs(tree: Any, path: str) -> Iterator[tuple[str, str]]:

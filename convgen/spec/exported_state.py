@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from convgen.errors import InputError
@@ -25,6 +25,7 @@ class State:
         tensors: by canonical name, the first of a tensor's names.
         canonical: of every name.
         hidden: names of buffers that no state dict holds.
+        traced: names that a traced program has another one for, by that.
     """
 
     parameters: tuple[Value, ...]
@@ -32,6 +33,11 @@ class State:
     tensors: dict[str, torch.Tensor]
     canonical: dict[str, str]
     hidden: frozenset[str]
+    traced: dict[str, str] = field(default_factory=dict[str, str])
+
+    def of_traced(self, name: str) -> str:
+        """The canonical name of what a traced program calls so."""
+        return self.canonical[self.traced.get(name, name)]
 
     @property
     def aliases(self) -> tuple[tuple[str, str], ...]:

@@ -165,7 +165,12 @@ class Walk:
             raise FixedError("squeeze drops their dimension where there is one")
 
     def note_smooth(self, op: str, args: tuple[Arg, ...], results: tuple[Value | None, ...]) -> None:
-        if op == "detach" or not any(name in self.smooth for arg in args for name in refs(arg)):
+        if (
+            op == "detach"
+            or op.startswith("new_")
+            or "_like" in op
+            or not any(name in self.smooth for arg in args for name in refs(arg))
+        ):
             return
         self.smooth.update(v.name for v in results if v is not None and v.dtype.startswith(("float", "bfloat")))
 

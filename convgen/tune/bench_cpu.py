@@ -11,8 +11,9 @@ operands of its own (rotation.py), is timed alone, and its result, the operands,
 from __future__ import annotations
 
 import math
-import time
+import resource
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,16 +23,16 @@ from convgen.kernels.load import load_text
 from convgen.kernels.problem import Problem
 from convgen.tune.baseline import accuracy
 from convgen.tune.clock import CpuClock, Entrant, ceilings, race
-from convgen.tune.intervals import of_ratios
 from convgen.tune.operands import TOLERANCE, Wrong, result_of
 from convgen.tune.rotation import Rotation, Set
+from convgen.tune.rounds import Length, Racer, run
 from convgen.tune.settings import Settings
 
 ATEN = "ATen"
 SLOW = 4.0  # times the best: what takes longer is timed once
 TRIES = 6  # calls of a candidate on its own
-LEAST_ROUNDS = 8  # of a race: what an interval takes
-MORE, LOOK = 6, 8  # times the rounds, where it is open what they say; how often that is looked at
+RAN_S = 6.0  # a race runs about so long at most
+RETAKES = 2  # of a call that was interrupted
 LAP_S = 1e-3  # of a round, at least, unless that takes more than MOST_CALLS
 MOST_CALLS = 8
 AS_ATEN, MUCH = 2.0, 20.0  # times ATen's error that a kernel may have; times the usual one that ATen's may be
@@ -45,17 +46,15 @@ class Alone:
     rank, size = 0, 1
 
 
-class Racer:
-    """A call in a race: how often a round, its laps in microseconds, and what went wrong with it.
+class Entered:
+    """A call that is timed, and the largest error of its results.
 
     Attributes:
         before: what is not timed; `run` is given what it returns.
     """
 
     def __init__(self, label: str, run: Call, before: Callable[[Set], object] | None = None) -> None:
-        self.label, self.run, self.before = label, run, before
-        self.calls, self.laps, self.error = 1, list[float](), 0.0
-        self.failure: Exception | None = None
+        self.label, self.run, self.before, self.error = label, run, before, 0.0
 
 
 class CpuBench:
@@ -80,7 +79,7 @@ class CpuBench:
         self.rotation = Rotation(problem, seed, MUCH * usual)
         self.settings = Settings()
         with accuracy(problem.dtype):
-            aten = self._racer(ATEN, "")
+            aten = self._entered(ATEN, "")
             least = min(self._timed(aten) for _ in range(TRIES))
         self.most = self.rotation.most = max(usual, AS_ATEN * aten.error)  # long sums round more than usual
         return {"aten_us": {ATEN: least * 1e6}, "error": aten.error}
@@ -90,14 +89,14 @@ class CpuBench:
         self.settings.begin()
         try:
             with accuracy(self.problem.dtype):
-                racer = self._racer(label, text)
-                times = [self._timed(racer), self._timed(racer)]  # the first makes what is kept for all later ones
+                one = self._entered(label, text)
+                times = [self._timed(one), self._timed(one)]  # the first makes what is kept for all later ones
                 while len(times) < TRIES and min(times) * 1e6 <= SLOW * best_us:
-                    times.append(self._timed(racer))
+                    times.append(self._timed(one))
                 self._refuse_too_fast(min(times) * 1e6)
         except Exception as failure:
             return said_of(failure)
-        return {"us": min(times) * 1e6, "error": racer.error}
+        return {"us": min(times) * 1e6, "error": one.error}
 
     def race(
         self,
@@ -106,15 +105,10 @@ class CpuBench:
         seed: int,
         seconds: float,
         calls: int = 0,
-        settle: Sequence[float] = (),
+        gains: Sequence[float] = (),
     ) -> dict[str, Any]:
-        """Kernels and ATen in turn, round by round, on operands of their own.
+        """Kernels and ATen in turn, round by round, on operands of their own; how long is said by rounds.Length.
 
-        Args:
-            rounds: unless they take longer than `seconds`; eight at least.
-            calls: of each, at least; more rounds are made for them.
-            settle: gains; as long as it is open whether a kernel's is more or less than one of these, there are more
-                rounds, up to MORE times as many.
         Returns:
             label -> laps (microseconds of a call in each round) and error; or cause and what was said. ATen's too.
         """
@@ -122,18 +116,15 @@ class CpuBench:
         with accuracy(self.problem.dtype):
             self.rotation = Rotation(self.problem, seed, self.most)
             found: dict[str, Any] = {}
-            racing = [self._racer(ATEN, "")]
+            racing = [self._entered(ATEN, "")]
             for label, text in kernels:
                 try:
-                    racing.append(self._racer(label, text))
+                    racing.append(self._entered(label, text))
                 except Exception as failure:
                     found[label] = said_of(failure)
-            self._run(racing, rounds, seconds, calls, settle)
-        return found | {r.label: said_of(r.failure) if r.failure else _record(r) for r in racing}
+            return found | self._raced(racing, rounds, seconds, calls, gains)
 
-    def module(
-        self, tuned: str, rounds: int, seed: int, seconds: float, settle: Sequence[float] = ()
-    ) -> dict[str, Any]:
+    def module(self, tuned: str, rounds: int, seed: int, seconds: float, gains: Sequence[float] = ()) -> dict[str, Any]:
         """The module with a kernel and the one without in turn: its forward pass, or its backward pass as a whole.
 
         Args:
@@ -143,8 +134,7 @@ class CpuBench:
         self.rotation = Rotation(self.problem, seed, self.most)
         with accuracy(self.problem.dtype):
             racing = [_passes("untuned", self.text, self.problem), _passes("tuned", tuned, self.problem)]
-            self._run(racing, rounds, seconds, 0, settle)
-        return {r.label: said_of(r.failure) if r.failure else _record(r) for r in racing}
+            return self._raced(racing, rounds, seconds, 0, gains)
 
     def ceilings(self, dtypes: tuple[str, ...]) -> dict[str, Any]:
         """What the device reaches in these types, and the least time of a launch."""
@@ -160,7 +150,7 @@ class CpuBench:
         race([floor], self.clock)
         return min(floor.laps)
 
-    def _racer(self, label: str, text: str) -> Racer:
+    def _entered(self, label: str, text: str) -> Entered:
         """A phase's call as the module makes it, tried once; ATen's plain one where there is no text."""
         module, p = load_text(self.text), self.problem
         way = getattr(load_text(text), p.phase) if text else None
@@ -175,12 +165,24 @@ class CpuBench:
                     return convolve(module.LAYER, t["x"], t["w"], t["bias"] if p.bias else None, *rest)
                 return convolve(module.LAYER, t["dy"], t["w" if p.phase == "backward_data" else "x"], *rest)
 
-        racer = Racer(label, run)
-        self._timed(racer)
-        return racer
+        one = Entered(label, run)
+        self._timed(one)
+        return one
 
-    def _timed(self, racer: Racer) -> float:
-        """Seconds of a call; whatever it did is looked at. Raises what is wrong with it."""
+    def _timed(self, racer: Entered) -> float:
+        """Seconds of a call; whatever it did is looked at. Raises what is wrong with it.
+
+        One that was interrupted is made again, a few times: what comes back to a core finds its caches cold.
+        """
+        found = math.inf
+        for _ in range(1 + RETAKES):
+            switched = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+            found = min(found, self._call(racer))
+            if resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw == switched:
+                break
+        return found
+
+    def _call(self, racer: Entered) -> float:
         one = self.rotation.next()
         made = racer.before(one) if racer.before is not None else None
         start = self.clock.now()
@@ -191,54 +193,32 @@ class CpuBench:
         self.rotation.check_operands(one)
         return seconds
 
-    def _run(self, racing: list[Racer], rounds: int, seconds: float, calls: int, settle: Sequence[float]) -> None:
-        """Laps of all that make no mistake, beginning with another each time."""
-        first = racing[0]
-        for r in list(racing):
+    def _raced(
+        self, entered: Sequence[Entered], rounds: int, seconds: float, calls: int, gains: Sequence[float]
+    ) -> dict[str, Any]:
+        """Their race: records by label. The first is what the others are compared with."""
+        racing = [Racer(one.label, partial(self._timed, one)) for one in entered]
+        for r in racing:
             try:
-                estimate = min(self._timed(r) for _ in range(2))
+                estimate = min(r.timed() for _ in range(2))
                 r.calls = max(1, min(MOST_CALLS, math.ceil(LAP_S / max(estimate, 1e-9))))
             except Exception as failure:
                 r.failure = failure
-        end, i = time.monotonic() + seconds, 0
-        alive = [r for r in racing if r.failure is None]
-        while alive:
-            fewest = min(r.calls for r in alive) * i
-            if i >= LEAST_ROUNDS and time.monotonic() >= end:
-                break
-            if (
-                i >= max(rounds, LEAST_ROUNDS)
-                and fewest >= calls
-                and (not settle or i >= MORE * rounds or (i % LOOK == 0 and settled(first, alive, settle)))
-            ):
-                break
-            for k in range(len(alive)):
-                self._lap(alive[(i + k) % len(alive)])
-            alive = [r for r in alive if r.failure is None]
-            i += 1
-        for r in alive:
-            try:
-                self._refuse_too_fast(min(r.laps))
-            except Wrong as failure:
-                r.failure = failure
-
-    def _lap(self, racer: Racer) -> None:
-        try:
-            racer.laps.append(sum(self._timed(racer) for _ in range(racer.calls)) / racer.calls * 1e6)
-        except Exception as failure:
-            racer.failure = failure
+        length = Length(rounds=rounds, seconds=seconds, ran_s=RAN_S, calls=calls, gains=tuple(gains))
+        run(racing[0], racing[1:], length, self.clock.now)
+        found: dict[str, Any] = {}
+        for one, r in zip(entered, racing, strict=True):
+            if r.failure is None:
+                try:
+                    self._refuse_too_fast(min(r.laps))
+                except Wrong as failure:
+                    r.failure = failure
+            found[r.label] = said_of(r.failure) if r.failure else {"laps": r.laps, "error": one.error}
+        return found
 
     def _refuse_too_fast(self, us: float) -> None:
         if us < FLOOR * self.floor_us:
             raise Wrong(f"took {us:.2f} us, a launch of nothing takes {self.floor_us:.2f}")
-
-
-def settled(first: Racer, others: Sequence[Racer], gains: Sequence[float]) -> bool:
-    """Whether each is known to be more, or less, than so many times as fast as the first."""
-    if first.failure is not None:
-        return True
-    found = [of_ratios(first.laps, r.laps) for r in others if r is not first]
-    return all(not between.low <= gain <= between.high for between in found for gain in gains)
 
 
 def said_of(failure: Exception) -> dict[str, str]:
@@ -250,11 +230,7 @@ def said_of(failure: Exception) -> dict[str, str]:
     }
 
 
-def _record(r: Racer) -> dict[str, Any]:
-    return {"laps": r.laps, "error": r.error}
-
-
-def _passes(label: str, text: str, p: Problem) -> Racer:
+def _passes(label: str, text: str, p: Problem) -> Entered:
     """What a module makes of one set, with what autograd does around it."""
     module = load_text(text)
     mesh = module.init_mesh(transport=Alone())
@@ -267,4 +243,4 @@ def _passes(label: str, text: str, p: Problem) -> Racer:
         t = one.tensors
         return torch.autograd.grad(y, (t["x"], t["w"]), t["dy"])[p.phase == "backward_filter"]
 
-    return Racer(label, forward) if p.phase == "forward" else Racer(label, backward, forward)
+    return Entered(label, forward) if p.phase == "forward" else Entered(label, backward, forward)

@@ -8,10 +8,11 @@ from typing import Any
 
 from convgen.kernels.problem import Problem
 from convgen.tune.baseline import accuracy, aten_variants
-from convgen.tune.bench_cpu import ATEN, LEAST_ROUNDS, SLOW, said_of
+from convgen.tune.bench_cpu import ATEN, SLOW, said_of
 from convgen.tune.bind import bind
 from convgen.tune.clock import Clock, Entrant, ceilings, race
 from convgen.tune.floor import floor_launch
+from convgen.tune.intervals import LEAST
 from convgen.tune.operands import Operands
 
 ROUNDS = 5  # of a candidate on its own
@@ -72,10 +73,10 @@ class GpuBench:
         seed: int,
         seconds: float,
         calls: int = 0,
-        settle: Sequence[float] = (),
+        gains: Sequence[float] = (),
     ) -> dict[str, Any]:
         """Check kernels on other operands, and time those that are right and ATen in turn; fewer rounds, but not fewer
-        than LEAST_ROUNDS, where they would take longer than `seconds`. A GPU's times don't depend on others' work, so
+        than LEAST, where they would take longer than `seconds`. A GPU's times don't depend on others' work, so
         that the rounds are as many as asked for, whatever they leave open.
 
         Returns:
@@ -98,7 +99,7 @@ class GpuBench:
                 e.probe(self.clock)
                 e.prepare(self.clock)
             lap = sum(e.launches * e.estimate for e in racing)
-            race(racing, self.clock, max(LEAST_ROUNDS, min(rounds, int(seconds / max(lap, 1e-9)))))
+            race(racing, self.clock, max(LEAST, min(rounds, int(seconds / max(lap, 1e-9)))))
             for e in ours:  # what was right before the race has to be right after it
                 try:
                     bind(self.work, self.problem, dict(kernels)[e.label]).check()

@@ -82,7 +82,7 @@ class Runner:
         seed: int,
         seconds: float,
         calls: int = 0,
-        settle: tuple[float, ...] = (),
+        gains: tuple[float, ...] = (),
     ) -> dict[str, Any]:
         """Check candidates on other operands and time them and ATen in turn, as the benches' `race` says.
 
@@ -94,10 +94,10 @@ class Runner:
         self._reopen()
         limit = START_S + seconds + (len(found) + 4) * (self.limit_s + 1e3 * self._aten_s)
         kernels = tuple((c.label, c.text) for c in found)
-        return self._ask("race", kernels, rounds, seed, seconds, calls, settle, limit_s=limit)
+        return self._ask("race", kernels, rounds, seed, seconds, calls, gains, limit_s=limit)
 
     def module(
-        self, candidate: Candidate, rounds: int, seed: int, seconds: float, settle: tuple[float, ...] = ()
+        self, candidate: Candidate, rounds: int, seed: int, seconds: float, gains: tuple[float, ...] = ()
     ) -> dict[str, Any]:
         """The module with this kernel and the one without, in turn: CpuBench.module. CPUs only.
 
@@ -107,7 +107,7 @@ class Runner:
         self._reopen()
         text = module_of(candidate.problem, f"tuned_{candidate.source}", {candidate.problem.phase: candidate.label})
         limit = START_S + seconds + 4 * (self.limit_s + 1e3 * self._aten_s)
-        return self._ask("module", text, rounds, seed, seconds, settle, limit_s=limit)
+        return self._ask("module", text, rounds, seed, seconds, gains, limit_s=limit)
 
     def ceilings(self, dtypes: tuple[str, ...]) -> dict[str, Any]:
         """What the device reaches in these types."""

@@ -30,14 +30,14 @@ from convgen.tune.model import assumed_ceilings, bounds_us
 from convgen.tune.runner import Lost, Runner
 from convgen.tune.search import Effort, Ranked, Search, limit_of
 from convgen.tune.trials import Trial, append, read_trials
-from convgen.tune.verdict import WORTH, Verdict, against_family, challenger, gain_of, judged, right
+from convgen.tune.verdict import WORTH, Verdict, against_family, challenger, gain_of, judged, right, rivals
 from convgen.tune.wanted import Wanted
 from convgen.tune.weigh import Weighed, heaviest_first, share_s, weighed
 
-FINALISTS = {"quick": 4, "full": 8}
+FINALISTS = {"quick": 6, "full": 10}
 RACE_ROUNDS = {"quick": 11, "full": 21}
 FINALS = 0.25  # of a problem's time at least
-RACE_S = 20.0  # a race takes about so long at most
+RACE_S = 60.0  # a race takes so long at most, on a machine however busy; it ends sooner where nobody disturbs it
 SITTINGS = 2  # of a winner: what each has to itself shows in the other
 LEAST_S = 3.0  # a problem's time at least, of a budget
 WAIT_S = 0.5  # for another tuner
@@ -288,7 +288,7 @@ class Tuner:
             verdict, more = Verdict(ATEN), dict[str, Any]()
             if label is not None:
                 best = next(c for c in finalists if c.label == label)
-                verdict, more = self._judge(best, finalists, records, deadline)
+                verdict, more = self._judge(best, finalists, records, rivals(records, label, ratings), deadline)
                 if "cause" in more:
                     failures[more["cause"]] += 1
                     self._blame(best, more["cause"], more["said"])
@@ -322,7 +322,12 @@ class Tuner:
         return records, finalists
 
     def _judge(
-        self, best: Candidate, finalists: Sequence[Candidate], records: dict[str, Any], deadline: float | None
+        self,
+        best: Candidate,
+        finalists: Sequence[Candidate],
+        records: dict[str, Any],
+        rival: str,
+        deadline: float | None,
     ) -> tuple[Verdict, dict[str, Any]]:
         """Two sittings of its own, and the module, as far as they are needed; or the cause of its failing there."""
         first = gain_of(records, best.label)
@@ -353,7 +358,7 @@ class Tuner:
                     module = of_ratios(made["untuned"]["laps"], made["tuned"]["laps"])
         except Lost as lost:
             return Verdict(ATEN), {"cause": lost.cause, "said": lost.said}
-        return judged(best.label, first, second, module), again
+        return judged(best.label, first, second, module, rival), again
 
     def _entry(
         self, one: Wanted, verdict: Verdict, records: dict[str, Any], more: dict[str, Any], aten: list[float] | None,

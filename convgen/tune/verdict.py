@@ -13,9 +13,12 @@ from typing import Any
 
 from convgen.tune.bench_cpu import ATEN
 from convgen.tune.intervals import Interval, of_ratios
+from convgen.tune.rounds import TIED
 
 WORTH = 1.03  # times as fast as ATen: less is not worth another kernel
-TIED = 1.03  # kernels no farther apart are one, and the first by the ranking stands for them
+# A choice is sure where the fastest one, which it may stand for, is less than BEHIND times as fast, and it is more than
+# AHEAD times as fast as each that is ranked before it. Between the two is room for what a sitting has to itself.
+BEHIND, AHEAD = 1.06, 1.04
 APART = 1.25  # medians of two sittings that are farther apart show a noise that neither sees
 
 
@@ -44,15 +47,46 @@ def right(records: Mapping[str, Any]) -> dict[str, list[float]]:
 def challenger(records: Mapping[str, Any], order: Sequence[str]) -> str | None:
     """The kernel that a race found fastest, or one tied with it that is ranked before it; None where none is right.
 
+    One that is not worth storing stands for none that is.
+
     Args:
         order: labels by the ranking.
     """
-    laps = {label: found for label, found in right(records).items() if label != ATEN}
+    laps = _kernels(records)
     if not laps:
         return None
-    best = min(laps, key=lambda label: statistics.median(laps[label]))
+    best = _fastest(records, laps)
     tied = [label for label in laps if of_ratios(laps[label], laps[best]).median <= TIED]
-    return min(tied, key=order.index)
+    gains = {label: gain_of(records, label) for label in tied}
+    worth = [label for label, gain in gains.items() if gain is None or gain.median > WORTH]
+    return min(worth or [best], key=order.index)
+
+
+def rivals(records: Mapping[str, Any], label: str, order: Sequence[str]) -> str:
+    """Why it is not sure that this challenger is the one; empty where it is.
+
+    Another that is ranked before it may tie yet; or it may be well behind the fastest, which it stands for.
+    """
+    laps = _kernels(records)
+    best = _fastest(records, laps)
+    for other in order[: order.index(label)]:
+        if other in laps and (behind := of_ratios(laps[other], laps[label])).low <= AHEAD:
+            return f"{other} may be as fast: takes {behind} times as long"
+    if label != best and (behind := of_ratios(laps[label], laps[best])).high > BEHIND:
+        return f"{best} may be {behind} times as fast"
+    return ""
+
+
+def _kernels(records: Mapping[str, Any]) -> dict[str, list[float]]:
+    return {label: found for label, found in right(records).items() if label != ATEN}
+
+
+def _fastest(records: Mapping[str, Any], laps: Mapping[str, list[float]]) -> str:
+    """By what ATen takes in the same rounds: those that were out early have fewer of them."""
+    aten = right(records).get(ATEN)
+    if aten is None:
+        return min(laps, key=lambda label: statistics.median(laps[label]))
+    return max(laps, key=lambda label: of_ratios(aten, laps[label]).median)
 
 
 def against_family(records: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,12 +109,13 @@ def gain_of(records: Mapping[str, Any], label: str) -> Interval | None:
     return of_ratios(laps[ATEN], laps[label]) if {ATEN, label} <= laps.keys() else None
 
 
-def judged(label: str, first: Interval, second: Interval | None, module: Interval | None) -> Verdict:
+def judged(label: str, first: Interval, second: Interval | None, module: Interval | None, rival: str = "") -> Verdict:
     """The verdict on a challenger.
 
     Args:
         first, second: its gain in two sittings; None where the first was enough.
         module: of the module as a whole; None where none was run.
+        rival: why another may be the one.
     """
     gain = first if second is None else first.hull(second)
     if gain.high < WORTH:
@@ -95,5 +130,5 @@ def judged(label: str, first: Interval, second: Interval | None, module: Interva
         return Verdict(ATEN, gain, module, f"{label} may make its module {module} times as fast")
     if gain.low > 1.0:
         near = "" if gain.low > WORTH else f"gains little: {gain}"
-        return Verdict(label, gain, module, apart or near)
+        return Verdict(label, gain, module, apart or near or rival)
     return Verdict(ATEN, gain, module, apart or f"{label} may be {gain} times as fast")

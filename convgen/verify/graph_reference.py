@@ -66,6 +66,9 @@ def run_graph(
             operation = Noise(shape, "normal" if "randn" in call.op else "uniform", drops, str(kind)[6:])
             made = operation.local(0, _everywhere(shape, ((0, 2),)), torch.tensor(seed))
             drops += 1
+        elif call.op == "copy":  # what is functional of an assignment; ATen's has no derivative
+            to, of = (_value(arg, values) for arg in call.args[:2])
+            made = (of.to(to.dtype).expand(to.shape),)
         elif call.op == ATTENTION and call.args[4]:
             made = (_attention(call, values, drops, seed),)
             drops += 1

@@ -40,12 +40,28 @@ class InsideAll(Function):
             gradients = tuple(ctx.buckets.complete(ctx.names, gradients))
         if torch.is_grad_enabled():
             gradients = tuple([g if g is None else Once.apply(g, ctx.name) for g in gradients])
+        else:
+            gradients = own_memory(gradients)
         pairs = zip(gradients, ctx.places, strict=True)
         return None, None, None, *[g if g is None or p is None else Around.apply(g, p) for g, p in pairs]
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, name: str, names: Sequence[str], buckets: Any, *of: Any) -> Any:
         refuse_vmap(name)
+
+
+def own_memory(gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """Gradients of which each has its own memory, as leaves of plain tensors have them: one that two parameters get is
+    one tensor here, and what is around it hides from autograd that somebody else has it, too."""
+    found: list[Tensor | None] = []
+    seen: set[int] = set()
+    for g in gradients:
+        if g is not None and g.numel():
+            spread = any(s == 0 and n > 1 for s, n in zip(g.stride(), g.shape, strict=True))
+            g = g.clone(memory_format=torch.contiguous_format) if spread or g.data_ptr() in seen else g
+            seen.add(g.data_ptr())
+        found.append(g)
+    return tuple(found)
 
 
 class Once(Function):

@@ -105,7 +105,10 @@ class NetworkModule(Known):
             owner.register_buffer(leaf, value, persistent=how != "constant")  # no state dict of the source has those
         for name, same in self._aliases.items():
             owner, leaf = self._owner(name)
-            owner.register_parameter(leaf, self._known[same])
+            if same in self._buffered:
+                owner.register_buffer(leaf, self._known[same])
+            else:
+                owner.register_parameter(leaf, self._known[same])
         self._wanted = {
             n: (tuple(net.placements(n, mesh) or ()), here.frame(net.stored[n]), here.shape(net.stored[n]))
             for n in self._owners

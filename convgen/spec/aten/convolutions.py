@@ -8,11 +8,12 @@ from convgen.algebra.conv import SPATIAL_NAMES, Conv, Spatial
 from convgen.operations.convolution import Convolution
 from convgen.operations.pointwise import bias
 from convgen.operations.transposed import transposed_convolution
-from convgen.spec.aten.reader import Reader, Tensor, knows, many
+from convgen.spec.aten.reader import Reader, Tensor, knows, many, one_sample
 from convgen.spec.graph import Call
 
 
 @knows("conv1d", "conv2d", "conv3d")
+@one_sample
 def convolution(reader: Reader, call: Call) -> bool:
     """y = conv(x, w, bias, stride, padding, dilation, groups); padding may be "same" or "valid"."""
     x, w, b, stride, padding, dilation, groups = call.args
@@ -40,6 +41,7 @@ def convolution(reader: Reader, call: Call) -> bool:
 
 
 @knows("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+@one_sample
 def transposed(reader: Reader, call: Call) -> bool:
     """y = conv_transpose(x, w, bias, stride, padding, output_padding, groups, dilation)."""
     x, w, b, stride, padding, more, groups, dilation = call.args

@@ -66,7 +66,7 @@ def describe(graph: Graph) -> Described:
     Raises:
         InputError: an operator draws random numbers, or changes an operand, and no row describes it.
     """
-    reader = Reader()
+    reader = Reader(taken=frozenset(v.name for call in graph.calls for v in call.results if v is not None))
     learnt, frozen = ([v for v in graph.parameters if v.frozen == f] for f in (False, True))
     given = (("input", graph.inputs), ("parameter", learnt), ("buffer", (*frozen, *graph.buffers)))
     for kind, values in (*given, ("constant", graph.constants)):

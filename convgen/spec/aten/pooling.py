@@ -10,11 +10,12 @@ from convgen.operations.average_pooling import AdaptiveAveragePool, AveragePool
 from convgen.operations.calls import Apart, Slot
 from convgen.operations.max_pooling import AdaptiveMaxPool, MaxPool
 from convgen.operations.upsampling import Upsample
-from convgen.spec.aten.reader import Reader, knows, many
+from convgen.spec.aten.reader import Reader, knows, many, one_sample
 from convgen.spec.graph import Call
 
 
 @knows("max_pool1d", "max_pool2d", "max_pool3d", "max_pool2d_with_indices", "max_pool3d_with_indices")
+@one_sample
 def max_pool(reader: Reader, call: Call) -> bool:
     """max_pool(x, kernel, stride, padding, dilation, ceil_mode); where places are read, rows are whole."""
     x, (result, *rest) = reader.of(call.args[0]), call.results
@@ -60,6 +61,7 @@ def _places(reader: Reader, call: Call, operands: tuple[int, ...], integers: tup
 
 
 @knows("avg_pool1d", "avg_pool2d", "avg_pool3d")
+@one_sample
 def avg_pool(reader: Reader, call: Call) -> bool:
     """avg_pool(x, kernel, stride, padding, ceil_mode, count_include_pad, divisor)."""
     x, (result,) = reader.of(call.args[0]), call.results
@@ -76,6 +78,7 @@ def avg_pool(reader: Reader, call: Call) -> bool:
 
 
 @knows("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
+@one_sample
 def adaptive_avg_pool(reader: Reader, call: Call) -> bool:
     x, (result,) = reader.of(call.args[0]), call.results
     if result is None or len(x.shape) != int(call.op[17]) + 2:
@@ -86,6 +89,7 @@ def adaptive_avg_pool(reader: Reader, call: Call) -> bool:
 
 
 @knows("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
+@one_sample
 def adaptive_max_pool(reader: Reader, call: Call) -> bool:
     x, (result, *numbers) = reader.of(call.args[0]), call.results
     if result is None or len(x.shape) != int(call.op[17]) + 2:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from convgen.operations.bound import Bound
 from convgen.operations.calls import Elementwise, Slot
 from convgen.operations.row import Operation
+from convgen.operations.views import View
 from convgen.spec.graph import Call, Ref
 
 FLOATS = frozenset({"float64", "float32", "bfloat16", "float16"})
@@ -37,6 +39,7 @@ class Reader:
     Attributes:
         rows: those found so far; `calls` the number of the call that each is of.
         whole: operators that run whole, by call.
+        taken: names of all that calls give, which no value between rows may have, of an earlier call either.
     """
 
     tensors: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
@@ -45,6 +48,7 @@ class Reader:
     whole: list[int] = field(default_factory=list[int])
     number: int = 0
     module: str = ""
+    taken: frozenset[str] = frozenset()
 
     def of(self, arg: Any) -> Tensor:
         """The value that an argument names."""
@@ -82,7 +86,7 @@ class Reader:
     def made(self, name: str, shape: Sequence[int], dtype: str) -> Tensor:
         """A value between the rows of a call."""
         found, n = name, 1
-        while found in self.tensors:
+        while found in self.tensors or found in self.taken:
             n += 1
             found = f"{name}_{n}"
         self.tensors[found] = Tensor(found, tuple(shape), dtype, "made")
@@ -102,6 +106,27 @@ def knows(*operators: str) -> Callable[[Describer], Describer]:
         return function
 
     return register
+
+
+def one_sample(describer: Describer) -> Describer:
+    """Of an operator on samples, channels and as many rows as its name ends in: without samples, with one."""
+
+    def described(reader: Reader, call: Call) -> bool:
+        x, result = reader.of(call.args[0]), call.results[0]
+        n = next(int(c) for c in call.op if c.isdigit())
+        if len(x.shape) != n + 1 or result is None or any(call.results[1:]) or not prod(x.shape):
+            return describer(reader, call)
+        y = reader.tensors[result.name]
+        alone = reader.made(f"{y.name}_of", (1, *x.shape), x.dtype)
+        reader.add(View(x.shape, alone.shape), [x], [alone.name])
+        more = reader.made(f"{y.name}_one", (1, *y.shape), y.dtype)
+        results = (replace(result, name=more.name, shape=more.shape), *call.results[1:])
+        if not describer(reader, replace(call, args=(Ref(alone.name), *call.args[1:]), results=results)):
+            raise AssertionError(f"{call.op} of one sample, and not without")
+        reader.add(View(more.shape, y.shape), [more], [y.name])
+        return True
+
+    return described
 
 
 def slots(args: Any, reader: Reader, found: list[Tensor]) -> Any:

@@ -1,0 +1,178 @@
+"""Functions with gradients of their own (torch.autograd.Function) while a module is traced: torch.export records what
+they compute forward, and its derivative is not always what they say.
+
+Each is tried beside the derivative, on random numbers. Where the two differ, and gradients are element by element, as
+those of rounding passed straight through are, the trace has
+
+    y + (x - x') d
+
+with d the gradient of one, and x', d and y detached: the same numbers, with that gradient. Others are refused.
+Checkpoints that enter autograd again are traced as what they compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SCALES = (1.0, 0.1, 10.0)  # of numbers that a function is tried on
+
+
+class OwnGradient(Exception):
+    """A function has gradients that can't be traced."""
+
+
+@contextmanager
+def written_gradients() -> Generator[None]:
+    """Calls of functions with gradients of their own are traced with these."""
+    import torch
+    from torch.utils.checkpoint import CheckpointFunction
+
+    home: Any = torch.autograd.function._SingleLevelFunction  # pyright: ignore[reportPrivateUsage]
+    plain: Any = vars(torch._C._FunctionBase)["apply"]  # pyright: ignore[reportPrivateUsage]
+
+    def apply(cls: Any, *args: Any) -> Any:
+        if issubclass(cls, CheckpointFunction):
+            return args[0](*args[2:])
+        run: Callable[..., Any] = plain.__get__(None, cls)
+        kind = _kind(cls, args) if _traced(args) else "derivative"
+        if kind == "neither":
+            raise OwnGradient(f"{cls.__name__}, a torch.autograd.Function, has gradients that can't be traced")
+        return run(*args) if kind == "derivative" else _written(cls, args)
+
+    home.apply = classmethod(apply)
+    try:
+        yield
+    finally:
+        del home.apply
+
+
+class _Context:
+    """What a function's forward and backward are given, without autograd."""
+
+    def __init__(self, wanted: Sequence[bool]) -> None:
+        self.needs_input_grad = tuple(wanted)
+        self.saved_tensors: tuple[Any, ...] = ()
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        self.saved_tensors = tensors
+
+    def save_for_forward(self, *_: Any) -> None: ...
+    def mark_dirty(self, *_: Any) -> None: ...
+    def mark_non_differentiable(self, *_: Any) -> None: ...
+    def set_materialize_grads(self, _: bool) -> None: ...
+
+
+def _traced(args: Sequence[Any]) -> bool:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return any(isinstance(x, FakeTensor) and x.is_floating_point() for x in args)
+
+
+def _smooth(x: Any) -> bool:
+    import torch
+
+    return isinstance(x, torch.Tensor) and x.is_floating_point()
+
+
+def _forward(cls: Any, args: Sequence[Any]) -> tuple[_Context, Any]:
+    import torch
+
+    context = _Context([_smooth(x) for x in args])
+    plain: Any = torch.autograd.function._SingleLevelFunction  # pyright: ignore[reportPrivateUsage]
+    if cls.setup_context is plain.setup_context:
+        return context, cls.forward(context, *args)
+    made = cls.forward(*args)
+    cls.setup_context(context, tuple(args), made)
+    return context, made
+
+
+def _written(cls: Any, args: Sequence[Any]) -> Any:
+    import torch
+
+    context, y = _forward(cls, [x.detach() if _smooth(x) else x for x in args])
+    found = _several(cls.backward(context, torch.ones_like(y)))
+    y = y.detach()
+    for x, d in zip(args, found, strict=False):
+        if d is not None and _smooth(x):
+            y = y + (x - x.detach()) * d.detach()
+    return y
+
+
+def _kind(cls: Any, args: Sequence[Any]) -> str:
+    """Whether a function's gradients are the derivative of its forward, or one's times the one given, or neither."""
+    import torch
+    from torch.utils._python_dispatch import _disable_current_modes  # pyright: ignore[reportPrivateUsage]
+
+    generator = torch.Generator().manual_seed(0)
+    kinds: set[str] = set()
+    with _disable_current_modes(), cast("Any", torch.random).fork_rng(devices=()), torch.enable_grad():
+        for scale in SCALES:
+            given = [_numbers(x, scale, generator) for x in args]
+            try:
+                kinds.add(_try(cls, given, generator))
+            except Exception:  # whatever it makes of such numbers
+                return "neither"
+    return next((k for k in ("neither", "elements") if k in kinds), "derivative")
+
+
+def _numbers(x: Any, scale: float, generator: Any) -> Any:
+    """Random ones in a traced tensor's place."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    if isinstance(x, (torch.SymInt, torch.SymFloat)):
+        return cast("Any", x).node.hint
+    if not isinstance(x, FakeTensor):
+        return x.detach() if isinstance(x, torch.Tensor) else x
+    sizes: Any = x.shape
+    shape = [n if isinstance(n, int) else n.node.hint for n in sizes]
+    if x.is_floating_point():
+        return torch.randn(shape, generator=generator, dtype=torch.float64) * scale
+    return torch.randint(0, 2, shape, generator=generator).to(x.dtype)
+
+
+def _try(cls: Any, given: Sequence[Any], generator: Any) -> str:
+    import torch
+
+    def leaves() -> tuple[list[Any], list[Tensor]]:
+        args = [x.clone().requires_grad_() if _smooth(x) else x for x in given]
+        return args, [x for x in args if _smooth(x)]
+
+    def gradients(y: Any, xs: Sequence[Tensor], dys: Sequence[Tensor]) -> list[Tensor]:
+        ys = [t for t in _several(y) if _smooth(t) and t.requires_grad]
+        if not ys:
+            return [torch.zeros_like(x) for x in xs]
+        found: Any = torch.autograd.grad(ys, xs, list(dys)[: len(ys)], allow_unused=True)
+        return [torch.zeros_like(x) if g is None else g for g, x in zip(found, xs, strict=True)]
+
+    args, xs = leaves()
+    made = cls.apply(*[x.view_as(x) if _smooth(x) else x for x in args])
+    dys = [torch.randn(t.shape, generator=generator, dtype=t.dtype) for t in _several(made) if _smooth(t)]
+    own = gradients(made, xs, dys)
+    others, leaf = leaves()
+    _, alike = _forward(cls, [x.view_as(x) if _smooth(x) else x for x in others])
+    if _close(own, gradients(alike, leaf, dys)):
+        return "derivative"
+    if not isinstance(made, torch.Tensor) or any(
+        x.shape != made.shape for x, g in zip(xs, own, strict=True) if g.any()
+    ):
+        return "neither"
+    args, xs = leaves()
+    ones = gradients(cls.apply(*[x.view_as(x) if _smooth(x) else x for x in args]), xs, [torch.ones_like(dys[0])])
+    each = [d * dys[0] if x.shape == made.shape else d for d, x in zip(ones, xs, strict=True)]
+    return "elements" if _close(own, each) and all(bool(d.isfinite().all()) for d in ones) else "neither"
+
+
+def _several(y: Any) -> Sequence[Any]:
+    return cast("Sequence[Any]", y) if isinstance(y, (tuple, list)) else (y,)
+
+
+def _close(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
+    import torch
+
+    return all(torch.allclose(x, y, rtol=1e-6, atol=1e-9, equal_nan=True) for x, y in zip(a, b, strict=True))
