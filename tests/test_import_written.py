@@ -87,6 +87,18 @@ class Flipped(torch.autograd.Function):
         return gradients[0].flip(2)
 
 
+class Clipped(torch.autograd.Function):
+    """The gradient where it is small, and no more than so much where it is large."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return 2 * gradients[0].clamp(-10, 10)
+
+
 signed: Any = Sign.apply  # as modules have it: before anything is traced
 FUNCTIONS: dict[str, Any] = {
     "sign": signed,
@@ -126,10 +138,10 @@ def test_gradients_of_their_own_are_kept(name: str) -> None:
     right(Functions([FUNCTIONS[name], *others]), draw.choice(GRIDS), (3, 4, draw.choice((7, 9)), 8))
 
 
-@pytest.mark.parametrize("train", [True, False])
-def test_gradients_that_cant_be_traced_are_refused(train: bool) -> None:
-    module = Functions([Flipped.apply]).train(train)
-    with pytest.raises(InputError, match=r"Flipped, a torch\.autograd\.Function, has gradients that can't be traced"):
+@pytest.mark.parametrize(("function", "train"), [(Flipped, True), (Flipped, False), (Clipped, True)])
+def test_gradients_that_cant_be_traced_are_refused(function: Any, train: bool) -> None:
+    module = Functions([function.apply]).train(train)
+    with pytest.raises(InputError, match=f"{function.__name__}, a torch.autograd.Function, has gradients that can't"):
         imported(module, torch.zeros(2, 4, 8, 8), train=train)
 
 

@@ -144,11 +144,13 @@ class MemoryWalk:
                 root = f"{i} fetched {k}"
                 self.size[root] = self._bytes(chain[-1].dst, sets, values[name].dtype)
             here.append(root)
-        between = row.between(grads)
-        asked = [g and (k not in derived or k in between) for k, g in enumerate(grads)]
+        asked = [g and k not in derived for k, g in enumerate(grads)]
         dtypes = [values[name].dtype for name in bound.reads]
         found, aliases = kept_of(bound.operation, row.way, self.parts[i], dtypes, asked, row.early)
-        found = tuple(one for one in found if one[:1] != ("operand",) or one[1] not in derived)
+        if between := row.between(grads):  # of the same operands, but also of what lies between
+            asked = [g or k in between for k, g in enumerate(asked)]
+            more, aliases = kept_of(bound.operation, row.way, self.parts[i], dtypes, asked, row.early)
+            found = tuple(one for one in more if one in found or one[0] != "operand" or one[1] not in derived)
         kept: dict[str, int] = {}
         results: list[str] = []
         for j, (name, chain) in enumerate(zip(bound.makes, row.store, strict=True)):

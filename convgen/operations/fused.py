@@ -59,6 +59,10 @@ class Fused(Operation):
     def name(self) -> str:
         return "_".join(part.operation.name for part in self.parts)
 
+    @property
+    def has_between(self) -> bool:
+        return True
+
     @cached_property
     def made(self) -> tuple[tuple[Made, ...], ...]:
         """By part, what each dimension of its result is made of, in terms of the last result's indices."""

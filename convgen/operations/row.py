@@ -159,6 +159,11 @@ class Operation(ABC):
         return False
 
     @property
+    def has_between(self) -> bool:
+        """Whether gradients' rows of its operands read the gradient of what lies within it."""
+        return False
+
+    @property
     def name(self) -> str:
         """One word, in the text of a program."""
         return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(self).__name__).lower()

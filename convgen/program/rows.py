@@ -32,7 +32,6 @@ from convgen.algebra.signature import Made, Operand, Signature
 from convgen.algebra.tensors import Dim, Rows, Tensor
 from convgen.algebra.wants import layout
 from convgen.operations.bound import Bound
-from convgen.operations.fused import Fused
 from convgen.operations.row import At, Operation, standing
 
 Chain = tuple[Conversion, ...]
@@ -104,7 +103,7 @@ class PlacedRow:
         Args:
             wanted: by operand.
         """
-        return tuple(k for k, _ in self.derived if wanted[k]) if isinstance(self.bound.operation, Fused) else ()
+        return tuple(k for k, _ in self.derived if wanted[k]) if self.bound.operation.has_between else ()
 
     @property
     def is_silent(self) -> bool:

@@ -17,7 +17,6 @@ from torch import Tensor
 from convgen.algebra.layout import Axes
 from convgen.algebra.relations import Relation
 from convgen.algebra.signature import Operand
-from convgen.operations.fused import Fused
 from convgen.operations.row import At, Operation, nest, standing
 
 from .blocks import Unmapped
@@ -254,7 +253,7 @@ class Stand(Plain):
         if self.row.early is not None and early is None:
             early = Early(self, here, self.row.early, taken[self.row.early])
         chunked = None if self.row.chunks is None else self._chunked(taken, here)
-        between = bool(asked) and isinstance(self.operation, Fused)
+        between = bool(asked) and self.operation.has_between
 
         def attached(*results: Tensor) -> Any:
             return Attach.apply(self, place, buckets, slots, len(results), *results, *operands)
@@ -307,7 +306,8 @@ class Stand(Plain):
         Args:
             between: stands for that: a tensor of its shape, whose gradient it gets.
         """
-        operation, (result,) = cast(Fused, self.operation), self.signature.results
+        (result,) = self.signature.results
+        operation: Any = self.operation  # of parts
         if any(not p.numel() for p in parts) or not between.numel():
             return self._nothing(result, list(between.shape), [*parts, between])
         with noted("local", self.label):
