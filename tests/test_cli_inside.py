@@ -251,7 +251,7 @@ def detour(rng: Random, schedule: Schedule, space: Space) -> Schedule:
 def test_other_ways_are_refused_or_right(part: int) -> None:
     """Other roles, fewer passes, detours: what verifies is what a reference says, on every rank."""
     seen: Counter[str] = Counter()
-    for seed in range(part, draws(20), 4):
+    for seed in range(part, draws(27), 4):
         rng = Random(f"edited {seed}")
         case = draw(seed, most=6)
         roles = tuple((p, tuple((a, r) for r, axes in given.nests for a in axes)) for p, given in case.roles.items())

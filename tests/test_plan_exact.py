@@ -50,7 +50,7 @@ def test_within_a_budget_is_brute_force(scale: int) -> None:
     """Also with numbers so large that weighted sums need more than 62 bits."""
     rng = random.Random(2)
     how: Counter[str] = Counter()
-    for _ in range(draws(163)):
+    for _ in range(draws(217)):
         small = some_problem(rng)
         memories = sorted(memory for _, memory, _ in every(small))
         budget = rng.randint(memories[0] - 3, memories[len(memories) // 3] + 1)
