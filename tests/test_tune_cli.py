@@ -243,7 +243,7 @@ def test_partitions_are_drawn(file: Path, cache: Path, tmp_path: Path) -> None:
     remember(file, cache, device, WAYS)  # what is not split need not be measured
     plot = tmp_path / "scaling.png"
     words = ("tune", file, "--threads", 1, "--effort", "quick", "--partitions", "1,2", "--splits", "channel")
-    done = convgen(*words, "--plot", plot, "--json")
+    done = convgen(*words, "--plot", plot, "--json", "--budget", 4)
     assert plot.stat().st_size > 10_000
     uses = [u for r in json.loads(done.stdout) for u in r["uses"]]
     assert len(uses) == 6 and "layer.forward 2-way by channel" in uses

@@ -329,7 +329,7 @@ def test_ended_in_between_it_goes_on(tmp_path: Path, number: signal.Signals) -> 
     file = tmp_path / "layer.yaml"
     file.write_text(LAYER)
     words = ["tune", str(file), "--threads", "1", "--effort", "quick", "--json"]
-    command = [sys.executable, "-m", "convgen.cli", *words]
+    command = [sys.executable, "-m", "convgen.cli", *words, "--budget", "6"]
     environment = os.environ | {"CONVGEN_CACHE": str(tmp_path)}
     device = this_cpu(1)
     update(tmp_path / "devices" / device.file_name, device, {}, CEILINGS)
