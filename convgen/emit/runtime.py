@@ -18,13 +18,13 @@ from convgen.resources import data_file
 # In the order of imports: each uses those before it.
 PARTS = (
     "layout", "transport", "mesh", "here", "conversions", "blocks", "checks", "local_check", "local", "ops",
-    "gradients", "parameters", "clipping", "conv_module", "layer",
+    "gradients", "parameters", "clipping", "graphs", "conv_module", "layer",
 )  # fmt: skip
 
 # Only networks have these.
 NETWORK_PARTS: tuple[str, ...] = (
     "convolved", "splits", "lanes", "buckets", "pieces", "chunks", "rows", "norms", "net", "checkpoints", "run",
-    "inside", "network",
+    "inside", "steps", "network",
 )  # fmt: skip
 
 GPU_PARTS = ("convolved",)  # of these, only networks with kernels

@@ -10,7 +10,7 @@ from typing import Any
 from convgen.algebra.relations import Ratio, Relation, Taps
 from convgen.late import torch
 from convgen.operations.linear_maps import LinearMap, of_unit_vectors
-from convgen.operations.row import At
+from convgen.operations.row import At, on_device
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class AveragePool(LinearMap):
         if self.divisor is not None:
             return (y * (prod(kernel) / self.divisor),)
         for d, t in enumerate(self.taps, 2):
-            counts = torch.tensor(self.counts(d)[slice(*at.blocks[f"d{d}"])], dtype=y.dtype, device=y.device)
+            counts = on_device(tuple(self.counts(d)[slice(*at.blocks[f"d{d}"])]), y.dtype, y.device)
             y = y * (t.kernel / counts).view(-1, *[1] * (y.dim() - 1 - d))
         return (y,)
 

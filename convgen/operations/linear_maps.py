@@ -71,10 +71,22 @@ class LinearMap(Operation):
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         (y,) = operands
         for d, matrix in self.matrices.items():
-            block = slice(*at.blocks[f"d{d}"])
-            here = matrix[block, slice(*at.inside[0][d])] if way == 0 else matrix[:, block]
-            y = torch.movedim(torch.movedim(y, d, -1) @ here.T.to(y), -1, d)
+            y = torch.movedim(torch.movedim(y, d, -1) @ self._part(way, d, at, matrix, y), -1, d)
         return (y,)
+
+    def _part(self, way: int, d: int, at: At, matrix: Any, like: Any) -> Any:
+        """Of a matrix what is read here, turned, where `like` is; brought there once."""
+        block, inside = at.blocks[f"d{d}"], at.inside[0][d]
+        key = (way, d, block, inside if way == 0 else None, like.dtype, like.device)
+        if key not in self._parts:
+            here = matrix[slice(*block), slice(*inside)] if way == 0 else matrix[:, slice(*block)]
+            with torch.inference_mode(False):
+                self._parts[key] = here.T.to(like)
+        return self._parts[key]
+
+    @cached_property
+    def _parts(self) -> dict[Any, Any]:
+        return {}
 
     @cached_property
     def gradients(self) -> Mapping[str, Derived]:

@@ -24,7 +24,7 @@ from convgen.algebra.relations import Blocks
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
 from convgen.late import torch
 from convgen.operations.moments import averaged_buffers, centred, moments_by_channel, moments_of, updated_buffers
-from convgen.operations.row import At, Derived, Operation, Passes, numbered, own
+from convgen.operations.row import At, Derived, Operation, Passes, numbered, on_device, own
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Parted:
             if d in self.of and moments.shape[k] > 1:
                 first = at.inside[operand][k][0]
                 rows = [self.of[d].number(r) - first for r in range(*at.blocks[f"d{d}"])]
-                moments = moments.index_select(k, torch.tensor(rows, dtype=torch.int64, device=moments.device))
+                moments = moments.index_select(k, on_device(tuple(rows), torch.int64, moments.device))
         shape = [3] + [1] * len(self.shape)
         for k, d in enumerate(self.kept, 1):
             shape[1 + d] = moments.shape[k]

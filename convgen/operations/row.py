@@ -13,7 +13,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cache, cached_property
 from math import prod
 from typing import Any, Literal, NamedTuple
 
@@ -274,6 +274,13 @@ def lies_as(shape: tuple[int, ...], result: tuple[int, ...]) -> str | None:
 def numbers(block: Interval, like: Any) -> Any:
     """The global numbers of a block's rows, where `like` is."""
     return torch.arange(*block, device=like.device)
+
+
+@cache
+def on_device(values: tuple[float, ...], dtype: Any, device: Any) -> Any:
+    """A table of numbers, copied to a device once: what a step copies there again can't be in a CUDA graph."""
+    with torch.inference_mode(False):
+        return torch.tensor(values, dtype=dtype, device=device)
 
 
 def numbered(count: int) -> tuple[str, ...]:

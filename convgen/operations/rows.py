@@ -10,7 +10,7 @@ from typing import Any, Literal
 from convgen.algebra.relations import Cyclic, Relation, Reverse, Table, Taps
 from convgen.algebra.signature import Made, Operand, Signature
 from convgen.late import torch
-from convgen.operations.row import At, Operation, fit, numbered, own
+from convgen.operations.row import At, Operation, fit, numbered, on_device, own
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Take(Operation):
                     y = fit(y, [(begin, end), *inner], [(lo, hi), *inner], self.fill)
                 case _:
                     rows = [relation.row(o)[0] - first for o in range(lo, hi)]
-                    y = y.index_select(d, torch.tensor(rows, dtype=torch.int64, device=y.device))
+                    y = y.index_select(d, on_device(tuple(rows), torch.int64, y.device))
         return (y,)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:

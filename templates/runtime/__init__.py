@@ -18,6 +18,7 @@ A file an idea; those that `import` one another run down this list, and types ma
     gradients    of convolutions, of gather and scatter
     parameters   a rank's block as part of a whole tensor
     clipping     a norm of any mix of parameters
+    graphs       phases as CUDA graphs
     conv_module  a layer as torch.nn.Module
     layer        what a module says of its layer, and what users call
 
@@ -33,6 +34,7 @@ Networks have, beside these:
     checkpoints  activation checkpointing: all ranks compute again at the same place
     run          a network's rows in one call of it
     inside       parameters of a call as plain blocks
+    steps        a step as one CUDA graph
     network      a network as torch.nn.Module
 
 What depends on the layer comes in a Layer, on the network in a Net. Of convgen, files know what is pasted with them.

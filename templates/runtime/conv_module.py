@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from .blocks import Block
 from .clipping import local
 from .conversions import within
+from .graphs import GraphedPhases
 from .here import Here
 from .layout import Layout
 from .parameters import as_dtensor, as_held, convolve
@@ -66,6 +67,11 @@ class ConvModule(torch.nn.Module):
     def forward(self, x: Tensor, batch: int | None = None) -> Tensor:
         batch = self.layer.batch if batch is None else batch
         return convolve(self.layer, x, self.weight, self.bias, self.mesh, self._key, batch)
+
+    def graphed(self, x: Tensor, batch: int | None = None) -> GraphedPhases:
+        """The module for blocks like x, called as it is: forward is one CUDA graph and backward another. Every rank
+        calls it, and drops it before its process group ends."""
+        return GraphedPhases(self, x, batch)
 
     @torch.no_grad()
     def reset_parameters(self, seed: int = 0) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -27,6 +27,7 @@ from .parameters import as_dtensor, as_held
 from .rows import RowHere
 from .run import Called, Run
 from .splits import block_of
+from .steps import GraphedStep
 
 MASKS = 4096  # calls whose backward pass may be to come
 
@@ -196,6 +197,17 @@ class NetworkModule(Known):
         here = self._net.here(self._mesh)
         grads = {n: self._known[n].grad for n in self._learnt}
         return {n: gathered(local(g), self._net.stored[n], here) for n, g in grads.items() if g is not None}
+
+    def graphed(self, loss: Callable[..., Any] | None, *examples: Tensor, batch: int | None = None) -> GraphedStep:
+        """A step as one CUDA graph, recorded from a step whose changes are taken back: `step = model.graphed(loss, x,
+        target)`, then `value = step(x, target)` for `value = loss(model(x), target); value.backward()`.
+
+        Args:
+            loss: takes what the model makes and the examples behind its inputs, and returns a number, or a tuple that
+                begins with it. Its buffers are kept where it is a module. None: forward alone, without gradients.
+            examples: blocks as every call has them.
+        """
+        return GraphedStep(self, loss, examples, batch)
 
     def forward(self, *given: Tensor, batch: int | None = None) -> Any:
         """This rank's blocks of the outputs, of its blocks of the inputs.

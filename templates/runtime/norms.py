@@ -77,7 +77,7 @@ class Joined:
         """Of all elements those of each rank, and how many there are."""
         key = (here.place.me, dtype)
         if key not in self._shares:
-            counts = self.moments.counts(here.members(self.there.over))[:, 0].to(self.moments.device, torch.float64)
+            counts = self.moments.counts(here.members(self.there.over), self.moments.device, torch.float64)[:, 0]
             total = float(counts.sum())
             self._shares[key] = (counts / total).to(dtype), total
         return self._shares[key]

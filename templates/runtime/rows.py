@@ -123,7 +123,7 @@ class Stand(Plain):
         self.joined: Any = None  # of a batch norm's first row, what its rows are together
         self._ats: dict[int, At] = {}
         self._still: dict[int, bool] = {}
-        self._counts: dict[tuple[int, ...], Tensor] = {}
+        self._counts: dict[Any, Tensor] = {}
 
     def is_still(self, move: Move) -> bool:
         """Whether an exchange moves nothing, for any rank: blocks that meet for so many samples and not for others."""
@@ -169,12 +169,14 @@ class Stand(Plain):
     def at(self, place: Place) -> At:
         return self.at_rank(place.me)
 
-    def counts(self, ranks: tuple[int, ...]) -> Tensor:
-        """Of moments, of these ranks' parts: [ranks, ...]."""
-        if ranks not in self._counts:
+    def counts(self, ranks: tuple[int, ...], device: Any, dtype: torch.dtype) -> Tensor:
+        """Of moments, of these ranks' parts: [ranks, ...]; brought to the device once."""
+        key = (ranks, str(device), dtype)
+        if key not in self._counts:
             operation = cast(Any, self.operation)
-            self._counts[ranks] = torch.stack([operation.counts(self.row.way, self.at_rank(p)) for p in ranks])
-        return self._counts[ranks]
+            found = torch.stack([operation.counts(self.row.way, self.at_rank(p)) for p in ranks])
+            self._counts[key] = found.to(device, dtype)
+        return self._counts[key]
 
     def at_rank(self, me: int) -> At:
         """Where the rank at a position stands."""
@@ -580,7 +582,7 @@ def merge(step: str, value: Tensor, axes: Axes, here: RowHere) -> Tensor:
     with named(step, "all_gather", axes, here):
         got = here.place.transport.all_gather(flat(own, here.layer), [own.numel()] * len(group.ranks), group)
     mean, m2 = got.view(len(group.ranks), *own.shape).unbind(1)
-    count = cast(Any, here.layer).counts(here.members(axes)).to(value)
+    count = cast(Any, here.layer).counts(here.members(axes), value.device, value.dtype)
     total = count.sum(0)
     whole = (count * mean).sum(0) / total.clamp(min=1)
     return torch.stack([total, whole, (m2 + count * (mean - whole).square()).sum(0)])
