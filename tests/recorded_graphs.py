@@ -1,4 +1,4 @@
-"""torch.cuda's graphs without a GPU: what is run while one is recorded, a thread a device, runs again when it is replayed.
+"""torch.cuda's graphs without a GPU: what runs while one is recorded, a thread a device, runs again in a replay.
 
 As on a device, what is recorded is not run: memory from before is as it was, and what was made meanwhile holds rubbish
 until a replay writes it, there where it was recorded. What would wait for the host is an error.
@@ -66,7 +66,8 @@ class Recorder(TorchDispatchMode):
             raise RuntimeError(f"{name}: operation not permitted when stream is capturing")
         given = {memory(t) for t in tensors((args, kwargs))}
         for argument, value in zip(func._schema.arguments, args, strict=False):
-            if argument.alias_info is not None and argument.alias_info.is_write:
+            writes = argument.alias_info is not None and argument.alias_info.is_write
+            if writes or "batch_norm" in name:  # which does not say that it writes running statistics
                 for t in tensors(value):
                     self.changes(t)
         if torch.Tag.inplace_view in func.tags:  # of what the host knows of a tensor
@@ -186,3 +187,24 @@ def fake_graphs(runtime: Any, patch: pytest.MonkeyPatch) -> None:
 
 def as_recorded(end: VirtualTransport) -> RecordedTransport:
     return RecordedTransport(end._world, end.rank)
+
+
+class NoHost(TorchDispatchMode):
+    """A step of which nothing comes from the host or goes there: `meta` tensors are the device's."""
+
+    def __enter__(self) -> Any:
+        HERE.no_host = True  # torch.tensor(..., device="meta") is no call that a mode sees
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        HERE.no_host = False
+        super().__exit__(*error)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(t is not Tensor and not issubclass(t, torch.nn.Parameter) for t in types):
+            return NotImplemented
+        out = func(*args, **(kwargs or {}))
+        where = {t.device.type for t in (*tensors((args, kwargs)), *tensors(out)) if t.dim()}
+        name = func._schema.name.removeprefix("aten::")
+        assert len(where) < 2 and name not in HOST, f"{name} between the device and the host: {where}"
+        return out

@@ -189,8 +189,12 @@ def test_one_sample_of_a_view_with_channels_last_is_normalised_right() -> None:
 # ---- Whole networks, without computing ----
 
 
-def step_on_no_device(package: Any, monkeypatch: pytest.MonkeyPatch) -> int:
-    """A step of training by all ranks on `meta` tensors, where ATen may not convolve. How many kernels are launched."""
+def step_on_no_device(package: Any, monkeypatch: pytest.MonkeyPatch, second: Any = None) -> int:
+    """A step of training by all ranks on `meta` tensors, where ATen may not convolve. How many kernels are launched.
+
+    Args:
+        second: makes what another step runs in.
+    """
     runtime, found = runtime_of(package), list[Any]()
     refuse_aten(runtime, monkeypatch)
     monkeypatch.setattr(package.NET, "device", "meta")
@@ -216,9 +220,12 @@ def step_on_no_device(package: Any, monkeypatch: pytest.MonkeyPatch) -> int:
             for name, kind in zip(network._inputs, network._types, strict=True)
         ]
         assert all(t.is_meta for t in given)  # as those of a CPU are brought to the device
-        made = network(*[t.requires_grad_() if t.is_floating_point() else t for t in given])
-        made = list(made.values()) if isinstance(made, dict) else made if isinstance(made, tuple) else [made]
-        sum(t.sum() for t in made if t.is_floating_point() and t.requires_grad).backward()
+        given = [t.requires_grad_() if t.is_floating_point() else t for t in given]
+        for around in (contextlib.nullcontext(), *([second()] if second else [])):
+            with around:
+                made = network(*given)
+                made = list(made.values()) if isinstance(made, dict) else made if isinstance(made, tuple) else [made]
+                sum(t.sum() for t in made if t.is_floating_point() and t.requires_grad).backward()
         assert given[0].grad is not None and given[0].grad.is_meta
 
     World(math.prod(package.NET.grid.values())).run(step)
