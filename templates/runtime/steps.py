@@ -42,7 +42,7 @@ class GraphedStep:
         if len(examples) < len(model._inputs) or (loss is None and len(examples) > len(model._inputs)):
             raise TypeError(f"{net.name}: takes {', '.join(model._inputs)}, got {len(examples)} tensors")
         for name, t in zip(self._names, examples, strict=True):
-            if not isinstance(t, Tensor) or isinstance(t, (Block, DTensor)):
+            if isinstance(t, (Block, DTensor)):
                 raise TypeError(f"{net.name}: {name} is to be this rank's plain block, got a {type(t).__name__}")
         self._refuse_hooks()
         self._inputs = [own_copy(t) for t in examples]
@@ -114,7 +114,7 @@ class GraphedStep:
         for there, t in zip(self._inputs, given, strict=True):
             there.detach().copy_(t.detach())
         of_inputs = {id(there): t for there, t in zip(self._inputs, given, strict=True)}
-        leaves = [of_inputs.get(id(t), t) for t in self._leaves]
+        leaves: list[Any] = [of_inputs.get(id(t), t) for t in self._leaves]
         for t, g in zip(leaves, self._gradients, strict=True):
             if t.grad is g:  # of the call before: it is to be added to, and its memory is written next
                 t.grad = g.clone()
