@@ -25,6 +25,7 @@ from convgen.knobs import verify_schedules
 from convgen.operations.bound import Bound
 from convgen.operations.views import MANY
 from convgen.passes.fuse_epilogues import FuseEpilogues
+from convgen.passes.fuse_masks import FuseMasks
 from convgen.plan.collection import without_collection
 from convgen.plan.fewer import without_idle
 from convgen.plan.letters import lay_out
@@ -312,7 +313,7 @@ def _compiled(
     program, _ = for_any_batch(program, described, many)
     plain, program = program, meanwhile(program)
     if target.is_gpu:
-        plain, program = FuseEpilogues().run(plain), FuseEpilogues().run(program)
+        plain, program = (FuseMasks().run(FuseEpilogues().run(one)) for one in (plain, program))
     other = program_like(program, many)
     if verify_schedules():
         verify_network(other)

@@ -162,7 +162,9 @@ class _Writer:
         always = {"BatchNorm", "Row", "Run", "Net", "NetworkModule", "clip_grad_norm_", "Block"}
         always |= {"Bucket"} if p.buckets else set()
         always |= {"KERNELS", "LocalConvolution", "LocalKernels"} if g.kernels else set()
-        always |= {"EPILOGUES", "EpilogueKernel", "EpilogueStep"} if any(k.epilogue for k in g.kernels) else set()
+        always |= {"EpilogueStep"} if any(k.epilogue for k in g.kernels) else set()
+        always |= {"EPILOGUES", "EpilogueKernel"} if any(k.epilogue and not k.masks for k in g.kernels) else set()
+        always |= {"MASKED", "MaskKernel"} if any(k.masks for k in g.kernels) else set()
         names = sorted(self.used | always)
         return text, names
 

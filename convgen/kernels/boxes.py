@@ -317,7 +317,7 @@ class BoxWords(PhaseWords):
         y = self.view_of_y(config)
         texts = {"x": self._view_of_x(config), "w": list(w), "dx": self._view_of_x(config), "y": y, "dy": y}
         as_result = [name for name, kind in epilogues.operands(p.epilogue) if kind == "element"]
-        texts |= dict.fromkeys([*as_result, "before"], y)
+        texts |= dict.fromkeys([*as_result, "before"], texts.get(self.result, y))
         if self.by_pointers is not None:
             for name in (self.result, "before", *as_result):
                 texts.pop(name, None)
@@ -351,10 +351,10 @@ class BoxWords(PhaseWords):
     def box_epilogue(self, made: str) -> list[str]:
         """What is done with a box of what is made."""
         place = self.box_place(made, made=True)
-        shape = f"TN, {self.box_extents}, BF"
+        shape, across = f"TN, {self.box_extents}, BF", f"B{CHANNEL[made].upper()}"
 
         def element(name: str) -> str:
-            return f"{name}.load([{place}]).reshape({self.box_pixels}, BF).to({self.wide})"
+            return f"{name}.load([{place}]).reshape({self.box_pixels}, {across}).to({self.wide})"
 
         def vector(name: str, number: int) -> str:
             at = f"{name} + {number} * F + f" if number else f"{name} + f"

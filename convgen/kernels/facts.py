@@ -106,7 +106,7 @@ def launches(kernel: Kernel, problem: Problem) -> list[Launch]:
     tensors = [of[t] for t in READS[p.phase]]
     tensors += [torch.empty(p.groups * p.filters * p.y_parts, dtype=dtype, device="meta")] if p.bias else []
     for _, kind in operands(p.epilogue):
-        elements = y.numel() if kind == "element" else 3 * p.groups * p.filters
+        elements = of[MAKES[p.phase]].numel() if kind == "element" else 3 * p.groups * p.filters
         tensors.append(torch.empty(elements, dtype=dtype, device="meta"))
     tensors += [torch.empty_like(y)] if keeps(p.epilogue) else []
     out = of[MAKES[p.phase]]

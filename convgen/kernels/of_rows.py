@@ -27,7 +27,8 @@ class ConvolutionFile:
     Attributes:
         held: what ranks convolve.
         last: channels are last in memory.
-        epilogue: of a file of a forward kernel alone, what that does behind its sum.
+        epilogue: of a file of one kernel alone, what that does behind its sum.
+        masks: that kernel is backward-data's, else it is forward's.
     """
 
     name: str
@@ -36,6 +37,7 @@ class ConvolutionFile:
     held: tuple[LocalConvolution, ...]
     last: bool
     epilogue: Epilogue = ()
+    masks: bool = False
 
     @property
     def keeps(self) -> bool:
@@ -49,12 +51,14 @@ class OfRow(NamedTuple):
     Attributes:
         held: what ranks convolve, of how many samples.
         steps: operations behind it that its kernel does, by their names.
+        masks: they are the gradient of what stands before it, behind backward-data.
     """
 
     dtype: str
     held: list[tuple[LocalConvolution, int]]
     epilogue: Epilogue
     steps: str
+    masks: bool
 
 
 def convolution_files(program: Program, target: Target) -> tuple[ConvolutionFile, ...]:
@@ -63,12 +67,12 @@ def convolution_files(program: Program, target: Target) -> tuple[ConvolutionFile
     A rank whose block cuts groups has none: ATen convolves there.
     """
     samples: dict[tuple[str, tuple[LocalConvolution, ...]], int] = {}
-    steps: dict[tuple[str, tuple[LocalConvolution, ...]], dict[Epilogue, str]] = {}
+    steps: dict[tuple[str, tuple[LocalConvolution, ...]], dict[tuple[Epilogue, bool], str]] = {}
     for one in local_convolutions(program):
         key = one.dtype, tuple(dict.fromkeys(local for local, _ in one.held))
         samples[key] = max(samples.get(key, 0), *(n for _, n in one.held))
         if one.epilogue:
-            steps.setdefault(key, {})[one.epilogue] = one.steps
+            steps.setdefault(key, {})[one.epilogue, one.masks] = one.steps
     found: list[ConvolutionFile] = []
     for number, ((dtype, held), batch) in enumerate(samples.items(), 1):
         last = target.memory_format(len(held[0].dims)) == "channels_last"
@@ -76,9 +80,10 @@ def convolution_files(program: Program, target: Target) -> tuple[ConvolutionFile
         name = f"convolution_{number}"
         kernels = [choose(tuple(of_phase), target) for of_phase in problems.values()]
         found.append(ConvolutionFile(name, _text(kernels), dtype, held, last))
-        for n, (epilogue, text) in enumerate(steps.get((dtype, held), {}).items(), 1):
-            kernel = choose(tuple(replace(p, epilogue=epilogue) for p in problems["forward"]), target)
-            found.append(ConvolutionFile(f"{name}_{text}_{n}", _text([kernel]), dtype, held, last, epilogue))
+        for n, ((epilogue, masks), text) in enumerate(steps.get((dtype, held), {}).items(), 1):
+            of_phase = problems["backward_data" if masks else "forward"]
+            kernel = choose(tuple(replace(p, epilogue=epilogue) for p in of_phase), target)
+            found.append(ConvolutionFile(f"{name}_{text}_{n}", _text([kernel]), dtype, held, last, epilogue, masks))
     return tuple(found)
 
 
@@ -110,8 +115,11 @@ def local_convolutions(program: Program) -> Iterator[OfRow]:
                             of_ranks[k].append((one, hi - lo))
             operation = placed.bound.operation
             behind = operation.epilogue if isinstance(operation, Fused) else None
+            mask = operation.mask if isinstance(operation, Fused) else None
             steps = operation.name.removeprefix("conv_forward_") if behind else ""
-            yield from (OfRow(dtype, held, behind or (), steps) for held in of_ranks if held)
+            steps = operation.name.removesuffix("_conv_forward") + "_back" if mask else steps
+            done = behind or mask or ()
+            yield from (OfRow(dtype, held, done, steps, mask is not None) for held in of_ranks if held)
 
 
 def convolutions(operation: Operation, way: int, at: At) -> Iterator[tuple[Convolution, int, At]]:

@@ -38,7 +38,7 @@ class Problem:
             all-gather delivers and a reduce-scatter wants them; 1 is an ordinary tensor.
         rim: boxes around the rank's own block of the activation read with a halo (x, or dy in backward_data),
             in buffers of their own; None where the operand is one tensor.
-        epilogue: what is done with each element of what is made, in forward.
+        epilogue: what is done with each element of what is made, in forward and backward_data.
     """
 
     phase: Phase
@@ -86,7 +86,9 @@ class Problem:
     def bytes(self) -> int:
         """Each operand once."""
         beside = sum(kind == "element" for step in self.epilogue for kind, _ in step.operands)
-        return (sum(self.elements.values()) + beside * self.elements["y"]) * self.element_bytes
+        return (
+            sum(self.elements.values()) + beside * self.elements["x" if self.phase == "backward_data" else "y"]
+        ) * self.element_bytes
 
     @property
     def channels_last(self) -> bool:

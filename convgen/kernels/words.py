@@ -101,7 +101,7 @@ class Words:
         behind = [*(["bias"] if self.problem.bias else []), *epilogues.tensors(self.problem.epilogue)]
         return {
             "forward": ["x", "w", *behind, "y"],
-            "backward_data": ["dy", "w", "dx"],
+            "backward_data": ["dy", "w", *behind, "dx"],
             "backward_filter": ["dy", "x", "dw" if split == 1 else "sums"],
         }[self.problem.phase]
 

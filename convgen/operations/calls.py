@@ -71,6 +71,13 @@ TRITON_TEXTS = {
     "hardswish": "{x} * tl.where({x} < -3, 0.0, tl.where({x} > 3, 6.0, {x} + 3)) / 6",
     "hardsigmoid": "tl.where({x} < -3, 0.0, tl.where({x} > 3, 6.0, {x} + 3)) / 6",
 }
+# The same of the gradient, of {y}, what such an operation has made: as ATen has it, of a NaN too.
+TRITON_BACKS = {
+    "relu": "tl.where({y} <= 0.0, 0.0, {x})",
+    "hardtanh": "tl.where(({y} <= {0}) | ({y} >= {1}), 0.0, {x})",
+    "leaky_relu": "tl.where({y} > 0.0, {x}, {x} * {0})",
+    "sigmoid": "{x} * (1.0 - {y}) * {y}",
+}
 TRITON_SIGNS = {"add.Tensor": "+", "sub.Tensor": "-", "mul.Tensor": "*", "div.Tensor": "/"}
 
 
@@ -145,6 +152,13 @@ class Elementwise(Operation):
             return None
         text = f"{{x}} {sign} {{0}}" if first.k == k else f"{{0}} {sign} {{x}}"
         return EpilogueStep(text, ((kind, 1),), "sum" if sign == "+" else "input")
+
+    def back_of_result(self) -> EpilogueStep | None:
+        step = None if len(self.shapes) != 1 else self.as_epilogue(0)
+        if step is None or step.back != "result":
+            return None
+        text = TRITON_BACKS[self.op].format(*(repr(float(n)) for n in self.args[1:]), x="{x}", y="{0}")
+        return EpilogueStep(text, (("element", 1),), "sum")
 
     def from_result(self, dy: Any, y: Any) -> Any:
         aten, numbers = torch.ops.aten, self.args[1:]

@@ -52,6 +52,8 @@ class LocalConvolution(NamedTuple):
 KERNELS: dict[tuple[str, LocalConvolution], Callable[..., Any]] = {}
 # The same of forward convolutions with steps behind them.
 EPILOGUES: dict[tuple[str, LocalConvolution, Epilogue], Callable[..., Any]] = {}
+# The same of convolutions behind a step whose gradient backward-data's kernel makes.
+MASKED: dict[tuple[str, LocalConvolution, Epilogue], Callable[..., Any]] = {}
 
 
 class HeldGroups(NamedTuple):

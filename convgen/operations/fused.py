@@ -14,6 +14,11 @@ Where all that follows a convolution is element by element, its kernel can do it
 
 Gradients of such a row's convolution are rows of their own, which read the gradient of a, made of that of y.
 
+Where a step stands before a convolution alone, and its gradient is made of what it makes, the kernel of backward-data
+can do that before it writes (a mask): of the gradient of b, and b, which the filter's gradient reads anyway.
+
+    a --relu--> b --conv--> y        backward: da = (b > 0) * conv_backward_data(dy, w), one launch
+
 Source: DESIGN section 12 ("one wide halo for several consecutive operations").
 """
 
@@ -26,7 +31,8 @@ from typing import Any
 
 from convgen.algebra.relations import Relation, Through
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
-from convgen.operations.convolution import EPILOGUES, Convolution
+from convgen.late import torch
+from convgen.operations.convolution import EPILOGUES, MASKED, Convolution
 from convgen.operations.row import At, Derived, Epilogue, Launch, Operation, Work, standing, touched
 
 MADE = -1  # as a source: what the part before made
@@ -97,6 +103,17 @@ class Fused(Operation):
         return tuple(step for step in steps if step) if all(steps) else None
 
     @cached_property
+    def mask(self) -> Epilogue | None:
+        """The gradient of the first part as a step behind backward-data's kernel of the second, a convolution."""
+        first, *others = self.parts
+        if len(others) != 1 or first.sources != (0,) or others[0].sources[0] != MADE:
+            return None
+        operation, step = others[0].operation, first.operation.back_of_result()
+        if not isinstance(operation, Convolution) or operation.phase != "forward" or len(others[0].sources) != 2:
+            return None
+        return None if step is None else (step,)
+
+    @cached_property
     def gradients(self) -> Mapping[str, Derived]:
         """Of the convolution's operands: they read as dy the gradient of what it makes."""
         if self.epilogue is None:
@@ -113,6 +130,11 @@ class Fused(Operation):
         kernel = self.kernel(at, operands)
         if kernel is not None:
             return (kernel(self, at, None, *operands),)
+        masked = self._masked(at, operands)
+        if masked is not None:
+            with torch.no_grad():
+                made = self.first(at, *operands)
+            return (masked(made, *operands),)
         return (self.behind(at, self.first(at, *operands), *operands),)
 
     def first(self, at: At, *operands: Any) -> Any:
@@ -141,6 +163,15 @@ class Fused(Operation):
         if local is None or any(k == "element" and t.dtype != x.dtype for k, t in zip(kinds, others, strict=True)):
             return None
         return EPILOGUES.get((str(x.dtype), local, self.epilogue))
+
+    def _masked(self, at: At, operands: Sequence[Any]) -> Any:
+        """What convolves what the first part makes, and makes the gradient of what that reads."""
+        if not MASKED or self.mask is None:
+            return None
+        _, (part, here) = self.standing_parts(at.blocks)
+        assert isinstance(part.operation, Convolution)
+        local = part.operation.convolved(0, here)
+        return None if local is None else MASKED.get((str(operands[0].dtype), local, self.mask))
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         made: Any = None

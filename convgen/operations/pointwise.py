@@ -51,6 +51,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 
 
 RELU = "tl.where({x} < 0, 0.0, {x})"  # a NaN stays one
+RELU_BACK = "tl.where({0} <= 0.0, 0.0, {x})"
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,9 @@ class Pointwise(Operation):
                 return None
             operands.append(("element" if shape == self.shape else "channel", 1))
         return EpilogueStep(text, tuple(operands), {"relu": "result", "add": "sum"}.get(self.function, "input"))
+
+    def back_of_result(self) -> EpilogueStep | None:
+        return EpilogueStep(RELU_BACK, (("element", 1),), "sum") if self.function == "relu" else None
 
     def from_result(self, dy: Any, y: Any) -> Any:
         assert self.function == "relu"

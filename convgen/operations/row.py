@@ -205,6 +205,10 @@ class Operation(ABC):
         """The gradient of the element that a step is of whose gradient is made of its result."""
         raise NotImplementedError
 
+    def back_of_result(self) -> EpilogueStep | None:
+        """`from_result` as a step behind the kernel that makes the result's gradient; its operand is the result."""
+        return None
+
     def work(self, way: int, at: At) -> Work:
         """What `local` takes there: one flop for each element that an index says, unless a row knows better."""
         signature = self.signatures[way]

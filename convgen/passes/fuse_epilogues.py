@@ -39,7 +39,7 @@ class FuseEpilogues(NetworkPass):
         found = widened(program, [g for chain in chains(program) for g in _groups(program, chain)], _as_one)
         if found is program or not program.buckets:
             return found
-        return replace(found, buckets=tuple(_renamed(program, found)))
+        return replace(found, buckets=tuple(renamed(program, found)))
 
 
 def _groups(program: Program, chain: Group) -> Iterator[Group]:
@@ -111,7 +111,7 @@ def _as_one(program: Program, group: Group) -> PlacedRow | None:
     return None if any(early_faults(made, first.early)) else replace(made, early=first.early, split=first.split)
 
 
-def _renamed(before: Program, after: Program) -> Iterator[Bucket]:
+def renamed(before: Program, after: Program) -> Iterator[Bucket]:
     """Buckets, whose steps have the names of the rows that they are of now, in the order in which backward comes."""
     steps: dict[str, str] = {}
     of: dict[str, list[str]] = {}

@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from convgen.operations.convolution import MAKES, READS, LocalConvolution, Phase
 from convgen.operations.fused import Fused
-from convgen.operations.row import At
+from convgen.operations.row import At, Epilogue
 
 from .blocks import Unmapped
 
@@ -141,6 +141,46 @@ def summed_back(
         else:
             found.append(dsum if is_wanted else None)
     return dsum, found
+
+
+class MaskKernel:
+    """A backward-data kernel that makes, before it writes, the gradient of what that is which its x was made of.
+
+    Args:
+        module: with the kernel; `plain`: the convolution's own kernels; `steps`: what it does.
+    """
+
+    def __init__(self, module: Any, plain: LocalKernels, steps: Epilogue) -> None:
+        self.module, self.plain, self.steps = module, plain, steps
+
+    def __call__(self, x: Tensor, of: Tensor, w: Tensor) -> Tensor:
+        return ThenConvolved.apply(self, x, of, w)
+
+    def back(self, dy: Tensor, w: Tensor, x: Tensor) -> Tensor:
+        """The gradient of what x was made of."""
+        out = self.plain.empty("backward_data", dy)
+        if not all(t.numel() for t in (dy, w, out)):
+            return out.zero_()
+        self.module.backward_data(*[self.plain.dense(t) for t in (dy, w, x)], out, self.plain.sizes(self.module, dy))
+        return out
+
+
+class ThenConvolved(Unmapped):
+    """A convolution of x; the gradient goes to what x was made of."""
+
+    @staticmethod
+    def forward(ctx: Any, kernel: MaskKernel, x: Tensor, of: Tensor, w: Tensor) -> Tensor:
+        ctx.kernel = kernel
+        ctx.save_for_backward(x, w)
+        return kernel.plain.made("forward", x, w)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        x, w = ctx.saved_tensors
+        _, _, wants_x, wants_w = ctx.needs_input_grad
+        dx = ctx.kernel.back(dy, w, x) if wants_x else None
+        return None, None, dx, ctx.kernel.plain.made("backward_filter", dy, x) if wants_w else None
 
 
 class Convolved(Unmapped):

@@ -26,6 +26,8 @@ SINGLE_CHANNELS = False
 
 def refusal(problem: Problem, target: Target) -> str | None:
     """Why the family can't; None if it can."""
+    if problem.epilogue and problem.phase == "backward_data":
+        return "steps behind backward-data"
     if problem.channels_last:
         return "channels are last"
     return box.refusal(_converted(problem), target)

@@ -19,6 +19,8 @@ SINGLE_CHANNELS = True
 
 def refusal(problem: Problem, target: Target) -> str | None:
     """Why the family can't; None if it can."""
+    if problem.epilogue and problem.phase == "backward_data":
+        return "steps behind backward-data"
     if problem.channels != 1 or problem.groups == 1:
         return f"{problem.groups} groups of {problem.channels} channels; several of one"
     if problem.rim is not None and problem.rim > MOST_BOXES:

@@ -29,6 +29,8 @@ MOST_CHANNELS = 64  # of a block
 
 def refusal(problem: Problem, target: Target) -> str | None:
     """Why the family can't; None if it can."""
+    if problem.epilogue and problem.phase == "backward_data":
+        return "steps behind backward-data"
     if problem.rim is not None or problem.x_parts * problem.y_parts * problem.groups > 1:
         return "groups, parts and rims"
     if any(d.dilation > 1 and d.kernel > 1 for d in problem.dims):

@@ -1,0 +1,72 @@
+"""`fuse-masks`: a rectifier's gradient, in the kernel that makes the gradient of what it made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from convgen.operations.convolution import Convolution
+from convgen.operations.fused import Fused
+from convgen.passes.fuse_epilogues import renamed
+from convgen.passes.network_contract import NetworkPass
+from convgen.program.network import FLOATS, Program
+from convgen.program.rows import PlacedRow, place
+from convgen.program.wide import Group, chains, faults, joined, widened
+
+FEW = 64  # channels: fewer, and a stride, are blocks of rows as channels, whose kernels are launches of several
+
+
+@dataclass(frozen=True)
+class FuseMasks(NetworkPass):
+    """A row of one operand whose gradient its result says, and the convolution that alone reads it, become one row.
+
+        %r = relu %b
+        %y = conv_forward %r, %w        --->   %y = relu_conv_forward %b, %w
+
+    Needs:  a GPU, whose backward-data kernel does the step before it writes; `fuse-epilogues` before: what has joined a
+        convolution before it saves more there.
+    Sound:  nothing moves between them, forward or backward, nothing else reads %r, and it has one type; it is kept
+        for the filter's gradient anyway.
+    Leaves: convolutions in groups, of one dimension, and of few channels with a stride, whose kernels can't; and those
+        whose gradients are rows of their own, or travel meanwhile.
+    """
+
+    name: ClassVar[str] = "fuse-masks"
+
+    def run(self, program: Program) -> Program:
+        pairs = [chain[n : n + 2] for chain in chains(program) for n in range(len(chain) - 1)]
+        found = widened(program, [p for p in pairs if _fits(program, *(program.rows[i] for i in p))], _as_one)
+        if found is program or not program.buckets:
+            return found
+        return replace(found, buckets=tuple(renamed(program, found)))
+
+
+def _fits(program: Program, row: PlacedRow, then: PlacedRow) -> bool:
+    before, conv = row.bound.operation, then.bound.operation
+    if before.back_of_result() is None or not isinstance(conv, Convolution) or conv.phase != "forward":
+        return False
+    if then.bound.reads[0] != row.bound.makes[0] or conv.conv.groups > 1 or len(conv.conv.spatial) < 2:
+        return False
+    if any(d.stride > 1 for d in conv.conv.spatial) and conv.conv.channels < FEW:
+        return False
+    stays = not any((*row.fetch, *row.store, *row.given, *(b for b in row.back if b), then.fetch[0], then.back[0]))
+    plain = all(not r.derived and r.early is None and r.chunks is None and not r.ahead for r in (row, then))
+    dtypes = {program.values[v].dtype for v in (*row.bound.reads, *row.bound.makes)}
+    return stays and plain and len(dtypes) == 1 and dtypes <= set(FLOATS)
+
+
+def _as_one(program: Program, group: Group) -> PlacedRow | None:
+    then = program.rows[group[-1]]
+    bound = joined([program.rows[i].bound for i in group])
+    operation = bound.operation
+    assert isinstance(operation, Fused)
+    if operation.mask is None or any(faults(operation)):
+        return None
+    reads = [program.values[v].stored for v in bound.reads]
+    made = place(bound, program.grid, 0, dict(then.roles), reads, then.makes)
+    moved = [
+        [[(c.kind, c.over) for c in chain] for chain in chains]
+        for r in (made, then)
+        for chains in (r.fetch, [b or () for b in r.back], r.store, r.given)
+    ]
+    return made if moved[:4] == moved[4:] else None
