@@ -181,3 +181,44 @@ def test_a_residual_behind_a_norm_compiles_and_spills_nothing(kernel: int, dtype
     found = [facts(one, SM_90) for one in launches(choose((p,), SM_90), p)]
     assert all(not f.spill_bytes and f.shared_bytes <= 232448 for f in found)
     assert any(f.matrix_instructions for f in found)
+
+
+@pytest.mark.parametrize("name", ["pointer", "box", "gemm"])
+def test_a_family_makes_the_gradient_of_what_made_x(name: str) -> None:
+    """Behind backward-data: of its sum, and of x, what a step before the convolution gets."""
+    done = 0
+    for seed in range(60):
+        rng = random.Random(f"{name} back {seed}")
+        family, draw, _ = DRAWS[name]
+        p = replace(draw(rng, "backward_data"), x_parts=1, y_parts=1, rim=None)
+        shape, a = shapes(p)["x"], Slot(0)
+        operation = rng.choice((
+            Pointwise("relu", shape, (shape,)),
+            Elementwise("relu", (a,), shape, (shape,)),
+            Elementwise("hardtanh", (a, -0.5, 1.5), shape, (shape,)),
+            Elementwise("leaky_relu", (a, 0.1), shape, (shape,)),
+            Elementwise("sigmoid", (a,), shape, (shape,)),
+        ))  # fmt: skip
+        step = operation.back_of_result()
+        assert step is not None
+        p = replace(p, epilogue=(step,))
+        if family.refusal(p, SM_90) is not None or done == draws(10):
+            continue
+        done += 1
+        given, dtype = operands(p, seed, integers=p.dtype != "float64"), TORCH_DTYPES[p.dtype]
+        drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        (made,) = operation.local(0, standing(shape), drawn)
+        made = made.to(dtype)  # what the convolution read
+        module = load_text(kernel_module([Kernel((p,), family.default(p, SM_90), SM_90)]))
+        module.launch = launch  # type: ignore[attr-defined]
+        whole = torch.full((made.numel() + 2 * GUARD,), torch.nan, dtype=dtype)
+        out = whole[GUARD : GUARD + made.numel()]
+        read = [guarded(in_memory(p, t, 1)) for t in (given["dy"], given["w"], made)]
+        rows = (tuple(getattr(d, side) for d in p.dims) for side in ("x", "y", "below"))
+        module.backward_data(*read, out, module.Sizes(p.batch, *rows, p.channels, p.filters, p.groups))
+        assert whole[:GUARD].isnan().all() and whole[GUARD + made.numel() :].isnan().all(), "written beside the result"
+        dx = reference(p, given)
+        want, got = operation.from_result(dx, made.double()), from_memory(p, out, shape, 1).double()
+        scale = max(float(dx.abs().max()), 1.0) if dx.numel() else 1.0
+        assert not got.numel() or float((got - want).abs().max()) <= 2 * ROUNDING[p.dtype] * scale, (p, operation)
+    assert done
