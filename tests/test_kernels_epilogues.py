@@ -166,18 +166,35 @@ RESIDUAL: Epilogue = (
 )
 
 
-@pytest.mark.parametrize(
-    ("kernel", "dtype", "memory_format"),
-    [(1, "bfloat16", "channels_last"), (3, "bfloat16", "channels_last"), (3, "float32", "contiguous")],
-)
-def test_a_residual_behind_a_norm_compiles_and_spills_nothing(kernel: int, dtype: str, memory_format: str) -> None:
+def spilling(seed: int) -> Problem:
+    """Of a network: a residual behind a norm, or a rectifier's gradient behind backward-data."""
+    rng = random.Random(seed)
+    kernel, rows, stride = rng.choice((1, 1, 3)), rng.choice((7, 14, 28, 56)), rng.choice((1, 1, 2))
+    phase = rng.choice(("forward", "backward_data"))
+    mask = Pointwise("relu", (1,), ((1,),)).back_of_result()
+    assert mask is not None
+    return Problem(
+        phase=phase,
+        batch=rng.choice((1, 8, 32)),
+        channels=rng.choice((64, 128, 256, 512)),
+        filters=rng.choice((64, 128, 256, 1024)),
+        dims=tuple(LocalDim(name, rows * stride, rows, kernel, stride, 1, kernel // 2) for name in "HW"),
+        dtype=rng.choice(("bfloat16", "bfloat16", "float32")),
+        memory_format=rng.choice(("channels_last", "channels_last", "contiguous")),
+        epilogue=RESIDUAL if phase == "forward" else (mask,),
+    )
+
+
+KNOWN = Problem(  # that spilled with 128 sums a thread
+    phase="forward", batch=8, channels=128, filters=512, dims=tuple(LocalDim(n, 28, 28, 1, 1, 1, 0) for n in "HW"),
+    dtype="bfloat16", memory_format="channels_last", epilogue=RESIDUAL,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("p", [KNOWN, *map(spilling, range(draws(40)))], ids=lambda p: p.phase)
+def test_what_stands_behind_a_kernel_spills_nothing(p: Problem) -> None:
     from convgen.kernels.choose import choose
 
-    dims = tuple(LocalDim(name, 28, 28, kernel, 1, 1, kernel // 2) for name in "HW")
-    p = Problem(
-        phase="forward", batch=8, channels=128, filters=512, dims=dims, dtype=dtype, memory_format=memory_format,
-        epilogue=RESIDUAL,
-    )  # fmt: skip
     found = [facts(one, SM_90) for one in launches(choose((p,), SM_90), p)]
     assert all(not f.spill_bytes and f.shared_bytes <= 232448 for f in found)
     assert any(f.matrix_instructions for f in found)
