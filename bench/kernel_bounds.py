@@ -4,6 +4,7 @@
     python bench/kernel_bounds.py ROWS.jsonl --table          # what was counted, by network, split and phase
     python bench/kernel_bounds.py ROWS.jsonl --short 0.8      # launches that reach less of their ideal time, and why
     python bench/kernel_bounds.py ROWS.jsonl --why            # how many reach what is asked, and what the others lack
+    python bench/kernel_bounds.py ROWS.jsonl --beside         # what launches side by side could save at most
 
 No GPU: kernels are compiled for sm_90, and nothing is timed. `units` is the share of the matrix units' peak that a step
 of the loop allows by its instructions, and with shared memory; `ideal` the least time of the problem (its products, its
@@ -162,6 +163,39 @@ def middle(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
+def beside(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Pairs of launches of which one has fewer programs than there are processors, and neither reads what the other
+    makes: side by side they take as long as the longer one, or as their programs on all processors, at the least."""
+    yield "network        split kernels     us  smaller than the GPU    dx, dw: saved at most   branches: saved at most"
+    groups: dict[tuple[str, str], dict[tuple[str, str], dict[str, Any]]] = defaultdict(dict)
+    for row in rows:
+        if "share" in row:
+            groups[row["network"], row["split"]][row["layer"], row["phase"]] = row
+    for (network, split), of in sorted(groups.items()):
+        pairs: dict[str, list[tuple[Any, Any]]] = {"gradients": [], "branches": []}
+        for (layer, phase), row in of.items():
+            other = of.get((layer, "backward_filter")) if phase == "backward_data" else None
+            pairs["gradients"] += [(row, other)] if other else []
+            other = of.get((layer.replace("branch1", "branch2a"), phase)) if layer.endswith("branch1") else None
+            pairs["branches"] += [(row, other)] if other else []
+        whole, small = sum(r["us"] for r in of.values()), [r for r in of.values() if r["programs"] < PROCESSORS]
+        words = [
+            f"{network:14} {split:5} {len(of):7} {whole:6.0f}  {len(small):3}, {sum(r['us'] for r in small):5.0f} us"
+        ]
+        for found in pairs.values():
+            few = [pair for pair in found if min(r["programs"] for r in pair) < PROCESSORS]
+            gain = sum(map(gained, few))
+            words.append(f"{len(few):10} pairs, {gain:3.0f} us, {gain / whole:4.1%}")
+        yield "  ".join(words)
+
+
+def gained(pair: tuple[dict[str, Any], dict[str, Any]]) -> float:
+    """Microseconds, of the launches without those before and behind them."""
+    own = [r["us"] - r["around_us"] for r in pair]
+    spread = sum(t * min(1.0, r["programs"] / PROCESSORS) for t, r in zip(own, pair, strict=True))
+    return sum(own) - max(*own, spread)
+
+
 @click.command(help=__doc__)
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--networks", default=",".join(NETWORKS))
@@ -170,9 +204,18 @@ def middle(values: list[float]) -> float:
 @click.option("--formats", default="channels_last")
 @click.option("--table", "as_table", is_flag=True)
 @click.option("--why", "as_why", is_flag=True)
+@click.option("--beside", "as_pairs", is_flag=True)
 @click.option("--short", type=float)
 def main(
-    path: Path, networks: str, splits: str, dtypes: str, formats: str, as_table: bool, as_why: bool, short: float | None
+    path: Path,
+    networks: str,
+    splits: str,
+    dtypes: str,
+    formats: str,
+    as_table: bool,
+    as_why: bool,
+    as_pairs: bool,
+    short: float | None,
 ) -> None:
     rows = read_rows(path)
     wanted = [r for r in rows if r["dtype"] in dtypes.split(",") and r["format"] in formats.split(",")]
@@ -181,11 +224,13 @@ def main(
         click.echo("\n".join(table(wanted)))
     if as_why:
         click.echo("\n".join(why(wanted)))
+    if as_pairs:
+        click.echo("\n".join(beside(wanted)))
     if short is not None:
         for r in sorted((r for r in wanted if "us" in r and ideal_of(r) < short), key=ideal_of):
             words = (*name_of(r)[:4], f"{ideal_of(r):.2f}", f"share {r['share']}", lacks(r), r["kernel"])
             click.echo("  ".join(map(str, words)))
-    if as_table or as_why or short is not None:
+    if as_table or as_why or as_pairs or short is not None:
         return
     done = {name_of(r) for r in rows}
     alike: dict[Any, dict[str, Any] | None] = {}  # by problem and configuration: layers of a network are often alike
