@@ -36,6 +36,7 @@ LEAST_LAPS, MOST_LAPS, WARM = 5, 40, 2
 KINDS_OF_LAYERS = 4
 LOCAL_STEPS = 3  # local convolutions of a layer's step
 Layers = dict[str, Any]
+Lap = tuple[float, float]  # seconds since all ranks began the step
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +61,11 @@ class Collective:
 
 @dataclass
 class Ran:
-    """A layer that ran: seconds of each conversion by its result, and of all else in a step."""
+    """A layer that ran: by its result when each conversion began and ended in a step; seconds of all else in it."""
 
     compiled: Compiled
     ranks: int
-    conversions: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    conversions: dict[str, list[Lap]] = field(default_factory=dict[str, list[Lap]])
     rest: list[float] = field(default_factory=list[float])
 
 
@@ -119,7 +120,7 @@ def _run(team: Team, compiled: Compiled, ranks: int, seconds: float) -> Ran:
         module.scatter(n, torch.randn(shape, generator=generator).to(team.device), mesh).requires_grad_(n != "dy")
         for n, shape in shapes.items()
     )
-    laps: dict[str, float] = {}
+    laps: dict[str, Lap] = {}
     _watch(module, laps, team)
 
     def step() -> None:
@@ -129,9 +130,9 @@ def _run(team: Team, compiled: Compiled, ranks: int, seconds: float) -> Ran:
         torch.autograd.grad(module.conv(x, w, mesh=mesh), (x, w), dy)
         team.sync()
         whole = time.perf_counter() - start
-        for name, taken in laps.items():
-            ran.conversions.setdefault(name, []).append(taken)
-        ran.rest.append(whole - sum(laps.values()))
+        for name, (begun, ended) in laps.items():
+            ran.conversions.setdefault(name, []).append((begun - start, ended - start))
+        ran.rest.append(whole - sum(ended - begun for begun, ended in laps.values()))
 
     for _ in range(WARM):
         team.communicate(step)()
@@ -145,8 +146,8 @@ def _run(team: Team, compiled: Compiled, ranks: int, seconds: float) -> Ran:
     return ran
 
 
-def _watch(module: ModuleType, laps: dict[str, float], team: Team) -> None:
-    """Have a module's conversions note their seconds."""
+def _watch(module: ModuleType, laps: dict[str, Lap], team: Team) -> None:
+    """Have a module's conversions note when they begin and end."""
 
     def watched(run: Callable[..., Any]) -> Callable[..., Any]:
         def timed(name: str, *rest: Any) -> Any:
@@ -154,7 +155,7 @@ def _watch(module: ModuleType, laps: dict[str, float], team: Team) -> None:
             start = time.perf_counter()
             result = run(name, *rest)
             team.sync()
-            laps[name] = time.perf_counter() - start
+            laps[name] = start, time.perf_counter()
             return result
 
         return timed
@@ -165,29 +166,29 @@ def _watch(module: ModuleType, laps: dict[str, float], team: Team) -> None:
 
 
 def gathered(team: Team, found: Sequence[Ran]) -> list[Ran]:
-    """The same of all ranks: conversions with their mean in each lap, since what one waits for another, that one does
-    not; all else with the slowest."""
+    """The same of all ranks: each conversion from when the last of them begins until the last ends, as timelines have
+    it: waiting for who is late is none of it. All else with the slowest."""
     everyone = team.gather([(ran.conversions, ran.rest) for ran in found])
 
-    def mean(lists: Sequence[Sequence[float]]) -> list[float]:
-        return [sum(lap) / len(lap) for lap in zip(*lists, strict=True)]
+    def together(lists: Sequence[Sequence[Lap]]) -> list[Lap]:
+        return [tuple(map(max, zip(*lap, strict=True))) for lap in zip(*lists, strict=True)]
 
     return [
         replace(
             ran,
-            conversions={name: mean([one[i][0][name] for one in everyone]) for name in ran.conversions},
+            conversions={name: together([one[i][0][name] for one in everyone]) for name in ran.conversions},
             rest=[max(lap) for lap in zip(*(one[i][1] for one in everyone), strict=True)],
         )
         for i, ran in enumerate(found)
     ]
 
 
-def launch_s(found: Sequence[Ran]) -> float:
+def launch_s(team: Team, found: Sequence[Ran]) -> float:
     """Seconds around a local convolution: of the smallest layers, what a step takes beside its conversions."""
-    return median(median(ran.rest) for ran in found[:KINDS_OF_LAYERS]) / LOCAL_STEPS
+    return median(team.typical(ran.rest) for ran in found[:KINDS_OF_LAYERS]) / LOCAL_STEPS
 
 
-def beside_model(machine: Machine, found: Sequence[Ran]) -> list[Collective]:
+def beside_model(team: Team, machine: Machine, found: Sequence[Ran]) -> list[Collective]:
     """What was measured, and what the machine's links give for it."""
     made: list[Collective] = []
     for ran in found:
@@ -195,7 +196,7 @@ def beside_model(machine: Machine, found: Sequence[Ran]) -> list[Collective]:
         steps = {s.result: s for s in schedule_cost(one.schedule, Model(one.space, machine, one.layer.dtype)).steps}
         for step in _conversions(one):
             if step.result in ran.conversions and (cost := steps[step.result].cost).sent_bytes:
-                taken = median(ran.conversions[step.result])
+                taken = team.typical([ended - begun for begun, ended in ran.conversions[step.result]])
                 made.append(Collective(step.kind, ran.ranks, cost.sent_bytes, taken, cost.seconds))
     return sorted(made, key=lambda c: (KINDS.index(c.kind), c.ranks, c.sent_bytes))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from convgen.calibrate.collectives import beside_model, gathered, launch_s, measure_collectives, misfits_of
+from convgen.calibrate.launches import Launches, measure_launch
 from convgen.calibrate.links import measure_messages
 from convgen.calibrate.local import measure_local
 from convgen.calibrate.nodes import nodes_of
@@ -49,8 +50,10 @@ def calibrate(team: Team, name: str, output: Path, seconds: float, say: Say, hos
     shapes = measure_shapes(team, SHARES["shapes"] * seconds)
     say("collectives, in modules")
     ran = gathered(team, measure_collectives(team, SHARES["collectives"] * seconds, _target(team)))
-    links = machine_of(name, nodes, messages, local, shapes, launch_s(ran), processor)
-    collectives = tuple(beside_model(links, ran))
+    say("launches, in packages")
+    launches = Launches(launch_s(team, ran), measure_launch(team, _target(team)))
+    links = machine_of(name, nodes, messages, local, shapes, launches, processor)
+    collectives = tuple(beside_model(team, links, ran))
     return Calibration(
         date=datetime.now(UTC).date().isoformat(),
         backend="gloo" if team.device.type == "cpu" else "nccl",
@@ -61,6 +64,7 @@ def calibrate(team: Team, name: str, output: Path, seconds: float, say: Say, hos
         machine=replace(links, misfits=misfits_of(collectives, rounded)),
         assumed=assumed(local),
         shapes=tuple(shapes),
+        quantile=team.quantile,
         collectives=collectives,
     )
 
