@@ -34,9 +34,9 @@ FUNCTIONS = ("all_gather", "reduce_scatter", "all_reduce", "rearrange")  # of a 
 SIZES = (1 << 12, 1 << 15, 1 << 18, 1 << 21, 1 << 23)  # bytes that a rank sends, about: 4 KiB to 8 MiB
 LEAST_LAPS, MOST_LAPS, WARM = 5, 40, 2
 KINDS_OF_LAYERS = 4
+SMALL = 8  # times fewer bytes than a layer is for
 LOCAL_STEPS = 3  # local convolutions of a layer's step
 Layers = dict[str, Any]
-Lap = tuple[float, float]  # seconds since all ranks began the step
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +61,16 @@ class Collective:
 
 @dataclass
 class Ran:
-    """A layer that ran: by its result when each conversion began and ended in a step; seconds of all else in it."""
+    """A layer that ran: seconds of each conversion by its result, and of all else in a step.
+
+    Attributes:
+        size: bytes that a rank sends, about, in the conversions that it is for.
+    """
 
     compiled: Compiled
     ranks: int
-    conversions: dict[str, list[Lap]] = field(default_factory=dict[str, list[Lap]])
+    size: int
+    conversions: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     rest: list[float] = field(default_factory=list[float])
 
 
@@ -85,7 +90,8 @@ def measure_collectives(team: Team, seconds: float, target: str) -> list[Ran]:
                     return found
                 given = {"name": f"calibrate_{name}_{ranks}_{size}", "target": target, **layer}
                 compiled = compile_layer(layer_from_dict(given))
-                found.append(_run(team, compiled, ranks, 0.3 * seconds / (len(SIZES) * len(groups) * KINDS_OF_LAYERS)))
+                share = 0.3 * seconds / (len(SIZES) * len(groups) * KINDS_OF_LAYERS)
+                found.append(_run(team, compiled, ranks, size, share))
     return found
 
 
@@ -109,9 +115,9 @@ def _layers(ranks: int, size: int) -> dict[str, Layers]:
     }  # fmt: skip
 
 
-def _run(team: Team, compiled: Compiled, ranks: int, seconds: float) -> Ran:
+def _run(team: Team, compiled: Compiled, ranks: int, size: int, seconds: float) -> Ran:
     """Steps of a layer, all groups at once."""
-    module, ran = load_text(compiled.module()), Ran(compiled, ranks)
+    module, ran = load_text(compiled.module()), Ran(compiled, ranks, size)
     first = team.rank // ranks * ranks
     mesh = module.init_mesh(team.device.type, ranks=range(first, first + ranks))
     conv, generator = compiled.layer.conv, torch.Generator().manual_seed(0)
@@ -120,7 +126,7 @@ def _run(team: Team, compiled: Compiled, ranks: int, seconds: float) -> Ran:
         module.scatter(n, torch.randn(shape, generator=generator).to(team.device), mesh).requires_grad_(n != "dy")
         for n, shape in shapes.items()
     )
-    laps: dict[str, Lap] = {}
+    laps: dict[str, float] = {}
     _watch(module, laps, team)
 
     def step() -> None:
@@ -130,9 +136,9 @@ def _run(team: Team, compiled: Compiled, ranks: int, seconds: float) -> Ran:
         torch.autograd.grad(module.conv(x, w, mesh=mesh), (x, w), dy)
         team.sync()
         whole = time.perf_counter() - start
-        for name, (begun, ended) in laps.items():
-            ran.conversions.setdefault(name, []).append((begun - start, ended - start))
-        ran.rest.append(whole - sum(ended - begun for begun, ended in laps.values()))
+        for name, taken in laps.items():
+            ran.conversions.setdefault(name, []).append(taken)
+        ran.rest.append(whole - sum(laps.values()))
 
     for _ in range(WARM):
         team.communicate(step)()
@@ -146,8 +152,8 @@ def _run(team: Team, compiled: Compiled, ranks: int, seconds: float) -> Ran:
     return ran
 
 
-def _watch(module: ModuleType, laps: dict[str, Lap], team: Team) -> None:
-    """Have a module's conversions note when they begin and end."""
+def _watch(module: ModuleType, laps: dict[str, float], team: Team) -> None:
+    """Have a module's conversions note their seconds."""
 
     def watched(run: Callable[..., Any]) -> Callable[..., Any]:
         def timed(name: str, *rest: Any) -> Any:
@@ -155,7 +161,7 @@ def _watch(module: ModuleType, laps: dict[str, Lap], team: Team) -> None:
             start = time.perf_counter()
             result = run(name, *rest)
             team.sync()
-            laps[name] = start, time.perf_counter()
+            laps[name] = time.perf_counter() - start
             return result
 
         return timed
@@ -166,17 +172,17 @@ def _watch(module: ModuleType, laps: dict[str, Lap], team: Team) -> None:
 
 
 def gathered(team: Team, found: Sequence[Ran]) -> list[Ran]:
-    """The same of all ranks: each conversion from when the last of them begins until the last ends, as timelines have
-    it: waiting for who is late is none of it. All else with the slowest."""
+    """The same of all ranks: conversions with their mean in each lap, since what one waits for another, that one does
+    not; all else with the slowest."""
     everyone = team.gather([(ran.conversions, ran.rest) for ran in found])
 
-    def together(lists: Sequence[Sequence[Lap]]) -> list[Lap]:
-        return [tuple(map(max, zip(*lap, strict=True))) for lap in zip(*lists, strict=True)]
+    def mean(lists: Sequence[Sequence[float]]) -> list[float]:
+        return [sum(lap) / len(lap) for lap in zip(*lists, strict=True)]
 
     return [
         replace(
             ran,
-            conversions={name: together([one[i][0][name] for one in everyone]) for name in ran.conversions},
+            conversions={name: mean([one[i][0][name] for one in everyone]) for name in ran.conversions},
             rest=[max(lap) for lap in zip(*(one[i][1] for one in everyone), strict=True)],
         )
         for i, ran in enumerate(found)
@@ -189,14 +195,16 @@ def launch_s(team: Team, found: Sequence[Ran]) -> float:
 
 
 def beside_model(team: Team, machine: Machine, found: Sequence[Ran]) -> list[Collective]:
-    """What was measured, and what the machine's links give for it."""
+    """What was measured, and what the machine's links give for it; but for small ones of layers whose local work is
+    long beside them: they wait for who is late."""
     made: list[Collective] = []
     for ran in found:
         one = ran.compiled
         steps = {s.result: s for s in schedule_cost(one.schedule, Model(one.space, machine, one.layer.dtype)).steps}
         for step in _conversions(one):
-            if step.result in ran.conversions and (cost := steps[step.result].cost).sent_bytes:
-                taken = team.typical([ended - begun for begun, ended in ran.conversions[step.result]])
+            cost = steps[step.result].cost
+            if step.result in ran.conversions and SMALL * cost.sent_bytes >= ran.size:
+                taken = team.typical(ran.conversions[step.result])
                 made.append(Collective(step.kind, ran.ranks, cost.sent_bytes, taken, cost.seconds))
     return sorted(made, key=lambda c: (KINDS.index(c.kind), c.ranks, c.sent_bytes))
 

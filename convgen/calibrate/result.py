@@ -8,7 +8,6 @@ from statistics import median
 
 from convgen.calibrate.collectives import Collective
 from convgen.calibrate.fit import Fit
-from convgen.calibrate.launches import Launches
 from convgen.calibrate.links import Messages, levels_of
 from convgen.calibrate.local import Local
 from convgen.calibrate.nodes import Nodes
@@ -58,7 +57,7 @@ def machine_of(
     messages: Mapping[str, Messages],
     local: Local,
     shapes: Sequence[Reached],
-    launches: Launches,
+    launch_s: float,
     processor: Fit | None = None,
 ) -> Machine:
     """The machine with these links and ranks, its numbers rounded as its file has them; without its misfits.
@@ -84,8 +83,7 @@ def machine_of(
         memory_bytes_per_s=rounded(local.bytes_per_s),
         peak_flops=tuple((dtype, rounded(peak[_source(local, dtype)])) for dtype in DTYPES),
         efficiency=rounded(local.convolution_flops_per_s / peak["float32"]),
-        launch_s=rounded(launches.module_s),
-        network_launch_s=rounded(launches.network_s),
+        launch_s=rounded(launch_s),
         message_processor_s=0.0 if processor is None else rounded(processor.latency_s),
         processor_s_per_byte=0.0 if processor is None else rounded(1 / processor.bytes_per_s),
         probes=tuple(_probe(one, whole) for one in shapes),

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from convgen.calibrate.collectives import beside_model, gathered, launch_s, measure_collectives, misfits_of
-from convgen.calibrate.launches import Launches, measure_launch
+from convgen.calibrate.launches import launch_of, measure_step
 from convgen.calibrate.links import measure_messages
 from convgen.calibrate.local import measure_local
 from convgen.calibrate.nodes import nodes_of
@@ -51,9 +51,10 @@ def calibrate(team: Team, name: str, output: Path, seconds: float, say: Say, hos
     say("collectives, in modules")
     ran = gathered(team, measure_collectives(team, SHARES["collectives"] * seconds, _target(team)))
     say("launches, in packages")
-    launches = Launches(launch_s(team, ran), measure_launch(team, _target(team)))
-    links = machine_of(name, nodes, messages, local, shapes, launches, processor)
+    stepped = measure_step(team, _target(team))
+    links = machine_of(name, nodes, messages, local, shapes, launch_s(team, ran), processor)
     collectives = tuple(beside_model(team, links, ran))
+    machine = replace(links, misfits=misfits_of(collectives, rounded))
     return Calibration(
         date=datetime.now(UTC).date().isoformat(),
         backend="gloo" if team.device.type == "cpu" else "nccl",
@@ -61,7 +62,7 @@ def calibrate(team: Team, name: str, output: Path, seconds: float, say: Say, hos
         nodes=nodes,
         messages=messages,
         local=local,
-        machine=replace(links, misfits=misfits_of(collectives, rounded)),
+        machine=replace(machine, network_launch_s=rounded(launch_of(machine, stepped))),
         assumed=assumed(local),
         shapes=tuple(shapes),
         quantile=team.quantile,
