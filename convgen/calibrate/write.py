@@ -55,8 +55,9 @@ def machine_text(found: Calibration) -> str:
     lines += _entry("efficiency", machine.efficiency, reached)
     said = "measured: a third of what a module's smallest step takes beside its collectives"
     lines += _entry("launch_s", machine.launch_s, said)
-    said = "measured: what the rest lacks of a small network's step, over its launches"
-    lines += _entry("network_launch_s", machine.rows_launch_s, said)
+    if machine.network_launch_s is not None:
+        said = "measured: what the rest lacks of a small network's step, over its launches"
+        lines += _entry("network_launch_s", machine.network_launch_s, said)
     if machine.processor:
         said = "measured: of a message that another thread sends, the processor's time"
         lines += _entry("message_processor_s", machine.message_processor_s, said)
