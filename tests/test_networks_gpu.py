@@ -26,7 +26,6 @@ from convgen.kernels.of_rows import convolution_files, local_convolutions, probl
 from convgen.kernels.source import Kernel
 from convgen.network_compiler import CompiledNetwork, compile_network
 from convgen.operations.batch_norm import normalised_sums
-from convgen.operations.convolution import Convolution
 from convgen.operations.moments import centred
 from convgen.packages import files_of, forget_package, kernel_modules, load_package, runtime_of
 from convgen.spec.exported import graph_of
@@ -246,7 +245,7 @@ def test_a_step_launches_kernels_and_stays_on_the_device(
     one = compile_network(graph, Grid(tuple(grid.items())), target=SM_90)
     with loaded(one, {}, tmp_path) as package:
         count = step_on_no_device(package, monkeypatch)
-    convolutions = sum(isinstance(row.bound.operation, Convolution) for row in one.program.rows)
+    convolutions = len({row.bound.makes for row in one.program.rows if "conv_forward" in row.bound.operation.name})
     assert count >= 3 * 4 * convolutions
 
 
@@ -280,12 +279,13 @@ def test_kernels_of_a_network_compile_and_spill_nothing() -> None:
 def test_files_of_convolutions_that_are_alike_are_one() -> None:
     graph = read_network_graph(str(NETWORKS / "resnet50.yaml"))
     one = compile_network(graph, Grid((("N", 4),)), target=SM_90)
-    rows = [row for row in one.program.rows if isinstance(row.bound.operation, Convolution)]
     files = convolution_files(one.program, SM_90)
-    assert len(rows) == 54 and len(list(local_convolutions(one.program))) == 54 and len(files) == 21
+    assert len(list(local_convolutions(one.program))) == 54 and len([f for f in files if not f.masks]) == 21
     package = one.package()
     assert {f"{f.name}.py" for f in files} < set(package.files)
-    assert package.files["network.py"].count('KERNELS["torch.float32", held]') == 21
+    text = package.files["network.py"]
+    assert text.count('KERNELS["torch.float32", held] = LocalKernels(') == 21
+    assert text.count('MASKED["torch.float32", held, steps] = MaskKernel(') == len(files) - 21
     assert 'device="cuda"' in package.files["network.py"]
 
 
