@@ -57,7 +57,7 @@ def phases(case: Case, end: VirtualTransport, seed: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:grad and param do not obey")  # of blocks without elements
-@pytest.mark.parametrize("seed", range(draws(40)))
+@pytest.mark.parametrize("seed", range(draws(12)))
 def test_phases_are_those_without_a_graph(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     case = draw(seed)
     fake_graphs(case.module, monkeypatch)
