@@ -100,6 +100,7 @@ class CompiledNetwork:
                 inputs=tuple(v.name for v in g.inputs),
                 init=init,
                 frozen=tuple(v.name for v in g.parameters if v.frozen),
+                pairs=tuple(v.name for v in (*g.parameters, *g.buffers) if v.pairs),
                 aliases=g.aliases,
                 source=g.source,
                 command=self.command,

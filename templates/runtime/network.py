@@ -64,6 +64,11 @@ class Scope(Known):
     register_full_backward_hook = register_full_backward_pre_hook = register_backward_hook = never_called
 
 
+def as_pairs(tensor: Tensor) -> Tensor:
+    """A complex tensor with a last dimension of real and imaginary part."""
+    return torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor
+
+
 class NetworkModule(Known):
     """The network: of every parameter and buffer this rank has its block, under the source's names.
 
@@ -75,6 +80,7 @@ class NetworkModule(Known):
     _net: ClassVar[Net]
     _aliases: ClassVar[Mapping[str, str]] = {}
     _frozen: ClassVar[tuple[str, ...]] = ()  # of parameters: what the source does not train
+    _pairs: ClassVar[tuple[str, ...]] = ()  # complex in the source: here with a last dimension of both parts
     _inputs: ClassVar[tuple[str, ...]]
     _types: ClassVar[tuple[str, ...]]
     _modes: ClassVar[tuple[str, ...]] = ("train", "eval")
@@ -170,6 +176,7 @@ class NetworkModule(Known):
         if missing or unknown:
             text = [f"missing {', '.join(missing)}"] * bool(missing) + [f"unknown {', '.join(unknown)}"] * bool(unknown)
             raise KeyError(f"{self._net.name}: {'; '.join(text)}")
+        state = {n: as_pairs(t) if self._aliases.get(n, n) in self._pairs else t for n, t in state.items()}
         for name in own:
             wanted = self._net.stored[name].extents
             if name in state and tuple(state[name].shape) != wanted:
@@ -184,7 +191,7 @@ class NetworkModule(Known):
         """The source's state dict, whole, on every rank; every rank calls it."""
         here = self._net.here(self._mesh)
         found = {
-            name: gathered(local(value), self._net.stored[name], here)
+            name: self._as_source(name, gathered(local(value), self._net.stored[name], here))
             for name, value in self._known.items()
             if self._buffered.get(name, ("", ""))[0] not in ("seed", "constant")
         }
@@ -195,7 +202,14 @@ class NetworkModule(Known):
         """The whole gradient of each parameter that has one, on every rank; every rank calls it."""
         here = self._net.here(self._mesh)
         grads = {n: self._known[n].grad for n in self._learnt}
-        return {n: gathered(local(g), self._net.stored[n], here) for n, g in grads.items() if g is not None}
+        return {
+            n: self._as_source(n, gathered(local(g), self._net.stored[n], here))
+            for n, g in grads.items()
+            if g is not None
+        }
+
+    def _as_source(self, name: str, whole: Tensor) -> Tensor:
+        return torch.view_as_complex(whole.contiguous()) if name in self._pairs else whole
 
     def forward(self, *given: Tensor, batch: int | None = None) -> Any:
         """This rank's blocks of the outputs, of its blocks of the inputs.
