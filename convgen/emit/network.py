@@ -59,6 +59,7 @@ class NetworkInput:
     init: dict[str, str]
     frozen: tuple[str, ...]
     pairs: tuple[str, ...]
+    kinds: dict[str, tuple[str, ...]]
     aliases: tuple[tuple[str, str], ...]
     source: str
     command: str
@@ -148,6 +149,7 @@ class _Writer:
             "state": state,
             "frozen": g.frozen,
             "pairs": g.pairs,
+            "kinds": g.kinds,
             "aliases": dict(g.aliases),
             "inputs": g.inputs,
             "types": tuple(p.values[n].dtype for n in g.inputs),

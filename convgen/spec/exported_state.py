@@ -90,8 +90,21 @@ def _value(module: torch.nn.Module, name: str, tensor: torch.Tensor) -> Value:
     if dtype not in DTYPES:
         raise InputError(f"{name} has the dtype {dtype}", hint=f"one of {', '.join(DTYPES)}")
     path, _, leaf = name.rpartition(".")
-    init = initialisation(module.get_submodule(path), leaf)
-    return Value(name=name, shape=tuple(tensor.shape), dtype=dtype, init=init, frozen=frozen, pairs=pairs)
+    owner = module.get_submodule(path)
+    init = initialisation(owner, leaf)
+    shape, kind = tuple(tensor.shape), class_of_torch(owner)
+    return Value(name=name, shape=shape, dtype=dtype, init=init, frozen=frozen, pairs=pairs, owner=kind)
+
+
+def class_of_torch(owner: Any) -> str:
+    """The class of torch.nn that a module is of; none of containers."""
+    import torch
+
+    for kind in type(owner).__mro__:
+        home = kind.__module__
+        if home.startswith("torch.nn.modules.") and getattr(torch.nn, kind.__name__, None) is kind:
+            return "" if home.endswith((".container", ".module")) else kind.__name__
+    return ""
 
 
 def as_pairs(tensor: torch.Tensor) -> torch.Tensor:

@@ -59,6 +59,7 @@ class Value:
             (a = sqrt(5)), `uniform:FAN_IN` (bound 1 / sqrt(FAN_IN)), `zeros`, `ones`, `normal`, `fill:NUMBER`; `given`:
             its values stand in the file of constants.
         frozen: of parameters: training leaves it as it is.
+        owner: of parameters and buffers: the class of torch.nn that the module is that holds it, if any.
         pairs: of parameters and buffers: the source's is complex; here its last dimension is real and imaginary part.
     """
 
@@ -68,6 +69,7 @@ class Value:
     init: str = ""
     frozen: bool = False
     pairs: bool = False
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,6 +69,32 @@ def number(op: Any, args: Any, kwargs: Any) -> Any:
 DTensor._op_dispatcher._custom_op_handlers.setdefault(torch.ops.aten._local_scalar_dense.default, number)
 
 
+def any_true(op: Any, args: Any, kwargs: Any) -> Any:
+    """What torch's anomaly mode asks of a gradient."""
+    return op(args[0].full_tensor())
+
+
+DTensor._op_dispatcher._custom_op_handlers.setdefault(torch.ops.aten._is_any_true.default, any_true)
+
+
+def set_data(self: DTensor, value: Tensor) -> None:
+    """`p.data = q`, which torch (2.13) takes and leaves the values as they were."""
+    if not isinstance(value, DTensor) or (value._spec.mesh, value.placements) != (self._spec.mesh, self.placements):
+        raise RuntimeError(
+            f".data of a DTensor on {self._spec.mesh}, {self.placements}, is set to a DTensor there; "
+            "distribute_tensor makes one of a whole tensor"
+        )
+    torch.Tensor.data.__set__(self, value)
+    self._local_tensor, self._spec = value._local_tensor.detach(), value._spec
+
+
+def get_data(self: DTensor) -> Tensor:
+    return torch.Tensor.data.__get__(self)
+
+
+DTensor.data = vars(DTensor).get("data") or property(get_data, set_data)
+
+
 def as_held(block: Tensor, name: str, layout: Layout, here: Here) -> Block:
     """The Block that has this block on this rank."""
     layer, place, grid = here.layer, here.place, here.layer.grid
