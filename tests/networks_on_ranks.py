@@ -175,7 +175,8 @@ def truth_of(given: Imported, *, steps: int = 0, reference: Callable[..., Any] |
 
 
 def _kept(tensors: Tensors, files: list[Any]) -> Tensors:
-    """Copies, complex ones as pairs: in a file that is mapped, where they are large, so that they take no memory that nobody reads."""
+    """Copies, of complex ones as pairs: in a file that is mapped, where they are large, so that they take no memory
+    that nobody reads."""
     if sum(t.numel() * t.element_size() for t in tensors.values()) < 1 << 27:
         return {n: as_pairs(t).clone() for n, t in tensors.items()}
     files.append(tempfile.TemporaryDirectory())  # that lasts as long as the list that has it

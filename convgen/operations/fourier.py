@@ -60,7 +60,7 @@ class Fourier(Operation):
         n, rows = self.length, re.shape[-1]
         terms = rows if self.kind == "back" else n
         made = self.signatures[0].results[0].shape[self.d]
-        turns = torch.arange(terms)[:, None] * torch.arange(made) % n * (2 * pi / n)
+        turns = (torch.arange(terms)[:, None] * torch.arange(made) % n).double() * (2 * pi / n)
         cos, sin = torch.cos(turns).to(re), torch.sin(turns).to(re) * (-1 if self.forward else 1)
         if self.kind == "back":  # what is missing is the mirror image of all but the first and, of even n, the last
             times = torch.full((rows, 1), 2.0).to(re)

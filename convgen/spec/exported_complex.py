@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from convgen.errors import InputError
 from convgen.spec.exported_state import REAL, dtype_name
 from convgen.spec.graph import FOURIER, Arg, Ref, Size
 
@@ -21,9 +20,9 @@ if TYPE_CHECKING:
 BOTH = frozenset({
     "_unsafe_view", "alias", "broadcast_to", "cat", "clone", "constant_pad_nd", "contiguous", "copy", "detach",
     "diagonal", "empty_like", "expand", "flip", "gather", "index", "index_put", "index_select", "lift_fresh",
-    "lift_fresh_copy", "mean", "movedim", "narrow", "neg", "permute", "repeat", "reshape", "roll", "scatter_add",
-    "select", "select_scatter", "slice", "slice_scatter", "split", "split_with_sizes", "squeeze", "stack", "sum", "t",
-    "transpose", "unbind", "unfold", "unsqueeze", "view", "where", "zeros_like",
+    "lift_fresh_copy", "masked_fill", "mean", "movedim", "narrow", "neg", "permute", "repeat", "reshape", "roll",
+    "scatter_add", "select", "select_scatter", "slice", "slice_scatter", "split", "split_with_sizes", "squeeze",
+    "stack", "sum", "t", "transpose", "unbind", "unfold", "unsqueeze", "view", "where", "zeros_like",
 })  # fmt: skip
 # Made of nothing: the imaginary part is zero.
 CREATED = frozenset({"zeros", "ones", "full", "new_zeros", "new_ones", "ones_like", "new_empty", "empty"})
@@ -61,7 +60,8 @@ def touches_complex(node: Any) -> bool:
 
 def unknown_operators(program: Any) -> tuple[str, ...]:
     """Operators on complex values that are none of these here."""
-    found = [n for n in program.graph.nodes if n.op == "call_function" and touches_complex(n) and hasattr(n.target, "_schema")]
+    calls = [n for n in program.graph.nodes if n.op == "call_function" and hasattr(n.target, "_schema")]
+    found = filter(touches_complex, calls)
     names = (str(n.target).removeprefix("aten.").removesuffix(".default") for n in found)
     return tuple(dict.fromkeys(name for name in names if _rule(name.split(".")[0]) is None))
 
@@ -157,12 +157,12 @@ class Complex:
             case list() | tuple():
                 return tuple(self.side(one, k) for one in cast("list[Any]", given))
             case torch.fx.Node() if is_complex(given.meta.get("val")):
-                return cast("Arg", self.parts(given)[k])
+                return self.parts(given)[k]
             case torch.fx.Node() if isinstance(value := given.meta["val"], torch.Tensor) and value.is_floating_point():
                 return self.pair(given)[k]
             case torch.dtype():
                 return REAL.get(str(given)[6:], str(given)[6:])
-            case complex() | float() if self.base in CREATED:
+            case complex() | float() | int() if self.base in CREATED or self.base == "masked_fill":
                 return complex(given).real if k == 0 else complex(given).imag
             case _:
                 return self.walk.arg(given)
@@ -178,9 +178,7 @@ class Complex:
         op = "view" if self.base in ("reshape", "_unsafe_view") else op
         several = cast("list[Any]", value) if isinstance(value, (list, tuple)) else [value]
         shapes = tuple(tuple(self.walk.size(n) for n in one.shape) for one in several)
-        sides = [
-            self.calls(op, tuple(self.side(a, k) for a in args), shapes, dtype_name(several[0])) for k in (0, 1)
-        ]
+        sides = [self.calls(op, tuple(self.side(a, k) for a in args), shapes, dtype_name(several[0])) for k in (0, 1)]
         found = tuple(Pair(a.name, b.name) for a, b in zip(*sides, strict=True))
         return found if isinstance(value, (list, tuple)) else found[0]
 
@@ -219,9 +217,11 @@ class Complex:
 
     def added(self) -> Pair:
         """Sums and differences: of parts, where both have them."""
-        x, y, times = (*self.args, 1)[:3]
+        given: list[Any] = [*self.args, 1]
+        x, y, times = given[:3]
         if isinstance(times, complex):
             self.walk.refuse(self.node, "a complex alpha")
+        times = self.walk.arg(times)
         (a, b), (c, d) = self.parts(x), self.parts(y)
         op = f"{self.base}.Tensor"
         if not isinstance(a, Ref):  # a number first
@@ -243,7 +243,7 @@ class Complex:
         if d is None:
             return Pair(self.call(op, a, c).name, self.call(op, self.zeros(x) if b is None else b, c).name)
         if not isinstance(d, Ref):  # a number
-            factor = 1 / complex(cast("float", c), d)
+            factor = 1 / complex(cast("float", c), cast("float", d))
             c, d = factor.real, factor.imag
         else:
             like = y.meta["val"]
@@ -287,7 +287,8 @@ class Complex:
 
     def size(self) -> str:
         """Whose gradient is zero where it is."""
-        both = self.call("stack", self.pair(self.args[0]), -1, shape=(*(self.walk.size(n) for n in self.value.shape), 2))
+        wide = (*(self.walk.size(n) for n in self.value.shape), 2)
+        both = self.call("stack", self.pair(self.args[0]), -1, shape=wide)
         return self.call("linalg_vector_norm", both, 2.0, (-1,), False, None).name
 
     def angle(self) -> str:
@@ -304,7 +305,8 @@ class Complex:
             self.walk.refuse(self.node, f"the power {self.args[1]} of complex numbers")
         re, im = self.pair(self.args[0])
         twice = self.call("mul.Tensor", self.call("mul.Tensor", re, im), 2)
-        return Pair(self.call("sub.Tensor", self.square(re, self.value), self.square(im, self.value), 1).name, twice.name)
+        squares = (self.square(one, self.value) for one in (re, im))
+        return Pair(self.call("sub.Tensor", *squares, 1).name, twice.name)
 
     def other_type(self) -> Any:
         x = self.args[0]
@@ -348,10 +350,10 @@ class Complex:
         args = ("complex", re, im, d, forward, scale, self.fixed(shape[d]))
         return self.calls(FOURIER, args, (tuple(shape),) * 2, dtype_name(self.value))
 
-    def fixed(self, size: Size) -> int:
+    def fixed(self, size: Any) -> int:
         if not isinstance(size, int):
             self.walk.fixed("a Fourier transform is over samples")
-        return cast("int", size)
+        return size
 
 
 RULES: dict[str, Callable[[Complex], Any]] = {

@@ -115,7 +115,8 @@ class _Reader:
             shape, dtype = _shape(entry["shape"], (*path, "shape")), entry.get("dtype", self.dtype)
             if key != "inputs" and any(isinstance(size, Samples) for size in shape):
                 raise InputError(f"{name} has a size of N: inputs and results have", (*path, "shape"), hint="integers")
-            found.append(replace(self.value(name, shape, _dtype(dtype, (*path, "dtype")), path, init), owner=owner, **flags))
+            value = self.value(name, shape, _dtype(dtype, (*path, "dtype")), path, init)
+            found.append(replace(value, owner=owner, **flags))
         return tuple(found)
 
     def value(self, name: object, shape: tuple[Size, ...], dtype: str, path: KeyPath, init: str = "") -> Value:

@@ -35,6 +35,9 @@ class Held(NamedTuple):
     blocks: tuple[int, ...]  # ranks that together hold every block once, this one among them
 
 
+DATA: Any = torch.Tensor.data  # its getter and setter
+
+
 class Block(torch.Tensor):
     """A rank's block of a parameter, or of something as large, that knows its place: what DTensor can't say.
 
@@ -148,10 +151,10 @@ class Block(torch.Tensor):
                 f"{held.name}: .data is set to a Block of the same place; this rank holds {list(held.box)} of "
                 f"{held.whole}. load_full takes whole tensors, p.to_local().copy_(...) a plain block"
             )
-        torch.Tensor.data.__set__(self, value)
+        DATA.__set__(self, value)
         self._block = value._block.detach()
 
-    data: Any = property(lambda self: torch.Tensor.data.__get__(self), _set_data)  # torch's changes the outside alone
+    data: Any = property(DATA.__get__, _set_data)  # torch's changes the outside alone
 
     def to_local(self) -> Tensor:
         """The plain block; autograd goes through."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from .blocks import Block, Held, Inside, fits_ddp
+from .blocks import DATA, Block, Held, Inside, fits_ddp
 from .checks import layout_text, refuse_forward_mode
 from .gradients import ConvolutionFunction
 from .here import Here, frame_at
@@ -84,15 +84,15 @@ def set_data(self: DTensor, value: Tensor) -> None:
             f".data of a DTensor on {self._spec.mesh}, {self.placements}, is set to a DTensor there; "
             "distribute_tensor makes one of a whole tensor"
         )
-    torch.Tensor.data.__set__(self, value)
+    DATA.__set__(self, value)
     self._local_tensor, self._spec = value._local_tensor.detach(), value._spec
 
 
 def get_data(self: DTensor) -> Tensor:
-    return torch.Tensor.data.__get__(self)
+    return DATA.__get__(self)
 
 
-DTensor.data = vars(DTensor).get("data") or property(get_data, set_data)
+DTensor.data = vars(DTensor).get("data") or property(get_data, set_data)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def as_held(block: Tensor, name: str, layout: Layout, here: Here) -> Block:

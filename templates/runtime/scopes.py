@@ -68,7 +68,9 @@ class Scope(Known):
         torch.nn.Module.__setattr__(self, name, value)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return (made_again, (Scope, self._kind, self._of), self.__dict__) if self._kind else super().__reduce_ex__(protocol)
+        if not self._kind:
+            return super().__reduce_ex__(protocol)
+        return made_again, (Scope, self._kind, self._of), self.__dict__
 
 
 @cache
