@@ -26,7 +26,13 @@ def could(plain: Program, way: Program, machine: Machine, comp: Parts, comm: Par
     """
     levels = tuple(replace(one, latency_s=0.0) for one in machine.levels)
     machine = replace(
-        machine, levels=levels, launch_s=0.0, misfits=(), message_processor_s=0.0, processor_s_per_byte=0.0
+        machine,
+        levels=levels,
+        launch_s=0.0,
+        network_launch_s=None,
+        misfits=(),
+        message_processor_s=0.0,
+        processor_s_per_byte=0.0,
     )
     found: dict[str, float] = {}
     for part in PARTS:

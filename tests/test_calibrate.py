@@ -21,8 +21,10 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from convgen.algebra.grid import Grid
 from convgen.calibrate.collectives import KINDS, Collective, misfits_of
 from convgen.calibrate.fit import fit_line
+from convgen.calibrate.launches import Stepped, launch_of
 from convgen.calibrate.links import SIZES, Messages, levels_of, patterns
 from convgen.calibrate.local import Local
 from convgen.calibrate.nodes import Nodes, nodes_of
@@ -43,9 +45,13 @@ from convgen.cost.machines import load_machine
 from convgen.cost.model import Model
 from convgen.cost.rows import Price
 from convgen.cost.schedule import schedule_cost
+from convgen.cost.timeline import simulate
 from convgen.errors import InputError
+from convgen.network_compiler import compile_network
 from convgen.operations.convolution import Convolution
 from convgen.spec.build import layer_from_dict
+from convgen.spec.network_graph import network_graph
+from convgen.spec.network_reader import network_from_dict
 from convgen.verify.processes import ProcessFailed, spawn
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -225,6 +231,9 @@ def test_what_is_written_reads_back(tmp_path: Path, nodes: Nodes) -> None:
     assert nodes.text in report_text(found)
     assert found.machine.message_processor_s == pytest.approx(4e-5) and "message_processor_s: 4.000e-5" in text
     assert 1 / found.machine.processor_s_per_byte == pytest.approx(3e9, rel=1e-3)
+    told = replace(found, machine=replace(found.machine, network_launch_s=2.5e-4), quantile=0.25)
+    write_machine(told, path)
+    assert load_machine(str(path)).network_launch_s == 2.5e-4 and "the quantile 0.25" in path.read_text("utf-8")
 
 
 def test_a_core_that_is_left_carries_messages(tmp_path: Path) -> None:
@@ -372,8 +381,8 @@ def test_outputs_that_cannot_be_are_refused(tmp_path: Path, output: str, said: s
 class Alone(Team):
     """A team of one, without a process group."""
 
-    def __init__(self) -> None:
-        self.rank, self.size, self.device = 0, 1, CPU
+    def __init__(self, quantile: float = 0.5) -> None:
+        self.rank, self.size, self.device, self.quantile = 0, 1, CPU, quantile
 
     def barrier(self) -> None: ...
 
@@ -411,6 +420,32 @@ def test_a_race_finds_how_long_calls_take(napping: Naps) -> None:
         assert timing.seconds == pytest.approx(timing.size / 1e6)
         assert timing.spread == pytest.approx(0, abs=1e-9)
         assert timing.laps in (6, 7)  # of 30 ms each, added up in floats
+
+
+def test_of_a_race_counts_what_is_asked_for(napping: Naps) -> None:
+    """A call that takes 10 ms, and every third time 40 ms."""
+    turn = [0]
+
+    def call() -> None:
+        turn[0] += 1
+        napping.now += 40e-3 if turn[0] % 3 == 0 else 10e-3
+
+    for quantile, seconds in ((0.0, 10e-3), (0.5, 10e-3), (1.0, 40e-3)):
+        (found,) = race(Alone(quantile), [Case("call", 1, call, 10e-3)], 0.5)
+        assert found.seconds == pytest.approx(seconds)
+
+
+def test_a_launch_of_a_network_is_what_its_step_lacks() -> None:
+    """The step is simulated with one, which is then found again; what is shorter than modelled has none."""
+    machine = calibration(Nodes(1, 2)).machine
+    nodes = [{"kind": "conv", "out_channels": 8, "kernel_size": 3, "padding": 1}, {"kind": "relu"}]
+    network = network_from_dict({"name": "n", "input": [2, 8, 9, 9], "nodes": nodes})
+    program = compile_network(network_graph(network), Grid((("N", 2),))).program
+    slow = replace(machine, network_launch_s=3e-4)
+    seconds = simulate(program, slow, "float32", of_inputs=True).end_s
+    assert launch_of(machine, Stepped(program, seconds)) == pytest.approx(3e-4)
+    assert launch_of(machine, Stepped(program, 1e-9)) == 0.0
+    assert slow.rows_launch_s == 3e-4 and machine.rows_launch_s == machine.launch_s
 
 
 def test_sizes_stop_growing_when_time_runs_short(napping: Naps) -> None:

@@ -34,6 +34,7 @@ FUNCTIONS = ("all_gather", "reduce_scatter", "all_reduce", "rearrange")  # of a 
 SIZES = (1 << 12, 1 << 15, 1 << 18, 1 << 21, 1 << 23)  # bytes that a rank sends, about: 4 KiB to 8 MiB
 LEAST_LAPS, MOST_LAPS, WARM = 5, 40, 2
 KINDS_OF_LAYERS = 4
+SMALL = 8  # times fewer bytes than a layer is for
 LOCAL_STEPS = 3  # local convolutions of a layer's step
 Layers = dict[str, Any]
 
@@ -60,10 +61,15 @@ class Collective:
 
 @dataclass
 class Ran:
-    """A layer that ran: seconds of each conversion by its result, and of all else in a step."""
+    """A layer that ran: seconds of each conversion by its result, and of all else in a step.
+
+    Attributes:
+        size: bytes that a rank sends, about, in the conversions that it is for.
+    """
 
     compiled: Compiled
     ranks: int
+    size: int
     conversions: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     rest: list[float] = field(default_factory=list[float])
 
@@ -84,7 +90,8 @@ def measure_collectives(team: Team, seconds: float, target: str) -> list[Ran]:
                     return found
                 given = {"name": f"calibrate_{name}_{ranks}_{size}", "target": target, **layer}
                 compiled = compile_layer(layer_from_dict(given))
-                found.append(_run(team, compiled, ranks, 0.3 * seconds / (len(SIZES) * len(groups) * KINDS_OF_LAYERS)))
+                share = 0.3 * seconds / (len(SIZES) * len(groups) * KINDS_OF_LAYERS)
+                found.append(_run(team, compiled, ranks, size, share))
     return found
 
 
@@ -108,9 +115,9 @@ def _layers(ranks: int, size: int) -> dict[str, Layers]:
     }  # fmt: skip
 
 
-def _run(team: Team, compiled: Compiled, ranks: int, seconds: float) -> Ran:
+def _run(team: Team, compiled: Compiled, ranks: int, size: int, seconds: float) -> Ran:
     """Steps of a layer, all groups at once."""
-    module, ran = load_text(compiled.module()), Ran(compiled, ranks)
+    module, ran = load_text(compiled.module()), Ran(compiled, ranks, size)
     first = team.rank // ranks * ranks
     mesh = module.init_mesh(team.device.type, ranks=range(first, first + ranks))
     conv, generator = compiled.layer.conv, torch.Generator().manual_seed(0)
@@ -182,20 +189,22 @@ def gathered(team: Team, found: Sequence[Ran]) -> list[Ran]:
     ]
 
 
-def launch_s(found: Sequence[Ran]) -> float:
+def launch_s(team: Team, found: Sequence[Ran]) -> float:
     """Seconds around a local convolution: of the smallest layers, what a step takes beside its conversions."""
-    return median(median(ran.rest) for ran in found[:KINDS_OF_LAYERS]) / LOCAL_STEPS
+    return median(team.typical(ran.rest) for ran in found[:KINDS_OF_LAYERS]) / LOCAL_STEPS
 
 
-def beside_model(machine: Machine, found: Sequence[Ran]) -> list[Collective]:
-    """What was measured, and what the machine's links give for it."""
+def beside_model(team: Team, machine: Machine, found: Sequence[Ran]) -> list[Collective]:
+    """What was measured, and what the machine's links give for it; but for small ones of layers whose local work is
+    long beside them: they wait for who is late."""
     made: list[Collective] = []
     for ran in found:
         one = ran.compiled
         steps = {s.result: s for s in schedule_cost(one.schedule, Model(one.space, machine, one.layer.dtype)).steps}
         for step in _conversions(one):
-            if step.result in ran.conversions and (cost := steps[step.result].cost).sent_bytes:
-                taken = median(ran.conversions[step.result])
+            cost = steps[step.result].cost
+            if step.result in ran.conversions and SMALL * cost.sent_bytes >= ran.size:
+                taken = team.typical(ran.conversions[step.result])
                 made.append(Collective(step.kind, ran.ranks, cost.sent_bytes, taken, cost.seconds))
     return sorted(made, key=lambda c: (KINDS.index(c.kind), c.ranks, c.sent_bytes))
 

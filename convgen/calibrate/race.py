@@ -1,7 +1,7 @@
 """Times of calls that all ranks make at once: each size is tried first, then all are timed in turn, lap by lap.
 
 A lap times every call once, over as many repeats as last 10 ms, behind a barrier. Each counts as its
-slowest rank; of the laps the median counts. Rank 0's clock decides when to stop.
+slowest rank; of the laps the median counts, or another quantile. Rank 0's clock decides when to stop.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Median seconds of one call on the slowest rank.
+    """Seconds of one call on the slowest rank, the median or another quantile of laps.
 
     Attributes:
         spread: (p80 - p20) / median of the laps; large where something else runs, or cores are few.
@@ -119,9 +119,10 @@ def race(team: Team, cases: Sequence[Case], seconds: float) -> list[Timing]:
             i = (k + len(laps)) % len(cases)
             lap[i] = _block(team, cases[i].run, cases[i].repeats)
         laps.append(lap)
-    p20, middle, p80 = np.quantile(team.most(torch.tensor(laps, dtype=torch.float64)).numpy(), (0.2, 0.5, 0.8), axis=0)
+    slowest = team.most(torch.tensor(laps, dtype=torch.float64)).numpy()
+    p20, middle, p80, counts = np.quantile(slowest, (0.2, 0.5, 0.8, team.quantile), axis=0)
     return [
-        Timing(c.label, c.size, float(middle[i]) / c.repeats, len(laps), float((p80[i] - p20[i]) / middle[i]))
+        Timing(c.label, c.size, float(counts[i]) / c.repeats, len(laps), float((p80[i] - p20[i]) / middle[i]))
         for i, c in enumerate(cases)
     ]
 

@@ -52,7 +52,8 @@ def report_text(found: Calibration) -> str:
     rows += [(f"matrix product, {dtype}", f"{flops / 1e9:.2f} GFLOP/s") for dtype, flops in local.flops_per_s.items()]
     reached = f"{local.convolution_flops_per_s / 1e9:.2f} GFLOP/s"
     rows.append((f"convolution, float32 (efficiency {machine.efficiency:.2f})", reached))
-    rows.append(("around a local operation", _us(machine.launch_s)))
+    rows.append(("around a local operation: of a layer's module", _us(machine.launch_s)))
+    rows.append(("the same: of a network's package", _us(machine.rows_launch_s)))
     if machine.processor:
         rows.append(("of the processor: a message", _us(machine.message_processor_s)))
         rows.append(("of the processor: a MiB", _us(machine.processor_s_per_byte * (1 << 20))))
@@ -81,6 +82,7 @@ def report_json(found: Calibration, path: str) -> dict[str, Any]:
     return {
         "file": path,
         "date": found.date,
+        "quantile": found.quantile,
         "backend": found.backend,
         "torch": found.torch,
         "noise": found.noise,

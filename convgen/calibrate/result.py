@@ -29,6 +29,7 @@ class Calibration:
         backend: what carried messages: gloo, or nccl (RCCL goes by this name too).
         torch: its version.
         messages: by the keys of links.patterns.
+        quantile: of repeats, what counts.
         assumed: of the machine's dtypes those that were not measured, with why their number is what it is.
     """
 
@@ -42,6 +43,7 @@ class Calibration:
     assumed: Mapping[str, str]
     shapes: tuple[Reached, ...]
     collectives: tuple[Collective, ...]
+    quantile: float = 0.5
 
     @property
     def noise(self) -> float:

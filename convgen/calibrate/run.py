@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from convgen.calibrate.collectives import beside_model, gathered, launch_s, measure_collectives, misfits_of
+from convgen.calibrate.launches import launch_of, measure_step
 from convgen.calibrate.links import measure_messages
 from convgen.calibrate.local import measure_local
 from convgen.calibrate.nodes import nodes_of
@@ -49,8 +50,11 @@ def calibrate(team: Team, name: str, output: Path, seconds: float, say: Say, hos
     shapes = measure_shapes(team, SHARES["shapes"] * seconds)
     say("collectives, in modules")
     ran = gathered(team, measure_collectives(team, SHARES["collectives"] * seconds, _target(team)))
-    links = machine_of(name, nodes, messages, local, shapes, launch_s(ran), processor)
-    collectives = tuple(beside_model(links, ran))
+    say("launches, in packages")
+    stepped = measure_step(team, _target(team))
+    links = machine_of(name, nodes, messages, local, shapes, launch_s(team, ran), processor)
+    collectives = tuple(beside_model(team, links, ran))
+    machine = replace(links, misfits=misfits_of(collectives, rounded))
     return Calibration(
         date=datetime.now(UTC).date().isoformat(),
         backend="gloo" if team.device.type == "cpu" else "nccl",
@@ -58,9 +62,10 @@ def calibrate(team: Team, name: str, output: Path, seconds: float, say: Say, hos
         nodes=nodes,
         messages=messages,
         local=local,
-        machine=replace(links, misfits=misfits_of(collectives, rounded)),
+        machine=replace(machine, network_launch_s=rounded(launch_of(machine, stepped))),
         assumed=assumed(local),
         shapes=tuple(shapes),
+        quantile=team.quantile,
         collectives=collectives,
     )
 

@@ -45,7 +45,8 @@ class Shape:
 # From the first layers of networks to the last, and what splitting leaves of them; most telling first.
 SHAPES = (
     Shape(64, 64, 3, 28), Shape(64, 256, 1, 28), Shape(256, 256, 3, 14), Shape(3, 64, 7, 112, stride=2),
-    Shape(16, 16, 3, 56), Shape(256, 64, 1, 28), Shape(512, 512, 3, 7), Shape(8, 8, 3, 28), Shape(32, 32, 1, 14),
+    Shape(16, 16, 3, 56), Shape(32, 32, 3, 362, samples=1), Shape(256, 64, 1, 28), Shape(512, 512, 3, 7),
+    Shape(8, 8, 3, 28), Shape(32, 32, 1, 14),
     Shape(1, 1, 3, 28, groups=64), Shape(128, 128, 3, 14), Shape(64, 64, 3, 7), Shape(256, 1024, 1, 14),
     Shape(16, 128, 3, 28), Shape(128, 16, 3, 28), Shape(3, 64, 3, 56), Shape(64, 16, 1, 56), Shape(16, 64, 1, 56),
     Shape(32, 32, 5, 28), Shape(96, 256, 5, 27), Shape(512, 128, 1, 14), Shape(128, 128, 3, 56, samples=1),

@@ -8,11 +8,12 @@ What they tell one another goes through gloo on either device, so that it does n
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -29,10 +30,19 @@ class LostRank(InputError):
 
 
 class Team:
-    """This rank, and the others."""
+    """This rank, and the others.
 
-    def __init__(self, device: torch.device) -> None:
+    Args:
+        quantile: of repeats, what counts: 0.5 what is usual, 0 what nothing delays.
+    """
+
+    def __init__(self, device: torch.device, quantile: float = 0.5) -> None:
         self.rank, self.size, self.device = dist.get_rank(), dist.get_world_size(), device
+        self.quantile = quantile
+
+    def typical(self, seconds: Sequence[float]) -> float:
+        """What counts of repeats."""
+        return float(np.quantile(np.array(seconds), self.quantile))
 
     def sync(self) -> None:
         """Wait until this rank's device has done what it was given."""
@@ -85,11 +95,12 @@ class Team:
 
 
 @contextmanager
-def joined(kind: str) -> Generator[Team]:
+def joined(kind: str, quantile: float = 0.5) -> Generator[Team]:
     """The process group that the launcher described in the environment; left again in any case.
 
     Args:
         kind: cpu or cuda (which is HIP's as well).
+        quantile: of repeats, what counts.
     Raises:
         InputError: there are not so many GPUs, or the environment describes no group.
     """
@@ -103,7 +114,7 @@ def joined(kind: str) -> Generator[Team]:
             hint="start the ranks with torchrun; if they are, see what another rank said before it stopped",
         ) from error
     try:
-        team = Team(device)
+        team = Team(device, quantile)
         if kind == "cuda":  # NCCL's first call must be one of all ranks
             team.communicate(lambda: dist.all_reduce(torch.zeros(1, device=device)))()
         yield team

@@ -55,6 +55,9 @@ def machine_text(found: Calibration) -> str:
     lines += _entry("efficiency", machine.efficiency, reached)
     said = "measured: a third of what a module's smallest step takes beside its collectives"
     lines += _entry("launch_s", machine.launch_s, said)
+    if machine.network_launch_s is not None:
+        said = "measured: what the rest lacks of a small network's step, over its launches"
+        lines += _entry("network_launch_s", machine.network_launch_s, said)
     if machine.processor:
         said = "measured: of a message that another thread sends, the processor's time"
         lines += _entry("message_processor_s", machine.message_processor_s, said)
@@ -107,6 +110,8 @@ def _header(found: Calibration) -> list[str]:
     held = ", ".join(f"{kind} {_range(some)}" for kind, some in ratios if some)
     if held:
         lines += _remark(f"Collectives modelled by the links alone, over what they take (corrected below): {held}.")
+    if found.quantile != 0.5:
+        lines.append(f"# Of repeats the quantile {found.quantile:g} counts, not the median.")
     if missing := _not_measured(found):
         lines += _remark(f"Not measured: {', '.join(missing)}.")
     if (noise := found.noise) > NOISY:

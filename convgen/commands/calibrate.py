@@ -24,8 +24,14 @@ LAUNCH = "torchrun --nproc-per-node=2 -m convgen.cli calibrate -o machine.yaml"
 @click.option(
     "--device", type=click.Choice(("cpu", "cuda")), help="cuda: HIP's too.  [default: cuda where torch sees a GPU]"
 )
+@click.option(
+    "--quantile", type=click.FloatRange(0, 1), default=0.5, show_default=True,
+    help="Of repeats, what counts; 0: the fastest, what nothing else delays.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Everything measured as JSON.")
-def calibrate_command(output: str, name: str | None, seconds: float, device: str | None, as_json: bool) -> None:
+def calibrate_command(
+    output: str, name: str | None, seconds: float, device: str | None, quantile: float, as_json: bool
+) -> None:
     """Measure the links and the ranks of the machine it runs on, and write them as a machine file.
 
     Every rank runs it:
@@ -48,7 +54,7 @@ def calibrate_command(output: str, name: str | None, seconds: float, device: str
 
     path = Path(output)
     try:
-        with joined(device or ("cuda" if torch.cuda.is_available() else "cpu")) as team:
+        with joined(device or ("cuda" if torch.cuda.is_available() else "cpu"), quantile) as team:
             first = team.rank == 0
             found = calibrate(
                 team, name or path.stem, path, seconds, lambda line: click.echo(line, err=True) if first else None

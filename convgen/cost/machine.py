@@ -72,7 +72,8 @@ class Machine:
         memory_bytes_per_s: of one rank's device.
         peak_flops: (dtype, flop/s) of one rank's device.
         efficiency: share of that peak that convolutions reach.
-        launch_s: overhead of one local operation.
+        launch_s: overhead of one local operation of a layer's module, and of a network's where that is not told apart.
+        network_launch_s: of one local operation of a network's package; None where it was not measured.
         message_processor_s, processor_s_per_byte: what a message that travels meanwhile takes of a rank's computing,
             while it receives one as long: where no core is left for it.
         collectives: the algorithms that its library uses.
@@ -92,6 +93,7 @@ class Machine:
     peak_flops: tuple[tuple[str, float], ...]
     efficiency: float
     launch_s: float
+    network_launch_s: float | None = None
     message_processor_s: float = 0.0
     processor_s_per_byte: float = 0.0
     collectives: Collectives = RINGS
@@ -99,6 +101,11 @@ class Machine:
     probes: tuple[Probe, ...] = ()
     timed: LocalTimes | None = None
     hides_gradients: bool = False
+
+    @property
+    def rows_launch_s(self) -> float:
+        """Overhead of one local operation of a network."""
+        return self.launch_s if self.network_launch_s is None else self.network_launch_s
 
     @property
     def without_bytes(self) -> Machine:

@@ -12,7 +12,8 @@ memory_bytes: 1.6e+10             # optional
 memory_bytes_per_s: 8e+11
 peak_flops_per_s: {float64: ..., float32: ..., tfloat32: ..., bfloat16: ..., float16: ...}
 efficiency: 0.5
-launch_s: 1e-5
+launch_s: 1e-5                    # around a local operation of a layer's module
+network_launch_s: 1e-5            # optional: of a network's package; launch_s where it is not there
 message_processor_s: 5e-5         # optional, with processor_s_per_byte; both 0 where they are not there
 processor_s_per_byte: 4e-10
 collectives: {all_reduce: best}   # optional; rings where it says nothing
@@ -43,9 +44,10 @@ from convgen.spec.text import shown
 
 _NUMBERS = ("memory_bytes_per_s", "efficiency", "launch_s")
 _ONE_LEVEL = ("latency_s", "link_bytes_per_s")
+_NETWORK = "network_launch_s"
 _PROCESSOR = ("message_processor_s", "processor_s_per_byte")
 _OPTIONAL = (
-    *("device", "memory_bytes", *_PROCESSOR),
+    *("device", "memory_bytes", _NETWORK, *_PROCESSOR),
     *("collectives", "measured_collectives", "measured_convolutions"),
 )
 _MISFIT = ("collective", "ranks", "bytes", "over_model")
@@ -53,7 +55,7 @@ _PROBE = ("channels", "filters", "taps", "pixels", "efficiency")
 _KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "exchange")
 _LEVEL = ("name", "latency_s", "bytes_per_s")
 _LEVEL_OPTIONAL = ("ranks", "shared_bytes_per_s")
-_ZERO = ("latency_s", "launch_s", *_PROCESSOR)  # may be 0
+_ZERO = ("latency_s", "launch_s", _NETWORK, *_PROCESSOR)  # may be 0
 
 
 def read_machine(path: Path) -> Machine:
@@ -103,6 +105,7 @@ def machine_from_dict(data: dict[str, Any]) -> Machine:
         memory_bytes_per_s=numbers["memory_bytes_per_s"],
         efficiency=numbers["efficiency"],
         launch_s=numbers["launch_s"],
+        network_launch_s=_positive(data[_NETWORK], (_NETWORK,)) if _NETWORK in data else None,
         message_processor_s=numbers.get("message_processor_s", 0.0),
         processor_s_per_byte=numbers.get("processor_s_per_byte", 0.0),
     )

@@ -182,7 +182,7 @@ class Price:
             done.flops / (flops_per_s or self.machine.flops_per_s(self.dtype)),
             done.elements * self.element_bytes / self.machine.memory_bytes_per_s,
         )
-        return round((busy + (0.0 if rides else self.machine.launch_s)) * PICOSECONDS)
+        return round((busy + (0.0 if rides else self.machine.rows_launch_s)) * PICOSECONDS)
 
     # ---------------------------------------------------------------- of a tensor, stored in any of several ways
     def tensors(self, signature: Signature) -> dict[str, IndexSets]:

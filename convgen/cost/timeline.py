@@ -6,7 +6,7 @@ stops a rank only where it is waited for and not over.
 
 Prices are the program's (cost/rows.py): local work by rank, conversions by the busiest, of which latencies apart: these
 slow no other lane down. What a conversion in a lane takes of the processor, the ranks compute later, where the machine
-says so. A row in pieces costs a launch for each piece.
+says so. A row in pieces costs a launch for each piece, called apart as a layer's module is.
 
 Source: DESIGN section 12; [SP] V-B ("greedily overlapping as much computation as possible with an allreduce").
 """
@@ -280,12 +280,18 @@ def started_seconds(program: Program, price: Price, start: Start) -> float:
 
 @lru_cache(maxsize=1 << 13)
 def _chunk_seconds(price: Price, row: PlacedRow, c: Conversion, of_operand: bool, number: int) -> float:
-    """Of a chunk: each has the whole's latency."""
-    machine = price.machine
-    how = machine.collectives.of(c.kind)
+    """Of a chunk: each has the whole's latency, and is off the model as what sends as many bytes is; but all of them
+    together take no less than the whole, since no link rests between them."""
+    machine, how = price.machine, price.machine.collectives.of(c.kind)
     least = collective_seconds(price.grid, machine.levels, c.kind, c.over, 0, machine.add_s_per_byte, how)[0]
     share = float(shares(row, of_operand, price.grid)[number].max())
-    return least + max(_conversion_seconds(price, row.signature, c) - least, 0.0) * share
+    whole = price.moves.moved(index_sets(row.signature, price.grid), c)
+    over = [
+        machine.over_model(c.kind, price.grid.over(c.over), sent * price.element_bytes)
+        for sent in (whole.sent, whole.sent * share)
+    ]
+    seconds = whole.ps / PICOSECONDS
+    return max(seconds * share, (least + max(seconds / over[0] - least, 0.0) * share) * over[1])
 
 
 def bucket_seconds(program: Program, price: Price, bucket: Bucket, moved: Sequence[Moved]) -> float:
@@ -303,14 +309,14 @@ def local_seconds(price: Price, local: Local) -> Seconds:
     row = local.placed
     derived = tuple(k for k, _ in row.derived if k in local.operands)
     busy, launches = _busy_seconds(price, row.bound.operation, row.way, row.roles, local.operands, derived)
-    launch = price.machine.launch_s * launches
+    launch, apart = (seconds * launches for seconds in (price.machine.rows_launch_s, price.machine.launch_s))
     if local.part == "chunk" and row.chunks is not None:
         copied = _copied(row, price) * 2 * price.element_bytes / price.machine.memory_bytes_per_s
-        return (busy + copied) / row.chunks.count + launch
+        return (busy + copied) / row.chunks.count + apart
     if local.part == "whole" or row.early is None:
         return busy + launch
     share, pieces = _interior(row, price.grid)
-    return busy * share + launch if local.part == "interior" else busy * (1 - share) + launch * pieces
+    return busy * share + launch if local.part == "interior" else busy * (1 - share) + apart * pieces
 
 
 @lru_cache(maxsize=1 << 13)

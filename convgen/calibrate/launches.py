@@ -1,0 +1,112 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# (packages, and parts of torch, have no types)
+"""What a network's package takes around a local operation: Python, autograd and ATen, and waiting for each other.
+
+A step of a network of convolutions, batch norms and ReLUs on next to nothing, split by samples over all ranks: what
+the model without launches lacks of it, over its launches.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from convgen.algebra.grid import Grid
+from convgen.calibrate.team import Team
+from convgen.cost.machine import Machine
+from convgen.cost.timeline import simulate
+from convgen.network_compiler import CompiledNetwork, compile_network
+from convgen.packages import files_of, load_package
+from convgen.program.network import Program
+from convgen.spec.network_graph import network_graph
+from convgen.spec.network_reader import network_from_dict
+from convgen.spec.target import Target, read_target
+
+BLOCKS = 8
+IMAGE = (4, 4, 4)
+LAPS, WARM = 30, 3
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """A network's step.
+
+    Attributes:
+        seconds: on the slowest rank.
+    """
+
+    program: Program
+    seconds: float
+
+
+def measure_step(team: Team, target: str) -> Stepped:
+    """A step of the network.
+
+    Args:
+        target: of the package.
+    """
+    compiled = _compiled(team, read_target(target))
+    with tempfile.TemporaryDirectory(prefix="convgen-calibrate-") as folder:
+        step = team.communicate(_step(team, compiled, Path(folder) / "package"))
+        for _ in range(WARM):
+            step()
+        taken: list[float] = []
+        for _ in range(LAPS):
+            team.barrier()
+            start = time.perf_counter()
+            step()
+            team.sync()
+            taken.append(time.perf_counter() - start)
+    slowest: float = team.most(torch.tensor([team.typical(taken)], dtype=torch.float64)).item()
+    return Stepped(compiled.program, slowest)
+
+
+def launch_of(machine: Machine, stepped: Stepped) -> float:
+    """Seconds around a launch of a package.
+
+    Args:
+        machine: all but that.
+    """
+    free, dear = (_on(stepped.program, replace(machine, network_launch_s=seconds)) for seconds in (0.0, 1.0))
+    return max(stepped.seconds - free, 0.0) / (dear - free)
+
+
+def _on(program: Program, machine: Machine) -> float:
+    return simulate(program, machine, "float32", of_inputs=True).end_s
+
+
+def _compiled(team: Team, target: Target) -> CompiledNetwork:
+    nodes = [
+        node
+        for i in range(BLOCKS)
+        for node in (
+            {"name": f"conv{i}", "kind": "conv", "out_channels": IMAGE[0], "kernel_size": 1},
+            {"name": f"norm{i}", "kind": "batch_norm"},
+            {"name": f"relu{i}", "kind": "relu"},
+        )
+    ]
+    described = {"name": "calibrate_launches", "input": [team.size, *IMAGE], "nodes": nodes}
+    return compile_network(network_graph(network_from_dict(described)), Grid((("N", team.size),)), target=target)
+
+
+def _step(team: Team, compiled: CompiledNetwork, folder: Path) -> Callable[[], None]:
+    """This rank's step, forward and backward."""
+    folder.mkdir()
+    for name, content in files_of(compiled, {}).items():
+        (folder / name).write_bytes(content)
+    package = load_package(folder)
+    mesh = package.init_mesh(team.device.type)
+    model = package.Network(mesh)
+    x = torch.zeros((1, *IMAGE), device=team.device).requires_grad_()
+
+    def step() -> None:
+        model.zero_grad()
+        x.grad = None
+        model(x).sum().backward()
+
+    return step
