@@ -296,10 +296,10 @@ def test_data_is_set_or_refused(kind: str, packages: Path) -> None:
         with pytest.raises(RuntimeError, match=r"\.data"):
             model.conv1.weight.data = mine["conv1.weight"]
         y = whole(net, mesh, model(net.scatter("x", X, mesh)))
-        with torch.autograd.set_detect_anomaly(kind == "blocks"):  # of DTensors it asks torch's process groups
-            loss_of(y, LABELS).backward()
+        loss_of(y, LABELS).backward()
 
-    on_ranks(net, program)
+    with torch.autograd.set_detect_anomaly(kind == "blocks"):  # of DTensors it asks torch's process groups
+        on_ranks(net, program)
 
 
 class Tiny(torch.nn.Module):
