@@ -36,6 +36,13 @@ def detach(reader: Reader, call: Call) -> bool:
     return result is not None and reader.elementwise(call.op, call.args, reader.tensors[result.name], smooth=False)
 
 
+@knows("floor_divide")
+def of_integers(reader: Reader, call: Call) -> bool:
+    (result,) = call.results
+    floats = result is None or reader.tensors[result.name].floats
+    return not floats and reader.elementwise(call.op, call.args, reader.tensors[result.name], smooth=False)
+
+
 @knows("copy")
 def copy(reader: Reader, call: Call) -> bool:
     """The second operand in the first one's place."""
