@@ -39,8 +39,9 @@ def detach(reader: Reader, call: Call) -> bool:
 @knows("floor_divide")
 def of_integers(reader: Reader, call: Call) -> bool:
     (result,) = call.results
-    floats = result is None or reader.tensors[result.name].floats
-    return not floats and reader.elementwise(call.op, call.args, reader.tensors[result.name], smooth=False)
+    assert result is not None
+    y = reader.tensors[result.name]
+    return not y.floats and reader.elementwise(call.op, call.args, y, smooth=False)
 
 
 @knows("copy")
