@@ -17,6 +17,8 @@ from test_timeline import a_machine
 from torch import nn
 
 from convgen.algebra.grid import Grid
+from convgen.cost.machine import Machine
+from convgen.cost.machine_measured import Misfit
 from convgen.cost.network import volume
 from convgen.cost.timeline import simulate
 from convgen.network_compiler import CompiledNetwork, compile_network
@@ -172,3 +174,24 @@ def test_chunks_are_taken_where_the_link_is_slow_and_launches_are_cheap() -> Non
         for count in (2, 4, 8):  # nothing that the timeline has as faster is left
             other = ChunkCollectives(count).run(program)
             assert found.end_s <= simulate(other, slow, "float32").end_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("axis", ["F", "C"])
+def test_chunks_are_off_the_model_as_what_sends_as_many_bytes(axis: str) -> None:
+    """Where less is off by more each takes as much longer; where it is off by less, all take what the whole does."""
+    graph = graph_of(nn.Conv2d(32, 32, 3, padding=1, bias=False), (torch.zeros(8, 32, 32, 32),), name="net")[0]
+    program = compile_network(graph, Grid(((axis, 2),))).plain
+    free = replace(a_machine(0.0, 1e8), memory_bytes_per_s=1e30)  # bytes alone count
+    kind = "all_gather" if axis == "F" else "reduce_scatter"
+    whole = 8 * 32 * 32 * 32 // 2 * 4.0
+
+    def moving(machine: Machine, count: int) -> float:
+        made = ChunkCollectives(count).run(program) if count > 1 else program
+        return sum(one.seconds for one in simulate(made, machine, "float32").travelled if one.kind == kind)
+
+    for small in (0.25, 4.0):
+        misfit = Misfit(kind=kind, ranks=2, bytes=(whole / 4, whole), over_model=(small, 1.0))
+        off = replace(free, misfits=(misfit,))
+        assert moving(off, 1) == pytest.approx(moving(free, 1))
+        assert moving(free, 4) == pytest.approx(moving(free, 1))
+        assert moving(off, 4) == pytest.approx(max(small, 1.0) * moving(free, 1))

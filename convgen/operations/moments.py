@@ -163,8 +163,18 @@ def moments_of(x: Any, dims: list[int]) -> Any:
 
 
 def moments_by_channel(x: Any) -> Any:
-    """[3, C] of x[N, C, ...], in a way that autograd does not know: several times faster than torch.var_mean."""
-    mean, variance = torch.batch_norm_update_stats(x, None, None, 0.0)
+    """[3, C] of x[N, C, ...], in a way that autograd does not know: several times faster than torch.var_mean.
+
+    Of one sample on a CPU it is a group norm's: another four times faster (torch 2.13.0), though it writes what it has
+    normalised, and as exact as a group norm is. The inverse of a deviation is infinite where there is none.
+    """
+    by_rows = x.shape[0] == 1 and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
+    if by_rows and x.is_contiguous():
+        rows = x.shape[1]
+        _, mean, inverse = torch.native_group_norm(x.detach(), None, None, rows, 1, x.numel() // rows, 1, 0.0)
+        mean, variance = mean.flatten(), inverse.flatten().reciprocal().square()
+    else:
+        mean, variance = torch.batch_norm_update_stats(x, None, None, 0.0)
     count = x.numel() // x.shape[1]
     return torch.stack([torch.full_like(mean, count), mean, variance * count])
 
