@@ -12,6 +12,7 @@ import torch
 from more_models import PACKAGED
 from other_models import OTHERS
 from public_makers import CUBE, IN_OUT, SMALL, SQUARE, Make, by_time, by_words, diffusers, monai, smp, timm, vision
+from transformers_models import HF
 from written_attention import ATTENTION
 from written_dense import DENSE
 from written_layers import LAYERS
@@ -606,6 +607,7 @@ MODELS: Mapping[str, Make] = {
     **DIFFUSERS,
     **PACKAGED,
     **OTHERS,
+    **HF,
     **WRITTEN,
     **DENSE,
     **ATTENTION,

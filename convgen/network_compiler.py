@@ -101,6 +101,8 @@ class CompiledNetwork:
                 inputs=tuple(v.name for v in g.inputs),
                 init=init,
                 frozen=tuple(v.name for v in g.parameters if v.frozen),
+                kinds=_kinds(g),
+                pairs=tuple(v.name for v in (*g.parameters, *g.buffers) if v.pairs),
                 aliases=g.aliases,
                 source=g.source,
                 command=self.command,
@@ -108,6 +110,20 @@ class CompiledNetwork:
                 kernels=convolution_files(self.program, self.target.known()) if self.target.is_gpu else (),
             )
         )
+
+
+DROPOUTS = ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout")
+
+
+def _kinds(graph: Graph) -> dict[str, tuple[str, ...]]:
+    """Paths of torch's own modules that hold something, or drop something, by class."""
+    found = {v.name.rpartition(".")[0]: v.owner for v in (*graph.parameters, *graph.buffers) if v.owner}
+    drops = {c.module: c.kind for c in graph.calls if c.kind in DROPOUTS}
+    kinds: dict[str, list[str]] = {}
+    for path, kind in (found | drops).items():
+        if path:
+            kinds.setdefault(kind, []).append(path)
+    return {kind: tuple(paths) for kind, paths in kinds.items()}
 
 
 def compile_network(

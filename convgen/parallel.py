@@ -117,11 +117,11 @@ def parallelize(
     package = _package(graph, tensors, axes, algorithm, machine, statistics, recompute, target)
     mesh: Any = package.init_mesh() if given else mesh_or_grid
     kind: Any = _whole(package, graph, examples_of(module, example_inputs), module) if whole else package.Network
+    kind.package = package
     model: Any = kind(mesh)
     state = cast("dict[str, Tensor]", module.state_dict())
     _check_same(package, mesh, state)
     model.load_full(state)
-    model.package = package
     return model.train(module.training)
 
 

@@ -26,6 +26,7 @@ from convgen.network_compiler import CompiledNetwork, compile_network, program_l
 from convgen.passes.network_contract import NetworkPass
 from convgen.spec.aten.samples import for_any_number
 from convgen.spec.exported import graph_of
+from convgen.spec.exported_state import as_pairs
 from convgen.spec.graph import Graph
 from convgen.verify.virtual import World
 
@@ -141,7 +142,7 @@ class Truth:
                 p.mul_(1 + off * torch.finfo(p.dtype).eps)
         _train(self.module, self.call, self.training, self.gradients)
         state = self.module.state_dict()
-        far = [apart(state[n], self.after[n]) / c for n, c in self.change.items()]
+        far = [apart(as_pairs(state[n]), self.after[n]) / c for n, c in self.change.items()]
         _set(self.module, held)
         return max(1e-8, min(10 * max(far, default=0.0), 1e-6))
 
@@ -159,7 +160,7 @@ def truth_of(given: Imported, *, steps: int = 0, reference: Callable[..., Any] |
     torch.autograd.backward([ys[k] for k in smooth], [dys[k] for k in smooth])
     gradients = _kept({n: p.grad for n, p in module.named_parameters() if p.grad is not None}, files)
     module.zero_grad()
-    buffers = {n: b.clone() for n, b in module.named_buffers()}
+    buffers = {n: as_pairs(b).clone() for n, b in module.named_buffers()}
     dxs = [torch.zeros_like(x) if x.grad is None else x.grad for x in xs]
     training, after = None, Tensors()
     if steps:
@@ -174,18 +175,19 @@ def truth_of(given: Imported, *, steps: int = 0, reference: Callable[..., Any] |
 
 
 def _kept(tensors: Tensors, files: list[Any]) -> Tensors:
-    """Copies: in a file that is mapped, where they are large, so that they take no memory that nobody reads."""
+    """Copies, of complex ones as pairs: in a file that is mapped, where they are large, so that they take no memory
+    that nobody reads."""
     if sum(t.numel() * t.element_size() for t in tensors.values()) < 1 << 27:
-        return {n: t.clone() for n, t in tensors.items()}
+        return {n: as_pairs(t).clone() for n, t in tensors.items()}
     files.append(tempfile.TemporaryDirectory())  # that lasts as long as the list that has it
     file = Path(files[-1].name) / "tensors.pt"
-    torch.save({n: t.clone() for n, t in tensors.items()}, file)
+    torch.save({n: as_pairs(t).clone() for n, t in tensors.items()}, file)
     return torch.load(file, mmap=True)
 
 
 def _train(module: nn.Module, call: Any, training: Training, grads: Tensors) -> None:
     for n, p in module.named_parameters():
-        p.grad = grads[n].clone() if n in grads else None
+        p.grad = _like(p, grads[n]).clone() if n in grads else None
     training.run([*module.parameters()], call)
     module.zero_grad()
 
@@ -194,7 +196,11 @@ def _set(module: nn.Module, state: Tensors) -> None:
     with torch.no_grad():
         for n, t in (*module.named_parameters(), *module.named_buffers()):
             if n in state:
-                t.copy_(state[n])
+                t.copy_(_like(t, state[n]))
+
+
+def _like(t: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_complex(pairs) if t.is_complex() and not pairs.is_complex() else pairs
 
 
 def apart(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -30,6 +30,7 @@ from convgen.operations.calls import Along, Apart, Slot
 from convgen.operations.contraction import linear, matrix_product
 from convgen.operations.convolution import Convolution, Phase
 from convgen.operations.dropout import Bernoulli, Dropout, Noise
+from convgen.operations.fourier import Fourier
 from convgen.operations.fused import Fused
 from convgen.operations.indexing import Embedding, GridSample, IndexRows
 from convgen.operations.linear_maps import Adjoint
@@ -400,6 +401,15 @@ def contraction(draw: Random) -> Case:
     return filled(draw, draw.choice(both), whole)
 
 
+def fourier(draw: Random) -> Case:
+    dims, most = dims_of(draw)
+    shape = [*shape_of(draw, dims + 1, most)]
+    d, kind, length = draw.randrange(dims + 1), draw.choice(("real", "complex", "back")), draw.randint(1, most)
+    shape[d] = length // 2 + 1 if kind == "back" else length
+    forward = kind == "real" or (kind == "complex" and draw.random() < 0.5)
+    return filled(draw, Fourier(tuple(shape), d, kind, forward, draw.randrange(3), length), normal)
+
+
 def softmax(draw: Random) -> Case:
     shape = shape_of(draw, draw.randint(1, 4), 5)
     return filled(draw, Softmax(shape, draw.randrange(len(shape)), draw.random() < 0.5), normal)
@@ -601,6 +611,7 @@ CASES: Mapping[str, Callable[[Random], Case]] = {
     "normalise": normalise,
     "running statistics": running_statistics,
     "linear, matrix product": contraction,
+    "fourier": fourier,
     "softmax": softmax,
     "attention": attention,
     "sum, mean": reduce,

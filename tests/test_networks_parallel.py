@@ -65,7 +65,7 @@ def test_a_module_on_two_processes(tmp_path: Path) -> None:
         state = model.full_state_dict()
         errors += [far(state[n], t) for n, t in reference.state_dict().items()]
         model.eval(), reference.eval()
-        errors.append(far(losses_of(model(x)), losses_of(reference(x))))
+        errors += [far(losses_of(m(x)), losses_of(reference(x))) for m in (model, copy.deepcopy(model))]
         reference.load_state_dict(state)  # strictly: the same names
         return errors
 

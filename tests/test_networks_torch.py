@@ -234,6 +234,74 @@ def test_what_a_network_cant_run_with_is_refused(kind: str, packages: Path) -> N
     on_ranks(net, program)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_loops_over_modules_by_kind(kind: str, packages: Path) -> None:
+    """Find what the source has; what would change how one computes is refused."""
+    net, module = package(0.5, "H2 W2", packages), resnet(0.5)
+    nn = torch.nn
+    sorts = (nn.Conv2d, nn.BatchNorm2d, nn.Linear, nn.Dropout)
+
+    def of(model: torch.nn.Module, sort: type) -> list[str]:
+        return [n for n, m in model.named_modules() if isinstance(m, sort)]
+
+    def program(old: Any, mesh: Any) -> None:
+        model = net.Network(mesh, parameters=kind)
+        assert all(set(of(model, sort)) == set(of(module, sort)) != set() for sort in sorts)
+        assert "BatchNorm2d" in str(model)
+        for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            assert set(of(again, nn.BatchNorm2d)) == set(of(module, nn.BatchNorm2d))
+
+        def refused(match: str, sort: type, change: Callable[[Any], Any]) -> None:
+            model = net.Network(mesh, parameters=kind)
+
+            def changed() -> None:
+                for one in model.modules():
+                    if isinstance(one, sort):
+                        change(one)
+                model(net.scatter("x", X, mesh))
+
+            with pytest.raises(RuntimeError, match=match):
+                changed()
+
+        refused("bn1 is in evaluation", nn.BatchNorm2d, lambda m: m.eval())
+        refused("is in evaluation", nn.Dropout, lambda m: m.eval())
+        refused(r"\.p can't be set", nn.Dropout, lambda m: setattr(m, "p", 0.1))
+        refused(r"\.momentum can't be set", nn.BatchNorm2d, lambda m: setattr(m, "momentum", None))
+        refused("what it computes is compiled", nn.Conv2d, lambda m: m.reset_parameters())
+        with pytest.raises(RuntimeError, match="what it computes is compiled"):
+            torch.optim.swa_utils.update_bn([net.scatter("x", X, mesh)], model)
+        for one in model.modules():
+            if isinstance(one, nn.Conv2d):
+                nn.init.constant_(one.weight, 0.25)
+        assert all((model.full_state_dict()[f"{n}.weight"] == 0.25).all() for n in of(module, nn.Conv2d))
+
+    on_ranks(net, program)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_data_is_set_or_refused(kind: str, packages: Path) -> None:
+    """Averages that are put in the place of parameters, and back, as is often written; whole tensors are not."""
+    net = package(0.0, "C2", packages)
+
+    def program(old: Any, mesh: Any) -> None:
+        model, other = (net.Network(mesh, parameters=kind, seed=s) for s in (0, 1))
+        mine, theirs = model.full_state_dict(), other.full_state_dict()
+        backup = {n: p.data.clone() for n, p in model.named_parameters()}
+        for p, q in zip(model.parameters(), other.parameters(), strict=True):
+            p.data = q.data
+        close({n: model.full_state_dict()[n] for n in backup}, {n: theirs[n] for n in backup}, 0)
+        for n, p in model.named_parameters():
+            p.data = backup[n]
+        close(model.full_state_dict(), mine, 0)
+        with pytest.raises(RuntimeError, match=r"\.data"):
+            model.conv1.weight.data = mine["conv1.weight"]
+        y = whole(net, mesh, model(net.scatter("x", X, mesh)))
+        loss_of(y, LABELS).backward()
+
+    with torch.autograd.set_detect_anomaly(kind == "blocks"):  # of DTensors it asks torch's process groups
+        on_ranks(net, program)
+
+
 class Tiny(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -58,6 +58,8 @@ class NetworkInput:
     inputs: tuple[str, ...]
     init: dict[str, str]
     frozen: tuple[str, ...]
+    pairs: tuple[str, ...]
+    kinds: dict[str, tuple[str, ...]]
     aliases: tuple[tuple[str, str], ...]
     source: str
     command: str
@@ -146,6 +148,8 @@ class _Writer:
             "values": values,
             "state": state,
             "frozen": g.frozen,
+            "pairs": g.pairs,
+            "kinds": g.kinds,
             "aliases": dict(g.aliases),
             "inputs": g.inputs,
             "types": tuple(p.values[n].dtype for n in g.inputs),

@@ -24,7 +24,7 @@ PARTS = (
 # Only networks have these.
 NETWORK_PARTS: tuple[str, ...] = (
     "convolved", "splits", "lanes", "buckets", "pieces", "chunks", "rows", "norms", "net", "checkpoints", "run",
-    "inside", "steps", "network",
+    "inside", "scopes", "steps", "network",
 )  # fmt: skip
 
 GPU_PARTS = ("convolved",)  # of these, only networks with kernels

@@ -12,7 +12,7 @@ ranks. A signature prints as a line, `tests/test_operation_signatures.py` has th
 | pointwise, dropout | activations, add, gate, bias, affine, prelu; masks by global number |
 | moments | moments of all norms, normalise, running statistics |
 | contraction | linear layers, matrix products |
-| softmax, attention | what needs an index whole |
+| softmax, attention, fourier | what needs an index whole |
 | reductions, losses | sums, means; cross entropy, squared error |
 | indexing | rows by numbers that are operands: lists, embeddings, grid samples |
 | calls | operators of ATen as they stand: elementwise, along whole dimensions, whole |

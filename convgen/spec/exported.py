@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from convgen.errors import InputError, Note
 from convgen.spec.exported_batch_norm import cumulative_averages
+from convgen.spec.exported_complex import unknown_operators
 from convgen.spec.exported_dropout import in_place_dropouts, written_noise
 from convgen.spec.exported_examples import Examples, examples_of
 from convgen.spec.exported_finer import finer, run_whole
@@ -26,7 +27,7 @@ from convgen.spec.exported_no_grad import detach_regions
 from convgen.spec.exported_recurrent import first_steps
 from convgen.spec.exported_results import other_names, results_of
 from convgen.spec.exported_shared import drop_other_names, rename_those_of_graphs
-from convgen.spec.exported_state import GIVEN, State, dtype_name, state_of
+from convgen.spec.exported_state import GIVEN, State, as_pairs, dtype_name, state_of
 from convgen.spec.exported_updates import late_updates
 from convgen.spec.exported_walk import FixedError, Found, Walk
 from convgen.spec.graph import Graph, Value, refs
@@ -171,6 +172,8 @@ class _Made:
             with warnings.catch_warnings(), first_steps():
                 warnings.simplefilter("ignore")
                 program = cast("ExportedProgram", cast("Any", traced).run_decompositions({}))
+                for _ in range(FINER):
+                    program = finer(program, unknown_operators(program)) or program
         except Exception as error:
             raise _ExportError(_first_line(error)) from error
         if lost:
@@ -207,7 +210,10 @@ class _Made:
         _check_names((*known, *(k for k in constants if k not in known)))
         smooth = {k for k, v in inputs.items() if v.is_floating_point()}
         smooth |= {v.name for v in self.state.parameters if "float" in v.dtype}
-        walk = Walk(names, _symbols(program, {k: inputs[k] for k in opened}), smooth)
+        pairs = frozenset(v.name for v in (*self.state.parameters, *self.state.buffers) if v.pairs)
+        pairs |= {k for k, v in constants.items() if v.is_complex()}
+        constants = {k: as_pairs(v) for k, v in constants.items()}
+        walk = Walk(names, _symbols(program, {k: inputs[k] for k in opened}), smooth, pairs)
         for node in program.graph.nodes:
             walk.read(node)
         outputs, updates = results_of(program, walk.known, self.state, self.name)

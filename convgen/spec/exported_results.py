@@ -35,12 +35,12 @@ def results_of(
                 fact = f"{name} changes {buffer}, which its state dict doesn't hold"
                 raise InputError(fact, hint="register_buffer(..., persistent=True)")
             if known[argument.name] != buffer:
-                updates[buffer] = known[argument.name]
+                updates[buffer] = _real(known[argument.name], name)
         elif kind != "USER_OUTPUT":
             what = "input" if "INPUT" in kind else "parameter" if "PARAMETER" in kind else kind
             raise InputError(f"{name} changes its {what} {spec.target or ''}".rstrip(), hint="a copy of it")
         elif type(argument).__name__ == "TensorArgument":
-            given.append(known[argument.name])
+            given.append(_real(known[argument.name], name))
         elif getattr(argument, "value", argument) is None:
             given.append(None)
         else:
@@ -49,6 +49,12 @@ def results_of(
     spec = program.call_spec.out_spec
     assert spec is not None
     return dict(_named_outputs(tree_unflatten(given, spec), "")), updates
+
+
+def _real(known: Any, name: str) -> str:
+    if isinstance(known, str):
+        return known
+    raise InputError(f"{name} gives complex numbers", hint="torch.view_as_real of them")
 
 
 def other_names(outputs: Mapping[str, str], inputs: Collection[str]) -> dict[str, str]:

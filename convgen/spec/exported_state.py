@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 GIVEN = "given"
+REAL = {"complex64": "float32", "complex128": "float64"}
 _NORMS = ("BatchNorm", "LazyBatchNorm", "SyncBatchNorm", "GroupNorm", "LayerNorm", "RMSNorm", "InstanceNorm")
 _STATISTICS = {"running_mean": "zeros", "running_var": "ones", "num_batches_tracked": "zeros"}
 
@@ -49,7 +50,7 @@ def state_of(module: torch.nn.Module) -> State:
     """The parameters and buffers of a module.
 
     Raises:
-        InputError: one has complex values, or none yet (a lazy module).
+        InputError: one has values of a type that graphs don't, or none yet (a lazy module).
     """
     by_id: dict[int, str] = {}
     canonical: dict[str, str] = {}
@@ -61,7 +62,7 @@ def state_of(module: torch.nn.Module) -> State:
             first = by_id.setdefault(id(tensor), name)
             canonical[name] = first
             if first == name:
-                tensors[name] = tensor
+                tensors[name] = as_pairs(tensor)
                 found.append(_value(module, name, tensor))
         return tuple(found)
 
@@ -81,13 +82,36 @@ def _value(module: torch.nn.Module, name: str, tensor: torch.Tensor) -> Value:
 
     if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
         raise InputError(f"{name} has no shape yet: its module is lazy", hint="call the module once before the import")
+    pairs = dtype_name(tensor) in REAL
+    learnt = isinstance(tensor, Parameter) and (tensor.is_floating_point() or pairs)
+    frozen = learnt and not tensor.requires_grad
+    tensor = as_pairs(tensor)
     dtype = dtype_name(tensor)
     if dtype not in DTYPES:
         raise InputError(f"{name} has the dtype {dtype}", hint=f"one of {', '.join(DTYPES)}")
     path, _, leaf = name.rpartition(".")
-    init = initialisation(module.get_submodule(path), leaf)
-    frozen = isinstance(tensor, Parameter) and tensor.is_floating_point() and not tensor.requires_grad
-    return Value(name=name, shape=tuple(tensor.shape), dtype=dtype, init=init, frozen=frozen)
+    owner = module.get_submodule(path)
+    init = initialisation(owner, leaf)
+    shape, kind = tuple(tensor.shape), class_of_torch(owner)
+    return Value(name=name, shape=shape, dtype=dtype, init=init, frozen=frozen, pairs=pairs, owner=kind)
+
+
+def class_of_torch(owner: Any) -> str:
+    """The class of torch.nn that a module is of; none of containers."""
+    import torch
+
+    for kind in type(owner).__mro__:
+        home = kind.__module__
+        if home.startswith("torch.nn.modules.") and getattr(torch.nn, kind.__name__, None) is kind:
+            return "" if home.endswith((".container", ".module")) else kind.__name__
+    return ""
+
+
+def as_pairs(tensor: torch.Tensor) -> torch.Tensor:
+    """A complex tensor with a last dimension of real and imaginary part; any other as it is."""
+    import torch
+
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def dtype_name(tensor: torch.Tensor) -> str:

@@ -9,6 +9,7 @@ from operator import getitem
 from typing import Any, cast
 
 from convgen.errors import InputError
+from convgen.spec.exported_complex import halves, read_complex, touches_complex
 from convgen.spec.exported_state import dtype_name
 from convgen.spec.graph import DTYPES, Arg, Call, Ref, Samples, Size, Value, refs
 from convgen.spec.graph_edit import ATTENTION, BATCH_NORM, BERNOULLI, DROPOUT, NOISE
@@ -58,6 +59,7 @@ class Walk:
 
     Args:
         names: of placeholders, as the graph calls them.
+        pairs: those of complex placeholders, whose parts are apart in the graph.
         symbols: those that stand for the number of samples.
         smooth: values that gradients reach, by name.
     """
@@ -65,6 +67,7 @@ class Walk:
     names: Mapping[str, str]
     symbols: frozenset[Any]
     smooth: set[str]
+    pairs: frozenset[str] = frozenset()
     found: list[Found] = field(default_factory=list[Found])
     known: dict[str, Any] = field(default_factory=dict[str, Any])  # by node, a name or a tuple of them
 
@@ -78,7 +81,8 @@ class Walk:
         value = node.meta.get("val")
         if node.op == "placeholder":
             if node.name in self.names:
-                self.known[node.name] = self.names[node.name]
+                name = self.names[node.name]
+                self.known[node.name] = halves(self, node, name) if name in self.pairs else name
         elif node.op == "get_attr":
             self.refuse(node, f"attribute {node.target}")
         elif node.op != "call_function" or _is_number(value):
@@ -90,8 +94,22 @@ class Walk:
             self.refuse(node, str(node.target))
         elif value is None:
             self.asserted(node)
+        elif touches_complex(node):
+            self.known[node.name] = read_complex(self, node)
         else:
             self.operator(node, value)
+
+    def add(
+        self, node: Any, op: str, args: tuple[Arg, ...], made: tuple[tuple[str, tuple[Size, ...]], ...], dtype: str
+    ) -> None:
+        """A call that a node becomes, with names and shapes of its results."""
+        results = tuple(Value(name=name, shape=shape, dtype=dtype) for name, shape in made)
+        self.note_smooth(op, args, results)
+        path, kind, visit = module_of(node)
+        self.found.append(Found(Call(op=op, args=args, results=results, module=path, kind=kind), visit))
+
+    def fixed(self, why: str) -> None:
+        raise FixedError(why)
 
     def asserted(self, node: Any) -> None:
         """Metadata hold in what was exported; numbers that are checked are known at run time only."""

@@ -34,6 +34,7 @@ class Samples:
 
 
 Size: TypeAlias = int | Samples
+FOURIER = "fourier"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,8 @@ class Value:
             (a = sqrt(5)), `uniform:FAN_IN` (bound 1 / sqrt(FAN_IN)), `zeros`, `ones`, `normal`, `fill:NUMBER`; `given`:
             its values stand in the file of constants.
         frozen: of parameters: training leaves it as it is.
+        owner: of parameters and buffers: the class of torch.nn that the module is that holds it, if any.
+        pairs: of parameters and buffers: the source's is complex; here its last dimension is real and imaginary part.
     """
 
     name: str
@@ -65,6 +68,8 @@ class Value:
     dtype: str
     init: str = ""
     frozen: bool = False
+    pairs: bool = False
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +80,8 @@ class Call:
         op: ATen's overload without namespace and `.default`: conv2d, add.Tensor. `batch_norm` is (x, weight, bias,
             running_mean, running_var, training, momentum, eps) to (y, new mean, new variance), and behind eps the parts
             of the batch that have statistics of their own, if any (spec/graph_parts.py); `dropout` (x, p, train);
-            `view` is any reshape: what made values contiguous for it is gone.
+            `view` is any reshape: what made values contiguous for it is gone. `fourier` is
+            (real, complex or back; real and imaginary part; dimension, forward, scale, length): operations/fourier.py.
         args: every argument of the operator's schema, in its order, keyword-only ones too, defaults filled in.
         results: None where nobody reads one.
         module: dotted path of the module that it stems from; "" is the whole.

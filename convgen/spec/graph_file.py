@@ -106,6 +106,10 @@ def _value(value: Value, dtype: str) -> str:
         said["init"] = _scalar(value.init)
     if value.frozen:
         said["frozen"] = "true"
+    if value.owner:
+        said["owner"] = _scalar(value.owner)
+    if value.pairs:
+        said["pairs"] = "true"
     return _mapping(said)
 
 

@@ -95,7 +95,7 @@ class _Reader:
 
     def values(self, data: object, key: str) -> tuple[Value, ...]:
         found: list[Value] = []
-        keys = ("shape", "dtype", "init")[: 3 if key in ("parameters", "buffers") else 2]
+        keys = ("shape", "dtype", "init", "pairs", "owner")[: 5 if key in ("parameters", "buffers") else 2]
         keys = (*keys, "frozen") if key == "parameters" else keys
         for name, said in _entries(data, (key,)):
             path: KeyPath = (key, name)
@@ -107,12 +107,16 @@ class _Reader:
             if init and not (isinstance(init, str) and _INIT.fullmatch(init)):
                 hint = "kaiming_uniform:FAN_IN, uniform:FAN_IN, zeros, ones, normal, fill:NUMBER or given"
                 raise InputError(f"init can't be {shown(init)}", (*path, "init"), hint=hint)
-            if not isinstance(frozen := entry.get("frozen", False), bool):
-                raise InputError(f"frozen can't be {shown(frozen)}", (*path, "frozen"), hint="true or false")
+            owner = _text(entry.get("owner", ""), (*path, "owner"))
+            flags = {flag: entry.get(flag, False) for flag in ("frozen", "pairs")}
+            for flag, one in flags.items():
+                if not isinstance(one, bool):
+                    raise InputError(f"{flag} can't be {shown(one)}", (*path, flag), hint="true or false")
             shape, dtype = _shape(entry["shape"], (*path, "shape")), entry.get("dtype", self.dtype)
             if key != "inputs" and any(isinstance(size, Samples) for size in shape):
                 raise InputError(f"{name} has a size of N: inputs and results have", (*path, "shape"), hint="integers")
-            found.append(replace(self.value(name, shape, _dtype(dtype, (*path, "dtype")), path, init), frozen=frozen))
+            value = self.value(name, shape, _dtype(dtype, (*path, "dtype")), path, init)
+            found.append(replace(value, owner=owner, **flags))
         return tuple(found)
 
     def value(self, name: object, shape: tuple[Size, ...], dtype: str, path: KeyPath, init: str = "") -> Value:

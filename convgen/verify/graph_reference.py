@@ -19,8 +19,9 @@ from torch import Tensor
 from convgen.operations.calls import Slot
 from convgen.operations.calls import call as run_operator
 from convgen.operations.dropout import Bernoulli, Dropout, Noise
+from convgen.operations.fourier import Fourier
 from convgen.operations.row import At
-from convgen.spec.graph import DTYPES, Arg, Call, Graph, Ref, refs
+from convgen.spec.graph import DTYPES, FOURIER, Arg, Call, Graph, Ref, refs
 from convgen.spec.graph_edit import ATTENTION, BATCH_NORM, BERNOULLI, DROPOUT, NOISE, eval_graph
 from convgen.spec.graph_parts import Parts
 
@@ -66,6 +67,10 @@ def run_graph(
             operation = Noise(shape, "normal" if "randn" in call.op else "uniform", drops, str(kind)[6:])
             made = operation.local(0, _everywhere(shape, ((0, 2),)), torch.tensor(seed))
             drops += 1
+        elif call.op == FOURIER:
+            kind_of, re, im, *settings = (_value(arg, values) for arg in call.args)
+            operation = Fourier(tuple(re.shape), settings[0], kind_of, *settings[1:])
+            made = operation.reference(*(part for part in (re, im) if part is not None))
         elif call.op == "copy":  # what is functional of an assignment; ATen's has no derivative
             to, of = (_value(arg, values) for arg in call.args[:2])
             made = (of.to(to.dtype).expand(to.shape),)

@@ -35,6 +35,9 @@ class Held(NamedTuple):
     blocks: tuple[int, ...]  # ranks that together hold every block once, this one among them
 
 
+DATA: Any = torch.Tensor.data  # its getter and setter
+
+
 class Block(torch.Tensor):
     """A rank's block of a parameter, or of something as large, that knows its place: what DTensor can't say.
 
@@ -88,6 +91,8 @@ class Block(torch.Tensor):
         name = func.overloadpacket.__name__
         if func.namespace == "convgen" and name.endswith("_inside"):
             return given[0]._block.view_as(given[0]._block)
+        if name == "_is_any_true":  # torch's anomaly mode asks it, of this rank's gradient
+            return func(given[0]._block)
         many = name.startswith("_foreach_") or name in cls.FUSED
         cls._may(func, name, many, args, given)
         result = func(*tree_map(_inside, args), **tree_map(_inside, kwargs))
@@ -138,6 +143,18 @@ class Block(torch.Tensor):
     def place(self) -> Any:
         """What two blocks must have in common to be added or copied: the same part of a tensor of the same shape."""
         return None if self.held is None else (self.held.whole, self.held.box)
+
+    def _set_data(self, value: Tensor) -> None:
+        if not isinstance(value, Block) or value.place != self.place:
+            held = self.held or min(self.of)
+            raise RuntimeError(
+                f"{held.name}: .data is set to a Block of the same place; this rank holds {list(held.box)} of "
+                f"{held.whole}. load_full takes whole tensors, p.to_local().copy_(...) a plain block"
+            )
+        DATA.__set__(self, value)
+        self._block = value._block.detach()
+
+    data: Any = property(DATA.__get__, _set_data)  # torch's changes the outside alone
 
     def to_local(self) -> Tensor:
         """The plain block; autograd goes through."""

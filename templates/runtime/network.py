@@ -20,49 +20,21 @@ from .buckets import Bucket, Buckets
 from .checkpoints import is_kept_elsewhere, kept
 from .checks import agree, identify, refuse_forward_mode, refuse_vmap
 from .clipping import local
-from .conv_module import refuse_whole_state
 from .inside import InsideAll
 from .net import Net, gathered
 from .parameters import as_dtensor, as_held
 from .rows import RowHere
 from .run import Called, Run
+from .scopes import Known, Scope, of_kind
 from .splits import block_of
 from .steps import GraphedStep
 
 MASKS = 4096  # calls whose backward pass may be to come
 
 
-class Known(torch.nn.Module):
-    """A module whose tensors may be Blocks."""
-
-    _of: str
-
-    def _refuse_whole(self) -> None:
-        if any(isinstance(t, Block) for t in (*self._parameters.values(), *self._buffers.values())):
-            refuse_whole_state(self._of, "model.full_state_dict()")
-
-    def named_parameters(self, *args: Any, **how: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        self._refuse_whole()
-        return super().named_parameters(*args, **how)
-
-    def named_buffers(self, *args: Any, **how: Any) -> Iterator[tuple[str, Tensor]]:
-        self._refuse_whole()
-        return super().named_buffers(*args, **how)
-
-
-def never_called(self: Any, *_: Any, **__: Any) -> Any:
-    raise RuntimeError(f"{self._of} is a name of parameters in a network, no call: hooks are for the Network itself")
-
-
-class Scope(Known):
-    """A module of the source, for its parameters' names."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self._of = name
-
-    forward = register_forward_hook = register_forward_pre_hook = never_called
-    register_full_backward_hook = register_full_backward_pre_hook = register_backward_hook = never_called
+def as_pairs(tensor: Tensor) -> Tensor:
+    """A complex tensor with a last dimension of real and imaginary part."""
+    return torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor
 
 
 class NetworkModule(Known):
@@ -76,6 +48,8 @@ class NetworkModule(Known):
     _net: ClassVar[Net]
     _aliases: ClassVar[Mapping[str, str]] = {}
     _frozen: ClassVar[tuple[str, ...]] = ()  # of parameters: what the source does not train
+    _kinds: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # torch's own modules of the source, by class
+    _pairs: ClassVar[tuple[str, ...]] = ()  # complex in the source: here with a last dimension of both parts
     _inputs: ClassVar[tuple[str, ...]]
     _types: ClassVar[tuple[str, ...]]
     _modes: ClassVar[tuple[str, ...]] = ("train", "eval")
@@ -110,6 +84,8 @@ class NetworkModule(Known):
                 owner.register_buffer(leaf, self._known[same])
             else:
                 owner.register_parameter(leaf, self._known[same])
+        for path in (p for paths in self._kinds.values() for p in paths):  # dropouts, which hold nothing
+            self._owner(f"{path}.")
         self._wanted = {
             n: (tuple(net.placements(n, mesh) or ()), here.frame(net.stored[n]), here.shape(net.stored[n]))
             for n in self._owners
@@ -134,11 +110,15 @@ class NetworkModule(Known):
     def _owner(self, name: str) -> tuple[torch.nn.Module, str]:
         here: torch.nn.Module = self
         *path, leaf = name.split(".")
-        for part in path:
+        for depth, part in enumerate(path):
             if part not in here._modules:
-                here.add_module(part, Scope(f"{self._net.name}: {'.'.join(path[: path.index(part) + 1])}"))
+                here.add_module(part, self._scope(".".join(path[: depth + 1])))
             here = here._modules[part]  # type: ignore[assignment]
         return here, leaf
+
+    def _scope(self, path: str) -> Scope:
+        kind = next((k for k, paths in self._kinds.items() if path in paths), "")
+        return of_kind(Scope, kind)(f"{self._net.name}: {path}")
 
     @torch.no_grad()
     def reset_parameters(self, seed: int = 0) -> None:
@@ -171,6 +151,7 @@ class NetworkModule(Known):
         if missing or unknown:
             text = [f"missing {', '.join(missing)}"] * bool(missing) + [f"unknown {', '.join(unknown)}"] * bool(unknown)
             raise KeyError(f"{self._net.name}: {'; '.join(text)}")
+        state = {n: as_pairs(t) if self._aliases.get(n, n) in self._pairs else t for n, t in state.items()}
         for name in own:
             wanted = self._net.stored[name].extents
             if name in state and tuple(state[name].shape) != wanted:
@@ -185,7 +166,7 @@ class NetworkModule(Known):
         """The source's state dict, whole, on every rank; every rank calls it."""
         here = self._net.here(self._mesh)
         found = {
-            name: gathered(local(value), self._net.stored[name], here)
+            name: self._as_source(name, gathered(local(value), self._net.stored[name], here))
             for name, value in self._known.items()
             if self._buffered.get(name, ("", ""))[0] not in ("seed", "constant")
         }
@@ -196,7 +177,14 @@ class NetworkModule(Known):
         """The whole gradient of each parameter that has one, on every rank; every rank calls it."""
         here = self._net.here(self._mesh)
         grads = {n: self._known[n].grad for n in self._learnt}
-        return {n: gathered(local(g), self._net.stored[n], here) for n, g in grads.items() if g is not None}
+        return {
+            n: self._as_source(n, gathered(local(g), self._net.stored[n], here))
+            for n, g in grads.items()
+            if g is not None
+        }
+
+    def _as_source(self, name: str, whole: Tensor) -> Tensor:
+        return torch.view_as_complex(whole.contiguous()) if name in self._pairs else whole
 
     def graphed(self, loss: Callable[..., Any] | None, *examples: Tensor, batch: int | None = None) -> GraphedStep:
         """A step as one CUDA graph, recorded from a step whose changes are taken back: `step = model.graphed(loss, x,

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from .blocks import Block, Held, Inside, fits_ddp
+from .blocks import DATA, Block, Held, Inside, fits_ddp
 from .checks import layout_text, refuse_forward_mode
 from .gradients import ConvolutionFunction
 from .here import Here, frame_at
@@ -67,6 +67,32 @@ def number(op: Any, args: Any, kwargs: Any) -> Any:
 
 # For every DTensor of the process, since item() of a norm that differs from rank to rank is right for none.
 DTensor._op_dispatcher._custom_op_handlers.setdefault(torch.ops.aten._local_scalar_dense.default, number)
+
+
+def any_true(op: Any, args: Any, kwargs: Any) -> Any:
+    """What torch's anomaly mode asks of a gradient."""
+    return op(args[0].full_tensor())
+
+
+DTensor._op_dispatcher._custom_op_handlers.setdefault(torch.ops.aten._is_any_true.default, any_true)
+
+
+def set_data(self: DTensor, value: Tensor) -> None:
+    """`p.data = q`, which torch (2.13) takes and leaves the values as they were."""
+    if not isinstance(value, DTensor) or (value._spec.mesh, value.placements) != (self._spec.mesh, self.placements):
+        raise RuntimeError(
+            f".data of a DTensor on {self._spec.mesh}, {self.placements}, is set to a DTensor there; "
+            "distribute_tensor makes one of a whole tensor"
+        )
+    DATA.__set__(self, value)
+    self._local_tensor, self._spec = value._local_tensor.detach(), value._spec
+
+
+def get_data(self: DTensor) -> Tensor:
+    return DATA.__get__(self)
+
+
+DTensor.data = vars(DTensor).get("data") or property(get_data, set_data)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def as_held(block: Tensor, name: str, layout: Layout, here: Here) -> Block:

@@ -36,6 +36,14 @@ def detach(reader: Reader, call: Call) -> bool:
     return result is not None and reader.elementwise(call.op, call.args, reader.tensors[result.name], smooth=False)
 
 
+@knows("floor_divide")
+def of_integers(reader: Reader, call: Call) -> bool:
+    (result,) = call.results
+    assert result is not None
+    y = reader.tensors[result.name]
+    return not y.floats and reader.elementwise(call.op, call.args, y, smooth=False)
+
+
 @knows("copy")
 def copy(reader: Reader, call: Call) -> bool:
     """The second operand in the first one's place."""

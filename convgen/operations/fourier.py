@@ -1,0 +1,80 @@
+"""Fourier transforms along one dimension, which one rank needs all of. Complex numbers are pairs of real tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import log2, pi, prod
+from typing import Any, Literal
+
+from convgen.algebra.signature import Operand, Signature
+from convgen.late import torch
+from convgen.operations.row import At, Operation, Work, numbered, own, touched
+
+
+@dataclass(frozen=True)
+class Fourier(Operation):
+    """Sums over j of z_j exp(-2 pi i j k / length), or of the other sign, along dimension d of z = re + i im.
+
+    Attributes:
+        kind: of what and what is made. `real`: re alone to half of the result, the rest is its mirror image; `complex`;
+            `back`: that half to real numbers.
+        scale: 0, 1 or 2: the sums, over the root of `length`, over `length`.
+        length: terms of the transform: rows of the operand, of `back` those of the result.
+    """
+
+    shape: tuple[int, ...]
+    d: int
+    kind: Literal["real", "complex", "back"]
+    forward: bool
+    scale: int
+    length: int
+
+    @cached_property
+    def signatures(self) -> tuple[Signature, ...]:
+        names = numbered(len(self.shape))
+        dims = own(*(None if d == self.d else i for d, i in enumerate(names)))
+        extents = tuple((i, n) for d, (i, n) in enumerate(zip(names, self.shape, strict=True)) if d != self.d)
+        rows = {"real": self.length // 2 + 1, "complex": self.length, "back": self.length}[self.kind]
+        out = tuple(rows if d == self.d else n for d, n in enumerate(self.shape))
+        reads = ("re",) if self.kind == "real" else ("re", "im")
+        makes = ("y",) if self.kind == "back" else ("y_re", "y_im")
+        inputs = tuple(Operand(name, self.shape, dims) for name in reads)
+        return (Signature(extents, inputs, tuple(Operand(name, out, dims) for name in makes)),)
+
+    def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
+        norm = ("backward", "ortho", "forward") if self.forward else ("forward", "ortho", "backward")
+        how: dict[str, Any] = {"n": self.length, "dim": self.d, "norm": norm[self.scale]}
+        if self.kind == "real":
+            z = torch.fft.rfft(operands[0], **how)
+        elif self.kind == "back":
+            return (torch.fft.irfft(torch.complex(*operands), **how),)
+        else:
+            z = (torch.fft.fft if self.forward else torch.fft.ifft)(torch.complex(*operands), **how)
+        return z.real, z.imag
+
+    def reference(self, *operands: Any) -> tuple[Any, ...]:
+        """With the matrices of cosines and sines."""
+        re = operands[0].movedim(self.d, -1)
+        im = operands[1].movedim(self.d, -1) if len(operands) > 1 else torch.zeros_like(re)
+        n, rows = self.length, re.shape[-1]
+        terms = rows if self.kind == "back" else n
+        made = self.signatures[0].results[0].shape[self.d]
+        turns = (torch.arange(terms)[:, None] * torch.arange(made) % n).double() * (2 * pi / n)
+        cos, sin = torch.cos(turns).to(re), torch.sin(turns).to(re) * (-1 if self.forward else 1)
+        if self.kind == "back":  # what is missing is the mirror image of all but the first and, of even n, the last
+            times = torch.full((rows, 1), 2.0).to(re)
+            times[0] = 1
+            times[n // 2 :] = 1 if n % 2 == 0 else 2
+            times = times if n > 1 else torch.ones_like(times)
+            cos, sin = cos * times, sin * times
+        over = (1, n**0.5, n)[self.scale]
+        y_re, y_im = (re @ cos - im @ sin) / over, (re @ sin + im @ cos) / over
+        found = tuple(y.movedim(-1, self.d) for y in (y_re, y_im))
+        return found[:1] if self.kind == "back" else found
+
+    def work(self, way: int, at: At) -> Work:
+        """Of a transform by halves, 5 n log2 n flops; of real numbers half."""
+        others = prod(at.extent(i) for i, _ in self.signatures[way].extents)
+        flops = int((5 if self.kind == "complex" else 2.5) * self.length * max(log2(self.length), 1))
+        return Work(flops * others, touched(at, self.signatures[way]))
