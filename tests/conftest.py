@@ -36,7 +36,7 @@ SETTLED = (
     "test_networks_gpu", "test_networks_samples", "test_operation", "test_overlap", "test_schedule", "test_sw26010",
     "test_torch", "test_transposed", "test_tune",
 )  # fmt: skip
-SHARE = 5  # per cent
+SHARE = 3  # per cent
 
 
 @pytest.fixture(scope="session")

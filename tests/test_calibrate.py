@@ -468,10 +468,13 @@ def on_a_line(team: Team, cases: Sequence[Case], seconds: float) -> list[Timing]
 
 LAUNCHED = """
 from test_calibrate import on_a_line
-from convgen.calibrate import links
+from functools import partial
+from convgen.calibrate import launches, links, run, shapes
 from convgen.commands.main import main
 
 links.race = on_a_line
+launches.LAPS = 3
+run.measure_shapes = partial(shapes.measure_shapes, shapes=shapes.SHAPES[:2])
 main()
 """
 
@@ -489,6 +492,7 @@ def test_two_nodes_of_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("convgen.calibrate.race.BLOCK_S", 1e-3)  # the processes are forked
     monkeypatch.setattr("convgen.calibrate.race.TRIES", 1)
     monkeypatch.setattr("convgen.calibrate.links.race", on_a_line)
+    monkeypatch.setattr("convgen.calibrate.launches.LAPS", 3)
     machines: list[Machine] = spawn(lambda rank: on_two_nodes(tmp_path, rank), 4)
     assert len(set(machines)) == 1
     assert load_machine(str(tmp_path / "m.yaml")) == machines[0]

@@ -198,7 +198,9 @@ class _Writer:
             pad = "ZeroPad2d" if dims == 2 else f"ConstantPad{dims}d"
             x = self.call("pad", (Ref(x), sides, "constant", 0.0), wide, f"{name}.0", pad)
             name, padding = f"{name}.1", (0,) * dims
-        w, bias = self._parameters(name, (*rows, *kernel), rows[1] * prod(kernel), filters if conv.bias else 0)
+        owner = f"Conv{'Transpose' * conv.transposed}{dims}d"
+        fan_in = rows[1] * prod(kernel)
+        w, bias = self._parameters(name, owner, (*rows, *kernel), fan_in, filters if conv.bias else 0)
         if conv.transposed:
             more = tuple(s.output_padding for s in conv.spatial)
             args = (Ref(x), w, bias, stride, padding, more, conv.groups, dilation)
@@ -213,7 +215,7 @@ class _Writer:
         if len(shape) > 2:
             x = self.call("view", (Ref(x), (Samples(), prod(shape[1:]))), (conv.batch, prod(shape[1:])), "")
         w, bias = self._parameters(
-            node.name, (conv.filters, conv.channels), conv.channels, conv.filters if conv.bias else 0
+            node.name, "Linear", (conv.filters, conv.channels), conv.channels, conv.filters if conv.bias else 0
         )
         y = self.call("linear", (Ref(x), w, bias), (conv.batch, conv.filters), node.name, "Linear")
         return self.call("view", (Ref(y), (-1, *node.shape[1:])), node.shape, "") if len(node.shape) > 2 else y
@@ -221,10 +223,11 @@ class _Writer:
     def _batch_norm(self, node: Node, x: str, shape: tuple[int, ...]) -> str:
         name, channels, kind = node.name, (shape[1],), f"BatchNorm{max(len(shape) - 2, 1)}d"
         for part, init in (("weight", "ones"), ("bias", "zeros")):
-            self.parameters.append(Value(name=f"{name}.{part}", shape=channels, dtype=self.dtype, init=init))
+            self.parameters.append(self._state(f"{name}.{part}", kind, channels, init))
         for part, init in (("running_mean", "zeros"), ("running_var", "ones")):
-            self.buffers.append(Value(name=f"{name}.{part}", shape=channels, dtype=self.dtype, init=init))
-        self.buffers.append(Value(name=f"{name}.num_batches_tracked", shape=(), dtype="int64", init="zeros"))
+            self.buffers.append(self._state(f"{name}.{part}", kind, channels, init))
+        count = self._state(f"{name}.num_batches_tracked", kind, (), "zeros")
+        self.buffers.append(replace(count, dtype="int64"))
         number = len(self.calls)
         count = Value(name=f"%{number}.0", shape=(), dtype="int64")
         self._call("add.Tensor", (Ref(f"{name}.num_batches_tracked"), 1, 1), (count,), name, kind)
@@ -236,13 +239,18 @@ class _Writer:
         self.updates += [(f"{name}.{part}", value.name) for part, value in becomes]
         return y.name
 
-    def _parameters(self, name: str, shape: tuple[int, ...], fan_in: int, bias: int) -> tuple[Ref, Ref | None]:
+    def _state(self, name: str, owner: str, shape: tuple[int, ...], init: str) -> Value:
+        return Value(name=name, shape=shape, dtype=self.dtype, init=init, owner=owner)
+
+    def _parameters(
+        self, name: str, owner: str, shape: tuple[int, ...], fan_in: int, bias: int
+    ) -> tuple[Ref, Ref | None]:
         """w and, of so many elements, bias."""
         init = f"kaiming_uniform:{fan_in}"
-        self.parameters.append(Value(name=f"{name}.weight", shape=shape, dtype=self.dtype, init=init))
+        self.parameters.append(self._state(f"{name}.weight", owner, shape, init))
         if bias:
             init = f"uniform:{fan_in}"
-            self.parameters.append(Value(name=f"{name}.bias", shape=(bias,), dtype=self.dtype, init=init))
+            self.parameters.append(self._state(f"{name}.bias", owner, (bias,), init))
         return Ref(f"{name}.weight"), Ref(f"{name}.bias") if bias else None
 
 
