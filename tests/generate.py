@@ -27,7 +27,7 @@ from convgen.errors import InputError
 DRAWS = float(os.environ.get("DRAWS", "1"))
 
 
-SETTLED = 0.25  # of the cases that a property was first shown with, what a plain run still draws
+SETTLED = 0.3  # of the cases that a property was first shown with, what a plain run still draws
 
 
 def draws(count: int) -> int:

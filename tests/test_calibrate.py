@@ -26,7 +26,7 @@ from convgen.calibrate.collectives import KINDS, Collective, misfits_of
 from convgen.calibrate.fit import fit_line
 from convgen.calibrate.launches import Stepped, launch_of
 from convgen.calibrate.links import SIZES, Messages, levels_of, patterns
-from convgen.calibrate.local import Local
+from convgen.calibrate.local import PRODUCTS, Local
 from convgen.calibrate.nodes import Nodes, nodes_of
 from convgen.calibrate.processor import cores_left
 from convgen.calibrate.race import Case, Timing, climb, race, settle, tried
@@ -469,11 +469,12 @@ def on_a_line(team: Team, cases: Sequence[Case], seconds: float) -> list[Timing]
 LAUNCHED = """
 from test_calibrate import on_a_line
 from functools import partial
-from convgen.calibrate import launches, links, run, shapes
+from convgen.calibrate import launches, links, local, run, shapes
 from convgen.commands.main import main
 
 links.race = on_a_line
 launches.LAPS = 3
+local.PRODUCTS["cpu"] = local.PRODUCTS["cpu"][:2]
 run.measure_shapes = partial(shapes.measure_shapes, shapes=shapes.SHAPES[:2])
 main()
 """
@@ -493,6 +494,8 @@ def test_two_nodes_of_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("convgen.calibrate.race.TRIES", 1)
     monkeypatch.setattr("convgen.calibrate.links.race", on_a_line)
     monkeypatch.setattr("convgen.calibrate.launches.LAPS", 3)
+    monkeypatch.setitem(PRODUCTS, "cpu", PRODUCTS["cpu"][:2])
+    monkeypatch.setattr("convgen.calibrate.collectives.LEAST_LAPS", 2)
     machines: list[Machine] = spawn(lambda rank: on_two_nodes(tmp_path, rank), 4)
     assert len(set(machines)) == 1
     assert load_machine(str(tmp_path / "m.yaml")) == machines[0]
