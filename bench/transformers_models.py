@@ -28,6 +28,8 @@ def px(key: str) -> Callable[[Any, Tensor], Any]:
 
 
 logits, last = px("logits"), px("last_hidden_state")
+STAGES: dict[str, Any] = {"hidden_sizes": [8, 16, 16, 32], "depths": [1, 1, 1, 1]}
+LAYERS: dict[str, Any] = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}
 V: dict[str, Any] = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 48}
 HF: Mapping[str, Make] = {
     "hf_resnet": hf(
@@ -41,38 +43,16 @@ HF: Mapping[str, Make] = {
         num_labels=4,
     ),
     "hf_regnet": hf(
-        "RegNetForImageClassification",
-        "RegNetConfig",
-        SMALL,
-        logits,
-        embedding_size=8,
-        hidden_sizes=[8, 16, 16, 32],
-        depths=[1, 1, 1, 1],
-        groups_width=4,
+        "RegNetForImageClassification", "RegNetConfig", SMALL, logits, embedding_size=8, **STAGES, groups_width=4
     ),
-    "hf_convnext": hf(
-        "ConvNextForImageClassification",
-        "ConvNextConfig",
-        SMALL,
-        logits,
-        hidden_sizes=[8, 16, 16, 32],
-        depths=[1, 1, 1, 1],
-    ),
-    "hf_convnextv2": hf(
-        "ConvNextV2ForImageClassification",
-        "ConvNextV2Config",
-        SMALL,
-        logits,
-        hidden_sizes=[8, 16, 16, 32],
-        depths=[1, 1, 1, 1],
-    ),
+    "hf_convnext": hf("ConvNextForImageClassification", "ConvNextConfig", SMALL, logits, **STAGES),
+    "hf_convnextv2": hf("ConvNextV2ForImageClassification", "ConvNextV2Config", SMALL, logits, **STAGES),
     "hf_segformer": hf(
         "SegformerForSemanticSegmentation",
         "SegformerConfig",
         SQUARE,
         logits,
-        hidden_sizes=[8, 16, 16, 32],
-        depths=[1, 1, 1, 1],
+        **STAGES,
         num_attention_heads=[1, 2, 2, 4],
         decoder_hidden_size=16,
     ),
@@ -102,8 +82,7 @@ HF: Mapping[str, Make] = {
         SQUARE,
         logits,
         image_size=64,
-        hidden_sizes=[8, 16, 16, 32],
-        depths=[1, 1, 1, 1],
+        **STAGES,
         num_attention_heads=[1, 2, 2, 4],
     ),
     "hf_pvtv2": hf(
@@ -112,18 +91,10 @@ HF: Mapping[str, Make] = {
         SQUARE,
         logits,
         image_size=64,
-        hidden_sizes=[8, 16, 16, 32],
-        depths=[1, 1, 1, 1],
+        **STAGES,
         num_attention_heads=[1, 2, 2, 4],
     ),
-    "hf_poolformer": hf(
-        "PoolFormerForImageClassification",
-        "PoolFormerConfig",
-        SMALL,
-        logits,
-        hidden_sizes=[8, 16, 16, 32],
-        depths=[1, 1, 1, 1],
-    ),
+    "hf_poolformer": hf("PoolFormerForImageClassification", "PoolFormerConfig", SMALL, logits, **STAGES),
     "hf_levit": hf(
         "LevitForImageClassification",
         "LevitConfig",
@@ -209,9 +180,7 @@ HF: Mapping[str, Make] = {
         window_size=4,
         window_block_indices=[0],
         use_relative_position_embeddings=True,
-        hidden_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=3,
+        **LAYERS,
     ),
     "hf_beit": hf(
         "BeitForSemanticSegmentation",
@@ -258,25 +227,12 @@ HF: Mapping[str, Make] = {
         "GLPNConfig",
         SQUARE,
         px("predicted_depth"),
-        hidden_sizes=[8, 16, 16, 32],
-        depths=[1, 1, 1, 1],
+        **STAGES,
         num_attention_heads=[1, 2, 2, 4],
         decoder_hidden_size=16,
     ),
-    "hf_dinov2": hf(
-        "Dinov2Model",
-        "Dinov2Config",
-        (2, 3, 56, 70),
-        last,
-        image_size=56,
-        patch_size=14,
-        hidden_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=3,
-    ),
-    "hf_dinov3": hf(
-        "DINOv3ConvNextModel", "DINOv3ConvNextConfig", SMALL, last, hidden_sizes=[8, 16, 16, 32], depths=[1, 1, 1, 1]
-    ),
+    "hf_dinov2": hf("Dinov2Model", "Dinov2Config", (2, 3, 56, 70), last, image_size=56, patch_size=14, **LAYERS),
+    "hf_dinov3": hf("DINOv3ConvNextModel", "DINOv3ConvNextConfig", SMALL, last, **STAGES),
     "hf_videomae": hf(
         "VideoMAEForVideoClassification",
         "VideoMAEConfig",
@@ -366,8 +322,7 @@ HF: Mapping[str, Make] = {
         SMALL,
         lambda m, x: m(x).feature_maps,
         embedding_size=8,
-        hidden_sizes=[8, 16, 16, 32],
-        depths=[1, 1, 1, 1],
+        **STAGES,
         out_features=["stage2", "stage4"],
     ),
     "hf_hgnet": hf("HGNetV2ForImageClassification", "HGNetV2Config", SMALL, logits),
@@ -378,9 +333,7 @@ HF: Mapping[str, Make] = {
         lambda m, x: m(x)[0],
         image_size=64,
         patch_size=8,
-        hidden_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=3,
+        **LAYERS,
         window_size=3,
         global_attn_indexes=[1],
         output_channels=8,

@@ -2,6 +2,7 @@
 
 import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from zlib import crc32
 
@@ -37,6 +38,17 @@ SETTLED = (
     "test_torch", "test_transposed", "test_tune",
 )  # fmt: skip
 SHARE = 3  # per cent
+
+
+@pytest.fixture
+def doubles() -> Iterator[None]:
+    """What tensors are where nothing is said."""
+    import torch
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
 
 
 @pytest.fixture(scope="session")

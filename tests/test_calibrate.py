@@ -469,11 +469,10 @@ def on_a_line(team: Team, cases: Sequence[Case], seconds: float) -> list[Timing]
 LAUNCHED = """
 from test_calibrate import on_a_line
 from functools import partial
-from convgen.calibrate import launches, links, local, run, shapes
+from convgen.calibrate import links, local, run, shapes
 from convgen.commands.main import main
 
 links.race = on_a_line
-launches.LAPS = 3
 local.PRODUCTS["cpu"] = local.PRODUCTS["cpu"][:2]
 run.measure_shapes = partial(shapes.measure_shapes, shapes=shapes.SHAPES[:2])
 main()
@@ -493,7 +492,6 @@ def test_two_nodes_of_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("convgen.calibrate.race.BLOCK_S", 1e-3)  # the processes are forked
     monkeypatch.setattr("convgen.calibrate.race.TRIES", 1)
     monkeypatch.setattr("convgen.calibrate.links.race", on_a_line)
-    monkeypatch.setattr("convgen.calibrate.launches.LAPS", 3)
     monkeypatch.setitem(PRODUCTS, "cpu", PRODUCTS["cpu"][:2])
     monkeypatch.setattr("convgen.calibrate.collectives.LEAST_LAPS", 2)
     machines: list[Machine] = spawn(lambda rank: on_two_nodes(tmp_path, rank), 4)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +40,7 @@ class Drawn(nn.Module):
         return self.last(self.pool(self.drop(y)) * scale).mean((2, 3))
 
 
-@pytest.fixture(autouse=True)
-def doubles() -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
+pytestmark = pytest.mark.usefixtures("doubles")
 
 
 def state(model: Any) -> list[Tensor]:

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from networks_on_ranks import check, imported
 from torch import Tensor, nn
 
-
-@pytest.fixture(autouse=True)
-def doubles() -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
+pytestmark = pytest.mark.usefixtures("doubles")
 
 
 class Changes(nn.Module):

@@ -9,7 +9,6 @@ the model without launches lacks of it, over its launches.
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 import torch
 
 from convgen.algebra.grid import Grid
+from convgen.calibrate.race import Case, race, tried
 from convgen.calibrate.team import Team
 from convgen.cost.machine import Machine
 from convgen.cost.timeline import simulate
@@ -29,7 +29,6 @@ from convgen.spec.target import Target, read_target
 
 BLOCKS = 8
 IMAGE = (4, 4, 4)
-LAPS, WARM = 30, 3
 
 
 @dataclass(frozen=True)
@@ -44,26 +43,18 @@ class Stepped:
     seconds: float
 
 
-def measure_step(team: Team, target: str) -> Stepped:
+def measure_step(team: Team, target: str, seconds: float) -> Stepped:
     """A step of the network.
 
     Args:
         target: of the package.
+        seconds: of repeating it.
     """
     compiled = _compiled(team, read_target(target))
     with tempfile.TemporaryDirectory(prefix="convgen-calibrate-") as folder:
         step = team.communicate(_step(team, compiled, Path(folder) / "package"))
-        for _ in range(WARM):
-            step()
-        taken: list[float] = []
-        for _ in range(LAPS):
-            team.barrier()
-            start = time.perf_counter()
-            step()
-            team.sync()
-            taken.append(time.perf_counter() - start)
-    slowest: float = team.most(torch.tensor([team.typical(taken)], dtype=torch.float64)).item()
-    return Stepped(compiled.program, slowest)
+        (found,) = race(team, [tried(team, Case("step", 1, step))], seconds)
+    return Stepped(compiled.program, found.seconds)
 
 
 def launch_of(machine: Machine, stepped: Stepped) -> float:

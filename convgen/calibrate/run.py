@@ -23,7 +23,7 @@ from convgen.calibrate.write import check_output
 from convgen.errors import InputError
 from convgen.tune.gpu import this_gpu
 
-SHARES = {"links": 0.25, "local": 0.15, "shapes": 0.25, "collectives": 0.35}  # of the seconds
+SHARES = {"links": 0.25, "local": 0.15, "shapes": 0.25, "collectives": 0.35, "launches": 0.03}  # of the seconds
 Say = Callable[[str], None]
 
 
@@ -51,7 +51,7 @@ def calibrate(team: Team, name: str, output: Path, seconds: float, say: Say, hos
     say("collectives, in modules")
     ran = gathered(team, measure_collectives(team, SHARES["collectives"] * seconds, _target(team)))
     say("launches, in packages")
-    stepped = measure_step(team, _target(team))
+    stepped = measure_step(team, _target(team), SHARES["launches"] * seconds)
     links = machine_of(name, nodes, messages, local, shapes, launch_s(team, ran), processor)
     collectives = tuple(beside_model(team, links, ran))
     machine = replace(links, misfits=misfits_of(collectives, rounded))
