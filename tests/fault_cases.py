@@ -77,8 +77,8 @@ def _keep(made: list[Any], begin: Callable[[float], Any], timeout: float) -> Non
 
 
 def ready(begin: Callable[[float], Any], rank: int, folder: Path) -> Any:
-    """begin(timeout) with the shortest time-out, from 2 s, that all ranks manage on a machine as busy as this one."""
-    timeout, ranks = 2.0, dist.get_world_size()
+    """begin(timeout) with the shortest time-out, from 0.5 s, that all ranks manage on a machine as busy as this one."""
+    timeout, ranks = 0.5, dist.get_world_size()
     while True:
         made: list[Any] = []
         error = told(partial(_keep, made, begin, timeout))
