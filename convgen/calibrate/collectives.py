@@ -21,7 +21,7 @@ import torch
 
 from convgen.algebra.redistribute import Kind
 from convgen.calibrate.nodes import Nodes
-from convgen.calibrate.team import Team
+from convgen.calibrate.team import Call, Team
 from convgen.compiler import Compiled, compile_layer
 from convgen.cost.machine import Machine
 from convgen.cost.machine_measured import Misfit
@@ -91,24 +91,35 @@ class Ran:
 
 
 def measure_collectives(team: Team, seconds: float, target: str) -> list[Watched]:
-    """Layers of growing size, while time lasts, for groups of 2, 4, ... and of all ranks; the same on every rank.
+    """Layers of growing size, as many as there is time for, for groups of 2, 4, ... and of all ranks; the same on every
+    rank. Their steps run in turn, as layers of a network do: each finds what others have left of caches and memory.
 
     Args:
         target: of the modules.
     """
     groups = sorted({g for g in (2, 4, 8, 16, 32, 64, team.size) if team.size % g == 0 and g <= team.size})
-    start, found = time.perf_counter(), list[Watched]()
-    for size in SIZES:
+    start, found, lap_s = time.perf_counter(), list[tuple[Watched, Call]](), 0.0
+    for i, size in enumerate(SIZES):
+        ahead = lap_s * size / SIZES[i - 1] if i else 0.0
+        if i and team.agree(time.perf_counter() - start + WARM * ahead + LEAST_LAPS * (lap_s + ahead) > seconds):
+            break
         for ranks in groups:
             for name, layer in _layers(ranks, size).items():
-                late = time.perf_counter() - start > seconds
-                if team.agree(late) and size > SIZES[0]:
-                    return found
                 given = {"name": f"calibrate_{name}_{ranks}_{size}", "target": target, **layer}
-                compiled = compile_layer(layer_from_dict(given))
-                share = 0.3 * seconds / (len(SIZES) * len(groups) * KINDS_OF_LAYERS)
-                found.append(_run(team, compiled, ranks, size, share))
-    return found
+                ran = Watched(compile_layer(layer_from_dict(given)), ranks, size)
+                step = team.communicate(_step(team, ran))
+                taken = [_seconds(step) for _ in range(WARM)]
+                lap_s += taken[-1]
+                found.append((ran, step))
+    for ran, _ in found:
+        ran.spans.clear()
+        ran.rest.clear()
+    for lap in range(MOST_LAPS):
+        if team.agree(lap >= LEAST_LAPS and time.perf_counter() - start > seconds):
+            break
+        for k in range(len(found)):
+            found[(k + lap) % len(found)][1]()
+    return [ran for ran, _ in found]
 
 
 def _layers(ranks: int, size: int) -> dict[str, Layers]:
@@ -131,12 +142,12 @@ def _layers(ranks: int, size: int) -> dict[str, Layers]:
     }  # fmt: skip
 
 
-def _run(team: Team, compiled: Compiled, ranks: int, size: int, seconds: float) -> Watched:
-    """Steps of a layer, all groups at once."""
-    module, ran = load_text(compiled.module()), Watched(compiled, ranks, size)
-    first = team.rank // ranks * ranks
-    mesh = module.init_mesh(team.device.type, ranks=range(first, first + ranks))
-    conv, generator = compiled.layer.conv, torch.Generator().manual_seed(0)
+def _step(team: Team, ran: Watched) -> Call:
+    """A step of a layer, all groups at once, which notes what it takes."""
+    module, conv = load_text(ran.compiled.module()), ran.compiled.layer.conv
+    first = team.rank // ran.ranks * ran.ranks
+    mesh = module.init_mesh(team.device.type, ranks=range(first, first + ran.ranks))
+    generator = torch.Generator().manual_seed(0)
     shapes = {"x": conv.shape("x"), "w": conv.shape("w"), "dy": conv.shape("y")}
     x, w, dy = (
         module.scatter(n, torch.randn(shape, generator=generator).to(team.device), mesh).requires_grad_(n != "dy")
@@ -156,16 +167,13 @@ def _run(team: Team, compiled: Compiled, ranks: int, size: int, seconds: float) 
             ran.spans.setdefault(name, []).append(span)
         ran.rest.append(whole - sum(left - entered for entered, left in spans.values()))
 
-    for _ in range(WARM):
-        team.communicate(step)()
-    ran.spans.clear()
-    ran.rest.clear()
-    begun = time.perf_counter()
-    for lap in range(MOST_LAPS):
-        if team.agree(lap >= LEAST_LAPS and time.perf_counter() - begun > seconds):
-            break
-        team.communicate(step)()
-    return ran
+    return step
+
+
+def _seconds(step: Call) -> float:
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
 
 
 def _watch(module: ModuleType, spans: dict[str, Span], team: Team) -> None:
