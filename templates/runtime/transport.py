@@ -193,7 +193,7 @@ class TorchTransport:
     def all_to_all(self, tensor: Tensor, splits: tuple[Splits, Splits], group: Group) -> Tensor:
         to, fro = splits
         out = tensor.new_empty(sum(fro))
-        if list(group.ranks) == sorted(group.ranks):
+        if list(group.ranks) == sorted(group.ranks) and not self._is_pair(group):
             dist.all_to_all_single(out, tensor, list(fro), list(to), group=self.process_group(group.ranks))
         else:
             self._send_and_receive(list(tensor.split(list(to))), list(out.split(list(fro))), group)
