@@ -1,10 +1,12 @@
 """Imported before any test, so before torch: see convgen/verify/__init__.py."""
 
 import gc
+import multiprocessing
 import os
 from collections.abc import Iterator
 from functools import lru_cache
 from importlib.machinery import SourceFileLoader
+from multiprocessing import forkserver
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -82,6 +84,26 @@ def doubles() -> Iterator[None]:
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where packages lie that several tests run."""
     return tmp_path_factory.mktemp("packages")
+
+
+@pytest.fixture(scope="session")
+def forks() -> multiprocessing.context.ForkServerContext:
+    """Forks processes that have torch, and what tuning wants, from one that runs nothing."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["convgen.tune.worker", "convgen.tune.bench_cpu", "convgen.tune.ahead", "convgen.kernels.facts"]
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).resolve().parent.parent), prepend=os.pathsep)
+        forkserver.ensure_running()
+    return context
+
+
+@pytest.fixture
+def forked(forks: multiprocessing.context.ForkServerContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that would begin with an interpreter of its own, which takes two seconds to import torch, is forked."""
+    usual = multiprocessing.get_context
+    monkeypatch.setattr(multiprocessing, "get_context", lambda kind=None: forks if kind == "spawn" else usual(kind))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

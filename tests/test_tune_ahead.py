@@ -11,6 +11,8 @@ import pytest
 from convgen.tune import ahead
 from convgen.tune.ahead import Ahead
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 
 class Aborts:
     @property

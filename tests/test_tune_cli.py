@@ -27,6 +27,8 @@ from convgen.tune.trials import Trial, append, read_trials, trials_path
 from convgen.tune.wanted import of_layers, of_partitions
 from convgen.verify.check import check
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 LAYER = """name: layer
 layer: conv2d
 input: [4, {c}, 12, 12]

@@ -29,6 +29,8 @@ from convgen.tune.operands import halo_regions
 from convgen.tune.wanted import Use, Wanted
 from convgen.verify.interpreter import launch
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 SM_90 = read_target("cuda:sm_90").known()
 DEVICE = Device("Test GPU", "cuda:sm_90")
 CEILINGS = Ceilings(flops_per_s={"bfloat16": 1e15, "float32": 1e14}, bytes_per_s=1e13, floor_us=0.1)
