@@ -106,6 +106,12 @@ def forked(forks: multiprocessing.context.ForkServerContext, monkeypatch: pytest
     monkeypatch.setattr(multiprocessing, "get_context", lambda kind=None: forks if kind == "spawn" else usual(kind))
 
 
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Races of as few rounds as an interval takes, whatever they leave open."""
+    monkeypatch.setattr("convgen.tune.tuner.RACE_S", 0.0)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """What imports and caches hold stays: the garbage collector need not go over it again, a fifth of all time."""
     if item.path not in frozen:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,7 +35,7 @@ from convgen.calibrate.report import report_text
 from convgen.calibrate.result import Calibration, assumed, machine_of, rounded
 from convgen.calibrate.run import calibrate
 from convgen.calibrate.shapes import SHAPES as SHAPE_LIST
-from convgen.calibrate.shapes import Reached
+from convgen.calibrate.shapes import Reached, measure_shapes
 from convgen.calibrate.team import Team
 from convgen.calibrate.write import check_output, machine_text, write_machine
 from convgen.commands.main import cli, main
@@ -469,10 +470,11 @@ def on_a_line(team: Team, cases: Sequence[Case], seconds: float) -> list[Timing]
 LAUNCHED = """
 from test_calibrate import on_a_line
 from functools import partial
-from convgen.calibrate import links, local, run, shapes
+from convgen.calibrate import links, local, processor, race, run, shapes
 from convgen.commands.main import main
 
 links.race = on_a_line
+race.BLOCK_S, race.TRIES, processor.LAPS, processor.LEAST_S = 1e-3, 1, 2, 1e-3
 local.PRODUCTS["cpu"] = local.PRODUCTS["cpu"][:2]
 run.measure_shapes = partial(shapes.measure_shapes, shapes=shapes.SHAPES[:2])
 main()
@@ -491,6 +493,9 @@ def test_two_nodes_of_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """Four processes that take themselves for two nodes: both levels, alike on every rank, and written."""
     monkeypatch.setattr("convgen.calibrate.race.BLOCK_S", 1e-3)  # the processes are forked
     monkeypatch.setattr("convgen.calibrate.race.TRIES", 1)
+    monkeypatch.setattr("convgen.calibrate.processor.LAPS", 2)
+    monkeypatch.setattr("convgen.calibrate.run.measure_shapes", partial(measure_shapes, shapes=SHAPE_LIST[:2]))
+    monkeypatch.setattr("convgen.calibrate.launches.BLOCKS", 2)
     monkeypatch.setattr("convgen.calibrate.links.race", on_a_line)
     monkeypatch.setitem(PRODUCTS, "cpu", PRODUCTS["cpu"][:2])
     monkeypatch.setattr("convgen.calibrate.collectives.LEAST_LAPS", 2)

@@ -27,7 +27,7 @@ from convgen.tune.trials import Trial, append, read_trials, trials_path
 from convgen.tune.wanted import of_layers, of_partitions
 from convgen.verify.check import check
 
-pytestmark = pytest.mark.usefixtures("forked")
+pytestmark = pytest.mark.usefixtures("forked", "brief")
 
 LAYER = """name: layer
 layer: conv2d

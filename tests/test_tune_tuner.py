@@ -183,7 +183,7 @@ def test_what_is_timed_is_what_a_module_runs(tmp_path: Path) -> None:
     assert len({line[4] for line in lines}) > 4
 
 
-@pytest.mark.usefixtures("forked")
+@pytest.mark.usefixtures("forked", "brief")
 def test_what_was_measured_before_is_not_measured_again(tmp_path: Path) -> None:
     list(tuner(tmp_path, Recorder(), legal=first_three).run([ONE]))
     (tmp_path / "d.json").unlink()
@@ -194,7 +194,7 @@ def test_what_was_measured_before_is_not_measured_again(tmp_path: Path) -> None:
     assert again.status == ("tuned" if outcome.entry.doubt else "kept")  # type: ignore[union-attr]
 
 
-@pytest.mark.usefixtures("forked")
+@pytest.mark.usefixtures("forked", "brief")
 def test_measurements_of_other_versions_and_templates_are_not_used(tmp_path: Path) -> None:
     plain = candidates(PROBLEM, CPU)[0]
     for given, source in (({"torch": "1.0.0"}, plain.source), ({"torch": "2.13.0"}, "0" * 12)):
@@ -208,7 +208,7 @@ def test_without_time_nothing_is_claimed(tmp_path: Path) -> None:
     assert outcome.status == "not reached" and outcome.entry is None
 
 
-@pytest.mark.usefixtures("forked")
+@pytest.mark.usefixtures("forked", "brief")
 def test_a_short_search_measures_what_won_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without its trials, an entry of few measurements would give way to ATen's plain call, raced alone."""
     won = candidates(PROBLEM, CPU)[-1]
@@ -339,7 +339,7 @@ cli.main()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL] if DRAWS <= 1 else [signal.SIGINT, signal.SIGKILL])
-@pytest.mark.usefixtures("forked")
+@pytest.mark.usefixtures("forked", "brief")
 def test_ended_in_between_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
     file = tmp_path / "layer.yaml"
     file.write_text(LAYER)
