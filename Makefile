@@ -5,7 +5,8 @@ JOBS   ?= auto
 DRAWS  ?= 1
 
 BIN    := $(VENV)/bin
-PYTEST := $(BIN)/pytest -W error -n $(JOBS) --maxprocesses 8 --dist worksteal -q
+# Tests start many processes, which need not compile what the first has compiled.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -W error -n $(JOBS) --maxprocesses 8 --dist worksteal -q
 LAYER  := examples/res5a_branch2b.yaml
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 

@@ -91,7 +91,13 @@ def forks() -> multiprocessing.context.ForkServerContext:
     """Forks processes that have torch, and what tuning wants, from one that runs nothing."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["convgen.tune.worker", "convgen.tune.bench_cpu", "convgen.tune.ahead", "convgen.kernels.facts"]
+        [
+            "torch._dynamo",
+            "convgen.tune.worker",
+            "convgen.tune.bench_cpu",
+            "convgen.tune.ahead",
+            "convgen.kernels.facts",
+        ]
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).resolve().parent.parent), prepend=os.pathsep)

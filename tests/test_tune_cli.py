@@ -23,6 +23,7 @@ from convgen.tune.database import Ceilings, Entry, update
 from convgen.tune.device import Device, this_cpu, versions
 from convgen.tune.key import key_of
 from convgen.tune.lookup import remembered
+from convgen.tune.modelled import COMPILED
 from convgen.tune.trials import Trial, append, read_trials, trials_path
 from convgen.tune.wanted import of_layers, of_partitions
 from convgen.verify.check import check
@@ -272,6 +273,7 @@ def test_every_partition_of_every_layer_of_a_table(tmp_path: Path) -> None:
 def test_without_the_device_nothing_is_measured(file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = convgen("tune", file, "--target", "sm_90", "--effort", "quick", "--jobs", 1, "--budget", 1e-9, "--json")
     assert json.loads(done.stdout) == [] and "nothing is measured or stored" in done.stderr
+    monkeypatch.setitem(COMPILED, "quick", 2)
     times = iter((0.0, 1.0))  # time is up after the first problem
     monkeypatch.setattr("convgen.tune.modelled.time", SimpleNamespace(monotonic=lambda: next(times, 3.0)))
     done = convgen("tune", file, "--target", "sm_90", "--effort", "quick", "--jobs", 1, "--budget", 2, "--json")
