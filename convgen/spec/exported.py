@@ -21,6 +21,7 @@ from convgen.spec.exported_examples import Examples, examples_of
 from convgen.spec.exported_finer import finer, run_whole
 from convgen.spec.exported_functions import OwnGradient, written_gradients
 from convgen.spec.exported_instance_norm import write_running_statistics
+from convgen.spec.exported_masks import compute_masked
 from convgen.spec.exported_modes import same_but_for_flags
 from convgen.spec.exported_names import result_names
 from convgen.spec.exported_no_grad import detach_regions
@@ -188,6 +189,7 @@ class _Made:
             with warnings.catch_warnings(), first_steps():
                 warnings.simplefilter("ignore")
                 program = cast("ExportedProgram", cast("Any", traced).run_decompositions({}))
+                compute_masked(program)
                 for _ in range(FINER):
                     program = finer(program, unknown_operators(program)) or program
         except Exception as error:

@@ -1,6 +1,8 @@
-"""A module run as it stands, where torch.export can't trace it: whether it fails by itself, and numbers that it holds as
-buffers. An integer that no state dict has and no call changes (the stride of a padding, say) is one of its settings:
-sizes may depend on it."""
+"""A module run as it stands, where torch.export can't trace it: whether it fails by itself, and numbers that it holds.
+
+An integer buffer that no state dict has and no call changes (the stride of a padding, say) is one of a module's
+settings: sizes may depend on it.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +34,7 @@ def run_as_it_stands(module: nn.Module, args: Sequence[Any], keywords: dict[str,
     """Calls a copy of the module; nothing of it where there can be none."""
     import torch
 
+    random: Any = torch.random
     try:
         other = copy.deepcopy(module)
     except Exception:  # whatever a copy wants that the module doesn't have
@@ -42,11 +45,12 @@ def run_as_it_stands(module: nn.Module, args: Sequence[Any], keywords: dict[str,
         for name, b in other.named_buffers()
         if name in kept and not b.dim() and not (b.is_floating_point() or b.is_complex())
     }
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), random.fork_rng(devices=[]):
         try:
             other(*args, **keywords)
         except Exception as error:
-            return Ran(error)
+            left = "FakeTensor" in str(error)  # by tracing, in what the module keeps: not its own
+            return Ran(None if left else error)
         with suppress(Exception):  # what the other mode changes is no setting either
             other.train(not module.training)(*args, **keywords)
     after = dict(other.named_buffers())
@@ -63,10 +67,10 @@ def as_settings(module: nn.Module, numbers: Sequence[str]) -> Generator[None]:
         path, _, last = name.rpartition(".")
         owner = whole.get_submodule(path)
         found.setdefault(id(owner), (owner, {}))[1][last] = owner._buffers[last]
-    before = [(owner, type(owner), dict(owner._buffers)) for owner, _ in found.values()]
+    before: list[tuple[Any, Any, dict[str, Any]]] = [(o, o.__class__, dict(o._buffers)) for o, _ in found.values()]
     try:
         for owner, values in found.values():
-            kind = type(owner)
+            kind: Any = owner.__class__
             members = {last: property(_reading(value.item(), value.dtype)) for last, value in values.items()}
             other: Any = type(kind.__name__, (kind,), members)
             other.__qualname__, other.__module__ = kind.__qualname__, kind.__module__
@@ -85,4 +89,7 @@ def as_settings(module: nn.Module, numbers: Sequence[str]) -> Generator[None]:
 def _reading(value: float, dtype: torch.dtype) -> Any:
     import torch
 
-    return lambda _: torch.tensor(value, dtype=dtype)
+    def reading(_: Any) -> torch.Tensor:
+        return torch.tensor(value, dtype=dtype)
+
+    return reading
