@@ -1,4 +1,4 @@
-"""Elements picked by masks, whose number depends on data; numbers that modules hold as buffers; modules that fail."""
+"""What seems to depend on data: elements picked by masks, numbers that modules hold as buffers, checks of arguments."""
 
 from __future__ import annotations
 
@@ -135,6 +135,21 @@ def test_numbers_that_a_module_holds_are_settings(seed: int) -> None:
 def test_numbers_that_change_are_no_settings(given: dict[str, bool]) -> None:
     with pytest.raises(InputError, match="data-dependent"):
         imported(Strided(5, 2, **given).double(), random_input((3, 2, 14)))
+
+
+def test_distributions_are_made_without_asking_for_values() -> None:
+    def loss(y: Tensor, x: Tensor, m: Tensor) -> Any:
+        q = torch.distributions.Normal(y, F.softplus(x) + 0.1)
+        p = torch.distributions.Normal(torch.zeros_like(y), torch.ones_like(y))
+        return q.mean, torch.distributions.kl_divergence(q, p).sum(), q.log_prob(x).mean()
+
+    checks = torch.distributions.Distribution._validate_args
+    module = Masked(loss).double()
+    draw_parameters(module)
+    given = imported(module, random_input((3, 3, 5, 6)))
+    assert torch.distributions.Distribution._validate_args is checks
+    for grid in GRIDS[:2]:
+        assert check(given, grid).right
 
 
 def test_a_module_that_fails_by_itself_is_said_to() -> None:

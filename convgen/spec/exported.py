@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from convgen.errors import InputError, Note
 from convgen.spec.exported_batch_norm import cumulative_averages
+from convgen.spec.exported_checks import without_checks
 from convgen.spec.exported_complex import unknown_operators
 from convgen.spec.exported_dropout import in_place_dropouts, written_noise
 from convgen.spec.exported_examples import Examples, examples_of
@@ -25,6 +26,7 @@ from convgen.spec.exported_masks import compute_masked
 from convgen.spec.exported_modes import same_but_for_flags
 from convgen.spec.exported_names import result_names
 from convgen.spec.exported_no_grad import detach_regions
+from convgen.spec.exported_noise import write_noise
 from convgen.spec.exported_numbers import as_settings, run_as_it_stands
 from convgen.spec.exported_recurrent import first_steps
 from convgen.spec.exported_results import other_names, results_of
@@ -165,6 +167,7 @@ class _Made:
                 first_steps(),
                 written_gradients(),
                 cumulative_averages(self.module),
+                without_checks(),
                 as_settings(self.module, self.numbers),
                 _lists(self.module),
             ):
@@ -190,6 +193,7 @@ class _Made:
                 warnings.simplefilter("ignore")
                 program = cast("ExportedProgram", cast("Any", traced).run_decompositions({}))
                 compute_masked(program)
+                write_noise(program)
                 for _ in range(FINER):
                     program = finer(program, unknown_operators(program)) or program
         except Exception as error:

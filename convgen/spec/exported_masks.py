@@ -9,13 +9,13 @@ whatever is computed of them, NaN too, reaches neither a result nor a gradient.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from importlib import import_module
+from collections.abc import Sequence
 from math import prod
 from operator import ge, getitem, le
 from typing import TYPE_CHECKING, Any
 
 from convgen.spec.aten.elementwise import BY_ELEMENT
+from convgen.spec.exported_nodes import call_beside, mapped, replace_by
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -26,7 +26,7 @@ def compute_masked(program: ExportedProgram) -> None:
     summed or averaged; what else they pick stays, and is refused later by its size."""
     nodes: Any = program.graph_module.graph.nodes
     if any(n.op == "call_function" and _mask_of(n) is not None for n in nodes):
-        _Masks(program.graph_module.graph, program.graph_signature).run()
+        _Masks(program).run()
         program.graph_module.recompile()
 
 
@@ -49,17 +49,12 @@ def _mask_of(node: Any) -> Any:
     return places[0] if m.dtype == torch.bool and m.shape == value.shape[: m.dim()] else None
 
 
-def _mapped(args: Any, of: Callable[[Any], Any]) -> Any:
-    """Arguments with what `of` makes of nodes among them."""
-    fx: Any = import_module("torch.fx.node")
-    return fx.map_arg(args, of)
-
-
 class _Masks:
     """One graph. `full`: of a node that has picked elements, the node of all of them and its mask."""
 
-    def __init__(self, graph: Any, signature: Any) -> None:
-        self.graph, self.signature = graph, signature
+    def __init__(self, program: ExportedProgram) -> None:
+        self.program = program
+        self.graph: Any = program.graph_module.graph
         self.full: dict[Any, tuple[Any, Any]] = {}
         self.several: dict[Any, Any] = {}  # of a node that hands on what masks pick, what it is given
         self.keys: dict[Any, int] = {}
@@ -103,19 +98,11 @@ class _Masks:
 
     def of_all(self, node: Any, args: Any, kwargs: Any) -> Any:
         """The operator on all elements."""
-        args, kwargs = _mapped((args, kwargs), lambda x: self.full[x][0])
+        args, kwargs = mapped((args, kwargs), lambda x: self.full[x][0])
         return self.call(node, node.target, *args, **kwargs)
 
     def call(self, like: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-        """A node in the place of `like`."""
-        import torch
-
-        node = self.graph.call_function(target, args, kwargs)
-        node.meta = {k: v for k, v in like.meta.items() if k not in ("val", "tensor_meta")}
-        values = _mapped((args, kwargs), lambda n: n.meta["val"])
-        with torch.no_grad():
-            node.meta["val"] = target(*values[0], **values[1])
-        return node
+        return call_beside(self.graph, like, target, *args, **kwargs)
 
     def wide(self, like: Any, m: Any, x: Any) -> Any:
         """A mask of x's first dimensions, with ones for the others."""
@@ -152,7 +139,7 @@ class _Masks:
         full, by = self.full[value]
         same = full.meta["val"].shape == x.meta["val"].shape and full.meta["val"].dtype == x.meta["val"].dtype
         if same and self.key(by) == self.key(m):
-            self.replace(node, self.chosen(node, m, full, x))
+            replace_by(self.program, node, self.chosen(node, m, full, x))
 
     def loss(self, node: Any, picked: Sequence[Any]) -> None:
         """A loss of elements, their mean or sum."""
@@ -176,11 +163,7 @@ class _Masks:
             count = self.call(node, aten.mul.Tensor, self.call(node, aten.sum.default, m), prod(rest))
             total = self.call(node, aten.div.Tensor, total, count)
         if total.meta["val"].dtype == node.meta["val"].dtype:
-            self.replace(node, total)
-
-    def replace(self, node: Any, by: Any) -> None:
-        node.replace_all_uses_with(by)
-        self.signature.replace_all_uses(node.name, by.name)
+            replace_by(self.program, node, total)
 
     def key(self, node: Any) -> int:
         """Equal for nodes that compute the same of the same."""
@@ -191,7 +174,7 @@ class _Masks:
             if node.op != "call_function" or torch.Tag.nondeterministic_seeded in tags:
                 said: Any = node
             else:
-                of = _mapped((node.args, node.kwargs), lambda n: ("node", self.key(n)))
+                of = mapped((node.args, node.kwargs), lambda n: ("node", self.key(n)))
                 said = node.target, repr(of)
             self.keys[node] = self.known.setdefault(said, len(self.known))
         return self.keys[node]
