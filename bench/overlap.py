@@ -11,9 +11,9 @@ that moves nothing, and the collectives alone (comm): overlap_ranks.py. By minim
     could   = the same, if all that may go on beside other things did (overlap_could.py)
     control = plain / (comm + comp) of the step; where it leaves 0.95 to 1.05 the case is void
 
-Simulated are the same programs on a machine file that `convgen calibrate` writes first, in the same namespace. Of all
-cases: how far simulated and measured steps are apart, how often the schedule that the timeline takes is the fastest of
-those measured (or within 1 % of it), and what a wrong choice costs.
+Simulated are the same programs on a machine file that `convgen calibrate` writes first, in the same namespace, of as
+many processes. Of all cases: how far simulated and measured steps are apart, how often the schedule that the timeline
+takes is the fastest of those measured (or within 1 % of it), and what a wrong choice costs.
 
 The link is tbf on `lo` (`unshare -rn`, `tc`): one that all ranks share, one core a process. Rounds are at least 15 for
 a number to count, on a machine that nobody else uses: where computing alone takes much more than its processor's time,
@@ -32,6 +32,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -124,6 +125,10 @@ CASES: dict[str, Case] = {
 }
 
 
+def ranks_of(case: Case) -> int:
+    return prod(case.grid.values())
+
+
 def drawn(number: int) -> Case:
     """A layer that no case has: of any bound, by chance."""
     draw = Random(f"overlap {number}")
@@ -212,7 +217,7 @@ def measure(name: str, case: Case, machine: Machine, least: tuple[int, float], p
         by_way["chosen"] = chosen
         simulated["chosen"] = simulate(chosen, machine, "float32", of_inputs=True).end_s
     taken = next(w for w, p in by_way.items() if p == chosen)
-    ranks = Grid(tuple(case.grid.items())).ranks
+    ranks = ranks_of(case)
     with tempfile.TemporaryDirectory() as folder:
         for i, program in enumerate(by_way.values()):
             write(compiled, tensors, program, Path(folder) / f"way{i}")
@@ -279,6 +284,23 @@ def calibrated(path: Path, ranks: int, seconds: int) -> Machine:
     return load_machine(str(path))
 
 
+def machine_for(ranks: int, path: Path, seconds: int) -> Machine:
+    """Of so many processes; of two in a file of this name, of others beside it."""
+    path = path if ranks == 2 else path.with_stem(f"{path.stem}_{ranks}")
+    return load_machine(str(path)) if path.exists() else calibrated(path, ranks, seconds)
+
+
+def print_machine(ranks: int, machine: Machine) -> None:
+    (level,) = machine.levels
+    flops, memory = machine.flops_per_s("float32") / 1e9, machine.memory_bytes_per_s / 1e9
+    launch, message, rate = (
+        n * 1e6 for n in (machine.rows_launch_s, machine.message_processor_s, machine.processor_s_per_byte)
+    )
+    print(f"{ranks} ranks: link {level.latency_s * 1e6:.0f} us, {level.bytes_per_s / 1e6:.1f} MB/s; ", end="")
+    print(f"computing {flops:.1f} GFLOP/s, {memory:.1f} GB/s; a launch {launch:.0f} us; ", end="")
+    print(f"of the processor {message:.0f} us a message, {rate * 1e6:.0f} us a megabyte")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
@@ -305,18 +327,11 @@ def main() -> None:
     found: list[Measured] = []
     with tempfile.TemporaryDirectory() as folder:
         path = args.machine or Path(folder) / "paced.yaml"
-        machine = load_machine(str(path)) if path.exists() else calibrated(path, 2, args.calibrate)
-    (level,) = machine.levels
-    print(f"link: {level.latency_s * 1e6:.0f} us, {level.bytes_per_s / 1e6:.1f} MB/s; ", end="")
-    print(
-        f"computing: {machine.flops_per_s('float32') / 1e9:.1f} GFLOP/s, {machine.memory_bytes_per_s / 1e9:.1f} GB/s; "
-    )
-    launch, message, rate = (
-        n * 1e6 for n in (machine.rows_launch_s, machine.message_processor_s, machine.processor_s_per_byte)
-    )
-    print(f"a launch: {launch:.0f} us; of the processor {message:.0f} us a message, {rate * 1e6:.0f} us a megabyte")
+        machines = {n: machine_for(n, path, args.calibrate) for n in sorted({ranks_of(c) for c in cases.values()})}
+    for ranks, machine in machines.items():
+        print_machine(ranks, machine)
     for i, (name, case) in enumerate(cases.items()):
-        found.append(measure(name, case, machine, (args.rounds, args.seconds), 29500 + i))
+        found.append(measure(name, case, machines[ranks_of(case)], (args.rounds, args.seconds), 29500 + i))
         print_case(found[-1], case)
     print_all(found)
     if args.json is not None:

@@ -29,6 +29,7 @@ CALLS = (
     "all_gather_single", "all_gather_into_tensor", "all_gather", "all_reduce", "all_to_all_single", "reduce_scatter",
     "batch_isend_irecv", "isend", "irecv", "send", "recv", "broadcast", "barrier",
 )  # fmt: skip
+SEND = "send of a group"
 
 
 def fault_layer(name: str, algorithm: str, grid: dict[str, int], conv: Conv = CONV, **changes: Any) -> Case:
@@ -61,7 +62,8 @@ def watch() -> list[tuple[str, str]]:
 
     def watched(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **options: Any) -> Any:
-            seen.append((name, str(args[0].dtype) if args and isinstance(args[0], Tensor) else ""))
+            given = args[1][0] if name == SEND else args[0] if args else None
+            seen.append((name, str(given.dtype) if isinstance(given, Tensor) else ""))
             return call(*args, **options)
 
         return run
@@ -69,6 +71,7 @@ def watch() -> list[tuple[str, str]]:
     for name in CALLS:
         if hasattr(dist, name):
             setattr(dist, name, watched(name, getattr(dist, name)))
+    dist.ProcessGroup.send = watched(SEND, dist.ProcessGroup.send)  # type: ignore[method-assign]
     return seen
 
 
@@ -77,8 +80,8 @@ def _keep(made: list[Any], begin: Callable[[float], Any], timeout: float) -> Non
 
 
 def ready(begin: Callable[[float], Any], rank: int, folder: Path) -> Any:
-    """begin(timeout) with the shortest time-out, from 2 s, that all ranks manage on a machine as busy as this one."""
-    timeout, ranks = 2.0, dist.get_world_size()
+    """begin(timeout) with the shortest time-out, from 0.5 s, that all ranks manage on a machine as busy as this one."""
+    timeout, ranks = 0.5, dist.get_world_size()
     while True:
         made: list[Any] = []
         error = told(partial(_keep, made, begin, timeout))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from networks_on_ranks import check, draw_parameters, imported, random_input
+from networks_on_ranks import check, draw_parameters, imported, random_input, truth_of
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
@@ -272,8 +272,9 @@ def test_a_family_is_described_and_right_on_ranks(name: str) -> None:
     given = imported(module, random_input(SHAPE), train=name == "norms")
     found = describe(given.graph.at(given.graph.batch))
     assert [given.graph.calls[n].op for n in found.whole] == []
+    truth = truth_of(given)
     for grid in GRIDS:
-        errors = check(given, grid)
+        errors = check(given, grid, truth=truth)
         assert errors.right, f"{grid}: {errors}"
 
 

@@ -38,7 +38,7 @@ def test_ranks_get_ready_on_a_busy_machine(tmp_path: Path) -> None:
 
     def program(rank: int) -> tuple[float, dict[str, Tensor]]:
         def begin(timeout: float) -> Any:
-            if rank == 0 and timeout < 30:
+            if rank == 0 and timeout < 4:
                 raise TimeoutError
             return case.module.init_mesh("cpu", timeout=timeout)
 
@@ -46,7 +46,7 @@ def test_ranks_get_ready_on_a_busy_machine(tmp_path: Path) -> None:
         return limit_of(mesh.get_group("C")), run_rank(case.module, global_tensors(case.layer), mesh, []).blocks
 
     for limit, _ in spawn(program, 2, GUARD_S):
-        assert limit >= 32.0
+        assert limit >= 8.0
 
 
 # ---- Other modules on other ranks ----------------------------------------------------------------------------------

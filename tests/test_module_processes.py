@@ -129,6 +129,7 @@ def test_layers_share_groups_and_leave_the_default_group_alone() -> None:
         ):
             if hasattr(dist, name):
                 setattr(dist, name, _watched(getattr(dist, name), used))
+        dist.ProcessGroup.send = _watched_group(dist.ProcessGroup.send, used)  # type: ignore[method-assign]
         counts = [_counts()]
         for _ in range(2):
             for layer in modules:
@@ -150,6 +151,14 @@ def _watched(call: Callable[..., Any], used: list[str]) -> Callable[..., Any]:
         group = options.get("group") or args[0][0].group
         used.append("default" if group is None or group is dist.group.WORLD else "own")
         return call(*args, **options)
+
+    return watch
+
+
+def _watched_group(send: Callable[..., Any], used: list[str]) -> Callable[..., Any]:
+    def watch(group: Any, *args: Any) -> Any:
+        used.append("default" if group is dist.group.WORLD else "own")
+        return send(group, *args)
 
     return watch
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,7 @@ class Residual(nn.Module):
         return x
 
 
+@cache
 def drawn(seed: int) -> tuple[CompiledNetwork, dict[str, Tensor]]:
     rng = random.Random(seed)
     manual_seed: Any = torch.manual_seed

@@ -36,7 +36,7 @@ SPATIAL = {
 
 
 def schedules() -> Iterator[str]:
-    return (show(random_schedule(seed)) for seed in range(60))
+    return (show(random_schedule(seed)) for seed in range(30))
 
 
 def searched() -> Iterator[str]:
@@ -46,7 +46,7 @@ def searched() -> Iterator[str]:
 
 
 def modules() -> Iterator[str]:
-    return (draw(seed).source for seed in range(20))
+    return (draw(seed).source for seed in range(10))
 
 
 def with_their_runtime() -> Iterator[str]:

@@ -201,7 +201,7 @@ def layer_or_refusal(text: str) -> Layer | InputError:
 
 
 @pytest.mark.slow
-@settings(max_examples=300)
+@settings(max_examples=draws(300))
 @given(layer_dicts(), st.booleans(), st.integers(0, 2**32))
 def test_damaged_files_are_read_or_refused(data: dict[str, Any], flow: bool, seed: int) -> None:
     rng = random.Random(seed)
@@ -213,7 +213,7 @@ scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), texts,
 anything = st.recursive(scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=3))
 
 
-@settings(max_examples=200)
+@settings(max_examples=draws(300))
 @given(layer_dicts(), st.data())
 def test_odd_values_are_read_or_refused(data: dict[str, Any], choice: st.DataObject) -> None:
     """As above, past YAML: one value at any depth replaced by anything."""

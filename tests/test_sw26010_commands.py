@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from generate import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,7 +58,7 @@ def problems(draw: Any) -> ConvProblem:
     return ConvProblem(draw(st.integers(1, 3)), draw(st.integers(1, 9)), draw(st.integers(1, 9)), *axes)
 
 
-@settings(max_examples=10)
+@settings(max_examples=draws(20))
 @given(problems(), st.sampled_from(["float32", "float64"]))
 def test_both_plans_of_every_phase_are_right_and_counted(problem: ConvProblem, dtype: Any) -> None:
     found = check_conv(problem, dtype, 1, "fast")

@@ -2,24 +2,26 @@
 # (parts of torch, and modules, have no types)
 """Collectives as modules run them, packing and adding included, beside what the model makes of the measured links.
 
-Layers of a few algorithms and sizes are compiled for groups of ranks, and their steps run forward and backward; each
-conversion's seconds are taken inside the module. A step's seconds beside its conversions are what a module and autograd
-take around local work that is next to nothing: the smallest layer's are what launching a local operation costs.
+Layers of a few algorithms and sizes are compiled for groups of ranks, and their steps run forward and backward; when
+conversions are entered and left is noted inside the module. A step's seconds beside its conversions are what a module
+and autograd take around local work that is next to nothing: the smallest layer's are what launching a local operation
+costs.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from statistics import median
+from dataclasses import dataclass, field
+from statistics import fmean, median
 from types import ModuleType
 from typing import Any
 
 import torch
 
 from convgen.algebra.redistribute import Kind
-from convgen.calibrate.team import Team
+from convgen.calibrate.nodes import Nodes
+from convgen.calibrate.team import Call, Team
 from convgen.compiler import Compiled, compile_layer
 from convgen.cost.machine import Machine
 from convgen.cost.machine_measured import Misfit
@@ -37,6 +39,7 @@ KINDS_OF_LAYERS = 4
 SMALL = 8  # times fewer bytes than a layer is for
 LOCAL_STEPS = 3  # local convolutions of a layer's step
 Layers = dict[str, Any]
+Span = tuple[float, float]  # entered, left, by the clock of a node
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +63,9 @@ class Collective:
 
 
 @dataclass
-class Ran:
-    """A layer that ran: seconds of each conversion by its result, and of all else in a step.
+class Watched:
+    """A layer that ran on this rank: in each lap when conversions, by their results, were entered and left, and seconds
+    of all else in a step.
 
     Attributes:
         size: bytes that a rank sends, about, in the conversions that it is for.
@@ -70,29 +74,52 @@ class Ran:
     compiled: Compiled
     ranks: int
     size: int
-    conversions: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    spans: dict[str, list[Span]] = field(default_factory=dict[str, list[Span]])
     rest: list[float] = field(default_factory=list[float])
 
 
-def measure_collectives(team: Team, seconds: float, target: str) -> list[Ran]:
-    """Layers of growing size, while time lasts, for groups of 2, 4, ... and of all ranks; the same on every rank.
+@dataclass(frozen=True)
+class Ran:
+    """The same of all ranks: seconds of each conversion, from when the last rank has come to it until the last one
+    leaves it, and of all else in a step on the slowest."""
+
+    compiled: Compiled
+    ranks: int
+    size: int
+    conversions: dict[str, list[float]]
+    rest: list[float]
+
+
+def measure_collectives(team: Team, seconds: float, target: str) -> list[Watched]:
+    """Layers of growing size, as many as there is time for, for groups of 2, 4, ... and of all ranks; the same on every
+    rank. Their steps run in turn, as layers of a network do: each finds what others have left of caches and memory.
 
     Args:
         target: of the modules.
     """
     groups = sorted({g for g in (2, 4, 8, 16, 32, 64, team.size) if team.size % g == 0 and g <= team.size})
-    start, found = time.perf_counter(), list[Ran]()
-    for size in SIZES:
+    start, found, lap_s = time.perf_counter(), list[tuple[Watched, Call]](), 0.0
+    for i, size in enumerate(SIZES):
+        ahead = lap_s * size / SIZES[i - 1] if i else 0.0
+        if i and team.agree(time.perf_counter() - start + WARM * ahead + LEAST_LAPS * (lap_s + ahead) > seconds):
+            break
         for ranks in groups:
             for name, layer in _layers(ranks, size).items():
-                late = time.perf_counter() - start > seconds
-                if team.agree(late) and size > SIZES[0]:
-                    return found
                 given = {"name": f"calibrate_{name}_{ranks}_{size}", "target": target, **layer}
-                compiled = compile_layer(layer_from_dict(given))
-                share = 0.3 * seconds / (len(SIZES) * len(groups) * KINDS_OF_LAYERS)
-                found.append(_run(team, compiled, ranks, size, share))
-    return found
+                ran = Watched(compile_layer(layer_from_dict(given)), ranks, size)
+                step = team.communicate(_step(team, ran))
+                taken = [_seconds(step) for _ in range(WARM)]
+                lap_s += taken[-1]
+                found.append((ran, step))
+    for ran, _ in found:
+        ran.spans.clear()
+        ran.rest.clear()
+    for lap in range(MOST_LAPS):
+        if team.agree(lap >= LEAST_LAPS and time.perf_counter() - start > seconds):
+            break
+        for k in range(len(found)):
+            found[(k + lap) % len(found)][1]()
+    return [ran for ran, _ in found]
 
 
 def _layers(ranks: int, size: int) -> dict[str, Layers]:
@@ -115,45 +142,42 @@ def _layers(ranks: int, size: int) -> dict[str, Layers]:
     }  # fmt: skip
 
 
-def _run(team: Team, compiled: Compiled, ranks: int, size: int, seconds: float) -> Ran:
-    """Steps of a layer, all groups at once."""
-    module, ran = load_text(compiled.module()), Ran(compiled, ranks, size)
-    first = team.rank // ranks * ranks
-    mesh = module.init_mesh(team.device.type, ranks=range(first, first + ranks))
-    conv, generator = compiled.layer.conv, torch.Generator().manual_seed(0)
+def _step(team: Team, ran: Watched) -> Call:
+    """A step of a layer, all groups at once, which notes what it takes."""
+    module, conv = load_text(ran.compiled.module()), ran.compiled.layer.conv
+    first = team.rank // ran.ranks * ran.ranks
+    mesh = module.init_mesh(team.device.type, ranks=range(first, first + ran.ranks))
+    generator = torch.Generator().manual_seed(0)
     shapes = {"x": conv.shape("x"), "w": conv.shape("w"), "dy": conv.shape("y")}
     x, w, dy = (
         module.scatter(n, torch.randn(shape, generator=generator).to(team.device), mesh).requires_grad_(n != "dy")
         for n, shape in shapes.items()
     )
-    laps: dict[str, float] = {}
-    _watch(module, laps, team)
+    spans: dict[str, Span] = {}
+    _watch(module, spans, team)
 
     def step() -> None:
-        laps.clear()
+        spans.clear()
         team.barrier()
         start = time.perf_counter()
         torch.autograd.grad(module.conv(x, w, mesh=mesh), (x, w), dy)
         team.sync()
         whole = time.perf_counter() - start
-        for name, taken in laps.items():
-            ran.conversions.setdefault(name, []).append(taken)
-        ran.rest.append(whole - sum(laps.values()))
+        for name, span in spans.items():
+            ran.spans.setdefault(name, []).append(span)
+        ran.rest.append(whole - sum(left - entered for entered, left in spans.values()))
 
-    for _ in range(WARM):
-        team.communicate(step)()
-    ran.conversions.clear()
-    ran.rest.clear()
-    begun = time.perf_counter()
-    for lap in range(MOST_LAPS):
-        if team.agree(lap >= LEAST_LAPS and time.perf_counter() - begun > seconds):
-            break
-        team.communicate(step)()
-    return ran
+    return step
 
 
-def _watch(module: ModuleType, laps: dict[str, float], team: Team) -> None:
-    """Have a module's conversions note their seconds."""
+def _seconds(step: Call) -> float:
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
+
+
+def _watch(module: ModuleType, spans: dict[str, Span], team: Team) -> None:
+    """Have a module's conversions note when they are entered and left."""
 
     def watched(run: Callable[..., Any]) -> Callable[..., Any]:
         def timed(name: str, *rest: Any) -> Any:
@@ -161,7 +185,7 @@ def _watch(module: ModuleType, laps: dict[str, float], team: Team) -> None:
             start = time.perf_counter()
             result = run(name, *rest)
             team.sync()
-            laps[name] = time.perf_counter() - start
+            spans[name] = (start, time.perf_counter())
             return result
 
         return timed
@@ -171,22 +195,38 @@ def _watch(module: ModuleType, laps: dict[str, float], team: Team) -> None:
             vars(module)[name] = watched(vars(module)[name])
 
 
-def gathered(team: Team, found: Sequence[Ran]) -> list[Ran]:
-    """The same of all ranks: conversions with their mean in each lap, since what one waits for another, that one does
-    not; all else with the slowest."""
-    everyone = team.gather([(ran.conversions, ran.rest) for ran in found])
+def gathered(team: Team, nodes: Nodes, found: Sequence[Watched]) -> list[Ran]:
+    """What all ranks saw, together."""
+    everyone = team.gather([(ran.spans, ran.rest) for ran in found])
+    made: list[Ran] = []
+    for i, ran in enumerate(found):
+        conversions: dict[str, list[float]] = {}
+        for name in ran.spans:
+            laps = zip(*(one[i][0][name] for one in everyone), strict=True)
+            conversions[name] = [together(lap, ran.ranks, nodes.ranks) for lap in laps]
+        rest = [max(lap) for lap in zip(*(one[i][1] for one in everyone), strict=True)]
+        made.append(Ran(ran.compiled, ran.ranks, ran.size, conversions, rest))
+    return made
 
-    def mean(lists: Sequence[Sequence[float]]) -> list[float]:
-        return [sum(lap) / len(lap) for lap in zip(*lists, strict=True)]
 
-    return [
-        replace(
-            ran,
-            conversions={name: mean([one[i][0][name] for one in everyone]) for name in ran.conversions},
-            rest=[max(lap) for lap in zip(*(one[i][1] for one in everyone), strict=True)],
-        )
-        for i, ran in enumerate(found)
-    ]
+def together(spans: Sequence[Span], group: int, node: int) -> float:
+    """Seconds of a collective of all groups at once: a rank that comes early waits for the last one, and one that sends
+    last is the last to leave where they share a link. Ranks of a node share a clock; of several nodes, or groups, the
+    mean.
+
+    Args:
+        spans: by rank, when it was entered and left.
+        group: ranks of one.
+        node: ranks of one.
+
+    Example:
+        >>> together([(0.0, 3.0), (1.0, 5.0)], group=2, node=2), together([(0.0, 3.0), (1.0, 5.0)], group=2, node=1)
+        (4.0, 3.5)
+    """
+    sharing: dict[tuple[int, int], list[Span]] = {}
+    for rank, span in enumerate(spans):
+        sharing.setdefault((rank // group, rank // node), []).append(span)
+    return fmean(max(left for _, left in one) - max(entered for entered, _ in one) for one in sharing.values())
 
 
 def launch_s(team: Team, found: Sequence[Ran]) -> float:

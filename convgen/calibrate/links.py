@@ -102,11 +102,15 @@ def message(team: Team, pattern: Pattern, out: Any, back: Any) -> Call | None:
     to, fro = dict(pattern.to), {b: a for a, b in pattern.to}
     if team.rank not in to:
         return None
-    dst, src = to[team.rank], fro[team.rank]
+    dst, src, world = to[team.rank], fro[team.rank], dist.group.WORLD
+    assert world is not None
 
     def shift() -> None:
-        ways = [dist.P2POp(dist.irecv, back, src), dist.P2POp(dist.isend, out, dst)]
-        for work in dist.batch_isend_irecv(ways):
+        if team.device.type == "cpu":  # as modules do (templates/runtime/transport.py)
+            works = [world.recv([back], src, 0), world.send([out], dst, 0)]
+        else:
+            works = dist.batch_isend_irecv([dist.P2POp(dist.irecv, back, src), dist.P2POp(dist.isend, out, dst)])
+        for work in works:
             work.wait()
 
     def serve() -> None:

@@ -49,7 +49,7 @@ def calibrate(team: Team, name: str, output: Path, seconds: float, say: Say, hos
     say("convolutions by shape")
     shapes = measure_shapes(team, SHARES["shapes"] * seconds)
     say("collectives, in modules")
-    ran = gathered(team, measure_collectives(team, SHARES["collectives"] * seconds, _target(team)))
+    ran = gathered(team, nodes, measure_collectives(team, SHARES["collectives"] * seconds, _target(team)))
     say("launches, in packages")
     stepped = measure_step(team, _target(team), SHARES["launches"] * seconds)
     links = machine_of(name, nodes, messages, local, shapes, launch_s(team, ran), processor)

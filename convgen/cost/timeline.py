@@ -6,7 +6,8 @@ stops a rank only where it is waited for and not over.
 
 Prices are the program's (cost/rows.py): local work by rank, conversions by the busiest, of which latencies apart: these
 slow no other lane down. What a conversion in a lane takes of the processor, the ranks compute later, where the machine
-says so. A row in pieces costs a launch for each piece, called apart as a layer's module is.
+says so. A row in pieces costs a launch for each piece, and a copy of its result; one in chunks launches as dear as a
+layer's module.
 
 Source: DESIGN section 12; [SP] V-B ("greedily overlapping as much computation as possible with an allreduce").
 """
@@ -35,7 +36,7 @@ from convgen.cost.rows import Price, price_on
 from convgen.cost.work import work_by_rank
 from convgen.operations.row import Operation, repeats
 from convgen.program.chunks import shares
-from convgen.program.early import interior_rows
+from convgen.program.early import boundary_pieces, interior_rows
 from convgen.program.flow import Flow, Local, Start, Wait, backward, forward, is_of_operand
 from convgen.program.network import Bucket, Moved, Program
 from convgen.program.rows import PlacedRow, Roles, index_sets
@@ -310,13 +311,15 @@ def local_seconds(price: Price, local: Local) -> Seconds:
     derived = tuple(k for k, _ in row.derived if k in local.operands)
     busy, launches = _busy_seconds(price, row.bound.operation, row.way, row.roles, local.operands, derived)
     launch, apart = (seconds * launches for seconds in (price.machine.rows_launch_s, price.machine.launch_s))
+    copy_s = 2 * price.element_bytes / price.machine.memory_bytes_per_s  # of an element
     if local.part == "chunk" and row.chunks is not None:
-        copied = _copied(row, price) * 2 * price.element_bytes / price.machine.memory_bytes_per_s
-        return (busy + copied) / row.chunks.count + apart
+        return (busy + _copied(row, price) * copy_s) / row.chunks.count + apart
     if local.part == "whole" or row.early is None:
         return busy + launch
     share, pieces = _interior(row, price.grid)
-    return busy * share + launch if local.part == "interior" else busy * (1 - share) + apart * pieces
+    if local.part == "interior":
+        return busy * share + launch
+    return busy * (1 - share) + launch * pieces + _held_result(row, price.grid) * copy_s  # put together, or taken apart
 
 
 @lru_cache(maxsize=1 << 13)
@@ -347,22 +350,27 @@ def _busy_seconds(
 def _copied(row: PlacedRow, price: Price) -> Seconds:
     """By rank, elements of chunks that are put together: of the result, and of an operand whose rows several read."""
     assert row.chunks is not None
-    sets, found = index_sets(row.signature, price.grid), np.zeros(price.grid.ranks)
-    (result,) = row.signature.results
-    found += volume(sets.held(row.store[0][0].src if row.store[0] else Layout(result.name, row.makes[0])))
+    sets, found = index_sets(row.signature, price.grid), _held_result(row, price.grid)
     k = row.chunks.operand
     if k is not None and any(m.relation for m in row.signature.inputs[k].dims if row.chunks.index in m.indices):
         name = row.signature.inputs[k].name
-        found += volume(sets.held(row.fetch[k][-1].dst if row.fetch[k] else Layout(name, row.reads[k])))
+        found = found + volume(sets.held(row.fetch[k][-1].dst if row.fetch[k] else Layout(name, row.reads[k])))
     return found
 
 
 @lru_cache(maxsize=1 << 12)
-def _interior(row: PlacedRow, grid: Grid) -> tuple[Seconds, int]:
-    """By rank the interior's share, and how many pieces the boundary has at most."""
+def _held_result(row: PlacedRow, grid: Grid) -> Seconds:
+    """By rank, elements of what it makes of a result."""
+    (result,) = row.signature.results
+    layout = row.store[0][0].src if row.store[0] else Layout(result.name, row.makes[0])
+    return volume(index_sets(row.signature, grid).held(layout)).astype(np.float64)
+
+
+@lru_cache(maxsize=1 << 12)
+def _interior(row: PlacedRow, grid: Grid) -> tuple[Seconds, NDArray[np.int64]]:
+    """By rank the interior's share, and how many pieces the boundary has."""
     assert row.early is not None
-    split = sum(w is not None for w in row.fetch[row.early][0].dst.windows)
-    return interior_rows(row, row.early, grid), 2 * split
+    return interior_rows(row, row.early, grid), boundary_pieces(row, row.early, grid)
 
 
 def exposed(timeline: Timeline) -> Iterator[Travelled]:

@@ -59,21 +59,32 @@ def may_start_early(row: PlacedRow, grid: Grid) -> int | None:
 
 def interior_rows(row: PlacedRow, k: int, grid: Grid) -> NDArray[np.float64]:
     """By rank, what share of its part of the row is computed meanwhile: it reads nothing but what the rank has."""
+    share = np.ones(grid.ranks)
+    for start, end, first, last in _insides(row, k, grid):
+        share *= np.where(end > start, (last - first) / np.maximum(end - start, 1), 0.0)
+    return share
+
+
+def boundary_pieces(row: PlacedRow, k: int, grid: Grid) -> NDArray[np.int64]:
+    """By rank, in how many pieces the rest is computed: one at each end that reads what others have."""
+    pieces = np.zeros(grid.ranks, dtype=np.int64)
+    for start, end, first, last in _insides(row, k, grid):
+        pieces += (first > start).astype(np.int64) + (end > last)
+    return pieces
+
+
+def _insides(row: PlacedRow, k: int, grid: Grid) -> Iterator[NDArray[np.int64]]:
+    """Of each dimension with windows: begin and end of a rank's part, and of its interior; each by rank."""
     sets, operand = index_sets(row.signature, grid), row.signature.inputs[k]
     held, roles = sets.held(row.fetch[k][0].src), dict(row.roles)
-    share = np.ones(grid.ranks)
     for d, made in enumerate(operand.dims):
         if made.relation is None:
             continue
         (index,) = made.indices
         lo, hi = sets.split(Dim(index, row.signature.extent[index]), roles.get(index, ()))
         alike, which = np.unique(np.stack([lo, hi, held[:, d, 0], held[:, d, 1]], axis=1), axis=0, return_inverse=True)
-        inside = np.zeros(len(alike))
-        for n, (start, end, first_held, last_held) in enumerate(_quadruples(alike)):
-            first, last = made.relation.inside(start, end, (first_held, last_held), operand.shape[d])
-            inside[n] = (last - first) / (end - start) if end > start else 0.0
-        share *= inside[which.reshape(-1)]
-    return share
+        inside = [made.relation.inside(a, b, (c, e), operand.shape[d]) for a, b, c, e in _quadruples(alike)]
+        yield np.concatenate([alike[:, :2], np.array(inside, dtype=np.int64)], axis=1)[which.reshape(-1)].T
 
 
 def _quadruples(rows: NDArray[np.int64]) -> list[tuple[int, int, int, int]]:

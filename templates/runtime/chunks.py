@@ -233,7 +233,7 @@ class Chunked:
         if self.of_result:
             return Collected.apply(self, *pieces)
         whole = stand.result_box(stand.at(self.here.place))
-        return Join.apply(pieces[0].new_empty(0), whole, [stand.result_box(p.at) for p in self.parts], *pieces)
+        return Join.apply(pieces[0].new_empty(0), None, whole, [stand.result_box(p.at) for p in self.parts], *pieces)
 
     def _box(self, k: int, j: int, held: Box) -> Box:
         """Where a chunk's part of an operand stands."""

@@ -85,12 +85,13 @@ class Halo:
 
     Attributes:
         sends, receives: boxes to and from each rank of the group.
+        of: where the memory of the result's gradient begins, once it is there.
     """
 
     def __init__(self, move: Move, step_back: str, x: Tensor, here: RowHere) -> None:
         self.move, self.step_back, self.here = move, step_back, here
         self.sends, self.receives = missing(move.src, move.dst, move.over, here)
-        self.own = here.held(move.src)
+        self.own, self.of = here.held(move.src), 0
         packed = pack(x.detach(), here.frame(move.src), self.sends, "", here.layer)
         self.pending = self._begin(move.step, packed, self.sends, self.receives)
 
@@ -133,12 +134,21 @@ class Halo:
     def add_to(self, inside: Tensor, box: Box) -> Tensor:
         """The gradient of own rows: that of the interior, which stands at `box`, of the boundary, and what arrives."""
         wide = torch.promote_types(self.here.group(self.move.over).wide, inside.dtype)
-        total = inside.new_zeros(self.here.layer.shape(self.own, ""), dtype=wide)
-        if inside.numel():
-            within(total, self.own, box).copy_(inside)
+        if box == self.own:
+            total = inside if inside.dtype == wide and self._is_ours(inside) else inside.to(wide, copy=True)
+        else:
+            total = inside.new_zeros(self.here.layer.shape(self.own, ""), dtype=wide)
+            if inside.numel():
+                within(total, self.own, box).copy_(inside)
         _add(total, self.own, [*self.parts, *self._wait(self.step_back, self.sends)], self.here)
         del self.parts
         return total.to(inside.dtype)
+
+    def _is_ours(self, inside: Tensor) -> bool:
+        """Whether nobody else has this gradient, so that it may be written over: an operation that reads windows made
+        it, and it is no view of the result's gradient."""
+        lies = any(inside.is_contiguous(memory_format=f) for f in (torch.contiguous_format, torch.channels_last))
+        return lies and not inside.requires_grad and inside.untyped_storage().data_ptr() != self.of
 
 
 def _add(total: Tensor, place: Box, parts: Sequence[tuple[Box, Tensor]], here: RowHere) -> None:
@@ -190,7 +200,7 @@ class Join(Unmapped):
     """Pieces of a result, put together."""
 
     @staticmethod
-    def forward(link: Tensor, whole: Box, places: Sequence[Box], *pieces: Tensor) -> Tensor:
+    def forward(link: Tensor, halo: Halo | None, whole: Box, places: Sequence[Box], *pieces: Tensor) -> Tensor:
         if tuple(places) == (whole,):
             return pieces[0].view_as(pieces[0])
         out = pieces[0].new_empty([hi - lo for lo, hi in whole])
@@ -200,13 +210,15 @@ class Join(Unmapped):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        link, ctx.whole, ctx.places, *_ = inputs
+        link, ctx.halo, ctx.whole, ctx.places, *_ = inputs
         ctx.like = link.dtype
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
+        if ctx.halo is not None:
+            ctx.halo.of = gradient.untyped_storage().data_ptr()
         parts = [within(gradient, ctx.whole, place) for place in ctx.places]
-        return gradient.new_empty(0, dtype=ctx.like), None, None, *parts
+        return gradient.new_empty(0, dtype=ctx.like), None, None, None, *parts
 
 
 class Cut(Unmapped):
@@ -256,7 +268,7 @@ class Early:
         *strips, link = Boundary.apply(self.link, self.x.detach(), self.halo, [p.box for p in boundary])
         for piece, strip, one in zip(boundary, strips, stands, strict=True):
             made.append(self._of(piece, strip, parts, one))
-        return Join.apply(link, whole, places, *made)
+        return Join.apply(link, self.halo, whole, places, *made)
 
     def _of(self, piece: Share, tensor: Tensor, parts: Sequence[Tensor], between: Tensor | None) -> Tensor:
         k, stand = self.k, self.stand
