@@ -152,6 +152,18 @@ def test_distributions_are_made_without_asking_for_values() -> None:
         assert check(given, grid).right
 
 
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_gaussian_losses_do_not_look_for_variances_below_zero(reduction: str) -> None:
+    def loss(y: Tensor, x: Tensor, m: Tensor) -> Tensor:
+        return F.gaussian_nll_loss(y, x, y.square(), full=reduction == "sum", eps=0.05, reduction=reduction)
+
+    module = Masked(loss).double()
+    draw_parameters(module)
+    given = imported(module, random_input((3, 3, 5, 6)))
+    for grid in GRIDS[:2]:
+        assert check(given, grid).right
+
+
 def test_a_module_that_fails_by_itself_is_said_to() -> None:
     with pytest.raises(InputError, match=r"fails on these inputs: .*Kernel size"):
         imported(nn.Conv2d(3, 4, 9), random_input((2, 3, 4, 4)).float())

@@ -21,9 +21,7 @@ def without_checks() -> Generator[None]:
     def of_valid(x: Any, target: Any, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean") -> Any:
         if reduction not in ("none", "mean", "sum") or not isinstance(var, torch.Tensor) or var.shape != x.shape:
             return loss(x, target, var, full, eps, reduction)
-        held = var.clone()
-        with torch.no_grad():
-            held.clamp_(min=eps)
+        held = var + (var.clamp(min=eps) - var).detach()  # whose gradient passes, as in torch
         made = 0.5 * (torch.log(held) + (x - target) ** 2 / held)
         made = made + 0.5 * log(2 * pi) if full else made
         return made.mean() if reduction == "mean" else made.sum() if reduction == "sum" else made
