@@ -10,11 +10,14 @@ from collections.abc import Mapping
 
 import torch
 from more_models import PACKAGED
+from more_transformers import MORE_HF
 from other_models import OTHERS
 from public_makers import CUBE, IN_OUT, SMALL, SQUARE, Make, by_time, by_words, diffusers, monai, smp, timm, vision
+from restoration_models import RESTORATION
 from transformers_models import HF
 from written_attention import ATTENTION
 from written_dense import DENSE
+from written_idioms import IDIOMS
 from written_layers import LAYERS
 from written_models import WRITTEN
 from written_waves import WAVES
@@ -608,9 +611,12 @@ MODELS: Mapping[str, Make] = {
     **PACKAGED,
     **OTHERS,
     **HF,
+    **MORE_HF,
+    **RESTORATION,
     **WRITTEN,
     **DENSE,
     **ATTENTION,
     **WAVES,
     **LAYERS,
+    **IDIOMS,
 }

@@ -404,7 +404,7 @@ def test_attention_that_drops_is_written_out() -> None:
         assert errors.right, f"{grid}: {errors}"
 
 
-@pytest.mark.parametrize("function", [torch.bernoulli, lambda x: F.rrelu(x, training=True)])
+@pytest.mark.parametrize("function", [lambda x: torch.poisson(x.abs()), lambda x: F.rrelu(x, training=True)])
 def test_what_draws_and_is_not_described_is_refused(function: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises(InputError, match="draws random numbers"):
         describe(imported(Family(lambda x: x * function(x)), random_input(SHAPE)).graph.at(3))

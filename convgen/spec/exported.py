@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
 from convgen.errors import InputError, Note
 from convgen.spec.exported_batch_norm import cumulative_averages
+from convgen.spec.exported_checks import without_checks
 from convgen.spec.exported_complex import unknown_operators
 from convgen.spec.exported_dropout import in_place_dropouts, written_noise
 from convgen.spec.exported_examples import Examples, examples_of
 from convgen.spec.exported_finer import finer, run_whole
 from convgen.spec.exported_functions import OwnGradient, written_gradients
 from convgen.spec.exported_instance_norm import write_running_statistics
+from convgen.spec.exported_masks import compute_masked
 from convgen.spec.exported_modes import same_but_for_flags
 from convgen.spec.exported_names import result_names
 from convgen.spec.exported_no_grad import detach_regions
+from convgen.spec.exported_noise import write_noise
+from convgen.spec.exported_numbers import as_settings, run_as_it_stands
 from convgen.spec.exported_recurrent import first_steps
 from convgen.spec.exported_results import other_names, results_of
 from convgen.spec.exported_shared import drop_other_names, rename_those_of_graphs
@@ -106,6 +110,7 @@ class _Made:
     remark: Callable[[str], None]
     traced: tuple[ExportedProgram, Examples, dict[str, Any] | None] | None = None  # the last, what with
     evaluated: tuple[ExportedProgram, bool] | None = None  # of evaluation, and with an open number of samples or not
+    numbers: tuple[str, ...] = ()  # buffers that are settings of modules
 
     def evaluates_alike(self) -> bool:
         """Whether the program that was traced last, of training, is that of evaluation too; if unsure, not."""
@@ -123,18 +128,31 @@ class _Made:
         """The graph of one mode, with an open number of samples if that works."""
         with _mode(self.module, training):
             try:
-                several = self.examples.doubled() if self.examples.batch == 1 else self.examples
-                program = self.export(several, training, several.dynamic_shapes())
-                return self.read_finer(program, training, self.examples.open)
-            except (FixedError, _ExportError) as error:
-                why = str(error)
-            try:
-                read = self.read_finer(self.export(self.examples, training, None), training, ())
-            except FixedError as error:
-                raise InputError(f"{self.name} can't be imported: {error}", hint="sizes known in advance") from None
+                return self.open_or_fixed(training)
             except _ExportError as error:
+                args, keywords = self.examples.arguments
+                ran = run_as_it_stands(self.module, args, keywords)
+                if ran.error is not None:
+                    fact = f"{self.name} fails on these inputs: {_first_line(ran.error)}"
+                    raise InputError(fact, hint="inputs that the module takes") from ran.error
+                if ran.numbers and not self.numbers:
+                    self.numbers = ran.numbers
+                    with suppress(_ExportError):
+                        return self.open_or_fixed(training)
                 hint = "no control flow that depends on data; torch.export's documentation has ways around it"
                 raise InputError(f"torch.export can't trace {self.name}: {error}", hint=hint) from error
+
+    def open_or_fixed(self, training: bool) -> tuple[Graph, dict[str, torch.Tensor]]:
+        try:
+            several = self.examples.doubled() if self.examples.batch == 1 else self.examples
+            program = self.export(several, training, several.dynamic_shapes())
+            return self.read_finer(program, training, self.examples.open)
+        except (FixedError, _ExportError) as error:
+            why = str(error)
+        try:
+            read = self.read_finer(self.export(self.examples, training, None), training, ())
+        except FixedError as error:
+            raise InputError(f"{self.name} can't be imported: {error}", hint="sizes known in advance") from None
         if training or not self.module.training:
             self.remark(f"the number of samples is fixed, {self.examples.batch}: {why}")
         return read
@@ -149,6 +167,8 @@ class _Made:
                 first_steps(),
                 written_gradients(),
                 cumulative_averages(self.module),
+                without_checks(),
+                as_settings(self.module, self.numbers),
                 _lists(self.module),
             ):
                 warnings.simplefilter("ignore")  # torch's, about its own insides
@@ -172,6 +192,8 @@ class _Made:
             with warnings.catch_warnings(), first_steps():
                 warnings.simplefilter("ignore")
                 program = cast("ExportedProgram", cast("Any", traced).run_decompositions({}))
+                compute_masked(program)
+                write_noise(program)
                 for _ in range(FINER):
                     program = finer(program, unknown_operators(program)) or program
         except Exception as error:

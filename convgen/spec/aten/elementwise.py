@@ -51,7 +51,9 @@ def copy(reader: Reader, call: Call) -> bool:
     assert result is not None
     y = reader.tensors[result.name]
     if x.dtype != y.dtype:
-        return False
+        cast = reader.made(f"{y.name}_{y.dtype}", x.shape, y.dtype)
+        reader.elementwise("_to_copy", (Ref(x.name), y.dtype, None, None, None, False, None), cast)
+        x = cast
     reader.add(Expand(x.shape, y.shape), [x], [y.name])
     return True
 

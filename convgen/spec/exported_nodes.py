@@ -1,0 +1,31 @@
+"""Nodes of an exported program that are written beside others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+
+def mapped(args: Any, of: Callable[[Any], Any]) -> Any:
+    """Arguments with what `of` makes of nodes among them."""
+    fx: Any = import_module("torch.fx.node")
+    return fx.map_arg(args, of)
+
+
+def call_beside(graph: Any, like: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+    """A call of an operator where the graph inserts, of `like`'s module."""
+    import torch
+
+    node = graph.call_function(target, args, kwargs)
+    node.meta = {k: v for k, v in like.meta.items() if k not in ("val", "tensor_meta")}
+    values = mapped((args, kwargs), lambda n: n.meta["val"])
+    with torch.no_grad():
+        node.meta["val"] = target(*values[0], **values[1])
+    return node
+
+
+def replace_by(program: Any, node: Any, by: Any) -> None:
+    """Of a program, among its results too."""
+    node.replace_all_uses_with(by)
+    program.graph_signature.replace_all_uses(node.name, by.name)
