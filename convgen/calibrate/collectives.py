@@ -90,12 +90,13 @@ class Ran:
     rest: list[float]
 
 
-def measure_collectives(team: Team, seconds: float, target: str) -> list[Watched]:
+def measure_collectives(team: Team, seconds: float, target: str, beside: Sequence[Call] = ()) -> list[Watched]:
     """Layers of growing size, as many as there is time for, for groups of 2, 4, ... and of all ranks; the same on every
     rank. Their steps run in turn, as layers of a network do: each finds what others have left of caches and memory.
 
     Args:
         target: of the modules.
+        beside: what else takes its turn.
     """
     groups = sorted({g for g in (2, 4, 8, 16, 32, 64, team.size) if team.size % g == 0 and g <= team.size})
     start, found, lap_s = time.perf_counter(), list[tuple[Watched, Call]](), 0.0
@@ -114,11 +115,12 @@ def measure_collectives(team: Team, seconds: float, target: str) -> list[Watched
     for ran, _ in found:
         ran.spans.clear()
         ran.rest.clear()
+    turns = [*(step for _, step in found), *beside]
     for lap in range(MOST_LAPS):
         if team.agree(lap >= LEAST_LAPS and time.perf_counter() - start > seconds):
             break
-        for k in range(len(found)):
-            found[(k + lap) % len(found)][1]()
+        for k in range(len(turns)):
+            turns[(k + lap) % len(turns)]()
     return [ran for ran, _ in found]
 
 

@@ -3,21 +3,22 @@
 """What a network's package takes around a local operation: Python, autograd and ATen, and waiting for each other.
 
 A step of a network of convolutions, batch norms and ReLUs on next to nothing, split by samples over all ranks: what
-the model without launches lacks of it, over its launches.
+the model without launches lacks of it, over its launches. It runs in turn with the layers of collectives.py.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
 from convgen.algebra.grid import Grid
-from convgen.calibrate.race import Case, race, tried
-from convgen.calibrate.team import Team
+from convgen.calibrate.team import Call, Team
 from convgen.cost.machine import Machine
 from convgen.cost.timeline import simulate
 from convgen.network_compiler import CompiledNetwork, compile_network
@@ -29,6 +30,7 @@ from convgen.spec.target import Target, read_target
 
 BLOCKS = 8
 IMAGE = (4, 4, 4)
+WARM = 3  # the first step says what layers they are
 
 
 @dataclass(frozen=True)
@@ -43,18 +45,45 @@ class Stepped:
     seconds: float
 
 
-def measure_step(team: Team, target: str, seconds: float) -> Stepped:
-    """A step of the network.
+@dataclass
+class NetworkStep:
+    """A step to run in turn with others.
+
+    Attributes:
+        laps: seconds on this rank.
+    """
+
+    team: Team
+    program: Program
+    step: Call
+    laps: list[float] = field(default_factory=list[float])
+
+    def run(self) -> None:
+        self.team.barrier()
+        start = time.perf_counter()
+        self.step()
+        self.team.sync()
+        self.laps.append(time.perf_counter() - start)
+
+    def stepped(self) -> Stepped:
+        """What counts of the laps, each of its slowest rank."""
+        slowest: list[float] = self.team.most(torch.tensor(self.laps, dtype=torch.float64)).tolist()
+        return Stepped(self.program, self.team.typical(slowest))
+
+
+@contextmanager
+def network_step(team: Team, target: str) -> Generator[NetworkStep]:
+    """The network's step, ready to run.
 
     Args:
         target: of the package.
-        seconds: of repeating it.
     """
     compiled = _compiled(team, read_target(target))
     with tempfile.TemporaryDirectory(prefix="convgen-calibrate-") as folder:
-        step = team.communicate(_step(team, compiled, Path(folder) / "package"))
-        (found,) = race(team, [tried(team, Case("step", 1, step))], seconds)
-    return Stepped(compiled.program, found.seconds)
+        one = NetworkStep(team, compiled.program, team.communicate(_step(team, compiled, Path(folder) / "package")))
+        for _ in range(WARM):
+            one.step()
+        yield one
 
 
 def launch_of(machine: Machine, stepped: Stepped) -> float:

@@ -1,6 +1,6 @@
 """Times of calls that all ranks make at once: each size is tried first, then all are timed in turn, lap by lap.
 
-A lap times every call once, over as many repeats as last 10 ms, behind a barrier. Each counts as its
+A lap times every call once, over as many repeats as last 10 ms or a single one, behind a barrier. Each counts as its
 slowest rank; of the laps the median counts, or another quantile. Rank 0's clock decides when to stop.
 """
 
@@ -30,16 +30,18 @@ class Case:
         size: of what it works on: bytes, or elements.
         run: None on a rank that only waits.
         estimate_s: seconds of one call once it was tried; alike on all ranks.
+        once: a lap has one repeat, which finds caches and memory as others have left them.
     """
 
     label: str
     size: int
     run: Call | None
     estimate_s: float = 0.0
+    once: bool = False
 
     @property
     def repeats(self) -> int:
-        return max(1, min(MOST_REPEATS, math.ceil(BLOCK_S / self.estimate_s)))
+        return 1 if self.once else max(1, min(MOST_REPEATS, math.ceil(BLOCK_S / self.estimate_s)))
 
     @property
     def block_s(self) -> float:
