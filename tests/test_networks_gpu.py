@@ -28,6 +28,7 @@ from convgen.network_compiler import CompiledNetwork, compile_network
 from convgen.operations.batch_norm import normalised_sums
 from convgen.operations.moments import centred
 from convgen.packages import files_of, forget_package, kernel_modules, load_package, runtime_of
+from convgen.passes.start_halos import StartHalos
 from convgen.spec.exported import graph_of
 from convgen.spec.graph_edit import with_dtype
 from convgen.spec.network_graph import read_network_graph
@@ -297,12 +298,12 @@ def test_packages_for_a_cpu_have_no_kernels() -> None:
 
 
 def test_what_travels_meanwhile_has_kernels_for_pieces() -> None:
-    """Interiors and boundaries are other convolutions than whole blocks, on a GPU's timeline as on any."""
+    """Interiors and boundaries are other convolutions than whole blocks."""
     graph = read_network_graph(str(NETWORKS / "alexnet.yaml"))
     one = compile_network(graph, Grid((("N", 2), ("H", 2))), target=SM_90)
-    early = [row for row in one.program.rows if row.early is not None]
-    assert early and one.program.buckets
+    early = StartHalos().run(one.plain)
+    assert any(row.early is not None for row in early.rows)
     whole, pieces = (
-        {local for one in local_convolutions(program) for local, _ in one.held} for program in (one.plain, one.program)
+        {local for one in local_convolutions(program) for local, _ in one.held} for program in (one.plain, early)
     )
     assert pieces - whole

@@ -404,7 +404,7 @@ class Row:
         key = (net.batch, label, net.dtype, net.device)
         if key not in self._stands:
             operation = self.operation(net.batch).for_any(self.operation)
-            self._stands[key] = Stand(self, operation, net, label)
+            self._stands.setdefault(key, Stand(self, operation, net, label))  # one, if threads make it at once
         return self._stands[key]
 
 
