@@ -16,7 +16,7 @@ from convgen.errors import InputError
 
 IDLE = "idle"
 NOISE = 1.1  # rough plans are slower than the best of them by more than this: their thorough ones are too
-GAIN = 1.15  # thorough plans are expected to be faster than rough ones by at most this; 1.13 was seen
+GAIN = 1.25  # thorough plans are expected to be faster than rough ones by at most this; 1.21 was seen
 PATIENCE = 2  # counts that don't pay, by rough plans, before the search goes no further down
 PAYS = 1.05  # a count pays as long as its rough plan is slower by no more than this
 THOROUGH = 3  # counts that are planned with all candidates
