@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from convgen.algebra.grid import Grid
-from convgen.calibrate.collectives import KINDS, Collective, misfits_of
+from convgen.calibrate.collectives import KINDS, Collective, misfits_of, together
 from convgen.calibrate.fit import fit_line
 from convgen.calibrate.launches import Stepped, launch_of
 from convgen.calibrate.links import SIZES, Messages, levels_of, patterns
@@ -566,3 +566,22 @@ def test_one_process_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     said = capsys.readouterr().err
     assert "this is one process alone" in said
     assert "torchrun --nproc-per-node=2 -m convgen.cli calibrate" in said
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_collective_takes_until_its_last_rank_leaves(seed: int) -> None:
+    """Of one node by its clock, whoever waits for whom; of several the mean, whatever their clocks say."""
+    draw = random.Random(seed)
+    node, nodes = draw.choice((1, 2, 4)), draw.choice((1, 2, 3))
+    takes = [draw.uniform(1, 2) for _ in range(nodes)]
+    spans: list[tuple[float, float]] = []
+    for seconds in takes:
+        clock, last = draw.uniform(-1e3, 1e3), draw.randrange(node)  # who comes last, and it or another leaves last
+        leaves = draw.randrange(node)
+        for rank in range(node):
+            entered = 0.0 if rank == last else -draw.uniform(0, 5)
+            left = seconds if rank == leaves else seconds * draw.uniform(0.5, 1)
+            spans.append((clock + entered, clock + left))
+    assert together(spans, node * nodes, node) == pytest.approx(sum(takes) / nodes, rel=1e-9)
+    by_group = [together(spans[i : i + node], node, node) for i in range(0, len(spans), node)]
+    assert together(spans, node, node) == pytest.approx(sum(by_group) / nodes, rel=1e-9)

@@ -6,6 +6,7 @@ import json
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
+from math import prod
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -37,6 +38,7 @@ from convgen.passes.start_halos import StartHalos
 from convgen.plan.program.by_timeline import overlapped_s
 from convgen.plan.program.overlapped import WORTH, overlapped
 from convgen.plan.setting import Setting
+from convgen.program.early import boundary_pieces, interior_rows
 from convgen.program.flow import Start, backward, forward
 from convgen.spec.exported import graph_of
 from convgen.spec.graph_file import write_graph
@@ -337,3 +339,21 @@ def test_a_recorded_step_beside_the_simulated_one(file: Path, tmp_path: Path) ->
         (tmp_path / "other.json").write_text(content)
         done = convgen("simulate", file, "--machine", "cpu", "--grid", "H=2", "--measured", tmp_path / "other.json")
         assert isinstance(done.exception, InputError) and what in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("grid", "pieces"),
+    [({"H": 2}, [1, 1]), ({"H": 3}, [1, 2, 1]), ({"H": 2, "W": 2}, [2] * 4), ({"H": 3, "W": 2}, [2, 2, 3, 3, 2, 2])],
+    ids=str,
+)
+def test_a_boundary_is_in_as_many_pieces_as_a_rank_has_neighbours(grid: dict[str, int], pieces: list[int]) -> None:
+    graph, _ = graph_of(nn.Conv2d(2, 3, 3, padding=1), (torch.zeros(2, 2, 12, 12),), name="net")
+    (row,) = (
+        r for r in StartHalos().run(compile_network(graph, Grid(tuple(grid.items()))).plain).rows if r.early is not None
+    )
+    assert row.early is not None
+    ranks = Grid(tuple(grid.items()))
+    assert boundary_pieces(row, row.early, ranks).tolist() == pieces
+    rows = [12 // n for n in grid.values()]
+    shares = interior_rows(row, row.early, ranks) * prod(rows)
+    assert all(0 < share < prod(rows) and share == pytest.approx(round(share)) for share in shares.tolist())
