@@ -22,7 +22,7 @@ import click
 
 from convgen.kernels.bound import around_s
 from convgen.kernels.config import Config, ceil_div
-from convgen.kernels.estimate import data_sheet, estimated_s, step_cycles
+from convgen.kernels.estimate import adding_s, data_sheet, estimated_s, step_cycles
 from convgen.kernels.families import FAMILIES, of_gpu
 from convgen.kernels.partition import SPLITS, local_problem
 from convgen.kernels.problem import Problem
@@ -73,7 +73,7 @@ def bound_us(p: Problem, config: Config) -> float:
     device, w = data_sheet(TARGET, p.dtype), work_of(p, config)
     cycles = step_cycles(p, config, w, TARGET) if w.matrix else {"L2": 0.0}
     step = max((n for what, n in cycles.items() if what != "L2"), default=0.0)
-    loop = ceil_div(w.programs, TARGET.processors) * w.steps * step / RATES[TARGET.arch].clock_hz
+    loop = ceil_div(w.programs, TARGET.processors) * w.steps * step / RATES[TARGET.arch].clock_hz + adding_s(w, TARGET)
     around = around_s(p, w, device.bytes_per_s, device.floor_s)
     return (max(loop, whole_bytes(p) / device.bytes_per_s, device.floor_s) + around) * 1e6
 

@@ -2,7 +2,8 @@
 
 A step of its loop takes a processor at least the cycles of its matrix instructions, of issuing all instructions (four a
 cycle), and of reading and writing shared memory (128 bytes a cycle). Waiting for memory and L2 come on top and are not
-counted: a kernel reaches the bound at best. The whole can't be faster than its operands' bytes or a launch either, and
+counted, but for the pieces that the last program of a tile adds, which it reads alone: a kernel reaches the bound at
+best. The whole can't be faster than its operands' bytes or a launch either, and
 launches before and behind it, that arrange what it reads or sum what it made, take their bytes or a launch each.
 """
 
@@ -15,7 +16,7 @@ from convgen.kernels.config import Config, ceil_div
 from convgen.kernels.families import of_gpu
 from convgen.kernels.loops import Loop
 from convgen.kernels.problem import Problem
-from convgen.kernels.rates import FLOAT32_PRODUCTS, ISSUES, RATES, SHARED_BYTES
+from convgen.kernels.rates import CACHE_BYTES, FLOAT32_PRODUCTS, ISSUES, RATES, SHARED_BYTES
 from convgen.kernels.work import Work, sum_bytes, whole_bytes, whole_products
 from convgen.spec.target import Target
 
@@ -30,8 +31,8 @@ class Bound:
         step_cycles: by what takes them: matrix (as compiled), issue, shared.
         step_bytes: copied a step, as shared memory holds them.
         useful: share of the products that the problem asks for; the rest lies outside of its edges.
-        times_us: by what takes them: loop (all steps, programs spread evenly), memory, floor; around, of the launches
-            before and behind.
+        times_us: by what takes them: loop (all steps, programs spread evenly, and what the last program of a tile
+            adds), memory, floor; around, of the launches before and behind.
         ideal_us: of the problem, whatever the kernel: its products, its operands' bytes once, or a launch.
     """
 
@@ -73,8 +74,7 @@ class Bound:
 
 def around_s(p: Problem, work: Work, bytes_per_s: float, floor_s: float) -> float:
     """Seconds of the launches besides the one of products."""
-    launches = work.launches + (1 if work.addend_bytes else 0)  # counters of programs that share a tile are cleared
-    seconds = max(work.more_bytes / bytes_per_s, launches * floor_s)
+    seconds = max(work.more_bytes / bytes_per_s, work.launches * floor_s)
     return seconds + (max(sum_bytes(p, work) / bytes_per_s, floor_s) if work.split > 1 else 0.0)
 
 
@@ -105,7 +105,7 @@ def bound_of(
     waves = ceil_div(work.programs, target.processors)
     asked = whole_products(p)
     times = {
-        "loop": waves * work.steps * max(cycles.values()) / rates.clock_hz * 1e6,
+        "loop": (waves * work.steps * max(cycles.values()) + work.added_bytes / CACHE_BYTES) / rates.clock_hz * 1e6,
         "memory": whole_bytes(p) / bytes_per_s * 1e6,
         "floor": floor_s * 1e6,
         "around": around_s(p, work, bytes_per_s, floor_s) * 1e6,

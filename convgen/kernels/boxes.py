@@ -118,10 +118,10 @@ class BoxWords(PhaseWords):
         """Side of the activation that may have a halo: x, but y in backward-data."""
         return "y" if self.problem.phase == "backward_data" else "x"
 
-    def box_arguments(self, split: int) -> str:
+    def box_arguments(self, config: Config) -> str:
         """Parameters before the constants that every kernel has."""
         made = "x" if self.read == "y" else "y"
-        words, extents = self.tensors(split), [constant(self.extents(made)), constant(self.pads)]
+        words, extents = self.tensors(self.second_sum(config)), [constant(self.extents(made)), constant(self.pads)]
         if self.problem.rim is not None:
             words.insert(words.index(self.pointer(self.read)) + 1, ", ".join(self.blocks[1:]))
             extents.append(constant(self.extents(self.read)))
@@ -323,7 +323,7 @@ class BoxWords(PhaseWords):
                 texts.pop(name, None)
         if self.problem.rim is not None:
             texts[self.pointer(self.read)] = ["*"]
-        return [(name, texts.get(name, [])) for name in self.tensors(config.split)]
+        return [(name, texts.get(name, [])) for name in self.tensors(self.second_sum(config))]
 
     def passed_boxes(self, tensor: str, view: list[str]) -> str:
         """The argument of the launch that a tensor is: boxes of it, those of a block and its rim, or itself."""

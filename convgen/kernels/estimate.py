@@ -13,19 +13,18 @@ from dataclasses import dataclass
 from convgen.cost.machines import load_machine
 from convgen.kernels.config import Config, ceil_div
 from convgen.kernels.problem import Problem
-from convgen.kernels.rates import FLOAT32_PRODUCTS, ISSUES, RATES, SHARED_BYTES
+from convgen.kernels.rates import CACHE_BYTES, FLOAT32_PRODUCTS, ISSUES, RATES, SHARED_BYTES
+from convgen.kernels.sharing import groups
 from convgen.kernels.work import Work, sum_bytes, whole_bytes
 from convgen.spec.target import Target
 
 # Roughly: of a processor, and what a loop waits for.
 REGISTERS, MOST_THREADS = 65536, 2048
-CACHE_BYTES = (
-    5120 / 132
-)  # from L2, a processor and cycle: A100's 5120 a cycle (its white paper), over H100's processors
 LATENCY_S = 7.0e-7
 PROLOGUE_S = 1.5e-6
 SUMMED = 32  # pieces of a filter gradient that the launch which adds them reads before it waits
-ARRIVAL_S = 1.5e-6  # clearing counters, and adding behind the last program
+SUMMED_AT_ONCE = 4  # that the last program of a tile reads before it waits
+ARRIVAL_S = 1.5e-6  # writing a piece, counting it, and finding that it is the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +59,17 @@ def estimated_s(p: Problem, config: Config, w: Work, target: Target, device: Cei
     seconds += w.launches * device.floor_s + w.more_bytes / device.bytes_per_s
     if w.split > 1:
         seconds += device.floor_s + 2 * sum_bytes(p, w) / device.bytes_per_s + ceil_div(w.split, SUMMED) * LATENCY_S
-    if w.addend_bytes:
-        rates = RATES[target.arch]
-        cache = CACHE_BYTES * rates.clock_hz * target.processors
-        seconds += ARRIVAL_S + 2 * w.addend_bytes / cache
+    if w.addends > 1:
+        levels = groups(w.addends)
+        waits = sum(ceil_div(n, SUMMED_AT_ONCE) for n in levels)
+        seconds += len(levels) * ARRIVAL_S + max(adding_s(w, target), waits * LATENCY_S)
     return seconds
+
+
+def adding_s(w: Work, target: Target) -> float:
+    """Seconds in which the last program of a tile reads the pieces that it adds."""
+    rates = RATES.get(target.arch, RATES[80])
+    return w.added_bytes / (CACHE_BYTES * rates.clock_hz)
 
 
 def step_s(p: Problem, config: Config, w: Work, target: Target, device: Ceilings) -> float:

@@ -11,6 +11,7 @@ from convgen.kernels.environment import environment
 from convgen.kernels.families import of_gpu
 from convgen.kernels.on_cpu import cpu_module, cpu_source
 from convgen.kernels.problem import Problem
+from convgen.kernels.sharing import shares_tiles
 from convgen.spec.target import Target
 
 
@@ -63,8 +64,12 @@ def reads_boxes(kernels: Sequence[Kernel]) -> bool:
     return any("boxes" in of_gpu(k.config).NEEDS for k in kernels)
 
 
-def launch_source(kernels: Sequence[Kernel]) -> str:
-    """What kernels are launched with, and functions that they share."""
+def launch_source(kernels: Sequence[Kernel], *, alone: bool = False) -> str:
+    """What kernels are launched with, and functions that they share.
+
+    Args:
+        alone: without a module's runtime around them.
+    """
     rims = any(k.problem.rim is not None for k in kernels)
     rounds = any(k.problem.dtype == "tfloat32" for k in kernels)
     rim_boxes = any(k.problem.rim is not None and "boxes" in of_gpu(k.config).NEEDS for k in kernels)
@@ -74,7 +79,7 @@ def launch_source(kernels: Sequence[Kernel]) -> str:
     boxes, target = reads_boxes(kernels), kernels[0].target if kernels else None
     arch = f"sm_{target.arch}" if target is not None and target.kind == "cuda" else ""
     given = {"rims": rims, "rounds_tf32": rounds, "boxes": boxes, "aten": aten, "rim_boxes": rim_boxes, "arch": arch}
-    given["turns"] = turns
+    given |= {"turns": turns, "counts": any(shares_tiles(k.problem, k.config) for k in kernels), "alone": alone}
     return template.render(**given).rstrip("\n")
 
 
@@ -101,7 +106,7 @@ from torch import Tensor
     head += "from triton.tools.tensor_descriptor import TensorDescriptor\n" if reads_boxes(kernels) else ""
     parts = [
         head,
-        launch_source(kernels),
+        launch_source(kernels, alone=True),
         *(k.source() for k in kernels),
     ]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"

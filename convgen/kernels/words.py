@@ -14,6 +14,8 @@ from convgen.kernels import epilogues
 from convgen.kernels.config import Config
 from convgen.kernels.index import IndexMap, activation_map, filter_map
 from convgen.kernels.problem import Problem
+from convgen.kernels.sharing import adds_last, groups, second_sum
+from convgen.kernels.sharing_words import Shared
 from convgen.operations.layer import VALUE_MADE
 
 
@@ -96,8 +98,27 @@ class Words:
 
     # ---- what stands around a kernel's body ----
 
+    def adds_last(self, config: Config) -> bool:
+        """Whether the last program of a tile of a filter gradient adds its pieces."""
+        return adds_last(self.problem, config)
+
+    def counters(self, config: Config) -> int:
+        """Of a tile whose programs count who comes last."""
+        levels = groups(config.split)
+        return 1 + levels[1] if len(levels) > 1 else 1
+
+    @staticmethod
+    def shared(tile: str, piece: str, count: int, rows: str, columns: str, sums: Sequence[str]) -> Shared:
+        """Lines of programs that share a tile."""
+        return Shared(tile, piece, count, rows, columns, sums)
+
+    def second_sum(self, config: Config) -> int:
+        """Pieces of a filter gradient that a second launch adds; 1 where there is none."""
+        return second_sum(self.problem, config)
+
     def tensors(self, split: int) -> list[str]:
-        """Tensors of the phase, in the order of the arguments."""
+        """Tensors of the phase, in the order of the arguments; of a filter gradient `split` are added by a second
+        launch."""
         behind = [*(["bias"] if self.problem.bias else []), *epilogues.tensors(self.problem.epilogue)]
         return {
             "forward": ["x", "w", *behind, "y"],

@@ -7,6 +7,7 @@ from math import prod
 
 from convgen.kernels.config import Config, ceil_div
 from convgen.kernels.problem import Problem
+from convgen.kernels.sharing import groups, second_sum
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,7 @@ class Work:
         tile: rows, columns, and what is summed, of a step's product.
         split: addends of each result that a second launch sums.
         matrix: whether matrix units multiply. instructions: of a step and warp besides its products, roughly.
-        addend_bytes: that programs which share a tile write for the last of them to add.
+        addends: pieces of a tile that the last of the programs which share it adds; 1 where none do.
         launches, more_bytes: besides this one, so that it can be, and what they move. A second launch that sums is
             counted by `split`.
         rewrites: whether a step's columns are read from shared memory and written back, as its matrix instructions
@@ -37,7 +38,7 @@ class Work:
     scattered: float = 1.0
     launches: int = 0
     more_bytes: int = 0
-    addend_bytes: int = 0
+    addends: int = 1
 
     @property
     def multiplied(self) -> int:
@@ -48,6 +49,11 @@ class Work:
         """Both operands of a step, as shared memory holds them."""
         rows, columns, summed = self.tile
         return (rows + columns) * summed * element_bytes
+
+    @property
+    def added_bytes(self) -> int:
+        """That the last program of a tile reads to add them, and its group's."""
+        return 4 * self.tile[0] * self.tile[1] * sum(groups(self.addends)) if self.addends > 1 else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +83,8 @@ def product_work(p: Problem, config: Config, pixels: int, tiles: int) -> Work:
     t, groups, parts = config.tile, p.groups, p.x_parts * p.y_parts
     if p.phase == "backward_filter":
         programs = ceil_div(p.filters, t["BF"]) * ceil_div(p.channels, t["BC"]) * parts * p.taps * groups
-        return Work(programs * config.split, summed_pixels(p, config), (t["BF"], t["BC"], t["BP"]), config.split)
+        w = Work(programs * config.split, summed_pixels(p, config), (t["BF"], t["BC"], t["BP"]))
+        return summed_by(p, config, w)
     if p.phase == "forward":
         columns = ceil_div(p.filters, t["BF"]) * p.y_parts * groups
         steps = p.taps * p.x_parts * ceil_div(p.channels, t["BC"])
@@ -87,6 +94,12 @@ def product_work(p: Problem, config: Config, pixels: int, tiles: int) -> Work:
     busy = prod(min(d.kernel, d.stride) for d in p.dims)  # output phases that have a tap; others write zeros
     programs = ceil_div(tiles * columns * busy, phases)
     return Work(programs, ceil_div(p.taps, busy) * p.y_parts * ceil_div(p.filters, t["BF"]), (pixels, t["BC"], t["BF"]))
+
+
+def summed_by(p: Problem, config: Config, w: Work) -> Work:
+    """A filter gradient's work with its pieces: added by the last program of a tile, or by a second launch."""
+    second = second_sum(p, config)
+    return replace(w, split=second, addends=1 if second > 1 else config.split)
 
 
 def by_pointers(p: Problem, config: Config, w: Work, *, found: float, base: float, wide: int) -> Work:

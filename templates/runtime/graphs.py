@@ -75,7 +75,8 @@ def recorded(name: str, run: Callable[[], Any], place: Place, pool: Any = None) 
 
     Other threads may ask the device for memory, or whether events are over, as NCCL's watchdog does: "thread_local".
     """
-    graph = torch.cuda.CUDAGraph()
+    graph, counters = torch.cuda.CUDAGraph(), shared.setdefault("counters", {})
+    counters["graph"] = {}  # its own, so that it may run beside others, and beside launches without a graph
     try:
         with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             made = run()
@@ -86,6 +87,8 @@ def recorded(name: str, run: Callable[[], Any], place: Place, pool: Any = None) 
             f"{name}: this can't be recorded as a CUDA graph: {cause}. Nothing in it may read results on the host, and "
             "no loss of an earlier step may still be there (del it)"
         ) from error
+    finally:
+        counters.pop("graph", None)
     return graph, made
 
 

@@ -31,7 +31,7 @@ from convgen.kernels.config import Config, ceil_div, clamp, power_of_two
 from convgen.kernels.estimate import busy_s, data_sheet, estimated_s
 from convgen.kernels.problem import Problem
 from convgen.kernels.words import Words
-from convgen.kernels.work import Work, product_work
+from convgen.kernels.work import Work, product_work, summed_by
 from convgen.spec.target import Target
 
 NAME = "box"
@@ -274,14 +274,13 @@ def work(problem: Problem, config: Config) -> Work:
         phases = prod(d.stride for d in problem.dims) if problem.phase == "backward_data" else 1
         w = product_work(problem, config, pixels, boxes * phases)
         if (cut := pieces(problem, config)) > 1:
-            addends = 4 * w.tile[0] * w.tile[1] * w.programs * cut
-            w = replace(w, programs=w.programs * cut, steps=ceil_div(w.steps, cut), addend_bytes=addends)
+            w = replace(w, programs=w.programs * cut, steps=ceil_div(w.steps, cut), addends=cut)
     else:
         taps = taps_together(problem, config)
         product = tile["BF"], tile["BC"] * taps, pixels
         programs = filter_programs(problem, config) * config.split
         count = 110 if taps == 1 else 90 + taps * (32 + pixels / 4)
-        w = Work(programs, ceil_div(boxes, config.split), product, config.split, instructions=count)
+        w = summed_by(problem, config, Work(programs, ceil_div(boxes, config.split), product, instructions=count))
     rows, columns, summed = w.tile
     w = replace(w, tile=(columns, rows, summed)) if is_turned(problem, config) else w
     w = replace(w, rewrites=rewrites(problem), rounded=True)

@@ -68,8 +68,9 @@ def configs(problem: Problem, target: Target) -> Iterator[Config]:
 
 
 def default(problem: Problem, target: Target) -> Config:
-    """What an untuned problem gets."""
-    return _of_box(box.default(blocks(problem), target))
+    """What an untuned problem gets: of the sizes of boxes, the one of the least estimated time."""
+    inner = blocks(problem)
+    return box.least(inner, target, map(_of_box, box.sizes(inner, target)), lambda _, c: work(problem, c))
 
 
 def words(problem: Problem) -> type[Words]:

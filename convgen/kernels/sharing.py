@@ -1,0 +1,55 @@
+"""Programs that share a tile of a result: each sums a piece of it, and the last to arrive adds the pieces.
+
+It adds them always in the same order, so that two runs give the same bits, and leaves the tile's counter zero for the
+launch behind. Many pieces are added by groups: the last of a group adds those of its group, and the last of these the
+groups' sums. A program reads what it adds alone, at what a processor gets from L2: of more, a second launch makes less,
+which all processors share.
+"""
+
+from __future__ import annotations
+
+from math import isqrt
+
+from convgen.kernels.box_tiles import pieces, taps_together
+from convgen.kernels.config import Config, ceil_div
+from convgen.kernels.problem import Problem
+
+MOST_ADDENDS = 8  # of one group, where there are no more
+MOST_BYTES = 192 * 1024  # that the last program reads, the sums of its group's pieces and of groups
+FAMILIES = ("box", "tiled", "converted", "gemm", "pointer")  # whose filter gradients can
+
+
+def groups(count: int) -> tuple[int, ...]:
+    """Pieces of a group, and groups where there are several; the last group may be smaller."""
+    if count <= MOST_ADDENDS:
+        return (count,)
+    each = isqrt(count - 1) + 1
+    return each, ceil_div(count, each)
+
+
+def adds_last(problem: Problem, config: Config) -> bool:
+    """Whether the last program of a tile of a filter gradient adds its pieces; else a second launch does."""
+    if problem.phase != "backward_filter" or config.family not in FAMILIES or config.split == 1:
+        return False
+    tile = config.tile
+    taps = taps_together(problem, config) if "TN" in tile else 1
+    numbers = tile["BF"] * tile["BC"] * taps
+    return sum(groups(config.split)) * numbers * max(4, problem.element_bytes) <= MOST_BYTES
+
+
+def second_sum(problem: Problem, config: Config) -> int:
+    """Pieces of a filter gradient that a second launch adds; 1 where there is none."""
+    return 1 if problem.phase != "backward_filter" or adds_last(problem, config) else config.split
+
+
+def addends(problem: Problem, config: Config) -> int:
+    """Pieces of a tile that the last of its programs adds; 1 where none do."""
+    if problem.phase == "backward_filter":
+        return config.split if adds_last(problem, config) else 1
+    return pieces(problem, config) if "TN" in config.tile else 1
+
+
+def shares_tiles(problem: Problem, config: Config) -> bool:
+    """Whether programs may count who comes last: also those of a convolution inside that has no stride."""
+    by_boxes = "TN" in config.tile and problem.phase != "backward_filter" and config.split > 1
+    return by_boxes or adds_last(problem, config)
