@@ -103,7 +103,9 @@ def test_a_stem_is_summed_and_taken_by_one_launch() -> None:
     assert done
 
 
-@pytest.mark.parametrize("name", ["pointer", "gemm", "packed", "depthwise", "box", "stem", "converted", "tiled"])
+@pytest.mark.parametrize(
+    "name", ["pointer", "gemm", "packed", "depthwise", "box", "stem", "widened", "converted", "tiled"]
+)
 def test_many_pieces_are_added(name: str) -> None:
     """Several at once, empty ones among them; the same bits every time."""
     rng, family = random.Random(f"pieces {name}"), DRAWS[name][0]

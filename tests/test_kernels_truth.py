@@ -28,7 +28,19 @@ from kernel_cases import (
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from convgen.kernels.config import Config
-from convgen.kernels.families import FAMILIES, aten, box, converted, depthwise, gemm, packed, pointer, stem, tiled
+from convgen.kernels.families import (
+    FAMILIES,
+    aten,
+    box,
+    converted,
+    depthwise,
+    gemm,
+    packed,
+    pointer,
+    stem,
+    tiled,
+    widened,
+)
 from convgen.kernels.load import load_text
 from convgen.kernels.problem import LocalDim, Problem
 
@@ -104,6 +116,18 @@ def sixty_four_channels(rng: random.Random, phase: str) -> Problem:
     return replace(p, filters=4 * rng.choice((1, 3, 5, 17)), dims=p.dims[-2:])
 
 
+def few_filters(rng: random.Random, phase: str) -> Problem:
+    """Or few channels of x's gradient; whole blocks of rows in the last dimension, which has no stride."""
+    p, few = aligned(rng, phase), rng.choice((1, 2, 3, 5, 8, 12, 16, 20, 24, 32))
+    plain = phase == "backward_data"
+    others = tuple(replace(d, stride=1) if plain else d for d in p.dims[1 if len(p.dims) > 2 else 0 : -1])
+    x, y = rng.choice(((16, 16), (16, 16), (32, 16), (16, 32)))
+    last = replace(p.dims[-1], x=x, y=y, kernel=rng.choice((2, 3, 3, 4, 5)), stride=1, dilation=1)
+    many = 16 * rng.choice((1, 2, 3))
+    channels, filters = (few, many) if plain else (many, few)
+    return replace(p, dims=(*others, last), channels=channels, filters=filters)
+
+
 def as_they_lie(rng: random.Random, phase: str) -> Problem:
     """What boxes can once channels are last; some of one dimension."""
     p = replace(rng.choice((aligned, aligned, haloed))(rng, phase), memory_format="contiguous")
@@ -116,6 +140,7 @@ DRAWS: dict[str, tuple[Any, Draw, int]] = {
     "depthwise": (depthwise, a_channel_a_group, 13),
     "gemm": (gemm, pointwise, 14),
     "box": (box, lambda rng, phase: rng.choice((aligned, aligned, haloed))(rng, phase), 14),
+    "widened": (widened, few_filters, 14),
     "tiled": (tiled, sixty_four_channels, 12),
     "converted": (converted, as_they_lie, 20),
     "stem": (stem, few_strided, 20),

@@ -47,9 +47,3 @@ def addends(problem: Problem, config: Config) -> int:
     if problem.phase == "backward_filter":
         return config.split if adds_last(problem, config) else 1
     return pieces(problem, config) if "TN" in config.tile else 1
-
-
-def shares_tiles(problem: Problem, config: Config) -> bool:
-    """Whether programs may count who comes last: also those of a convolution inside that has no stride."""
-    by_boxes = "TN" in config.tile and problem.phase != "backward_filter" and config.split > 1
-    return by_boxes or adds_last(problem, config)

@@ -64,7 +64,7 @@ class Shared:
         if len(levels) == 1:
             note = "# The pieces of the tile; who arrives last adds them, always in the same order."
             return [note, *lines, *self._counted("counter", str(self.count - 1))]
-        each, many = levels
+        each, many = levels[0], levels[1]
         inner = list[str]()
         for j in range(len(self.sums)):
             inner += self._added(j, "first", "first + 1, end", "addend")

@@ -11,7 +11,6 @@ from convgen.kernels.environment import environment
 from convgen.kernels.families import of_gpu
 from convgen.kernels.on_cpu import cpu_module, cpu_source
 from convgen.kernels.problem import Problem
-from convgen.kernels.sharing import shares_tiles
 from convgen.spec.target import Target
 
 
@@ -79,7 +78,7 @@ def launch_source(kernels: Sequence[Kernel], *, alone: bool = False) -> str:
     boxes, target = reads_boxes(kernels), kernels[0].target if kernels else None
     arch = f"sm_{target.arch}" if target is not None and target.kind == "cuda" else ""
     given = {"rims": rims, "rounds_tf32": rounds, "boxes": boxes, "aten": aten, "rim_boxes": rim_boxes, "arch": arch}
-    given |= {"turns": turns, "counts": any(shares_tiles(k.problem, k.config) for k in kernels), "alone": alone}
+    given |= {"turns": turns, "counts": any("= counters(" in k.source() for k in kernels), "alone": alone}
     return template.render(**given).rstrip("\n")
 
 

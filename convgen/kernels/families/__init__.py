@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from convgen.kernels.config import Config
-from convgen.kernels.families import aten, box, converted, depthwise, gemm, packed, pointer, stem, tiled
+from convgen.kernels.families import aten, box, converted, depthwise, gemm, packed, pointer, stem, tiled, widened
 from convgen.kernels.families.cpu import arranged, plain, product, unfolded
 from convgen.kernels.problem import Problem
 from convgen.kernels.words import Words
@@ -57,7 +57,7 @@ class CpuFamily(Family, Protocol):
 
 # In the order of preference of an untuned problem. The pointer family takes every problem; ATen comes last, since only
 # a measurement can say that it is faster.
-FAMILIES: tuple[GpuFamily, ...] = (depthwise, gemm, stem, packed, box, tiled, converted, pointer, aten)
+FAMILIES: tuple[GpuFamily, ...] = (depthwise, gemm, stem, packed, box, widened, tiled, converted, pointer, aten)
 CPU_FAMILIES: tuple[CpuFamily, ...] = (plain, arranged, product, unfolded)
 _GPU = {made.NAME: made for made in FAMILIES}
 _CPU = {made.NAME: made for made in CPU_FAMILIES}

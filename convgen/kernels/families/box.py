@@ -89,7 +89,7 @@ def tiles(problem: Problem, pixels: int) -> list[dict[str, int]]:
     """Boxes of so many pixels, those that waste least first."""
     rows = box_rows(problem)
     powers = [1 << i for i in range(pixels.bit_length())]
-    found: list[tuple[float, dict[str, int]]] = []
+    found: list[tuple[float, bool, dict[str, int]]] = []
     for shape in product(*([t for t in powers if t <= power_of_two(r)] for r in rows)):
         samples, rest = divmod(pixels, prod(shape))
         if rest or not samples or samples > (1 if _by_sample(problem) else power_of_two(problem.batch)):
@@ -97,9 +97,12 @@ def tiles(problem: Problem, pixels: int) -> list[dict[str, int]]:
         covered = ceil_div(problem.batch, samples) * prod(ceil_div(r, t) * t for r, t in zip(rows, shape, strict=True))
         covered *= _rim_steps(problem, shape)
         names = ("TN", *(f"T{d.name}" for d in problem.dims))
-        found.append((covered * samples, dict(zip(names, (samples, *shape), strict=True))))
-    found.sort(key=lambda pair: (pair[0], pair[1]["TN"]))  # of a sample's rows, taps read some again
-    return [tile for _, tile in found]
+        # A box of one extent is read as it lies: dy by each of the taps that a filter gradient makes together, where
+        # another is brought to registers once (Triton 3.6 and 3.7).
+        single = problem.phase == "backward_filter" and pixels in (samples, *shape)
+        found.append((covered * samples, single, dict(zip(names, (samples, *shape), strict=True))))
+    found.sort(key=lambda one: (*one[:2], one[2]["TN"]))  # of a sample's rows, taps read some again
+    return [tile for *_, tile in found]
 
 
 def _rim_steps(problem: Problem, shape: Sequence[int]) -> float:
@@ -219,18 +222,18 @@ def sizes(problem: Problem, target: Target) -> Iterator[Config]:
     made, summed = (problem.channels, 0) if filter_gradient else _sides(problem)
     if not filter_gradient:
         depth = clamp(summed, 16, min(_deepest(problem), depth))
-    deepest = _deepest(problem) if filter_gradient else 256
+    widest = clamp(made, 16, _deepest(problem) if filter_gradient else 256)
     widths = (16, 32, 64, 128, 256)
     for rows, columns, warps, stages in product(widths, widths, (4, 8), (2, 3, 4) if filter_gradient else (3, 4)):
         fits = (rows + columns) * depth * problem.element_bytes * stages <= target.shared_bytes
         spread = 8 <= rows * columns // (warps * target.warp) <= most
-        if not fits or not spread or max(rows, columns) < 64 or columns > clamp(made, 16, deepest):
+        if not fits or not spread or max(rows, columns) < 64 or columns > widest:
             continue
         exact = problem.dtype == "float32" and not filter_gradient
         if exact and rows * (columns + depth) > HELD * warps * target.warp:
             continue
         merged = half and problem.y_parts > 1 and has_part(problem, "y")
-        if filter_gradient and rows <= clamp(problem.filters, 64 if problem.channels <= 32 or merged else 16, 256):
+        if filter_gradient and rows <= clamp(problem.filters, 64 if widest <= 32 or merged else 16, 256):
             # Of few channels a step has little to multiply: more pixels share what it takes to begin one.
             for pixels in (depth, 2 * depth) if half and columns <= 32 else (depth,):
                 one = _config(problem, _fitting(problem, pixels), rows, columns, warps, stages)
