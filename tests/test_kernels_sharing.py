@@ -21,7 +21,7 @@ from convgen.kernels.config import Config
 from convgen.kernels.families import of_gpu
 from convgen.kernels.load import load_text
 from convgen.kernels.problem import Problem
-from convgen.kernels.sharing import MOST_BYTES, addends, adds_last, groups, second_sum
+from convgen.kernels.sharing import MOST_BYTES, added, addends, adds_last, groups, second_sum
 from convgen.kernels.source import Kernel, kernel_module
 
 from runtime import graphs  # isort: skip
@@ -85,12 +85,9 @@ def test_whoever_comes_last(family: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_groups_cover_the_pieces() -> None:
     for count in range(2, 400):
-        levels = groups(count)
-        if len(levels) == 1:
-            assert levels == (count,)
-            continue
-        each, many = levels
-        assert (many - 1) * each < count <= many * each and each + many <= 2 * count**0.5 + 2
+        each, many = groups(count)
+        assert (many - 1) * each < count <= many * each
+        assert added(count) == (count if many == 1 else each + many) <= max(8, 2 * count**0.5 + 2)
 
 
 def test_large_tiles_are_added_by_a_launch() -> None:

@@ -60,9 +60,9 @@ def estimated_s(p: Problem, config: Config, w: Work, target: Target, device: Cei
     if w.split > 1:
         seconds += device.floor_s + 2 * sum_bytes(p, w) / device.bytes_per_s + ceil_div(w.split, SUMMED) * LATENCY_S
     if w.addends > 1:
-        levels = groups(w.addends)
-        waits = sum(ceil_div(n, SUMMED_AT_ONCE) for n in levels)
-        seconds += len(levels) * ARRIVAL_S + max(adding_s(w, target), waits * LATENCY_S)
+        each, many = groups(w.addends)
+        waits = ceil_div(each, SUMMED_AT_ONCE) + (ceil_div(many, SUMMED_AT_ONCE) if many > 1 else 0)
+        seconds += (1 + (many > 1)) * ARRIVAL_S + max(adding_s(w, target), waits * LATENCY_S)
     return seconds
 
 

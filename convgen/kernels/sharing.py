@@ -19,12 +19,16 @@ MOST_BYTES = 192 * 1024  # that the last program reads, the sums of its group's 
 FAMILIES = ("box", "tiled", "converted", "gemm", "pointer")  # whose filter gradients can
 
 
-def groups(count: int) -> tuple[int, ...]:
-    """Pieces of a group, and groups where there are several; the last group may be smaller."""
-    if count <= MOST_ADDENDS:
-        return (count,)
-    each = isqrt(count - 1) + 1
+def groups(count: int) -> tuple[int, int]:
+    """Pieces of a group, and groups; the last may be smaller."""
+    each = count if count <= MOST_ADDENDS else isqrt(count - 1) + 1
     return each, ceil_div(count, each)
+
+
+def added(count: int) -> int:
+    """Sums that the last program reads: of its group's pieces, and of groups where there are several."""
+    each, many = groups(count)
+    return each + many if many > 1 else each
 
 
 def adds_last(problem: Problem, config: Config) -> bool:
@@ -34,7 +38,7 @@ def adds_last(problem: Problem, config: Config) -> bool:
     tile = config.tile
     taps = taps_together(problem, config) if "TN" in tile else 1
     numbers = tile["BF"] * tile["BC"] * taps
-    return sum(groups(config.split)) * numbers * max(4, problem.element_bytes) <= MOST_BYTES
+    return added(config.split) * numbers * max(4, problem.element_bytes) <= MOST_BYTES
 
 
 def second_sum(problem: Problem, config: Config) -> int:

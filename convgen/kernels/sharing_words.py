@@ -53,18 +53,17 @@ class Shared:
     @property
     def head(self) -> list[str]:
         """Up to where the last program is."""
-        levels = groups(self.count)
+        each, many = groups(self.count)
         numbers = f"{self.count * len(self.sums)} * {self.rows} * {self._across}"
-        counter = f"arrived + ({self.tile})" + (f" * {1 + levels[1]}" if len(levels) > 1 else "")
+        counter = f"arrived + ({self.tile})" + (f" * {1 + many}" if many > 1 else "")
         lines = [
             f"lane = tl.arange(0, {self.rows})[:, None] * {self._across} + tl.arange(0, {self.columns})[None, :]",
             f"pieces, counter = sums + tl.cast({self.tile}, tl.int64) * ({numbers}) + lane, {counter}",
             *(f"tl.store({self._at(self.piece, j)}, {sum})" for j, sum in enumerate(self.sums)),
         ]
-        if len(levels) == 1:
+        if many == 1:
             note = "# The pieces of the tile; who arrives last adds them, always in the same order."
             return [note, *lines, *self._counted("counter", str(self.count - 1))]
-        each, many = levels[0], levels[1]
         inner = list[str]()
         for j in range(len(self.sums)):
             inner += self._added(j, "first", "first + 1, end", "addend")
@@ -82,12 +81,12 @@ class Shared:
 
     def total(self, j: int) -> list[str]:
         """`total` of the j-th sum, for the last program."""
-        levels = groups(self.count)
-        if len(levels) == 1:
-            return self._added(j, "0", f"1, {self.count}", "addend")
-        return self._added(j, "0", f"1, {levels[1]}", f"addend * {levels[0]}")
+        each, many = groups(self.count)
+        if many == 1:
+            return self._added(j, "0", f"1, {each}", "addend")
+        return self._added(j, "0", f"1, {many}", f"addend * {each}")
 
     @property
     def depth(self) -> int:
         """Spaces that the lines of the last program stand behind."""
-        return 4 * len(groups(self.count))
+        return 8 if groups(self.count)[1] > 1 else 4

@@ -104,8 +104,8 @@ class Words:
 
     def counters(self, config: Config) -> int:
         """Of a tile whose programs count who comes last."""
-        levels = groups(config.split)
-        return 1 + levels[1] if len(levels) > 1 else 1
+        _, many = groups(config.split)
+        return 1 + many if many > 1 else 1
 
     @staticmethod
     def shared(tile: str, piece: str, count: int, rows: str, columns: str, sums: Sequence[str]) -> Shared:

@@ -7,7 +7,7 @@ from math import prod
 
 from convgen.kernels.config import Config, ceil_div
 from convgen.kernels.problem import Problem
-from convgen.kernels.sharing import groups, second_sum
+from convgen.kernels.sharing import added, second_sum
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Work:
     @property
     def added_bytes(self) -> int:
         """That the last program of a tile reads to add them, and its group's."""
-        return 4 * self.tile[0] * self.tile[1] * sum(groups(self.addends)) if self.addends > 1 else 0
+        return 4 * self.tile[0] * self.tile[1] * added(self.addends) if self.addends > 1 else 0
 
 
 @dataclass(frozen=True, slots=True)
