@@ -16,7 +16,7 @@ from convgen.algebra.windows import edge_padding
 from convgen.errors import InputError
 from convgen.kernels.config import Config, largest, parse_config
 from convgen.kernels.estimate import data_sheet, estimated_s
-from convgen.kernels.families import FAMILIES, families, family, of_gpu, widened
+from convgen.kernels.families import FAMILIES, families, family, of_gpu, packed, widened
 from convgen.kernels.problem import LocalDim, Problem
 from convgen.kernels.rates import RATES
 from convgen.kernels.source import Kernel
@@ -47,8 +47,8 @@ def choose(problems: tuple[Problem, ...], target: Target) -> Kernel:
 
     Where channels are not last, or elements are of 4 bytes, the one of the least estimated time: whether it pays to
     make them last depends on how much there is to convolve, and threads copy by 4 bytes what has to lie by what is
-    summed. So does whether blocks of pixels pay where filters are few. On a CPU it is ATen's plain call, also where a
-    rank has nothing to do.
+    summed. So does whether blocks of pixels pay where filters or channels are few. On a CPU it is ATen's plain call,
+    also where a rank has nothing to do.
     """
     if target.is_cpu:
         return Kernel(problems, Config("aten", warps=0, stages=0), target)
@@ -57,7 +57,7 @@ def choose(problems: tuple[Problem, ...], target: Target) -> Kernel:
     if target.arch not in RATES or problem.dtype == "float64":
         return Kernel(problems, able[0].default(problem, target), target)
     if problem.channels_last and problem.element_bytes != 4:
-        able = [made for made in able if made in (able[0], widened)]
+        able = [made for made in able if made in (able[0], packed, widened)]
         if len(able) == 1:
             return Kernel(problems, able[0].default(problem, target), target)
     device = data_sheet(target, problem.dtype)

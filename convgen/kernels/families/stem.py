@@ -1,4 +1,5 @@
 """Few channels and a stride: blocks of rows become channels, and then it is a convolution by boxes without a stride.
+Without a stride, where boxes can't copy so few, their number is made one that they can.
 
 Of S x S rows, S the strides, a first launch makes one row with S S C channels, padding and unused lanes zero. yh reads
 x's rows S yh - pad + kh: with kh = S t + a, tap t of block yh + t and its row a. So a filter of K rows has K/S taps,
@@ -36,7 +37,8 @@ def refusal(problem: Problem, target: Target) -> str | None:
     if any(d.dilation > 1 and d.kernel > 1 for d in problem.dims):
         return "a dilation"
     block = prod(d.stride for d in problem.dims)
-    if block == 1 or problem.taps == 1 or problem.channels * block > MOST_CHANNELS:
+    lies = block == 1 and problem.channels * problem.element_bytes % 16 == 0  # boxes can, as it is
+    if lies or problem.taps == 1 or problem.channels * block > MOST_CHANNELS:
         return f"blocks of {block} rows with {problem.channels} channels, and {problem.taps} taps"
     return box.refusal(blocks(problem), target)
 
