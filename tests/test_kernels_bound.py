@@ -137,10 +137,7 @@ def test_bound_of_contiguous_layers(phase: str) -> None:
         assert narrowest == 16, name
         if name != "1x1":
             assert choose((p,), SM_90).config.family == "converted", name
-            assert (
-                b.times_us["around"] >= 4.0
-                and b.us == max(b.times_us[n] for n in ("loop", "memory", "floor")) + b.times_us["around"]
-            )
+            assert b.times_us["around"] >= 4.0 and b.us >= b.times_us["floor"] + b.times_us["around"]
 
 
 @pytest.mark.parametrize("phase", PHASES)

@@ -31,8 +31,8 @@ class Bound:
         step_cycles: by what takes them: matrix (as compiled), issue, shared.
         step_bytes: copied a step, as shared memory holds them.
         useful: share of the products that the problem asks for; the rest lies outside of its edges.
-        times_us: by what takes them: loop (all steps, programs spread evenly, and what the last program of a tile
-            adds), memory, floor; around, of the launches before and behind.
+        times_us: by what takes them: loop (all steps, programs spread evenly), adding (by the last program of a tile,
+            behind its steps), memory, floor; around, of the launches before and behind.
         ideal_us: of the problem, whatever the kernel: its products, its operands' bytes once, or a launch.
     """
 
@@ -64,7 +64,8 @@ class Bound:
     @property
     def us(self) -> float:
         """Of all launches, one behind the other."""
-        return max(self.times_us[n] for n in ("loop", "memory", "floor")) + self.times_us["around"]
+        t = self.times_us
+        return max(t["loop"] + t["adding"], t["memory"], t["floor"]) + t["around"]
 
     @property
     def of_ideal(self) -> float:
@@ -105,7 +106,8 @@ def bound_of(
     waves = ceil_div(work.programs, target.processors)
     asked = whole_products(p)
     times = {
-        "loop": (waves * work.steps * max(cycles.values()) + work.added_bytes / CACHE_BYTES) / rates.clock_hz * 1e6,
+        "loop": waves * work.steps * max(cycles.values()) / rates.clock_hz * 1e6,
+        "adding": work.added_bytes / CACHE_BYTES / rates.clock_hz * 1e6,
         "memory": whole_bytes(p) / bytes_per_s * 1e6,
         "floor": floor_s * 1e6,
         "around": around_s(p, work, bytes_per_s, floor_s) * 1e6,
