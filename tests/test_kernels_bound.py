@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
-from generate import DRAWS
+from generate import DRAWS, draws
 from kernel_cases import PHASES, SM_90
 from scripts import bench_script
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -208,9 +209,17 @@ def test_kernels_on_paper() -> None:
 
 
 def test_a_default_is_a_legal_configuration() -> None:
+    """Whatever channels and filters; a stride halves what a step may have of the former, where they are pairs'."""
+    rng = random.Random(7)
+    sizes = [(c, c, 1) for c in (16, 24, 48, 64, 512)]
+    sizes += [(c, f, 2) for c in (48, 80) for f in (16, 48)] + [
+        (8 * rng.randint(1, 20), 8 * rng.randint(1, 20), rng.choice((1, 2, 4))) for _ in range(draws(6))
+    ]
     for phase in PHASES:
-        for channels in (16, 24, 48, 64, 512):
-            p = square(phase, size=7, channels=channels)
+        for channels, filters, stride in sizes:
+            d = replace(square(phase).dims[0], x=8 * stride, y=8, stride=stride)
+            dtype = rng.choice(("bfloat16", "bfloat16", "float32", "tfloat32"))
+            p = square(phase, channels=channels, filters=filters, dims=(d, replace(d, name="W")), dtype=dtype)
             for family in FAMILIES:
                 if family.refusal(p, SM_90) is None:
                     assert family.default(p, SM_90) == next(iter(family.configs(p, SM_90)))

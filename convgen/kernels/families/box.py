@@ -134,7 +134,7 @@ def configs(problem: Problem, target: Target) -> Iterator[Config]:
         if not spread or shared > target.shared_bytes or max(rows, columns) < 64:
             continue
         if problem.phase == "backward_filter":
-            if rows > clamp(problem.filters, 64, 256) or columns > clamp(problem.channels, 16, _deepest(problem)):
+            if rows > clamp(problem.filters, 64, 256) or columns > clamp(problem.channels, 16, deepest(problem)):
                 continue
             for tile in tiles(problem, summed)[:2]:
                 one = _config(problem, tile, rows, columns, warps, stages)
@@ -142,14 +142,14 @@ def configs(problem: Problem, target: Target) -> Iterator[Config]:
                     yield from (replace(one, split=split) for split in splits(problem, target, one))
         else:
             made, depth = _sides(problem)
-            if rows < 64 or columns > clamp(made, 16, 256) or summed > clamp(depth, 16, _deepest(problem)):
+            if rows < 64 or columns > clamp(made, 16, 256) or summed > clamp(depth, 16, deepest(problem)):
                 continue
             for tile in tiles(problem, rows)[:3]:
                 for split in _cuts(problem, target, tile, columns):
                     yield _config(problem, tile, columns, summed, warps, stages, split)
 
 
-def _deepest(problem: Problem) -> int:
+def deepest(problem: Problem) -> int:
     """Channels of a step at most: those of a row's pair are behind them in memory, so they have to come out even."""
     if problem.phase != "backward_data" and is_paired(problem.dims[-1]):
         return min(128, problem.channels & -problem.channels)
@@ -221,8 +221,8 @@ def sizes(problem: Problem, target: Target) -> Iterator[Config]:
     depth, most = (64, 128) if half else (32, 64 if problem.dtype == "float32" else 128)  # sums a thread
     made, summed = (problem.channels, 0) if filter_gradient else _sides(problem)
     if not filter_gradient:
-        depth = clamp(summed, 16, min(_deepest(problem), depth))
-    widest = clamp(made, 16, _deepest(problem) if filter_gradient else 256)
+        depth = clamp(summed, 16, min(deepest(problem), depth))
+    widest = clamp(made, 16, deepest(problem) if filter_gradient else 256)
     widths = (16, 32, 64, 128, 256)
     for rows, columns, warps, stages in product(widths, widths, (4, 8), (2, 3, 4) if filter_gradient else (3, 4)):
         fits = (rows + columns) * depth * problem.element_bytes * stages <= target.shared_bytes

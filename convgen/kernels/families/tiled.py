@@ -29,8 +29,8 @@ def refusal(problem: Problem, target: Target) -> str | None:
     """Why the family can't; None if it can."""
     if problem.phase != "backward_filter" or problem.dtype != "tfloat32":
         return "it is for TF32's filter gradients"
-    if problem.rim is not None or problem.channels < 64:
-        return f"a halo, or {problem.channels} channels, fewer than 64"
+    if problem.rim is not None or problem.channels < 64 or box.deepest(problem) < 64:
+        return f"a halo, or {problem.channels} channels, fewer than 64 or, with a stride, no multiple of it"
     return box.refusal(problem, target)
 
 
