@@ -108,6 +108,7 @@ def test_counters_are_a_streams_or_a_graphs(monkeypatch: pytest.MonkeyPatch) -> 
         made.append(n)
         return torch.empty(n, dtype=dtype).zero_()
 
+    monkeypatch.setattr(module, "COUNTERS", {})
     monkeypatch.setattr(module.torch, "zeros", zeros)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=current[0]))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
@@ -127,7 +128,10 @@ def test_counters_are_a_streams_or_a_graphs(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_graph_has_counters_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While it is recorded, and no longer; also where it can't be."""
+    """While it is recorded, and no longer, also where it can't be; all modules of a process ask for the same."""
+    p, config = drawn(random.Random(3), "gemm")
+    module: Any = load_text(kernel_module([Kernel((p,), config, SM_90)]))
+    assert module.COUNTERS is shared["counters"]
     seen: list[Any] = []
     place = SimpleNamespace(transport=None)
 

@@ -103,9 +103,9 @@ import triton.language as tl
 from torch import Tensor
 """
     head += "from triton.tools.tensor_descriptor import TensorDescriptor\n" if reads_boxes(kernels) else ""
-    parts = [
-        head,
-        launch_source(kernels, alone=True),
-        *(k.source() for k in kernels),
-    ]
+    launch = launch_source(kernels, alone=True)
+    if "ModuleType" in launch:
+        head = head.replace("import warnings\n", "import sys\nimport warnings\n")
+        head = head.replace("from typing import", "from types import ModuleType\nfrom typing import")
+    parts = [head, launch, *(k.source() for k in kernels)]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
