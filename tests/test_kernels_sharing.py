@@ -23,6 +23,7 @@ from convgen.kernels.load import load_text
 from convgen.kernels.problem import Problem
 from convgen.kernels.sharing import MOST_BYTES, added, addends, adds_last, groups, second_sum
 from convgen.kernels.source import Kernel, kernel_module
+from convgen.tune.clock import own_counters
 
 from runtime import graphs  # isort: skip
 from runtime.mesh import shared  # isort: skip
@@ -149,6 +150,9 @@ def test_a_graph_has_counters_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Non
             raise ValueError("no")
 
     graphs.recorded("net", run, place)  # type: ignore[arg-type]
+    with own_counters():
+        assert shared["counters"]["graph"] == {}
+    assert "graph" not in shared["counters"]
     with pytest.raises(RuntimeError, match="can't be recorded"):
         graphs.recorded("net", run, place)  # type: ignore[arg-type]
     assert seen == [{}, {}] and seen[0] is not seen[1] and "graph" not in shared["counters"]
