@@ -6,7 +6,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -138,7 +138,7 @@ class CudaClock:
 
 
 @contextmanager
-def own_counters() -> Iterator[None]:
+def own_counters() -> Generator[None]:
     """What is captured meanwhile clears counters of programs that share a tile once, as a module's graph does."""
     shared: dict[str, Any] = sys.modules.setdefault("_convgen_shared", ModuleType("_convgen_shared")).__dict__
     counters = shared.setdefault("counters", {})
