@@ -152,9 +152,10 @@ def why(rows: list[dict[str, Any]]) -> Iterator[str]:
         if "share" in row:
             words = row["dtype"] if row["format"] == "channels_last" else row["format"]
             groups[row["network"], words, row["phase"]].append(row)
-    for (network, words, phase), found in sorted(
-        groups.items(), key=lambda g: (g[0][0], g[0][1], PHASES.index(g[0][2]))
-    ):
+    ordered = sorted(groups.items(), key=lambda g: (g[0][0], g[0][1], PHASES.index(g[0][2])))
+    if len({network for (network, *_), _ in ordered}) > 1:
+        ordered.append((("all", "", ""), [r for _, found in ordered for r in found]))
+    for (network, words, phase), found in ordered:
         short = Counter(lacks(r) for r in found if ideal_of(r) < asked(r))
         counts = "  ".join(f"{short[n] or '':>8}" for n in REASONS)
         yield f"{network:14} {words:10} {phase:15} {len(found):7}  {len(found) - short.total():8}   {counts}".rstrip()

@@ -108,7 +108,8 @@ def few_strided(rng: random.Random, phase: str) -> Problem:
     dtype = rng.choice(("float32", "bfloat16", "float16", "tfloat32"))
     dims = tuple(replace(d, dilation=1, stride=rng.choice((1, 2, 2, 3, 4))) for d in p.dims[-2:])
     form = rng.choice(("channels_last", "channels_last", "contiguous")) if len(dims) > 1 else "contiguous"
-    return replace(p, dims=dims, dtype=dtype, memory_format=form, filters=8 * rng.choice((1, 2, 3)))
+    sides = {"filters": 8 * rng.choice((1, 2, 3)), "y_parts": rng.choice((1, 1, 2, 3))}
+    return replace(p, dims=dims, dtype=dtype, memory_format=form, **sides)
 
 
 def sixty_four_channels(rng: random.Random, phase: str) -> Problem:

@@ -16,7 +16,7 @@ from convgen.algebra.windows import edge_padding
 from convgen.errors import InputError
 from convgen.kernels.config import Config, largest, parse_config
 from convgen.kernels.estimate import data_sheet, estimated_s
-from convgen.kernels.families import FAMILIES, families, family, of_gpu, packed, widened
+from convgen.kernels.families import FAMILIES, families, family, of_gpu, stem, widened
 from convgen.kernels.problem import LocalDim, Problem
 from convgen.kernels.rates import RATES
 from convgen.kernels.source import Kernel
@@ -57,7 +57,7 @@ def choose(problems: tuple[Problem, ...], target: Target) -> Kernel:
     if target.arch not in RATES or problem.dtype == "float64":
         return Kernel(problems, able[0].default(problem, target), target)
     if problem.channels_last and problem.element_bytes != 4:
-        able = [made for made in able if made in (able[0], packed, widened)]
+        able = [made for made in able if able[0] is stem or made in (able[0], widened)]
         if len(able) == 1:
             return Kernel(problems, able[0].default(problem, target), target)
     device = data_sheet(target, problem.dtype)

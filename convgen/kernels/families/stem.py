@@ -25,15 +25,15 @@ NAME = "stem"
 TEMPLATE = "stem.py.jinja"
 NEEDS = ("boxes",)
 SINGLE_CHANNELS = False
-MOST_CHANNELS = 64  # of a block
+MOST_CHANNELS = 128  # of a block
 
 
 def refusal(problem: Problem, target: Target) -> str | None:
     """Why the family can't; None if it can."""
     if problem.epilogue and problem.phase == "backward_data":
         return "steps behind backward-data"
-    if problem.rim is not None or problem.x_parts * problem.y_parts * problem.groups > 1:
-        return "groups, parts and rims"
+    if problem.rim is not None or problem.x_parts * problem.groups > 1:
+        return "groups, channels in parts and rims"
     if any(d.dilation > 1 and d.kernel > 1 for d in problem.dims):
         return "a dilation"
     block = prod(d.stride for d in problem.dims)
@@ -83,7 +83,7 @@ def work(problem: Problem, config: Config) -> Work:
     """What the launch of products does; blocks are written and read besides, and dy with its channels last."""
     inner = blocks(problem)
     turned = not problem.channels_last and problem.phase != "forward"
-    moved = 2 * (inner.elements["x"] + (inner.elements["y"] if turned else 0))
+    moved = 2 * (inner.elements["x"] + (inner.elements["y"] * problem.y_parts if turned else 0))
     taken = problem.phase != "forward" and not (problem.phase == "backward_filter" and config.split > 1)
     launches = taken + turned + 1  # where pieces are summed, that launch takes w's gradient from that of blocks as well
     return replace(box.work(inner, config), launches=launches, more_bytes=moved * inner.element_bytes)
