@@ -12,8 +12,8 @@ wrong if the two differ, if something is written beside the result, or if the re
 rounding explains; where the operands are published in the type, farther from the published one, too. Operands lie
 between NaN.
 
-All cases have their turn before one has its next; problems that take the interpreter minutes come last, with their
-default configurations alone. The exit status says whether a run was wrong.
+All cases and families have their turn before one has its next; problems that take the interpreter minutes come last,
+with their default configurations alone. The exit status says whether a run was wrong.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import time
 import unittest
 import warnings
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -299,7 +300,7 @@ Tallies = dict[tuple[str, str], Tally]  # by source and family
 
 
 def problems(cases: Sequence[Case], seed: int) -> list[tuple[Case, Problem, GpuFamily]]:
-    """Each beside a family that takes it: of all cases one at random, then another; large ones last."""
+    """Each beside a family that takes it: of all cases and families one at random, then another; large ones last."""
     found: list[tuple[bool, int, Case, Problem, GpuFamily]] = []
     for case in cases:
         formats = ("contiguous", "channels_last")[: len(case.dims)]
@@ -312,7 +313,10 @@ def problems(cases: Sequence[Case], seed: int) -> list[tuple[Case, Problem, GpuF
             if family.refusal(p, SM_90) is None and (family.NAME != aten.NAME or p.dtype == "float64")
         ]
         random.Random(f"{seed} {case.name}").shuffle(taken)
-        found += [(is_large(p), turn, case, p, family) for turn, (p, family) in enumerate(taken)]
+        turns: Counter[str] = Counter()
+        for p, family in taken:
+            found.append((is_large(p), turns[family.NAME], case, p, family))
+            turns[family.NAME] += 1
     return [(case, p, family) for _, _, case, p, family in sorted(found, key=lambda one: one[:2])]
 
 
