@@ -92,9 +92,15 @@ def operands(p: Problem, seed: int = 0, *, integers: bool = False) -> dict[str, 
     return made
 
 
+def to_tf32(value: Tensor) -> Tensor:
+    """float32 rounded to 11 bits, ties to even, by arithmetic on its mantissa."""
+    mantissa, exponent = torch.frexp(value.double())
+    return torch.ldexp((mantissa * 2**11).round(), exponent - 11).float()
+
+
 def reference(p: Problem, given: dict[str, Tensor]) -> Tensor:
     """y, dx or dw in float64, by ATen and explicit padding."""
-    x, w, dy = (given[n].double() for n in ("x", "w", "dy"))
+    x, w, dy = (given[n].detach().double() for n in ("x", "w", "dy"))
     x.requires_grad_(p.phase == "backward_data")
     w.requires_grad_(p.phase == "backward_filter")
     padding: list[int] = []

@@ -24,6 +24,7 @@ from kernel_cases import (
     random_problem,
     reference,
     three_by_three,
+    to_tf32,
 )
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -250,7 +251,7 @@ def test_boxes_are_rounded_as_they_are_copied(phase: str, monkeypatch: pytest.Mo
             value[:: max(1, len(value) // 50)] = 1 + 2.0**-11  # between two neighbours: down to 1
             value[1 :: max(2, len(value) // 50)] = 1 + 3 * 2.0**-11  # and up
         copied = interpret(p, config, given, boxes=2)
-        want = reference(p, {n: _nearest(t) for n, t in given.items()})
+        want = reference(p, {n: to_tf32(t) for n, t in given.items()})
         scale = float(want.abs().max())
         assert float((copied.double() - want).abs().max()) <= 1e-6 * scale, family.NAME
         assert float((reference(p, given) - want).abs().max()) > 1e-5 * scale
@@ -268,12 +269,6 @@ def test_boxes_are_rounded_as_they_are_copied(phase: str, monkeypatch: pytest.Mo
     assert torch.equal(
         interpret(p, box.default(p, SM_90), given).nan_to_num(7, 8, 9), reference(p, given).float().nan_to_num(7, 8, 9)
     )
-
-
-def _nearest(value: torch.Tensor) -> torch.Tensor:
-    """float32 rounded to 11 bits, ties to even, by arithmetic on its mantissa."""
-    mantissa, exponent = torch.frexp(value.double())
-    return torch.ldexp((mantissa * 2**11).round(), exponent - 11).float()
 
 
 @pytest.mark.parametrize("name", DRAWS)
