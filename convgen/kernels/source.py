@@ -49,6 +49,7 @@ class Kernel:
             single_channels=made.SINGLE_CHANNELS,
             grouped=any(q.groups > 1 for q in self.problems),
             rims=max(q.rim or 0 for q in self.problems),
+            multiplies=p.dtype != "float64" or self.target.multiplies_float64,
             rows=(rows_alignment(self.problems, "x"), rows_alignment(self.problems, "y")),
         )
         template = made.TEMPLATE.format(phase=p.phase)

@@ -71,6 +71,7 @@ class Words:
         grouped: bool = False,
         rows: tuple[int, int] = (1, 1),
         rims: int = 0,
+        multiplies: bool = True,
     ) -> None:
         """
         Args:
@@ -81,6 +82,7 @@ class Words:
             grouped: some rank has more than one group.
             rims: boxes of the rim, on the rank that has most of them.
             single_channels: groups have one channel, and channels are numbered through all groups.
+            multiplies: whether the target has products of matrices of the problem's type; else they are sums.
         """
         self.problem, self.float32, self.even = problem, float32, frozenset(even)
         self.aligned = dict(zip("xy", aligned, strict=True))
@@ -88,7 +90,7 @@ class Words:
         self.last = problem.channels_last
         self.rows_aligned = dict(zip("xy", rows, strict=True))
         self.row_vector = rows[1]
-        self.single_channels, self.rims = single_channels, rims
+        self.single_channels, self.rims, self.multiplies = single_channels, rims, multiplies
         self.grouped = grouped or problem.groups > 1 or single_channels
         self.result = VALUE_MADE[problem.phase]
 
@@ -304,12 +306,15 @@ class Words:
 
     def dot(self, activation: str, weights: str) -> str:
         """acc plus the product of a tile of activations and one of weights."""
-        first, second = (activation, weights) if self.last else (weights, activation)
-        return f"acc = tl.dot({self.operand(first)}, {self.operand(second)}, acc{self.precision})"
+        return self._product(*((activation, weights) if self.last else (weights, activation)))
 
     def outer(self, dy: str, x: str) -> str:
         """acc plus the product of a tile of dy and one of x, summed over pixels."""
-        first, second = (f"tl.trans({dy})", x) if self.last else (dy, f"tl.trans({x})")
+        return self._product(*((f"tl.trans({dy})", x) if self.last else (dy, f"tl.trans({x})")))
+
+    def _product(self, first: str, second: str) -> str:
+        if not self.multiplies:
+            return f"acc += tl.sum({first}[:, :, None] * {second}[None, :, :], 1)"
         return f"acc = tl.dot({self.operand(first)}, {self.operand(second)}, acc{self.precision})"
 
     # ---- number types ----

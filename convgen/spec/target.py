@@ -80,6 +80,11 @@ class Target:
         """How float32 is multiplied at float32 accuracy: split into TF32 where there are such units."""
         return "tf32x3" if self.kind == "cuda" else "ieee"
 
+    @property
+    def multiplies_float64(self) -> bool:
+        """Whether matrices of float64 can be multiplied: Triton 3.6 and 3.7 end with an assertion for gfx942."""
+        return self.arch != "gfx942"
+
     def memory_format(self, spatial: int) -> MemoryFormat:
         """Of a layer that says none, with so many spatial dimensions: what the target's kernels read fastest."""
         return "channels_last" if self.is_gpu and spatial > 1 else "contiguous"
