@@ -17,7 +17,7 @@ import pytest
 from generate import DRAWS
 from hypothesis import HealthCheck, settings
 
-import convgen.verify  # noqa: F401  sets MKL up for forked ranks
+import convgen.verify  # sets MKL up for forked ranks
 
 os.environ["CONVGEN_CACHE"] = os.devnull + "-no-cache"  # whoever tunes has another one
 # pytest's processes fill the cores, and a process is safest to fork while no kernel has run on several threads.
@@ -25,11 +25,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Syntax trees and traced programs are many small objects that live on: Python's own 700 between two looks at what is
 # garbage are a third of the time that tests take to be collected, and a tenth of what tracing takes.
 gc.set_threshold(20_000, 20, 20)
+PACKAGE = Path(convgen.verify.__file__).parents[1]
 # The same draws in every run, with no word on how long they take: a failure is a change's, not the day's.
 settings.register_profile(
     "suite", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("suite")
+# Hypothesis draws numbers and texts that the imported code has, too. It may have them from convgen, but not from the
+# modules that tests generate: to parse them takes 10 s, and which there are is another thing in each process.
+providers: Any = sys.modules.get("hypothesis.internal.conjecture.providers")
+if hasattr(providers, "is_local_module_file"):
+    providers.is_local_module_file = lambda path: Path(path).is_relative_to(PACKAGE)
 
 # What compiles or interprets kernels, runs whole modules, emulates, starts processes or measures: not for `make quick`.
 SLOW = (
