@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from convgen.calibrate.collectives import Collective, misfits_of
-from convgen.calibrate.fit import fit_line
+from convgen.calibrate.fit import Fit, fit_line
 from convgen.calibrate.links import SIZES, Messages, patterns
 from convgen.calibrate.local import Local
 from convgen.calibrate.nodes import Nodes
@@ -68,3 +68,9 @@ def calibration(nodes: Nodes, name: str = "mine") -> Calibration:
 def on_a_line(team: Team, cases: Sequence[Case], seconds: float) -> list[Timing]:
     """A race whose times are then put on a line: on a busy machine they may be on none, and are rightly refused."""
     return [replace(t, seconds=1e-5 + t.size / 1e9) for t in race(team, cases, seconds)]
+
+
+def fit_on_a_line(sizes: Sequence[int], seconds: Sequence[float], what: str) -> Fit:
+    """The same of the processor's times."""
+    assert min(seconds) > 0
+    return fit_line(sizes, [1e-5 + size / 1e9 for size in sizes], what)

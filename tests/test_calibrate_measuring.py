@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from calibrations import calibration, on_a_line
+from calibrations import calibration, fit_on_a_line, on_a_line
 
 from convgen.algebra.grid import Grid
 from convgen.calibrate.collectives import KINDS, together
@@ -146,12 +146,12 @@ def test_a_collective_takes_until_its_last_rank_leaves(seed: int) -> None:
 # Processes
 
 LAUNCHED = """
-from calibrations import on_a_line
+from calibrations import fit_on_a_line, on_a_line
 from functools import partial
 from convgen.calibrate import links, local, processor, race, run, shapes
 from convgen.commands.main import main
 
-links.race = on_a_line
+links.race, processor.fit_line = on_a_line, fit_on_a_line
 race.BLOCK_S, race.TRIES, processor.LAPS, processor.LEAST_S = 1e-3, 1, 2, 1e-3
 local.PRODUCTS["cpu"] = local.PRODUCTS["cpu"][:2]
 run.measure_shapes = partial(shapes.measure_shapes, shapes=shapes.SHAPES[:2])
@@ -175,6 +175,7 @@ def test_two_nodes_of_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("convgen.calibrate.run.measure_shapes", partial(measure_shapes, shapes=SHAPE_LIST[:2]))
     monkeypatch.setattr("convgen.calibrate.launches.BLOCKS", 2)
     monkeypatch.setattr("convgen.calibrate.links.race", on_a_line)
+    monkeypatch.setattr("convgen.calibrate.processor.fit_line", fit_on_a_line)
     monkeypatch.setitem(PRODUCTS, "cpu", PRODUCTS["cpu"][:2])
     monkeypatch.setattr("convgen.calibrate.collectives.LEAST_LAPS", 2)
     machines: list[Machine] = spawn(lambda rank: on_two_nodes(tmp_path, rank), 4)
