@@ -32,7 +32,7 @@ settings.register_profile(
 )
 settings.load_profile("suite")
 # Hypothesis draws numbers and texts that the imported code has, too. It may have them from convgen, but not from the
-# modules that tests generate: to parse them takes 10 s, and which there are is another thing in each process.
+# modules that tests generate: parsing them takes longer than the tests, and which there are differs by process.
 providers: Any = sys.modules.get("hypothesis.internal.conjecture.providers")
 if hasattr(providers, "is_local_module_file"):
     providers.is_local_module_file = lambda path: Path(path).is_relative_to(PACKAGE)
