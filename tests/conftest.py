@@ -3,8 +3,9 @@
 import gc
 import multiprocessing
 import os
+import sys
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.machinery import SourceFileLoader
 from multiprocessing import forkserver
 from pathlib import Path
@@ -16,16 +17,25 @@ import pytest
 from generate import DRAWS
 from hypothesis import HealthCheck, settings
 
-import convgen.verify  # noqa: F401  sets MKL up for forked ranks
+import convgen.verify  # sets MKL up for forked ranks
 
 os.environ["CONVGEN_CACHE"] = os.devnull + "-no-cache"  # whoever tunes has another one
 # pytest's processes fill the cores, and a process is safest to fork while no kernel has run on several threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Syntax trees and traced programs are many small objects that live on: Python's own 700 between two looks at what is
+# garbage are a third of the time that tests take to be collected, and a tenth of what tracing takes.
+gc.set_threshold(20_000, 20, 20)
+PACKAGE = Path(convgen.verify.__file__).parents[1]
 # The same draws in every run, with no word on how long they take: a failure is a change's, not the day's.
 settings.register_profile(
     "suite", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("suite")
+# Hypothesis draws numbers and texts that the imported code has, too. It may have them from convgen, but not from the
+# modules that tests generate: parsing them takes longer than the tests, and which there are differs by process.
+providers: Any = sys.modules.get("hypothesis.internal.conjecture.providers")
+if hasattr(providers, "is_local_module_file"):
+    providers.is_local_module_file = lambda path: Path(path).is_relative_to(PACKAGE)
 
 # What compiles or interprets kernels, runs whole modules, emulates, starts processes or measures: not for `make quick`.
 SLOW = (
@@ -124,6 +134,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         frozen.add(item.path)
         gc.collect()
         gc.freeze()
+        list_operators_once()
+
+
+def list_operators_once() -> None:
+    """torch.export asks for torch's composite operators of every namespace there is, each time again, a tenth of all
+    that importing takes: they are there after the first time."""
+    export: Any = sys.modules.get("torch._export.utils")
+    if export is not None and not hasattr(export._materialize_cpp_cia_ops, "cache_info"):
+        export._materialize_cpp_cia_ops = cache(export._materialize_cpp_cia_ops)
 
 
 frozen: set[Path] = set()  # before each file

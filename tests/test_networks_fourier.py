@@ -57,7 +57,7 @@ class Spectrogram(nn.Module):
 
 
 def test_fields() -> None:
-    draw = Random()
+    draw = Random("fields")
     torch.manual_seed(draw.randrange(1000))
     shape = (3, 2, draw.randint(5, 9), draw.randint(5, 9))
     given = imported(Modes(draw.choice(NORMS)).double(), random_input(shape))
