@@ -13,7 +13,7 @@ from convgen.kernels.config import Config
 from convgen.kernels.load import load_text
 from convgen.kernels.problem import LocalDim, Problem
 from convgen.kernels.source import Kernel, kernel_module
-from convgen.spec.target import read_target
+from convgen.spec.target import Target, read_target
 from convgen.verify.interpreter import launch
 from convgen.verify.program import TORCH_DTYPES
 
@@ -178,13 +178,15 @@ def surround(p: Problem, value: Tensor, rng: random.Random, count: int) -> Surro
     return Surrounded(guarded(piece(own)), guarded(buffer), table, tuple(v for lo, hi in own for v in (lo, hi - lo)))
 
 
-def interpret(p: Problem, config: Config, given: dict[str, Tensor], *, seed: int = 0, boxes: int = 3) -> Tensor:
+def interpret(
+    p: Problem, config: Config, given: dict[str, Tensor], *, seed: int = 0, boxes: int = 3, target: Target = SM_90
+) -> Tensor:
     """Run a kernel in Triton's interpreter; its result's logical tensor. The output is NaN beforehand."""
     read = {"forward": "x", "backward_data": "dy", "backward_filter": "x"}[p.phase]
     rim = surround(p, given[read], random.Random(seed), boxes) if p.rim is not None else None
     if rim is not None:
         p = replace(p, rim=len(rim.boxes))
-    module = load_text(kernel_module([Kernel((p,), config, SM_90)]))
+    module = load_text(kernel_module([Kernel((p,), config, target)]))
     module.launch = launch
     parts = {"x": p.x_parts, "dy": p.y_parts, "w": 1}
     tensors = {n: guarded(in_memory(p, given[n], parts[n])) for n in ("x", "w", "dy")}

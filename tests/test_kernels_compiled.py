@@ -9,9 +9,10 @@ from itertools import islice
 
 import pytest
 from generate import DRAWS
-from kernel_cases import LETTERS, PHASES
+from kernel_cases import LETTERS, PHASES, interpret, operands, reference
 
 from convgen.compiler import compile_layer
+from convgen.kernels.choose import choose
 from convgen.kernels.config import largest
 from convgen.kernels.facts import Launch, facts, launches
 from convgen.kernels.families import FAMILIES, depthwise
@@ -202,3 +203,23 @@ def test_extents_of_one(dims: int) -> None:
                     (kernel, *_) = kernels((p,), SM_90)
                     for launch in launches(kernel, p):
                         assert 0 < facts(launch, SM_90).registers <= 255
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_float64_of_amd(phase: str) -> None:
+    """No matrices of float64 for gfx942: sums of products, which are as right and spill nothing."""
+    target = read_target("hip:gfx942").known()
+    for taps, name in ((1, "gemm"), (3, "pointer")):
+        d = LocalDim("H", 6, 6, taps, 1, 1, taps // 2)
+        p = Problem(
+            phase=phase, batch=2, channels=20, filters=24, dims=(d, replace(d, name="W")), dtype="float64",
+            memory_format="channels_last",
+        )  # fmt: skip  # type: ignore[arg-type]
+        kernel = choose((p,), target)
+        assert kernel.config.family == name
+        main, _ = launched(kernel, p)
+        found = facts(main, target)
+        assert found.spill_bytes == 0 and found.shared_bytes <= target.shared_bytes
+        given = operands(p, 1)
+        got = interpret(p, kernel.config, given, target=target)
+        assert float((got - reference(p, given)).abs().max()) <= 1e-12 * float(reference(p, given).abs().max())
