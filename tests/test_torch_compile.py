@@ -79,6 +79,19 @@ def test_inductor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what inductor imports
+def test_inductors_cuda_graphs_go_around_the_ops() -> None:
+    """What an op keeps from its first call would lie in memory that they take back."""
+    from torch._inductor.utils import is_cudagraph_unsafe_fx_node
+
+    case = layer("sample", "N1", EVEN)
+    names = [f"{case.layer.name}_{op}" for op in ("forward", "backward", "scatter", "gather")]
+    graph = torch.fx.Graph()
+    for name in names:
+        assert is_cudagraph_unsafe_fx_node(graph.call_function(getattr(torch.ops.convgen, name).default))
+    assert not is_cudagraph_unsafe_fx_node(graph.call_function(torch.ops.aten.relu.default))
+
+
 def test_dtensors_through_compile() -> None:
     case, _ = CASES["dtensors"]
     m = case.module

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 PhaseCode = Callable[..., tuple[Tensor, ...]]
 
+# Tables and counters that an op makes at its first call outlive it, and the memory that torch.compile's CUDA graphs
+# (mode="reduce-overhead") warm up in is taken back: they go around these ops. `graphed` records them.
+UNRECORDED = (torch.Tag.cudagraph_unsafe,)
+
 
 class Ops(NamedTuple):
     """torch.ops.convgen.NAME_forward and its like, and what forward leaves for backward."""
@@ -56,6 +60,7 @@ def define_ops(
         f"{name}_forward",
         mutates_args=(),
         schema="(Tensor x, Tensor w, Tensor? bias, str mesh, int batch) -> " + (f"({made})" if held else made),
+        tags=UNRECORDED,
     )
     def forward(x: Tensor, w: Tensor, bias: Tensor | None, mesh: str, batch: int) -> Any:
         here = layer.here(mesh, batch)
@@ -76,6 +81,7 @@ def define_ops(
         mutates_args=(),
         schema=f"(Tensor dy, {''.join(f'Tensor {v}, ' for v in saved)}str mesh, int batch, "
         "bool need_dx, bool need_dw, bool need_db) -> (Tensor, Tensor, Tensor)",
+        tags=UNRECORDED,
     )
     def backward(dy: Tensor, *rest: Any) -> Any:
         *values, mesh, batch, need_dx, need_dw, need_db = rest
@@ -128,6 +134,7 @@ def define_moves(layer: Layer) -> tuple[Any, Any]:
         f"convgen::{layer.name}_scatter",
         mutates_args=(),
         schema="(Tensor value, str name, str mesh, int batch) -> Tensor",
+        tags=UNRECORDED,
     )
     def scatter(value: Tensor, name: str, mesh: str, batch: int) -> Tensor:
         layout, here = layer.stored[name], layer.here(mesh, batch)
@@ -143,6 +150,7 @@ def define_moves(layer: Layer) -> tuple[Any, Any]:
         f"convgen::{layer.name}_gather",
         mutates_args=(),
         schema="(Tensor value, str name, str mesh, int batch) -> Tensor",
+        tags=UNRECORDED,
     )
     def gather(value: Tensor, name: str, mesh: str, batch: int) -> Tensor:
         return gather_blocks(value, name, layer.here(mesh, batch))
