@@ -35,7 +35,7 @@ from rich.table import Table
 from convgen.algebra.conv import Conv
 from convgen.cost.machines import load_machine
 from convgen.errors import ConvgenError, InputError, Note
-from convgen.kernels.families import FAMILIES
+from convgen.kernels.families import FAMILIES, GpuFamily
 from convgen.kernels.partition import SPLITS, local_problem
 from convgen.kernels.problem import Problem
 from convgen.kernels.work import whole_bytes, whole_flops
@@ -45,6 +45,7 @@ from convgen.spec.target import read_target
 from convgen.tune.key import key_of as problem_key
 
 NETWORKS = ("resnet50", "wrn50_2", "vgg16", "alexnet")
+SM_90 = read_target("cuda:sm_90").known()  # whose families are all there are
 PHASES = ("forward", "backward_data", "backward_filter")
 DTYPES = ("bfloat16", "tfloat32", "float32")
 REGIMES = ("floor", "memory", "compute")
@@ -144,6 +145,8 @@ def plan(wanted: Wanted) -> dict[str, Planned]:
         turns = {
             turn: spread([found[k] for k in keys], 3 if turn[0] == DTYPES[0] else 1) for turn, keys in turns.items()
         }
+        taken = [found[k].problem for keys in turns.values() for k in keys]
+        turns |= {(family.NAME,): left_out(family, found.values(), taken) for family in FAMILIES}
     order = [key for turn in zip_longest(*turns.values()) for key in turn if key is not None]
     return {key: found[key] for key in order[: wanted.limit]}
 
@@ -153,6 +156,18 @@ def spread(problems: Sequence[Planned], count: int) -> list[str]:
     ordered = sorted(problems, key=lambda q: (q.flops / q.bytes, key_of(q.problem)))
     places = (int((i + 0.5) * len(ordered) / count) for i in range(min(count, len(ordered))))
     return [key_of(ordered[place].problem) for place in places]
+
+
+def left_out(family: GpuFamily, problems: Iterable[Planned], taken: Sequence[Problem]) -> list[str]:
+    """Of each phase in which a family can none of those taken, the largest problem that it can."""
+    able = [q for q in problems if family.refusal(q.problem, SM_90) is None]
+    seen = {p.phase for p in taken if family.refusal(p, SM_90) is None}
+    phases = sorted({q.problem.phase for q in able} - seen)
+
+    def worth(q: Planned) -> tuple[bool, float, str]:
+        return q.problem.dtype == DTYPES[0], q.flops, key_of(q.problem)
+
+    return [max(worth(q) for q in able if q.problem.phase == phase)[2] for phase in phases]
 
 
 # ---- The roofline --------------------------------------------------------------------------------------------------
@@ -564,7 +579,11 @@ class Words(click.ParamType):
 @click.option(
     "--fused", is_flag=True, help="Also activations in parts: unpack + convolution + pack against ATen and copies."
 )
-@click.option("--chosen", is_flag=True, help="Of each type, split, ways and phase those at the ends and in the middle.")
+@click.option(
+    "--chosen",
+    is_flag=True,
+    help="Of each type, split, ways and phase those at the ends and in the middle; of each family one at least.",
+)
 @click.option("--limit", type=click.IntRange(1), help="Only the first so many problems.")
 @click.option("--budget", type=float, default=500.0, show_default=True, help="Seconds after which it ends.")
 @click.option("--jobs", type=click.IntRange(0), default=min(16, os.cpu_count() or 1), show_default=True,

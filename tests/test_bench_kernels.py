@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +15,8 @@ from typing import Any
 import pytest
 import torch
 from generate import DRAWS
-from kernel_cases import three_by_three
+from kernel_cases import SM_90, three_by_three
+from scripts import bench_script
 
 from convgen.kernels.families import FAMILIES
 from convgen.kernels.problem import LocalDim
@@ -37,6 +39,20 @@ def test_problems_are_listed_without_a_gpu() -> None:
     lines = [line for line in done.stdout.splitlines() if line.startswith("bfloat16")]
     assert len(lines) > 30 and all(" 4 " in line for line in lines)
     assert {line.split()[1] for line in lines} == {"forward", "backward_data", "backward_filter"}
+
+
+def test_chosen_problems_have_every_family() -> None:
+    """One at least in each phase in which any problem has one."""
+    bench = bench_script("kernels")
+    wanted = bench.Wanted(
+        networks=("resnet50", "vgg16"), layers=(), ways=(4,), splits=tuple(bench.SPLITS), phases=bench.PHASES,
+        dtypes=bench.DTYPES, families=(), configs=1, fused=False, limit=None,
+    )  # fmt: skip
+    every, few = (bench.plan(replace(wanted, chosen=chosen)).values() for chosen in (False, True))
+    assert 50 <= len(few) <= 80 < len(every)
+    for family in FAMILIES:
+        able = [{q.problem.phase for q in some if family.refusal(q.problem, SM_90) is None} for some in (every, few)]
+        assert able[0] == able[1], family.NAME
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
