@@ -41,8 +41,9 @@ def test_problems_are_listed_without_a_gpu() -> None:
     assert {line.split()[1] for line in lines} == {"forward", "backward_data", "backward_filter"}
 
 
-def test_chosen_problems_have_every_family() -> None:
+def test_chosen_problems_have_every_family(monkeypatch: pytest.MonkeyPatch) -> None:
     """One at least in each phase in which any problem has one."""
+    monkeypatch.syspath_prepend(str(BENCH))
     bench = bench_script("kernels")
     wanted = bench.Wanted(
         networks=("resnet50", "vgg16"), layers=(), ways=(4,), splits=tuple(bench.SPLITS), phases=bench.PHASES,
