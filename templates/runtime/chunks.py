@@ -29,7 +29,8 @@ from .layout import Box, block
 from .pieces import Join
 
 if TYPE_CHECKING:
-    from .rows import Move, RowHere, Stand
+    from .rows import Stand
+    from .travel import Move, RowHere
 
 CHUNKS = "chunks"
 

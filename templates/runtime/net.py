@@ -19,9 +19,9 @@ from .checks import identify
 from .conversions import all_gather
 from .mesh import Place, make_mesh, place_key, places
 from .parameters import find_placements
-from .rows import RowHere
 from .splits import Plain, Split, axes_of, block_of
 from .transport import Transport
+from .travel import RowHere
 
 Size = int | str  # of a dimension; "N", "2*N": so many times the samples
 

@@ -23,11 +23,11 @@ from .clipping import local
 from .inside import InsideAll
 from .net import Net, gathered
 from .parameters import as_dtensor, as_held
-from .rows import RowHere
 from .run import Called, Run
 from .scopes import Known, Scope, of_kind
 from .splits import block_of
 from .steps import GraphedStep
+from .travel import RowHere
 
 MASKS = 4096  # calls whose backward pass may be to come
 

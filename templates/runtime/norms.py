@@ -33,7 +33,8 @@ from .checks import refuse_vmap
 from .conversions import named
 from .lanes import noted
 from .mesh import Place
-from .rows import Move, RowHere, Stand, moved, travel
+from .rows import Stand
+from .travel import Move, RowHere, moved, travel
 
 Pair = tuple[Tensor | None, Tensor | None]
 

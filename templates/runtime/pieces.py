@@ -32,7 +32,8 @@ from .lanes import Pending, begin, noted
 from .layout import Box, common
 
 if TYPE_CHECKING:
-    from .rows import Move, RowHere, Stand
+    from .rows import Stand
+    from .travel import Move, RowHere
 
 HALOS = "halos"
 
