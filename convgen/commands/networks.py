@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from convgen.commands.compiled_file import CompiledFile
 from convgen.commands.inputs import need, need_device, parse_grid, read_schedule
 from convgen.errors import InputError
 from convgen.spec.graph_reader import is_graph_file
@@ -18,10 +18,7 @@ from convgen.spec.source import locate
 from convgen.spec.target import read_target
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from convgen.cost.machine import Machine
-    from convgen.network_compiler import CompiledNetwork
 
 LAYERS_ONLY = {
     "passes": "is of a layer's passes",
@@ -33,15 +30,6 @@ LAYERS_ONLY = {
 }
 FLAGS = {"passes": "--pass", "dump_ir": "--dump-ir", "time_passes": "--time-passes", "memory_format": "--memory-format"}
 DEFAULTS: Mapping[str, Any] = {"objective": "seconds"}
-
-
-@dataclass(frozen=True)
-class CompiledFile:
-    """A graph file, compiled, and the tensors that stand beside it."""
-
-    file: str
-    compiled: CompiledNetwork
-    tensors: dict[str, Tensor]
 
 
 def are_graphs(files: Sequence[str]) -> bool:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from convgen.commands.compiled_file import CompiledFile
 from convgen.commands.inputs import need, read_files, read_schedule
 from convgen.errors import InputError
 from convgen.spec.source import locate
 
 if TYPE_CHECKING:
-    from convgen.commands.networks import CompiledFile
     from convgen.cost.machine import Machine
 
 NOTE = "as a network of one row: convgen compile --overlap writes it"
@@ -37,7 +37,6 @@ def compile_one_rows(
         schedule: file of the network's text, for one layer.
     """
     need("torch", "a network's operators are ATen's, which needs torch")
-    from convgen.commands.networks import CompiledFile
     from convgen.network_compiler import compile_network, compile_text
     from convgen.plan.program.edited import read_text
     from convgen.spec.network_graph import layer_graph
