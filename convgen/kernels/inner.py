@@ -6,6 +6,7 @@ from convgen.kernels.boxes import BoxWords
 from convgen.kernels.config import Config
 from convgen.kernels.environment import environment
 from convgen.kernels.problem import Problem
+from convgen.kernels.sharing import second_sum
 from convgen.kernels.words import Words
 
 
@@ -14,9 +15,11 @@ class InnerWords(BoxWords):
 
     Attributes:
         writer: words of the phase where its result lies as they say, not as boxes.
+        of_phase: the phase's name, where the convolution inside may be of another.
     """
 
     writer: Words | None = None
+    of_phase = ""
 
     def products(self, name: str, config: Config) -> str:
         """The kernel by boxes, and the function that launches it."""
@@ -25,7 +28,7 @@ class InnerWords(BoxWords):
 
     @property
     def entry(self) -> str:
-        return f"{self.problem.phase}_of_boxes"
+        return f"{self.of_phase or self.problem.phase}_of_boxes"
 
     @property
     def by_pointers(self) -> Words | None:
@@ -50,10 +53,11 @@ class ArrangedWords(Words):
         """Where the result of the convolution inside lies, if not as boxes."""
         raise NotImplementedError
 
-    sums_kept = False
+    sums_kept = False  # whether a launch behind adds the pieces of a filter gradient, and takes from them
 
     def products(self, name: str, config: Config) -> str:
         """The kernel by boxes, and the function that launches it."""
         words = InnerWords(self.inner, float32=self.float32, rims=self.rims)
-        words.writer, words.sums_kept = self.writer, self.sums_kept and config.split > 1
+        words.writer, words.of_phase = self.writer, self.problem.phase
+        words.sums_kept = self.sums_kept and second_sum(self.inner, config) > 1
         return words.products(name, config)

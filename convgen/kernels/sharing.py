@@ -16,7 +16,7 @@ from convgen.kernels.problem import Problem
 
 MOST_ADDENDS = 8  # of one group, where there are no more
 MOST_BYTES = 192 * 1024  # that the last program reads, the sums of its group's pieces and of groups
-FAMILIES = ("box", "tiled", "converted", "gemm", "pointer")  # whose filter gradients can
+FAMILIES = ("box", "tiled", "converted", "widened", "gemm", "pointer")  # whose filter gradients can
 
 
 def groups(count: int) -> tuple[int, int]:

@@ -36,6 +36,10 @@ class Kernel:
 
     def source(self) -> str:
         """Triton functions, and the function of the phase's name that launches them; on a CPU that of ATen's calls."""
+        return self._source
+
+    @cached_property
+    def _source(self) -> str:
         p = self.problem
         if self.target.is_cpu:
             return cpu_source(p, self.config)
@@ -91,22 +95,12 @@ def kernel_module(kernels: Sequence[Kernel]) -> str:
     if kernels[0].target.is_cpu:
         (kernel,) = kernels
         return cpu_module(kernel.problem, kernel.config)
-    head = """from __future__ import annotations
-
-import math
-import warnings
-from functools import cache
-from typing import Any, NamedTuple
-
-import torch
-import triton
-import triton.language as tl
-from torch import Tensor
-"""
-    head += "from triton.tools.tensor_descriptor import TensorDescriptor\n" if reads_boxes(kernels) else ""
     launch = launch_source(kernels, alone=True)
-    if "ModuleType" in launch:
-        head = head.replace("import warnings\n", "import sys\nimport warnings\n")
-        head = head.replace("from typing import", "from types import ModuleType\nfrom typing import")
+    counts, boxes = "ModuleType" in launch, reads_boxes(kernels)
+    standard = ["import math", *["import sys"] * counts, "import warnings", "from functools import cache"]
+    standard += [*["from types import ModuleType"] * counts, "from typing import Any, NamedTuple"]
+    others = ["import torch", "import triton", "import triton.language as tl", "from torch import Tensor"]
+    others += ["from triton.tools.tensor_descriptor import TensorDescriptor"] * boxes
+    head = "\n".join(["from __future__ import annotations", "", *standard, "", *others])
     parts = [head, launch, *(k.source() for k in kernels)]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"

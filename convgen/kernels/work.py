@@ -7,7 +7,7 @@ from math import prod
 
 from convgen.kernels.config import Config, ceil_div
 from convgen.kernels.problem import Problem
-from convgen.kernels.sharing import added, second_sum
+from convgen.kernels.sharing import added, addends, second_sum
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,7 @@ def product_work(p: Problem, config: Config, pixels: int, tiles: int) -> Work:
 
 def summed_by(p: Problem, config: Config, w: Work) -> Work:
     """A filter gradient's work with its pieces: added by the last program of a tile, or by a second launch."""
-    second = second_sum(p, config)
-    return replace(w, split=second, addends=1 if second > 1 else config.split)
+    return replace(w, split=second_sum(p, config), addends=addends(p, config))
 
 
 def by_pointers(p: Problem, config: Config, w: Work, *, found: float, base: float, wide: int) -> Work:

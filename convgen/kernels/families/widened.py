@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from convgen.kernels.config import Config
 from convgen.kernels.families import box
-from convgen.kernels.inner import InnerWords
+from convgen.kernels.inner import ArrangedWords
 from convgen.kernels.problem import LocalDim, Problem
 from convgen.kernels.sharing import second_sum
 from convgen.kernels.words import Words, times
@@ -79,10 +79,6 @@ def _of_box(config: Config) -> Config:
     return replace(config, family=NAME)
 
 
-def _as_box(config: Config) -> Config:
-    return replace(config, family=box.NAME)
-
-
 def configs(problem: Problem, target: Target) -> Iterator[Config]:
     """Configurations worth a try: those of boxes, the default first."""
     yield default(problem, target)
@@ -100,40 +96,29 @@ def words(problem: Problem) -> type[Words]:
 
 def work(problem: Problem, config: Config) -> Work:
     """What the launch of products does; a launch more lays out filters, or takes dw from those of blocks."""
-    inner, one = widened(problem), _as_box(config)
+    inner = widened(problem)
     numbers = (problem.elements["w"] + inner.elements["w"]) * problem.x_parts * problem.y_parts
-    w = box.work(inner, one)
-    taken = problem.phase == "backward_filter" and second_sum(inner, one) > 1  # by the launch that adds pieces
+    w = box.work(inner, config)
+    taken = problem.phase == "backward_filter" and second_sum(inner, config) > 1  # by the launch that adds pieces
     return replace(w, launches=0 if taken else 1, more_bytes=0 if taken else 4 * numbers)
 
 
-class _Blocks(InnerWords):
-    """The kernel by boxes: what it is called is the phase's, whichever convolution it makes."""
-
-    of_phase = ""
-
-    @property
-    def entry(self) -> str:
-        return f"{self.of_phase}_of_boxes"
-
-
-class WidenedWords(Words):
+class WidenedWords(ArrangedWords):
     """Where an element of the filters of blocks lies in w, and that of w's gradient in theirs."""
+
+    sums_kept = True
 
     @property
     def inner(self) -> Problem:
         return widened(self.problem)
 
-    def products(self, name: str, config: Config) -> str:
-        """The kernel by boxes, and the function that launches it."""
-        one = _as_box(config)
-        words = _Blocks(self.inner, float32=self.float32)
-        words.of_phase, words.sums_kept = self.problem.phase, second_sum(self.inner, one) > 1
-        return words.products(name, one)
+    @property
+    def writer(self) -> Words | None:
+        return None  # blocks lie in memory as pixels do
 
     def kept_pieces(self, config: Config) -> int:
         """Pieces of a filter gradient that the launch behind adds."""
-        return second_sum(self.inner, _as_box(config))
+        return second_sum(self.inner, config)
 
     @property
     def block(self) -> int:
