@@ -10,30 +10,30 @@ Every rank exports and compiles for itself, with one result: nothing is sent for
 
 from __future__ import annotations
 
-import hashlib
-import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+from convgen.agreement import check_weights, set_up
 from convgen.algebra.grid import Grid
 from convgen.cost.machines import load_machine
 from convgen.errors import InputError
 from convgen.network_compiler import compile_network
 from convgen.packages import cached, files_of, keep, key_of, load_package
-from convgen.spec.exported import graph_of
-from convgen.spec.exported_examples import Examples, examples_of
+from convgen.spec.exported import Exported, exported
+from convgen.spec.exported_examples import Inputs
 from convgen.spec.graph import Graph
 from convgen.spec.graph_file import write_graph
 from convgen.spec.graph_parts import check_statistics
 from convgen.spec.target import read_target
 from convgen.spec.text import parse_grid, shown
+from convgen.whole import Call, model_class
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+    from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-Inputs = Sequence[Any] | Mapping[str, Any]
 GridLike = Mapping[str, int] | str
 
 
@@ -54,7 +54,9 @@ def from_torch(
     Args:
         module: its mode and its values stay as they are; none is in the package but constants, and what no
             initialisation of torch's makes.
-        example_inputs: the arguments of its forward, by place or by name, whole; extent 0 counts samples.
+        example_inputs: the arguments of its forward, whole: a tuple, a dict by name, or (args, kwargs); extent 0 of the
+            first tensor counts samples. Of lists, tuples, dicts and dataclasses each tensor is an input, such as
+            batch_image and xs_0; of those that the module gives, an output. Numbers and texts are built in.
         grid: axes that are letters N, C, F, D, H, W, and their ranks: {"N": 2, "H": 2}, or "N=2,H=2". By default N over
             all ranks of the default process group.
         algorithm: a named one; auto: every value and row as the search for the least modelled seconds finds, whatever
@@ -75,7 +77,7 @@ def from_torch(
     """
     _check_machine(machine, algorithm)
     check_statistics(statistics)
-    graph, tensors = _graph(module, example_inputs, name)
+    graph, tensors, *_ = _graph(module, example_inputs, name)
     return _package(graph, tensors, _axes(grid), algorithm, machine, statistics, recompute, target)
 
 
@@ -84,59 +86,72 @@ def parallelize(
     example_inputs: Inputs,
     mesh_or_grid: DeviceMesh | GridLike,
     algorithm: str | None = "auto",
-    machine: str | None = None,
     *,
+    machine: str | None = None,
     whole: bool = True,
+    parameters: str = "dtensors",
+    seed: int | None = None,
+    weights: str = "same",
     statistics: str = "global",
     recompute: Collection[str] = (),
-    target: str = "cpu",
+    target: str | None = None,
     name: str | None = None,
+    process_group: ProcessGroup | None = None,
 ) -> torch.nn.Module:
     """A module on many ranks, with the module's weights and in its mode. Every rank calls this.
 
     Args:
         example_inputs: as of `from_torch`.
-        mesh_or_grid: a DeviceMesh whose axes are letters, or a grid, whose mesh is made of the default process group.
-        algorithm: as of `from_torch`.
-        machine: as of `from_torch`.
-        whole: it takes whole tensors on every rank, as the module's forward does, and gives whole tensors; else it is
-            the package's Network, which takes and gives this rank's blocks.
-        statistics, recompute, target: as of `from_torch`.
+        mesh_or_grid: a DeviceMesh whose axes are letters, or a grid, whose mesh is made of the process group.
+        algorithm, machine: as of `from_torch`.
+        whole: it takes whole tensors on every rank, as the module's forward does, and gives whole tensors, both in the
+            module's own containers; else it is the package's Network, which takes and gives this rank's blocks.
+        parameters: dtensors, or Blocks where DTensor can't say the layout; or blocks: Blocks throughout.
+        seed: of dropout's masks and of noise; by default drawn from torch's generator of the first rank.
+        weights: same: those of every rank's module, which have to be alike; rank 0: those of the mesh's first rank.
+        statistics, recompute: as of `from_torch`.
+        target: as of `from_torch`; by default what the mesh, or the process group, is for.
+        process_group: whose ranks a grid's mesh is made of; by default the default one.
     Returns:
         An nn.Module: of every parameter this rank's block, under the module's own names; `load_full`,
-        `full_state_dict`, `full_gradients` as of a generated Network; the package is its `package`.
+        `full_state_dict`, `full_gradients` as of a generated Network; the package is its `package`. A call that differs
+        from the example inputs in anything but tensors' values and the number of samples is refused.
     Raises:
         InputError: as of `from_torch`; or the ranks' modules have different weights.
         RuntimeError: there is no process group.
     """
     _check_machine(machine, algorithm)
     check_statistics(statistics)
-    graph, tensors = _graph(module, example_inputs, name)
+    check_weights(weights, seed)
     given = isinstance(mesh_or_grid, (str, Mapping))
+    if process_group is not None and not given:
+        raise InputError("process_group= is what a grid's mesh is made of, and a mesh is given", hint="one of both")
     axes = _axes(mesh_or_grid) if given else _axes_of(mesh_or_grid)
-    package = _package(graph, tensors, axes, algorithm, machine, statistics, recompute, target)
-    mesh: Any = package.init_mesh() if given else mesh_or_grid
-    kind: Any = _whole(package, graph, examples_of(module, example_inputs), module) if whole else package.Network
-    kind.package = package
-    model: Any = kind(mesh)
+    made = _graph(module, example_inputs, name)
+    target = target or _target(process_group if given else mesh_or_grid)
+    package = _package(made.graph, made.tensors, axes, algorithm, machine, statistics, recompute, target)
+    group = {} if process_group is None else {"process_group": process_group}
+    mesh: Any = package.init_mesh(**group) if given else mesh_or_grid
+    inputs, outputs = tuple(v.name for v in made.graph.inputs), tuple(n for n, _ in made.graph.outputs)
+    call = Call(type(module).__name__, made.arguments, inputs, outputs, made.results)
+    model: Any = model_class(package, call if whole else None)(mesh, parameters=parameters)
     state = cast("dict[str, Tensor]", module.state_dict())
-    _check_same(package, mesh, state)
-    model.load_full(state)
+    set_up(model, package, mesh, made.tensors | state, weights, seed)
     return model.train(module.training)
 
 
-def _graph(module: torch.nn.Module, inputs: Inputs, name: str | None) -> tuple[Graph, dict[str, Tensor]]:
+def _graph(module: torch.nn.Module, inputs: Inputs, name: str | None) -> Exported:
     """The graph of training, which is that of evaluation too where that works; else of the module's mode."""
     source = f"{type(module).__module__}.{type(module).__qualname__}"
     if module.training:
-        return graph_of(module, inputs, name=name, source=source)
+        return exported(module, inputs, name=name, source=source)
     try:
-        found = graph_of(module, inputs, name=name, source=source, training=True)
+        found = exported(module, inputs, name=name, source=source, training=True)
     except InputError:
         found = None
-    if found is not None and "eval" in found[0].modes:
+    if found is not None and "eval" in found.graph.modes:
         return found
-    return graph_of(module, inputs, name=name, source=source, training=False)
+    return exported(module, inputs, name=name, source=source, training=False)
 
 
 def _axes(grid: GridLike | None) -> dict[str, int]:
@@ -158,6 +173,22 @@ def _axes_of(mesh: Any) -> dict[str, int]:
         fact = f"mesh_or_grid is a {type(mesh).__name__} without names of axes"
         raise InputError(fact, hint='init_device_mesh("cpu", (2, 2), mesh_dim_names=("N", "H")), or {"N": 2, "H": 2}')
     return dict(zip(names, mesh.shape, strict=True))
+
+
+def _target(where: Any) -> str:
+    """What a mesh or a process group is for; without any, what the default group is for."""
+    import torch
+    import torch.distributed as dist
+
+    kind = getattr(where, "device_type", "")
+    if not kind:
+        where = where or (dist.group.WORLD if dist.is_initialized() else None)
+        kinds = {device.type for device in getattr(where, "_device_types", ())}
+        kind = "cuda" if "cuda" in kinds and "cpu" not in kinds else "cpu"
+    if kind != "cuda":
+        return "cpu"
+    found: Any = torch.cuda.get_device_properties()
+    return f"hip:{found.gcnArchName.partition(':')[0]}" if torch.version.hip else f"cuda:sm_{found.major}{found.minor}"
 
 
 def _check_machine(machine: str | None, algorithm: str | None) -> None:
@@ -200,84 +231,3 @@ def _package(
         )
         keep(folder, files_of(compiled, tensors))
     return load_package(folder)
-
-
-def _check_same(package: Any, mesh: Any, state: Mapping[str, Tensor]) -> None:
-    """Refuse ranks whose modules have different weights: copies would differ from the first step on."""
-    import torch
-
-    place, here = package.NET.place(mesh), package.NET.here(mesh)
-    if len(place.ranks) == 1:
-        return
-    digest = hashlib.sha256()
-    for name, tensor in state.items():
-        raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-        digest.update(name.encode() + raw.tobytes())
-    mine = torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8).to(package.NET.device)
-    group = here.group(tuple(package.NET.grid))
-    found = place.transport.all_gather(mine, [len(mine)] * len(group.ranks), group).view(len(group.ranks), -1)
-    others = [rank for rank, one in zip(group.ranks, found, strict=True) if not torch.equal(one, found[0])]
-    if others:
-        fact = f"{package.NAME}: the modules of ranks {others} have other weights than that of rank {group.ranks[0]}"
-        raise InputError(fact, hint="torch.manual_seed alike on all ranks before the module is made, or one state dict")
-
-
-# ---- Whole tensors in, whole tensors out ----
-
-
-def _whole(package: Any, graph: Graph, examples: Examples, module: torch.nn.Module) -> type[Any]:
-    """The package's Network with the signature of the module's forward."""
-    signature = inspect.signature(module.forward)
-    take = _taken(graph, examples, signature, type(module).__name__)
-    names = [name for name, _ in graph.outputs]
-    base: Any = package.Network
-
-    class Whole(base):
-        """A network that takes whole tensors on every rank and gives whole tensors; parameters are blocks."""
-
-        def forward(self, *args: Any, **keywords: Any) -> Any:
-            inputs = take(args, keywords)
-            batch = _batch(package, inputs)
-            blocks = [package.scatter(name, x, self._mesh) for name, x in inputs.items()]
-            made: Any = base.forward(self, *blocks, batch=batch)
-            if names == ["output"]:
-                return package.gather("output", made, self._mesh, batch=batch)
-            if isinstance(made, tuple):
-                several = enumerate(cast("tuple[Tensor, ...]", made))
-                return tuple(package.gather(k, y, self._mesh, batch=batch) for k, y in several)
-            return {n: package.gather(n, y, self._mesh, batch=batch) for n, y in made.items()}
-
-    Whole.__name__ = Whole.__qualname__ = type(module).__name__
-    return Whole
-
-
-def _batch(package: Any, inputs: Mapping[str, Tensor]) -> int | None:
-    """The number of samples, where it is open."""
-    for name, x in inputs.items():
-        pattern: Sequence[int | str] = package.NET.values[name][0]
-        if "N" in pattern and x.dim() == len(pattern):
-            return x.shape[pattern.index("N")]
-    return None
-
-
-def _taken(
-    graph: Graph, examples: Examples, signature: inspect.Signature, name: str
-) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Tensor]]:
-    """What finds a graph's inputs among the arguments of a call, and refuses other numbers than those built in."""
-
-    def take(args: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Tensor]:
-        bound = signature.bind(*args, **keywords)
-        bound.apply_defaults()
-        found: dict[str, Tensor] = {}
-        for key, example in examples.values.items():
-            argument, place = examples.place[key]
-            whole: Any = bound.arguments[argument]
-            value: Any = whole if place is None else whole[place]
-            if key in examples.tensors:
-                found[key] = value
-            elif value != example:
-                fact = f"{name}: {key}={shown(value)}, but {shown(example)} of the example inputs is built in"
-                raise InputError(fact, hint="parallelize with other example inputs")
-        return {value.name: found[value.name] for value in graph.inputs}
-
-    return take

@@ -11,14 +11,15 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from convgen.errors import InputError, Note
+from convgen.spec.containers import register_all
 from convgen.spec.exported_batch_norm import cumulative_averages
 from convgen.spec.exported_checks import without_checks
 from convgen.spec.exported_complex import unknown_operators
 from convgen.spec.exported_dropout import in_place_dropouts, written_noise
-from convgen.spec.exported_examples import Examples, examples_of
+from convgen.spec.exported_examples import Arguments, Examples, Inputs, examples_of
 from convgen.spec.exported_finer import finer, run_whole
 from convgen.spec.exported_functions import OwnGradient, written_gradients
 from convgen.spec.exported_instance_norm import write_running_statistics
@@ -31,7 +32,7 @@ from convgen.spec.exported_numbers import as_settings, run_as_it_stands
 from convgen.spec.exported_recurrent import first_steps
 from convgen.spec.exported_results import other_names, results_of
 from convgen.spec.exported_shared import drop_other_names, rename_those_of_graphs
-from convgen.spec.exported_state import GIVEN, State, as_pairs, dtype_name, state_of
+from convgen.spec.exported_state import GIVEN, State, as_pairs, check_dtypes, dtype_name, state_of
 from convgen.spec.exported_updates import late_updates
 from convgen.spec.exported_walk import FixedError, Found, Walk
 from convgen.spec.graph import Graph, Value, refs
@@ -41,37 +42,34 @@ from convgen.spec.text import number_of, one_line
 
 if TYPE_CHECKING:
     import torch
-    from torch.export import ExportedProgram
+    from torch.export import ExportedProgram, ShapesCollection
 
 FINER = 3  # decompositions of decompositions
 PROBES = (*range(2, 17), 31, 64, 97, 1021, 65536)  # numbers of samples for which conditions must hold
 
 
-def graph_of(
-    module: torch.nn.Module,
-    example_inputs: Sequence[Any] | Mapping[str, Any],
-    *,
-    name: str | None = None,
-    source: str = "",
-    training: bool | None = None,
-    remark: Callable[[str], None] | None = None,
-) -> tuple[Graph, dict[str, torch.Tensor]]:
+class Exported(NamedTuple):
+    """What a module computes.
+
+    Args:
+        tensors: constants, and parameters and buffers whose `init` is `given`, by name.
+        arguments: what calls take.
+        results: the tree (spec/containers.py) of what they give; slots are the numbers of the graph's outputs.
+    """
+
+    graph: Graph
+    tensors: dict[str, torch.Tensor]
+    arguments: Arguments
+    results: Any
+
+
+def graph_of(module: torch.nn.Module, example_inputs: Inputs, **how: Any) -> tuple[Graph, dict[str, torch.Tensor]]:
     """The graph that a module computes, and the tensors that no initialisation makes.
 
     Args:
-        module: traced as it stands; its mode and its values stay as they are.
-        example_inputs: the arguments, by place or by name. The first tensor's extent 0 is the number of samples; so is
-            that of every other tensor that agrees with it. Numbers, texts and None become part of the graph.
-        name: of the graph; by default the module's class's.
-        source: where the module is from, for people.
-        training: True: the graph of training, which is that of evaluation too where they differ by batch norms' flags
-            and dropouts alone; False: of evaluation; None: as the module stands.
-        remark: is told why the number of samples is fixed, where it is.
-    Returns:
-        The graph; its constants, and parameters and buffers whose `init` is `given`, by name.
+        module, example_inputs, how: as of `exported`.
     Raises:
-        InputError: torch.export can't trace the module, or it does what can't be right: draws random numbers other than
-            dropout's and noise, changes its arguments, computes with complex numbers or without gradients.
+        InputError: as of `exported`.
     Example:
         >>> import torch
         >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU())
@@ -79,23 +77,53 @@ def graph_of(
         >>> [call.op for call in graph.calls], graph.calls[-1].results[0].shape
         (['conv2d', 'relu'], (Samples(times=1), 8, 7, 7))
     """
+    return exported(module, example_inputs, **how)[:2]
+
+
+def exported(
+    module: torch.nn.Module,
+    example_inputs: Inputs,
+    *,
+    name: str | None = None,
+    source: str = "",
+    training: bool | None = None,
+    remark: Callable[[str], None] | None = None,
+) -> Exported:
+    """The graph that a module computes, and how it is called.
+
+    Args:
+        module: traced as it stands; its mode and its values stay as they are.
+        example_inputs: the arguments, by place, by name, or both, (args, kwargs); tensors, or containers of them, whose
+            parts are inputs such as batch_image and xs_0. The first tensor's extent 0 is the number of samples; so is
+            that of every other tensor that agrees with it. Numbers, texts and None become part of the graph.
+        name: of the graph; by default the module's class's.
+        source: where the module is from, for people.
+        training: True: the graph of training, which is that of evaluation too where they differ by batch norms' flags
+            and dropouts alone; False: of evaluation; None: as the module stands.
+        remark: is told why the number of samples is fixed, where it is.
+    Raises:
+        InputError: torch.export can't trace the module, or it does what can't be right: draws random numbers other than
+            dropout's and noise, changes its arguments, computes with complex numbers or without gradients; or its
+            parameters have several dtypes.
+    """
     name = identifier(name or type(module).__name__)
     examples = examples_of(module, example_inputs)
     made = _Made(module, examples, state_of(module), name, source, remark or (lambda _: None))
+    check_dtypes(name, made.state.parameters)
     training = module.training if training is None else training
-    graph, tensors = made.graph(training)
+    found = made.graph(training)
+    both = found._replace(graph=replace(found.graph, modes=("train", "eval")))
     if not training:
-        return graph, tensors
+        return found
     if made.evaluates_alike():
-        return replace(graph, modes=("train", "eval")), tensors
+        return both
     try:
-        other, others = made.graph(False)
+        other = made.graph(False)
     except InputError:
-        return graph, tensors
-    evaluated = eval_graph(graph)
-    if same_calls(evaluated, other, lambda a, b: _same(tensors[a], others[b])):
-        graph = replace(graph, modes=("train", "eval"))
-    return graph, tensors
+        return found
+    evaluated = eval_graph(found.graph)
+    alike = same_calls(evaluated, other.graph, lambda a, b: _same(found.tensors[a], other.tensors[b]))
+    return both if alike and repr(found.results) == repr(other.results) else found
 
 
 @dataclass
@@ -108,7 +136,7 @@ class _Made:
     name: str
     source: str
     remark: Callable[[str], None]
-    traced: tuple[ExportedProgram, Examples, dict[str, Any] | None] | None = None  # the last, what with
+    traced: tuple[ExportedProgram, Examples, ShapesCollection | None] | None = None  # the last, what with
     evaluated: tuple[ExportedProgram, bool] | None = None  # of evaluation, and with an open number of samples or not
     numbers: tuple[str, ...] = ()  # buffers that are settings of modules
 
@@ -124,7 +152,7 @@ class _Made:
             except _ExportError:
                 return False
 
-    def graph(self, training: bool) -> tuple[Graph, dict[str, torch.Tensor]]:
+    def graph(self, training: bool) -> Exported:
         """The graph of one mode, with an open number of samples if that works."""
         with _mode(self.module, training):
             try:
@@ -135,14 +163,15 @@ class _Made:
                 if ran.error is not None:
                     fact = f"{self.name} fails on these inputs: {_first_line(ran.error)}"
                     raise InputError(fact, hint="inputs that the module takes") from ran.error
-                if ran.numbers and not self.numbers:
+                unknown = register_all(ran.result)  # dataclasses that torch.export doesn't know
+                if unknown or (ran.numbers and not self.numbers):
                     self.numbers = ran.numbers
                     with suppress(_ExportError):
                         return self.open_or_fixed(training)
                 hint = "no control flow that depends on data; torch.export's documentation has ways around it"
                 raise InputError(f"torch.export can't trace {self.name}: {error}", hint=hint) from error
 
-    def open_or_fixed(self, training: bool) -> tuple[Graph, dict[str, torch.Tensor]]:
+    def open_or_fixed(self, training: bool) -> Exported:
         try:
             several = self.examples.doubled() if self.examples.batch == 1 else self.examples
             program = self.export(several, training, several.dynamic_shapes())
@@ -157,7 +186,7 @@ class _Made:
             self.remark(f"the number of samples is fixed, {self.examples.batch}: {why}")
         return read
 
-    def trace(self, examples: Examples, dynamic: dict[str, Any] | None) -> ExportedProgram:
+    def trace(self, examples: Examples, dynamic: ShapesCollection | None) -> ExportedProgram:
         import torch
 
         args, keywords = examples.arguments
@@ -179,7 +208,7 @@ class _Made:
         except Exception as error:  # whatever the module raises
             raise _ExportError(_first_line(error)) from error
 
-    def export(self, examples: Examples, training: bool, dynamic: dict[str, Any] | None) -> ExportedProgram:
+    def export(self, examples: Examples, training: bool, dynamic: ShapesCollection | None) -> ExportedProgram:
         known, self.evaluated = self.evaluated, None
         again = known is not None and not training and known[1] == (dynamic is not None)
         traced = known[0] if known is not None and again else self.trace(examples, dynamic)
@@ -205,28 +234,24 @@ class _Made:
             raise InputError(fact, hint="--eval; or .detach() in the place of torch.no_grad()")
         return program
 
-    def read_finer(
-        self, program: ExportedProgram, training: bool, opened: Sequence[str]
-    ) -> tuple[Graph, dict[str, torch.Tensor]]:
+    def read_finer(self, program: ExportedProgram, training: bool, opened: Sequence[str]) -> Exported:
         """The graph; what runs whole of it is decomposed as long as less does then."""
         best = self.read(program, training, opened)
         try:
-            left = run_whole(best[0])
+            left = run_whole(best.graph)
             for _ in range(FINER):
                 smaller = finer(program, left) if left else None
                 if smaller is None:
                     break
                 read, program = self.read(smaller, training, opened), smaller
-                before, left = len(left), run_whole(read[0])
+                before, left = len(left), run_whole(read.graph)
                 if len(left) < before or not left:
                     best = read
         except Exception:  # whatever a decomposition wants that the graph doesn't have
             return best
         return best
 
-    def read(
-        self, program: ExportedProgram, training: bool, opened: Sequence[str]
-    ) -> tuple[Graph, dict[str, torch.Tensor]]:
+    def read(self, program: ExportedProgram, training: bool, opened: Sequence[str]) -> Exported:
         names, inputs, constants = self.placeholders(program)
         known = (*inputs, *(v.name for v in (*self.state.parameters, *self.state.buffers)))
         _check_names((*known, *(k for k in constants if k not in known)))
@@ -238,8 +263,8 @@ class _Made:
         walk = Walk(names, _symbols(program, {k: inputs[k] for k in opened}), smooth, pairs)
         for node in program.graph.nodes:
             walk.read(node)
-        outputs, updates = results_of(program, walk.known, self.state, self.name)
-        outputs = other_names(outputs, inputs)
+        outputs, results, updates = results_of(program, walk.known, self.state, self.name)
+        outputs = other_names(outputs, known)
         if updates and not training:
             raise InputError(f"{self.name} changes {next(iter(updates))} in evaluation", hint="in training only")
         found = _checked(
@@ -274,7 +299,8 @@ class _Made:
             aliases=self.state.aliases,
         )
         given = [v.name for v in (*self.state.parameters, *buffers) if v.init == GIVEN]
-        return graph, {k: self.state.tensors[k].detach() for k in given} | constants
+        tensors = {k: self.state.tensors[k].detach() for k in given} | constants
+        return Exported(graph, tensors, self.examples.call, results)
 
     def placeholders(
         self, program: ExportedProgram

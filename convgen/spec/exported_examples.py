@@ -1,19 +1,74 @@
-"""Example inputs of a module: by the names of its forward's arguments, as torch.export wants them."""
+"""Example inputs of a module by the names of its forward's arguments, as torch.export wants them; and calls like them."""
 
 from __future__ import annotations
 
 import inspect
+import re
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from convgen.errors import InputError
+from convgen.spec.containers import Slot, alike, check_leaf, filled, said, taken, tree_of
 from convgen.spec.exported_state import dtype_name
 from convgen.spec.graph import DTYPES
-from convgen.spec.text import number_of, one_line
+from convgen.spec.text import number_of, one_line, shown
 
 if TYPE_CHECKING:
     import torch
+    from torch.export import ShapesCollection
+
+Inputs = Sequence[Any] | Mapping[str, Any]
+EMPTY: dict[Any, Any] = {inspect.Parameter.VAR_POSITIONAL: (), inspect.Parameter.VAR_KEYWORD: {}}
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What calls of a module's forward take: the tensors of the example inputs, and of all else what was traced.
+
+    Args:
+        name: of the module, for messages.
+        signature: of its forward, without annotations.
+        trees: of the arguments that the examples have, in the signature's order.
+    """
+
+    name: str
+    signature: inspect.Signature
+    trees: dict[str, Any]
+
+    def tensors(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """The tensors of a call by the names of the graph's inputs.
+
+        Raises:
+            InputError: forward takes no such arguments; or one is not as it was traced.
+        """
+        try:
+            bound = self.signature.bind(*args, **keywords)
+        except TypeError as error:
+            fact = f"{self.name}.forward{self.signature} does not take these arguments: {error}"
+            raise InputError(one_line(fact, 300), hint="the arguments of the example inputs") from None
+        given = {*bound.arguments}
+        bound.apply_defaults()
+        found: dict[str, torch.Tensor] = {}
+        for argument, value in bound.arguments.items():
+            if argument in self.trees:
+                left = "" if argument in given else "left out, "
+
+                def differs(text: str, left: str = left) -> NoReturn:
+                    fact = f"{self.name}: {left}{text}"
+                    raise InputError(fact, hint="parallelize with example inputs that are like this call")
+
+                found |= taken(self.trees[argument], value, argument, differs)
+                continue
+            parameter = self.signature.parameters[argument]
+            default = EMPTY.get(parameter.kind, parameter.default)
+            if not alike(value, default):
+                fact = f"{self.name}: {argument}={said(value)}, but the example inputs left it at its default when the "
+                fact += f"module was traced, {shown(default)}"
+                hint = f"parallelize with {argument} among the example inputs: a tuple that reaches it, or (args, "
+                raise InputError(fact, hint=f"{hint}{{{argument!r}: ...}})")
+        return found
 
 
 @dataclass(frozen=True)
@@ -21,14 +76,12 @@ class Examples:
     """Arguments of a module's forward.
 
     Args:
-        values: by name, in the order that export gives them to its program.
-        place: of each, in what the arguments are called together: (argument, place among `*arguments` or None).
-        by_name: are they given by keyword?
+        values: what is no container, by name, in the order that export gives them to its program.
+        call: which arguments they are.
     """
 
     values: dict[str, Any]
-    place: dict[str, tuple[str, int | None]]
-    by_name: bool
+    call: Arguments
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -54,58 +107,87 @@ class Examples:
 
     @property
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return ((), dict(self.values)) if self.by_name else (tuple(self.values.values()), {})
+        whole = OrderedDict((name, filled(tree, self.values)) for name, tree in self.call.trees.items())
+        bound = inspect.BoundArguments(self.call.signature, whole)
+        return bound.args, bound.kwargs
 
-    def dynamic_shapes(self) -> dict[str, Any]:
-        """torch.export's own form: by argument, tuples for `*arguments`."""
-        from torch.export import Dim
+    def dynamic_shapes(self) -> ShapesCollection:
+        """Which extents are open, in torch.export's own form."""
+        from torch.export import Dim, ShapesCollection
 
-        found: dict[str, Any] = {}
-        for name in self.values:
-            argument, place = self.place[name]
-            said = {0: Dim.AUTO} if name in self.open else None
-            found[argument] = said if place is None else (*found.get(argument, ()), said)
+        found = ShapesCollection()
+        for name in self.open:
+            found[self.values[name]] = {0: Dim.AUTO}
         return found
 
 
-def examples_of(module: torch.nn.Module, inputs: Sequence[Any] | Mapping[str, Any]) -> Examples:
+def examples_of(module: torch.nn.Module, inputs: Inputs) -> Examples:
     """The examples by the names of the arguments of `module.forward`.
 
+    Args:
+        inputs: the arguments in their order, by name, or both: a tuple or list, and a dict.
     Raises:
-        InputError: they don't fit it, none is a tensor, or one is a container.
+        InputError: they don't fit it, none is a tensor, or one is what can't be traced.
     """
     import torch
 
-    by_name = isinstance(inputs, Mapping)
-    signature = inspect.signature(module.forward)
-    try:
-        bound = signature.bind(**inputs) if isinstance(inputs, Mapping) else signature.bind(*inputs)
-    except TypeError as error:
-        fact = f"{type(module).__name__}.forward{signature} does not take the inputs: {error}"
-        raise InputError(one_line(fact, 300), hint="an input an argument, in its order or by its name") from None
+    signature = _plain(inspect.signature(module.forward))
+    bound = _bound(signature, inputs, type(module).__name__)
     values: dict[str, Any] = {}
-    place: dict[str, tuple[str, int | None]] = {}
+
+    def leaf(name: str, value: Any) -> Any:
+        check_leaf(name, value)
+        if not isinstance(value, torch.Tensor):
+            name = _free(name, values)
+            values[name] = value
+            return value
+        _check_tensor(name, value)
+        name = _free(name, values)
+        values[name] = value.detach().clone()  # export takes one tensor given twice for one input
+        return Slot(name)
+
+    trees: dict[str, Any] = {}
     for argument, value in bound.arguments.items():
-        kind = signature.parameters[argument].kind
-        if kind is inspect.Parameter.VAR_POSITIONAL:
-            place |= {f"{argument}_{k}": (argument, k) for k in range(len(value))}
-            values |= {f"{argument}_{k}": one for k, one in enumerate(value)}
-        elif kind is inspect.Parameter.VAR_KEYWORD:
+        if signature.parameters[argument].kind is inspect.Parameter.VAR_KEYWORD:
             raise InputError(f"forward takes any keyword (**{argument})", hint="a module whose arguments have names")
-        else:
-            place[argument], values[argument] = (argument, None), value
-    for name, value in values.items():
-        if isinstance(value, torch.Tensor):
-            _check_tensor(name, value)
-            values[name] = value.detach().clone()  # export takes one tensor given twice for one input
-        elif not isinstance(value, (bool, int, float, str, type(None))):
-            fact = f"input {name} is a {type(value).__name__}: inputs are tensors, or numbers that are built in"
-            raise InputError(fact, hint="a module around it, whose arguments are tensors")
-    found = Examples(values, place, by_name)
+        trees[argument] = tree_of(value, leaf, argument)
+    found = Examples(values, Arguments(type(module).__name__, signature, trees))
     if not found.tensors or not next(iter(found.tensors.values())).dim():
         fact = f"{number_of(len(found.tensors), 'tensor')} among the inputs: the first one's extent 0 counts samples"
         raise InputError(fact, hint="(torch.zeros(N, C, H, W),)")
     return found
+
+
+def _plain(signature: inspect.Signature) -> inspect.Signature:
+    """Without annotations, which need not be picklable."""
+    parameters = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
+    return signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty)
+
+
+def _bound(signature: inspect.Signature, inputs: Any, name: str) -> inspect.BoundArguments:
+    hint = "an input an argument, in its order or by its name, or (args, kwargs)"
+    if not isinstance(inputs, (tuple, list, Mapping)):
+        raise InputError(f"the example inputs are {said(inputs)}, no tuple of them", hint=hint)
+    given = cast("Sequence[Any] | Mapping[str, Any]", inputs)
+    if not isinstance(given, Mapping) and len(given) == 2:
+        args, keywords = given
+        if isinstance(args, (tuple, list)) and isinstance(keywords, dict):
+            try:
+                return signature.bind(*cast("Sequence[Any]", args), **cast("dict[str, Any]", keywords))
+            except TypeError:
+                pass  # two arguments, which are containers
+    try:
+        return signature.bind(**given) if isinstance(given, Mapping) else signature.bind(*given)
+    except TypeError as error:
+        fact = f"{name}.forward{signature} does not take the inputs: {error}"
+        raise InputError(one_line(fact, 300), hint=hint) from None
+
+
+def _free(name: str, known: Mapping[str, Any]) -> str:
+    name = re.sub(r"\W", "_", name, flags=re.ASCII)
+    while name in known:
+        name += "_"
+    return name
 
 
 def _check_tensor(name: str, value: torch.Tensor) -> None:

@@ -24,10 +24,12 @@ class Ran:
     Attributes:
         error: that the module raised, if any.
         numbers: names of buffers that are settings, if it raised none.
+        result: what the call gave.
     """
 
     error: Exception | None = None
     numbers: tuple[str, ...] = ()
+    result: Any = None
 
 
 def run_as_it_stands(module: nn.Module, args: Sequence[Any], keywords: dict[str, Any]) -> Ran:
@@ -47,14 +49,15 @@ def run_as_it_stands(module: nn.Module, args: Sequence[Any], keywords: dict[str,
     }
     with torch.no_grad(), random.fork_rng(devices=[]):
         try:
-            other(*args, **keywords)
+            result = other(*args, **keywords)
         except Exception as error:
             left = "FakeTensor" in str(error)  # by tracing, in what the module keeps: not its own
             return Ran(None if left else error)
         with suppress(Exception):  # what the other mode changes is no setting either
             other.train(not module.training)(*args, **keywords)
     after = dict(other.named_buffers())
-    return Ran(numbers=tuple(n for n, (b, v) in held.items() if after.get(n) is b and b._version == v))
+    numbers = tuple(n for n, (b, v) in held.items() if after.get(n) is b and b._version == v)
+    return Ran(numbers=numbers, result=result)
 
 
 @contextmanager

@@ -1,0 +1,122 @@
+"""What `parallelize` gives: a package's Network, called as the module's forward is, or with blocks; and its copies."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from convgen.errors import InputError
+from convgen.knobs import cache_folder
+from convgen.packages import load_package
+from convgen.spec.containers import filled
+from convgen.spec.exported_examples import Arguments
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Call:
+    """How a module is called, where whole tensors are taken and given.
+
+    Args:
+        name: the module's class's.
+        inputs, outputs: of the package, in its order.
+        results: the containers of what it gives; slots are the outputs' numbers.
+    """
+
+    name: str
+    arguments: Arguments
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    results: Any
+
+
+def model_class(package: Any, call: Call | None) -> type[Any]:
+    """The package's Network, that can be pickled; with a call it takes and gives whole tensors."""
+    import torch
+
+    base: Any = package.Network
+    disabled: Any = torch._disable_dynamo  # pyright: ignore[reportPrivateUsage]  as of a Network's own forward
+
+    class Model(base):
+        """A network on many ranks; parameters are blocks."""
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            return _again, (_folders(package), call), self.__getstate__()
+
+        def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+            copied = memo[id(self)] = self.__new__(type(self))
+            copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+            return copied
+
+    class Whole(Model):
+        """A network that takes whole tensors on every rank and gives whole tensors; parameters are blocks."""
+
+        @disabled
+        def forward(self, *args: Any, **keywords: Any) -> Any:
+            assert call is not None
+            inputs = call.arguments.tensors(args, keywords)
+            batch = _batch(package, inputs)
+            blocks = [package.scatter(name, inputs[name], self._mesh) for name in call.inputs]
+            made: Any = base.forward(self, *blocks, batch=batch)
+            several = [made] if call.outputs == ("output",) else made
+            several = several.values() if isinstance(several, dict) else several
+            whole = {
+                str(k): package.gather(name, y, self._mesh, batch=batch)
+                for k, (name, y) in enumerate(zip(call.outputs, several, strict=True))
+            }
+            return filled(call.results, whole)
+
+    kind = Model if call is None else Whole
+    kind.__name__ = kind.__qualname__ = base.__name__ if call is None else call.name
+    kind.package = package
+    return kind
+
+
+def _batch(package: Any, inputs: Mapping[str, Tensor]) -> int | None:
+    """The number of samples, where it is open.
+
+    Raises:
+        InputError: inputs have several.
+    """
+    found: dict[str, int] = {}
+    for name, x in inputs.items():
+        pattern: Sequence[int | str] = package.NET.values[name][0]
+        if "N" in pattern and x.dim() == len(pattern):
+            found[name] = x.shape[pattern.index("N")]
+    if len(set(found.values())) > 1:
+        text = ", ".join(f"{name} has {n}" for name, n in found.items())
+        raise InputError(f"{package.NAME}: inputs differ in the number of samples: {text}", hint="one number")
+    return next(iter(found.values()), None)
+
+
+# ---- Pickled ----
+
+
+def _folders(package: Any) -> dict[str, str]:
+    """The packages that a pickled model wants, by their names: its own, and that which makes Blocks again."""
+    shared = sys.modules.get("_convgen_shared")
+    homes: list[str] = [*getattr(shared, "homes", ())]
+    first = next((n for n in homes if n in sys.modules and hasattr(sys.modules[n], "rebuild_block")), "")
+    names = (package.__name__, first.rpartition(".")[0])
+    return {n: str(Path(str(sys.modules[n].__file__)).parent) for n in names if n.startswith("_convgen_")}
+
+
+def _again(folders: Mapping[str, str], call: Call | None) -> Any:
+    """An empty model, of a package that is loaded again where it isn't: from its folder, or from this cache."""
+    packages: list[Any] = []
+    for name, folder in folders.items():
+        places = [Path(folder), cache_folder() / "networks" / Path(folder).name]
+        found = next((one for one in places if one.is_dir()), None)
+        if found is None and name not in sys.modules:
+            fact = f"the pickled model's package is not there: neither {places[0]} nor {places[1]}"
+            hint = "parallelize the module in this process, and load the pickled model's state dict; or CONVGEN_CACHE"
+            raise InputError(fact, hint=hint)
+        packages.append(load_package(found or places[0], name))
+    kind: Any = model_class(packages[0], call)
+    return kind.__new__(kind)
