@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from convgen.errors import InputError
@@ -50,13 +51,63 @@ def check_weights(weights: str, seed: int | None) -> None:
         raise InputError(f"seed can't be {shown(seed)}", hint="an int from 0 to 2**63 - 1, or None")
 
 
-def set_up(model: Any, package: Any, mesh: Any, values: Mapping[str, Tensor], weights: str, seed: int | None) -> None:
-    """Give a new model its weights and its seed, the same on all ranks.
+@dataclass(frozen=True)
+class Met:
+    """What ranks begin with.
 
     Args:
-        values: the module's state, and constants, by canonical name.
+        differ: whether weights do: the first rank's are taken.
+        seed: of what is drawn.
+    """
+
+    device: str
+    place: Any
+    group: Any
+    differ: bool
+    seed: int
+
+    def of_first(self, value: Tensor) -> Tensor:
+        """The first rank's tensor, on all ranks; its own, where they have the same."""
+        import torch
+
+        if not self.differ:
+            return value
+        mine, found = _bytes_of(value), torch.empty_like(value, device="cpu", memory_format=torch.contiguous_format)
+        whole, first = _bytes_of(found), self.place.me == 0
+        for start in range(0, len(mine), PIECE):
+            part = mine[start : start + PIECE].to(self.device)
+            splits = [len(part)] + [0] * (len(self.group.ranks) - 1)
+            part = part if first else part[:0]
+            whole[start : start + splits[0]] = self.place.transport.all_gather(part, splits, self.group).cpu()
+        return found
+
+    def fill(self, model: Any, values: Mapping[str, Tensor], known: Mapping[str, Tensor]) -> None:
+        """Give a new model its blocks of the weights, and the seed.
+
+        Args:
+            values: this rank's.
+            known: those that are the first rank's already.
+        """
+        import torch
+
+        with torch.no_grad():
+            for name in model._known:
+                if name in known:
+                    model._fill(name, known[name])
+                elif name in values:
+                    model._fill(name, self.of_first(as_pairs(values[name].detach())))
+                else:  # no state dict has it
+                    model._fill(name, torch.tensor([self.seed, 0]))
+
+
+def meet(package: Any, mesh: Any, graph: str, values: Mapping[str, Tensor], weights: str, seed: int | None) -> Met:
+    """Compare what the ranks begin with: one message.
+
+    Args:
+        graph: its text.
+        values: the module's state, and constants, by name.
         weights: whose: "same": every rank's own, which have to be alike; "rank 0": of the mesh's first rank.
-        seed: by default drawn from torch's generator, on the mesh's first rank.
+        seed: by default drawn from torch's generator, on the mesh's first rank, where the program draws.
     Raises:
         InputError: ranks differ.
     """
@@ -64,34 +115,18 @@ def set_up(model: Any, package: Any, mesh: Any, values: Mapping[str, Tensor], we
 
     net = package.NET
     place, group = net.place(mesh), net.here(mesh).group(tuple(net.grid))
-    draws = [name for name, (_, _, how, _) in net.state.items() if how == "seed"]
+    draws = any(how == "seed" for _, _, how, _ in net.state.values())
     drawn = int(torch.randint((1 << 63) - 1, (), device="cpu")) if draws and seed is None else seed or 0
-    starts = [Start(b"", b"", WEIGHTS.index(weights), seed is not None, drawn)]
-    if len(place.ranks) > 1:
-        mine = starts[0]._replace(form=_form(package, values), values=_digest(values))
-        raw = torch.frombuffer(bytearray(mine.raw), dtype=torch.uint8).to(net.device)
-        found = place.transport.all_gather(raw, [len(raw)] * len(group.ranks), group).view(len(group.ranks), -1)
-        starts = [Start.of(bytes(one.tolist())) for one in found.cpu()]
-        _check(package.NAME, group.ranks, starts)
-    values = {name: as_pairs(value.detach()) for name, value in values.items()}
-    sent: dict[str, Tensor] = {}
-    with torch.no_grad():
-        differ = len({one.values for one in starts}) > 1
-        for name in model._known:
-            if name in values:
-                value = _from_first(values[name], net.device, place, group) if differ else values[name]
-                model._fill(name, value)
-                if differ and name in model._constants:
-                    sent[name] = value
-        for name in draws:
-            model._fill(name, torch.tensor([starts[0].seed, 0]))
-    if sent:
-        model._constants = {**model._constants, **sent}  # what reset_parameters fills in
-
-
-def _form(package: Any, values: Mapping[str, Tensor]) -> bytes:
-    said = [(name, str(t.dtype), tuple(t.shape)) for name, t in values.items()]
-    return hashlib.sha256(package.NET.identity + repr(said).encode()).digest()
+    if len(place.ranks) == 1:
+        return Met(net.device, place, group, False, drawn)
+    said = [graph, package.SCHEDULE, *((name, str(t.dtype), tuple(t.shape)) for name, t in values.items())]
+    form = hashlib.sha256(repr(said).encode()).digest()
+    mine = Start(form, _digest(values), WEIGHTS.index(weights), seed is not None, drawn)
+    raw = torch.frombuffer(bytearray(mine.raw), dtype=torch.uint8).to(net.device)
+    found = place.transport.all_gather(raw, [len(raw)] * len(group.ranks), group).view(len(group.ranks), -1)
+    starts = [Start.of(bytes(one.tolist())) for one in found.cpu()]
+    _check(package.NAME, group.ranks, starts)
+    return Met(net.device, place, group, len({one.values for one in starts}) > 1, starts[0].seed)
 
 
 def _digest(values: Mapping[str, Tensor]) -> bytes:
@@ -131,24 +166,5 @@ def _check(name: str, ranks: Iterable[int], starts: list[Start]) -> None:
     found = others([one.values for one in starts])
     if found and not starts[0].weights:
         fact = f"{name}: the modules of ranks {found} have other weights than that of rank {first}"
-        hint = (
-            'weights="rank 0" takes that rank\'s; or torch.manual_seed alike on all ranks before the module is made, '
-        )
-        raise InputError(fact, hint=f"{hint}or one state dict")
-
-
-def _from_first(value: Tensor, device: str, place: Any, group: Any) -> Tensor:
-    """The first rank's tensor, on all ranks."""
-    import torch
-
-    mine, found = _bytes_of(value), torch.empty_like(value, device="cpu", memory_format=torch.contiguous_format)
-    whole, first = _bytes_of(found), place.me == 0
-    for start, stop in _pieces(len(mine)):
-        part = mine[start:stop].to(device) if first else torch.empty(0, dtype=torch.uint8, device=device)
-        splits = [stop - start] + [0] * (len(group.ranks) - 1)
-        whole[start:stop] = place.transport.all_gather(part, splits, group).cpu()
-    return found
-
-
-def _pieces(size: int) -> Iterator[tuple[int, int]]:
-    return ((start, min(start + PIECE, size)) for start in range(0, size, PIECE))
+        hint = "torch.manual_seed alike on all ranks before the module is made, or one state dict"
+        raise InputError(fact, hint=f"weights='rank 0', which takes that rank's; or {hint}")

@@ -49,13 +49,20 @@ def files_of(compiled: CompiledNetwork, tensors: Mapping[str, Tensor]) -> dict[s
     """
     package = compiled.package(constants=bool(tensors))
     files = {name: text.encode() for name, text in package.files.items()}
-    if tensors:
-        import torch
+    return files | ({CONSTANTS: _saved(tensors)} if tensors else {})
 
-        raw = io.BytesIO()
-        torch.save({n: t.detach().cpu().contiguous().clone() for n, t in sorted(tensors.items())}, raw)
-        files[CONSTANTS] = raw.getvalue()
-    return files
+
+def with_constants(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, bytes]:
+    """A package's files with other values of its constants."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} | {CONSTANTS: _saved(tensors)}
+
+
+def _saved(tensors: Mapping[str, Tensor]) -> bytes:
+    import torch
+
+    raw = io.BytesIO()
+    torch.save({n: t.detach().cpu().contiguous().clone() for n, t in sorted(tensors.items())}, raw)
+    return raw.getvalue()
 
 
 def check_package(folder: Path, option: str) -> None:

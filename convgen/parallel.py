@@ -11,14 +11,15 @@ Every rank exports and compiles for itself, with one result: nothing is sent for
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from convgen.agreement import check_weights, set_up
+from convgen.agreement import check_weights, meet
 from convgen.algebra.grid import Grid
 from convgen.cost.machines import load_machine
 from convgen.errors import InputError
 from convgen.network_compiler import compile_network
-from convgen.packages import cached, files_of, keep, key_of, load_package
+from convgen.packages import cached, files_of, keep, key_of, load_package, with_constants
 from convgen.spec.exported import Exported, exported
 from convgen.spec.exported_examples import Inputs
 from convgen.spec.graph import Graph
@@ -128,15 +129,18 @@ def parallelize(
         raise InputError("process_group= is what a grid's mesh is made of, and a mesh is given", hint="one of both")
     axes = _axes(mesh_or_grid) if given else _axes_of(mesh_or_grid)
     made = _graph(module, example_inputs, name)
-    target = target or _target(process_group if given else mesh_or_grid)
-    package = _package(made.graph, made.tensors, axes, algorithm, machine, statistics, recompute, target)
+    how = (axes, algorithm, machine, statistics, recompute, target or _target(process_group if given else mesh_or_grid))
+    package = _package(made.graph, made.tensors, *how)
     group = {} if process_group is None else {"process_group": process_group}
     mesh: Any = package.init_mesh(**group) if given else mesh_or_grid
+    values = made.tensors | cast("dict[str, Tensor]", module.state_dict())
+    met = meet(package, mesh, write_graph(made.graph), values, weights, seed)
+    tensors = {n: met.of_first(t) for n, t in made.tensors.items()}
+    package = _package(made.graph, tensors, *how, like=package)
     inputs, outputs = tuple(v.name for v in made.graph.inputs), tuple(n for n, _ in made.graph.outputs)
     call = Call(type(module).__name__, made.arguments, inputs, outputs, made.results)
     model: Any = model_class(package, call if whole else None)(mesh, parameters=parameters)
-    state = cast("dict[str, Tensor]", module.state_dict())
-    set_up(model, package, mesh, made.tensors | state, weights, seed)
+    met.fill(model, values, tensors)
     return model.train(module.training)
 
 
@@ -187,7 +191,8 @@ def _target(where: Any) -> str:
         kind = "cuda" if "cuda" in kinds and "cpu" not in kinds else "cpu"
     if kind != "cuda":
         return "cpu"
-    found: Any = torch.cuda.get_device_properties()
+    cuda: Any = torch.cuda
+    found = cuda.get_device_properties()
     return f"hip:{found.gcnArchName.partition(':')[0]}" if torch.version.hip else f"cuda:sm_{found.major}{found.minor}"
 
 
@@ -206,14 +211,17 @@ def _package(
     statistics: str,
     recompute: Collection[str],
     target: str,
+    like: Any = None,
 ) -> Any:
-    """The package, from the cache or new."""
+    """The package, from the cache or new; or as one is, but for the tensors in it."""
     made_for = read_target(target).known()
     chosen = load_machine(machine) if machine is not None else None
     key = (write_graph(graph), tuple(axes.items()), algorithm, statistics, *([repr(chosen)] if chosen else []))
     key = (*key, *sorted(recompute), *([str(made_for)] if made_for.is_gpu else []))
     folder = cached(graph.name, key_of(key, tensors))
-    if not folder.is_dir():
+    if like is not None and not folder.is_dir():
+        keep(folder, with_constants(Path(like.__file__).parent, tensors))
+    elif not folder.is_dir():
         said = ", ".join(repr(one) for one in (axes, algorithm, machine) if one)
         said += f", statistics={statistics!r}" * (statistics != "global")
         said += f", recompute={sorted(recompute)}" * bool(recompute) + f", target={target!r}" * made_for.is_gpu

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from convgen.errors import InputError
 from convgen.knobs import cache_folder
@@ -41,7 +41,7 @@ def model_class(package: Any, call: Call | None) -> type[Any]:
     import torch
 
     base: Any = package.Network
-    disabled: Any = torch._disable_dynamo  # pyright: ignore[reportPrivateUsage]  as of a Network's own forward
+    disabled: Any = cast("Any", torch)._disable_dynamo  # as of a Network's own forward
 
     class Model(base):
         """A network on many ranks; parameters are blocks."""
@@ -64,8 +64,9 @@ def model_class(package: Any, call: Call | None) -> type[Any]:
             batch = _batch(package, inputs)
             blocks = [package.scatter(name, inputs[name], self._mesh) for name in call.inputs]
             made: Any = base.forward(self, *blocks, batch=batch)
-            several = [made] if call.outputs == ("output",) else made
-            several = several.values() if isinstance(several, dict) else several
+            if call.outputs == ("output",):
+                made = [made]
+            several: list[Tensor] = [*made] if isinstance(made, (list, tuple)) else [*made.values()]
             whole = {
                 str(k): package.gather(name, y, self._mesh, batch=batch)
                 for k, (name, y) in enumerate(zip(call.outputs, several, strict=True))

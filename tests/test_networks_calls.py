@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import convgen
+from convgen import parallel
 from convgen.errors import InputError
 from convgen.spec.exported import graph_of
 from convgen.verify.processes import spawn
@@ -68,7 +69,7 @@ def test_every_argument_is_bound() -> None:
 
     def program(rank: int) -> None:
         def made(*examples: Any) -> Any:
-            return convgen.parallelize(module, examples[0] if len(examples) == 1 else examples, *GRID)
+            return convgen.parallelize(module, examples, *GRID)
 
         def right(model: Any, *args: Any, **keywords: Any) -> None:
             torch.testing.assert_close(model(*args, **keywords), module(*args, **keywords), rtol=1e-12, atol=1e-12)
@@ -97,7 +98,7 @@ def test_every_argument_is_bound() -> None:
         refused("flag=1, but True of", lambda: model(x, m, 7.0, flag=1))
         refused("scale=a tensor of shape", lambda: model(x, m, x[0, 0], flag=True))
 
-        model = made({"x": x, "mask": None, "scale": 1.0})
+        model: Any = convgen.parallelize(module, {"x": x, "mask": None, "scale": 1.0}, *GRID)
         right(model, x)  # what was traced is the default
         refused("mask=a tensor", lambda: model(x, m))
         model = made(x, m, 2.0, m, m + 1)
@@ -218,8 +219,6 @@ class Late:
 def test_containers_are_the_sources() -> None:
     module, given = seeded(Containers), containers()
     shapes: list[Callable[[Tensor], Any]] = [
-        lambda y: [y],
-        lambda y: (y,),
         lambda y: [y, (y, [y])],
         lambda y: {"output": y},
         lambda y: {1: y, 0: y[:, :2]},
@@ -232,7 +231,7 @@ def test_containers_are_the_sources() -> None:
         model: Any = convgen.parallelize(module, given, *GRID)
         equal(model(*given), module(*given))
         batch, xs, one = given
-        assert set(model.package.SPEC["inputs"]) == {"batch_image", "xs_0", "xs_1_deep", "one_image"}
+        assert model._inputs == ("batch_image", "xs_0", "xs_1_deep", "one_image")
         equal(model(xs=xs, one=one, batch=batch), module(*given))
         refused("batch has image, but image, n in the", lambda: model({"image": batch["image"]}, xs, one))
         refused("batch has n, image, but image, n", lambda: model(dict(reversed([*batch.items()])), xs, one))
@@ -261,10 +260,10 @@ def test_containers_are_the_sources() -> None:
 
 def test_packages_have_flat_names() -> None:
     net = convgen.from_torch(Containers().double(), containers(), "N=2")
-    assert [*net.SPEC["inputs"]] == ["batch_image", "xs_0", "xs_1_deep", "one_image"]
+    assert net.Network._inputs == ("batch_image", "xs_0", "xs_1_deep", "one_image")
     assert {
-        "weight_out", "list.0", "list.2.0", "pair.first", "made.loss", "made.parts.0", "output.last", "output.batch", "3",
-        "a.b", "a.b_",
+        "weight_out", "list.0", "list.2.0", "pair.first", "made.loss", "made.parts.0", "output.last", "output.batch",
+        "3", "a.b", "a.b_",
     } <= set(net.VALUES)  # fmt: skip
 
 
@@ -278,7 +277,10 @@ def test_parameters_of_several_dtypes_are_refused() -> None:
     refused(fact, lambda: convgen.from_torch(module, (torch.zeros(2, 3),)))
     one = nn.Linear(3, 4)
     one.register_parameter("scale", nn.Parameter(torch.tensor(1.0, dtype=torch.float64)))
-    refused(r"2 dtypes: float32, float64\n(.|\n)*float64 scale\n.*module.to\(torch.float32\)", lambda: graph_of(one, (data(2, 3).float(),)))
+    refused(
+        r"2 dtypes: float32, float64\n(.|\n)*float64 scale\n.*module.to\(torch.float32\)",
+        lambda: graph_of(one, (data(2, 3).float(),)),
+    )
 
 
 # ---- Weights and seeds ----
@@ -301,13 +303,14 @@ class Drawn(nn.Module):
 
 
 @pytest.mark.slow
-def test_weights_and_seeds() -> None:
+def test_weights_and_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "exported", functools.cache(parallel.exported))  # of one module many times
     first, x = seeded(Drawn), data(4, 3)
 
     def program(rank: int) -> None:
         module = seeded(Drawn, rank)
         refused(
-            r'ranks \[1\] have other weights than that of rank 0(.|\n)*weights="rank 0"',
+            r"ranks \[1\] have other weights than that of rank 0(.|\n)*weights=\'rank 0\'",
             lambda: convgen.parallelize(module, (x,), *GRID),
         )
         refused("weights can't be 'mine'", lambda: convgen.parallelize(module, (x,), *GRID, weights="mine"))
@@ -323,9 +326,12 @@ def test_weights_and_seeds() -> None:
             assert torch.equal(model.full_state_dict()["count"], first.count)
         equal(dict(module.state_dict()), dict(own))  # the rank's own module is as it was
         other = ["same", "rank 0"][rank]
-        refused("weights= is 'same' on rank 0, another on ranks", lambda: convgen.parallelize(first, (x,), *GRID, weights=other))
+        refused(
+            "weights= is 'same' on rank 0, another on ranks",
+            lambda: convgen.parallelize(first, (x,), *GRID, weights=other),
+        )
         wide = nn.Linear(3, 4 + rank).double()
-        refused(r"ranks \[1\] have another program", lambda: convgen.parallelize(wide, (x,), *GRID, weights="rank 0"))
+        refused(r"ranks \[1\] have other programs", lambda: convgen.parallelize(wide, (x,), *GRID, weights="rank 0"))
 
         def drawn(**how: Any) -> Tensor:
             return convgen.parallelize(first, (x,), *GRID, **how)(x).detach()
@@ -380,12 +386,13 @@ def test_copies_hooks_and_compile(tmp_path: Path) -> None:
         truth = module(*given)
         for kind in ("dtensors", "blocks"):
             model: Any = convgen.parallelize(module, given, *GRID, parameters=kind)
-            calls: list[str] = []
-            handle = model.register_forward_hook(lambda *_: calls.append("after"))
-            before = model.register_forward_pre_hook(lambda *_: calls.append("before"))
-            equal(model(*given), truth)
-            assert calls == ["before", "after"]
-            handle.remove(), before.remove()
+            calls: list[Any] = []
+            before = model.register_forward_pre_hook(lambda _, args, calls=calls: calls.append(args))
+            after = model.register_forward_hook(lambda _, __, made, calls=calls: calls.append(made))
+            made = model(*given)
+            equal(made, truth)
+            assert calls[0][0] is given[0] and calls[1] is made
+            before.remove(), after.remove()
             averaged = torch.optim.swa_utils.AveragedModel(model)
             averaged.update_parameters(model)
             for made in (copy.deepcopy(model), copy.copy(model), pickle.loads(pickle.dumps(model)), averaged):
@@ -396,7 +403,9 @@ def test_copies_hooks_and_compile(tmp_path: Path) -> None:
                 other.weight.mul_(2)
             equal(model(*given), truth)
             other.compile(backend="eager")
-            torch.testing.assert_close(other(*given)["weight"] + 0, 2 * truth["weight"] - seeded(Containers).a(given[2].image))
+            torch.testing.assert_close(
+                other(*given)["weight"] + 0, 2 * truth["weight"] - seeded(Containers).a(given[2].image)
+            )
             (tmp_path / f"{kind} {rank}").write_bytes(pickle.dumps(model))
             whole: Any = convgen.parallelize(module, given, *GRID, parameters=kind, whole=False)
             (tmp_path / f"net {kind} {rank}").write_bytes(pickle.dumps(whole))
@@ -411,7 +420,7 @@ def test_copies_hooks_and_compile(tmp_path: Path) -> None:
             equal(net.full_state_dict(), dict(module.state_dict()))
 
     def lost(rank: int) -> None:
-        with pytest.raises(InputError, match="the pickled model's package is not there: neither .*cache"):
+        with pytest.raises(InputError, match=r"the pickled model's package is not there: neither .*cache"):
             pickle.loads((tmp_path / f"blocks {rank}").read_bytes())
 
     spawn(program, 2)

@@ -4,11 +4,11 @@ register. A tree is a container's form: its tensors are slots, everything else s
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from convgen.errors import InputError
-from convgen.spec.text import number_of, shown
+from convgen.spec.text import number_of, one_line
 
 if TYPE_CHECKING:
     from torch.utils._pytree import TreeSpec
@@ -34,11 +34,12 @@ class Node:
     @property
     def keys(self) -> list[str]:
         """What the parts are called: keys, fields, or numbers."""
-        known = getattr(self.context, "_fields", self.context)  # of a named tuple torch has the class
-        listed = [*known] if isinstance(known, (list, tuple)) else []
-        for found in (*listed, known):  # a dataclass says its fields, and those that are None; a defaultdict its maker
-            if isinstance(found, (list, tuple)) and len(cast("Sequence[Any]", found)) == len(self.parts):
-                return [str(key) for key in cast("Sequence[Any]", found)]
+        known: Any = getattr(self.context, "_fields", self.context)  # of a named tuple torch has the class
+        listed: list[Any] = [*known] if isinstance(known, (list, tuple)) else []
+        # A dataclass says its fields, and those that are None; a defaultdict its maker, and its keys.
+        for found in cast("list[list[Any]]", [one for one in (*listed, known) if isinstance(one, (list, tuple))]):
+            if len(found) == len(self.parts):
+                return [str(key) for key in found]
         return [str(k) for k in range(len(self.parts))]
 
     def __str__(self) -> str:
@@ -148,7 +149,7 @@ def taken(tree: Any, value: Any, name: str, refuse: Callable[[str], NoReturn]) -
     found = None if isinstance(value, torch.Tensor) else level(value)
     if not isinstance(tree, Node):
         if found is not None or not alike(value, tree):
-            refuse(f"{name}={said(value)}, but {shown(tree)} of the example inputs is built in")
+            refuse(f"{name}={said(value)}, but {said(tree)} of the example inputs is built in")
         return
     if found is None or found[0].kind is not tree.kind or str(found[0]) != str(tree):
         refuse(f"{name} is {said(value)}, but a {tree} in the example inputs")
@@ -169,7 +170,7 @@ def said(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     if isinstance(value, PLAIN):
-        return shown(value)
+        return one_line(repr(value), 60)
     return f"a {type(value).__name__}"
 
 

@@ -201,7 +201,8 @@ class _Made:
                 _lists(self.module),
             ):
                 warnings.simplefilter("ignore")  # torch's, about its own insides
-                return torch.export.export(self.module, args, keywords, dynamic_shapes=dynamic, strict=False)
+                shapes = cast("dict[str, Any] | None", dynamic)  # torch leaves its own ShapesCollection out
+                return torch.export.export(self.module, args, keywords, dynamic_shapes=shapes, strict=False)
         except OwnGradient as error:
             hint = "a forward that autograd can derive, with .detach() where no gradient is to pass"
             raise InputError(f"{self.name}: {error}", hint=hint) from None

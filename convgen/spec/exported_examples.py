@@ -1,4 +1,4 @@
-"""Example inputs of a module by the names of its forward's arguments, as torch.export wants them; and calls like them."""
+"""Example inputs of a module by the names of its forward's arguments, as torch.export wants them; and other calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from convgen.errors import InputError
 from convgen.spec.containers import Slot, alike, check_leaf, filled, said, taken, tree_of
 from convgen.spec.exported_state import dtype_name
 from convgen.spec.graph import DTYPES
-from convgen.spec.text import number_of, one_line, shown
+from convgen.spec.text import number_of, one_line
 
 if TYPE_CHECKING:
     import torch
@@ -65,7 +65,7 @@ class Arguments:
             default = EMPTY.get(parameter.kind, parameter.default)
             if not alike(value, default):
                 fact = f"{self.name}: {argument}={said(value)}, but the example inputs left it at its default when the "
-                fact += f"module was traced, {shown(default)}"
+                fact += f"module was traced, {said(default)}"
                 hint = f"parallelize with {argument} among the example inputs: a tuple that reaches it, or (args, "
                 raise InputError(fact, hint=f"{hint}{{{argument!r}: ...}})")
         return found
