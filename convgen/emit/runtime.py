@@ -17,7 +17,7 @@ from convgen.resources import data_file
 
 # In the order of imports: each uses those before it.
 PARTS = (
-    "layout", "transport", "mesh", "here", "conversions", "blocks", "checks", "local_check", "local", "ops",
+    "layout", "transport", "mesh", "here", "conversions", "envelope", "blocks", "checks", "local_check", "local", "ops",
     "gradients", "parameters", "clipping", "graphs", "conv_module", "layer",
 )  # fmt: skip
 

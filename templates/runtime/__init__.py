@@ -10,6 +10,7 @@ A file an idea; those that `import` one another run down this list, and types ma
     mesh         where this rank is
     here         this rank in this call
     conversions  from one layout to another
+    envelope     one message at each entry, by which ranks that differ find that out
     blocks       parameters that torch's tools understand, or that refuse them
     checks       arguments and modules that don't fit are refused before anything is sent
     local_check  CONVGEN_CHECK_LOCAL=1
