@@ -102,13 +102,13 @@ def new_group(
         try:
             c10d._process_group_name = named_so
             world.bound_device_id = None
-            group = dist.new_group(list(ranks), timeout=timeout, backend=backend, use_local_synchronization=True)
+            group: Any = dist.new_group(list(ranks), timeout=timeout, backend=backend, use_local_synchronization=True)
         finally:
             c10d._process_group_name = torchs
             if bound is not None:
                 world.bound_device_id = bound
     made[ranks, purpose] = number + 1
-    return cast(dist.ProcessGroup, group)
+    return group
 
 
 def default_timeout(device: str = "cpu", group: dist.ProcessGroup | None = None) -> timedelta | None:
