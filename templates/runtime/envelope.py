@@ -146,9 +146,8 @@ def refuse_difference(
             who = "; ".join(dict.fromkeys(faults.values()))
             raise ValueError(f"{name}: ranks {sorted(faults)} refused their arguments, nothing was computed: {who}")
         return
-    calls = by_value(
-        "", lambda one: f"{one['entry']}{one['instance'] and ' of ' + one['instance']}, call {one['call']}"
-    )
+    calls = by_value("", lambda one: f"{one['entry']}{one['instance'] and ' of ' + one['instance']}")
+    calls = by_value("", lambda one: f"{one['entry']}, call {one['call']}") if len(calls) == 1 else calls
     if len(calls) > 1:
         raise RuntimeError(f"{name}: ranks are in different calls, nothing was computed: {listed(calls)}")
     facts = list(dict.fromkeys(k for one in said for k in one["facts"]))
