@@ -260,3 +260,56 @@ def layer_calls(case: Case, rank: int) -> list[Said]:
         lambda: module.conv(block, w.clone().requires_grad_(rank == 0), bias, mesh=mesh),
         lambda: module.gather("x", block, mesh) if rank else module.conv(block, w, bias, mesh=mesh),
     ]
+
+
+# ---- CONVGEN_COMPARE=k ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_copies_that_have_parted_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every second call; by parameters and buffers, by gathered outputs, and by the first row with a NaN."""
+    net = package(2)
+    monkeypatch.setenv("CONVGEN_COMPARE", "2")
+
+    def program(rank: int) -> list[str]:
+        mesh = net.init_mesh("cpu", timeout=NEVER_S)
+        x = net.scatter("x", X, mesh)
+
+        def model(change: Callable[[Any], None] | None = None) -> Any:
+            made = net.Network(mesh)
+            if change is not None:
+                with torch.no_grad():
+                    change(made)
+            return made
+
+        def weight(made: Any) -> None:
+            made.head.weight.to_local()[0, 0] += rank
+
+        def statistics(made: Any) -> None:
+            made.norm.running_var.to_local()[1] += rank
+
+        def twice(made: Any, given: Tensor = x) -> list[str]:
+            return [told(lambda: made(given)) for _ in range(2)]
+
+        found = [*twice(model()), *twice(model(weight)), *twice(model(statistics))]
+        broken = x.clone()
+        broken[0, 0, 0, 0] = float("nan") if rank else 0.0
+        found += twice(model().eval(), broken)
+
+        def infinite(made: Any) -> None:
+            made.head.bias.to_local()[:] = float("nan")
+
+        return found + twice(model(infinite).eval())
+
+    one, two = spawn(program, 2, GUARD_S)
+    assert one == two
+    assert one[:3] == one[4:5] * 3 == one[6:7] * 3 == one[8:9] * 3 == ["went on"] * 3
+    parted = (
+        "RuntimeError: Small: copies of {} have parted, first of the parameters and buffers: of its block {} ranks [0]"
+    )
+    assert one[3].startswith(parted.format("head.weight", [(0, 3), (0, 4)]))
+    assert one[5].startswith(parted.format("norm.running_var", [(0, 4)]))
+    assert one[7].startswith("RuntimeError: Small: the first NaN of this call: rank 1: row %"), one[7]
+    assert one[7].endswith(", whose operands have one")
+    assert one[9].count("whose operands have none") == 0, one[9]
+    assert "rank 0: row %head" in one[9] and "rank 1: row %head" in one[9]

@@ -1,4 +1,4 @@
-"""Meshes meet whatever groups a process has besides: those that only some ranks made, destroyed ones, parts of a world."""
+"""Meshes meet whatever groups a process has: those that only some ranks made, destroyed ones, parts of a world."""
 
 from __future__ import annotations
 

@@ -29,6 +29,7 @@ Networks have, beside these:
     splits       blocks of tensors, and their text
     lanes        collectives in flight: started on a lane, and waited for later
     buckets      gradients of parameters that are summed together while backward goes on
+    copies       CONVGEN_COMPARE=k: copies that have parted, and rows that make a NaN
     pieces       rows in pieces: the interior while the halo travels, then the boundary
     rows         rows of a network on this rank: what moves for them, and where their local code stands
     net          what a package says of its network, and what users call

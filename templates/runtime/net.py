@@ -17,6 +17,7 @@ from torch.distributed.tensor import Replicate, Shard
 
 from .blocks import Function
 from .conversions import all_gather
+from .copies import compare_copies, compares
 from .envelope import code_of, enter
 from .mesh import Place, make_mesh, place_key, places
 from .parameters import find_placements
@@ -66,6 +67,7 @@ class Net(Plain):
         self.identity = hashlib.sha256(identity.encode() + code).digest()
         self.stored = {n: self.split(n, batch) for n in self.values}
         self._placements: dict[Any, list[Shard | Replicate] | None] = {}
+        self._gathers = 0
 
     def split(self, name: str, batch: int) -> Split:
         shape, text = self.values[name]
@@ -126,6 +128,10 @@ class Net(Plain):
         read = enter(here, f"gather of {known}", {"samples": count, "requires gradients": learns}, fault=fault)
         whole = GatherValue.apply(value, layout, here)
         read()
+        self._gathers += 1
+        if compares(self._gathers):
+            everywhere = Split(known, layout.extents, ((),) * len(layout.extents))
+            compare_copies(here, {known: (whole, everywhere)}, "gathered outputs")
         return whole
 
     def _known(self, name: str | int) -> str:

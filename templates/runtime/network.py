@@ -20,6 +20,7 @@ from .buckets import Bucket, Buckets
 from .checkpoints import is_kept_elsewhere, kept
 from .checks import refuse_forward_mode, refuse_vmap
 from .clipping import local
+from .copies import compare_copies, compares, refuse_nans
 from .envelope import enter, sampled
 from .inside import InsideAll
 from .net import Net, gathered
@@ -71,6 +72,7 @@ class NetworkModule(Known):
         self._buffered = {n: (how, dtype) for n, (_, _, how, dtype) in self._net.state.items() if dtype}
         self._masks: dict[int, Tensor | None] = {}  # by a number that torch draws: see _mask
         self._repeated = set[int]()
+        self._calls = 0
         self._taken: dict[str, object] = {}  # what a call of whole tensors says of them
         net, here = self._net, self._net.here(mesh)
         made = here.place.known["made", net.identity] = here.place.known.get(("made", net.identity), 0) + 1
@@ -333,7 +335,12 @@ class NetworkModule(Known):
         blocks |= zip(learns, inside, strict=True)
         drawn = next((blocks[n] for n, (how, _) in self._buffered.items() if how == "seed"), None)
         mask = None if drawn is None else self._mask(drawn)
-        made = self.compute(Run(Called(self, here.place, count, blocks, mask, buckets)), *given)
+        self._calls += 1
+        nans: list[str] | None = [] if compares(self._calls) else None
+        made = self.compute(Run(Called(self, here.place, count, blocks, mask, buckets, nans=nans)), *given)
+        if nans is not None:
+            refuse_nans(here, "".join(nans))
+            compare_copies(here, {n: (t, net.stored[n]) for n, t in known.items()}, "parameters and buffers")
         return kept(made) if torch.is_grad_enabled() and is_kept_elsewhere() else made
 
     def _mask(self, drawn: Tensor) -> Tensor:
