@@ -169,10 +169,10 @@ def test_an_axis_that_splits_nothing_says_why_and_what_would() -> None:
     nowhere, _ = compiled(stem, IMAGE, {"D": 2})
     (line,) = nowhere.idle_lines
     assert "no dimension of an input carries D, and no row begins it; N or C or H or W of 2 would split" in line
-    auto, _ = compiled(stem, (2, 1, 3, 3), {"a": 2}, "auto")
+    auto, _ = compiled(UNet, IMAGE, {"a": 2}, "auto")
     (line,) = auto.idle_lines
     assert line == (
-        "Conv2d: algorithm auto finds that one rank is best, so all 2 ranks compute alike; a named algorithm splits"
+        "UNet: algorithm auto finds that one rank is best, so all 2 ranks compute alike; a named algorithm splits"
     )
 
 

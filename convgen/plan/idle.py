@@ -67,10 +67,11 @@ def _why(program: Program, parts: Parts, algorithm: str | None, axis: str, ranks
     extents = [n for t in parts.tensors for letter, n in zip(t.letters, t.shape, strict=False) if letter == carries]
     extents += [s.extent.get(named, 0) for bound in parts.rows for s in bound.operation.signatures]
     most = max(extents, default=0)
-    if most > 1:
+    why = f"no dimension of an input carries {axis}, and no row begins it"
+    if most >= ranks:
+        why = f"no row can split its work along what carries {axis}"
+    elif most > 1:
         why = f"the largest extent that carries {axis} or could begin it is {most}"
-    else:
-        why = f"no dimension of an input carries {axis}, and no row begins it"
     others = [a for a in "NCHWD" if a not in program.grid.names and _splits(parts, program.grid, axis, a)]
     return f"{why}; {' or '.join(others)} of {ranks} would split" if others else why
 
