@@ -25,6 +25,7 @@ from convgen.program.verify.network import faults
 from convgen.spec.exported import graph_of
 from convgen.spec.graph_file import write_graph
 from convgen.verify.network import check_network, report_text
+from convgen.verify.processes import spawn
 
 
 class UNet(nn.Module):
@@ -157,6 +158,7 @@ def test_a_letter_that_an_input_carries_stays_where_it_is() -> None:
 
 
 def stem() -> nn.Module:
+    seeded()
     return nn.Conv2d(1, 3, 3, padding=1)
 
 
@@ -211,3 +213,21 @@ def test_python_warns_once_from_the_cache_too(tmp_path: Path, monkeypatch: pytes
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         convgen.from_torch(stem(), (torch.zeros(IMAGE),), grid="N=2,C=2")
+
+
+@pytest.mark.slow
+def test_where_warnings_are_errors_every_rank_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And none waits for another; else rank 0 alone warns."""
+    monkeypatch.setenv("CONVGEN_CACHE", str(tmp_path))
+
+    def program(rank: int) -> list[int]:
+        x = torch.zeros(IMAGE)
+        with pytest.warns(IdleAxisWarning) if not rank else warnings.catch_warnings(record=True) as told:
+            convgen.parallelize(stem(), (x,), {"D": 2}, None)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest.raises(IdleAxisWarning, match="splits nothing"):
+                convgen.parallelize(stem(), (x,), {"D": 2}, None)
+        return [len(told or ())]
+
+    assert spawn(program, 2) == [[1], [0]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from contextlib import nullcontext
 
 from convgen.algebra.grid import Grid
 from convgen.cost.axes import split_shares
@@ -45,9 +46,13 @@ def idle_lines(program: Program, parts: Parts, algorithm: str | None) -> list[st
 
 
 def warn_of_idle_axes(lines: str, stacklevel: int = 2) -> None:
-    """Warn on rank 0. Args: what `idle_lines` says, a line an axis."""
-    if _rank() == 0:
-        for line in lines.splitlines():
+    """Warn on rank 0; where warnings are errors, on every rank, so that none waits for another.
+
+    Args:
+        lines: what `idle_lines` says, a line an axis.
+    """
+    for line in lines.splitlines():
+        with warnings.catch_warnings(record=True) if _rank() else nullcontext():
             warnings.warn(line, IdleAxisWarning, stacklevel=stacklevel + 1)
 
 
