@@ -19,7 +19,8 @@ from convgen.algebra.grid import Grid
 from convgen.cost.machines import load_machine
 from convgen.errors import InputError
 from convgen.network_compiler import compile_network
-from convgen.packages import cached, files_of, keep, key_of, load_package
+from convgen.packages import IDLE, cached, files_of, keep, key_of, load_package
+from convgen.plan.idle import warn_of_idle_axes
 from convgen.spec.exported import graph_of
 from convgen.spec.exported_examples import Examples, examples_of
 from convgen.spec.graph import Graph
@@ -198,7 +199,8 @@ def _package(
             command=command,
             target=made_for,
         )
-        keep(folder, files_of(compiled, tensors))
+        keep(folder, files_of(compiled, tensors) | {IDLE: "\n".join(compiled.idle_lines).encode()})
+    warn_of_idle_axes((folder / IDLE).read_text(encoding="utf-8"), stacklevel=3)
     return load_package(folder)
 
 

@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from convgen.operations.dropout import EVALUATION
+
 from .blocks import Block, fits_ddp
 from .buckets import Bucket, Buckets
 from .checkpoints import is_kept_elsewhere, kept
@@ -59,6 +61,7 @@ class NetworkModule(Known):
     _inputs: ClassVar[tuple[str, ...]]
     _types: ClassVar[tuple[str, ...]]
     _modes: ClassVar[tuple[str, ...]] = ("train", "eval")
+    _noise: ClassVar[bool] = False  # it draws in evaluation, too
     _constants: ClassVar[Mapping[str, Tensor]] = {}
     _buckets: ClassVar[Sequence[Bucket]] = ()
 
@@ -344,12 +347,16 @@ class NetworkModule(Known):
         return kept(made) if torch.is_grad_enabled() and is_kept_elsewhere() else made
 
     def _mask(self, drawn: Tensor) -> Tensor:
-        """The seed and the step of this call. A call inside of a backward pass is one that activation checkpointing
-        repeats: it has the step of the first one, which is found by torch's random state, as that is brought back."""
+        """The seed and the step of this call; calls in evaluation are counted apart, above the 32 bits of those in
+        training, and are steps from EVALUATION on. A call inside of a backward pass is one that activation
+        checkpointing repeats: it has the step of the first one, which is found by torch's random state, as that is
+        brought back."""
         now = drawn.clone()
         again = torch._C._current_graph_task_id() != -1
         if not self.training:
-            return now
+            if not self._noise:
+                return now
+            now[1] = (now[1] >> 32) % EVALUATION + EVALUATION
         if again or not torch.is_grad_enabled() or is_kept_elsewhere():
             key = int(torch.randint(2**62, (), device="cpu"))
             if again:
@@ -367,7 +374,7 @@ class NetworkModule(Known):
             self._masks[key] = None if twice else now
             while len(self._masks) > MASKS:
                 self._masks.pop(next(iter(self._masks)))
-        drawn[1] += 1
+        drawn[1] += 1 if self.training else 1 << 32
         return now
 
     def compute(self, run: Run, *given: Tensor) -> Any:
