@@ -1,4 +1,4 @@
-"""The two families of errors: the input is wrong (yours, with a way out), or convgen is (ours).
+"""The two families of errors: the input is wrong (yours, with a way out), or convgen is (ours). And a warning.
 
 An inner function states the fact by raising `InputError(fact, ...)`; the boundary that knows the file
 adds where it stands. Printed:
@@ -58,6 +58,10 @@ class InputError(ConvgenError):
         if self.hint:
             lines.append(f"  {'try':<7} {self.hint}")
         return "\n".join(lines)
+
+
+class IdleAxisWarning(UserWarning):
+    """An axis of a grid splits nothing: ranks that differ in it alone compute alike."""
 
 
 class InternalError(ConvgenError):

@@ -28,6 +28,7 @@ from convgen.passes.fuse_epilogues import FuseEpilogues
 from convgen.passes.fuse_masks import FuseMasks
 from convgen.plan.collection import without_collection
 from convgen.plan.fewer import without_idle
+from convgen.plan.idle import idle_axes, idle_lines
 from convgen.plan.letters import lay_out
 from convgen.plan.parts import Parts, Tensor
 from convgen.plan.program.by_timeline import by_timeline
@@ -82,6 +83,16 @@ class CompiledNetwork:
     def calls(self) -> tuple[int, ...]:
         """Of each row of the program, the number of the graph's call that it ends with."""
         return tuple(self.described.calls[i] for i in numbers(len(self.described.rows), self.program.joined))
+
+    @property
+    def idle_lines(self) -> list[str]:
+        """What is said of axes that split nothing (plan/idle.py)."""
+        return idle_lines(self.program, network_parts(self.graph, self.described), self.algorithm)
+
+    @property
+    def idle_axes(self) -> dict[str, str]:
+        """Axes that split nothing, and why."""
+        return idle_axes(self.program, network_parts(self.graph, self.described), self.algorithm)
 
     def package(self, *, constants: bool = False) -> Package:
         """The generated files."""

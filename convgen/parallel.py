@@ -19,7 +19,8 @@ from convgen.algebra.grid import Grid
 from convgen.cost.machines import load_machine
 from convgen.errors import InputError
 from convgen.network_compiler import compile_network
-from convgen.packages import cached, files_of, keep, key_of, load_package, with_constants
+from convgen.packages import IDLE, cached, files_of, keep, key_of, load_package, with_constants
+from convgen.plan.idle import warn_of_idle_axes
 from convgen.spec.exported import Exported, exported
 from convgen.spec.exported_examples import Inputs
 from convgen.spec.graph import Graph
@@ -136,7 +137,8 @@ def parallelize(
     values = made.tensors | cast("dict[str, Tensor]", module.state_dict())
     met = meet(package, mesh, write_graph(made.graph), values, weights, seed)
     tensors = {n: met.of_first(t) for n, t in made.tensors.items()}
-    package = _package(made.graph, tensors, *how, like=package)
+    if met.differ:
+        package = _package(made.graph, tensors, *how, like=package)
     inputs, outputs = tuple(v.name for v in made.graph.inputs), tuple(n for n, _ in made.graph.outputs)
     call = Call(type(module).__name__, made.arguments, inputs, outputs, made.results)
     model: Any = model_class(package, call if whole else None)(mesh, parameters=parameters)
@@ -237,5 +239,7 @@ def _package(
             command=command,
             target=made_for,
         )
-        keep(folder, files_of(compiled, tensors))
+        keep(folder, files_of(compiled, tensors) | {IDLE: "\n".join(compiled.idle_lines).encode()})
+    if like is None:
+        warn_of_idle_axes((folder / IDLE).read_text(encoding="utf-8"), stacklevel=3)
     return load_package(folder)

@@ -72,6 +72,43 @@ class Work:
         self.world.wait(self.parts)
 
 
+@dataclass(eq=False)
+class Meeting:
+    """A group on the CPU, beside the streams: what is posted there runs in an order of its own."""
+
+    ranks: tuple[int, ...]
+    world: InOrder
+
+    def _get_backend(self, device: torch.device) -> Meeting:
+        assert device.type == "cpu"
+        return self
+
+    def allgather(self, out: list[list[Tensor]], given: list[Tensor], options: Any) -> MeetingWork:
+        return MeetingWork(self.world, self.world.gathered(given[0], self.ranks), out[0])
+
+    def send(self, given: list[Tensor], peer: int, tag: int) -> MeetingWork:
+        return MeetingWork(self.world, self.world.gathered(given[0], self.ranks), [torch.empty_like(given[0])] * 2)
+
+    def recv(self, out: list[Tensor], peer: int, tag: int) -> MeetingWork:
+        mine = torch.empty_like(out[0])
+        parts = [out[0] if r == peer else mine for r in range(2)]
+        return MeetingWork(self.world, self.world.last_gathered(self.ranks), parts)
+
+
+@dataclass
+class MeetingWork:
+    """What a post of a Meeting returns."""
+
+    world: InOrder
+    part: Part
+    out: Sequence[Tensor]
+
+    def wait(self, timeout: Any = None) -> None:
+        self.world.wait([self.part])
+        for to, found in zip(self.out, self.part.handed, strict=True):
+            to.copy_(found)
+
+
 @dataclass
 class InOrder:
     """A world of ranks on threads, each with its streams.
@@ -97,6 +134,7 @@ class InOrder:
         self._groups: dict[tuple[int, ...], Ranks] = {}
         self._waiting: dict[int, Sequence[Part]] = {}
         self._store: dict[str, str] = {}
+        self._alive: list[Any] = []  # process groups
 
     # ---- Running ----
 
@@ -147,7 +185,7 @@ class InOrder:
     def _post(self, parts: Sequence[Part], stream: Any, *, together: bool) -> None:
         with self._lock:
             for post in [Post(tuple(parts))] if together else [Post((p,)) for p in parts]:
-                key = (self.me, "all" if self.streams == "one" else stream or _pair(post.parts[0]))
+                key = (self.me, "all" if self.streams == "one" and stream != "cpu" else stream or _pair(post.parts[0]))
                 self._queues.setdefault(key, deque()).append(post)
             self._advance()
 
@@ -225,15 +263,26 @@ class InOrder:
             distributed_c10d=SimpleNamespace(
                 _get_default_store=lambda: SimpleNamespace(
                     set=self._store.__setitem__, check=lambda keys: all(k in self._store for k in keys)
-                )
+                ),
+                _get_default_group=lambda: SimpleNamespace(bound_device_id=None),
+                _process_group_name=None,
+                _world=SimpleNamespace(pg_map=self._alive),
+                AllgatherOptions=SimpleNamespace,
             ),
         )
 
-    def _new_group(self, ranks: list[int], *, timeout: timedelta, use_local_synchronization: bool) -> Ranks:
+    def _new_group(
+        self, ranks: list[int], *, timeout: timedelta, backend: str | None = None, use_local_synchronization: bool
+    ) -> Ranks | Meeting:
         assert use_local_synchronization
         assert self.me in ranks
-        with self._lock:
-            return self._groups.setdefault(tuple(ranks), Ranks(tuple(ranks)))
+        if backend == "gloo":
+            made: Ranks | Meeting = Meeting(tuple(ranks), self)
+        else:
+            with self._lock:
+                made = self._groups.setdefault(tuple(ranks), Ranks(tuple(ranks)))
+        self._alive.append(made)
+        return made
 
     def _message(self, src: int, dst: int, tensor: Tensor, group: Ranks) -> Part:
         assert {src, dst} <= set(group.ranks)
@@ -262,6 +311,22 @@ class InOrder:
         # A batch runs on its group's stream; one after the other, as without a batch, on the pairs'.
         self._post(parts, messages[0].group.ranks if self.batched else None, together=self.batched)
         return [Work(self, parts)] if self.batched else [Work(self, [part]) for part in parts]
+
+    def gathered(self, tensor: Tensor, ranks: tuple[int, ...]) -> Part:
+        """Post what a rank says in a Meeting."""
+
+        def run(parts: dict[int, Part]) -> None:
+            handed = [parts[r].tensor.clone() for r in ranks]
+            for part in parts.values():
+                part.handed = handed
+
+        part = Part(self._numbered("meet", ranks), ranks, self.me, run, tensor)
+        self._where.meeting = part
+        self._post([part], "cpu", together=True)
+        return part
+
+    def last_gathered(self, ranks: tuple[int, ...]) -> Part:
+        return self._where.meeting
 
     def _exchanged(self, kind: str, tensor: Tensor, group: Ranks) -> Sequence[Tensor]:
         """What all members hand in, in the group's order."""

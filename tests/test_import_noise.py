@@ -8,11 +8,16 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from networks_on_ranks import check, imported, random_input
+from networks_on_ranks import check, imported, package, random_input
 from scipy.stats import kstest
 from torch import Tensor, nn
 
+from convgen.algebra.grid import Grid
+from convgen.network_compiler import compile_network
+from convgen.operations.dropout import EVALUATION
 from convgen.verify.graph_reference import run_graph
+from convgen.verify.network import check_network, report_text
+from convgen.verify.virtual import World
 
 SHAPE = (3, 8, 24, 26)
 GRIDS: tuple[dict[str, int], ...] = ({"H": 2, "W": 2}, {"N": 2, "C": 2}, {"H": 5})
@@ -100,3 +105,60 @@ def test_gradients_pass_noise_as_they_do_in_torch() -> None:
     x.requires_grad_(False)
     for grid in GRIDS:
         assert check(given, grid, reference=by_graph, seed=5).right
+
+
+class Noisy(nn.Module):
+    """A mask before the noise, which evaluation leaves out: the noise is of the same place in both modes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.dropout(self.linear(x), 0.5, self.training)
+        return y + torch.randn_like(y)
+
+
+class MonteCarlo(nn.Module):
+    """It drops in evaluation, too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout2d(F.dropout(x, 0.3, True), 0.5, True)
+
+
+@pytest.mark.parametrize(("module", "train"), [(Noisy(), True), (Noisy(), False), (MonteCarlo(), False)])
+def test_check_knows_what_evaluation_draws(module: nn.Module, train: bool) -> None:
+    shape = (4, 6, 3, 2) if isinstance(module, MonteCarlo) else (4, 6)
+    given = imported(module.double(), random_input(shape), train=train)
+    report = check_network(compile_network(given.graph, Grid((("N", 2),))), given.constants)
+    assert report.ok, report_text(report)
+    assert (given.graph.modes == ("train", "eval")) == train
+
+
+def test_calls_in_evaluation_are_counted_apart() -> None:
+    """Every call draws anew, none what training draws; training goes on as if there had been no evaluation."""
+    given = imported(Noisy().double(), random_input((4, 6)))
+    state = {n: t.detach() for n, t in given.module.state_dict().items()}
+    x = given.inputs[0]
+
+    def truth(training: bool, step: int) -> Tensor:
+        return run_graph(given.graph, state | {"x": x}, training=training, seed=(5, step)).outputs["output"]
+
+    wanted = [truth(True, 0), truth(False, EVALUATION), truth(False, EVALUATION + 1), truth(True, 1)]
+    wanted += [truth(False, EVALUATION + 2)]
+    with package(compile_network(given.graph, Grid((("N", 2),))).package().files) as net:
+
+        def program(end: Any) -> list[Tensor]:
+            mesh = net.init_mesh("cpu", transport=end)
+            model = net.Network(mesh, seed=5)
+            model.load_full(state)
+            found: list[Tensor] = []
+            for training in (True, False, False, True, False):
+                model.train(training)
+                found.append(net.gather("output", model(net.scatter("x", x, mesh)), mesh).detach())
+            return found
+
+        for found in World(2).run(program):
+            for one, other in zip(found, wanted, strict=True):
+                assert torch.allclose(one, other, rtol=0, atol=1e-14)
+    assert min(float((a - b).abs().max()) for k, a in enumerate(wanted) for b in wanted[:k]) > 0.1

@@ -317,8 +317,9 @@ dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("caught", [True, False], ids=["caught there", "not caught"])
-def test_a_rank_that_fails_takes_the_others_along(caught: bool) -> None:
+def test_a_rank_that_fails_takes_the_others_along(caught: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody hangs; the others name the step that they wait in and the ranks that did not come."""
+    monkeypatch.setenv("CONVGEN_AGREE", "0")
     case = named("failing", "stationary-x", CONV, {"N": 2, "C": 2})
     ends: dict[int, str] = {}
 
@@ -335,21 +336,17 @@ def test_a_rank_that_fails_takes_the_others_along(caught: bool) -> None:
                 raise
 
     error = Deadlock if caught else ValueError
-    text = (
-        r"rank 3 waits in all_gather of ranks \(0, 1, 2, 3\) for \[2\]; ranks \[2\] have ended"
-        if caught
-        else r"float32"
-    )
+    text = r"rank 3 waits in meet of ranks \(0, 1, 2, 3\) for \[2\]; ranks \[2\] have ended" if caught else r"float32"
     with pytest.raises(error, match=text):
         World(4).run(program)
     assert "failing: on rank {'N': 1, 'C': 0}: x, " in ends[2]
     assert "got torch.float32" in ends[2]
-    assert re.match(r"RuntimeError: failing: step %identity = all_gather over N,C: rank 3, in all_gather .*", ends[3])
+    assert re.match(r"RuntimeError: failing: conv, call 1: rank 3, in meet of .*", ends[3])
     assert re.search(text, ends[3])
 
 
-def test_agree_tells_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CONVGEN_AGREE=1: one all-reduce a check, and every rank refuses with its own or another's mistake."""
+def test_a_mistake_on_one_rank_is_told_to_all() -> None:
+    """Every rank refuses with its own or another's mistake, and nothing is sent but the message of the call."""
     case = named("agreeing", "stationary-x", BIASED, {"N": 2, "C": 2})
     mistakes: dict[str, Callable[[dict[str, Tensor]], dict[str, Any]]] = {
         "is torch.float64, got torch.float32": lambda t: {**t, "x": t["x"].float()},
@@ -373,15 +370,14 @@ def test_agree_tells_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
         ran = World(4).run(program)
         return [text for text, _ in ran], [sent for _, sent in ran]
 
-    monkeypatch.setenv("CONVGEN_AGREE", "1")
     texts, sent = run_with(lambda local: local)
     assert texts == [""] * 4
-    assert sent == [["all_reduce", "reduce_scatter"]] * 4
+    assert sent == [["reduce_scatter"]] * 4
     for text, mistake in mistakes.items():
         texts, sent = run_with(mistake)
         assert text in texts[1]
         assert all("ranks [1] refused their arguments" in texts[r] for r in (0, 2, 3)), texts
-        assert sent == [["all_reduce"]] * 4
+        assert sent == [[]] * 4
 
 
 def in_group(ranks: tuple[int, ...]) -> Any:

@@ -122,13 +122,11 @@ def test_other_modules(tmp_path: Path, change: str, how: str, agree: bool) -> No
             "RuntimeError: twins: the ranks of this mesh don't run the same module, nothing was computed: "
             f"ranks [0, 2]: twins {hashes[0]} in {paths[0]}; ranks [1, 3]: twins {hashes[1]} in {paths[1]}"
         )
-        assert len(seen) == 2
-        assert {kind for _, kind in seen} == {"torch.uint8"}
-        assert all(name.startswith("all_gather") for name, _ in seen), seen
+        assert not seen  # the messages that calls begin with go beside torch's collectives
 
 
 def test_the_same_module_from_other_folders(tmp_path: Path) -> None:
-    """Where a file lies is no difference; the hash is sent once, and the layer's data after it."""
+    """Where a file lies is no difference."""
     case = fault_layer("moved", "stationary-x", {"C": 2})
     for rank in range(2):
         (tmp_path / str(rank)).mkdir()
@@ -143,9 +141,7 @@ def test_the_same_module_from_other_folders(tmp_path: Path) -> None:
         return seen
 
     for seen in spawn(program, 2, GUARD_S):
-        assert [kind for _, kind in seen].count("torch.uint8") == 1
-        assert seen[0][1] == "torch.uint8"
-        assert len(seen) > 2
+        assert len(seen) == 2
 
 
 # ---- Ranks that are late, gone or wrong ----------------------------------------------------------------------------
@@ -156,12 +152,14 @@ STEPS = {case.layer.name: [s["step"] for s in case.volume()["forward"]] for case
 
 
 @pytest.mark.parametrize("case", [HALO, SUMS], ids=lambda case: case.layer.name)
-@pytest.mark.parametrize("when", ["first", "second", "backward", "gather"])
+@pytest.mark.parametrize("when", ["first", "second", "in forward", "backward", "gather"])
 def test_a_late_rank(tmp_path: Path, case: Case, when: str) -> None:
     """TimeoutError after the time-out that init_mesh was given, with the step, and who did not come."""
     module, given, over = case.module, global_tensors(case.layer), tmp_path / "over"
 
     def program(rank: int) -> str:
+        os.environ["CONVGEN_AGREE"] = "0" if when == "in forward" else "1"
+
         def begin(timeout: float) -> Any:
             mesh = module.init_mesh("cpu", timeout=timeout)
             local = blocks(module, given, mesh)
@@ -185,15 +183,17 @@ def test_a_late_rank(tmp_path: Path, case: Case, when: str) -> None:
 
     error = spawn(program, 2, GUARD_S)[0]
     volume = case.volume()
+    of_backward = [s["step"] for phase in ("backward_data", "backward_filter") for s in volume[phase]]
     steps = {
-        "first": ["identity"],
-        "second": STEPS[case.layer.name][:1],
-        "backward": [s["step"] for phase in ("backward_data", "backward_filter") for s in volume[phase]],
-        "gather": ["y"],
+        "first": ["conv, call 1: "],
+        "second": ["conv, call 2: "],
+        "in forward": [f"step %{step} = " for step in STEPS[case.layer.name][:1]],
+        "backward": [f"step %{step} = " for step in of_backward],
+        "gather": ["gather of y, call 2: "],
     }[when]
-    assert any(error.startswith(f"TimeoutError: {case.layer.name}: step %{step} = ") for step in steps), error
-    assert error.endswith("(ranks [1] did not come to it)")
-    if case is HALO and when in ("second", "backward"):
+    begin = f"TimeoutError: {case.layer.name}: ranks [1] did not come to "
+    assert any(error.startswith(begin + step) for step in steps), error
+    if case is HALO and when in ("in forward", "backward"):
         assert "over H: with rank 1: " in error
 
 
@@ -209,7 +209,8 @@ def test_nobody_comes_to_make_the_mesh(tmp_path: Path) -> None:
         return error
 
     error = spawn(program, 2, GUARD_S)[0]
-    assert error.startswith("TimeoutError: sums_fault: rank 0 did not meet all of ranks [0, 1]: "), error
+    begin = "TimeoutError: sums_fault: ranks [1] did not come: rank 0 did not meet all of ranks [0, 1]: "
+    assert error.startswith(begin), error
 
 
 def survivors(program: Callable[[int, Callable[[str], None]], None], folder: Path, lost: int, ranks: int) -> list[str]:
@@ -224,16 +225,17 @@ def survivors(program: Callable[[int, Callable[[str], None]], None], folder: Pat
 
 
 @pytest.mark.parametrize("case", [HALO, SUMS], ids=lambda case: case.layer.name)
-@pytest.mark.parametrize("when", ["first", "second"])
+@pytest.mark.parametrize("when", ["first", "second", "in forward"])
 @pytest.mark.parametrize("how", ["killed", "raises"])
 def test_a_rank_that_is_gone(tmp_path: Path, case: Case, when: str, how: str) -> None:
     """Its connections are, too: the others are told at once."""
     module, given, begun = case.module, global_tensors(case.layer), tmp_path / "begun"
 
     def program(rank: int, say: Callable[[str], None]) -> None:
+        os.environ["CONVGEN_AGREE"] = "0" if when == "in forward" else "1"
         mesh = module.init_mesh("cpu", timeout=NEVER_S)
         local = blocks(module, given, mesh)
-        if when == "second":
+        if when != "first":
             module.conv(local["x"], local["w"], local["bias"], mesh=mesh)
         if rank == 1:
             hold(begun)  # a rank that is killed earlier is another fault
@@ -245,17 +247,16 @@ def test_a_rank_that_is_gone(tmp_path: Path, case: Case, when: str, how: str) ->
         say(told(lambda: module.conv(local["x"], local["w"], local["bias"], mesh=mesh)))
 
     (error,) = survivors(program, tmp_path, 1, 2)
-    step = "identity" if when == "first" else STEPS[case.layer.name][0]
-    assert error.startswith(f"RuntimeError: {case.layer.name}: step %{step} = "), error
-    assert error.endswith("(ranks [1] did not come to it)")
-    if case is HALO and when == "second":
+    step = {"first": "conv, call 1: ", "second": "conv, call 2: "}.get(when, f"step %{STEPS[case.layer.name][0]} = ")
+    assert error.startswith(f"RuntimeError: {case.layer.name}: ranks [1] did not come to {step}"), error
+    if case is HALO and when == "in forward":
         assert "over H: with rank 1: " in error
 
 
 @pytest.mark.parametrize("when", ["first", "second"])
 @pytest.mark.parametrize("agree", [False, True])
 def test_a_wrong_argument_on_one_rank(tmp_path: Path, when: str, agree: bool) -> None:
-    """It raises there; the others time out with the step's name, or with CONVGEN_AGREE=1 are told."""
+    """All are told; with CONVGEN_AGREE=0 the others time out with the step's name."""
     module, given, over = HALO.module, global_tensors(HALO.layer), tmp_path / "over"
 
     def program(rank: int) -> str:
@@ -280,11 +281,12 @@ def test_a_wrong_argument_on_one_rank(tmp_path: Path, when: str, agree: bool) ->
     errors = spawn(program, 2, GUARD_S)
     assert errors[1].startswith("ValueError: halo_fault: on rank {'H': 1}: x, "), errors[1]
     if agree:
-        assert "ranks [1] refused their arguments" in errors[0]
+        told_why = errors[1].removeprefix("ValueError: ")
+        why = f"ValueError: halo_fault: ranks [1] refused their arguments, nothing was computed: {told_why}"
+        assert errors[0] == why
     else:
-        step = "identity" if when == "first" else STEPS["halo_fault"][0]
-        assert errors[0].startswith(f"TimeoutError: halo_fault: step %{step} = "), errors[0]
-        assert errors[0].endswith("(ranks [1] did not come to it)")
+        step = "conv, call 1: " if when == "first" else f"step %{STEPS['halo_fault'][0]} = "
+        assert errors[0].startswith(f"TimeoutError: halo_fault: ranks [1] did not come to {step}"), errors[0]
 
 
 # ---- Time-outs -----------------------------------------------------------------------------------------------------
@@ -344,7 +346,8 @@ def test_the_default_groups_time_out_ends_a_lone_rank(tmp_path: Path) -> None:
 
     error, taken = spawn(program, 2, GUARD_S)[0]
     assert taken == 1.0
-    assert error.startswith("TimeoutError: sums_fault: rank 0 did not meet all of ranks [0, 1]: "), error
+    begin = "TimeoutError: sums_fault: ranks [1] did not come: rank 0 did not meet all of ranks [0, 1]: "
+    assert error.startswith(begin), error
 
 
 def test_init_process_groups_time_out_is_taken(tmp_path: Path) -> None:
@@ -375,6 +378,8 @@ def test_init_process_groups_time_out_is_taken(tmp_path: Path) -> None:
 )
 def test_what_is_taken_for_a_time_out(text: str, kind: str) -> None:
     class Failing(VirtualTransport):
+        meet = None  # as of a transport that has none
+
         def all_gather(self, tensor: Tensor, splits: Any, group: Any) -> Tensor:
             raise RuntimeError(text)
 
@@ -383,7 +388,7 @@ def test_what_is_taken_for_a_time_out(text: str, kind: str) -> None:
         local = blocks(SUMS.module, global_tensors(SUMS.layer), mesh)
         return told(lambda: SUMS.module.conv(local["x"], local["w"], local["bias"], mesh=mesh))
 
-    assert World(2).run(program) == [f"{kind}: sums_fault: step %identity = all_gather over C: {text}"] * 2
+    assert World(2).run(program) == [f"{kind}: sums_fault: conv, call 1: {text}"] * 2
 
 
 # ---- Loaded by hand, and another number of samples -----------------------------------------------------------------

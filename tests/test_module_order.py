@@ -124,3 +124,28 @@ def test_without_a_peer_every_rank_waits() -> None:
 
     with pytest.raises(RuntimeError, match="every rank waits: rank 0 is at message 1 -> 0"):
         InOrder(HALOS.module, 2).run(program)
+
+
+# ---- The message that calls begin with -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("defers", [False, True])
+def test_ranks_that_differ_on_streams(defers: bool) -> None:
+    """On a GPU the message goes on beside the work and is read before the call's result is given away; elsewhere it is
+    read before anything moves. Both refuse, on all ranks."""
+    module, given = HALOS.module, global_tensors(HALOS.layer)
+
+    def program(end: Any) -> str:
+        end.defers = defers
+        mesh = module.init_mesh("cpu", transport=end)
+        local = {name: module.scatter(name, value, mesh) for name, value in given.items()}
+        local["w"].requires_grad_(end.rank == 0)
+        with pytest.raises(RuntimeError) as refused:
+            module.conv(local["x"], local["w"], local.get("bias"), mesh=mesh)
+        return str(refused.value)
+
+    world = InOrder(module, HALOS.layer.grid.ranks)
+    said = world.run(program)
+    assert len(set(said)) == 1
+    assert "ranks differ in conv, nothing was computed: requires gradients: w on ranks [0], nothing on" in said[0]
+    assert bool(world.posts.get("message")) == defers

@@ -139,9 +139,9 @@ def test_layers_share_groups_and_leave_the_default_group_alone() -> None:
         return [*counts, _counts()], used
 
     for counts, used in spawn(program, 4):
-        # The default group, one over C and one over F for the mesh, one of all ranks for their first agreement; the
+        # The default group, one over C and one over F for the mesh, one for the messages that calls begin with; the
         # second layer and mesh add none.
-        assert counts == [3, 4, 4, 4, 4, 4]
+        assert counts == [4, 4, 4, 4, 4, 4]
         assert used
         assert "default" not in used
 

@@ -204,7 +204,6 @@ def step_on_no_device(package: Any, monkeypatch: pytest.MonkeyPatch, second: Any
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
     monkeypatch.setattr(torch, "batch_norm_update_stats", lambda x, *_: (x.new_empty(x.shape[1]),) * 2)
-    monkeypatch.setattr(runtime, "identify", lambda *_, **__: None)
 
     def shares(self: Any, here: Any, dtype: torch.dtype) -> tuple[Tensor, float]:
         return torch.empty(len(here.members(self.there.over)), dtype=dtype, device="meta"), 2.0

@@ -59,6 +59,20 @@ def check(windows: Windows, seed: int) -> None:
     assert back == windows_counts(windows, backward=True)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_gradient_stays_inside_where_all_of_a_window_is_minus_infinity(dtype: Any) -> None:
+    windows = Windows(1, 2, 7, 9, 3, 2, 1, "max", dtype)
+    x = np.random.default_rng(0).standard_normal((1, 2, 7, 9)).astype(dtype)
+    x[0, 0, :3, :4], x[0, 0, 5:, 7:], x[0, 1] = -np.inf, -np.inf, -np.inf
+    leaf = torch.tensor(x, dtype=torch.float64, requires_grad=True)
+    wanted = F.max_pool2d(leaf, 3, 2, 1)
+    dy = np.arange(1, wanted.numel() + 1, dtype=dtype).reshape(windows.out_shape)
+    wanted.backward(torch.tensor(dy, dtype=torch.float64))
+    assert leaf.grad is not None
+    assert np.array_equal(run_windows(windows, x)[0], wanted.detach().numpy().astype(dtype))
+    assert np.array_equal(run_windows_backward(windows, dy, x)[0], leaf.grad.numpy().astype(dtype))
+
+
 @pytest.mark.parametrize(("kind", "w"), [("max", 700), ("average", 1500)])
 def test_large_planes_come_in_blocks_of_rows(kind: Any, w: int) -> None:
     windows = Windows(1, 2, 23, w, 3, 2, 1, kind)

@@ -167,6 +167,7 @@ def compile_networks(
         fact = f"{files[0]} is a network's graph, whose local code is ATen's: it has no generated kernels"
         raise InputError(fact, hint="--emit module, schedule or cost")
     found = _one_rows(files, **options) if overlap else compile_graphs(files, **options)
+    _warn(found)
     if emit == "module":
         click.echo("\n".join(one.compiled.package().files["network.py"] for one in found), nl=False)
     elif emit == "schedule":
@@ -175,6 +176,12 @@ def compile_networks(
         _echo_cost(found, as_json)
     else:
         _write(found, folder or Path())
+
+
+def _warn(found: Sequence[CompiledFile]) -> None:
+    """Of axes that split nothing, on stderr."""
+    for line in [line for one in found for line in one.compiled.idle_lines]:
+        click.echo(f"warning: {line}", err=True)
 
 
 def _one_rows(
@@ -232,6 +239,7 @@ def check_network_file(
 ) -> None:
     """Run every rank on this machine, and compare with the graph on one device."""
     (one,) = compile_graphs([file], **options)
+    _warn([one])
     need_device(one.compiled.target, processes, interpret)
     import json
 

@@ -24,7 +24,7 @@ from convgen.emit.paste import SharedRuntime, network_runtime
 from convgen.errors import InternalError
 from convgen.kernels.of_rows import ConvolutionFile
 from convgen.operations.calls import Elementwise
-from convgen.operations.dropout import Bernoulli, Dropout
+from convgen.operations.dropout import Bernoulli, Dropout, Noise
 from convgen.operations.moments import Moments
 from convgen.operations.part_norm import PartMoments, PartStatistics, PartUpdate
 from convgen.program.blocks import Block
@@ -154,6 +154,7 @@ class _Writer:
             "inputs": g.inputs,
             "types": tuple(p.values[n].dtype for n in g.inputs),
             "modes": g.modes,
+            "noise": any(isinstance(row.bound.operation, self.draws) for row in self.program.rows),
             "rows": rows,
             "functions": functions,
             "arguments": ", ".join(f"{self.top[n]}: Tensor" for n in g.inputs),
@@ -223,6 +224,11 @@ class _Writer:
             lines.append(f"return ({', '.join(outputs)}{',' * (len(outputs) == 1)})")
         return lines
 
+    @property
+    def draws(self) -> tuple[type, ...]:
+        """What draws in evaluation, too."""
+        return (Noise,) if "train" in self.given.modes else (Noise, Dropout, Bernoulli)
+
     def _is_state(self, name: str) -> bool:
         return self.program.values[name].kind in STATE
 
@@ -270,9 +276,10 @@ class _Writer:
             known = self.rows.setdefault(text, constant(other.bound.operation.name, self.rows.values()))
             buffers = ", ".join(self._operand(v, prefix, start) for v in other.bound.reads)
             call = f'{call} if run.training else run({known}, "{name}_running", {buffers})'
-        if isinstance(row.bound.operation, Dropout):
+        trains = "train" in self.given.modes  # else what drops in evaluation was meant to
+        if isinstance(row.bound.operation, Dropout) and trains:
             call = f"{call} if run.training else {operands[0]}"
-        if isinstance(row.bound.operation, Bernoulli):  # over its probability it is 1 in evaluation
+        if isinstance(row.bound.operation, Bernoulli) and trains:  # over its probability it is 1 in evaluation
             call = f"{call} if run.training else {call}.fill_({row.bound.operation.p!r})"
         if self.lines.is_operand(i):
             self.inside[row.bound.makes[0]], self.pending = call, comments

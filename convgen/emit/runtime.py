@@ -17,14 +17,14 @@ from convgen.resources import data_file
 
 # In the order of imports: each uses those before it.
 PARTS = (
-    "layout", "transport", "mesh", "here", "conversions", "blocks", "checks", "local_check", "local", "ops",
+    "layout", "transport", "mesh", "here", "conversions", "envelope", "blocks", "checks", "local_check", "local", "ops",
     "gradients", "parameters", "clipping", "graphs", "conv_module", "layer",
 )  # fmt: skip
 
 # Only networks have these.
 NETWORK_PARTS: tuple[str, ...] = (
-    "convolved", "splits", "lanes", "buckets", "travel", "pieces", "chunks", "rows", "norms", "net", "checkpoints",
-    "run", "inside", "scopes", "steps", "network",
+    "convolved", "splits", "lanes", "buckets", "travel", "copies", "pieces", "chunks", "rows", "norms", "net",
+    "checkpoints", "run", "inside", "scopes", "steps", "network",
 )  # fmt: skip
 
 GPU_PARTS = ("convolved",)  # of these, only networks with kernels

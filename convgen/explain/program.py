@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any
 
+from convgen.cost.axes import split_shares
 from convgen.cost.network import element_bytes, records, volume
 from convgen.cost.network_memory import network_memory
 from convgen.explain.memory import memory_json, memory_line
@@ -72,6 +73,7 @@ def program_cost_json(compiled: CompiledNetwork) -> dict[str, Any]:
         "network": program.name,
         "grid": dict(program.grid.axes),
         "algorithm": compiled.algorithm,
+        "axes": {axis: asdict(one) for axis, one in split_shares(program).items()},
         "volume": volume(program),
     }
     for part, several in volume(program).items():
@@ -102,6 +104,7 @@ def program_text(compiled: CompiledNetwork) -> str:
         v = program.values[value]
         dims = ", ".join(f"{n}/{'.'.join(a)}" if a else str(n) for n, a in zip(v.shape, v.stored, strict=True))
         lines.append(f"  {name:<{wide}}  [{dims}]")
+    lines += _axes_lines(compiled)
     forward = steps(program, program.forward())
     backward = steps(program, program.backward())
     table: list[tuple[str, ...]] = [("row", "operation", "roles", "forward", "bytes", "backward", "bytes")]
@@ -120,6 +123,21 @@ def program_text(compiled: CompiledNetwork) -> str:
         lines.append(f"  ... and {number_of(silent, 'row')} for which nothing moves")
     ending = [f"{NOTE} in a step of training", memory_line(memory_json(network_memory(program)))]
     return "\n".join([*lines, "", *_whole_lines(compiled, forward, backward), *ending])
+
+
+def _axes_lines(compiled: CompiledNetwork) -> list[str]:
+    """What each axis of the grid splits."""
+    several = {axis: one for axis, one in split_shares(compiled.program).items() if one.ranks > 1}
+    if not several:
+        return []
+    rows, idle = number_of(len(compiled.program.rows), "row"), compiled.idle_axes
+    table: list[tuple[str, ...]] = []
+    for axis, one in several.items():
+        parts = (("activations'", one.activations), ("parameters'", one.parameters))
+        says = ", ".join(f"{share:.0%} of {kind} bytes" for kind, share in parts)
+        said = f"splits nothing: {idle[axis]}" if one.idle else f"{one.rows} of {rows}, {says}"
+        table.append((axis, number_of(one.ranks, "rank"), said))
+    return ["", "axes", *_columns(table, right=())]
 
 
 def _heading(compiled: CompiledNetwork) -> str:

@@ -19,6 +19,7 @@ from convgen.operations.row import At, Derived, Operation, numbered, numbers, ow
 WORD = 0xFFFFFFFF
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
+EVALUATION = 1 << 31  # calls in evaluation are steps from here on
 DIGITS = {"float64": 32, "float32": 24, "float16": 11, "bfloat16": 8}  # binary, of uniform numbers below 1
 
 

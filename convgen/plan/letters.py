@@ -5,12 +5,16 @@ is of; an axis has one role in a row, and where several would do, what keeps mor
 sends fewer bytes. A result is stored as its row makes it. What a sum leaves partial is split along an index that only
 parameters have (the filters of a convolution): so channels stay split from layer to layer.
 
+A letter that no input carries begins inside: C and F where a product makes channels that its parameters alone have,
+D, H and W where a convolution makes rows (of a latent vector, say). What it reads are copies, of which every rank makes
+its part.
+
 Source: DESIGN section 11; the algorithms are [CF] 3.1 to 3.4's and [INT]'s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
@@ -47,11 +51,15 @@ def lay_out(parts: Parts, grid: Grid, algorithm: str | None = None) -> Program:
     for t in tensors:
         if t.kind == "input":
             known[t.name] = rule.of_input(t, bare)
+    rule = replace(rule, begins=_nowhere(known.values(), bare, rule))
+    reached = set(known)  # values that depend on an input
     placed: list[PlacedRow] = []
     buffer_of = {value: buffer for buffer, value in reversed(updates)}
     for bound in rows:
         reads = tuple(known.get(v) for v in bound.reads)
-        row, stored, made = _placed(bound.operation, reads, bare, rule)
+        flows = tuple(v in reached for v in bound.reads) if rule.begins else ()
+        reached |= {v for v in bound.makes if any(flows)}
+        row, stored, made = _placed(bound.operation, reads, bare, rule, flows)
         known |= {v: s for v, s in zip(bound.reads, stored, strict=True) if v not in known}
         held = tuple(known.get(buffer_of.get(v, ""), s) for v, s in zip(bound.makes, made, strict=True))
         if held != made:  # a buffer's new value is stored as the buffer is
@@ -80,11 +88,13 @@ class Rule:
         letters: of inputs' dimensions, that axes may split.
         made: axes that split what a sum makes instead of what it sums over, as long as they are alone on channels.
         copied: axes of `made` that no activation is split along.
+        begins: axes that no input carries, which rows may begin.
     """
 
     letters: str
     made: Axes = ()
     copied: Axes = ()
+    begins: Axes = ()
 
     def of_input(self, tensor: Tensor, grid: Grid) -> Stored:
         stored: list[Axes] = []
@@ -113,21 +123,28 @@ def _rule(grid: Grid, algorithm: str | None) -> Rule:
     return Rule(chosen.letters, ("F",), copied)
 
 
+def _nowhere(inputs: Iterable[Stored], grid: Grid, rule: Rule) -> Axes:
+    """Axes that split no input. Samples are no row's to make, and copied axes are in every product anyway."""
+    carried = {a for stored in inputs for axes in stored for a in axes}
+    return tuple(a for a in grid.names if a != "N" and a in rule.letters and a not in carried | {*rule.copied})
+
+
 @lru_cache(maxsize=4096)
 def _placed(
-    operation: Operation, reads: tuple[Stored | None, ...], grid: Grid, rule: Rule
+    operation: Operation, reads: tuple[Stored | None, ...], grid: Grid, rule: Rule, flows: tuple[bool, ...] = ()
 ) -> tuple[PlacedRow, tuple[Stored, ...], tuple[Stored, ...]]:
     """The best way and roles of a row, how its operands are stored, and its results.
 
     Args:
         reads: how operands are stored; None for what this row decides (a parameter).
+        flows: whether operands depend on an input; none where no letter begins inside.
     """
     nothing = Bound(operation, ("",) * len(reads), ("",) * len(operation.signatures[0].results))
     found: list[tuple[tuple[int, int, int], PlacedRow, tuple[Stored, ...], tuple[Stored, ...]]] = []
     for way, signature in enumerate(operation.signatures):
         if signature.reduction == "max":
             continue  # where the largest is found is not followed across ranks
-        for roles in _roles(signature, reads, grid, rule):
+        for roles in _roles(signature, reads, grid, rule, flows):
             operands = tuple(
                 kept(o, signature, roles) if axes is None else axes
                 for o, axes in zip(signature.inputs, reads, strict=True)
@@ -140,7 +157,9 @@ def _placed(
     return row, operands, results
 
 
-def _roles(signature: Signature, reads: Sequence[Stored | None], grid: Grid, rule: Rule) -> Iterator[dict[str, Axes]]:
+def _roles(
+    signature: Signature, reads: Sequence[Stored | None], grid: Grid, rule: Rule, flows: Sequence[bool] = ()
+) -> Iterator[dict[str, Axes]]:
     """Each axis with one of the indices whose dimensions it splits, or with none where that is not possible."""
     options: dict[str, list[str]] = {}
     order: dict[str, list[str]] = {}
@@ -163,6 +182,10 @@ def _roles(signature: Signature, reads: Sequence[Stored | None], grid: Grid, rul
             if axis in grid.names and axis not in options:
                 options[axis] = [fresh]
                 order.setdefault(fresh, []).append(axis)
+    for axis, index in _begun(signature, grid, rule, flows, order):
+        if axis not in options:
+            options[axis] = [index]
+            order.setdefault(index, []).append(axis)
     axes = [a for a in grid.names if a in options]
     seen = False
     for chosen in list(product(*(options[a] for a in axes)))[:ROLES_AT_MOST]:
@@ -192,6 +215,30 @@ def _fresh(signature: Signature, reads: Sequence[Stored | None]) -> str | None:
     (result,) = signature.results
     alone = [f for made in result.dims if (f := index_of(made, signature)) and f not in given]
     return alone[0] if len(alone) == 1 else None
+
+
+def _begun(
+    signature: Signature, grid: Grid, rule: Rule, flows: Sequence[bool], order: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[str, str]]:
+    """Axes that no input carries with the index that a product makes of it, where every rank has some of that.
+
+    C and F: of a result's dimensions the one that parameters alone have. D, H, W: the convolution's index of that name.
+
+    Args:
+        order: by index, the axes that it has.
+    """
+    if not rule.begins or signature.reduction != "sum" or not signature.summed or not any(flows) or all(flows):
+        return
+    (result, *others), extent = signature.results, signature.extent
+    given = {i for o, flow in zip(signature.inputs, flows, strict=True) if flow for i in o.indices}
+    alone = [i for made in result.dims if (i := index_of(made, signature)) and i not in given]
+    if others or len(alone) != 1:
+        return
+    for axis in rule.begins:
+        index = alone[0] if axis in "CF" else axis
+        parts = grid.sizes[axis] * prod(grid.sizes[a] for a in order.get(index, ()))
+        if parts <= extent.get(index, 0):
+            yield axis, index
 
 
 def _made(result: Operand, signature: Signature, roles: Mapping[str, Axes], rule: Rule) -> Stored:

@@ -35,11 +35,10 @@ class Node:
     def keys(self) -> list[str]:
         """What the parts are called: keys, fields, or numbers."""
         known: Any = getattr(self.context, "_fields", self.context)  # of a named tuple torch has the class
-        listed: list[Any] = [*known] if isinstance(known, (list, tuple)) else []
         # A dataclass says its fields, and those that are None; a defaultdict its maker, and its keys.
-        for found in cast("list[list[Any]]", [one for one in (*listed, known) if isinstance(one, (list, tuple))]):
-            if len(found) == len(self.parts):
-                return [str(key) for key in found]
+        for one in (*cast("list[Any]", known), known) if isinstance(known, (list, tuple)) else ():
+            if isinstance(one, (list, tuple)) and len(cast("list[Any]", one)) == len(self.parts):
+                return [str(key) for key in cast("list[Any]", one)]
         return [str(k) for k in range(len(self.parts))]
 
     def __str__(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from convgen.errors import InputError
-from convgen.spec.containers import PLAIN, Slot, slots, tree_of_spec
+from convgen.spec.containers import Slot, slots, tree_of_spec
 from convgen.spec.exported_state import State
 from convgen.spec.exported_walk import FixedError
 
@@ -24,7 +24,7 @@ def results_of(
         known: values by the program's nodes.
         name: of the module, for messages.
     Raises:
-        InputError: the module changes what it may not, or gives what is neither a tensor nor may stand among tensors.
+        InputError: the module changes what it may not, or gives complex numbers.
         FixedError: it gives a number that depends on the number of samples.
     """
     updates: dict[str, str] = {}
@@ -47,11 +47,8 @@ def results_of(
             given.append(_real(known[argument.name], name))
         elif type(argument).__name__ != "ConstantArgument":
             raise FixedError(f"it gives the number {argument.name}, which depends on it")
-        elif isinstance(argument.value, PLAIN):
+        else:  # a number, a text or None
             leaves.append(argument.value)
-        else:
-            fact = f"{name} gives {argument.value}, no tensor"
-            raise InputError(fact, hint="tensors, numbers and texts, in tuples, lists, dicts or dataclasses")
     spec = program.call_spec.out_spec
     assert spec is not None
     tree = tree_of_spec(spec, iter(leaves))

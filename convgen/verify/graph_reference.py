@@ -45,28 +45,26 @@ def run_graph(
         graph: its number of samples is `graph.batch`.
         given: inputs, parameters, buffers and constants by name; floats share one type, which is computed in.
         training: else `eval_graph`.
-        seed: of dropout's masks, and the step.
+        seed: of what is drawn, and the step, from EVALUATION on in evaluation.
     """
+    numbers = _numbers(graph)
     graph = (graph if training else eval_graph(graph)).at(graph.batch)
     values = dict(given)
     kind = next((v.dtype for v in given.values() if v.is_floating_point()), torch.float32)
-    drops = 0
     for call in graph.calls:
+        drops = numbers.get(call.results[0].name if call.results[0] else "", 0)
         if call.op == BATCH_NORM:
             made = _batch_norm(call, values)
         elif call.op == DROPOUT:
             made = (_dropout(call, values, drops, seed),)
-            drops += 1
         elif call.op == BERNOULLI:
             shape = values[refs(call.args[0])[0]].shape
             operation = Bernoulli(tuple(shape), float(cast("float", call.args[1])), drops, str(kind)[6:])
             made = operation.local(0, _everywhere(shape, ((0, 2),)), torch.tensor(seed))
-            drops += 1
         elif call.op in NOISE and call.results[0] is not None:
             shape = cast("tuple[int, ...]", call.results[0].shape)
             operation = Noise(shape, "normal" if "randn" in call.op else "uniform", drops, str(kind)[6:])
             made = operation.local(0, _everywhere(shape, ((0, 2),)), torch.tensor(seed))
-            drops += 1
         elif call.op == FOURIER:
             kind_of, re, im, *settings = (_value(arg, values) for arg in call.args)
             operation = Fourier(tuple(re.shape), settings[0], kind_of, *settings[1:])
@@ -76,7 +74,6 @@ def run_graph(
             made = (of.to(to.dtype).expand(to.shape),)
         elif call.op == ATTENTION and call.args[4]:
             made = (_attention(call, values, drops, seed),)
-            drops += 1
         else:
             made = _operator(call, values, kind)
         for value, tensor in zip(call.results, made, strict=False):
@@ -84,6 +81,12 @@ def run_graph(
                 values[value.name] = tensor
     outputs = {name: values[value] for name, value in graph.outputs}
     return Made(outputs, {buffer: values[value].detach() for buffer, value in graph.updates})
+
+
+def _numbers(graph: Graph) -> dict[str, int]:
+    """By what is made, which of the places that draw makes it: of training, so that evaluation draws the same."""
+    drawing = [c for c in graph.calls if c.op in (DROPOUT, BERNOULLI, *NOISE) or (c.op == ATTENTION and c.args[4])]
+    return {name: number for number, name in enumerate(c.results[0].name for c in drawing if c.results[0])}
 
 
 def _batch_norm(call: Call, values: Mapping[str, Tensor]) -> tuple[Any, ...]:

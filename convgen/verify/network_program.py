@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from convgen.operations.dropout import EVALUATION
 from convgen.packages import runtime_of
 from convgen.spec.graph import Graph, Value
 from convgen.verify.graph_reference import FLOATS, run_graph
@@ -147,7 +148,7 @@ def truth_of(graph: Graph, given: Given, dtype: torch.dtype, *, shaken: bool = F
     for k, inputs in enumerate(steps):
         for x in inputs.values():
             x.requires_grad_(k == 0 and x.is_floating_point())
-        made = run_graph(graph, state | inputs, training=given.trains, seed=(0, k))
+        made = run_graph(graph, state | inputs, training=given.trains, seed=(0, k if given.trains else EVALUATION + k))
         for n in learnt:
             state[n].grad = None
         _backward(made.outputs, {n: moved(g) for n, g in given.gradients[k].items()})
@@ -164,7 +165,7 @@ def truth_of(graph: Graph, given: Given, dtype: torch.dtype, *, shaken: bool = F
         found[CHANGED] = {v.name: state[v.name] for v in graph.buffers if v.name in found[BUFFERS]}
     if given.trains and given.evaluates:
         with torch.no_grad():
-            found[EVALUATED] = run_graph(graph, state | steps[0], training=False).outputs
+            found[EVALUATED] = run_graph(graph, state | steps[0], training=False, seed=(0, EVALUATION)).outputs
     return found
 
 

@@ -209,6 +209,20 @@ class VirtualTransport:
     def _now(self, kind: str, tensor: Tensor, splits: Any, group: Group) -> Tensor:
         return self.start(kind, tensor, splits, group, "").wait()
 
+    def meet(self, mine: bytes, ranks: Sequence[int]) -> Callable[[], list[bytes]]:
+        """The message that calls begin with: nothing of what modules say that they send."""
+        members, lane = tuple(sorted(ranks)), "meet"
+        number = self._numbers.get((members, lane), 0)
+        self._numbers[members, lane] = number + 1
+        key = (members, lane, number)
+        self._world.come(self.rank, key, lane, torch.frombuffer(bytearray(mine), dtype=torch.uint8), ())
+
+        def answers() -> list[bytes]:
+            parts = self._world.leave(self.rank, key, lane)
+            return [parts[members.index(r)][0].numpy().tobytes() for r in ranks]
+
+        return answers
+
     def all_gather(self, tensor: Tensor, splits: Splits, group: Group) -> Tensor:
         return self._now("all_gather", tensor, splits, group)
 

@@ -10,6 +10,7 @@ A file an idea; those that `import` one another run down this list, and types ma
     mesh         where this rank is
     here         this rank in this call
     conversions  from one layout to another
+    envelope     one message at each entry, by which ranks that differ find that out
     blocks       parameters that torch's tools understand, or that refuse them
     checks       arguments and modules that don't fit are refused before anything is sent
     local_check  CONVGEN_CHECK_LOCAL=1
@@ -28,6 +29,7 @@ Networks have, beside these:
     splits       blocks of tensors, and their text
     lanes        collectives in flight: started on a lane, and waited for later
     buckets      gradients of parameters that are summed together while backward goes on
+    copies       CONVGEN_COMPARE=k: copies that have parted, and rows that make a NaN
     pieces       rows in pieces: the interior while the halo travels, then the boundary
     rows         rows of a network on this rank: what moves for them, and where their local code stands
     net          what a package says of its network, and what users call

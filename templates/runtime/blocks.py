@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .layout import Box
-from .mesh import shared
+from .transport import shared
 
 
 class Held(NamedTuple):

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .conversions import named
+from .envelope import enter, unsent
 from .here import Here
-from .layout import Layout, block
-from .mesh import shared
+from .layout import Layout
+from .transport import shared
 
 if TYPE_CHECKING:
     from .layer import Layer
@@ -30,38 +30,14 @@ def claim(layer: Layer) -> None:
         raise ImportError(f"two modules define the op convgen::{layer.name}: {file} and {layer.file}; rename one layer")
 
 
-def identify(here: Here) -> None:
-    """All ranks of a mesh have this module: one all_gather of 32 bytes, before the first that travels there."""
-    layer, axes = here.layer, tuple(here.layer.grid)
-    group = here.group(axes)
-    if len(group.ranks) == 1 or layer.identity in here.place.known:
-        return
-
-    def from_all(mine: bytes) -> list[bytes]:
-        sent = torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(layer.device)
-        with named("identity", "all_gather", axes, here):
-            got = here.place.transport.all_gather(sent, [len(mine)] * len(group.ranks), group)
-        return [bytes(part.tolist()) for part in got.split(len(mine))]
-
-    if len(set(from_all(layer.identity))) > 1:
-        me = f"{layer.name} {layer.identity.hex()[:8]} in {Path(layer.file).absolute()}"
-        texts = from_all(me.encode()[:512].ljust(512))
-        who: dict[str, list[int]] = {}
-        for rank, text in zip(group.ranks, texts, strict=True):
-            who.setdefault(text.decode(errors="replace").strip(), []).append(rank)
-        found = "; ".join(f"ranks {ranks}: {text}" for text, ranks in who.items())
-        raise RuntimeError(
-            f"{layer.name}: the ranks of this mesh don't run the same module, nothing was computed: {found}"
-        )
-    here.place.known.add(layer.identity)
-
-
-def check(here: Here, given: dict[str, tuple[Tensor | None, Layout | None]], run: bool = True) -> None:
-    """Refuse arguments that are not this rank's blocks, before anything is sent, and ranks with other modules.
+def check(here: Here, given: dict[str, tuple[Tensor | None, Layout | None]], entry: str = "") -> Callable[[], None]:
+    """Refuse arguments that are not this rank's blocks, and ranks that call something else, before anything is sent.
 
     Args:
         given: for each argument its value and layout; no layout where the layer has no such tensor.
-        run: something may be sent: not while torch only asks for shapes.
+        entry: what begins here and tells the other ranks; nothing is sent without it, as while torch asks for shapes.
+    Returns:
+        What reads their answers, as of `enter`.
     """
     layer = here.layer
     faults = [f"batch= wants the global number of samples, got {here.batch}"] if here.batch < 1 else []
@@ -86,26 +62,13 @@ def check(here: Here, given: dict[str, tuple[Tensor | None, Layout | None]], run
             faults.append(f"{what} is on {layer.device}, got {tensor.device}")
         else:
             faults.append(f"{what} is {memory}, got strides {tensor.stride()}")
-    if run and os.environ.get("CONVGEN_AGREE") == "1":
-        faults += agree(here, faults)
-    if faults:
-        raise ValueError(f"{layer.name}: on rank {here.at}: {faults[0]}")
-    if run:
-        identify(here)
-
-
-def agree(here: Here, faults: list[str]) -> list[str]:
-    """What a rank without faults refuses because others have some: one all-reduce, so that all refuse at once."""
-    identify(here)
-    axes = tuple(here.layer.grid)
-    group = here.group(axes)
-    flags = torch.zeros(len(group.ranks), device=here.layer.device)
-    flags[group.ranks.index(here.place.ranks[here.place.me])] = len(faults)
-    splits = [hi - lo for lo, hi in (block(0, len(flags), len(flags), i) for i in range(len(flags)))]
-    with named("agreement", "all_reduce", axes, here):
-        flags = here.place.transport.all_reduce(flags, splits, group._replace(sums="native"))
-    refused = [rank for rank, flag in zip(group.ranks, flags.tolist(), strict=True) if flag]
-    return [f"ranks {refused} refused their arguments; their own errors say why"] if refused and not faults else []
+    fault = ValueError(f"{layer.name}: on rank {here.at}: {faults[0]}") if faults else None
+    if entry:
+        learns = ", ".join(name for name, (t, _) in given.items() if t is not None and t.requires_grad) or "nothing"
+        return enter(here, entry, {"samples": here.batch, "requires gradients": learns}, fault=fault)
+    if fault is not None:
+        raise fault
+    return unsent
 
 
 def layout_text(layout: Layout) -> str:

@@ -5,16 +5,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
 from .blocks import Block
-from .mesh import places, transport_of
+from .envelope import enter
+from .mesh import Place, places, transport_of
 from .transport import Group, Transport
 
 Stage = tuple[Transport, tuple[int, ...]]
@@ -41,6 +43,7 @@ def clip_grad_norm_(
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     gradients = [p.grad for p in parameters if p.grad is not None]
     meshes = [getattr(p, "device_mesh", None) for p in parameters if p.grad is not None]
+    reads = entered(parameters, {"max_norm": float(max_norm), "norm_type": float(norm_type)})
     powers: dict[Any, list[Tensor]] = {}
     ends: dict[int, Transport] = {}
     for gradient, mesh in zip(gradients, meshes, strict=True):
@@ -60,12 +63,53 @@ def clip_grad_norm_(
         totals.append(mine)
     total = combine(torch.stack(totals)) if totals else torch.tensor(0.0, dtype=torch.float64)
     total = total if norm_type == math.inf else total ** (1 / norm_type)
+    for read in reads:
+        read()
     if error_if_nonfinite and not torch.isfinite(total):
         raise RuntimeError(f"the norm of the gradients is {float(total)}, so they can't be clipped")
     scale = torch.clamp(max_norm / (total + 1e-6), max=1.0)
     for gradient in gradients:
         local(gradient).mul_(scale.to(gradient.dtype))
     return total
+
+
+class Caller(NamedTuple):
+    """What the envelope of a call needs to know of it that is no layer's or network's own."""
+
+    name: str
+    identity: bytes
+    device: str
+    file: str
+    grid: dict[str, int]
+
+
+class Anywhere(NamedTuple):
+    """A call on the ranks of some meshes."""
+
+    layer: Any
+    place: Place
+
+
+def entered(parameters: Sequence[Any], facts: dict[str, object]) -> list[Callable[[], None]]:
+    """Begin clipping on each set of ranks that a parameter is on; what reads the others' answers."""
+    ends: dict[tuple[int, ...], Transport] = {}
+    for p in parameters:
+        if isinstance(p, Block):
+            held = p.held or min(p.of)
+            ends.setdefault(tuple(sorted(held.ranks)), places[held.key].transport)
+        elif isinstance(p, DTensor):
+            ends.setdefault(tuple(sorted(p.device_mesh.mesh.flatten().tolist())), transport_of(p.device_mesh))
+    without = [i for i, p in enumerate(parameters) if p.grad is None]
+    facts = facts | {"parameters": len(parameters), "parameters without a gradient, by number": without or "none"}
+    device = next((p.device.type for p in parameters), "cpu")
+    code = hashlib.sha256(b"clip_grad_norm_").digest()
+    caller = Caller("clip_grad_norm_", code, device, __file__, {})
+    reads: list[Callable[[], None]] = []
+    for ranks, end in sorted(ends.items(), key=lambda pair: pair[0]):
+        if hasattr(end, "meet"):
+            place = Place("", ranks, ranks.index(end.rank), end, None, {})
+            reads.append(enter(Anywhere(caller, place), "clip_grad_norm_", facts))  # type: ignore[arg-type]
+    return reads
 
 
 def split_among(gradient: Any, mesh: Any = None) -> tuple[tuple[Stage, ...], Tensor]:

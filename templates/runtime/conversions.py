@@ -182,13 +182,18 @@ def take(value: Tensor, src: Layout, dst: Layout, here: Here) -> Tensor:
 
 @contextmanager
 def named(step: str, kind: str, axes: tuple[str, ...], here: Here) -> Generator[None]:
-    """Errors of a transport say which step of the schedule they hit, and which ranks did not come to it."""
+    """Errors of a transport begin with which ranks did not come to which step of the schedule."""
     try:
         yield
     except Exception as error:
-        name, ask = here.layer.name, getattr(here.place.transport, "absent", None)
-        absent = ask(f"{name} {step}", here.group(axes).ranks) if ask else []
-        who = f" (ranks {absent} did not come to it)" if absent else ""
-        text = f"{name}: step %{step} = {kind} over {','.join(axes)}: {error}{who}"
-        late = isinstance(error, TimeoutError) or TIMED_OUT.search(str(error))
-        raise (TimeoutError if late else RuntimeError)(text) from error
+        what = f"step %{step} = {kind} over {','.join(axes)}"
+        raise failure(what, here, here.group(axes).ranks, error) from error
+
+
+def failure(what: str, here: Here, ranks: Sequence[int], error: Exception) -> Exception:
+    """An error of a transport: who of these ranks did not come to what, and behind it the transport's own words."""
+    name, ask = here.layer.name, getattr(here.place.transport, "absent", None)
+    absent = ask(f"{name} {what}", ranks) if ask else []
+    who = f"ranks {absent} did not come to " if absent else ""
+    late = isinstance(error, TimeoutError) or TIMED_OUT.search(str(error))
+    return (TimeoutError if late else RuntimeError)(f"{name}: {who}{what}: {error}")

@@ -16,7 +16,9 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 
 from .blocks import Block, Unmapped
-from .mesh import Place, shared
+from .envelope import enter
+from .mesh import Place
+from .transport import shared
 
 if TYPE_CHECKING:
     from .conv_module import ConvModule
@@ -35,9 +37,10 @@ def refuse_graphs(name: str, device: str, place: Place) -> None:
     """What can't be recorded is refused before anything is run."""
     if device != "cuda":
         raise RuntimeError(f"{name}: CUDA graphs are for GPUs, this is compiled for {device}: --target cuda, or hip")
-    for setting in ("CONVGEN_AGREE", "CONVGEN_CHECK_LOCAL"):
-        if os.environ.get(setting) == "1":
-            raise RuntimeError(f"{name}: {setting}=1 reads results on the host, which a CUDA graph can't: unset it")
+    if os.environ.get("CONVGEN_CHECK_LOCAL") == "1":
+        raise RuntimeError(
+            f"{name}: CONVGEN_CHECK_LOCAL=1 reads results on the host, which a CUDA graph can't: unset it"
+        )
     if len(place.ranks) > 1 and hasattr(place.transport, "process_group") and dist.group.WORLD is not None:
         backend = dist.group.WORLD._get_backend(torch.device(device)).name()
         if backend != "nccl":
@@ -115,6 +118,15 @@ def misfit(given: Any, wanted: Tensor) -> str:
     return ""
 
 
+def fault_of(check: Callable[..., None], *given: Any) -> Exception | None:
+    """What a check of arguments raises, for the envelope to tell the other ranks."""
+    try:
+        check(*given)
+    except Exception as error:
+        return error
+    return None
+
+
 def own_copy(given: Tensor) -> Tensor:
     """The memory where a graph reads what it is given; strides are kept."""
     return given.detach().clone().requires_grad_(given.requires_grad)
@@ -175,6 +187,13 @@ class GraphedPhases:
         return [p for p in self._module._parameters.values() if p is not None]
 
     def __call__(self, x: Tensor) -> Tensor:
+        learns = torch.is_grad_enabled() and (self._backward is not None)
+        read = enter(self._module._here(), "graphed conv", {"gradients": learns}, fault=fault_of(self._check, x))
+        y = ReplayedPhases.apply(self, x, *self._parameters)
+        read()
+        return y
+
+    def _check(self, x: Tensor) -> None:
         wrong = misfit(x, self.x)
         if wrong:
             raise ValueError(f"{self.name}: x {wrong}")
@@ -183,7 +202,6 @@ class GraphedPhases:
             raise RuntimeError(
                 f"{self.name}: a graph does not see autocast; give it x as {self.x.dtype}, outside of it"
             )
-        return ReplayedPhases.apply(self, x, *self._parameters)
 
     def forward(self, x: Tensor) -> Tensor:
         """y in memory of its own."""

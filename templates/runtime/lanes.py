@@ -17,8 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from .mesh import shared
-from .transport import Group, Transport
+from .transport import Group, Transport, shared
 
 SETTLED_S = 2.0  # at the most
 

@@ -16,6 +16,7 @@ from torch.distributed.tensor import Replicate, Shard
 
 from .checks import claim, refuse_forward_mode
 from .conversions import copy_parts
+from .envelope import code_of
 from .gradients import Gather, Scatter
 from .here import Here
 from .layout import Box, Layout, SpatialRows
@@ -52,7 +53,8 @@ class Layer:
         copy: Callable[..., None] = copy_parts,
     ) -> None:
         self.spec, self.schedule, self.file = spec, schedule, file
-        self.identity = hashlib.sha256(repr((spec, schedule)).encode()).digest()
+        code = code_of(file, __file__)
+        self.identity = hashlib.sha256(repr((spec, schedule, code)).encode()).digest()
         self.name: str = spec["name"]
         self.transposed = str(spec["layer"]).startswith("conv_transpose")
         self.fine = "y" if self.transposed else "x"
@@ -137,6 +139,7 @@ class Layer:
         ranks: Sequence[int] | None = None,
         transport: Transport | None = None,
         timeout: float | None = None,
+        process_group: Any = None,
     ) -> DeviceMesh:
         """A DeviceMesh with this layer's grid axes, in order, size-1 axes included.
 
@@ -144,9 +147,10 @@ class Layer:
             device_type: the module's by default.
             ranks: which ranks of the world, in grid order; all of them by default. With it only those ranks call.
             transport: what collectives run on instead of torch.distributed.
-            timeout: seconds after which a collective gives up, by default torch.distributed's.
+            timeout: seconds after which a collective gives up, by default torch.distributed's, or the group's.
+            process_group: whose ranks these are, instead of `ranks`.
         """
-        return make_mesh(self, device_type or self.device, ranks, transport, timeout)
+        return make_mesh(self, device_type or self.device, ranks, transport, timeout, process_group)
 
     def conv(
         self, x: Tensor, w: Tensor, bias: Tensor | None = None, *, mesh: DeviceMesh, batch: int | None = None

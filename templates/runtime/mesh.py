@@ -7,26 +7,21 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import sys
 import weakref
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import cache
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from .transport import TorchTransport, Transport, default_timeout
+from .transport import TorchTransport, Transport, default_timeout, shared
 
 if TYPE_CHECKING:
     from .layer import Layer
 
-# What all generated modules of a process share, whatever their runtime: places by the key of their mesh, who defined
-# which op, and the class of Blocks.
-shared: dict[str, Any] = sys.modules.setdefault("_convgen_shared", ModuleType("_convgen_shared")).__dict__
 places: dict[str, Place] = shared.setdefault("places", {})
 
 
@@ -38,7 +33,7 @@ class Place(NamedTuple):
     me: int  # position in it
     transport: Transport
     world: weakref.ref[Any] | None  # the default process group when the mesh was first seen; torch owns it
-    known: set[bytes]  # identities of the modules that all its ranks have
+    known: dict[Any, int]  # by code and instance: how many calls have begun here
 
 
 @cache
@@ -62,11 +57,24 @@ def members(layer: Layer, position: int, axes: tuple[str, ...]) -> tuple[int, ..
 
 
 def make_mesh(
-    layer: Layer, device_type: str, ranks: Sequence[int] | None, transport: Transport | None, timeout: float | None
+    layer: Layer,
+    device_type: str,
+    ranks: Sequence[int] | None,
+    transport: Transport | None,
+    timeout: float | None,
+    process_group: dist.ProcessGroup | None = None,
 ) -> DeviceMesh:
     """Layer.init_mesh."""
     grid = layer.grid
     count = math.prod(grid.values())
+    if process_group is not None:
+        if ranks is not None or transport is not None:
+            raise ValueError(f"{layer.name}: process_group= says which ranks these are: without ranks= and transport=")
+        if not isinstance(process_group, dist.ProcessGroup):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"{layer.name}: rank {dist.get_rank()} is not in the process group that it gives")
+        ranks = dist.get_process_group_ranks(process_group)
+        limit = default_timeout(layer.device, process_group) if timeout is None else None
+        timeout = limit.total_seconds() if limit else timeout
     if transport is None and not dist.is_initialized():
         raise RuntimeError(
             f"{layer.name}: init_mesh needs torch.distributed.init_process_group first, as under torchrun"
@@ -86,7 +94,7 @@ def make_mesh(
         mesh = DeviceMesh(device_type, layout, mesh_dim_names=names, _init_backend=False, _rank=transport.rank)
         vars(mesh)["_dim_group_names"] = NoGroups()
         key = f"transport {next(shared.setdefault('counter', itertools.count()))} rank {transport.rank}"
-        places[key] = Place(key, chosen, chosen.index(transport.rank), transport, None, set())
+        places[key] = Place(key, chosen, chosen.index(transport.rank), transport, None, {})
         vars(mesh)["_convgen_key"] = key
         # torch.compile shows a copy of the mesh, which is known by what it says of itself while this one lives.
         content = what_it_says(layer, mesh)
@@ -100,6 +108,8 @@ def make_mesh(
     # Made here, by these ranks alone and with this timeout: torch's own would take the whole world and 30 minutes.
     end, me = torch_transport(timeout, layer.device, layer.name), chosen.index(dist.get_rank())
     groups = [end.process_group([chosen[p] for p in members(layer, me, (axis,))]) for axis in names]
+    if len(chosen) > 1:
+        end.meeting(tuple(sorted(chosen)))
     mesh = DeviceMesh.from_group(groups, device_type, mesh=layout, mesh_dim_names=names)
     join(layer, mesh, end)
     return mesh
@@ -146,7 +156,7 @@ def join(layer: Layer, mesh: DeviceMesh, end: TorchTransport | None = None) -> P
         if rank not in ranks:
             raise ValueError(f"{layer.name}: rank {rank} is not on this mesh: {ranks}")
         end = end or torch_transport(None, layer.device, layer.name)
-        places[key] = Place(key, ranks, ranks.index(rank), end, world, set())
+        places[key] = Place(key, ranks, ranks.index(rank), end, world, {})
     return places[key]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,8 +16,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
 
 from .blocks import Function
-from .checks import identify
 from .conversions import all_gather
+from .copies import compare_copies, compares
+from .envelope import code_of, enter
 from .mesh import Place, make_mesh, place_key, places
 from .parameters import find_placements
 from .splits import Plain, Split, axes_of, block_of
@@ -59,9 +61,13 @@ class Net(Plain):
         self.dtype, self.device, self.sums, self.state = dtype, device, sums, state
         self.values = {**values, **{n: (shape, text) for n, (shape, text, _, _) in state.items()}}
         self.wide = torch.float64 if dtype == torch.float64 else torch.float32
-        self.identity = hashlib.sha256(identity.encode()).digest()
+        folder = Path(file).parent
+        files = [path for ending in ("*.py", "*.pt") for path in sorted(folder.glob(ending))]
+        code = code_of(*map(str, files), __file__)
+        self.identity = hashlib.sha256(identity.encode() + code).digest()
         self.stored = {n: self.split(n, batch) for n in self.values}
         self._placements: dict[Any, list[Shard | Replicate] | None] = {}
+        self._gathers = 0
 
     def split(self, name: str, batch: int) -> Split:
         shape, text = self.values[name]
@@ -91,9 +97,10 @@ class Net(Plain):
         ranks: Sequence[int] | None = None,
         transport: Transport | None = None,
         timeout: float | None = None,
+        process_group: Any = None,
     ) -> DeviceMesh:
         """A DeviceMesh with the network's grid axes, in order, size-1 axes included; as of a layer."""
-        return make_mesh(self, device_type or self.device, ranks, transport, timeout)  # type: ignore[arg-type]
+        return make_mesh(self, device_type or self.device, ranks, transport, timeout, process_group)  # type: ignore[arg-type]
 
     def place(self, mesh: DeviceMesh) -> Place:
         return places[place_key(self, mesh)]  # type: ignore[arg-type]
@@ -111,13 +118,21 @@ class Net(Plain):
     @torch._disable_dynamo
     def gather(self, name: str, value: Tensor, mesh: DeviceMesh, *, batch: int | None = None) -> Tensor:
         """The whole of an output, on every rank, from the ranks' blocks; its gradient is this rank's part."""
-        known = self._known(name)
-        layout, here = self.split(known, self.batch if batch is None else batch), self.here(mesh)
-        wanted = here.shape(layout)
+        known, count = self._known(name), self.batch if batch is None else batch
+        layout, here = self.split(known, count), self.here(mesh)
+        wanted, fault = here.shape(layout), None
         if tuple(value.shape) != wanted:
             hint = "; batch= tells the number of samples" if batch is None else ""
-            raise ValueError(f"{self.name}: this rank's block of {name} is {wanted}, got {tuple(value.shape)}{hint}")
-        return GatherValue.apply(value, layout, here)
+            fault = ValueError(f"{self.name}: this rank's block of {name} is {wanted}, got {tuple(value.shape)}{hint}")
+        learns = torch.is_grad_enabled() and value.requires_grad
+        read = enter(here, f"gather of {known}", {"samples": count, "requires gradients": learns}, fault=fault)
+        whole = GatherValue.apply(value, layout, here)
+        read()
+        self._gathers += 1
+        if compares(self._gathers):
+            everywhere = Split(known, layout.extents, ((),) * len(layout.extents))
+            compare_copies(here, {known: (whole, everywhere)}, "gathered outputs")
+        return whole
 
     def _known(self, name: str | int) -> str:
         if str(name) not in self.values:
@@ -173,7 +188,6 @@ def gathered(value: Tensor, layout: Split, here: RowHere) -> Tensor:
     """The whole tensor, of the ranks' blocks."""
     grid = here.layer.grid
     axes = tuple(a for a in grid if any(a in dim for dim in layout.axes) and grid[a] > 1)
-    identify(here)
     if not axes:
         return value.clone()
     whole = Split(layout.tensor, layout.extents, ((),) * len(layout.extents))

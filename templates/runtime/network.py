@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -15,11 +15,15 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from convgen.operations.dropout import EVALUATION
+
 from .blocks import Block, fits_ddp
 from .buckets import Bucket, Buckets
 from .checkpoints import is_kept_elsewhere, kept
-from .checks import agree, identify, refuse_forward_mode, refuse_vmap
+from .checks import refuse_forward_mode, refuse_vmap
 from .clipping import local
+from .copies import compare_copies, compares, refuse_nans
+from .envelope import enter, sampled
 from .inside import InsideAll
 from .net import Net, gathered
 from .parameters import as_dtensor, as_held
@@ -30,6 +34,10 @@ from .steps import GraphedStep
 from .travel import RowHere
 
 MASKS = 4096  # calls whose backward pass may be to come
+HINTS = {
+    "values of inputs": "every rank is to give the same whole tensors here, samples of all ranks together; "
+    "parallelize(..., whole=False) takes and gives each rank's blocks: model(package.scatter(name, x, mesh))",
+}
 
 
 def as_pairs(tensor: Tensor) -> Tensor:
@@ -53,6 +61,7 @@ class NetworkModule(Known):
     _inputs: ClassVar[tuple[str, ...]]
     _types: ClassVar[tuple[str, ...]]
     _modes: ClassVar[tuple[str, ...]] = ("train", "eval")
+    _noise: ClassVar[bool] = False  # it draws in evaluation, too
     _constants: ClassVar[Mapping[str, Tensor]] = {}
     _buckets: ClassVar[Sequence[Bucket]] = ()
 
@@ -66,7 +75,11 @@ class NetworkModule(Known):
         self._buffered = {n: (how, dtype) for n, (_, _, how, dtype) in self._net.state.items() if dtype}
         self._masks: dict[int, Tensor | None] = {}  # by a number that torch draws: see _mask
         self._repeated = set[int]()
+        self._calls = 0
+        self._taken: dict[str, object] = {}  # what a call of whole tensors says of them
         net, here = self._net, self._net.here(mesh)
+        made = here.place.known["made", net.identity] = here.place.known.get(("made", net.identity), 0) + 1
+        self._instance, self._copied_from = f"instance {made}", ""  # alike on all ranks
         self._of, device = net.name, "meta" if torch.get_default_device().type == "meta" else net.device
         for name in self._learnt:
             block = torch.empty(here.shape(net.stored[name]), dtype=net.dtype, device=device)
@@ -157,6 +170,8 @@ class NetworkModule(Known):
             if name in state and tuple(state[name].shape) != wanted:
                 got = tuple(state[name].shape)
                 raise ValueError(f"{self._net.name}: {name} has shape {wanted}, got {got}")
+        taken = hashlib.sha256("".join(f"{n} {sampled(state[n])}\n" for n in own if n in state).encode())
+        self._enter("load_full", self._net.here(self._mesh), {"values of the state": taken.hexdigest()[:8]})()
         for name in own:
             if name in state:
                 self._fill(name, state[name].detach())
@@ -165,6 +180,7 @@ class NetworkModule(Known):
     def full_state_dict(self) -> dict[str, Tensor]:
         """The source's state dict, whole, on every rank; every rank calls it."""
         here = self._net.here(self._mesh)
+        self._enter("full_state_dict", here, {})()
         found = {
             name: self._as_source(name, gathered(local(value), self._net.stored[name], here))
             for name, value in self._known.items()
@@ -177,6 +193,8 @@ class NetworkModule(Known):
         """The whole gradient of each parameter that has one, on every rank; every rank calls it."""
         here = self._net.here(self._mesh)
         grads = {n: self._known[n].grad for n in self._learnt}
+        without = ", ".join(n for n, g in grads.items() if g is None) or "none"
+        self._enter("full_gradients", here, {"parameters without a gradient": without})()
         return {
             n: self._as_source(n, gathered(local(g), self._net.stored[n], here))
             for n, g in grads.items()
@@ -216,28 +234,55 @@ class NetworkModule(Known):
         net = self._net
         refuse_forward_mode(net.name)
         refuse_vmap(net.name)
-        mode = "train" if self.training else "eval"
-        if mode not in self._modes:
-            hint = f"import it in {mode} mode too" if mode == "train" else "import it again with --eval"
-            raise RuntimeError(f"{net.name}: compiled for {self._modes[0]} mode alone, the graphs differ; {hint}")
         count, here, known = net.batch if batch is None else batch, net.here(self._mesh), self._known
-        faults = [*self._misfits(known), *self._wrong(given, count, batch is None, here)][:1]
-        if os.environ.get("CONVGEN_AGREE") == "1":
-            faults += [
-                ValueError(f"{net.name}: on rank {here.at}: {text}") for text in agree(here, [*map(str, faults)])
-            ]
-        if faults:
-            raise faults[0]
-        identify(here)
+        faults = [*self._misfits(known), *self._wrong(given, count, batch is None, here)]
+        read = self._enter("forward", here, self._facts(given, known, count), next(iter(faults), None))
         if torch.is_autocast_enabled(net.device):  # as in layers: it is taken in the network's type
             given = tuple([t.to(getattr(torch, wide)) for t, wide in zip(given, self._types, strict=True)])
             with torch.autocast(net.device, enabled=False):
-                return self._run(given, known, count, here)
-        return self._run(given, known, count, here)
+                made = self._run(given, known, count, here)
+        else:
+            made = self._run(given, known, count, here)
+        read()
+        return made
+
+    def _facts(self, given: Sequence[Tensor], known: Mapping[str, Any], count: int) -> dict[str, object]:
+        """What must be alike on all ranks when a call begins."""
+        grads = torch.is_grad_enabled()
+        learns = [name for name, t in zip(self._inputs, given, strict=False) if grads and t.requires_grad]
+        frozen = [name for name in self._learnt if not known[name].requires_grad]
+        facts: dict[str, object] = {
+            "samples": count,
+            "mode": "train" if self.training else "eval",
+            "gradients": "on" if grads else "off",
+            "inputs that require gradients": ", ".join(learns) or "none",
+            "frozen parameters": ", ".join(frozen) or "none",
+        }
+        if torch.is_autocast_enabled(self._net.device):
+            facts["autocast"] = torch.get_autocast_dtype(self._net.device)
+        taken, self._taken = self._taken, {}
+        return facts | taken
+
+    def _enter(
+        self, entry: str, here: RowHere, facts: Mapping[str, object], fault: Exception | None = None
+    ) -> Callable[[], None]:
+        """Begin an entry of this instance."""
+        if self._copied_from:
+            what = f"copies of {self._copied_from}", self._net.identity
+            number = here.place.known[what] = here.place.known.get(what, 0) + 1
+            self._instance, self._copied_from = f"copy {number} of {self._copied_from}", ""
+        return enter(here, entry, facts, instance=self._instance, fault=fault, hints=HINTS)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._copied_from = self._copied_from or self._instance
 
     def _misfits(self, known: Mapping[str, Any]) -> Iterator[Exception]:
         """What has become of parameters, buffers and modules that a network can't run with."""
-        name = self._net.name
+        name, mode = self._net.name, "train" if self.training else "eval"
+        if mode not in self._modes:
+            hint = f"import it in {mode} mode too" if mode == "train" else "import it again with --eval"
+            yield RuntimeError(f"{name}: compiled for {self._modes[0]} mode alone, the graphs differ; {hint}")
         for scope in self._scopes:
             if scope.training != self.training:
                 modes = [("evaluation", "training")[m] for m in (scope.training, self.training)]
@@ -293,16 +338,25 @@ class NetworkModule(Known):
         blocks |= zip(learns, inside, strict=True)
         drawn = next((blocks[n] for n, (how, _) in self._buffered.items() if how == "seed"), None)
         mask = None if drawn is None else self._mask(drawn)
-        made = self.compute(Run(Called(self, here.place, count, blocks, mask, buckets)), *given)
+        self._calls += 1
+        nans: list[str] | None = [] if compares(self._calls) else None
+        made = self.compute(Run(Called(self, here.place, count, blocks, mask, buckets, nans=nans)), *given)
+        if nans is not None:
+            refuse_nans(here, "".join(nans))
+            compare_copies(here, {n: (t, net.stored[n]) for n, t in known.items()}, "parameters and buffers")
         return kept(made) if torch.is_grad_enabled() and is_kept_elsewhere() else made
 
     def _mask(self, drawn: Tensor) -> Tensor:
-        """The seed and the step of this call. A call inside of a backward pass is one that activation checkpointing
-        repeats: it has the step of the first one, which is found by torch's random state, as that is brought back."""
+        """The seed and the step of this call; calls in evaluation are counted apart, above the 32 bits of those in
+        training, and are steps from EVALUATION on. A call inside of a backward pass is one that activation
+        checkpointing repeats: it has the step of the first one, which is found by torch's random state, as that is
+        brought back."""
         now = drawn.clone()
         again = torch._C._current_graph_task_id() != -1
         if not self.training:
-            return now
+            if not self._noise:
+                return now
+            now[1] = (now[1] >> 32) % EVALUATION + EVALUATION
         if again or not torch.is_grad_enabled() or is_kept_elsewhere():
             key = int(torch.randint(2**62, (), device="cpu"))
             if again:
@@ -320,7 +374,7 @@ class NetworkModule(Known):
             self._masks[key] = None if twice else now
             while len(self._masks) > MASKS:
                 self._masks.pop(next(iter(self._masks)))
-        drawn[1] += 1
+        drawn[1] += 1 if self.training else 1 << 32
         return now
 
     def compute(self, run: Run, *given: Tensor) -> Any:

@@ -64,15 +64,17 @@ def define_ops(
     )
     def forward(x: Tensor, w: Tensor, bias: Tensor | None, mesh: str, batch: int) -> Any:
         here = layer.here(mesh, batch)
-        check(here, {"x": (x, stored["x"]), "w": (w, stored["w"]), "bias": (bias, stored.get("bias"))})
+        given = {"x": (x, stored["x"]), "w": (w, stored["w"]), "bias": (bias, stored.get("bias"))}
+        read = check(here, given, "conv")
         with torch.no_grad():
             results = run_forward(x, w, bias, here)
+        read()
         return results if held else results[0]
 
     @forward.register_fake
     def _(x: Tensor, w: Tensor, bias: Tensor | None, mesh: str, batch: int) -> Any:
         here = layer.here(mesh, batch)
-        check(here, {"x": (x, stored["x"]), "w": (w, stored["w"]), "bias": (bias, stored.get("bias"))}, run=False)
+        check(here, {"x": (x, stored["x"]), "w": (w, stored["w"]), "bias": (bias, stored.get("bias"))})
         results = like_forward(x, here)
         return results if held else results[0]
 
@@ -94,7 +96,7 @@ def define_ops(
     def _(dy: Tensor, *rest: Any) -> Any:
         *_, mesh, batch, need_dx, need_dw, need_db = rest
         here = layer.here(mesh, batch)
-        check(here, {"dy": (dy, stored["y"])}, run=False)
+        check(here, {"dy": (dy, stored["y"])})
         needed = (("x", need_dx), ("w", need_dw), ("bias", need_db))
         return tuple(here.empty(stored[n], dy) if need and n in stored else dy.new_empty(0) for n, need in needed)
 
@@ -181,9 +183,10 @@ def gather_blocks(value: Tensor, name: str, here: Here) -> Tensor:
     layer, layout = here.layer, here.layer.stored[name]
     memory, grid = layer.format(layout.tensor), layer.grid
     value = value.detach().contiguous(memory_format=memory)
-    check(here, {name: (value, layout)})
+    read = check(here, {name: (value, layout)}, f"gather of {name}")
     axes = tuple(a for a in grid if any(a in dim for dim in layout.axes) and grid[a] > 1)
     if not axes:
+        read()
         return value.clone()
     pieces = tuple(frame_at(layer, layout, p, here.batch) for p in here.members(axes))
     splits = [layer.size(p, layout.tensor) for p in pieces]
@@ -192,6 +195,7 @@ def gather_blocks(value: Tensor, name: str, here: Here) -> Tensor:
     whole = layer.whole_shape(layout, here.batch)
     out = torch.empty(whole, dtype=layer.dtype, device=value.device, memory_format=memory)
     copy_parts(got, out, tuple((0, n) for n in whole), pieces, layout.tensor, layer, unpack=True)
+    read()
     return out
 
 

@@ -16,6 +16,7 @@ from convgen.operations.part_norm import PartMoments
 
 from .buckets import Buckets
 from .checkpoints import kept
+from .copies import first_nan
 from .mesh import Place
 from .norms import Alone, Joined, Pair
 from .rows import Row
@@ -38,7 +39,8 @@ class BatchNorm(NamedTuple):
 
 class Called(NamedTuple):
     """A call of a network: this rank's plain blocks of parameters and buffers, and of the seed as it was; and buckets
-    for gradients, where there are some. `first`: not one that backward repeats, so that buffers are renewed."""
+    for gradients, where there are some. `first`: not one that backward repeats, so that buffers are renewed. `nans`:
+    the words for the first row that makes a NaN, where these are looked for."""
 
     module: NetworkModule
     place: Place
@@ -47,6 +49,7 @@ class Called(NamedTuple):
     seed: Tensor | None
     buckets: Buckets | None
     first: bool = True
+    nans: list[str] | None = None
 
 
 class Run:
@@ -84,8 +87,13 @@ class Run:
     def __call__(self, row: Row, label: str, *operands: Tensor) -> Any:
         """What a row makes."""
         made = row.stand(self, self.step(label)).run(self.place, operands, self.of.buckets)
+        self._look(label, made, operands)
         (first, *others) = made
         return made if others else first
+
+    def _look(self, label: str, made: Sequence[Any], operands: Sequence[Any]) -> None:
+        if self.of.nans is not None and not self.of.nans:
+            self.of.nans.extend(filter(None, [first_nan(self.step(label), made, operands)]))
 
     def checkpoint(self, function: Any, *operands: Tensor) -> Any:
         """torch.utils.checkpoint of a block's function, for a network.py edited by hand: `run.checkpoint(layer1, x)` in
@@ -113,6 +121,12 @@ class Run:
                 self[name].copy_(value)
 
     def batch_norm(self, rows: BatchNorm, label: str, x: Tensor, name: str, last: str = "", *others: Tensor) -> Tensor:
+        """As of `_batch_norm`."""
+        y = self._batch_norm(rows, label, x, name, last, *others)
+        self._look(last or label, [y], [x, *others])
+        return y
+
+    def _batch_norm(self, rows: BatchNorm, label: str, x: Tensor, name: str, last: str, *others: Tensor) -> Tensor:
         """Batch norm of a module of the source, by statistics of the batch, or running ones in evaluation.
 
         Args:

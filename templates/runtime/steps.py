@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 
 from .blocks import Block
 from .clipping import local
-from .graphs import lies, misfit, own_copy, recorded, refuse_graphs, refuse_moved, rehearsed
+from .graphs import fault_of, lies, misfit, own_copy, recorded, refuse_graphs, refuse_moved, rehearsed
 from .inside import own_memory
 
 if TYPE_CHECKING:
@@ -110,7 +110,9 @@ class GraphedStep:
     # ---- A step ----
 
     def __call__(self, *given: Tensor) -> Any:
-        self._check(given)
+        model, fault = self._model, fault_of(self._check, *given)
+        here = model._net.here(model._mesh)
+        read = model._enter("graphed step", here, {"mode": "train" if model.training else "eval"}, fault)
         for there, t in zip(self._inputs, given, strict=True):
             there.detach().copy_(t.detach())
         of_inputs = {id(there): t for there, t in zip(self._inputs, given, strict=True)}
@@ -125,9 +127,10 @@ class GraphedStep:
                     t.grad = g
                 else:
                     t.grad.add_(g)
+        read()
         return tree_map_only(Tensor, Tensor.clone, self._made)
 
-    def _check(self, given: Sequence[Tensor]) -> None:
+    def _check(self, *given: Tensor) -> None:
         if len(given) != len(self._names):
             raise TypeError(f"{self.name}: takes {', '.join(self._names)}, got {len(given)} tensors")
         for name, t, there in zip(self._names, given, self._inputs, strict=True):

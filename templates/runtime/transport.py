@@ -5,20 +5,29 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
+import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, NamedTuple, Protocol
+from types import ModuleType
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+# What all generated modules of a process share, whatever their runtime: places by the key of their mesh, who defined
+# which op, the class of Blocks, and process groups.
+shared: dict[str, Any] = sys.modules.setdefault("_convgen_shared", ModuleType("_convgen_shared")).__dict__
+
 Splits = Sequence[int]
 SHORT = 1 << 20  # bytes of a vector: a longer one is summed in place
+RECENT_S = 10.0  # seconds for which a rank that has failed is known to have done so
 TIMED_OUT = re.compile(r"\btim(?:ed?[ -]?out|eout)\b", re.IGNORECASE)
 
 
@@ -33,7 +42,11 @@ class Group(NamedTuple):
 
 class Transport(Protocol):
     """Collectives over flat tensors. `splits` are element counts, one for each member of the group in its order;
-    all_to_all and exchange take two such lists, (to each, from each). Results are new flat tensors."""
+    all_to_all and exchange take two such lists, (to each, from each). Results are new flat tensors.
+
+    It may have `meet(mine: bytes, ranks)`, the message that calls begin with (envelope.py): it is posted at once, and
+    calling what comes back gives those of all these ranks, in their order. Without it ranks compare their code alone.
+    """
 
     @property
     def rank(self) -> int: ...
@@ -64,9 +77,43 @@ def _posted(handle: dist.ProcessGroup, sends: bool, part: Tensor, peer: int) -> 
     return handle.send(raw, peer, 0) if sends else handle.recv(raw, peer, 0)
 
 
-def default_timeout(device: str = "cpu") -> timedelta | None:
-    """How long the default group waits; a new group would wait 30 minutes, whatever the default one was given."""
-    world = dist.group.WORLD
+naming = threading.Lock()
+
+
+def new_group(
+    ranks: tuple[int, ...], timeout: timedelta | None, purpose: str, backend: str | None
+) -> dist.ProcessGroup:
+    """A process group that only its ranks make, under a name that all of them find.
+
+    torch names such groups by how many groups a rank has, so that ranks disagree once some are in a group that others
+    are not in; and where the default group is bound to a device it splits communicators of NCCL, which all ranks of
+    the default group would have to call. Ours are named by their purpose, their ranks, and how many there have been.
+    """
+    c10d: Any = dist.distributed_c10d
+    made, world = shared.setdefault("groups made", {}), c10d._get_default_group()
+    number = made.get((ranks, purpose), 0)
+    name = hashlib.sha256(f"{ranks} {purpose} {number}".encode()).hexdigest()[:20]
+
+    def named_so(*_: Any, **__: Any) -> str:
+        return f"convgen {purpose} {name}"
+
+    with naming:
+        torchs, bound = c10d._process_group_name, world.bound_device_id
+        try:
+            c10d._process_group_name = named_so
+            world.bound_device_id = None
+            group: Any = dist.new_group(list(ranks), timeout=timeout, backend=backend, use_local_synchronization=True)
+        finally:
+            c10d._process_group_name = torchs
+            if bound is not None:
+                world.bound_device_id = bound
+    made[ranks, purpose] = number + 1
+    return group
+
+
+def default_timeout(device: str = "cpu", group: dist.ProcessGroup | None = None) -> timedelta | None:
+    """How long a group waits, by default the default one; a new group would wait 30 minutes, whatever that one does."""
+    world = dist.group.WORLD if group is None else group
     options = world._get_backend(torch.device(device)).options if world is not None else None
     return getattr(options, "_timeout", None)
 
@@ -81,6 +128,8 @@ class TorchTransport:
         """
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.timeout, self.device, self.maker = timeout, device, maker
+        self.defers = device == "cuda"  # the host goes on while the device works: messages of the host are read later
+        self.lane = ""  # of collectives that it carries: one beside a rank's own has groups of its own
         self.owns = False  # whether nobody needs what it is given any more, so that sums may be written over it
         # Torch owns the groups: one that outlived destroy_process_group would take the interpreter down at its end.
         self._groups: dict[tuple[int, ...], weakref.ref[dist.ProcessGroup]] = {}
@@ -89,19 +138,57 @@ class TorchTransport:
         """torch's group of these ranks, in the order of their numbers; only they take part in making it."""
         ranks = tuple(sorted(ranks))
         known: Any = self._groups[ranks]() if ranks in self._groups else None
-        if known is None:
-            try:
-                known = dist.new_group(list(ranks), timeout=self.timeout, use_local_synchronization=True)
-            except Exception as error:
-                kind = TimeoutError if TIMED_OUT.search(str(error)) else RuntimeError
-                text = f"{self.maker}: rank {self.rank} did not meet all of ranks {list(ranks)}: {error}"
-                raise kind(text) from error
-            assert known is not None
+        if known is None or known not in dist.distributed_c10d._world.pg_map:  # destroyed: another one
+            seconds = self.timeout and self.timeout.total_seconds()
+            known = self._made(ranks, f"{self.device} {self.lane} {seconds}", None)
             if self.device == "cuda":
                 # A batch of messages may leave ranks out only where a collective of all came first.
                 dist.all_reduce(torch.zeros(1, device=self.device), group=known)
             self._groups[ranks] = weakref.ref(known)
         return known
+
+    def _made(self, ranks: tuple[int, ...], purpose: str, backend: str | None) -> dist.ProcessGroup:
+        try:
+            return new_group(ranks, self.timeout, purpose, backend)
+        except Exception as error:
+            kind = TimeoutError if TIMED_OUT.search(str(error)) else RuntimeError
+            absent = self.absent(f"group {purpose} {ranks}", ranks)
+            who = f"ranks {absent} did not come: " if absent else ""
+            text = f"{self.maker}: {who}rank {self.rank} did not meet all of ranks {list(ranks)}: {error}"
+            raise kind(text) from error
+
+    def meeting(self, members: tuple[int, ...]) -> dist.ProcessGroup:
+        """The group of `meet`."""
+        meetings = shared.setdefault("meetings", {})
+        known: Any = meetings[members]() if members in meetings else None
+        if known is None or known not in dist.distributed_c10d._world.pg_map:
+            known = self._made(members, "meetings", "gloo")
+            meetings[members] = weakref.ref(known)
+        return known
+
+    def meet(self, mine: bytes, ranks: Sequence[int]) -> Callable[[], list[bytes]]:
+        """Post a message to all of these ranks, by a group on the CPU that all meshes on them share: two modules that
+        ranks call in another order meet there. What it returns waits for theirs."""
+        members, size = tuple(sorted(ranks)), len(mine)
+        end: Any = self.meeting(members)._get_backend(torch.device("cpu"))
+        sent, got = torch.frombuffer(bytearray(mine), dtype=torch.uint8), bytearray(size * len(members))
+        parts = list(torch.frombuffer(got, dtype=torch.uint8).split(size))
+        if len(members) == 2:  # a message each way is quicker than gloo's collective
+            me = members.index(self.rank)
+            parts[me].copy_(sent)
+            work = [end.send([sent], 1 - me, 0), end.recv([parts[1 - me]], 1 - me, 0)]
+        else:
+            options = cast(Any, dist.distributed_c10d).AllgatherOptions()
+            if self.timeout is not None:
+                options.timeout = self.timeout
+            work = [end.allgather([parts], [sent], options)]
+
+        def answers() -> list[bytes]:
+            for one in work:
+                one.wait(self.timeout) if self.timeout is not None and len(work) == 2 else one.wait()
+            return [bytes(got[members.index(r) * size :][:size]) for r in ranks]
+
+        return answers
 
     def _send_and_receive(self, sends: list[Tensor], receives: list[Tensor], group: Group) -> None:
         """Point to point, only between ranks that have something for each other: one batch.
@@ -138,14 +225,23 @@ class TorchTransport:
         return self.device == "cpu" and len(group.ranks) == 2
 
     def absent(self, what: str, ranks: Sequence[int]) -> list[int]:
-        """Of ranks among which something has failed, those that don't say so within a second: late or gone."""
+        """Of ranks among which something has failed, those that say of nothing within a second that it has: late or
+        gone."""
         missing: list[int] = []
         # The store may have died with the rank that kept it.
         with suppress(Exception):
             store = dist.distributed_c10d._get_default_store()
             store.set(f"convgen {what} {self.rank}", "failed")
+            store.set(f"convgen failed {self.rank}", str(time.time()))
+
+            def has_said(rank: int) -> bool:
+                if store.check([f"convgen {what} {rank}"]):
+                    return True
+                elsewhere = f"convgen failed {rank}"  # in another step, which this one's failure may have caused
+                return store.check([elsewhere]) and abs(time.time() - float(store.get(elsewhere))) < RECENT_S
+
             for _ in range(10):
-                missing = [r for r in ranks if not store.check([f"convgen {what} {r}"])]
+                missing = [r for r in ranks if not has_said(r)]
                 if not missing:
                     break
                 time.sleep(0.1)

@@ -1,0 +1,53 @@
+"""What each axis of a grid splits of a program: rows' work, what they make, and parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+
+from convgen.cost.network import element_bytes
+from convgen.program.network import Program, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """What an axis splits.
+
+    Attributes:
+        rows: whose work it splits.
+        activations: bytes of what rows make that lie in blocks over it, of all bytes that rows make; 0 to 1.
+        parameters: the same of parameters.
+    """
+
+    ranks: int
+    rows: int
+    activations: float
+    parameters: float
+
+    @property
+    def idle(self) -> bool:
+        """Ranks that differ in this axis alone hold and compute the same."""
+        return self.ranks > 1 and not (self.rows or self.activations or self.parameters)
+
+
+def split_shares(program: Program) -> dict[str, Splits]:
+    """By axis of the grid, in its order.
+
+    Example:
+        >>> from convgen.algebra.grid import Grid
+        >>> split_shares(Program(name="none", grid=Grid((("N", 2),)), values={}, rows=(), updates=(), outputs=()))
+        {'N': Splits(ranks=2, rows=0, activations=0.0, parameters=0.0)}
+    """
+    values = program.values.values()
+    made, held = ([v for v in values if v.kind == kind] for kind in ("made", "parameter"))
+    found: dict[str, Splits] = {}
+    for axis, ranks in program.grid.axes:
+        rows = sum(any(axis in axes for _, axes in row.roles) for row in program.rows)
+        found[axis] = Splits(ranks, rows, _share(axis, made), _share(axis, held))
+    return found
+
+
+def _share(axis: str, values: Iterable[Value]) -> float:
+    both = [(prod(v.shape) * element_bytes(v.dtype), any(axis in axes for axes in v.stored)) for v in values]
+    return sum(n for n, split in both if split) / max(sum(n for n, _ in both), 1)

@@ -1,0 +1,315 @@
+"""Ranks that call something else than the others: all raise the same words, and nothing else has moved."""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fault_cases import GUARD_S, NEVER_S, fault_layer, told, watch
+from modules import Case
+from torch import Tensor, nn
+
+import convgen
+from convgen.packages import load_package
+from convgen.verify.processes import spawn
+
+
+class Small(nn.Module):
+    """A convolution, a norm, a head."""
+
+    def __init__(self, channels: int = 4) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(2, channels, 3, padding=1), nn.BatchNorm2d(channels)
+        self.head = nn.Linear(channels, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.conv(x)).relu().mean((2, 3)))
+
+
+class Other(Small):
+    """The same under another name, and wider."""
+
+    def __init__(self) -> None:
+        super().__init__(6)
+
+
+X = torch.arange(8 * 2 * 6 * 6, dtype=torch.float64).view(8, 2, 6, 6).div(100).sin()
+LAYER = fault_layer("enveloped", "stationary-x", {"C": 2})
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONVGEN_CACHE", str(tmp_path / "cache"))
+
+
+def small(kind: type[Small] = Small) -> Small:
+    torch.manual_seed(0)
+    return kind().double()
+
+
+def package(ranks: int, kind: type[Small] = Small) -> Any:
+    return convgen.from_torch(small(kind), (X,), {"N": ranks})
+
+
+Said = Callable[[], Any]
+
+
+def cases_of(net: Any, other: Any, rank: int, ranks: int) -> dict[str, tuple[Said, str]]:
+    """By what differs on the last rank: the call, on a model of its own, and what all say of it."""
+    mesh, odd = net.init_mesh("cpu", timeout=NEVER_S), rank == ranks - 1
+    x = net.scatter("x", X, mesh)
+    most, last = str(list(range(ranks - 1))), str([ranks - 1])
+
+    def model(**how: Any) -> Any:
+        return net.Network(mesh, **how)
+
+    def samples() -> Any:
+        fewer = X[: len(X) - ranks]
+        return model()(net.scatter("x", fewer if odd else X, mesh), batch=len(fewer) if odd else len(X))
+
+    def mode() -> Any:
+        return model().train(not odd)(x)
+
+    def frozen() -> Any:
+        made = model()
+        made.conv.bias.requires_grad_(not odd)
+        return made(x)
+
+    def gradients() -> Any:
+        made = model()
+        with torch.set_grad_enabled(not odd):
+            return made(x)
+
+    def inputs() -> Any:
+        return model()(x.clone().requires_grad_(odd))
+
+    def fault() -> Any:
+        return model()(x.float() if odd else x)
+
+    def entry() -> Any:
+        made = model()
+        y = made(x)
+        return net.gather("output", y, mesh) if odd else made(x)
+
+    def instances() -> Any:
+        first, second = model(), model()
+        return (second if odd else first)(x)
+
+    def models() -> Any:
+        mine, theirs = model(), other.Network(mesh)
+        return (theirs if odd else mine)(x)
+
+    def state() -> Any:
+        made = model()
+        whole = small().state_dict()
+        if odd:
+            whole["conv.weight"] += 1
+        return made.load_full(whole)
+
+    def whole_state() -> Any:
+        made = model()
+        return made.full_gradients() if odd else made.full_state_dict()
+
+    def clipped() -> Any:
+        made = model()
+        made(x).sum().backward()
+        return net.clip_grad_norm_(made.parameters(), 2.0 if odd else 1.0)
+
+    def ungraded() -> Any:
+        made = model()
+        made(x).sum().backward()
+        if odd:
+            made.head.bias.grad = None
+        return net.clip_grad_norm_(made.parameters(), 1.0)
+
+    def autocast() -> Any:
+        made = model()
+        with torch.autocast("cpu", torch.bfloat16, enabled=odd):
+            return made(x)
+
+    def unchecked() -> Any:
+        os.environ["CONVGEN_AGREE"] = "0" if odd else "1"
+        try:
+            return model()(x)
+        finally:
+            os.environ["CONVGEN_AGREE"] = "1"
+
+    differ, calls = "Small: ranks differ in forward, nothing was computed: ", "Small: ranks are in different calls, "
+    return {
+        "samples": (samples, f"{differ}samples: {len(X)} on ranks {most}, {len(X) - ranks} on ranks {last}"),
+        "mode": (mode, f"{differ}mode: train on ranks {most}, eval on ranks {last}"),
+        "frozen": (frozen, f"{differ}frozen parameters: none on ranks {most}, conv.bias on ranks {last}"),
+        "gradients": (gradients, f"{differ}gradients: on on ranks {most}, off on ranks {last}"),
+        "inputs": (inputs, f"{differ}inputs that require gradients: none on ranks {most}, x on ranks {last}"),
+        "fault": (fault, "Small: x is torch.float64, got torch.float32"),
+        "entry": (entry, f"{calls}nothing was computed: forward of instance"),
+        "instances": (instances, f"{calls}nothing was computed: forward of instance"),
+        "models": (models, "the ranks of this mesh don't run the same module, nothing was computed: ranks"),
+        "state": (state, "Small: ranks differ in load_full, nothing was computed: values of the state: "),
+        "whole state": (whole_state, f"{calls}nothing was computed: full_state_dict of instance"),
+        "clipped": (clipped, f"clip_grad_norm_, nothing was computed: max_norm: 1.0 on ranks {most}, 2.0 on"),
+        "ungraded": (ungraded, f"by number: none on ranks {most}, [5] on ranks {last}"),
+        "autocast": (autocast, f"autocast: nothing on ranks {most}, torch.bfloat16 on ranks {last}"),
+        "unchecked": (unchecked, f"check their calls or not: on on ranks {most}, off (CONVGEN_AGREE=0) on"),
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_what_differs_is_told_to_all_before_anything_moves(ranks: int) -> None:
+    net, other = package(ranks), package(ranks, Other)
+
+    def program(rank: int) -> dict[str, tuple[str, str]]:
+        found: dict[str, tuple[str, str]] = {}
+        for what, (call, wanted) in cases_of(net, other, rank, ranks).items():
+            found[what] = told(call), wanted
+        return found
+
+    ran = spawn(program, ranks, GUARD_S)
+    for what, (text, wanted) in ran[0].items():
+        assert wanted in text, (what, text)
+        texts = {one[what][0].replace(f"ranks {[ranks - 1]} refused their arguments, nothing was computed: Small: ", "")
+                 .replace("clip_grad_norm_: ", "").replace("Other: ", "Small: ") for one in ran}  # fmt: skip
+        assert len(texts) == 1, (what, texts)
+
+
+@pytest.mark.slow
+def test_nothing_moves_where_ranks_differ() -> None:
+    net = package(2)
+
+    def program(rank: int) -> tuple[str, list[tuple[str, str]]]:
+        mesh = net.init_mesh("cpu", timeout=NEVER_S)
+        model, x = net.Network(mesh).train(rank == 0), net.scatter("x", X, mesh)
+        seen = watch()
+        return told(lambda: model(x)), seen
+
+    for text, seen in spawn(program, 2, GUARD_S):
+        assert "mode: train on ranks [0], eval on ranks [1]" in text
+        assert not seen
+
+
+@pytest.mark.slow
+def test_an_edited_network_on_one_rank(tmp_path: Path) -> None:
+    """Code is compared, not what it says of itself."""
+    net = package(2)
+    folder = tmp_path / "edited" / "Small"
+    shutil.copytree(Path(net.__file__).parent, folder)
+    text = (folder / "network.py").read_text()
+    assert "relu" in text
+    (folder / "network.py").write_text(text.replace("relu", "sigmoid", 1) + "# edited\n")
+    edited = load_package(folder)
+
+    def program(rank: int) -> str:
+        mine = edited if rank else net
+        mesh = mine.init_mesh("cpu", timeout=NEVER_S)
+        return told(lambda: mine.Network(mesh)(mine.scatter("x", X, mesh)))
+
+    texts = spawn(program, 2, GUARD_S)
+    assert texts[0] == texts[1]
+    assert "don't run the same module, nothing was computed: ranks [0]: Small " in texts[0]
+
+
+@pytest.mark.slow
+def test_copies_are_told_apart() -> None:
+    """A deepcopy is another instance on all ranks, and goes on as its origin does; one rank's alone changes nothing."""
+    net = package(2)
+
+    def program(rank: int) -> list[str]:
+        mesh = net.init_mesh("cpu", timeout=NEVER_S)
+        model, x = net.Network(mesh), net.scatter("x", X, mesh)
+        if rank:
+            copy.deepcopy(model)
+        first, second = copy.deepcopy(model), copy.deepcopy(model)
+        made = [m(x) for m in (model, first, second)]
+        assert torch.equal(made[0], made[1])
+        return [told(lambda: (first if rank else model)(x)), told(lambda: (second if rank else first)(x))]
+
+    for one, two in spawn(program, 2, GUARD_S):
+        assert "forward of instance 1 on ranks [0], forward of copy 1 of instance 1 on ranks [1]" in one
+        assert "forward of copy 1 of instance 1 on ranks [0], forward of copy 2 of instance 1 on ranks [1]" in two
+
+
+@pytest.mark.slow
+def test_layers_that_differ() -> None:
+    def program(rank: int) -> list[str]:
+        return [told(call) for call in layer_calls(LAYER, rank)]
+
+    one, two = spawn(program, 2, GUARD_S)
+    assert one == two
+    begin = "RuntimeError: enveloped: ranks "
+    assert (
+        one[0]
+        == f"{begin}differ in conv, nothing was computed: requires gradients: w on ranks [0], nothing on ranks [1]"
+    )
+    assert one[1] == f"{begin}are in different calls, nothing was computed: conv on ranks [0], gather of x on ranks [1]"
+
+
+def layer_calls(case: Case, rank: int) -> list[Said]:
+    module = case.module
+    mesh = module.init_mesh("cpu", timeout=NEVER_S)
+    x = torch.zeros(*module.LAYER.whole_shape(module.LAYER.stored["x"], module.LAYER.batch), dtype=torch.float64)
+    m, block = module.Conv(mesh), module.scatter("x", x, mesh)
+    w, bias = (p.to_local().detach() for p in (m.weight, m.bias))
+    return [
+        lambda: module.conv(block, w.clone().requires_grad_(rank == 0), bias, mesh=mesh),
+        lambda: module.gather("x", block, mesh) if rank else module.conv(block, w, bias, mesh=mesh),
+    ]
+
+
+# ---- CONVGEN_COMPARE=k ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_copies_that_have_parted_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every second call; by parameters and buffers, by gathered outputs, and by the first row with a NaN."""
+    net = package(2)
+    monkeypatch.setenv("CONVGEN_COMPARE", "2")
+
+    def program(rank: int) -> list[str]:
+        mesh = net.init_mesh("cpu", timeout=NEVER_S)
+        x = net.scatter("x", X, mesh)
+
+        def model(change: Callable[[Any], None] | None = None) -> Any:
+            made = net.Network(mesh)
+            if change is not None:
+                with torch.no_grad():
+                    change(made)
+            return made
+
+        def weight(made: Any) -> None:
+            made.head.weight.to_local()[0, 0] += rank
+
+        def statistics(made: Any) -> None:
+            made.norm.running_var.to_local()[1] += rank
+
+        def twice(made: Any, given: Tensor = x) -> list[str]:
+            return [told(lambda: made(given)) for _ in range(2)]
+
+        found = [*twice(model()), *twice(model(weight)), *twice(model(statistics))]
+        broken = x.clone()
+        broken[0, 0, 0, 0] = float("nan") if rank else 0.0
+        found += twice(model().eval(), broken)
+
+        def infinite(made: Any) -> None:
+            made.head.bias.to_local()[:] = float("nan")
+
+        return found + twice(model(infinite).eval())
+
+    one, two = spawn(program, 2, GUARD_S)
+    assert one == two
+    assert one[:3] == one[4:5] * 3 == one[6:7] * 3 == one[8:9] * 3 == ["went on"] * 3
+    parted = (
+        "RuntimeError: Small: copies of {} have parted, first of the parameters and buffers: of its block {} ranks [0]"
+    )
+    assert one[3].startswith(parted.format("head.weight", [(0, 3), (0, 4)]))
+    assert one[5].startswith(parted.format("norm.running_var", [(0, 4)]))
+    assert one[7].startswith("RuntimeError: Small: the first NaN of this call: rank 1: row %"), one[7]
+    assert one[7].endswith(", whose operands have one")
+    assert one[9].count("whose operands have none") == 0, one[9]
+    assert "rank 0: row %head" in one[9] and "rank 1: row %head" in one[9]
