@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -375,6 +376,24 @@ def test_four_ranks_take_the_first_ones_weights() -> None:
         equal([y, mean], [truth, module[1].running_mean])
 
 
+@pytest.mark.slow
+def test_a_process_group_is_what_the_mesh_is_made_of() -> None:
+    x = data(4, 3)
+
+    def program(rank: int) -> None:
+        group = dist.new_group([1, 2])
+        if rank:
+            module, first = (seeded(lambda: nn.Linear(3, 4), seed) for seed in (rank, 1))
+            model: Any = convgen.parallelize(module, (x,), *GRID, process_group=group, weights="rank 0")
+            equal(model(x), first(x))
+            mesh = model._mesh
+            assert mesh.mesh.tolist() == [1, 2]
+            equal(convgen.parallelize(first, (x,), mesh, "sample")(x), first(x))
+            refused("a mesh is given", lambda: convgen.parallelize(first, (x,), mesh, process_group=group))
+
+    spawn(program, 3)
+
+
 # ---- Copies ----
 
 
@@ -384,6 +403,7 @@ def test_copies_hooks_and_compile(tmp_path: Path) -> None:
 
     def program(rank: int) -> None:
         truth = module(*given)
+        convgen.parallelize(nn.Linear(3, 4).double(), (data(4, 3),), *GRID, weights="rank 0")  # another package first
         for kind in ("dtensors", "blocks"):
             model: Any = convgen.parallelize(module, given, *GRID, parameters=kind)
             calls: list[Any] = []

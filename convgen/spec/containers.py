@@ -36,7 +36,8 @@ class Node:
         """What the parts are called: keys, fields, or numbers."""
         known: Any = getattr(self.context, "_fields", self.context)  # of a named tuple torch has the class
         # A dataclass says its fields, and those that are None; a defaultdict its maker, and its keys.
-        for one in (*cast("list[Any]", known), known) if isinstance(known, (list, tuple)) else ():
+        several: list[Any] = [*known, known] if isinstance(known, (list, tuple)) else []
+        for one in several:
             if isinstance(one, (list, tuple)) and len(cast("list[Any]", one)) == len(self.parts):
                 return [str(key) for key in cast("list[Any]", one)]
         return [str(k) for k in range(len(self.parts))]
