@@ -154,20 +154,22 @@ def in_two(parameters: list[nn.Parameter]) -> Tensor:
 
 def test_a_foreach_norm_sends_one_message_for_each_set_of_ranks() -> None:
     """Of five Blocks on two sets of ranks two, whatever the rest; one that is not finite is refused on all ranks."""
-    case, _ = case_of("blocks")
-    m = case.module
+    cases = [case_of(kind)[0] for kind in ("blocks", "copied blocks")]
 
     def program(end: VirtualTransport) -> int:
-        mesh = m.init_mesh("cpu", transport=end)
-        ours = m.Conv(mesh, parameters="blocks")
-        backward_ours(ours, case, mesh)
-        before, blocks = len(end.sent), [ours.weight.grad, ours.bias.grad]
-        torch._foreach_norm([blocks[0], torch.ones(2, dtype=torch.float64), *blocks, *blocks])
+        ours = list[nn.Module]()
+        for case in cases:
+            mesh = case.module.init_mesh("cpu", transport=end)
+            ours.append(case.module.Conv(mesh, parameters="blocks"))
+            backward_ours(ours[-1], case, mesh)
+        parameters = [p for one in ours for p in one.parameters()]
+        before, blocks = len(end.sent), [p.grad for p in parameters]
+        torch._foreach_norm([blocks[0], torch.ones(2, dtype=torch.float64), *blocks])
         sent = len(end.sent) - before
         if end.rank == 3:
             blocks[0].to_local().fill_(INF)
         with pytest.raises(RuntimeError, match="is non-finite, so it cannot be clipped"):
-            clip_grad_norm_(ours.parameters(), 1.0, error_if_nonfinite=True)
+            clip_grad_norm_(parameters, 1.0, error_if_nonfinite=True)
         return sent
 
     assert World(4).run(program) == [2] * 4
