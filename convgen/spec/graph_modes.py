@@ -14,7 +14,9 @@ def own_modes(graph: Graph) -> tuple[tuple[str, ...], tuple[str, ...]]:
     A batch norm whose running statistics are changed by anything else than itself is one of the others.
     """
     owners = {v.name: v.owner for v in graph.buffers}
-    names = {name: name for name in owners} | dict(graph.aliases)  # of a module that has several paths, all of them
+    names = {name: name for name in owners}
+    if graph.modules:  # which say what is one module under several paths
+        names |= dict(graph.aliases)
     norms: dict[str, None] = {}
     others: dict[str, None] = {}
     renewed: dict[str, str] = {}  # buffers, and the norm that renews them

@@ -99,6 +99,8 @@ class NetworkModule(Known):
             for n in self._owners
         }
         self._scopes = {path: m for path, m in self.named_modules(remove_duplicate=False) if path}
+        norms = {self._scopes[path] for path in self._norms}
+        self._own_mode = {path: one for path, one in self._scopes.items() if one in norms}
         self._tied = {self._nearest(path) for path in self._moded}
         if device != "meta":
             self.reset_parameters(seed)
@@ -214,13 +216,12 @@ class NetworkModule(Known):
         for name in (*self._owners, *self._aliases):
             own, key = self._aliases.get(name, name), f"{prefix}{name}"
             known, given = all_known[own], state_dict.get(key)
-            if isinstance(known, (Block, DTensor)) and isinstance(given, Tensor) and not isinstance(given, (Block, DTensor)):
+            if isinstance(known, (Block, DTensor)) and type(given) in (Tensor, torch.nn.Parameter):
                 whole, split = as_pairs(given) if own in self._pairs else given, self._net.stored[own]
                 if tuple(whole.shape) == split.extents:
-                    block = block_of(whole.detach(), split, self._net, here.place).contiguous()
-                    block = block if known.is_meta else block.to(self._net.device)
-                    kind = "blocks" if isinstance(known, Block) else "dtensors"
-                    state_dict[key] = self._as_known(own, block, kind)
+                    block = block_of(whole.detach(), split, self._net, here.place)
+                    block = block.to(self._net.device, copy=True, memory_format=torch.contiguous_format)
+                    state_dict[key] = self._as_known(own, block, "blocks" if isinstance(known, Block) else "dtensors")
             elif given is None and name in self._seeds:
                 state_dict[key] = known.detach()  # the source has none
         super()._load_from_state_dict(state_dict, prefix, *others)
@@ -289,8 +290,8 @@ class NetworkModule(Known):
         return self._run(given, known, count, here)
 
     def _apart(self) -> frozenset[str]:
-        """Batch norms in the other mode than the network."""
-        return frozenset([path for path in self._norms if self._scopes[path].training != self.training])
+        """Batch norms in the other mode than the network, by all of their paths."""
+        return frozenset([path for path, one in self._own_mode.items() if one.training != self.training])
 
     def _mode_text(self) -> str:
         """The network's mode, and which modules compute in the other one: what is to be alike on all ranks."""
@@ -302,7 +303,7 @@ class NetworkModule(Known):
         name = self._net.name
         both = len(self._modes) > 1
         for path, scope in self._scopes.items():
-            if scope.training == self.training or path in self._norms or (both and scope not in self._tied):
+            if scope.training == self.training or path in self._own_mode or (both and scope not in self._tied):
                 continue
             modes = [("evaluation", "training")[m] for m in (scope.training, self.training)]
             yield RuntimeError(
