@@ -75,7 +75,7 @@ class NetworkModule(Known):
         self._repeated = set[int]()
         net, here = self._net, self._net.here(mesh)
         self._of, device = net.name, "meta" if torch.get_default_device().type == "meta" else net.device
-        self._said = self._kinds[0][1] if self._paths else {}
+        self._said = self._kinds[0][1] if self._kinds else {}
         for path in self._paths:
             self._owner(f"{path}.")
         for name in self._learnt:
