@@ -128,7 +128,7 @@ def modules_of(module: torch.nn.Module) -> tuple[Module, ...]:
             continue
         first[id(one)] = path
         kind = class_of_torch(one, LISTS)
-        own = {**vars(one), **one._parameters, **one._buffers} if kind else {}  # a bias that is None, too
+        own: dict[str, Any] = {**vars(one), **one._parameters, **one._buffers} if kind else {}  # a bias of None, too
         names = (n for n in own if not n.startswith("_") and n != "training" and n.isidentifier())
         has = ((n, own[n]) for n in names if _is_plain(own[n]))
         found.append(Module(path, kind, tuple(has)))

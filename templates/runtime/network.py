@@ -9,7 +9,7 @@ import math
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -215,7 +215,7 @@ class NetworkModule(Known):
         here, all_known = self._net.here(self._mesh), self._known
         for name in (*self._owners, *self._aliases):
             own, key = self._aliases.get(name, name), f"{prefix}{name}"
-            known, given = all_known[own], state_dict.get(key)
+            known, given = all_known[own], cast(Any, state_dict.get(key))
             if isinstance(known, (Block, DTensor)) and type(given) in (Tensor, torch.nn.Parameter):
                 whole, split = as_pairs(given) if own in self._pairs else given, self._net.stored[own]
                 if tuple(whole.shape) == split.extents:
