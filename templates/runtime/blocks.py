@@ -168,8 +168,8 @@ class Block(torch.Tensor):
         # Not a TypeError, of which torch's operators make one of their own.
         raise RuntimeError(
             f"{held.name}: {name} would {why}; this rank holds {list(held.box)} of {held.whole}. gather(...) gives the "
-            "whole tensor, differentiably; norm(), sum(), mean(), max() and min() of all elements are right; .to_local() "
-            "is the plain block; reset_parameters and load_full fill it"
+            "whole tensor, differentiably; norm(), sum(), mean(), max() and min() of all elements are right; "
+            ".to_local() is the plain block; reset_parameters and load_full fill it"
         )
 
     def size(self, dim: int | None = None) -> Any:

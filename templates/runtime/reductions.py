@@ -75,7 +75,7 @@ def reduces_to_one(func: Any, name: str, said: dict[str, Any]) -> bool:
     """Whether an operation makes one number of each Block, for which there is a way."""
     if name not in REDUCTIONS or func._overloadname not in TO_ONE:
         return False
-    if func._overloadname == "dim" and name not in ("mean",):  # max.dim has indices, too
+    if func._overloadname == "dim" and name != "mean":  # max.dim has indices, too
         return False
     x, dims = next(iter(said.values())), said.get("dim")
     if isinstance(x, (list, tuple)) or not dims:
