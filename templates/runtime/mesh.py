@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .layer import Layer
 
 places: dict[str, Place] = shared.setdefault("places", {})
+shared.setdefault("meshes", weakref.WeakSet())
 
 
 class Place(NamedTuple):

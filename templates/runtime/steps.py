@@ -90,7 +90,7 @@ class GraphedStep:
     def _modes(self) -> tuple[Any, ...]:
         own = self._own()
         return (
-            self._model.training,
+            self._model._mode_text(),
             own is not None and own.training,
             torch.is_autocast_enabled(self._model._net.device),
         )
@@ -112,7 +112,7 @@ class GraphedStep:
     def __call__(self, *given: Tensor) -> Any:
         model, fault = self._model, fault_of(self._check, *given)
         here = model._net.here(model._mesh)
-        read = model._enter("graphed step", here, {"mode": "train" if model.training else "eval"}, fault)
+        read = model._enter("graphed step", here, {"mode": model._mode_text()}, fault)
         for there, t in zip(self._inputs, given, strict=True):
             there.detach().copy_(t.detach())
         of_inputs = {id(there): t for there, t in zip(self._inputs, given, strict=True)}
