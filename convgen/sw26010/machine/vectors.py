@@ -135,9 +135,9 @@ class Vectors:
         plane = x.doubles()[0, : rows * taps.columns].reshape(rows, taps.columns)
         found = windows_of(plane, taps, first, out, outs, -np.inf).reshape(outs, -1, taps.kernel**2)
         inside = windows_of(np.ones_like(plane), taps, first, out, outs, 0.0).reshape(found.shape)
-        largest = found.argmax(axis=2)
+        largest: Array = found.argmax(axis=2)
         padding = np.take_along_axis(inside, largest[..., None], axis=2)[..., 0] == 0  # all that lies inside is -inf
-        largest = np.where(padding, inside.argmax(axis=2), largest)
+        largest[padding] = inside.argmax(axis=2)[padding]
         row = (out + np.arange(outs))[:, None] * taps.stride - taps.padding + largest // taps.kernel - at
         column: Array = np.arange(taps.outs) * taps.stride - taps.padding + largest % taps.kernel
         self._gather(into, dy, row, column, taps, outs, lines)
