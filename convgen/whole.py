@@ -60,9 +60,14 @@ def model_class(package: Any, call: Call | None) -> type[Any]:
         @disabled
         def forward(self, *args: Any, **keywords: Any) -> Any:
             assert call is not None
-            inputs = call.arguments.tensors(args, keywords)
-            batch = _batch(package, inputs)
-            blocks = [package.scatter(name, inputs[name], self._mesh) for name in call.inputs]
+            try:
+                inputs = call.arguments.tensors(args, keywords)
+                batch = _batch(package, inputs)
+                blocks = [package.scatter(name, inputs[name], self._mesh) for name in call.inputs]
+            except Exception as error:  # perhaps of this rank's arguments alone
+                self._refuse(error)
+                raise
+            self._looks_at(inputs)
             made: Any = base.forward(self, *blocks, batch=batch)
             if call.outputs == ("output",):
                 made = [made]

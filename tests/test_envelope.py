@@ -262,6 +262,35 @@ def layer_calls(case: Case, rank: int) -> list[Said]:
     ]
 
 
+@pytest.mark.slow
+def test_samples_of_each_rank_where_whole_tensors_are_wanted() -> None:
+    """The habit of DDP: refused at the first call and at each hundredth, and so is what one rank leaves out."""
+
+    def program(rank: int) -> list[str]:
+        def model() -> Any:
+            return convgen.parallelize(small(), (X,), {"N": 2}, "sample")
+
+        found = [told(lambda: model()(X[rank * 4 :][:4])), told(lambda: model()(X[rank:]))]
+        found += [told(lambda: model()(*[X][rank:])), told(lambda: model()(X if rank else X.float()))]
+        long = model().eval()
+        with torch.no_grad():
+            found += [told(lambda: long(X[:2])) for _ in range(99)]
+            found.append(told(lambda: long(X[rank:][:2])))
+        return found
+
+    one, two = spawn(program, 2, GUARD_S)
+    differ = "RuntimeError: Small: ranks differ in forward, nothing was computed: "
+    assert one[0] == two[0]
+    assert one[0].startswith(f"{differ}values of inputs: x [4, 2, 6, 6] float64 ")
+    assert "parallelize(..., whole=False) takes and gives each rank's blocks" in one[0]
+    assert one[1] == two[1]
+    assert one[1].startswith(f"{differ}samples: 8 on ranks [0], 7 on ranks [1]")
+    assert one[2].startswith("ValueError: Small: ranks [1] refused their arguments, nothing was computed: "), one[2]
+    assert two[3].startswith("ValueError: Small: ranks [0] refused their arguments, nothing was computed: "), two[3]
+    assert set(one[4:103]) == {"went on"}
+    assert one[103].startswith(f"{differ}values of inputs: x [2, 2, 6, 6] float64 "), one[103]
+
+
 # ---- CONVGEN_COMPARE=k ---------------------------------------------------------------------------------------------
 
 

@@ -34,6 +34,7 @@ from .splits import block_of
 from .steps import GraphedStep
 from .travel import RowHere
 
+LOOKS = 100  # calls of whole tensors, of which ranks compare the values once
 MASKS = 4096  # calls whose backward pass may be to come
 HINTS = {
     "values of inputs": "every rank is to give the same whole tensors here, samples of all ranks together; "
@@ -82,7 +83,7 @@ class NetworkModule(Known):
         self._buffered = {n: (how, dtype) for n, (_, _, how, dtype) in self._net.state.items() if dtype}
         self._masks: dict[int, Tensor | None] = {}  # by a number that torch draws: see _mask
         self._repeated = set[int]()
-        self._calls = 0
+        self._calls = self._looks = 0
         self._taken: dict[str, object] = {}  # what a call of whole tensors says of them
         net, here = self._net, self._net.here(mesh)
         made = here.place.known["made", net.identity] = here.place.known.get(("made", net.identity), 0) + 1
@@ -316,6 +317,17 @@ class NetworkModule(Known):
             facts["autocast"] = torch.get_autocast_dtype(self._net.device)
         taken, self._taken = self._taken, {}
         return facts | taken
+
+    def _looks_at(self, whole: Mapping[str, Tensor]) -> None:
+        """Of whole tensors, which all ranks give: let the call that begins compare some elements, at times."""
+        self._looks += 1
+        if self._looks == 1 or self._looks % LOOKS == 0:
+            said = ", ".join(f"{name} {sampled(t)}" for name, t in whole.items())
+            self._taken = {"values of inputs": said}
+
+    def _refuse(self, fault: Exception) -> None:
+        """Let all ranks refuse a call whose arguments are wrong on this one."""
+        self._enter("forward", self._net.here(self._mesh), {}, fault)
 
     def _enter(
         self, entry: str, here: RowHere, facts: Mapping[str, object], fault: Exception | None = None
