@@ -94,10 +94,10 @@ class Met:
             for name in model._known:
                 if name in known:
                     model._fill(name, known[name])
-                elif name in values:
-                    model._fill(name, self.of_first(as_pairs(values[name].detach())))
-                else:  # no state dict has it
+                elif model._buffered.get(name, ("",))[0] == "seed":
                     model._fill(name, torch.tensor([self.seed, 0]))
+                else:
+                    model._fill(name, self.of_first(as_pairs(values[name].detach())))
 
 
 def meet(package: Any, mesh: Any, graph: str, values: Mapping[str, Tensor], weights: str, seed: int | None) -> Met:
