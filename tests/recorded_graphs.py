@@ -183,6 +183,7 @@ def fake_graphs(runtime: Any, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(torch.cuda, name, fake)
     if runtime is not None:
         patch.setattr(runtime, "refuse_graphs", lambda *_: None)
+        patch.setattr(runtime, "is_recorded", lambda _: getattr(HERE, "recorder", None) is not None)
 
 
 def as_recorded(end: VirtualTransport) -> RecordedTransport:

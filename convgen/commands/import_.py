@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from importlib import import_module
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -68,7 +69,7 @@ def import_command(
             name=factory.rpartition(":")[2].rpartition(".")[2],
             source=source,
             training=not evaluation,
-            remark=lambda text: click.echo(text, err=True),
+            remark=partial(click.echo, err=True),
         )
     if strict:
         _refuse_whole(graph)

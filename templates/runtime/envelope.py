@@ -24,6 +24,11 @@ def unsent() -> None:
     """What is to be read where no message was sent."""
 
 
+def is_recorded(device: str) -> bool:
+    """Whether a CUDA graph is being recorded: its calls begin with a message each time that it runs."""
+    return device == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
 def code_of(*files: str) -> bytes:
     """A hash of files; one that can't be read counts as empty."""
     digest = hashlib.sha256()
@@ -61,7 +66,7 @@ def enter(
         Exception: `fault`; on the other ranks a ValueError with its words.
     """
     layer, place = here.layer, here.place
-    if len(place.ranks) == 1 or (layer.device == "cuda" and torch.cuda.is_current_stream_capturing()):
+    if len(place.ranks) == 1 or is_recorded(layer.device):
         if fault is not None:
             raise fault
         return unsent
