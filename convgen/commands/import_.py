@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 import sys
-from importlib import import_module
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
