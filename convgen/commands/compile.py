@@ -16,6 +16,7 @@ from convgen.commands.stages import Bare, look_options, looking
 from convgen.emit.paste import shared_runtime
 from convgen.errors import InputError
 from convgen.files import check_file, check_folder, write_file
+from convgen.spec.formats import FORMAT
 
 if TYPE_CHECKING:
     from convgen.compiler import Compiled
@@ -86,7 +87,7 @@ def _print(
     elif emit == "schedule":
         from convgen.program.text import show
 
-        click.echo("\n".join(show(c.schedule) for c in all_compiled), nl=False)
+        click.echo("\n".join(f"# format {FORMAT}\n{show(c.schedule)}" for c in all_compiled), nl=False)
     elif emit == "module":
         click.echo("\n".join(c.module(after=after) for c in all_compiled), nl=False)
     else:

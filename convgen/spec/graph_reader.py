@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from convgen.errors import InputError
+from convgen.spec.formats import without_format
 from convgen.spec.graph import DTYPES, Arg, Call, Graph, Ref, Samples, Size, Value
 from convgen.spec.names import did_you_mean
 from convgen.spec.source import KeyPath, Source, locate
@@ -40,15 +41,22 @@ def is_graph_file(path: str | Path) -> bool:
     return False
 
 
-def read_graph(path: str | Path) -> Graph:
+def read_graph(path: str | Path, *, checked: bool = True) -> Graph:
     """The graph that a file holds.
 
+    Args:
+        checked: its operators, arguments, shapes and types too (spec/graph_check.py), for which torch is there.
     Raises:
-        InputError: the file can't be read, or is no graph file; names the line.
+        InputError: the file can't be read, is no graph file, or says what can't be; names the line.
     """
+    from convgen.spec.graph_check import check_graph  # with torch, which tells no files of layers from graphs
+
     document = read_yaml(path, TIMES)
     try:
-        return _Reader(document.source).graph(document.data)
+        graph = _Reader(document.source).graph(document.data)
+        if checked:
+            check_graph(graph)
+        return graph
     except InputError as error:
         raise locate(error, document.source) from None
 
@@ -60,6 +68,7 @@ class _Reader:
     known: dict[str, KeyPath] = field(default_factory=dict[str, KeyPath])  # values so far, and where they are made
 
     def graph(self, data: dict[str, Any]) -> Graph:
+        data = without_format(data)
         _check_keys(data, (), KEYS, NEEDED)
         self.dtype = _dtype(data.get("dtype", DTYPE), ("dtype",))
         modes = data["modes"]
