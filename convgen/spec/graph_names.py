@@ -1,10 +1,10 @@
-"""Names in a graph, which become names and texts of Python: what they may be.
+r"""Names in a graph, which become names and texts of Python: what they may be.
 
 | of | grammar |
 |---|---|
 | the network; results | an identifier of ASCII letters, digits and _ |
 | inputs; classes of modules | an identifier of Python |
-| parameters, buffers, constants, outputs, paths of modules | printable parts with points between, no quotes, no backslash |
+| parameters, buffers, constants, outputs, paths of modules | printable parts between points, no quotes, no \ |
 """
 
 from __future__ import annotations

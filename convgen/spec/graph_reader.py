@@ -113,7 +113,7 @@ class _Reader:
             entry = cast("dict[str, Any]", said)
             _check_keys(entry, path, keys, ("shape", *(k for k in keys if k == "init")))
             init = entry.get("init", "")
-            if init and not (isinstance(init, str) and _INIT.fullmatch(init)):
+            if init != "" and not (isinstance(init, str) and _INIT.fullmatch(init)):
                 hint = "kaiming_uniform:FAN_IN, uniform:FAN_IN, zeros, ones, normal, fill:NUMBER or given"
                 raise InputError(f"init can't be {shown(init)}", (*path, "init"), hint=hint)
             owner = _text(entry.get("owner", ""), (*path, "owner"))
