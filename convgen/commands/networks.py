@@ -255,9 +255,14 @@ def check_network_file(
     need_device(one.compiled.target, processes, interpret)
     import json
 
+    from convgen.verify.fits import check_network_fits
     from convgen.verify.network import check_network, report_json, report_text
     from convgen.verify.processes import TooLate
 
+    try:
+        check_network_fits(one.compiled, "processes" if processes else "virtual")
+    except InputError as error:
+        raise locate(error, one.compiled.graph.source_file) from None
     try:
         report = check_network(
             one.compiled,

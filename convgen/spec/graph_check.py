@@ -24,7 +24,7 @@ from convgen.spec.operators import pure_operator
 from convgen.spec.source import KeyPath
 from convgen.spec.text import one_line, shown
 
-MOST = 2**63  # elements of a value, as torch and numpy count them
+MOST = 2**60  # elements of a value: torch counts bytes in 63 bits
 MEMORY_FORMATS = ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
 _FILLED = ("kaiming_uniform", "uniform", "normal")  # with numbers that are floats
 _COMPLEX = ("complex64", "complex128")
@@ -73,7 +73,7 @@ def _said(value: Value) -> str:
 def _check_size(value: Value, batch: int, path: KeyPath) -> None:
     sizes = [size.times * batch if isinstance(size, Samples) else size for size in value.shape]
     if prod(sizes) >= MOST or max(sizes, default=0) >= MOST:
-        fact = f"{value.name} {_said(value)} has {prod(sizes)} elements at {batch} samples, not fewer than 2**63"
+        fact = f"{value.name} {_said(value)} has {prod(sizes)} elements at {batch} samples, more than fit: 2**60"
         raise InputError(fact, path, hint="smaller extents")
 
 
