@@ -164,7 +164,7 @@ def test_what_is_held_can_be_edited(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "fact", "notes"),
     [
-        ("conv_forward", "conv_froward", "schedule text, line 8: cannot read", ""),
+        ("conv_forward", "conv_froward", "schedule text, line 9: cannot read", ""),
         ("dim=F over=C   ", "dim=H over=C   ", "cannot read '%y_summed = reduce_scatter %y_partial dim=H", ""),
         ("over=H     ", "over=C     ", "ranks differ along H, it is over C", "check group is exact, with 4 samples"),
         ("H+(1,1), *]\n    %y_partial", "H+(1,0), *]\n    %y_partial", "+(1,1) rows are needed", "windows are needed"),
