@@ -91,7 +91,7 @@ def main() -> None:
         print(f"the trained parameters and buffers differ by {apart:.1e} at most")
         if options.save:
             torch.save(state, options.save)
-            small_resnet().load_state_dict(torch.load(options.save))
+            small_resnet().load_state_dict(torch.load(options.save, weights_only=True))
             print(f"{options.save}: a state dict of small_resnet()")
     dist.barrier()
     dist.destroy_process_group()

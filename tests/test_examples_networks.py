@@ -64,7 +64,7 @@ def test_the_classifier_trains_as_on_one_process(tmp_path: Path) -> None:
     assert len(found) == 3 and all(ours == one for ours, one in found)
     from examples.resnet import small_resnet
 
-    small_resnet().load_state_dict(torch.load(saved))
+    small_resnet().load_state_dict(torch.load(saved, weights_only=True))
 
 
 def decoder() -> nn.Module:

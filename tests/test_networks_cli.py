@@ -89,7 +89,8 @@ def test_constants_are_needed(files: Path, tmp_path: Path) -> None:
 
 
 def test_stages(files: Path) -> None:
-    assert convgen("compile", files, *GRID, "--emit", "schedule").stdout.startswith("network UNet on grid(N=2, H=2) {")
+    printed = convgen("compile", files, *GRID, "--emit", "schedule").stdout
+    assert printed.startswith("network UNet on grid(N=2, H=2) {")
     assert "class Network(NetworkModule):" in convgen("compile", files, *GRID, "--emit", "module").stdout
     (cost,) = json.loads(convgen("compile", files, *GRID, "--emit", "cost", "--json").stdout)
     text = convgen("compile", files, *GRID, "--emit", "cost").stdout

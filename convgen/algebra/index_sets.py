@@ -20,6 +20,9 @@ from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes, Layout, Window
 from convgen.algebra.tensors import Dim, Rows, Tensor
 from convgen.algebra.windows import fits_one_padding, frame, padding_of
+from convgen.free_memory import check_memory
+
+SURE = 1 << 30  # bytes, below which nobody asks whether they are free
 
 Box = NDArray[np.int64]  # [ranks, dimensions, 2]
 Spans = tuple[NDArray[np.int64], NDArray[np.int64]]
@@ -299,6 +302,8 @@ def _by_place(dim: Dim, rows: Rows | None, sizes: tuple[int, ...]) -> Spans:
 
 def overlaps(held: Box, need: Box) -> NDArray[np.int64]:
     """Index count of what rank i holds of those elements that rank j needs: [ranks, ranks]."""
+    if (needed := 3 * held.itemsize * len(held) * len(need) * held.shape[1]) > SURE:
+        check_memory(needed, f"what {len(held)} ranks hold of what {len(need)} need", "a smaller grid")
     lo = np.maximum(held[:, None, :, 0], need[None, :, :, 0])
     hi = np.minimum(held[:, None, :, 1], need[None, :, :, 1])
     return np.maximum(hi - lo, 0).prod(axis=-1)

@@ -19,6 +19,7 @@ from convgen.cost.machine import Level, Machine
 from convgen.cost.machines import load_machine
 from convgen.errors import InputError, InternalError
 from convgen.files import check_file
+from convgen.spec.formats import FORMAT, KEY
 
 SUFFIXES = (".yaml", ".yml")
 _COLUMN = 34  # where comments begin, as in the files shipped
@@ -28,7 +29,12 @@ def machine_text(found: Calibration) -> str:
     """The file's text."""
     machine, local, nodes = found.machine, found.local, found.nodes
     kind = "cpu" if local.threads else "cuda"
-    lines = [*_header(found), f"name: {_quoted(machine.name)}", f"device: {_quoted(machine.device)}"]
+    lines = [
+        *_header(found),
+        f"{KEY}: {FORMAT}",
+        f"name: {_quoted(machine.name)}",
+        f"device: {_quoted(machine.device)}",
+    ]
     lines.append(f"ranks_per_node: {machine.ranks_per_node}")
     if len(machine.levels) == 1:
         one = found.messages.get("inside") or found.messages["across"]

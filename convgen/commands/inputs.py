@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from convgen.errors import InputError
+from convgen.spec.formats import check_text_format
 from convgen.spec.reader import locate
 from convgen.spec.text import one_line, parse_grid
 
@@ -164,10 +165,12 @@ def _check_there(file: str) -> None:
 def read_schedule(file: str) -> str:
     """Text of `--schedule`. Raises InputError: it can't be read."""
     try:
-        return Path(file).read_text(encoding="utf-8")
+        text = Path(file).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
         raise InputError(f"--schedule: cannot read {one_line(file, 300)}: {why}", hint="a file in UTF-8") from None
+    check_text_format(text, file)
+    return text
 
 
 def _with_measured(compiled: list[Compiled], *, quiet: bool) -> list[Compiled]:

@@ -12,10 +12,11 @@ from convgen.commands.compiled_file import CompiledFile
 from convgen.commands.inputs import need, need_device, parse_grid, read_schedule
 from convgen.errors import InputError
 from convgen.spec.graph_reader import is_graph_file
-from convgen.spec.network_plan import is_plan_file, read_plan
+from convgen.spec.network_plan import PlanFile, is_plan_file, read_plan
 from convgen.spec.network_reader import is_network_file
 from convgen.spec.source import locate
 from convgen.spec.target import read_target
+from convgen.spec.text import shown
 
 if TYPE_CHECKING:
     from convgen.cost.machine import Machine
@@ -74,13 +75,13 @@ def compile_graphs(
         fact = f"{name} is a network, and says no grid: its dimensions' letters are N, C, F, D, H and W"
         raise InputError(fact, hint="--grid N=2,H=2")
     need("torch", "a network's operators are ATen's, which needs torch")
-    from convgen.algebra.grid import Grid
     from convgen.cost.machines import load_machine
     from convgen.network_compiler import compile_network, compile_plan, compile_text
     from convgen.plan.program.edited import read_text
     from convgen.spec.graph_edit import with_dtype
     from convgen.spec.graph_file import read_constants, read_graph
     from convgen.spec.network_graph import read_network_graph
+    from convgen.spec.placement import build_grid
 
     axes = parse_grid(grid, "N=2,H=2") if grid is not None else {}
     chosen = load_machine(machine) if machine is not None else None
@@ -93,7 +94,7 @@ def compile_graphs(
     found: list[CompiledFile] = []
     seen: dict[str, str] = {}
     for file in files:
-        plan = read_plan(file) if file in plans else None
+        plan = _priced(read_plan(file), file) if file in plans else None
         beside = file if plan is None else str(Path(file).parent / plan.graph)
         graph = read_network_graph(beside) if is_network_file(beside) else read_graph(beside)
         if graph.name in seen:
@@ -112,7 +113,7 @@ def compile_graphs(
             elif plan is not None:
                 made = compile_plan(graph, plan, overlap=overlap, command=command, target=made_for)
             else:
-                where = Grid(tuple(axes.items()))
+                where = build_grid(axes)
                 made = compile_network(
                     graph,
                     where,
@@ -128,6 +129,25 @@ def compile_graphs(
             raise locate(error, graph.source_file) from None
         found.append(CompiledFile(file, made, tensors))
     return found
+
+
+def _priced(plan: PlanFile, file: str) -> PlanFile:
+    """A plan, whose machine there is: one of tuning/machines, or a file as seen from the plan's.
+
+    Raises:
+        InputError: there is none.
+    """
+    from convgen.cost.machines import load_machine
+
+    is_file = plan.machine.endswith((".yaml", ".yml")) or "/" in plan.machine
+    try:
+        if plan.machine:
+            load_machine(str(Path(file).parent / plan.machine) if is_file else plan.machine)
+    except InputError as error:
+        fact = f"the plan's machine {shown(plan.machine)}: {error.fact}"
+        hint = "the machine's name or file; or without machine and milliseconds, which say what priced the plan"
+        raise locate(InputError(fact, ("machine",), hint=hint), plan.source) from None
+    return plan
 
 
 def _refuse(file: str, options: Mapping[str, Any]) -> None:
@@ -243,9 +263,14 @@ def check_network_file(
     need_device(one.compiled.target, processes, interpret)
     import json
 
+    from convgen.verify.fits import check_network_fits
     from convgen.verify.network import check_network, report_json, report_text
     from convgen.verify.processes import TooLate
 
+    try:
+        check_network_fits(one.compiled, "processes" if processes else "virtual")
+    except InputError as error:
+        raise locate(error, one.compiled.graph.source_file) from None
     try:
         report = check_network(
             one.compiled,

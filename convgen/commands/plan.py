@@ -222,8 +222,14 @@ def _plan_file(plan: Planned, network: Network | None, target: Target, file: str
     from convgen.plan.program.written import plan_of
     from convgen.spec.network_plan import write_plan
 
-    beside = os.path.relpath(Path(file).absolute(), output.absolute().parent)
-    laid_out = plan_of(plan.compiled.plain, Path(beside).as_posix(), machine, plan.found.seconds)
+    def beside(name: str) -> str:
+        return Path(os.path.relpath(Path(name).absolute(), output.absolute().parent)).as_posix()
+
+    given = str(click.get_current_context().params["machine"])
+    priced_by = given
+    if given.endswith((".yaml", ".yml")) or "/" in given:  # of a file, as seen from the plan's
+        priced_by = beside(given)
+    laid_out = plan_of(plan.compiled.plain, beside(file), priced_by, plan.found.seconds)
     return write_plan(laid_out, (_command(Path(file).name),))
 
 

@@ -37,6 +37,7 @@ from convgen.cost.collectives import ALGORITHMS, RINGS, Collectives
 from convgen.cost.machine import Level, Machine
 from convgen.cost.machine_measured import PHASES, Misfit, Probe
 from convgen.errors import InputError
+from convgen.spec.formats import without_format
 from convgen.spec.layer import DTYPES
 from convgen.spec.names import did_you_mean
 from convgen.spec.source import locate
@@ -79,6 +80,7 @@ def machine_from_dict(data: dict[str, Any]) -> Machine:
     Raises:
         InputError: keys that are unknown or missing, or values that can't be.
     """
+    data = without_format(data)
     links = ("levels",) if "levels" in data else _ONE_LEVEL
     _check_keys(data, ("name", "ranks_per_node", *links, *_NUMBERS, "peak_flops_per_s"), (), _OPTIONAL)
     numbers = {key: _positive(data[key], (key,)) for key in _NUMBERS}

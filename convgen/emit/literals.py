@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from typing import Any, cast
+
+from convgen.errors import InternalError
 
 WIDTH = 116
 
 
 def literal(value: Any, indent: int = 0, before: int = 0) -> str:
-    """Source text of plain data: dicts, lists, tuples, strings, numbers, None, True, False.
+    """Source text of plain data: dicts, lists, tuples, strings, numbers, None, True, False. All of generated Python is
+    printed by it.
 
     Args:
         indent: columns that its lines are indented by; `before`: columns taken on the first one.
@@ -69,7 +73,11 @@ def _inline(value: Any) -> str:
         if isinstance(value, list):
             return f"[{', '.join(items)}]"
         return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
-    return repr(value)
+    if isinstance(value, float) and not isfinite(value):
+        return f'float("{value}")'
+    if value is None or isinstance(value, (bool, int, float)):
+        return repr(value)
+    raise InternalError(f"a {type(value).__name__} can't be printed as a literal: {value!r}")
 
 
 def yaml_flow(value: Any) -> str:

@@ -23,6 +23,7 @@ from convgen.algebra.roles import ORDER, Roles
 from convgen.errors import InputError
 from convgen.operations.layer import WAYS
 from convgen.program.nodes import FORMS, PHASES, Compute, Convert, Form, Schedule, Step, reads
+from convgen.spec.placement import build_grid
 
 CHANNEL_NAMES = {"x": ("N", "C"), "y": ("N", "F"), "w": ("F", "C"), "bias": ("F",)}
 
@@ -158,6 +159,11 @@ def grid_of(text: str, number: int, raw: str) -> Grid:
         if not axis.isidentifier() or not re.fullmatch("[1-9][0-9]{0,8}", size):
             raise _bad(number, raw, "grid(axis=ranks, ...)")
         axes.append((axis, int(size)))
+    if len(dict(axes)) == len(axes):
+        try:
+            return build_grid(dict(axes)) if axes else Grid(())
+        except InputError as error:
+            raise InputError(f"line {number}: {error.fact}", hint=error.hint) from None
     return Grid(tuple(axes))
 
 

@@ -155,7 +155,10 @@ class Complex:
 
         match given:
             case list() | tuple():
-                return tuple(self.side(one, k) for one in cast("list[Any]", given))
+                several = cast("list[Any]", given)  # numbers in a list are extents, the same of both
+                return tuple(one if isinstance(one, int) else self.side(one, k) for one in several)
+            case bool():
+                return given
             case torch.fx.Node() if is_complex(given.meta.get("val")):
                 return self.parts(given)[k]
             case torch.fx.Node() if isinstance(value := given.meta["val"], torch.Tensor) and value.is_floating_point():

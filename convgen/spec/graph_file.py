@@ -1,6 +1,7 @@
 """Graph files: what `convgen import` writes, and what reads it back as it was.
 
     network: resnet18
+    format: 1
     source: "torchvision.models:resnet18"
     modes: [train, eval]
     batch: 8
@@ -29,8 +30,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from convgen.errors import InputError
+from convgen.spec.formats import FORMAT, KEY
 from convgen.spec.graph import Arg, Call, Graph, Module, Ref, Samples, Value
 from convgen.spec.graph_reader import DTYPE, SAMPLES, is_graph_file, read_graph
+from convgen.spec.text import shown
 
 if TYPE_CHECKING:
     import torch
@@ -64,14 +67,18 @@ def read_constants(path: str | Path, graph: Graph) -> dict[str, torch.Tensor]:
     if not names:
         return {}
     values = {v.name: v for v in (*graph.constants, *graph.parameters, *graph.buffers)}
-    beside = constants_path(path)
+    beside, hint = constants_path(path), "the file that convgen import wrote with this one"
     tensors = read_tensors(beside)
     for name in names:
-        found = tensors.get(name)
-        if found is None or tuple(found.shape) != values[name].shape:
-            said = "no tensor" if found is None else f"a tensor {list(found.shape)}"
-            fact = f"{beside} has {said} for {name} {list(values[name].shape)}"
-            raise InputError(fact, where=str(beside), hint="the file that convgen import wrote with this one")
+        found, wanted = tensors.get(name), values[name]
+        dtype = "" if found is None else str(found.dtype).removeprefix("torch.")
+        if found is None or (tuple(found.shape), dtype) != (wanted.shape, wanted.dtype):
+            said = "no tensor" if found is None else f"a tensor {list(found.shape)} {dtype}"
+            fact = f"{beside} has {said} for {name} {list(wanted.shape)} {wanted.dtype}"
+            raise InputError(fact, where=str(beside), hint=hint)
+    if more := [name for name in tensors if name not in names]:
+        fact = f"{beside} has {shown(more[0])}, for which {path} wants no values"
+        raise InputError(fact, where=str(beside), hint=hint)
     return {name: tensors[name] for name in names}
 
 
@@ -80,6 +87,7 @@ def write_graph(graph: Graph) -> str:
     dtype = graph.inputs[0].dtype if graph.inputs else DTYPE
     lines = [
         f"network: {_scalar(graph.name)}",
+        f"{KEY}: {FORMAT}",
         f"source: {_scalar(graph.source)}",
         f"modes: {_flow(graph.modes)}",
         f"batch: {graph.batch}",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from convgen.errors import InputError
+from convgen.spec.formats import without_format
 from convgen.spec.graph import DTYPES, Arg, Call, Graph, Module, Ref, Samples, Size, Value, refs
 from convgen.spec.names import did_you_mean
 from convgen.spec.source import KeyPath, Source, locate
@@ -41,15 +42,22 @@ def is_graph_file(path: str | Path) -> bool:
     return False
 
 
-def read_graph(path: str | Path) -> Graph:
+def read_graph(path: str | Path, *, checked: bool = True) -> Graph:
     """The graph that a file holds.
 
+    Args:
+        checked: its operators, arguments, shapes and types too (spec/graph_check.py), for which torch is there.
     Raises:
-        InputError: the file can't be read, or is no graph file; names the line.
+        InputError: the file can't be read, is no graph file, or says what can't be; names the line.
     """
+    from convgen.spec.graph_check import check_graph  # with torch, which tells no files of layers from graphs
+
     document = read_yaml(path, TIMES)
     try:
-        return _Reader(document.source).graph(document.data)
+        graph = _Reader(document.source).graph(document.data)
+        if checked:
+            check_graph(graph)
+        return graph
     except InputError as error:
         raise locate(error, document.source) from None
 
@@ -61,6 +69,7 @@ class _Reader:
     known: dict[str, KeyPath] = field(default_factory=dict[str, KeyPath])  # values so far, and where they are made
 
     def graph(self, data: dict[str, Any]) -> Graph:
+        data = without_format(data)
         _check_keys(data, (), KEYS, NEEDED)
         self.dtype = _dtype(data.get("dtype", DTYPE), ("dtype",))
         modes = data["modes"]
@@ -106,7 +115,7 @@ class _Reader:
             entry = cast("dict[str, Any]", said)
             _check_keys(entry, path, keys, ("shape", *(k for k in keys if k == "init")))
             init = entry.get("init", "")
-            if init and not (isinstance(init, str) and _INIT.fullmatch(init)):
+            if init != "" and not (isinstance(init, str) and _INIT.fullmatch(init)):
                 hint = "kaiming_uniform:FAN_IN, uniform:FAN_IN, zeros, ones, normal, fill:NUMBER or given"
                 raise InputError(f"init can't be {shown(init)}", (*path, "init"), hint=hint)
             owner = _text(entry.get("owner", ""), (*path, "owner"))

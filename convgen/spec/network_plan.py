@@ -1,6 +1,7 @@
 """A network's plan as a file: the grid, how every value is stored, and the roles of every row.
 
     network_plan: resnet18
+    format: 1
     graph: resnet18.yaml            # beside it
     statistics: spatial             # of batch norms, where they are not global
     again: [layer1, layer2.0]       # blocks that backward computes again, where there are some
@@ -14,20 +15,25 @@ People may write or change one by hand: compile checks that the network has thes
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes
 from convgen.algebra.notation import entries_of, entry_text, is_one_each, roles_of, roles_text
 from convgen.errors import InputError
+from convgen.spec.formats import FORMAT, KEY, without_format
 from convgen.spec.graph_parts import check_statistics
-from convgen.spec.source import Source, locate
+from convgen.spec.names import did_you_mean
+from convgen.spec.placement import build_grid
+from convgen.spec.source import KeyPath, Source, locate
+from convgen.spec.text import as_list, one_line, shown
 from convgen.spec.yaml import read_yaml
 
-KEYS = ("network_plan", "graph", "machine", "milliseconds", "statistics", "again", "grid", "values", "rows")
+KEYS = ("network_plan", KEY, "graph", "machine", "milliseconds", "statistics", "again", "grid", "values", "rows")
 Roles = tuple[tuple[str, Axes], ...]
 
 
@@ -69,24 +75,29 @@ def is_plan_file(path: str | Path) -> bool:
 
 def write_plan(plan: PlanFile, head: Sequence[str] = ()) -> str:
     """The file's text; `head`: comments above it."""
-    lines = [*(f"# {h}" for h in head), f"network_plan: {plan.name}", f'graph: "{plan.graph}"']
+    lines = [*(f"# {one_line(h, 2000)}" for h in head), f"network_plan: {plan.name}", f"{KEY}: {FORMAT}"]
+    lines.append(f"graph: {_quoted(plan.graph)}")
     if plan.machine:
-        lines += [f"machine: {plan.machine}", f"milliseconds: {plan.milliseconds:.6g}"]
+        lines += [f"machine: {_quoted(plan.machine)}", f"milliseconds: {plan.milliseconds:.6g}"]
     if plan.statistics != "global":
         lines.append(f"statistics: {plan.statistics}")
     if plan.again:
-        lines.append("again: [" + ", ".join(f'"{path}"' for path in plan.again) + "]")
+        lines.append("again: [" + ", ".join(map(_quoted, plan.again)) + "]")
     lines.append("grid: {" + ", ".join(f"{a}: {n}" for a, n in plan.grid.axes) + "}")
     lines.append("values:")
-    lines += [f'  "{n}": "{entries(s)}"' for n, s in plan.values.items() if any(s)]
+    lines += [f'  {_quoted(n)}: "{entries(s)}"' for n, s in plan.values.items() if any(s)]
     lines.append("rows:")
     for row in plan.rows:
-        text = f'- {{makes: "{row.makes}", way: {row.way}, roles: "{roles_text(row.roles)}"'
+        text = f'- {{makes: {_quoted(row.makes)}, way: {row.way}, roles: "{roles_text(row.roles)}"'
         if row.gradients:
             inner = (f'{n}: {{way: {w}, roles: "{roles_text(r)}"}}' for n, w, r in row.gradients)
             text += f", gradients: {{{', '.join(inner)}}}"
         lines.append(text + "}")
     return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text)
 
 
 def entries(stored: Sequence[Axes]) -> str:
@@ -107,67 +118,102 @@ def read_plan(path: str | Path) -> PlanFile:
 
 
 def _plan(data: Mapping[str, Any], source: Source) -> PlanFile:
-    for key in data:
-        if key not in KEYS:
-            raise InputError(f"unknown key {key}", (key,), hint=f"keys of a network's plan are {', '.join(KEYS)}")
-    for key in ("network_plan", "graph", "grid", "rows"):
-        if key not in data:
-            raise InputError(f"{key} is missing", hint=f"keys of a network's plan are {', '.join(KEYS)}")
-    sizes: Any = data["grid"]
-    if not isinstance(sizes, Mapping) or not all(isinstance(n, int) and n > 0 for n in sizes.values()):  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-        raise InputError("grid wants axes and ranks", ("grid",), hint="grid: {a: 4, b: 2}")
-    grid = Grid(tuple((str(a), int(n)) for a, n in sizes.items()))  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType, reportUnknownArgumentType]
-    given: Any = data.get("values") or {}
-    values = {str(n): _stored(text, grid, ("values", n)) for n, text in given.items()}
-    rows = tuple(_row(row, grid, ("rows", i)) for i, row in enumerate(data["rows"]))
-    statistics = str(data.get("statistics", "global"))
+    _check_keys(data, (), KEYS, ("network_plan", "graph", "grid", "rows"))
+    data = without_format(dict(data))
+    sizes = _mapping(data["grid"], ("grid",), "grid: {a: 4, b: 2}")
+    for axis, n in sizes.items():
+        if type(n) is not int or n < 1:
+            raise InputError(f"axis {axis} can't have {shown(n)} ranks", ("grid", axis), hint="grid: {a: 4, b: 2}")
+    grid = build_grid(sizes)
+    given = _mapping(data.get("values"), ("values",), 'values: {x: "[a * *]"}')
+    values = {n: _stored(text, grid, ("values", n)) for n, text in given.items()}
+    listed = as_list(data["rows"])
+    if not listed:
+        raise InputError(f"rows can't be {shown(data['rows'])}", ("rows",), hint="a row a line, as convgen plan -o")
+    rows = tuple(_row(row, grid, ("rows", i)) for i, row in enumerate(listed))
+    statistics = _text(data.get("statistics", "global"), ("statistics",))
     try:
         check_statistics(statistics)
     except InputError as error:
         raise InputError(error.fact, ("statistics",), hint=error.hint) from None
+    took = data.get("milliseconds", 0.0)
+    if isinstance(took, bool) or not isinstance(took, (int, float)) or not 0 <= took < float("inf"):
+        raise InputError(f"milliseconds can't be {shown(took)}", ("milliseconds",), hint="a number, 0 or more")
     return PlanFile(
-        str(data["network_plan"]), str(data["graph"]), grid, values, rows,
-        str(data.get("machine", "")), float(data.get("milliseconds", 0.0)), statistics, _again(data), source,
+        _text(data["network_plan"], ("network_plan",)), _text(data["graph"], ("graph",)), grid, values, rows,
+        _text(data.get("machine", ""), ("machine",)), float(took), statistics, _again(data), source,
     )  # fmt: skip
 
 
+def _check_keys(data: Mapping[str, Any], path: KeyPath, known: Sequence[str], needed: Sequence[str]) -> None:
+    for key in data:
+        if key not in known:
+            hint = did_you_mean(key, known, f"one of {', '.join(known)}")
+            raise InputError(f"unknown key {shown(key)}", (*path, key), hint=hint)
+    for key in needed:
+        if key not in data:
+            raise InputError(f"{key} is missing", path, hint=f"{key}: ...")
+
+
+def _mapping(value: object, path: KeyPath, hint: str) -> dict[str, Any]:
+    if value is None and path != ("grid",):
+        return {}
+    if not isinstance(value, dict):
+        raise InputError(f"{path[-1]} can't be {shown(value)}", path, hint=hint)
+    return cast("dict[str, Any]", value)
+
+
+def _text(value: object, path: KeyPath) -> str:
+    if not isinstance(value, str):
+        raise InputError(f"{path[-1]} can't be {shown(value)}", path, hint="text; numbers in quotes")
+    return value
+
+
 def _again(data: Mapping[str, Any]) -> tuple[str, ...]:
-    given: Any = data.get("again") or []
-    if not isinstance(given, list):
+    given = data.get("again")
+    paths = [] if given is None else as_list(given)
+    if paths is None:
         raise InputError("again wants a list of blocks", ("again",), hint="again: [layer1, layer2.0]")
-    return tuple(str(path) for path in given)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    return tuple(_text(path, ("again", i)) for i, path in enumerate(paths))
 
 
-def _stored(text: Any, grid: Grid, path: tuple[Any, ...]) -> tuple[Axes, ...]:
-    inside = str(text).strip().removeprefix("[").removesuffix("]")
+def _stored(text: object, grid: Grid, path: KeyPath) -> tuple[Axes, ...]:
+    inside = _text(text, path).strip().removeprefix("[").removesuffix("]")
     found = entries_of(inside)
     if found is None:
-        raise InputError(f"cannot read {text}", path, hint="an entry a dimension: [a * (b,c) *]")
+        raise InputError(f"cannot read {shown(text)}", path, hint="an entry a dimension: [a * (b,c) *]")
     if not is_one_each(found, grid.names):
-        raise InputError(f"{text}: an axis splits one dimension, axes are {', '.join(grid.names)}", path)
+        raise InputError(f"{shown(text)}: an axis splits one dimension, axes are {', '.join(grid.names)}", path)
     return found
 
 
-def _row(data: Any, grid: Grid, path: tuple[Any, ...]) -> RowPlan:
-    if not isinstance(data, Mapping) or "makes" not in data:
-        raise InputError("a row wants makes, way and roles", path, hint='{makes: conv1, way: 0, roles: "N=a"}')
-    row: Mapping[str, Any] = data  # pyright: ignore[reportUnknownVariableType]
-    gradients: Mapping[str, Any] = row.get("gradients") or {}
-    return RowPlan(
-        str(row["makes"]),
-        int(row.get("way", 0)),
-        _roles(row.get("roles", ""), grid, (*path, "roles")),
-        tuple(
-            (str(n), int(g.get("way", 0)), _roles(g.get("roles", ""), grid, (*path, "gradients", n)))
-            for n, g in gradients.items()
-        ),
-    )
+def _row(data: object, grid: Grid, path: KeyPath) -> RowPlan:
+    row = _mapping(data or 0, path, '{makes: conv1, way: 0, roles: "N=a"}')
+    _check_keys(row, path, ("makes", "way", "roles", "gradients"), ("makes",))
+    way, roles = _way(row, grid, path)
+    hint = 'gradients: {x: {way: 0, roles: "N=a"}}'
+    gradients = _mapping(row.get("gradients"), (*path, "gradients"), hint)
+    found: list[tuple[str, int, Roles]] = []
+    for name, one in gradients.items():
+        inner = (*path, "gradients", name)
+        said = _mapping(one or 0, inner, hint)
+        _check_keys(said, inner, ("way", "roles"), ())
+        found.append((name, *_way(said, grid, inner)))
+    return RowPlan(_text(row["makes"], (*path, "makes")), way, roles, tuple(found))
 
 
-def _roles(text: Any, grid: Grid, path: tuple[Any, ...]) -> Roles:
-    found = roles_of(str(text))
+def _way(row: Mapping[str, Any], grid: Grid, path: KeyPath) -> tuple[int, Roles]:
+    """A signature's number, and roles."""
+    way = row.get("way", 0)
+    if type(way) is not int or way < 0:
+        raise InputError(f"way can't be {shown(way)}", (*path, "way"), hint="a signature's number, from 0")
+    return way, _roles(_text(row.get("roles", ""), (*path, "roles")), grid, (*path, "roles"))
+
+
+def _roles(text: str, grid: Grid, path: KeyPath) -> Roles:
+    found = roles_of(text)
     if found is None:
-        raise InputError(f"cannot read roles {text}", path, hint="each index once: N=a H=(b,c)")
+        raise InputError(f"cannot read roles {shown(text)}", path, hint="each index once: N=a H=(b,c)")
     if not is_one_each([axes for _, axes in found], grid.names):
-        raise InputError(f"roles {text}: an axis has one role, axes are {', '.join(grid.names)}", path)
+        raise InputError(f"roles {shown(text)}: an axis has one role, axes are {', '.join(grid.names)}", path)
     return found

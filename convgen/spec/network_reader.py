@@ -10,6 +10,7 @@ from typing import Any
 
 from convgen.errors import InputError, Note
 from convgen.spec.form import MAX_SIZE
+from convgen.spec.formats import without_format
 from convgen.spec.layer import DTYPES
 from convgen.spec.names import check_name, did_you_mean
 from convgen.spec.network import Network, Node
@@ -61,6 +62,7 @@ def network_from_dict(data: dict[str, Any], source: Source = Source()) -> Networ
 
 
 def _network(data: dict[str, Any], source: Source) -> Network:
+    data = without_format(data)
     if other := next((kind for key, kind in OTHER_FILES.items() if key in data and "nodes" not in data), None):
         raise InputError(f"{other}, not a network", hint="a file with nodes, like those in examples/networks")
     for key in data:

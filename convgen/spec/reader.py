@@ -11,20 +11,22 @@ locate(error, source)   fills in file and line of an error from further down
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from convgen.errors import InputError
 from convgen.spec.build import layer_from_dict
+from convgen.spec.formats import KEY, without_format
 from convgen.spec.layer import Layer
 from convgen.spec.names import did_you_mean
 from convgen.spec.source import Source, locate
 from convgen.spec.table import read_csv
 from convgen.spec.text import as_list, shown
 from convgen.spec.write import layer_to_dict
-from convgen.spec.yaml import read_yaml
+from convgen.spec.yaml import Document, read_yaml
 
 __all__ = ["layer_from_dict", "layer_to_dict", "locate", "read_csv", "read_layer", "read_layers"]
 
-PLAN_KEYS = ("plan", "memory_bytes", "layers", "others")
+PLAN_KEYS = ("plan", KEY, "memory_bytes", "layers", "others")
 
 
 def read_layer(path: str | Path) -> Layer:
@@ -37,7 +39,7 @@ def read_layer(path: str | Path) -> Layer:
             where, the numbers, and what would work.
     """
     document = read_yaml(path)
-    return layer_from_dict(document.data, document.source)
+    return _layer(document)
 
 
 def read_layers(path: str | Path) -> list[Layer]:
@@ -52,8 +54,9 @@ def read_layers(path: str | Path) -> list[Layer]:
         hint = f"convgen plan {path} --machine M --ranks P -o plan.yaml, and that file"
         raise locate(InputError(fact, ("nodes",), hint=hint), document.source)
     if "layers" not in document.data:
-        return [layer_from_dict(document.data, document.source)]
+        return [_layer(document)]
     source = document.source
+    _check_format(document)
     for key in document.data:
         if key not in PLAN_KEYS:
             hint = did_you_mean(key, PLAN_KEYS, f"keys of a plan are {', '.join(PLAN_KEYS)}")
@@ -67,3 +70,15 @@ def read_layers(path: str | Path) -> list[Layer]:
         lines = {p[2:]: line for p, line in source.lines.items() if p[:2] == ("layers", i)}
         layers.append(layer_from_dict(entry, Source(source.file, lines)))
     return layers
+
+
+def _layer(document: Document) -> Layer:
+    return layer_from_dict(_check_format(document), document.source)
+
+
+def _check_format(document: Document) -> dict[str, Any]:
+    """What is there beside the format's number."""
+    try:
+        return without_format(document.data)
+    except InputError as error:
+        raise locate(error, document.source) from None

@@ -9,7 +9,8 @@ from convgen.algebra.conv import Conv
 from convgen.compiler import Compiled
 from convgen.cost.memory import memory
 from convgen.errors import InputError, Note
-from convgen.free_memory import available_bytes, gib
+from convgen.free_memory import available_bytes, check_memory, gib
+from convgen.network_compiler import CompiledNetwork
 
 # Virtual ranks are threads of one process. 1024 took 38 s on two cores and 4096 three minutes, most of it in starting
 # and switching threads (and longer where hundreds of ranks exchange with each other); containers often allow a process
@@ -28,7 +29,7 @@ def check_fits(compiled: Compiled, transport: Literal["virtual", "processes"]) -
     Raises:
         InputError: with the numbers, and what would work.
     """
-    _check_ranks(compiled.layer.grid.ranks, transport)
+    check_ranks(compiled.layer.grid.ranks, transport)
     needed, parts = needed_bytes(compiled, transport)
     there = available_bytes()
     if there is None or needed <= there:
@@ -42,7 +43,23 @@ def check_fits(compiled: Compiled, transport: Literal["virtual", "processes"]) -
     raise InputError(fact, ("input",), tuple(notes), f"{hint}; or a machine with more memory")
 
 
-def _check_ranks(ranks: int, transport: Literal["virtual", "processes"]) -> None:
+def check_network_fits(compiled: CompiledNetwork, transport: Literal["virtual", "processes"]) -> None:
+    """The same of a network, by what at least it takes: every value and its gradient in the reference.
+
+    Raises:
+        InputError: with the numbers, and what would work.
+    """
+    check_ranks(compiled.program.grid.ranks, transport)
+    graph = compiled.graph.at(compiled.graph.batch)
+    made = (v for call in graph.calls for v in call.results if v is not None)
+    values = (*graph.inputs, *graph.parameters, *graph.buffers, *graph.constants, *made)
+    elements = sum(prod(map(int, v.shape)) for v in values)  # type: ignore[arg-type]
+    what = f"{graph.name} at {graph.batch} samples: a check"
+    check_memory(BASE + 2 * WIDE * elements, what, "fewer samples: batch, in the graph's file")
+
+
+def check_ranks(ranks: int, transport: Literal["virtual", "processes"]) -> None:
+    """Refuse more ranks than a check runs. Raises InputError."""
     most = MOST_VIRTUAL if transport == "virtual" else MOST_PROCESSES
     if ranks <= most:
         return

@@ -362,7 +362,7 @@ def in_flight(text: ProgramText, program: Program) -> Program:
             name = f"{base}.d{names[k].name}"
             derived.append((k, _flying(wrong, name, one, program.grid, of, started, pieces)))
         row = replace(row, derived=tuple(derived))
-        early = ahead.get(i, 0) if f"{base}.{names[0].name}" in started else 0
+        early = ahead.get(i, 0) if names and f"{base}.{names[0].name}" in started else 0
         pieces = not early or any(p in ("interior", "boundary") for p in said[i].parts)
         row = _flying(wrong, base, row, program.grid, said[i], started, pieces)
         rows.append(row if row.early is None else replace(row, ahead=early))

@@ -24,6 +24,7 @@ from convgen.program.network import Program
 from convgen.program.products import is_product
 from convgen.program.rows import PlacedRow, Stored
 from convgen.spec.build import layer_from_dict
+from convgen.spec.formats import FORMAT, KEY
 from convgen.spec.layer import Layer
 from convgen.spec.network import Network, Node
 from convgen.spec.network_graph import node_of
@@ -73,7 +74,12 @@ def plan_text(
         head: lines of its comment.
         others: name, kind, what it reads and makes of layers without a module that redistribute.
     """
-    lines = [*(f"# {line}" for line in head), f"plan: {_flow(network.name)}", f"memory_bytes: {memory_bytes}"]
+    lines = [
+        *(f"# {line}" for line in head),
+        f"plan: {_flow(network.name)}",
+        f"{KEY}: {FORMAT}",
+        f"memory_bytes: {memory_bytes}",
+    ]
     lines.append("layers:")
     for data in layers_data(network, program, target):
         lines += _block(data)

@@ -27,6 +27,7 @@ from convgen.spec.aten import (
 )
 from convgen.spec.aten.reader import FLOATS, KNOWN, Reader, Tensor, slots
 from convgen.spec.graph import Call, Graph
+from convgen.spec.operators import impurity
 
 FAMILIES = (
     along,
@@ -109,10 +110,12 @@ def overload_tags_allow(call: Call, reader: Reader) -> bool:
         InputError: it draws random numbers, or changes an operand.
     """
     op = operator_of(call.op)
+    if why := impurity(op):
+        fact = f"{call.module or 'the module'}: {call.op} {why}, and no operation describes it"
+        raise InputError(fact, hint="a module without it")
     args = dict(zip((a.name for a in op._schema.arguments), call.args, strict=True))
     off = args.get("train", True) is False or args.get("dropout_p", args.get("dropout")) == 0  # recurrent layers
-    if (torch.Tag.nondeterministic_seeded in op.tags and not off) or op._schema.is_mutable:
-        what = "changes an operand" if op._schema.is_mutable else "draws random numbers"
-        fact = f"{call.module or 'the module'}: {call.op} {what}, and no operation describes it"
+    if torch.Tag.nondeterministic_seeded in op.tags and not off:
+        fact = f"{call.module or 'the module'}: {call.op} draws random numbers, and no operation describes it"
         raise InputError(fact, hint="eval mode, or a module without it")
     return torch.Tag.pointwise in op.tags or call.op == "_to_copy"  # another type; torch has no tag for it

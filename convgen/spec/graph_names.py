@@ -1,0 +1,66 @@
+r"""Names in a graph, which become names and texts of Python: what they may be.
+
+| of | grammar |
+|---|---|
+| the network; results | an identifier of ASCII letters, digits and _ |
+| inputs; classes of modules | an identifier of Python |
+| parameters, buffers, constants, outputs, paths of modules | printable parts between points, no quotes, no \ |
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterator
+
+from convgen.errors import InputError
+from convgen.spec.graph import Graph
+from convgen.spec.names import check_name
+from convgen.spec.source import KeyPath
+from convgen.spec.text import shown
+
+MAX_NAME = 500  # of a path: deep models have long ones
+_NOT_IN_PARTS = frozenset("\"'`\\{}")
+
+
+def check_names(graph: Graph) -> None:
+    """Every name of a graph, by these grammars.
+
+    Raises:
+        InputError: names the key path of the first that is none.
+    """
+    if not (graph.name.isascii() and graph.name.isidentifier()):
+        check_name(graph.name, ("network",), of_file=False)
+    if not graph.source.isprintable():
+        raise InputError(f"source can't be {shown(graph.source)}", ("source",), hint="printable text in one line")
+    for name, path, plain in _names(graph):
+        if not (_is_identifier(name) if plain else _is_dotted(name)):
+            what = "an identifier" if plain else "printable parts with points between, without quotes and backslashes"
+            raise InputError(f"{shown(name)} can't be a name here", path, hint=f"{what}, up to {MAX_NAME} characters")
+
+
+def _names(graph: Graph) -> Iterator[tuple[str, KeyPath, bool]]:
+    """Each name, where it stands, and whether it is an identifier."""
+    yield from ((v.name, ("inputs", v.name), True) for v in graph.inputs)
+    for key, values in (("parameters", graph.parameters), ("buffers", graph.buffers), ("constants", graph.constants)):
+        for v in values:
+            yield v.name, (key, v.name), False
+            if v.owner:
+                yield v.owner, (key, v.name, "owner"), True
+    for k, call in enumerate(graph.calls):
+        yield from ((v.name, ("calls", k, "make"), True) for v in call.results if v is not None)
+        if call.module:
+            yield call.module, ("calls", k, "module"), False
+        if call.kind:
+            yield call.kind, ("calls", k, "kind"), True
+    yield from ((name, ("outputs", name), False) for name, _ in graph.outputs)
+    yield from ((name, ("aliases", name), False) for name, _ in graph.aliases)
+
+
+def _is_identifier(name: str) -> bool:
+    """Python reads identifiers in their NFKC form: two that differ would become one."""
+    return name.isidentifier() and len(name) <= MAX_NAME and unicodedata.normalize("NFKC", name) == name
+
+
+def _is_dotted(name: str) -> bool:
+    parts = name.split(".")
+    return len(name) <= MAX_NAME and all(p and p.isprintable() and _NOT_IN_PARTS.isdisjoint(p) for p in parts)

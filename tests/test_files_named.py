@@ -1,0 +1,169 @@
+"""What files may not do: each a case that ran, wrote, crashed or was accepted. Exit 2 and a line, and nothing else."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripts import bench_script
+
+fuzz_files: Any = bench_script("fuzz_files")
+NET = ["--grid", "N=2,H=2"]
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return fuzz_files.givens(tmp_path_factory.mktemp("given"))
+
+
+def refused(given: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, words: list[str]) -> str:
+    """What is said of a file with one change, whose line it names."""
+    assert given.text.count(old) >= 1, old
+    text = given.text.replace(old, new, 1)
+    line = given.text[: given.text.index(old)].count("\n") + 1
+    for name, data in {**given.beside, given.file: text}.items():
+        (folder / name).write_bytes(data.encode() if isinstance(data, str) else data)
+    monkeypatch.chdir(folder)
+    before = sorted(p.relative_to(folder) for p in folder.parent.rglob("*"))
+    code, said = fuzz_files.call(words)
+    assert code == 2, said
+    assert sorted(p.relative_to(folder) for p in folder.parent.rglob("*")) == before, "something was written"
+    assert f"{given.file}:{line})" in said, said
+    assert "boom" not in sys.modules
+    return said
+
+
+GRAPHS = [
+    ("network: Net", 'network: "x\\"; import boom #"', "not a Python identifier"),
+    ("network: Net", "network: ../x", "not a Python identifier"),
+    ("network: Net", "network: /tmp/x", "not a Python identifier"),
+    ("network: Net", 'network: ""', "not a Python identifier"),
+    ("  output: add", '  "x\\"; import boom #": add', "can't be a name here"),
+    ("init: given", 'init: "fill:1);import_boom#"', "init can't be"),
+    ("init: uniform:27", "init: uniform:0", "init can't be 'uniform:0'"),
+    ("op: relu, args: [", "op: from_file, args: [", "from_file reads a file"),
+    ("op: relu, args: [", "op: relu_, args: [", "relu_ changes an operand"),
+    ("op: relu, args: [", "op: pin_memory, args: [", "pin_memory is of a device"),
+    ("op: relu, args: [", "op: __class__, args: [", "ATen has no operator"),
+    ("op: relu, args: [", "op: relu.out, args: [", "changes an operand"),
+    ('op: relu, args: ["%norm"]', "op: relu, args: [7]", "relu"),
+    ('op: relu, args: ["%norm"]', 'op: relu, args: ["%norm", 1]', "2 arguments, the operator has 1"),
+    ("[2, 2], [1, 1], [1, 1], 1]", "[1, 1], [1, 1], [1, 1], 1]", "conv2d makes stem [1009, 8, 16, 16], the file says"),
+    ("[2, 2], [1, 1], [1, 1], 1]", "two, [1, 1], [1, 1], 1]", "conv2d"),
+    ("shape: [N, 8, 8, 8], module: stem", "shape: [N, 8, 7, 8], module: stem", "the file says [1009, 8, 7, 8]"),
+    ("shape: [4], dtype: int64", "shape: [4], dtype: int32", "makes arange of int64, the file says int32"),
+    ("true, 0.1, 1e-05]", "true, 0.1]", "arguments, the operator has 8 or 9"),
+    ("0.1, true], shape", "1.5, true], shape", "p can't be 1.5"),
+    ("batch: 4", "batch: 4611686018427387904", "elements"),
+    ("format: 1", "format: 2", "this is format 2"),
+    ("format: 1", "format: soon", "format can't be 'soon'"),
+]
+
+
+@pytest.mark.parametrize("command", ["compile", "check", "explain", "plan", "network"])
+@pytest.mark.parametrize(("old", "new", "fact"), GRAPHS, ids=[new for _, new, _ in GRAPHS])
+def test_graphs(
+    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, fact: str,
+    command: str,
+) -> None:  # fmt: skip
+    (folder := tmp_path / "in").mkdir()
+    options = {"plan": ["--machine", "cpu", "--ranks", "2", "-o", "p.yaml"], "network": []}.get(command, NET)
+    words = [command, "net.yaml", *options, *(["-o", "o"] if command == "compile" else [])]
+    said = refused(given["graph"], folder, monkeypatch, old, new, words) if fact != "elements" else ""
+    if fact == "elements":  # said of the first value that has too many, not of the batch
+        text = given["graph"].text.replace(old, new)
+        (folder / "net.yaml").write_text(text, encoding="utf-8")
+        monkeypatch.chdir(folder)
+        code, said = fuzz_files.call(words)
+        assert code == 2
+    assert fact in said
+
+
+PLANS = [
+    ("way: 0", "way: foo", "way can't be 'foo'"),
+    ("way: 0", "way: null", "way can't be nothing"),
+    ("way: 0", "way: [0]", "way can't be [0]"),
+    ("milliseconds: ", "milliseconds: soon #", "milliseconds can't be 'soon'"),
+    ("machine: ", "machine: nowhere #", "machine 'nowhere' is unknown"),
+    ("grid: {a: 2, b: 2}", "grid: {a: 99999999, b: 2}", "more than 65536"),
+    ("grid: {a: 2, b: 2}", "grid: {a: true}", "can't have true ranks"),
+    ("values:", "values: [1, 2] #", "values can't be [1, 2]"),
+    ("rows:", "rows: 3 #", "rows can't be 3"),
+    ("rows:", "rows: #", "rows can't be nothing"),
+    ("gradients: {x:", "gradients: {x: 3, y:", "x can't be 3"),
+    ("format: 1", "format: 9", "this is format 9"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "fact"), PLANS, ids=[new for _, new, _ in PLANS])
+def test_plans(
+    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, fact: str
+) -> None:
+    (folder := tmp_path / "in").mkdir()
+    plan = given["plan"]
+    if old in ("values:", "rows:"):  # without the lines below it
+        keep = plan.text.split(old)[0] + (old + "\n" if old == "rows:" else old + "\nrows: []\n")
+        plan = replace(plan, text=keep)
+    said = refused(plan, folder, monkeypatch, old, new, ["compile", "plan.yaml", "-o", "o"])
+    assert fact in said
+
+
+def test_a_plan_says_the_file_that_priced_it(
+    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, data in {**given["plan"].beside, "m.yaml": fuzz_files.MACHINE}.items():
+        (tmp_path / name).write_bytes(data.encode() if isinstance(data, str) else data)
+    (tmp_path / "plans").mkdir()
+    monkeypatch.chdir(tmp_path)
+    plan = ["plan", "net.yaml", "--machine", "./m.yaml", "--ranks", "2", "-o", "plans/p.yaml"]
+    assert fuzz_files.call(plan)[0] == 0
+    assert 'machine: "../m.yaml"' in Path("plans/p.yaml").read_text()
+    assert fuzz_files.call(["compile", "plans/p.yaml", "-o", "o"])[0] == 0
+    Path("m.yaml").unlink()
+    code, said = fuzz_files.call(["compile", "plans/p.yaml", "-o", "o"])
+    assert code == 2 and "the plan's machine '../m.yaml'" in said and "plans/p.yaml:" in said
+
+
+def test_grids_are_bounded(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, data in given["plan"].beside.items():
+        (tmp_path / name).write_bytes(data.encode() if isinstance(data, str) else data)
+    (tmp_path / "layer.yaml").write_text(fuzz_files.LAYER.replace("{N: 2, H: 2}", "{N: 99999999}"), encoding="utf-8")
+    (tmp_path / "l.csv").write_text(fuzz_files.CSV, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    words: list[list[str]] = [["explain", f, "--grid", "N=99999999"] for f in ("net.yaml", "l.csv")]
+    for one in (*words, ["explain", "layer.yaml"]):
+        code, said = fuzz_files.call(one)
+        assert code == 2 and "ranks, more than 65536" in said, said
+
+
+@pytest.mark.parametrize("name", ["machine", "layer", "layers", "network", "schedule", "program"])
+def test_newer_formats_are_refused(
+    given: dict[str, Any], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = given[name]
+    for file, data in one.beside.items():
+        (tmp_path / file).write_bytes(data.encode() if isinstance(data, str) else data)
+    monkeypatch.chdir(tmp_path)
+    bare = one.text.replace("# format 1\n", "").replace("format: 1\n", "")
+    said_one, newer = (
+        ("# format 1\n", "# format 2\n") if name in ("schedule", "program") else ("format: 1\n", "format: 2\n")
+    )
+    if name == "layers":
+        assert said_one in one.text, "the program says it where it writes"
+    for text, wanted in ((bare, 0), (said_one + bare, 0), (newer + bare, 2)):
+        Path(one.file).write_text(text, encoding="utf-8")
+        words = [w.replace("check", "explain") for w in one.commands[0]] if name != "network" else list(one.commands[2])
+        code, said = fuzz_files.call(words)
+        assert code == wanted, said
+        assert wanted == 0 or ("this is format 2" in said and f"{one.file}:1" in said), said
+
+
+def test_a_short_draw_of_mutations(given: dict[str, Any], tmp_path: Path) -> None:
+    """Every format, a few; `python bench/fuzz_files.py --minutes n` takes as many as fit."""
+    for name in fuzz_files.FORMATS:
+        for seed in range(3):
+            wrong, _ = fuzz_files.tried(name, given[name], seed, tmp_path)
+            assert not wrong, f"{name} {seed}: {wrong}"
