@@ -87,6 +87,7 @@ def parallelize(
     machine: str | None = None,
     *,
     whole: bool = True,
+    parameters: str = "dtensors",
     statistics: str = "global",
     recompute: Collection[str] = (),
     target: str = "cpu",
@@ -118,7 +119,7 @@ def parallelize(
     mesh: Any = package.init_mesh() if given else mesh_or_grid
     kind: Any = _whole(package, graph, examples_of(module, example_inputs), module) if whole else package.Network
     kind.package = package
-    model: Any = kind(mesh)
+    model: Any = kind(mesh, parameters=parameters)
     state = cast("dict[str, Tensor]", module.state_dict())
     _check_same(package, mesh, state)
     model.load_full(state)
