@@ -10,6 +10,7 @@ A file an idea; those that `import` one another run down this list, and types ma
     mesh         where this rank is
     here         this rank in this call
     conversions  from one layout to another
+    reductions   numbers of a whole tensor, of the ranks' blocks
     blocks       parameters that torch's tools understand, or that refuse them
     checks       arguments and modules that don't fit are refused before anything is sent
     local_check  CONVGEN_CHECK_LOCAL=1
@@ -17,6 +18,7 @@ A file an idea; those that `import` one another run down this list, and types ma
     ops          the torch ops of a layer
     gradients    of convolutions, of gather and scatter
     parameters   a rank's block as part of a whole tensor
+    mixed        lists in which DTensors mix with other tensors
     clipping     a norm of any mix of parameters
     graphs       phases as CUDA graphs
     conv_module  a layer as torch.nn.Module
@@ -34,6 +36,7 @@ Networks have, beside these:
     checkpoints  activation checkpointing: all ranks compute again at the same place
     run          a network's rows in one call of it
     inside       parameters of a call as plain blocks
+    scopes       modules of the source: names of parameters, read and not called
     steps        a step as one CUDA graph
     network      a network as torch.nn.Module
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import math
 import sys
 from contextlib import suppress
 from typing import Any, NamedTuple, cast
@@ -20,6 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from .layout import Box
 from .mesh import shared
+from .reductions import REDUCTIONS, found_infinite, numbers_of, reduces_to_one, said_by_name
 
 
 class Held(NamedTuple):
@@ -41,9 +43,10 @@ DATA: Any = torch.Tensor.data  # its getter and setter
 class Block(torch.Tensor):
     """A rank's block of a parameter, or of something as large, that knows its place: what DTensor can't say.
 
-    Its shape is the block's. Pointwise operations, optimizers and DCP work on it; parts, joins and reshapings of blocks
-    can be copied and sent between ranks that hold copies, as DDP and FSDP2 do. Anything else would take a part for the
-    whole, or change blocks that differ: it is refused.
+    Its shape is the block's. Pointwise operations, optimizers and DCP work on it; its norm, sum, mean, largest and
+    smallest element are those of the whole tensor, for which its ranks send each other a number; parts, joins and
+    reshapings of blocks can be copied and sent between ranks that hold copies, as DDP and FSDP2 do. Anything else would
+    take a part for the whole, or change blocks that differ: it is refused.
     """
 
     held: Held | None  # none: a rearrangement, of which only is known from which blocks its elements may be
@@ -60,6 +63,7 @@ class Block(torch.Tensor):
     })  # fmt: skip
     FUSED = frozenset({"_fused_sgd_", "_fused_adam_", "_fused_adamw_", "_fused_adagrad_"})
     NOT_POINTWISE = frozenset({"_foreach_norm", "_foreach_powsum", "_foreach_max", "_foreach_mm"})
+    OF_GRAD_SCALER = "_amp_foreach_non_finite_check_and_unscale_"
     REARRANGED = frozenset({
         "view", "_unsafe_view", "as_strided", "slice", "split", "split_with_sizes", "select", "narrow", "cat",
         "_chunk_cat", "chunk_cat", "split_with_sizes_copy", "new_zeros", "new_empty", "new_empty_strided", "unsqueeze",
@@ -93,6 +97,15 @@ class Block(torch.Tensor):
             return given[0]._block.view_as(given[0]._block)
         if name == "_is_any_true":  # torch's anomaly mode asks it, of this rank's gradient
             return func(given[0]._block)
+        if name in REDUCTIONS and all(t.held for t in given):
+            said = said_by_name(func, args, kwargs)
+            if DTensor in types:
+                return NotImplemented  # parameters.py has a way for both
+            if reduces_to_one(func, name, said):
+                return cls._numbers(func, name, said, args)
+        if name == cls.OF_GRAD_SCALER and all(t.held for t in given):
+            func(*tree_map(_inside, args), **tree_map(_inside, kwargs))
+            return found_infinite(given, args[1])
         many = name.startswith("_foreach_") or name in cls.FUSED
         cls._may(func, name, many, args, given)
         result = func(*tree_map(_inside, args), **tree_map(_inside, kwargs))
@@ -114,6 +127,32 @@ class Block(torch.Tensor):
         return tree_map(as_block, result)
 
     @classmethod
+    def _numbers(cls, func: Any, name: str, said: dict[str, Any], args: Any) -> Any:
+        """Numbers of whole tensors; of ordinary ones in a list what torch has."""
+        several = isinstance(args[0], (list, tuple))
+        tensors = list(args[0]) if several else [args[0]]
+        places = [i for i, t in enumerate(tensors) if isinstance(t, Block)]
+        others = [t for t in tensors if not isinstance(t, Block)]
+        if torch.is_grad_enabled():
+            for t in [tensors[i] for i in places if tensors[i].requires_grad]:
+                t.keep_place(name)
+        plain = iter(func(others, *args[1:]) if others else ())
+        found = dict(zip(places, numbers_of(name, [tensors[i] for i in places], said), strict=True))
+        made = [found[i] if i in found else next(plain) for i in range(len(tensors))]
+        return made if several else made[0]
+
+    def keep_place(self, name: str) -> None:
+        """Have the gradient that a number of all elements gives be a Block: torch makes a plain one, of this shape."""
+        held = cast(Held, self.held)
+        if name == "mean" and self.shape != held.whole:
+            raise RuntimeError(
+                f"{held.name}: the gradient of mean() would be divided by what this rank holds, {list(held.box)} of "
+                f"{held.whole}; sum() / {math.prod(held.whole)} has the right one"
+            )
+        if not any(isinstance(hook, KeepPlace) for hook in (self._backward_hooks or {}).values()):
+            self.register_hook(KeepPlace(held, self.of))
+
+    @classmethod
     def _may(cls, func: Any, name: str, many: bool, args: Any, given: list[Block]) -> None:
         """Refuse an operation that would not know that it sees parts."""
         alike = (many or torch.Tag.pointwise in func.tags or name in cls.ALIKE) and name not in cls.NOT_POINTWISE
@@ -129,8 +168,8 @@ class Block(torch.Tensor):
         # Not a TypeError, of which torch's operators make one of their own.
         raise RuntimeError(
             f"{held.name}: {name} would {why}; this rank holds {list(held.box)} of {held.whole}. gather(...) gives the "
-            "whole tensor, differentiably; the module's clip_grad_norm_ is right for blocks; .to_local() is the plain "
-            "block; reset_parameters and load_full fill it"
+            "whole tensor, differentiably; norm(), sum(), mean(), max() and min() of all elements are right; .to_local() is "
+            "the plain block; reset_parameters and load_full fill it"
         )
 
     def size(self, dim: int | None = None) -> Any:
@@ -226,6 +265,17 @@ class Block(torch.Tensor):
     def fsdp_post_all_gather(self, outputs: Any, place: Any, dtype: Any, *, out: Block | None = None) -> Any:
         (of, rows), (data,) = place, outputs
         return None if out is not None else (Block(data[:rows], next(iter(of))), (data,))
+
+
+class KeepPlace(NamedTuple):
+    """A hook of a Block on its gradient."""
+
+    held: Held
+    of: frozenset[Held]
+
+    def __call__(self, gradient: Tensor | None) -> Tensor | None:
+        made = gradient is None or isinstance(gradient, Block)
+        return gradient if made else Around.apply(gradient.contiguous(), tuple(self))
 
 
 def keep_blocks(sharded: Any) -> None:

@@ -24,10 +24,11 @@ from .transport import TorchTransport, Transport, default_timeout
 if TYPE_CHECKING:
     from .layer import Layer
 
-# What all generated modules of a process share, whatever their runtime: places by the key of their mesh, who defined
-# which op, and the class of Blocks.
+# What all generated modules of a process share, whatever their runtime: places by the key of their mesh, meshes of
+# parameters, who defined which op, and the class of Blocks.
 shared: dict[str, Any] = sys.modules.setdefault("_convgen_shared", ModuleType("_convgen_shared")).__dict__
 places: dict[str, Place] = shared.setdefault("places", {})
+shared.setdefault("meshes", weakref.WeakSet())
 
 
 class Place(NamedTuple):

@@ -18,7 +18,7 @@ from .checks import layout_text, refuse_forward_mode
 from .gradients import ConvolutionFunction
 from .here import Here, frame_at
 from .layout import Layout
-from .mesh import coordinates, members
+from .mesh import coordinates, members, shared
 
 if TYPE_CHECKING:
     from .layer import Layer
@@ -54,6 +54,7 @@ def as_dtensor(block: Tensor, name: str, mesh: DeviceMesh, batch: int, layer: La
         return None
     if torch.compiler.is_compiling():
         return DTensor.from_local(block, mesh, placed, run_check=False)  # every split is even
+    shared["meshes"].add(mesh)
     shape = layer.whole_shape(layout, batch)
     stride = torch.empty(shape, device="meta", memory_format=layer.format(layout.tensor)).stride()
     return DTensor.from_local(block, mesh, placed, run_check=False, shape=torch.Size(shape), stride=stride)

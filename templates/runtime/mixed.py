@@ -1,0 +1,72 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportPrivateUsage=false
+# (what torch leaves untyped or private, and calls by another signature than it declares)
+"""Clipping of lists in which DTensors, Blocks and ordinary tensors mix, which torch refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from .mesh import shared
+
+# torch.nn.utils takes norms of gradients, stacks them, and multiplies gradients by a number. DTensor's dispatcher has no
+# way for lists that are not of DTensors on one mesh alone; these get one: norms are as of each alone, a stack of numbers
+# is of plain ones, products are each kind's. Any other list is as torch has it, and so is one without a DTensor on a mesh
+# of generated modules.
+
+
+def is_mixed(tensors: Any) -> bool:
+    """Whether DTensors of generated modules are among other tensors, or on several meshes."""
+    meshes = {t.device_mesh if isinstance(t, DTensor) else None for t in tensors}
+    return len(meshes) > 1 and any(m in shared["meshes"] for m in meshes if m is not None)
+
+
+def as_torch_has_it(op: Any, args: Any, kwargs: Any) -> Any:
+    """What DTensor's dispatcher does itself."""
+    dispatcher: Any = DTensor._op_dispatcher
+    info = dispatcher.unwrap_to_op_info(op, args, kwargs)
+    dispatcher.sharding_propagator.propagate(info)
+    made = dispatcher._dispatch_get_local_results_slow_path(op, args, info)
+    return dispatcher.wrap(made, info.output_sharding.output_spec)
+
+
+def plain_number(t: Tensor) -> Tensor:
+    return t.full_tensor() if isinstance(t, DTensor) else t
+
+
+def norms_of_mixed(op: Any, args: Any, kwargs: Any) -> Any:
+    tensors, *others = args
+    if not is_mixed(tensors):
+        return as_torch_has_it(op, args, kwargs)
+    rest = [t for t in tensors if not isinstance(t, DTensor)]
+    found = iter(op(rest, *others, **kwargs) if rest else ())
+    ways = dict(zip(("ord", "dtype"), others, strict=False)) | kwargs
+    return [torch.linalg.vector_norm(t, **ways) if isinstance(t, DTensor) else next(found) for t in tensors]
+
+
+def stack_of_mixed(op: Any, args: Any, kwargs: Any) -> Any:
+    tensors, *others = args
+    if not is_mixed(tensors) or any(t.dim() for t in tensors):
+        return as_torch_has_it(op, args, kwargs)
+    return op([plain_number(t) for t in tensors], *others, **kwargs)
+
+
+def product_of_mixed(op: Any, args: Any, kwargs: Any) -> Any:
+    tensors, factor = args
+    if not is_mixed([*tensors, *([factor] if isinstance(factor, DTensor) else [])]):
+        return as_torch_has_it(op, args, kwargs)
+    plain = plain_number(factor)
+    for t in tensors:
+        if isinstance(t, DTensor):
+            t.mul_(plain)
+    if rest := [t for t in tensors if not isinstance(t, DTensor)]:
+        op(rest, plain)
+
+
+DTensor._op_dispatcher._custom_op_handlers.setdefault(torch.ops.aten._foreach_norm.Scalar, norms_of_mixed)
+DTensor._op_dispatcher._custom_op_handlers.setdefault(torch.ops.aten.stack.default, stack_of_mixed)
+DTensor._op_dispatcher._custom_op_handlers.setdefault(torch.ops.aten._foreach_mul_.Tensor, product_of_mixed)
