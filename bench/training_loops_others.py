@@ -188,7 +188,7 @@ def lightning(make: Make) -> Trained:
         enable_progress_bar=False, enable_model_summary=False, accumulate_grad_batches=2, plugins=[plugin],
         default_root_dir=make.folder,
     )  # fmt: skip
-    trainer.fit(Task(model), list(make.batches(4)))
+    trainer.fit(Task(model), torch.utils.data.DataLoader(list(make.batches(4)), batch_size=None))  # type: ignore[arg-type]
     return {"model": model, "losses": losses}
 
 

@@ -19,9 +19,10 @@ import math
 import os
 import sys
 import tempfile
+import threading
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -233,41 +234,48 @@ def of_ranks(outcomes: Sequence[Outcome]) -> Outcome:
 
 
 Runs = Sequence[tuple[Script, str]]
+STUCK_S = 40.0  # for a script, on a machine that others use
 
 
-def run(case: Case, runs: Runs, timeout_s: float = 240.0) -> list[Outcome]:
-    """The scripts with these kinds on processes, in one launch; if that stops, each in one of its own."""
+def run(case: Case, runs: Runs) -> list[Outcome]:
+    """The scripts with these kinds on processes, in one launch; if one stops them, the others in the next."""
     import torch.distributed as dist
 
     for script, _ in runs:
         truth(script, case)
-    for grid in (case.grid, case.elsewhere):  # compiled before there are ranks
-        convgen.from_torch(*_example("net", case), grid)
-
+    for kind in ("net", "backbone", "generator", "discriminator"):  # compiled before there are ranks
+        module, x = source(kind, case.ragged)
+        convgen.from_torch(module, (x,), case.grid)
     with tempfile.TemporaryDirectory() as folder:
 
-        def program(rank: int) -> list[Outcome]:
-            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(case.ranks)}
-            os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}  # as torchrun has them: of nobody here
-            found: list[Outcome] = []
+        def program(rank: int) -> None:
+            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(case.ranks)}  # torchrun's
             for i, (script, kind) in enumerate(runs):
-                found.append(on_rank(script, case, kind, f"{folder}/{i}"))
-                dist.barrier()
-            return found
+                guard = threading.Timer(STUCK_S, os._exit, (1,))
+                guard.start()
+                outcome = on_rank(script, case, kind, f"{folder}/{i}")
+                with Path(f"{folder}/{rank}.jsonl").open("a") as file:
+                    file.write(json.dumps(astuple(outcome)) + "\n")
+                dist.barrier()  # pyright: ignore[reportUnknownMemberType]  torch leaves device_ids untyped
+                guard.cancel()
 
+        failed = ""
         try:
-            ranks = spawn(program, case.ranks, timeout_s)
+            spawn(program, case.ranks, STUCK_S * len(runs))
         except ProcessFailed as e:
-            if len(runs) == 1:
-                last = [line for line in str(e).splitlines() if line.strip()][-1]
-                return [Outcome("parted", text=last.strip())]
-            return [run(case, [one], 30.0)[0] for one in runs]
-    return [of_ranks(outcomes) for outcomes in zip(*ranks, strict=True)]
-
-
-def _example(kind: str, case: Case) -> tuple[nn.Module, tuple[Tensor]]:
-    module, x = source(kind, case.ragged)
-    return module, (x,)
+            failed = [line for line in str(e).splitlines() if line.strip()][-1].strip()
+        paths = [Path(folder) / f"{rank}.jsonl" for rank in range(case.ranks)]
+        ranks = [
+            [Outcome(*json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+            for path in paths
+        ]
+    done = min(map(len, ranks))
+    found = [of_ranks(outcomes) for outcomes in zip(*(one[:done] for one in ranks), strict=True)]
+    if not failed:
+        return found
+    some = [f"rank {r}: {one[done]}" for r, one in enumerate(ranks) if len(one) > done]
+    found.append(Outcome("parted", text="; ".join(some) or failed))
+    return [*found, *run(case, runs[done + 1 :])] if runs[done + 1 :] else found
 
 
 def installed(script: Script) -> bool:
