@@ -362,6 +362,55 @@ def lars(make: Make) -> Trained:
     return {"model": model}
 
 
+@script("Adafactor")
+def adafactor(make: Make) -> Trained:
+    model = make()
+    return loop(model, torch.optim.Adafactor(model.parameters(), 0.05), make.batches())
+
+
+@script("Adafactor of norms and biases, SGD of the rest")
+def adafactor_of_vectors(make: Make) -> Trained:
+    model = make()
+    vectors, others = ([p for p in model.parameters() if (p.ndim == 1) == is_one] for is_one in (True, False))
+    second = torch.optim.SGD(others, 0.05)
+
+    def then() -> None:
+        second.step()
+        second.zero_grad()
+
+    return loop(model, torch.optim.Adafactor(vectors, 0.05), make.batches(), then)
+
+
+@script("steps as large as each parameter's root mean square")
+def by_rms(make: Make) -> Trained:
+    model = make()
+    for x, labels in make.batches():
+        model.zero_grad()
+        F.cross_entropy(model(x), labels).backward()
+        with torch.no_grad():
+            for p in model.parameters():
+                size = float(p.norm()) / p.numel() ** 0.5
+                change = float(p.grad.norm()) / p.numel() ** 0.5
+                p.add_(p.grad, alpha=-0.05 * max(size, 1e-3) / (change + 1e-3))
+    return {"model": model}
+
+
+@script("rates by fan-in")
+def by_fan_in(make: Make) -> Trained:
+    model = make()
+    groups = [
+        {"params": [p], "lr": 0.5 / p.shape[1] if p.ndim > 1 else 0.1, "weight_decay": 0.01 / p.shape[0]}
+        for p in model.parameters()
+    ]
+    return loop(model, torch.optim.SGD(groups, 0.1), make.batches())
+
+
+@script("parameters counted")
+def counted(make: Make) -> Trained:
+    model = make()
+    return {"model": model, "numbers": [sum(p.numel() for p in model.parameters())]}
+
+
 @script("SAM by hand")
 def sam(make: Make) -> Trained:
     model, norms = make(), list[float]()

@@ -16,25 +16,22 @@ import torch.nn.functional as F
 from torch import nn
 from training_loops import Make, Scripts, Trained, loop
 
+from convgen.spec.torchvision_ops import declare_operators
+
 script = Scripts()
 
 
-def timm(part: str) -> Any:
-    """A module of timm, which imports torchvision, which may be built for another torch."""
-    from convgen.spec.torchvision_ops import declare_operators
-
-    try:
-        importlib.import_module("torchvision")
-    except RuntimeError:
-        declare_operators()
+def library(name: str) -> Any:
+    """A module of a library that imports torchvision, which may be built for another torch."""
+    declare_operators()
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
-    return importlib.import_module(f"timm.{part}")
+    return importlib.import_module(name)
 
 
 @script("timm: ModelEmaV3", needs="timm")
 def ema(make: Make) -> Trained:
     model = make()
-    average = timm("utils").ModelEmaV3(model, decay=0.9)
+    average = library("timm.utils").ModelEmaV3(model, decay=0.9)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     found = loop(model, optimizer, make.batches(), lambda: average.update(model))
     x, labels = next(make.batches(1))
@@ -45,7 +42,7 @@ def ema(make: Make) -> Trained:
 @script("timm: ModelEmaV3, foreach=False, without buffers", needs="timm")
 def ema_of_each(make: Make) -> Trained:
     model = make()
-    average = timm("utils").ModelEmaV3(model, decay=0.9, use_warmup=True, foreach=False, exclude_buffers=True)
+    average = library("timm.utils").ModelEmaV3(model, decay=0.9, use_warmup=True, foreach=False, exclude_buffers=True)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     return loop(model, optimizer, make.batches(), lambda: average.update(model)) | {"ema": average.module}
 
@@ -53,7 +50,7 @@ def ema_of_each(make: Make) -> Trained:
 @script("timm: ModelEmaV2", needs="timm")
 def ema_of_states(make: Make) -> Trained:
     model = make()
-    average = timm("utils").ModelEmaV2(model, decay=0.9)
+    average = library("timm.utils").ModelEmaV2(model, decay=0.9)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     return loop(model, optimizer, make.batches(), lambda: average.update(model)) | {"ema": average.module}
 
@@ -61,7 +58,7 @@ def ema_of_states(make: Make) -> Trained:
 def with_optimizer(make: Make, name: str, lr: float, **how: Any) -> Trained:
     """timm's factory, with its groups without decay."""
     model = make()
-    return loop(model, timm("optim").create_optimizer_v2(model, name, lr, 0.05, **how), make.batches())
+    return loop(model, library("timm.optim").create_optimizer_v2(model, name, lr, 0.05, **how), make.batches())
 
 
 @script("timm: LAMB", needs="timm")
@@ -87,7 +84,12 @@ def lars_foreach(make: Make) -> Trained:
 @script("timm: Muon, of convolutions too (bfloat16)", needs="timm", limit=0.05)
 def muon(make: Make) -> Trained:
     model = make()
-    return loop(model, timm("optim").create_optimizer_v2(model, "muon", 0.02, 0.05), make.batches(2))
+    return loop(model, library("timm.optim").create_optimizer_v2(model, "muon", 0.02, 0.05), make.batches(2))
+
+
+@script("timm: Adafactor", needs="timm")
+def adafactor(make: Make) -> Trained:
+    return with_optimizer(make, "adafactor", 0.02)
 
 
 @script("timm: Lion", needs="timm")
@@ -107,7 +109,7 @@ def lookahead(make: Make) -> Trained:
 
 @script("timm: adaptive clipping", needs="timm")
 def adaptive(make: Make) -> Trained:
-    model, clip = make(), timm("utils").adaptive_clip_grad
+    model, clip = make(), library("timm.utils").adaptive_clip_grad
     optimizer = torch.optim.SGD(model.parameters(), 0.3)
     for x, labels in make.batches():
         optimizer.zero_grad()
@@ -119,7 +121,7 @@ def adaptive(make: Make) -> Trained:
 
 @script("timm: NativeScaler with clipping", needs="timm")
 def native_scaler(make: Make) -> Trained:
-    model, scaler = make(), timm("utils").NativeScaler("cpu")
+    model, scaler = make(), library("timm.utils").NativeScaler("cpu")
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for x, labels in make.batches():
         optimizer.zero_grad()
@@ -129,6 +131,7 @@ def native_scaler(make: Make) -> Trained:
 
 def accelerated(make: Make, every: bool) -> Trained:
     accelerate = importlib.import_module("accelerate")
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)  # of the process that forked this one
     model, norms = make(), list[float]()
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 6)
@@ -160,7 +163,7 @@ def accelerate_all(make: Make) -> Trained:
 
 @script("Lightning: Trainer, clipping, accumulation", needs="lightning")
 def lightning(make: Make) -> Trained:
-    home: Any = importlib.import_module("lightning.pytorch")
+    home: Any = library("lightning.pytorch")
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     losses: list[float] = []
@@ -182,7 +185,7 @@ def lightning(make: Make) -> Trained:
             return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
 
     model = make()
-    plugin = importlib.import_module("lightning.fabric.plugins.environments").LightningEnvironment()
+    plugin = library("lightning.fabric.plugins.environments").LightningEnvironment()
     trainer = home.Trainer(
         accelerator="cpu", devices=1, max_epochs=2, logger=False, enable_checkpointing=False, gradient_clip_val=0.1,
         enable_progress_bar=False, enable_model_summary=False, accumulate_grad_batches=2, plugins=[plugin],
@@ -194,7 +197,7 @@ def lightning(make: Make) -> Trained:
 
 @script("Lightning: Fabric", needs="lightning")
 def fabric(make: Make) -> Trained:
-    home: Any = importlib.import_module("lightning.fabric")
+    home: Any = library("lightning.fabric")
     fabric = home.Fabric(accelerator="cpu", devices=1)
     network, norms = make(), list[float]()
     model, optimizer = fabric.setup(network, torch.optim.AdamW(network.parameters(), 0.01))

@@ -175,7 +175,7 @@ def truth(script: Script, case: Case) -> dict[str, Tensor]:
         found = result_of(script, make_of(case, Path(folder), None))
     start = source("net", case.ragged)[0].state_dict()
     moved = [float((found[f"model {n}"] - t).abs().max()) for n, t in start.items() if f"model {n}" in found]
-    assert not moved or max(moved) > 1e-3, f"{script.name} trains nothing"
+    assert not moved or max(moved) > 1e-3 or "numbers" in found, f"{script.name} trains nothing"
     return found
 
 
@@ -249,7 +249,8 @@ def run(case: Case, runs: Runs) -> list[Outcome]:
     with tempfile.TemporaryDirectory() as folder:
 
         def program(rank: int) -> None:
-            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(case.ranks)}  # torchrun's
+            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(case.ranks)}
+            os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}  # torchrun's; nobody listens
             for i, (script, kind) in enumerate(runs):
                 guard = threading.Timer(STUCK_S, os._exit, (1,))
                 guard.start()
