@@ -45,7 +45,8 @@ from convgen.program.verify.network import verify_network
 from convgen.program.wide import joined_rows, numbers
 from convgen.spec.aten.describe import Described
 from convgen.spec.aten.samples import for_any_number
-from convgen.spec.graph import Graph
+from convgen.spec.graph import Graph, Module
+from convgen.spec.graph_modes import own_modes
 from convgen.spec.graph_parts import check_statistics, normalised, parts_of, with_statistics
 from convgen.spec.names import did_you_mean
 from convgen.spec.network_plan import PlanFile
@@ -87,6 +88,7 @@ class CompiledNetwork:
         """The generated files."""
         g = self.graph
         init = {v.name: v.init for v in (*g.parameters, *g.buffers)} | {v.name: "constant" for v in g.constants}
+        norms, moded = own_modes(g)
         init |= {n: "seed" for n, v in self.program.values.items() if v.kind == "buffer" and n not in init}
         return emit_network(
             NetworkInput(
@@ -101,7 +103,9 @@ class CompiledNetwork:
                 inputs=tuple(v.name for v in g.inputs),
                 init=init,
                 frozen=tuple(v.name for v in g.parameters if v.frozen),
-                kinds=_kinds(g),
+                modules=g.modules or _modules(g),
+                norms=norms,
+                moded=moded,
                 pairs=tuple(v.name for v in (*g.parameters, *g.buffers) if v.pairs),
                 aliases=g.aliases,
                 source=g.source,
@@ -115,15 +119,11 @@ class CompiledNetwork:
 DROPOUTS = ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout")
 
 
-def _kinds(graph: Graph) -> dict[str, tuple[str, ...]]:
-    """Paths of torch's own modules that hold something, or drop something, by class."""
+def _modules(graph: Graph) -> tuple[Module, ...]:
+    """Of a file without modules those of torch's own classes that hold something, or drop something."""
     found = {v.name.rpartition(".")[0]: v.owner for v in (*graph.parameters, *graph.buffers) if v.owner}
     drops = {c.module: c.kind for c in graph.calls if c.kind in DROPOUTS}
-    kinds: dict[str, list[str]] = {}
-    for path, kind in (found | drops).items():
-        if path:
-            kinds.setdefault(kind, []).append(path)
-    return {kind: tuple(paths) for kind, paths in kinds.items()}
+    return Module(""), *(Module(path, kind) for path, kind in (found | drops).items() if path)
 
 
 def compile_network(

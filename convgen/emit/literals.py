@@ -37,6 +37,17 @@ def literal(value: Any, indent: int = 0, before: int = 0) -> str:
     return brackets[0] + "\n" + "".join(f"{inner}{item},\n" for item in items) + " " * indent + brackets[1]
 
 
+def filled(value: Mapping[str, Any]) -> str:
+    """A long mapping, several items a line."""
+    lines = [""]
+    for key, one in value.items():
+        item = f"{_inline(key)}: {_inline(one)}, "
+        if len(lines[-1]) + len(item) + 3 > WIDTH:
+            lines.append("")
+        lines[-1] += item
+    return "{\n" + "".join(f"    {line.rstrip()}\n" for line in lines if line) + "}"
+
+
 def _wrapped(numbers: list[str], indent: int) -> str:
     """A long list of numbers, filled line by line."""
     lines, inner = [""], " " * (indent + 4)

@@ -17,7 +17,7 @@ from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.notation import entry_text, roles_text
 from convgen.algebra.redistribute import Conversion
 from convgen.cost.network import volume
-from convgen.emit.literals import WIDTH
+from convgen.emit.literals import WIDTH, filled
 from convgen.emit.module import environment
 from convgen.emit.names import a_name, constant, identifier, names_of, names_within, within
 from convgen.emit.paste import SharedRuntime, network_runtime
@@ -33,6 +33,7 @@ from convgen.program.network import Program, label
 from convgen.program.network_text import show
 from convgen.program.norms import Norm, evaluated
 from convgen.program.rows import Chain, PlacedRow, Stored, reads_of
+from convgen.spec.graph import LISTS, Module
 
 STATE = ("parameter", "buffer", "constant")
 NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.])")
@@ -59,7 +60,9 @@ class NetworkInput:
     init: dict[str, str]
     frozen: tuple[str, ...]
     pairs: tuple[str, ...]
-    kinds: dict[str, tuple[str, ...]]
+    modules: tuple[Module, ...]
+    norms: tuple[str, ...]
+    moded: tuple[str, ...]
     aliases: tuple[tuple[str, str], ...]
     source: str
     command: str
@@ -137,6 +140,10 @@ class _Writer:
             for n, v in p.values.items()
             if v.kind in STATE
         }
+        kinds: dict[tuple[str, Any], int] = {}
+        for m in g.modules:
+            if not m.same:
+                kinds.setdefault((m.kind, m.has), len(kinds))
         context = {
             "header": self._header(),
             "name": p.name,
@@ -149,7 +156,11 @@ class _Writer:
             "state": state,
             "frozen": g.frozen,
             "pairs": g.pairs,
-            "kinds": g.kinds,
+            "kinds": list(kinds),
+            "paths": filled({m.path: m.same or kinds[m.kind, m.has] for m in g.modules if m.path}),
+            "of_children": g.modules[0].kind in LISTS[:2],
+            "norms": g.norms,
+            "moded": g.moded,
             "aliases": dict(g.aliases),
             "inputs": g.inputs,
             "types": tuple(p.values[n].dtype for n in g.inputs),
@@ -165,6 +176,7 @@ class _Writer:
         text = environment().get_template("network.py.jinja").render(**context)
         always = {"BatchNorm", "Row", "Run", "Net", "NetworkModule", "clip_grad_norm_", "Block"}
         always |= {"Bucket"} if p.buckets else set()
+        always |= {"OfChildren"} if context["of_children"] else set()
         always |= {"KERNELS", "LocalConvolution", "LocalKernels"} if g.kernels else set()
         always |= {"EpilogueStep"} if any(k.epilogue for k in g.kernels) else set()
         always |= {"EPILOGUES", "EpilogueKernel"} if any(k.epilogue and not k.masks for k in g.kernels) else set()
@@ -262,14 +274,16 @@ class _Writer:
         if not call:
             arguments = [self._constant(i), f'"{name}"', *operands]
             call = f"run({', '.join(arguments)})"
+        inside = f"{row.bound.module}.".startswith(prefix)
+        trains = f'run{"" if inside else ".whole"}.trains("{row.bound.module[len(prefix) * inside:]}")'
         if isinstance(row.bound.operation, PartStatistics | PartUpdate):
             nothing = None if len(makes) == 1 else (None,) * len(makes)
-            call = f"{call} if run.training else {nothing}"
+            call = f"{call} if {trains} else {nothing}"
         if isinstance(row.bound.operation, Moments | PartMoments) and (other := evaluated(self.program, i)):
             text = self._constructor(other, other)
             known = self.rows.setdefault(text, constant(other.bound.operation.name, self.rows.values()))
             buffers = ", ".join(self._operand(v, prefix, start) for v in other.bound.reads)
-            call = f'{call} if run.training else run({known}, "{name}_running", {buffers})'
+            call = f'{call} if {trains} else run({known}, "{name}_running", {buffers})'
         if isinstance(row.bound.operation, Dropout):
             call = f"{call} if run.training else {operands[0]}"
         if isinstance(row.bound.operation, Bernoulli):  # over its probability it is 1 in evaluation

@@ -31,7 +31,7 @@ from convgen.spec.exported_numbers import as_settings, run_as_it_stands
 from convgen.spec.exported_recurrent import first_steps
 from convgen.spec.exported_results import other_names, results_of
 from convgen.spec.exported_shared import drop_other_names, rename_those_of_graphs
-from convgen.spec.exported_state import GIVEN, State, as_pairs, dtype_name, state_of
+from convgen.spec.exported_state import GIVEN, State, as_pairs, dtype_name, modules_of, state_of
 from convgen.spec.exported_updates import late_updates
 from convgen.spec.exported_walk import FixedError, Found, Walk
 from convgen.spec.graph import Graph, Value, refs
@@ -272,6 +272,7 @@ class _Made:
             updates=tuple((buffer, named(name)) for buffer, name in updates.items()),
             outputs=tuple((key, named(name)) for key, name in outputs.items()),
             aliases=self.state.aliases,
+            modules=modules_of(self.module),
         )
         given = [v.name for v in (*self.state.parameters, *buffers) if v.init == GIVEN]
         return graph, {k: self.state.tensors[k].detach() for k in given} | constants

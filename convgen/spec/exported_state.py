@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from math import isfinite
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from convgen.errors import InputError
-from convgen.spec.graph import DTYPES, Value
+from convgen.spec.graph import DTYPES, LISTS, Arg, Module, Value
 
 if TYPE_CHECKING:
     import torch
@@ -96,15 +97,47 @@ def _value(module: torch.nn.Module, name: str, tensor: torch.Tensor) -> Value:
     return Value(name=name, shape=shape, dtype=dtype, init=init, frozen=frozen, pairs=pairs, owner=kind)
 
 
-def class_of_torch(owner: Any) -> str:
-    """The class of torch.nn that a module is of; none of containers."""
+MOST = 64  # elements of an attribute that is kept
+
+
+def class_of_torch(owner: Any, lists: tuple[str, ...] = ()) -> str:
+    """The class of torch.nn that a module is of; of containers these."""
     import torch
 
     for kind in type(owner).__mro__:
         home = kind.__module__
         if home.startswith("torch.nn.modules.") and getattr(torch.nn, kind.__name__, None) is kind:
-            return "" if home.endswith((".container", ".module")) else kind.__name__
+            holds = home.endswith((".container", ".module")) and kind.__name__ not in lists
+            return "" if holds else kind.__name__
     return ""
+
+
+def modules_of(module: torch.nn.Module) -> tuple[Module, ...]:
+    """A module and all inside of it, each before its children, with plain attributes of those of torch.nn's classes."""
+    first: dict[int, str] = {}
+    found: list[Module] = []
+    same: set[str] = set()
+    whole: Any = module
+    for path, one in whole.named_modules(remove_duplicate=False):
+        inside = any(path.startswith(f"{other}.") for other in same)
+        if inside:  # of what is the same as another
+            continue
+        if id(one) in first:
+            same.add(path)
+            found.append(Module(path, same=first[id(one)]))
+            continue
+        first[id(one)] = path
+        kind = class_of_torch(one, LISTS)
+        own = vars(one).items() if kind else ()
+        has = ((n, v) for n, v in own if not n.startswith("_") and n != "training" and n.isidentifier() and _is_plain(v))
+        found.append(Module(path, kind, tuple(has)))
+    return tuple(found)
+
+
+def _is_plain(value: object) -> TypeGuard[Arg]:
+    if isinstance(value, tuple):
+        return len(cast("tuple[object, ...]", value)) <= MOST and all(map(_is_plain, cast("tuple[object, ...]", value)))
+    return value is None or type(value) in (bool, int, str) or (type(value) is float and isfinite(value))
 
 
 def as_pairs(tensor: torch.Tensor) -> torch.Tensor:

@@ -35,6 +35,7 @@ class Samples:
 
 Size: TypeAlias = int | Samples
 FOURIER = "fourier"
+LISTS = ("Sequential", "ModuleList", "ModuleDict")  # of modules
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,23 @@ class Call:
     kind: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A module of the source, as people read it: a child of another, with attributes.
+
+    Args:
+        path: dotted; "" is the whole.
+        kind: the class of torch.nn that it is of, containers too; "" for others.
+        has: plain attributes of such a class: numbers, texts, None and tuples of them.
+        same: the path, before, of the very same module.
+    """
+
+    path: str
+    kind: str = ""
+    has: tuple[tuple[str, Arg], ...] = ()
+    same: str = ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Graph:
     """A module's forward pass.
@@ -108,6 +126,7 @@ class Graph:
         outputs: (name, value): "output" where the module gives one tensor; the keys of a mapping; "0", "1", ... of a
             tuple, without those that are None; nested ones with points between.
         aliases: (another name in the state dict, name of the parameter or buffer that it is too).
+        modules: of the source, each before its children; none in files that were made before these were kept.
     """
 
     name: str
@@ -122,6 +141,7 @@ class Graph:
     updates: tuple[tuple[str, str], ...]
     outputs: tuple[tuple[str, str], ...]
     aliases: tuple[tuple[str, str], ...]
+    modules: tuple[Module, ...] = ()
     source_file: Source = field(default_factory=Source, compare=False)
 
     @property

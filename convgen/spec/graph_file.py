@@ -12,6 +12,8 @@
     calls:
       - {make: conv1, op: conv2d, args: ["%x", "%conv1.weight", null, [2, 2], ...], shape: [N, 64, 32, 32],
          module: conv1, kind: Conv2d}                       # in one line
+    modules:
+      conv1: {kind: Conv2d, has: {in_channels: 3, kernel_size: [7, 7], ...}}
 
 In arguments `%NAME` is a value and `N` or `3*N` a multiple of the number of samples; a text that would read as one of
 them has `%%` before it.
@@ -27,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from convgen.errors import InputError
-from convgen.spec.graph import Arg, Call, Graph, Ref, Samples, Value
+from convgen.spec.graph import Arg, Call, Graph, Module, Ref, Samples, Value
 from convgen.spec.graph_reader import DTYPE, SAMPLES, is_graph_file, read_graph
 
 if TYPE_CHECKING:
@@ -90,7 +92,16 @@ def write_graph(graph: Graph) -> str:
     for key in ("updates", "outputs", "aliases"):
         pairs: tuple[tuple[str, str], ...] = getattr(graph, key)
         lines += _block(key, (f"{_scalar(a)}: {_scalar(b)}" for a, b in pairs), "{}")
+    if graph.modules:
+        lines += _block("modules", (f"{_scalar(m.path)}: {_module(m)}" for m in graph.modules), "{}")
     return "\n".join(lines) + "\n"
+
+
+def _module(module: Module) -> str:
+    said = {"same": _scalar(module.same)} if module.same else {}
+    said |= {"kind": _scalar(module.kind)} if module.kind else {}
+    said |= {"has": _mapping({n: _flow(_escaped(v)) for n, v in module.has})} if module.has else {}
+    return _mapping(said)
 
 
 def _block(key: str, entries: Iterable[str], empty: str) -> list[str]:

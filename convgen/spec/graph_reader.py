@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any, cast
 
 from convgen.errors import InputError
-from convgen.spec.graph import DTYPES, Arg, Call, Graph, Ref, Samples, Size, Value
+from convgen.spec.graph import DTYPES, Arg, Call, Graph, Module, Ref, Samples, Size, Value, refs
 from convgen.spec.names import did_you_mean
 from convgen.spec.source import KeyPath, Source, locate
 from convgen.spec.text import as_list, shown
@@ -16,7 +17,7 @@ from convgen.spec.yaml import read_yaml
 
 KEYS = (
     "network", "source", "modes", "batch", "dtype", "inputs", "parameters", "buffers", "constants", "calls", "updates",
-    "outputs", "aliases",
+    "outputs", "aliases", "modules",
 )  # fmt: skip
 NEEDED = ("network", "modes", "batch", "inputs", "calls", "outputs")
 CALL_KEYS = ("make", "op", "args", "shape", "dtype", "module", "kind")
@@ -90,6 +91,7 @@ class _Reader:
             updates=updates,
             outputs=self.pairs(data, "outputs"),
             aliases=self.pairs(data, "aliases", held),
+            modules=self.modules(data.get("modules")),
             source_file=self.source,
         )
 
@@ -181,6 +183,30 @@ class _Reader:
             raise InputError(f"{shown(name)} is no value that stands before", path, hint=hint)
         return name
 
+    def modules(self, data: object) -> tuple[Module, ...]:
+        found: dict[str, Module] = {}
+        for path, said in _entries(data, ("modules",)):
+            where: KeyPath = ("modules", path)
+            entry = dict(_entries(said, where))
+            _check_keys(entry, where, ("kind", "has", "same"), ())
+            if path and not all(path.split(".")):
+                raise InputError(f"a module can't be called {shown(path)}", where, hint="names with points between")
+            kind, same = (_text(entry.get(key, ""), (*where, key)) for key in ("kind", "same"))
+            if kind and not kind.isidentifier():
+                raise InputError(f"kind can't be {shown(kind)}", (*where, "kind"), hint="a class of torch.nn")
+            if same and (same not in found or found[same].same):
+                hint = did_you_mean(same, [*found], "the path of a module that stands before")
+                raise InputError(f"{shown(same)} is no module that stands before", (*where, "same"), hint=hint)
+            has: list[tuple[str, Arg]] = []
+            for name, value in _entries(entry.get("has"), (*where, "has")):
+                read = self.arg(value, (*where, "has", name))
+                if refs(read) or not name.isidentifier() or not _is_finite(read):
+                    hint = "a name, and numbers, text, null and lists of these"
+                    raise InputError(f"an attribute can't be {name}: {shown(value)}", (*where, "has", name), hint=hint)
+                has.append((name, read))
+            found[path] = Module(path, kind, tuple(has), same)
+        return tuple(found.values())
+
     def pairs(self, data: dict[str, Any], key: str, of: list[str] | None = None) -> tuple[tuple[str, str], ...]:
         found: list[tuple[str, str]] = []
         for name, value in _entries(data.get(key), (key,)):
@@ -190,6 +216,12 @@ class _Reader:
                 raise InputError(f"{made} is no parameter or buffer", (key, name), hint=hint)
             found.append((name, made))
         return tuple(found)
+
+
+def _is_finite(value: Arg) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_finite, value))
+    return not isinstance(value, Samples) and not (isinstance(value, float) and not isfinite(value))
 
 
 def _check_keys(data: dict[str, Any], path: KeyPath, known: tuple[str, ...], needed: tuple[str, ...]) -> None:

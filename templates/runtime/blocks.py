@@ -178,6 +178,12 @@ class Block(torch.Tensor):
             return self.shape if dim is None else self.shape[dim]
         return torch.Size(self.held.whole)
 
+    def numel(self) -> int:
+        """How many elements the whole tensor has, as its norm and sum are of these; `shape` is this rank's block's."""
+        return self._block.numel() if self.held is None else math.prod(self.held.whole)
+
+    nelement = numel
+
     @property
     def place(self) -> Any:
         """What two blocks must have in common to be added or copied: the same part of a tensor of the same shape."""
@@ -234,7 +240,7 @@ class Block(torch.Tensor):
             raise RuntimeError(f"{names}: {what}")
         box = self.held.box
         chunk = ChunkStorageMetadata(torch.Size([lo for lo, _ in box]), torch.Size([hi - lo for lo, hi in box]))
-        return [chunk] if self.numel() else []
+        return [chunk] if self._block.numel() else []
 
     def __create_write_items__(self, fqn: str, object: Any) -> list[Any]:
         from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties

@@ -13,10 +13,10 @@ from torch.distributed.tensor import DTensor
 
 from .mesh import shared
 
-# torch.nn.utils takes norms of gradients, stacks them, and multiplies gradients by a number. DTensor's dispatcher has no
-# way for lists that are not of DTensors on one mesh alone; these get one: norms are as of each alone, a stack of numbers
-# is of plain ones, products are each kind's. Any other list is as torch has it, and so is one without a DTensor on a mesh
-# of generated modules.
+# torch.nn.utils takes norms of gradients, stacks them, and multiplies or clamps gradients. DTensor's dispatcher has no way
+# for lists that are not of DTensors on one mesh alone; these get one: norms are as of each alone, a stack of numbers is
+# of plain ones, products are each kind's. Any other list is as torch has it, and so is one without a DTensor on a mesh of
+# generated modules.
 
 
 def is_mixed(tensors: Any) -> bool:
@@ -34,7 +34,7 @@ def as_torch_has_it(op: Any, args: Any, kwargs: Any) -> Any:
     return dispatcher.wrap(made, info.output_sharding.output_spec)
 
 
-def plain_number(t: Tensor) -> Tensor:
+def plain_number(t: Any) -> Any:
     return t.full_tensor() if isinstance(t, DTensor) else t
 
 
@@ -55,18 +55,19 @@ def stack_of_mixed(op: Any, args: Any, kwargs: Any) -> Any:
     return op([plain_number(t) for t in tensors], *others, **kwargs)
 
 
-def product_of_mixed(op: Any, args: Any, kwargs: Any) -> Any:
-    tensors, factor = args
-    if not is_mixed([*tensors, *([factor] if isinstance(factor, DTensor) else [])]):
+def each_kind_in_place(op: Any, args: Any, kwargs: Any) -> None:
+    tensors, *others = args
+    if not is_mixed([*tensors, *(t for t in others if isinstance(t, DTensor))]):
         return as_torch_has_it(op, args, kwargs)
-    plain = plain_number(factor)
+    kinds: dict[Any, list[Tensor]] = {}
     for t in tensors:
-        if isinstance(t, DTensor):
-            t.mul_(plain)
-    if rest := [t for t in tensors if not isinstance(t, DTensor)]:
-        op(rest, plain)
+        kinds.setdefault(t.device_mesh if isinstance(t, DTensor) else None, []).append(t)
+    for alike in kinds.values():
+        op(alike, *map(plain_number, others), **kwargs)
 
 
 DTensor._op_dispatcher._custom_op_handlers.setdefault(torch.ops.aten._foreach_norm.Scalar, norms_of_mixed)
 DTensor._op_dispatcher._custom_op_handlers.setdefault(torch.ops.aten.stack.default, stack_of_mixed)
-DTensor._op_dispatcher._custom_op_handlers.setdefault(torch.ops.aten._foreach_mul_.Tensor, product_of_mixed)
+DTensor._op_dispatcher._custom_op_handlers.setdefault(torch.ops.aten._foreach_mul_.Tensor, each_kind_in_place)
+DTensor._op_dispatcher._custom_op_handlers.setdefault(torch.ops.aten._foreach_clamp_min_.Scalar, each_kind_in_place)
+DTensor._op_dispatcher._custom_op_handlers.setdefault(torch.ops.aten._foreach_clamp_max_.Scalar, each_kind_in_place)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -30,6 +31,7 @@ from .steps import GraphedStep
 from .travel import RowHere
 
 MASKS = 4096  # calls whose backward pass may be to come
+DRAWN = "convgen"  # where the metadata of a state dict has the seed and the step of what is drawn
 
 
 def as_pairs(tensor: Tensor) -> Tensor:
@@ -48,7 +50,12 @@ class NetworkModule(Known):
     _net: ClassVar[Net]
     _aliases: ClassVar[Mapping[str, str]] = {}
     _frozen: ClassVar[tuple[str, ...]] = ()  # of parameters: what the source does not train
-    _kinds: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # torch's own modules of the source, by class
+    # Modules of the source: paths, in order, with the number of their kind or the path of the same one before; and the
+    # kinds: a class of torch.nn, if any, and plain attributes.
+    _paths: ClassVar[Mapping[str, int | str]] = {}
+    _kinds: ClassVar[Sequence[tuple[str, Mapping[str, Any]]]] = ()
+    _norms: ClassVar[tuple[str, ...]] = ()  # whose mode is their own
+    _moded: ClassVar[tuple[str, ...]] = ()  # others that compute in training what they don't in evaluation
     _pairs: ClassVar[tuple[str, ...]] = ()  # complex in the source: here with a last dimension of both parts
     _inputs: ClassVar[tuple[str, ...]]
     _types: ClassVar[tuple[str, ...]]
@@ -68,6 +75,9 @@ class NetworkModule(Known):
         self._repeated = set[int]()
         net, here = self._net, self._net.here(mesh)
         self._of, device = net.name, "meta" if torch.get_default_device().type == "meta" else net.device
+        self._said = self._kinds[0][1] if self._paths else {}
+        for path in self._paths:
+            self._owner(f"{path}.")
         for name in self._learnt:
             block = torch.empty(here.shape(net.stored[name]), dtype=net.dtype, device=device)
             value = torch.nn.Parameter(self._as_known(name, block, parameters), requires_grad=name not in self._frozen)
@@ -84,13 +94,14 @@ class NetworkModule(Known):
                 owner.register_buffer(leaf, self._known[same])
             else:
                 owner.register_parameter(leaf, self._known[same])
-        for path in (p for paths in self._kinds.values() for p in paths):  # dropouts, which hold nothing
-            self._owner(f"{path}.")
         self._wanted = {
             n: (tuple(net.placements(n, mesh) or ()), here.frame(net.stored[n]), here.shape(net.stored[n]))
             for n in self._owners
         }
-        self._scopes = [m for m in self.modules() if m is not self]
+        self._scopes = {path: m for path, m in self.named_modules(remove_duplicate=False) if path}
+        norms = {self._scopes[path] for path in self._norms}
+        self._own_mode = {path: one for path, one in self._scopes.items() if one in norms}
+        self._tied = {self._nearest(path) for path in self._moded}
         if device != "meta":
             self.reset_parameters(seed)
         if self._modes == ("eval",):
@@ -112,13 +123,21 @@ class NetworkModule(Known):
         *path, leaf = name.split(".")
         for depth, part in enumerate(path):
             if part not in here._modules:
-                here.add_module(part, self._scope(".".join(path[: depth + 1])))
+                here._modules[part] = self._scope(".".join(path[: depth + 1]))
             here = here._modules[part]  # type: ignore[assignment]
         return here, leaf
 
-    def _scope(self, path: str) -> Scope:
-        kind = next((k for k, paths in self._kinds.items() if path in paths), "")
-        return of_kind(Scope, kind)(f"{self._net.name}: {path}")
+    def _scope(self, path: str) -> torch.nn.Module:
+        known = self._paths.get(path)
+        if isinstance(known, str):
+            return self._owner(f"{known}.")[0]
+        kind, said = ("", {}) if known is None else self._kinds[known]
+        return of_kind(Scope, kind)(f"{self._net.name}: {path}", said)
+
+    def _nearest(self, path: str) -> torch.nn.Module:
+        while path and path not in self._scopes:
+            path = path.rpartition(".")[0]
+        return self._scopes.get(path, self)
 
     @torch.no_grad()
     def reset_parameters(self, seed: int = 0) -> None:
@@ -140,12 +159,14 @@ class NetworkModule(Known):
 
     @torch.no_grad()
     def load_full(self, state: Mapping[str, Tensor]) -> None:
-        """This rank's blocks of a whole state dict of the source.
+        """This rank's blocks of a whole state dict of the source; and the seed and step of what is drawn at random, of
+        one of `full_state_dict`.
 
         Raises:
             KeyError: a name is missing, or not the network's.
         """
-        own = [n for n in (*self._learnt, *self._buffered) if self._buffered.get(n, ("", ""))[0] != "seed"]
+        drawn = getattr(state, "_metadata", {}).get(DRAWN, {})
+        own = [n for n in (*self._learnt, *self._buffered) if n not in self._seeds]
         missing = [n for n in own if n not in state and n not in self._constants]
         unknown = [n for n in state if n not in self._known and n not in self._aliases]
         if missing or unknown:
@@ -160,17 +181,50 @@ class NetworkModule(Known):
         for name in own:
             if name in state:
                 self._fill(name, state[name].detach())
+        for name in self._seeds:
+            if "seed" in drawn:
+                self._fill(name, torch.tensor([drawn["seed"], drawn["step"]]))
+            elif name in state:  # of `state_dict`
+                self._fill(name, local(state[name]))
 
     @torch.no_grad()
     def full_state_dict(self) -> dict[str, Tensor]:
-        """The source's state dict, whole, on every rank; every rank calls it."""
+        """The source's state dict, whole, on every rank; every rank calls it.
+
+        Its `_metadata`, which torch.save and copy.deepcopy keep, and `dict(...)` doesn't, has the seed and the step of
+        what the network draws at random, so that `load_full` of it goes on as this one would.
+        """
         here = self._net.here(self._mesh)
         found = {
             name: self._as_source(name, gathered(local(value), self._net.stored[name], here))
             for name, value in self._known.items()
             if self._buffered.get(name, ("", ""))[0] not in ("seed", "constant")
         }
-        return found | {name: found[same] for name, same in self._aliases.items()}
+        state: Any = OrderedDict(found | {name: found[same] for name, same in self._aliases.items()})
+        state._metadata = OrderedDict()
+        for name in self._seeds:
+            state._metadata[DRAWN] = dict(zip(("seed", "step"), local(self._known[name]).tolist(), strict=True))
+        return state
+
+    @property
+    def _seeds(self) -> list[str]:
+        return [n for n, (how, _) in self._buffered.items() if how == "seed"]
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        """As any module does; of whole tensors, as of the source's state dict, this rank's blocks are taken."""
+        here, all_known = self._net.here(self._mesh), self._known
+        for name in (*self._owners, *self._aliases):
+            own, key = self._aliases.get(name, name), f"{prefix}{name}"
+            known, given = all_known[own], state_dict.get(key)
+            if isinstance(known, (Block, DTensor)) and type(given) in (Tensor, torch.nn.Parameter):
+                whole, split = as_pairs(given) if own in self._pairs else given, self._net.stored[own]
+                if tuple(whole.shape) == split.extents:
+                    block = block_of(whole.detach(), split, self._net, here.place)
+                    block = block.to(self._net.device, copy=True, memory_format=torch.contiguous_format)
+                    state_dict[key] = self._as_known(own, block, "blocks" if isinstance(known, Block) else "dtensors")
+            elif given is None and name in self._seeds:
+                state_dict[key] = known.detach()  # the source has none
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
     @torch.no_grad()
     def full_gradients(self) -> dict[str, Tensor]:
@@ -235,16 +289,27 @@ class NetworkModule(Known):
                 return self._run(given, known, count, here)
         return self._run(given, known, count, here)
 
+    def _apart(self) -> frozenset[str]:
+        """Batch norms in the other mode than the network, by all of their paths."""
+        return frozenset([path for path, one in self._own_mode.items() if one.training != self.training])
+
+    def _mode_text(self) -> str:
+        """The network's mode, and which modules compute in the other one: what is to be alike on all ranks."""
+        names, apart = ("eval", "train"), ", ".join(sorted(self._apart()))
+        return names[self.training] + (f", but {names[not self.training]}: {apart}" if apart else "")
+
     def _misfits(self, known: Mapping[str, Any]) -> Iterator[Exception]:
         """What has become of parameters, buffers and modules that a network can't run with."""
         name = self._net.name
-        for scope in self._scopes:
-            if scope.training != self.training:
-                modes = [("evaluation", "training")[m] for m in (scope.training, self.training)]
-                yield RuntimeError(
-                    f"{scope._of} is in {modes[0]}, the network in {modes[1]}: it has one mode, that "
-                    "of model.train() or model.eval()"
-                )
+        both = len(self._modes) > 1
+        for path, scope in self._scopes.items():
+            if scope.training == self.training or path in self._own_mode or (both and scope not in self._tied):
+                continue
+            modes = [("evaluation", "training")[m] for m in (scope.training, self.training)]
+            yield RuntimeError(
+                f"{scope._of} is in {modes[0]}, the network in {modes[1]}: batch norms may be, as bn.eval() has them; "
+                "the others have one mode, that of model.train() or model.eval()"
+            )
         for n, t in known.items():
             placements, box, shape = self._wanted[n]
             if isinstance(t, DTensor):
@@ -291,9 +356,10 @@ class NetworkModule(Known):
         buckets = Buckets(self._buckets, learns, here) if self._buckets and torch.is_grad_enabled() else None
         inside = InsideAll.apply(net.name, learns, buckets, *(known[n] for n in learns)) if learns else ()
         blocks |= zip(learns, inside, strict=True)
-        drawn = next((blocks[n] for n, (how, _) in self._buffered.items() if how == "seed"), None)
+        drawn = next((blocks[n] for n in self._seeds), None)
         mask = None if drawn is None else self._mask(drawn)
-        made = self.compute(Run(Called(self, here.place, count, blocks, mask, buckets)), *given)
+        called = Called(self, here.place, count, blocks, mask, buckets, self.training, self._apart())
+        made = self.compute(Run(called), *given)
         return kept(made) if torch.is_grad_enabled() and is_kept_elsewhere() else made
 
     def _mask(self, drawn: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from .mesh import places
 from .transport import Group
 
 
-class Reduction(NamedTuple):
+class NumberOf(NamedTuple):
     """How a number of a whole tensor is made.
 
     Attributes:
@@ -64,23 +64,23 @@ def _norm_of_nothing(said: dict[str, Any]) -> float:
     return math.inf if _order(said) < 0 else 0.0
 
 
-_SUM = Reduction(_sum, lambda parts, _: parts.sum(0), lambda _: 0)
-_NORM = Reduction(_norm, _norm_of_norms, _norm_of_nothing)
-_LARGEST = Reduction(lambda x, _: x.amax(), lambda parts, _: parts.amax(0), lambda _: -math.inf)
-_SMALLEST = Reduction(lambda x, _: x.amin(), lambda parts, _: parts.amin(0), lambda _: math.inf)
-REDUCTIONS: dict[str, Reduction] = {
+_SUM = NumberOf(_sum, lambda parts, _: parts.sum(0), lambda _: 0)
+_NORM = NumberOf(_norm, _norm_of_norms, _norm_of_nothing)
+_LARGEST = NumberOf(lambda x, _: x.amax(), lambda parts, _: parts.amax(0), lambda _: -math.inf)
+_SMALLEST = NumberOf(lambda x, _: x.amin(), lambda parts, _: parts.amin(0), lambda _: math.inf)
+REDUCTIONS: dict[str, NumberOf] = {
     "sum": _SUM,
     "mean": _SUM,
-    "count_nonzero": Reduction(lambda x, _: x.count_nonzero(), _SUM.joined, _SUM.empty),
+    "count_nonzero": NumberOf(lambda x, _: x.count_nonzero(), _SUM.joined, _SUM.empty),
     "linalg_vector_norm": _NORM,
     "_foreach_norm": _NORM,
-    "_foreach_powsum": Reduction(_powers, _SUM.joined, _SUM.empty),
+    "_foreach_powsum": NumberOf(_powers, _SUM.joined, _SUM.empty),
     "amax": _LARGEST,
     "max": _LARGEST,
     "amin": _SMALLEST,
     "min": _SMALLEST,
-    "any": Reduction(lambda x, _: x.any().to(torch.uint8), _LARGEST.joined, lambda _: 0),
-    "all": Reduction(lambda x, _: x.all().to(torch.uint8), _SMALLEST.joined, lambda _: 1),
+    "any": NumberOf(lambda x, _: x.any().to(torch.uint8), _LARGEST.joined, lambda _: 0),
+    "all": NumberOf(lambda x, _: x.all().to(torch.uint8), _SMALLEST.joined, lambda _: 1),
 }  # fmt: skip
 # Of `max`, `any` and their like those that give one number; of the others dimensions are said_by_name.
 TO_ONE = ("default", "Scalar", "dim_IntList", "dim")
@@ -122,7 +122,7 @@ def numbers_of(name: str, blocks: Sequence[Any], said: dict[str, Any]) -> list[T
     return [_as_asked(name, b, made, said) for b, made in zip(blocks, parts, strict=True)]
 
 
-def _part(how: Reduction, x: Tensor, said: dict[str, Any]) -> Tensor:
+def _part(how: NumberOf, x: Tensor, said: dict[str, Any]) -> Tensor:
     if x.numel():
         return how.part(x, said)
     kind = how.part(x.new_ones(1), said).dtype  # of a rank that has some

@@ -38,7 +38,8 @@ class BatchNorm(NamedTuple):
 
 class Called(NamedTuple):
     """A call of a network: this rank's plain blocks of parameters and buffers, and of the seed as it was; and buckets
-    for gradients, where there are some. `first`: not one that backward repeats, so that buffers are renewed."""
+    for gradients, where there are some. `first`: not one that backward repeats, so that buffers are renewed. `apart`:
+    batch norms in the other mode than the network."""
 
     module: NetworkModule
     place: Place
@@ -46,6 +47,8 @@ class Called(NamedTuple):
     blocks: dict[str, Tensor]
     seed: Tensor | None
     buckets: Buckets | None
+    training: bool
+    apart: frozenset[str] = frozenset()
     first: bool = True
 
 
@@ -59,7 +62,7 @@ class Run:
     def __init__(self, of: Called, prefix: str = "", start: str = "") -> None:
         self.of, self.prefix, self.start = of, prefix, start
         self.net, self.place, self.batch = of.module._net, of.place, of.batch
-        self.training, self.seed = of.module.training, of.seed
+        self.training, self.seed = of.training, of.seed
         self.name, self.grid, self.sums = self.net.name, self.net.grid, self.net.sums
         self.dtype, self.wide, self.device = self.net.dtype, self.net.wide, self.net.device
 
@@ -74,6 +77,10 @@ class Run:
     def __getitem__(self, name: str) -> Tensor:
         """This rank's plain block of a parameter or buffer."""
         return self.of.blocks[f"{self.prefix}{name}"]
+
+    def trains(self, name: str) -> bool:
+        """Whether a batch norm computes as in training: a module's name within this one; "" is this one."""
+        return self.training != (f"{self.prefix}{name}".removesuffix(".") in self.of.apart)
 
     def step(self, label: str) -> str:
         """What a row's steps are called in the program: within the module, or of their own name; "" is the module."""
@@ -105,7 +112,7 @@ class Run:
 
     def update(self, name: str, value: Tensor) -> None:
         """A buffer's new value."""
-        if self.training and self.of.first:
+        if self.of.first and self.trains(name.rpartition(".")[0]):
             if self[name].shape != value.shape:  # copy_ would spread it
                 sizes = f"{list(self[name].shape)} here, its new value {list(value.shape)}"
                 raise RuntimeError(f"{self.name}: {self.prefix}{name} is {sizes}")
@@ -121,18 +128,19 @@ class Run:
         blocks, module = self.of.blocks, f"{self.prefix}{name}".removesuffix(".")
         names = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
         w, b, mean, variance, counted = [blocks.get(f"{module}.{n}") for n in names]
-        own = self.training or mean is None
+        trains = self.trains(name)
+        own = trains or mean is None
         step, buckets = self.step(label), self.of.buckets
         stand = rows.moments.stand(self, f"{step}_moments")
         of = cast(Any, stand.operation).of
         if isinstance(stand.operation, PartMoments):
-            return self._alone(rows, step, x, (w, b), (mean, variance), counted)
-        if self.training and of.count == 1:
+            return self._alone(rows, step, x, (w, b), (mean, variance), counted, trains)
+        if trains and of.count == 1:
             shape = list(of.shape)
             raise ValueError(
                 f"{self.name}: {module}: expected more than 1 value per channel when training, got input size {shape}"
             )
-        renews = self.training and self.of.first
+        renews = trains and self.of.first
         if renews and counted is not None:
             counted.add_(1)
         if stand.joined is None:
@@ -141,7 +149,7 @@ class Run:
             stand.joined = Joined(stand, coefficients, centred, rows.eps)
         joined: Joined = stand.joined
         if joined.is_silent and x.numel():
-            if self.training and not renews and mean is not None and variance is not None:
+            if trains and not renews and mean is not None and variance is not None:
                 mean, variance = mean.clone(), variance.clone()
             return batch_normed(x, w, b, mean, variance, own, rows.momentum, rows.eps)
         if own and joined.is_joint:
@@ -166,7 +174,8 @@ class Run:
         return made
 
     def _alone(
-        self, rows: BatchNorm, step: str, x: Tensor, vectors: Pair, running: Pair, counted: Tensor | None
+        self, rows: BatchNorm, step: str, x: Tensor, vectors: Pair, running: Pair, counted: Tensor | None,
+        trains: bool,
     ) -> Tensor:
         """Batch norm of a rank's block by its own statistics."""
         stand = rows.moments.stand(self, f"{step}_moments")
@@ -176,15 +185,15 @@ class Run:
             stand.joined = Alone(stand, coefficients, averaged, rows.eps)
         alone: Alone = stand.joined
         mean, variance = running
-        if not self.training and mean is not None and variance is not None:
+        if not trains and mean is not None and variance is not None:
             return alone.evaluated(self.place, x, vectors, (mean, variance), self.of.buckets)
-        if self.training:
+        if trains:
             cast(Any, stand.operation).of.check()
-        renews = self.training and self.of.first
+        renews = trains and self.of.first
         if renews and counted is not None:
             counted.add_(1)
         y, own = alone.run(self.place, x, vectors, self.of.buckets)
-        if self.training and mean is not None and variance is not None:
+        if trains and mean is not None and variance is not None:
             with torch.no_grad():
                 new = alone.averaged(self.place, own)
                 for old, now in zip((mean, variance), new, strict=True) if renews else ():

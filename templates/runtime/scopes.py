@@ -9,9 +9,10 @@ on. They find the same ones here; what would change how a module computes is ref
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import operator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -19,11 +20,35 @@ from torch import Tensor
 from .blocks import Block
 from .conv_module import refuse_whole_state
 
+Said = Mapping[str, Any]  # plain attributes of a module of torch.nn, by name
+LISTS = ("Sequential", "ModuleList")
+READ = ("__len__", "__iter__", "__contains__", "__reversed__", "keys", "items", "values")  # of containers
+READ_ALONE = "what a network computes is compiled: change the module, and then parallelize or import it anew"
+
 
 class Known(torch.nn.Module):
-    """A module whose tensors may be Blocks."""
+    """A module whose tensors may be Blocks, and whose children are the source's."""
 
     _of: str
+    _said: Said = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return self._said[name] if name in self._said else torch.nn.Module.__getattr__(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, torch.nn.Module) or name in self.__dict__.get("_modules", ()):
+            raise RuntimeError(f"{self._of}.{name} can't be set: {READ_ALONE}")
+        torch.nn.Module.__setattr__(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if any(name in self.__dict__[kind] for kind in ("_modules", "_parameters", "_buffers")):
+            raise RuntimeError(f"{self._of}.{name} can't be deleted: {READ_ALONE}")
+        torch.nn.Module.__delattr__(self, name)
+
+    def add_module(self, name: str, module: torch.nn.Module | None) -> None:
+        raise RuntimeError(f"{self._of} can't get a module {name}: {READ_ALONE}")
+
+    register_module = add_module
 
     def _refuse_whole(self) -> None:
         if any(isinstance(t, Block) for t in (*self._parameters.values(), *self._buffers.values())):
@@ -49,23 +74,36 @@ def not_its_own(self: Any, *_: Any, **__: Any) -> Any:
     )
 
 
+def picked(self: Any, index: Any) -> Any:
+    """A child, by number or name; of a slice a list of these children."""
+    children = self._modules
+    if isinstance(index, str):
+        return children[index]
+    if not isinstance(index, slice):
+        return list(children.values())[operator.index(index)]
+    kept = [pair for i, pair in enumerate(children.items()) if i in range(len(children))[index]]
+    some = of_kind(Scope, self._kind)(f"{self._of}[{index.start}:{index.stop}]")
+    some._modules.update(kept if self._kind == LISTS[0] else {str(i): child for i, (_, child) in enumerate(kept)})
+    return some
+
+
 class Scope(Known):
     """A module of the source, for its parameters' names."""
 
     _kind = ""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, said: Said | None = None) -> None:
         torch.nn.Module.__init__(self)  # not that of its kind
-        self._of = name
+        self._of, self._said = name, said or {}
 
     forward = register_forward_hook = register_forward_pre_hook = never_called
     register_full_backward_hook = register_full_backward_pre_hook = register_backward_hook = never_called
 
     def __setattr__(self, name: str, value: Any) -> None:
         held = name in self.__dict__ or isinstance(value, (Tensor, torch.nn.Module)) or name.startswith("_")
-        if not (held or name in ("_of", "training") or name in (*self._parameters, *self._buffers)):
-            raise RuntimeError(f"{self._of}.{name} can't be set: what a network computes is compiled; import it anew")
-        torch.nn.Module.__setattr__(self, name, value)
+        if not (held or name == "training" or name in (*self._parameters, *self._buffers)):
+            raise RuntimeError(f"{self._of}.{name} can't be set: {READ_ALONE}")
+        Known.__setattr__(self, name, value)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if not self._kind:
@@ -77,9 +115,11 @@ class Scope(Known):
 def of_kind(scope: type[Scope], kind: str) -> type[Scope]:
     """Scopes that are one of torch's modules to `isinstance`, and have none of its methods."""
     source = getattr(torch.nn, kind, None)
-    if source is None:
+    if not (isinstance(source, type) and issubclass(source, torch.nn.Module)) or source is torch.nn.Module:
         return scope
     own: dict[str, Any] = {"_kind": kind}
+    if kind in (*LISTS, "ModuleDict"):
+        own |= {"__getitem__": picked} | {name: getattr(source, name) for name in READ if hasattr(source, name)}
     for base in source.__mro__[: source.__mro__.index(torch.nn.Module)]:
         for name, value in vars(base).items():
             if hasattr(torch.nn.Module, name):
@@ -88,6 +128,23 @@ def of_kind(scope: type[Scope], kind: str) -> type[Scope]:
             elif callable(value) or isinstance(value, (property, staticmethod, classmethod)):
                 own.setdefault(name, not_its_own)
     return type(kind, (scope, source), own)
+
+
+class OfChildren(Known):
+    """A network whose source is a list of modules."""
+
+    _kinds: ClassVar[Sequence[tuple[str, Said]]]
+    __getitem__ = picked
+
+    @property
+    def _kind(self) -> str:
+        return self._kinds[0][0]
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._modules.values())
 
 
 def made_again(scope: type[Scope], kind: str, name: str) -> Scope:

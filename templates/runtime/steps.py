@@ -90,7 +90,7 @@ class GraphedStep:
     def _modes(self) -> tuple[Any, ...]:
         own = self._own()
         return (
-            self._model.training,
+            self._model._mode_text(),
             own is not None and own.training,
             torch.is_autocast_enabled(self._model._net.device),
         )
