@@ -405,6 +405,15 @@ class Inside(Function):
         raise TypeError("vmap maps over plain blocks, not over the members of a DTensor or a Block")
 
 
+def in_memory_as(strides: tuple[int, ...], block: Tensor) -> Tensor:
+    """The block with its dimensions in these strides' order. Autograd has plain gradients and Blocks lie as their
+    parameters do; of a DTensor it sees the strides of the whole, and fused steps go over memory as it comes."""
+    if block.stride() == strides:
+        return block
+    order = sorted(range(block.dim()), key=lambda d: -strides[d])
+    return block.permute(order).contiguous().permute([order.index(d) for d in range(block.dim())])
+
+
 class Around(Function):
     """A plain block as the DTensor or the Block that has this place."""
 
@@ -412,7 +421,7 @@ class Around(Function):
     def forward(block: Tensor, place: Any) -> Any:
         if isinstance(place, tuple):
             return Block(block, *place)
-        return DTensor(block.detach(), place, requires_grad=False)
+        return DTensor(in_memory_as(place.stride, block.detach()), place, requires_grad=False)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
