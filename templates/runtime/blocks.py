@@ -107,10 +107,12 @@ class Block(torch.Tensor):
             func(*tree_map(_inside, args), **tree_map(_inside, kwargs))
             return found_infinite(given, args[1])
         many = name.startswith("_foreach_") or name in cls.FUSED
-        cls._may(func, name, many, args, given)
+        makes_blocks = cls._may(func, name, many, args, given)
         result = func(*tree_map(_inside, args), **tree_map(_inside, kwargs))
         if result is None or func._schema.is_mutable:
             return result if result is None else kwargs.get("out", args[0])
+        if not makes_blocks:
+            return result
         if many:
             lists = [a for a in args if isinstance(a, (list, tuple))]
             places = [next((a[i] for a in lists if isinstance(a[i], Block)), None) for i in range(len(result))]
@@ -153,16 +155,20 @@ class Block(torch.Tensor):
             self.register_hook(KeepPlace(held, self.of))
 
     @classmethod
-    def _may(cls, func: Any, name: str, many: bool, args: Any, given: list[Block]) -> None:
-        """Refuse an operation that would not know that it sees parts."""
+    def _may(cls, func: Any, name: str, many: bool, args: Any, given: list[Block]) -> bool:
+        """Refuse an operation that would not know that it sees parts; whether what it makes are blocks in turn, and not
+        a tensor that all ranks have, of blocks that are whole tensors."""
         alike = (many or torch.Tag.pointwise in func.tags or name in cls.ALIKE) and name not in cls.NOT_POINTWISE
         parts = any(t.held is None for t in given)
         if name in cls.REARRANGED or (name == "copy_" and parts):
-            return
+            return True
         lists = [[t for t in a if isinstance(t, Tensor)] for a in args if isinstance(a, (list, tuple))]
         together = zip(*lists, strict=False) if many else [given]  # of operations on lists, element by element
         if alike and all(len({t.place for t in row if isinstance(t, Block)}) < 2 for row in together):
-            return
+            return True
+        draws = torch.Tag.nondeterministic_seeded in func.tags  # by rank: copies would part
+        if not (many or draws) and all(h.box == tuple((0, n) for n in h.whole) for t in given for h in t.of):
+            return False
         held = next((t.held for t in given if t.held), None) or min(given[0].of)
         why = "mix blocks of different places" if alike else "take blocks for whole tensors"
         # Not a TypeError, of which torch's operators make one of their own.
