@@ -233,7 +233,9 @@ def test_others_have_the_networks_mode(tmp_path: Path) -> None:
         for name in ("drop", "own"):
             model.train()
             model.get_submodule(name).eval()
-            with pytest.raises(RuntimeError, match=f"{name} is in evaluation, the network in training: batch norms may"):
+            with pytest.raises(
+                RuntimeError, match=f"{name} is in evaluation, the network in training: batch norms may"
+            ):
                 model(x)
         model.train()
         assert model._mode_text() == "train"

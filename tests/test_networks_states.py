@@ -43,7 +43,7 @@ def test_whole_tensors_are_taken(layout: str, kind: str, packages: Path) -> None
             assert not missing and not unexpected
             assert len(end.sent) == sent
         assert model.state_dict()["convgen.seed"].to_local().tolist() == [7, 0]  # the source has none, so it stays
-        own = {n: t for n, t in model.state_dict().items()}
+        own = dict(model.state_dict())
         other = net.Network(mesh, seed=4, parameters=kind)
         other.load_state_dict(own)  # a rank's own, as ever
         inside = nn.ModuleDict({"net": net.Network(mesh, parameters=kind), "head": nn.Linear(2, 2)})
@@ -150,7 +150,7 @@ def test_training_goes_on_as_it_would_have(kind: str, packages: Path, tmp_path: 
         torch.save(state, file)
         file.seek(0)
         copies = [state, copy.deepcopy(state), copy.copy(state), torch.load(file, weights_only=True)]
-        by_key = dict(state) | {"convgen.seed": first.state_dict()["convgen.seed"].clone()}
+        by_key = dict(state) | {"convgen.seed": first.state_dict()["convgen.seed"].to_local().clone()}
         own = copy.deepcopy(own)
         expected = train(first, optimizer, given[2:])
         for one in (*copies, by_key):

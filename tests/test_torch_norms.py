@@ -1,4 +1,4 @@
-"""Numbers of whole parameters, torch's own clipping and one optimizer for lists that mix all kinds, on real processes."""
+"""Numbers of whole parameters; torch's own clipping, and one optimizer, of lists that mix all kinds; on processes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,9 @@ def test_numbers_of_blocks_are_those_of_the_whole(kind: str) -> None:
                 wholly = m.gather({"weight": "dw", "bias": "dbias"}[name], p.grad, mesh)
                 torch.testing.assert_close(wholly, gradient, rtol=1e-12, atol=0, msg=lambda s, w=what: f"{w}: {s}")
         if ours.weight.shape != ours.weight.held.whole:
-            with pytest.raises(RuntimeError, match=r"the gradient of mean\(\) would be divided by what this rank holds"):
+            with pytest.raises(
+                RuntimeError, match=r"the gradient of mean\(\) would be divided by what this rank holds"
+            ):
                 ours.weight.mean()
         assert ours.weight.numel() == whole.weight.numel()
         return found
@@ -94,7 +96,7 @@ MIXES: dict[str, Sequence[str]] = {
 
 @pytest.mark.parametrize("mix", MIXES)
 def test_torchs_own_clipping_of_any_mix(mix: str) -> None:
-    """One list of ordinary parameters, one without a gradient among them, and of each of these kinds, on several meshes:
+    """One list of ordinary parameters, one without a gradient among them, and of these kinds, on several meshes:
     norms and clipped gradients are those of one device, in every order and way of torch's."""
     cases = [case_of(kind) for kind in MIXES[mix]]
 
@@ -118,7 +120,7 @@ def test_torchs_own_clipping_of_any_mix(mix: str) -> None:
     for norm_type in (2.0, 1.0, INF):
         for foreach in (None, True, False):
             ways[f"{norm_type} {foreach}"] = lambda ps, n=norm_type, f=foreach: clip_grad_norm_(ps, 0.5, n, foreach=f)
-    ways["in two"] = lambda ps: in_two(ps)
+    ways["in two"] = in_two
     truths = {way: clipped(all_whole(), clip) for way, clip in ways.items()}
 
     def program(rank: int) -> None:

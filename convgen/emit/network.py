@@ -275,7 +275,7 @@ class _Writer:
             arguments = [self._constant(i), f'"{name}"', *operands]
             call = f"run({', '.join(arguments)})"
         inside = f"{row.bound.module}.".startswith(prefix)
-        trains = f'run{"" if inside else ".whole"}.trains("{row.bound.module[len(prefix) * inside:]}")'
+        trains = f'run{"" if inside else ".whole"}.trains("{row.bound.module[len(prefix) * inside :]}")'
         if isinstance(row.bound.operation, PartStatistics | PartUpdate):
             nothing = None if len(makes) == 1 else (None,) * len(makes)
             call = f"{call} if {trains} else {nothing}"

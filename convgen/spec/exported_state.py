@@ -128,8 +128,9 @@ def modules_of(module: torch.nn.Module) -> tuple[Module, ...]:
             continue
         first[id(one)] = path
         kind = class_of_torch(one, LISTS)
-        own = vars(one).items() if kind else ()
-        has = ((n, v) for n, v in own if not n.startswith("_") and n != "training" and n.isidentifier() and _is_plain(v))
+        own: dict[str, Any] = {**vars(one), **one._parameters, **one._buffers} if kind else {}  # a bias of None, too
+        names = (n for n in own if not n.startswith("_") and n != "training" and n.isidentifier())
+        has = ((n, own[n]) for n in names if _is_plain(own[n]))
         found.append(Module(path, kind, tuple(has)))
     return tuple(found)
 

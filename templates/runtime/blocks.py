@@ -174,8 +174,8 @@ class Block(torch.Tensor):
         # Not a TypeError, of which torch's operators make one of their own.
         raise RuntimeError(
             f"{held.name}: {name} would {why}; this rank holds {list(held.box)} of {held.whole}. gather(...) gives the "
-            "whole tensor, differentiably; norm(), sum(), mean(), max() and min() of all elements are right; .to_local() is "
-            "the plain block; reset_parameters and load_full fill it"
+            "whole tensor, differentiably; norm(), sum(), mean(), max() and min() of all elements are right; "
+            ".to_local() is the plain block; reset_parameters and load_full fill it"
         )
 
     def size(self, dim: int | None = None) -> Any:
@@ -286,8 +286,9 @@ class KeepPlace(NamedTuple):
     of: frozenset[Held]
 
     def __call__(self, gradient: Tensor | None) -> Tensor | None:
-        made = gradient is None or isinstance(gradient, Block)
-        return gradient if made else Around.apply(gradient.contiguous(), tuple(self))
+        if gradient is None or isinstance(gradient, Block):
+            return gradient
+        return Around.apply(gradient.contiguous(), tuple(self))
 
 
 def keep_blocks(sharded: Any) -> None:

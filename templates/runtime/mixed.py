@@ -13,10 +13,10 @@ from torch.distributed.tensor import DTensor
 
 from .mesh import shared
 
-# torch.nn.utils takes norms of gradients, stacks them, and multiplies or clamps gradients. DTensor's dispatcher has no way
-# for lists that are not of DTensors on one mesh alone; these get one: norms are as of each alone, a stack of numbers is
-# of plain ones, products are each kind's. Any other list is as torch has it, and so is one without a DTensor on a mesh of
-# generated modules.
+# torch.nn.utils takes norms of gradients, stacks them, and multiplies or clamps gradients. DTensor's dispatcher has no
+# way for lists that are not of DTensors on one mesh alone. These get one: norms are as of each alone, a stack of numbers
+# is of plain ones, products are each kind's. Any other list is as torch has it, and so is one without a DTensor on a
+# mesh of generated modules.
 
 
 def is_mixed(tensors: Any) -> bool:

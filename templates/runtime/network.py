@@ -9,7 +9,7 @@ import math
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -75,7 +75,7 @@ class NetworkModule(Known):
         self._repeated = set[int]()
         net, here = self._net, self._net.here(mesh)
         self._of, device = net.name, "meta" if torch.get_default_device().type == "meta" else net.device
-        self._said = self._kinds[0][1] if self._paths else {}
+        self._said = self._kinds[0][1] if self._kinds else {}
         for path in self._paths:
             self._owner(f"{path}.")
         for name in self._learnt:
@@ -215,7 +215,7 @@ class NetworkModule(Known):
         here, all_known = self._net.here(self._mesh), self._known
         for name in (*self._owners, *self._aliases):
             own, key = self._aliases.get(name, name), f"{prefix}{name}"
-            known, given = all_known[own], state_dict.get(key)
+            known, given = all_known[own], cast(Any, state_dict.get(key))
             if isinstance(known, (Block, DTensor)) and type(given) in (Tensor, torch.nn.Parameter):
                 whole, split = as_pairs(given) if own in self._pairs else given, self._net.stored[own]
                 if tuple(whole.shape) == split.extents:

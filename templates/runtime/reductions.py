@@ -10,8 +10,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,71 +19,49 @@ from torch import Tensor
 from .mesh import places
 from .transport import Group
 
-
-class NumberOf(NamedTuple):
-    """How a number of a whole tensor is made.
-
-    Attributes:
-        part: of a rank's elements, in a wide type; takes what the operation was said_by_name for, too.
-        joined: of the parts, along dimension 0.
-        empty: what a rank without elements has.
-    """
-
-    part: Callable[[Tensor, dict[str, Any]], Tensor]
-    joined: Callable[[Tensor, dict[str, Any]], Tensor]
-    empty: Callable[[dict[str, Any]], float]
-
-
-def wide_type(x: Tensor, said: dict[str, Any]) -> torch.dtype:
-    """What parts are made and sent in."""
-    kind = said.get("dtype") or x.dtype
-    return torch.promote_types(kind, torch.float32) if kind.is_floating_point or kind.is_complex else torch.int64
-
-
-def _sum(x: Tensor, said: dict[str, Any]) -> Tensor:
-    return x.sum(dtype=wide_type(x, said))
+SUMS = ("sum", "mean", "count_nonzero", "_foreach_powsum")
+NORMS = ("linalg_vector_norm", "_foreach_norm")
+REDUCTIONS = frozenset({*SUMS, *NORMS, "amax", "max", "amin", "min", "any", "all"})
+# Of `max`, `any` and their like those that give one number; of the others dimensions are asked.
+TO_ONE = ("default", "Scalar", "dim_IntList", "dim")
 
 
 def _order(said: dict[str, Any]) -> float:
     return float(said.get("ord", 2))
 
 
-def _norm(x: Tensor, said: dict[str, Any]) -> Tensor:
-    return torch.linalg.vector_norm(x, _order(said), dtype=wide_type(x, said))
+def part_of(name: str, x: Tensor, said: dict[str, Any]) -> Tensor:
+    """A rank's part of a number, in a wide type."""
+    kind: torch.dtype = said.get("dtype") or x.dtype
+    wide = torch.promote_types(kind, torch.float32) if kind.is_floating_point or kind.is_complex else torch.int64
+    if "norm" in name or name == "_foreach_powsum":
+        found = torch.linalg.vector_norm(x, _order(said), dtype=wide)
+        return found if name in NORMS else found ** _order(said)
+    match name:
+        case "sum" | "mean":
+            return x.sum(dtype=wide)
+        case "count_nonzero":
+            return x.count_nonzero()
+        case "any" | "all":
+            return (x.any() if name == "any" else x.all()).to(torch.uint8)
+        case _:
+            return x.amax() if name in ("amax", "max") else x.amin()
 
 
-def _powers(x: Tensor, said: dict[str, Any]) -> Tensor:
-    return _norm(x, said) ** _order(said)
+def joined_parts(name: str, parts: Tensor, said: dict[str, Any]) -> Tensor:
+    """A number, of the ranks' parts along dimension 0."""
+    if name in SUMS or (name in NORMS and _order(said) == 0):  # which counts
+        return parts.sum(0)
+    if name in NORMS:
+        return torch.linalg.vector_norm(parts, _order(said), 0)
+    return parts.amax(0) if name in ("amax", "max", "any") else parts.amin(0)
 
 
-def _norm_of_norms(parts: Tensor, said: dict[str, Any]) -> Tensor:
-    return parts.sum(0) if _order(said) == 0 else torch.linalg.vector_norm(parts, _order(said), 0)  # 0 counts
-
-
-def _norm_of_nothing(said: dict[str, Any]) -> float:
-    return math.inf if _order(said) < 0 else 0.0
-
-
-_SUM = NumberOf(_sum, lambda parts, _: parts.sum(0), lambda _: 0)
-_NORM = NumberOf(_norm, _norm_of_norms, _norm_of_nothing)
-_LARGEST = NumberOf(lambda x, _: x.amax(), lambda parts, _: parts.amax(0), lambda _: -math.inf)
-_SMALLEST = NumberOf(lambda x, _: x.amin(), lambda parts, _: parts.amin(0), lambda _: math.inf)
-REDUCTIONS: dict[str, NumberOf] = {
-    "sum": _SUM,
-    "mean": _SUM,
-    "count_nonzero": NumberOf(lambda x, _: x.count_nonzero(), _SUM.joined, _SUM.empty),
-    "linalg_vector_norm": _NORM,
-    "_foreach_norm": _NORM,
-    "_foreach_powsum": NumberOf(_powers, _SUM.joined, _SUM.empty),
-    "amax": _LARGEST,
-    "max": _LARGEST,
-    "amin": _SMALLEST,
-    "min": _SMALLEST,
-    "any": NumberOf(lambda x, _: x.any().to(torch.uint8), _LARGEST.joined, lambda _: 0),
-    "all": NumberOf(lambda x, _: x.all().to(torch.uint8), _SMALLEST.joined, lambda _: 1),
-}  # fmt: skip
-# Of `max`, `any` and their like those that give one number; of the others dimensions are said_by_name.
-TO_ONE = ("default", "Scalar", "dim_IntList", "dim")
+def part_of_nothing(name: str, said: dict[str, Any]) -> float:
+    """What a rank without elements has for its part."""
+    if name in NORMS:
+        return math.inf if _order(said) < 0 else 0.0
+    return {"all": 1, "amax": -math.inf, "max": -math.inf, "amin": math.inf, "min": math.inf}.get(name, 0)
 
 
 def said_by_name(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -97,7 +75,7 @@ def reduces_to_one(func: Any, name: str, said: dict[str, Any]) -> bool:
     """Whether an operation makes one number of each Block, for which there is a way."""
     if name not in REDUCTIONS or func._overloadname not in TO_ONE:
         return False
-    if func._overloadname == "dim" and name not in ("mean",):  # max.dim has indices, too
+    if func._overloadname == "dim" and name != "mean":  # max.dim has indices, too
         return False
     x, dims = next(iter(said.values())), said.get("dim")
     if isinstance(x, (list, tuple)) or not dims:
@@ -107,8 +85,7 @@ def reduces_to_one(func: Any, name: str, said: dict[str, Any]) -> bool:
 
 def numbers_of(name: str, blocks: Sequence[Any], said: dict[str, Any]) -> list[Tensor]:
     """The number of each Block's whole tensor: a message for each set of ranks."""
-    how = REDUCTIONS[name]
-    parts = [_part(how, b._block, said) for b in blocks]
+    parts = [_part(name, b._block, said) for b in blocks]
     together: dict[tuple[int, tuple[int, ...], torch.dtype], list[int]] = {}
     for i, (b, part) in enumerate(zip(blocks, parts, strict=True)):
         together.setdefault((id(_end(b.held)), b.held.blocks, part.dtype), []).append(i)
@@ -116,17 +93,16 @@ def numbers_of(name: str, blocks: Sequence[Any], said: dict[str, Any]) -> list[T
         mine, end = torch.stack([parts[i] for i in members]), _end(blocks[members[0]].held)
         if len(ranks) > 1:
             got = end.all_gather(mine, [len(mine)] * len(ranks), Group(ranks, "ordered"))
-            mine = how.joined(got.view(len(ranks), -1), said)
+            mine = joined_parts(name, got.view(len(ranks), -1), said)
         for i, made in zip(members, mine, strict=True):
             parts[i] = made
     return [_as_asked(name, b, made, said) for b, made in zip(blocks, parts, strict=True)]
 
 
-def _part(how: NumberOf, x: Tensor, said: dict[str, Any]) -> Tensor:
+def _part(name: str, x: Tensor, said: dict[str, Any]) -> Tensor:
     if x.numel():
-        return how.part(x, said)
-    kind = how.part(x.new_ones(1), said).dtype  # of a rank that has some
-    value = how.empty(said)
+        return part_of(name, x, said)
+    kind, value = part_of(name, x.new_ones(1), said).dtype, part_of_nothing(name, said)
     if math.isinf(value) and not kind.is_floating_point:
         value = (torch.iinfo(kind).max if value > 0 else torch.iinfo(kind).min) if kind != torch.bool else value > 0
     return torch.full((), value, dtype=kind, device=x.device)

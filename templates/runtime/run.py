@@ -174,7 +174,13 @@ class Run:
         return made
 
     def _alone(
-        self, rows: BatchNorm, step: str, x: Tensor, vectors: Pair, running: Pair, counted: Tensor | None,
+        self,
+        rows: BatchNorm,
+        step: str,
+        x: Tensor,
+        vectors: Pair,
+        running: Pair,
+        counted: Tensor | None,
         trains: bool,
     ) -> Tensor:
         """Batch norm of a rank's block by its own statistics."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -30,7 +31,7 @@ class Known(torch.nn.Module):
     """A module whose tensors may be Blocks, and whose children are the source's."""
 
     _of: str
-    _said: Said = {}
+    _said: Said = MappingProxyType({})  # of copies, before they have theirs
 
     def __getattr__(self, name: str) -> Any:
         return self._said[name] if name in self._said else torch.nn.Module.__getattr__(self, name)
