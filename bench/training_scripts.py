@@ -2,11 +2,11 @@
 
     python bench/training_scripts.py [--only TEXT] [--grid C=2] [--kind blocks] [--json FILE] [--markdown]
 
-Every script of training_loops.py (torch alone) and training_loops_others.py (timm, Accelerate, Lightning, where they
-are installed) trains what `convgen.parallelize` gives on 2 or 4 processes with gloo, in float64, by the very lines that
-train the module on one process. A number is the largest error, relative to the largest number of its tensor, of
-parameters, buffers, averages and what the script logs, over all ranks. `refused`: all ranks raise, with the first line.
-`WRONG`: another result, `PARTED`: ranks part, and some wait for others.
+Every script of training_steps.py and training_runs.py (torch alone) and training_libraries.py (timm, Accelerate,
+Lightning, where they are installed) trains what `convgen.parallelize` gives on 2 or 4 processes with gloo, in float64,
+by the very lines that train the module on one process. A number is the largest error, relative to the largest number of
+its tensor, of parameters, buffers, averages and what the script logs, over all ranks. `refused`: all ranks raise, with
+the first line. `WRONG`: another result; `PARTED`: a rank raises while others wait for it.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ from convgen.verify.processes import ProcessFailed, spawn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import training_loops  # noqa: E402
-import training_loops_others  # noqa: E402
-from training_loops import Make, Script  # noqa: E402
+import training_libraries
+import training_runs
+import training_steps
+from training_steps import Make, Script
 
 KINDS = ("dtensors", "blocks")
 
@@ -156,7 +157,9 @@ def whole(value: Any) -> dict[str, Tensor]:
         return {"": torch.as_tensor(value, dtype=torch.float64)}
     if hasattr(value, "full_state_dict"):
         return value.full_state_dict()  # type: ignore[operator]
-    found = {n: t.detach().clone() for n, t in [*value.named_parameters(recurse=False), *value.named_buffers(recurse=False)]}
+    found = {
+        n: t.detach().clone() for n, t in [*value.named_parameters(recurse=False), *value.named_buffers(recurse=False)]
+    }
     for name, child in value.named_children():
         found |= {f"{name}.{n}": t for n, t in whole(child).items()}
     return found
@@ -234,7 +237,7 @@ def of_ranks(outcomes: Sequence[Outcome]) -> Outcome:
 
 
 Runs = Sequence[tuple[Script, str]]
-STUCK_S = 40.0  # for a script, on a machine that others use
+STUCK_S = 30.0  # for a script, on a machine that others use
 
 
 def run(case: Case, runs: Runs) -> list[Outcome]:
@@ -283,7 +286,8 @@ def installed(script: Script) -> bool:
     return not script.needs or importlib.util.find_spec(script.needs) is not None
 
 
-SCRIPTS = (*training_loops.script.found, *training_loops_others.script.found)
+OF_TORCH = (*training_steps.script.found, *training_runs.script.found)
+SCRIPTS = (*OF_TORCH, *training_libraries.script.found)
 
 
 def main() -> None:
@@ -298,7 +302,7 @@ def main() -> None:
     torch.set_default_dtype(torch.float64)
     chosen = [s for s in SCRIPTS if given.only in s.name]
     for library in sorted({s.needs for s in chosen if not installed(s)}):
-        print(f"without {library}, which is not installed: training_loops_others.py says how", flush=True)
+        print(f"without {library}, which is not installed: training_libraries.py says how", flush=True)
     chosen = [s for s in chosen if installed(s)]
     kinds = [given.kind] if given.kind else list(KINDS)
     found: dict[tuple[str, str, str], Outcome] = {}

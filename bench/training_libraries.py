@@ -1,7 +1,8 @@
-"""Training as people write it with libraries beside torch: timm, Accelerate, Lightning. See training_loops.py.
+r"""Training as people write it with libraries beside torch: timm, Accelerate, Lightning. See training_steps.py.
 
-    pip install --no-deps --target build/training accelerate lightning pytorch-lightning lightning-utilities torchmetrics \
-        timm torchvision huggingface_hub safetensors pyyaml tqdm psutil packaging
+    pip install --target build/training --no-deps accelerate lightning lightning-utilities pytorch-lightning \
+        torchmetrics timm torchvision huggingface_hub safetensors pyyaml tqdm psutil packaging
+    PYTHONPATH=build/training python bench/training_scripts.py
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from training_loops import Make, Scripts, Trained, loop
+from training_steps import Make, Scripts, Trained, loop
 
 from convgen.spec.torchvision_ops import declare_operators
 
