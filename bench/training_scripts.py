@@ -42,6 +42,7 @@ import training_steps
 from training_steps import Make, Script
 
 KINDS = ("dtensors", "blocks")
+WORDS = 100  # letters of what is raised, in the table
 
 
 @dataclass(frozen=True)
@@ -347,19 +348,21 @@ def totals(found: dict[tuple[str, str, str], Outcome], kinds: Sequence[str]) -> 
 def table(found: dict[tuple[str, str, str], Outcome], names: Sequence[str], kinds: Sequence[str]) -> list[str]:
     lines = [f"| script | {' | '.join(kinds)} |", "|---" * (1 + len(kinds)) + "|"]
     for name in names:
-        cells: list[str] = []
-        for kind in kinds:
-            outcomes = of_all_grids(found, name, kind)
-            bad = [(g, o) for g, o in outcomes if o.verdict != "right"]
-            if not bad:
-                cells.append(f"right, {max(o.error for _, o in outcomes):.0e}")
-                continue
-            where = "" if len(bad) == len(outcomes) else f" ({'; '.join(g for g, _ in bad)})"
-            worst = max(bad, key=lambda one: ("refused", "parted", "wrong").index(one[1].verdict))[1]
-            text = str(worst).replace("|", "\\|")
-            cells.append((text if len(text) < 150 else text[:147] + "...") + where)
+        cells = [cell(of_all_grids(found, name, kind)) for kind in kinds]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return [*lines, "", *totals(found, kinds)]
+
+
+def cell(outcomes: Sequence[tuple[str, Outcome]]) -> str:
+    """What becomes of a script: the largest error where it is right, and else where, with the first words."""
+    bad = {v: [(g, o) for g, o in outcomes if o.verdict == v] for v in ("wrong", "parted", "refused")}
+    parts = [f"right, {max(o.error for _, o in outcomes):.0e}"] if not any(bad.values()) else []
+    for some in filter(None, bad.values()):
+        words = str(some[0][1]).replace("|", "/")
+        words = words if len(words) < WORDS else words[: WORDS - 4] + " ..."
+        where = "" if len(some) == len(outcomes) else f" ({'; '.join(g for g, _ in some)})"
+        parts.append(words + where)
+    return "; ".join(parts)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,8 @@ OF_BOTH = {
     "gradient centralisation": BLOCKS,
 }
 REFUSED = {"dtensors": OF_BOTH | OF_DTENSORS, "blocks": OF_BOTH}
-BY_EXTENTS = ("rates by fan-in", "torch's Muon (bfloat16) of the head, AdamW of the rest")
+# A Block's shape is this rank's: what a script takes from it differs (docs/torch.md), and of Muon the ranks part.
+WRONG, LEFT_OUT = ("rates by fan-in",), ("torch's Muon (bfloat16) of the head, AdamW of the rest",)
 OF_COPIES = (
     "AdamW, fused=True", "Adafactor", "L-BFGS", "Muon by hand, of convolutions too", "gradient centralisation",
     "rates by fan-in", "torch's Muon (bfloat16) of the head, AdamW of the rest",
@@ -59,10 +60,11 @@ def outcomes(grid: str, names: Sequence[str], kinds: Sequence[str] = bench.KINDS
 
 
 def test_with_split_and_ragged_parameters() -> None:
-    names = [s.name for s in bench.OF_TORCH if s.name not in BY_EXTENTS]
+    names = [s.name for s in bench.OF_TORCH if s.name not in LEFT_OUT]
     for (name, kind), found in outcomes("C=2, ragged", names).items():
         refusal = REFUSED[kind].get(name)
-        assert found.verdict == ("refused" if refusal else "right"), f"{name}, {kind}: {found}"
+        expected = "wrong" if name in WRONG else "refused" if refusal else "right"
+        assert found.verdict == expected, f"{name}, {kind}: {found}"
         assert refusal is None or refusal in found.text, f"{name}, {kind}: {found}"
 
 
@@ -72,18 +74,12 @@ def test_with_parameters_that_all_ranks_hold() -> None:
         assert found.verdict == "right", f"{name}, {kind}: {found}"
 
 
-@pytest.mark.xfail(strict=True, reason="a Block's shape is that of this rank's part")
-def test_rates_by_the_extents_of_a_block() -> None:
-    (found,) = outcomes("C=2, ragged", ["rates by fan-in"], ["blocks"]).values()
-    assert found.verdict != "wrong"
-
-
 def test_what_a_script_gives_is_compared() -> None:
     """A result of another number, shape or name is none of one process's."""
     import torch
 
     true = {"model w": torch.tensor([1.0, -2.0, float("inf")]), "losses": torch.tensor([0.5])}
-    assert bench.error_of(dict(true), true) == (0.0, "")
+    assert bench.error_of(dict(true), true)[0] == 0
     far = bench.error_of(true | {"model w": torch.tensor([1.0, -2.5, float("inf")])}, true)
     assert far[1] == "model w" and far[0] > 0
     assert bench.error_of(true | {"losses": torch.tensor([float("nan")])}, true) == (float("inf"), "losses")
