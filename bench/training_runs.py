@@ -196,7 +196,7 @@ def gan(make: Make) -> Trained:
     of_d = torch.optim.Adam(discriminator.parameters(), 0.01, betas=(0.5, 0.9))
     draw = torch.Generator().manual_seed(9)
     for x, _ in make.batches(4):
-        rows, columns = make.pixels
+        *_, rows, columns = make.images
         z = torch.randn(len(x), 4, (rows + 1) // 2, (columns + 1) // 2, dtype=torch.float64, generator=draw)
         fake = generator(z)
         of_d.zero_grad()

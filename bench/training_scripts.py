@@ -51,11 +51,14 @@ class Case:
 
     grid: str
     elsewhere: str
-    ragged: bool = False  # 7 filters behind 8, so that with DTensors some parameters are Blocks
+    ragged: bool = False  # 7 filters behind 8
+    channels: int = (
+        3  # of the images; with 3 split over two ranks, or 7 filters, some parameters of DTensors are Blocks
+    )
 
     @property
     def name(self) -> str:
-        return self.grid + ", ragged" * self.ragged
+        return self.grid + ", ragged" * self.ragged + ", even" * (self.channels % 2 == 0)
 
     @property
     def ranks(self) -> int:
@@ -67,15 +70,16 @@ CASES = (
     Case("H=2", "C=2"),
     Case("C=2", "H=2"),
     Case("C=2", "N=2", ragged=True),
+    Case("C=2", "N=2", channels=4),
     Case("N=2,H=2", "C=4"),
     Case("N=2,C=2", "H=2,C=2", ragged=True),
 )
 
 
 class Backbone(nn.Module):
-    def __init__(self, filters: int) -> None:
+    def __init__(self, channels: int, filters: int) -> None:
         super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.conv1, self.bn1 = nn.Conv2d(channels, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
         self.conv2, self.bn2 = nn.Conv2d(8, filters, 3, 2, 1, bias=False), nn.BatchNorm2d(filters)
         nn.init.uniform_(self.bn1.weight, 0.5, 1.5)
         with torch.no_grad():
@@ -87,8 +91,8 @@ class Backbone(nn.Module):
 
 
 class Net(Backbone):
-    def __init__(self, filters: int) -> None:
-        super().__init__(filters)
+    def __init__(self, channels: int, filters: int) -> None:
+        super().__init__(channels, filters)
         self.fc = nn.Linear(filters, 4)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -96,47 +100,47 @@ class Net(Backbone):
 
 
 class Generator(nn.Module):
-    def __init__(self, filters: int, odd: bool) -> None:
+    def __init__(self, channels: int, filters: int, odd: bool) -> None:
         super().__init__()
         self.up = nn.ConvTranspose2d(4, filters, 3, 2, 1, output_padding=0 if odd else 1, bias=False)
-        self.bn, self.out = nn.BatchNorm2d(filters), nn.Conv2d(filters, 3, 3, padding=1)
+        self.bn, self.out = nn.BatchNorm2d(filters), nn.Conv2d(filters, channels, 3, padding=1)
 
     def forward(self, z: Tensor) -> Tensor:
         return self.out(F.leaky_relu(self.bn(self.up(z)), 0.2)).tanh()
 
 
 class Discriminator(nn.Module):
-    def __init__(self, filters: int) -> None:
+    def __init__(self, channels: int, filters: int) -> None:
         super().__init__()
-        self.conv, self.fc = nn.Conv2d(3, filters, 3, 2, 1), nn.Linear(filters, 1)
+        self.conv, self.fc = nn.Conv2d(channels, filters, 3, 2, 1), nn.Linear(filters, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc(F.leaky_relu(self.conv(x), 0.2).mean((2, 3)))
 
 
 @cache
-def source(kind: str, ragged: bool) -> tuple[nn.Module, Tensor]:
+def source(kind: str, ragged: bool, channels: int) -> tuple[nn.Module, Tensor]:
     """A network with its seed's weights, and what it takes."""
     torch.manual_seed(1)
     filters, (rows, columns) = (7, (9, 7)) if ragged else (8, (8, 8))
-    x = torch.zeros(4, 3, rows, columns, dtype=torch.float64)
+    x = torch.zeros(4, channels, rows, columns, dtype=torch.float64)
     match kind:
         case "net":
-            module = Net(filters)
+            module = Net(channels, filters)
         case "backbone":
-            module = Backbone(filters)
+            module = Backbone(channels, filters)
         case "generator":
-            module = Generator(filters, ragged)
+            module = Generator(channels, filters, ragged)
             x = torch.zeros(4, 4, (rows + 1) // 2, (columns + 1) // 2, dtype=torch.float64)
         case _:
-            module = Discriminator(filters)
+            module = Discriminator(channels, filters)
     return module.double(), x
 
 
 @cache
-def on_ranks(kind: str, ragged: bool, grid: str, parameters: str) -> Any:
+def on_ranks(kind: str, ragged: bool, channels: int, grid: str, parameters: str) -> Any:
     """The network on this process's ranks, of which scripts train copies."""
-    module, x = source(kind, ragged)
+    module, x = source(kind, ragged, channels)
     return convgen.parallelize(module, (x,), grid, None, parameters=parameters)
 
 
@@ -145,11 +149,13 @@ def make_of(case: Case, folder: Path, parameters: str | None) -> Make:
 
     def network(kind: str, elsewhere: bool) -> Any:
         if parameters is None:
-            return copy.deepcopy(source(kind, case.ragged)[0])
-        return copy.deepcopy(on_ranks(kind, case.ragged, case.elsewhere if elsewhere else case.grid, parameters))
+            return copy.deepcopy(source(kind, case.ragged, case.channels)[0])
+        return copy.deepcopy(
+            on_ranks(kind, case.ragged, case.channels, case.elsewhere if elsewhere else case.grid, parameters)
+        )
 
-    x = source("net", case.ragged)[1]
-    return Make(network, len(x), (x.shape[2], x.shape[3]), 7 if case.ragged else 8, folder)
+    x = source("net", case.ragged, case.channels)[1]
+    return Make(network, (x.shape[0], x.shape[1], x.shape[2], x.shape[3]), 7 if case.ragged else 8, folder)
 
 
 def whole(value: Any) -> dict[str, Tensor]:
@@ -177,7 +183,7 @@ def truth(script: Script, case: Case) -> dict[str, Tensor]:
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = result_of(script, make_of(case, Path(folder), None))
-    start = source("net", case.ragged)[0].state_dict()
+    start = source("net", case.ragged, case.channels)[0].state_dict()
     moved = [float((found[f"model {n}"] - t).abs().max()) for n, t in start.items() if f"model {n}" in found]
     assert not moved or max(moved) > 1e-3 or "numbers" in found, f"{script.name} trains nothing"
     return found
@@ -248,7 +254,7 @@ def run(case: Case, runs: Runs) -> list[Outcome]:
     for script, _ in runs:
         truth(script, case)
     for kind in ("net", "backbone", "generator", "discriminator"):  # compiled before there are ranks
-        module, x = source(kind, case.ragged)
+        module, x = source(kind, case.ragged, case.channels)
         convgen.from_torch(module, (x,), case.grid)
     with tempfile.TemporaryDirectory() as folder:
 

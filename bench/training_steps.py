@@ -27,8 +27,7 @@ class Make:
     """What a script has: new networks, all with the weights of the same seed, and a folder that all ranks see."""
 
     network: Callable[..., Any]
-    samples: int
-    pixels: tuple[int, int]
+    images: tuple[int, int, int, int]
     features: int  # of a backbone
     folder: Path
 
@@ -39,8 +38,8 @@ class Make:
     def batches(self, count: int = STEPS) -> Iterator[tuple[Tensor, Tensor]]:
         draw = torch.Generator().manual_seed(7)
         for _ in range(count):
-            x = torch.randn(self.samples, 3, *self.pixels, dtype=torch.float64, generator=draw)
-            yield x, torch.randint(4, (self.samples,), generator=draw)
+            x = torch.randn(self.images, dtype=torch.float64, generator=draw)
+            yield x, torch.randint(4, self.images[:1], generator=draw)
 
 
 @dataclass(frozen=True)
@@ -313,15 +312,15 @@ def sam(make: Make) -> Trained:
     return {"model": model, "norms": norms}
 
 
-def scaled(make: Make, model: Any, poison: Callable[[Any, int], Any] = lambda loss, step: loss) -> Trained:
-    """A loop under GradScaler with unscaled clipping."""
+def scaled(make: Make, model: Any, others: Callable[[Any, int], Any], parameters: Any = None) -> Trained:
+    """A loop under GradScaler; `others` adds to the loss of a step."""
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1)
+    optimizer = torch.optim.SGD(parameters or [p for p in model.parameters() if p.requires_grad], 0.1)
     scales: list[float] = []
     for i, (x, labels) in enumerate(make.batches()):
         optimizer.zero_grad()
         y = model(x)
-        scaler.scale(poison(y, i) + F.cross_entropy(y, labels)).backward()
+        scaler.scale(others(y, i) + F.cross_entropy(y, labels)).backward()
         scaler.step(optimizer)
         scaler.update()
         scales.append(scaler.get_scale())
@@ -347,18 +346,27 @@ def scaler_overflows_in_part(make: Make) -> Trained:
     return scaled(make, model, lambda y, i: y[:, -1].sum() * (1e308 if i == 2 else 0.0))
 
 
-@script("GradScaler, one filter's gradient overflows in a step")
-def scaler_overflows_in_a_filter(make: Make) -> Trained:
-    """A hook stands for what overflows inside of the network: the last filter's alone."""
-    model, calls = make(), [0]
-    weight = model.get_parameter("bn2.weight")  # of which the last filter has the largest
+def with_overflow(model: Any) -> Any:
+    """A hook stands for what overflows inside of the network in the third step: the last filter's gradient alone."""
+    calls, weight = [0], model.get_parameter("bn2.weight")  # of which the last filter has the largest
 
     def overflow(g: Any) -> Any:
         calls[0] += 1
         return g / (weight.detach() < 1.4).double() if calls[0] == 3 else g
 
     weight.register_hook(overflow)
-    return scaled(make, model, lambda y, i: 0.0)
+    return model
+
+
+@script("GradScaler, one filter's gradient overflows in a step")
+def scaler_overflows_in_a_filter(make: Make) -> Trained:
+    return scaled(make, with_overflow(make()), lambda y, i: 0.0)
+
+
+@script("GradScaler, one filter's gradient overflows, the head's parameters first")
+def scaler_overflows_behind_the_head(make: Make) -> Trained:
+    model = with_overflow(make())
+    return scaled(make, model, lambda y, i: 0.0, [*reversed([*model.parameters()])])
 
 
 @script("an optimizer a parameter, in backward")

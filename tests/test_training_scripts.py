@@ -25,6 +25,7 @@ OF_DTENSORS = {
     "GradScaler, everything overflows in a step": MIXED,
     "GradScaler, one class of the last layer overflows in a step": MIXED,
     "GradScaler, one filter's gradient overflows in a step": MIXED,
+    "GradScaler, one filter's gradient overflows, the head's parameters first": MIXED,
     "L-BFGS": MIXED,
     "a backbone and an ordinary head, foreach=True, clip_grad_norm_": MIXED,
     "weight decay in the loss": MIXED,
