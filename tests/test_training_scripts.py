@@ -41,7 +41,7 @@ REFUSED = {"dtensors": OF_BOTH | OF_DTENSORS, "blocks": OF_BOTH}
 # A Block's shape is this rank's: what a script takes from it differs (docs/torch.md), and of Muon the ranks part.
 WRONG, LEFT_OUT = ("rates by fan-in",), ("torch's Muon (bfloat16) of the head, AdamW of the rest",)
 OF_COPIES = (
-    "AdamW, fused=True", "Adafactor", "L-BFGS", "Muon by hand, of convolutions too", "gradient centralisation",
+    "AdamW, fused=True", "L-BFGS", "Muon by hand, of convolutions too", "gradient centralisation",
     "rates by fan-in", "torch's Muon (bfloat16) of the head, AdamW of the rest",
 )  # fmt: skip
 
