@@ -82,7 +82,7 @@ def lars_foreach(make: Make) -> Trained:
     return with_optimizer(make, "lars", 5.0, momentum=0.9, trust_coeff=0.01, foreach=True)
 
 
-@script("timm: Muon, of convolutions too (bfloat16)", needs="timm", limit=0.05)
+@script("timm: Muon, of convolutions too (bfloat16)", needs="timm", limit=0.1)
 def muon(make: Make) -> Trained:
     model = make()
     return loop(model, library("timm.optim").create_optimizer_v2(model, "muon", 0.02, 0.05), make.batches(2))
