@@ -91,7 +91,7 @@ def parallelize(
     *,
     machine: str | None = None,
     whole: bool = True,
-    parameters: str = "dtensors",
+    parameters: str = "blocks",
     seed: int | None = None,
     weights: str = "same",
     statistics: str = "global",
@@ -108,7 +108,8 @@ def parallelize(
         algorithm, machine: as of `from_torch`.
         whole: it takes whole tensors on every rank, as the module's forward does, and gives whole tensors, both in the
             module's own containers; else it is the package's Network, which takes and gives this rank's blocks.
-        parameters: dtensors, or Blocks where DTensor can't say the layout; or blocks: Blocks throughout.
+        parameters: blocks: Blocks throughout, with which more training scripts run as they are (docs/torch.md, Training
+            scripts); or dtensors, and Blocks where DTensor can't say the layout.
         seed: of dropout's masks and of noise; by default drawn from torch's generator of the first rank.
         weights: same: those of every rank's module, which have to be alike; rank 0: those of the mesh's first rank.
         statistics, recompute: as of `from_torch`.

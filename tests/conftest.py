@@ -40,7 +40,8 @@ if hasattr(providers, "is_local_module_file"):
 # What compiles or interprets kernels, runs whole modules, emulates, starts processes or measures: not for `make quick`.
 SLOW = (
     "test_bench", "test_calibrate", "test_docs", "test_examples", "test_fuzz", "test_kernels", "test_local",
-    "test_module", "test_resources", "test_runtime", "test_sw26010", "test_torch", "test_transposed", "test_tune",
+    "test_module", "test_resources", "test_runtime", "test_sw26010", "test_torch", "test_training",
+    "test_transposed", "test_tune",
 )  # fmt: skip
 # One look each at what these would find.
 QUICK = ("test_any_layer[range(0, 10)]", "test_processes_and_virtual_ranks_agree_bit_by_bit[0-float64]")

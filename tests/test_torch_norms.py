@@ -205,3 +205,21 @@ def test_one_optimizer_for_blocks_and_ordinary_parameters() -> None:
         torch.testing.assert_close(mine.weight, theirs.weight, rtol=1e-11, atol=1e-11)
 
     on_processes(program, 4)
+
+
+def test_a_block_that_is_the_whole_tensor_takes_any_operation_but_its_pieces_do_not() -> None:
+    case = layer("stationary-w", "N2", EVEN)
+
+    def program(rank: int) -> None:
+        mesh = case.module.init_mesh("cpu")
+        weight = case.module.Conv(mesh, parameters="blocks").weight.detach()
+        plain = weight.to_local()
+        torch.testing.assert_close(weight.flatten(1) @ weight.flatten(1).mT, plain.flatten(1) @ plain.flatten(1).mT)
+        torch.testing.assert_close(weight.mean((1, 2, 3)), plain.mean((1, 2, 3)))
+        torch.testing.assert_close(torch.cat([weight.view(-1), weight.view(-1)])[3:9], plain.view(-1)[3:9])
+        with pytest.raises(RuntimeError, match="take blocks for whole tensors"):
+            torch.rand_like(weight)  # each rank would draw its own
+        with pytest.raises(RuntimeError, match="take blocks for whole tensors"):
+            weight.chunk(2)[rank].median()  # a piece is one rank's, as FSDP2 cuts them
+
+    on_processes(program, 2)

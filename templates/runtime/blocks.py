@@ -52,6 +52,7 @@ class Block(torch.Tensor):
     held: Held | None  # none: a rearrangement, of which only is known from which blocks its elements may be
     of: frozenset[Held]
     _block: Tensor
+    _uncut: bool  # it has all elements of its block
     _is_param: bool = False
     __torch_function__: Any = torch._C._disabled_torch_function_impl
 
@@ -69,6 +70,7 @@ class Block(torch.Tensor):
         "_chunk_cat", "chunk_cat", "split_with_sizes_copy", "new_zeros", "new_empty", "new_empty_strided", "unsqueeze",
         "squeeze", "permute", "t", "transpose",
     })  # fmt: skip
+    SAME_ELEMENTS = frozenset({"view", "_unsafe_view", "unsqueeze", "squeeze", "permute", "t", "transpose"})
 
     @staticmethod
     def __new__(cls: Any, block: Tensor, held: Held | None, of: frozenset[Held] = frozenset()) -> Block:
@@ -82,6 +84,7 @@ class Block(torch.Tensor):
             requires_grad=block.requires_grad,
         )
         made._block, made.held, made.of = block, held, of | ({held} if held else set())
+        made._uncut = held is not None
         return made
 
     @classmethod
@@ -107,10 +110,12 @@ class Block(torch.Tensor):
             func(*tree_map(_inside, args), **tree_map(_inside, kwargs))
             return found_infinite(given, args[1])
         many = name.startswith("_foreach_") or name in cls.FUSED
-        cls._may(func, name, many, args, given)
+        makes_blocks = cls._may(func, name, many, args, given)
         result = func(*tree_map(_inside, args), **tree_map(_inside, kwargs))
         if result is None or func._schema.is_mutable:
             return result if result is None else kwargs.get("out", args[0])
+        if not makes_blocks:
+            return result
         if many:
             lists = [a for a in args if isinstance(a, (list, tuple))]
             places = [next((a[i] for a in lists if isinstance(a[i], Block)), None) for i in range(len(result))]
@@ -121,8 +126,14 @@ class Block(torch.Tensor):
         if name == "new_empty_strided" and result.shape == given[0].shape:
             same = True  # autograd's copy of a gradient whose strides are not the parameter's, as empty_like
 
+        uncut = (same or name in cls.SAME_ELEMENTS) and all(t._uncut for t in given)
+
         def as_block(t: Any) -> Any:
-            return Block(t, given[0].held if same else None, of) if isinstance(t, Tensor) else t
+            if not isinstance(t, Tensor):
+                return t
+            made = Block(t, given[0].held if same else None, of)
+            made._uncut |= uncut
+            return made
 
         return tree_map(as_block, result)
 
@@ -153,16 +164,22 @@ class Block(torch.Tensor):
             self.register_hook(KeepPlace(held, self.of))
 
     @classmethod
-    def _may(cls, func: Any, name: str, many: bool, args: Any, given: list[Block]) -> None:
-        """Refuse an operation that would not know that it sees parts."""
+    def _may(cls, func: Any, name: str, many: bool, args: Any, given: list[Block]) -> bool:
+        """Refuse an operation that would not know that it sees parts; whether what it makes are blocks in turn, and not
+        a tensor that all ranks have, of blocks that are whole tensors."""
         alike = (many or torch.Tag.pointwise in func.tags or name in cls.ALIKE) and name not in cls.NOT_POINTWISE
         parts = any(t.held is None for t in given)
+        if name == "cat" and cls._whole(given):
+            return False
         if name in cls.REARRANGED or (name == "copy_" and parts):
-            return
+            return True
         lists = [[t for t in a if isinstance(t, Tensor)] for a in args if isinstance(a, (list, tuple))]
         together = zip(*lists, strict=False) if many else [given]  # of operations on lists, element by element
         if alike and all(len({t.place for t in row if isinstance(t, Block)}) < 2 for row in together):
-            return
+            return True
+        draws = torch.Tag.nondeterministic_seeded in func.tags  # by rank: copies would part
+        if not (many or draws) and cls._whole(given):
+            return False
         held = next((t.held for t in given if t.held), None) or min(given[0].of)
         why = "mix blocks of different places" if alike else "take blocks for whole tensors"
         # Not a TypeError, of which torch's operators make one of their own.
@@ -171,6 +188,11 @@ class Block(torch.Tensor):
             "whole tensor, differentiably; norm(), sum(), mean(), max() and min() of all elements are right; "
             ".to_local() is the plain block; reset_parameters and load_full fill it"
         )
+
+    @staticmethod
+    def _whole(given: list[Block]) -> bool:
+        """Whether these are all there is of their tensors: every rank has the same, and makes the same of it."""
+        return all(t._uncut and h.box == tuple((0, n) for n in h.whole) for t in given for h in t.of)
 
     def size(self, dim: int | None = None) -> Any:
         """As torch has it; but DCP, which has no other way to ask, compares with the size that it has stored."""
@@ -406,6 +428,15 @@ class Inside(Function):
         raise TypeError("vmap maps over plain blocks, not over the members of a DTensor or a Block")
 
 
+def in_memory_as(strides: tuple[int, ...], block: Tensor) -> Tensor:
+    """The block with its dimensions in these strides' order. Autograd has plain gradients and Blocks lie as their
+    parameters do; of a DTensor it sees the strides of the whole, and fused steps go over memory as it comes."""
+    if block.stride() == strides:
+        return block
+    order = sorted(range(block.dim()), key=lambda d: -strides[d])
+    return block.permute(order).contiguous().permute([order.index(d) for d in range(block.dim())])
+
+
 class Around(Function):
     """A plain block as the DTensor or the Block that has this place."""
 
@@ -413,7 +444,7 @@ class Around(Function):
     def forward(block: Tensor, place: Any) -> Any:
         if isinstance(place, tuple):
             return Block(block, *place)
-        return DTensor(block.detach(), place, requires_grad=False)
+        return DTensor(in_memory_as(place.stride, block.detach()), place, requires_grad=False)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
