@@ -437,7 +437,7 @@ def test_copies_hooks_and_compile(tmp_path: Path) -> None:
             model(*given)["made"].loss.backward()
             assert model.full_gradients().keys() == dict(module.named_parameters()).keys()
             net = pickle.loads((tmp_path / f"net {kind} {rank}").read_bytes())
-            equal(net.full_state_dict(), dict(module.state_dict()))
+            equal(dict(net.full_state_dict()), dict(module.state_dict()))
 
     def lost(rank: int) -> None:
         with pytest.raises(InputError, match=r"the pickled model's package is not there: neither .*cache"):
