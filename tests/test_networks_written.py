@@ -75,7 +75,7 @@ def test_its_graph_is_that_of_its_module() -> None:
         network = written(Random(f"graph {seed}"))
         exported = exported_graph(network)
         calls = tuple(replace(c, kind=c.kind if c.module else "") for c in exported.calls)
-        assert replace(exported, calls=calls) == network_graph(network)
+        assert replace(exported, calls=calls, modules=()) == network_graph(network)  # by hand there are none to read
 
 
 def test_no_node_is_called_as_what_modules_have() -> None:

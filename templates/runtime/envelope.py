@@ -1,4 +1,5 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportPrivateUsage=false
 # (what torch leaves untyped or private, and calls by another signature than it declares)
 """The envelope: one message of fixed size at the entry of each call, by which ranks that differ find that out."""
 
@@ -7,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -176,17 +178,17 @@ def gathers(here: Here) -> Callable[[bytes, Sequence[int]], Callable[[], list[by
     return meet
 
 
-class not_met:  # as a word in `with`
-    """Errors of the message say which entry it begins, and which ranks did not come to it."""
-
-    def __init__(self, what: str, here: Here) -> None:
-        self._what, self._here = what, here
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if isinstance(error, Exception):
-            raise failure(self._what, self._here, self._here.place.ranks, error) from error
+@contextmanager
+def not_met(what: str, here: Here) -> Generator[None]:
+    """Around the message, which no transform of torch.func sees: errors say which entry it begins, and which ranks did
+    not come to it."""
+    private: Any = torch._C
+    apart = private._DisableFuncTorch() if private._are_functorch_transforms_active() else nullcontext()
+    try:
+        with apart:
+            yield
+    except Exception as error:
+        raise failure(what, here, here.place.ranks, error) from error
 
 
 def sampled(tensor: torch.Tensor) -> str:
