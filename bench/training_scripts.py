@@ -52,9 +52,7 @@ class Case:
     grid: str
     elsewhere: str
     ragged: bool = False  # 7 filters behind 8
-    channels: int = (
-        3  # of the images; with 3 split over two ranks, or 7 filters, some parameters of DTensors are Blocks
-    )
+    channels: int = 3  # of the images; 3 over two ranks, or 7 filters, make Blocks of some parameters among DTensors
 
     @property
     def name(self) -> str:
