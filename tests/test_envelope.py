@@ -250,6 +250,32 @@ def test_layers_that_differ() -> None:
     assert one[1] == f"{begin}are in different calls, nothing was computed: conv on ranks [0], gather of x on ranks [1]"
 
 
+@pytest.mark.slow
+def test_what_is_no_block_on_one_rank_is_told_to_all() -> None:
+    """Before a layer's op runs: a parameter in the place of another, of activations; of a network no tensor at all."""
+    net = package(2)
+
+    def program(rank: int) -> list[str]:
+        module = LAYER.module
+        mesh = module.init_mesh("cpu", timeout=NEVER_S)
+        m, whole = module.Conv(mesh, parameters="blocks"), module.LAYER.extents("x", module.LAYER.batch)
+        x = module.scatter("x", torch.zeros(whole, dtype=torch.float64), mesh)
+        place = net.init_mesh("cpu", timeout=NEVER_S)
+        mine = net.scatter("x", X, place)
+        return [
+            told(lambda: module.conv(x, m.bias if rank else m.weight, m.bias, mesh=mesh)),
+            told(lambda: module.gather("x", m.weight if rank else x, mesh)),
+            told(lambda: net.Network(place)(None if rank else mine)),
+        ]
+
+    one, two = spawn(program, 2, GUARD_S)
+    for mine, theirs in zip(one, two, strict=True):
+        kind, _, words = theirs.partition(": ")
+        assert (kind in ("ValueError", "TypeError") and "enveloped" in words) or "Small" in words
+        name = words.partition(":")[0]
+        assert mine == f"ValueError: {name}: ranks [1] refused their arguments, nothing was computed: {words}"
+
+
 def layer_calls(case: Case, rank: int) -> list[Said]:
     module = case.module
     mesh = module.init_mesh("cpu", timeout=NEVER_S)

@@ -19,7 +19,7 @@ from .conversions import failure
 from .here import Here
 
 DETAILS = 4096  # bytes of a rank's own words, which travel where digests differ
-LONGEST = {"fault": 700, "file": 400}  # characters of one of its words; of others 200
+LONGEST = {"fault": 600, "file": 300}  # characters of one of its words; of others 200
 
 
 def unsent() -> None:
@@ -111,8 +111,8 @@ def enter(
 
 
 def ascii_of(text: str, longest: int) -> str:
-    """A text of as many bytes as it has characters, none of which JSON writes as several."""
-    return "".join(c if " " <= c <= "~" and c not in '"\\' else "'" if c == '"' else "?" for c in text[:longest])
+    """A text that JSON writes with at most two bytes a character."""
+    return "".join(c if " " <= c <= "~" else "?" for c in text[:longest])
 
 
 def packed_words(own: Mapping[str, Any]) -> bytes:

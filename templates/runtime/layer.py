@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from .here import Here
 from .layout import Box, Layout, SpatialRows
 from .mesh import make_mesh, place_key, places
 from .ops import Ops, PhaseCode, define_ops
-from .parameters import convolve, find_placements, plain_block
+from .parameters import convolve, find_placements, plain_block, told_to_all
 from .transport import Transport
 
 
@@ -191,7 +192,8 @@ class Layer:
         batch = self.batch if batch is None else batch
         self._layout_of(name)
         key = self.mesh_key(mesh)
-        block = plain_block(self, name, value, mesh, key, batch)
+        make = partial(plain_block, self, name, value, mesh, key, batch)
+        block = told_to_all(make, self, key, batch, f"gather of {name}")
         if torch.compiler.is_compiling():
             return self.ops.gather(block, name, key, batch)
         return Gather.apply(block, name, self, key, batch)

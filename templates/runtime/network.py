@@ -290,8 +290,8 @@ class NetworkModule(Known):
         refuse_forward_mode(net.name)
         refuse_vmap(net.name)
         count, here, known = net.batch if batch is None else batch, net.here(self._mesh), self._known
-        faults = [*self._misfits(known), *self._wrong(given, count, batch is None, here)]
-        read = self._enter("forward", here, self._facts(given, known, count), next(iter(faults), None))
+        fault = next(iter([*self._misfits(known), *self._wrong(given, count, batch is None, here)]), None)
+        read = self._enter("forward", here, {} if fault else self._facts(given, known, count), fault)
         if torch.is_autocast_enabled(net.device):  # as in layers: it is taken in the network's type
             given = tuple([t.to(getattr(torch, wide)) for t, wide in zip(given, self._types, strict=True)])
             with torch.autocast(net.device, enabled=False):
@@ -390,6 +390,9 @@ class NetworkModule(Known):
             yield TypeError(f"{net.name}: takes {', '.join(self._inputs)}, got {len(given)} tensors")
             return
         for name, value, kind in zip(self._inputs, given, self._types, strict=True):
+            if not isinstance(value, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+                yield TypeError(f"{net.name}: {name} is to be this rank's block, a tensor, got {type(value).__name__}")
+                return
             other = value.is_floating_point() != getattr(torch, kind).is_floating_point
             narrow = f"torch.{kind}" != str(value.dtype) and not torch.is_autocast_enabled(net.device)
             if other or (value.is_floating_point() and narrow):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from .blocks import DATA, Block, Held, Inside, fits_ddp
 from .checks import layout_text, refuse_forward_mode
+from .envelope import enter
 from .gradients import ConvolutionFunction
 from .here import Here, frame_at
 from .layout import Layout
@@ -147,6 +149,16 @@ def in_graph(op: Any, function: Any) -> Any:
     return op if torch.compiler.is_compiling() else function.apply
 
 
+def told_to_all(make: Callable[[], Any], layer: Layer, key: str, batch: int, entry: str) -> Any:
+    """What is made of this rank's arguments; where they are wrong, all ranks refuse the call."""
+    try:
+        return make()
+    except Exception as error:
+        if not torch.compiler.is_compiling():
+            enter(layer.here(key, batch), entry, {}, fault=error)
+        raise
+
+
 def convolve(layer: Layer, x: Any, w: Any, bias: Any, mesh: DeviceMesh, key: str, batch: int) -> Any:
     """Layer.conv, and ConvModule's forward."""
     if torch.compiler.is_exporting():
@@ -157,13 +169,17 @@ def convolve(layer: Layer, x: Any, w: Any, bias: Any, mesh: DeviceMesh, key: str
     if not torch.compiler.is_compiling():
         refuse_forward_mode(layer.name)
     whole = isinstance(x, DTensor)
-    if whole and sharding(layer, "y", mesh, batch) is None:
-        raise ValueError(
-            f"{layer.name}: DTensor has no placements for y as {layout_text(layer.stored['y'])} "
-            f"{layer.extents('y', batch)} on {layer.grid}; "
-            "pass this rank's block of x, x.to_local(): then y is a block, too"
-        )
-    x, w, bias = (plain_block(layer, name, t, mesh, key, batch) for name, t in (("x", x), ("w", w), ("bias", bias)))
+
+    def blocks() -> list[Any]:
+        if whole and sharding(layer, "y", mesh, batch) is None:
+            raise ValueError(
+                f"{layer.name}: DTensor has no placements for y as {layout_text(layer.stored['y'])} "
+                f"{layer.extents('y', batch)} on {layer.grid}; "
+                "pass this rank's block of x, x.to_local(): then y is a block, too"
+            )
+        return [plain_block(layer, name, t, mesh, key, batch) for name, t in (("x", x), ("w", w), ("bias", bias))]
+
+    x, w, bias = told_to_all(blocks, layer, key, batch, "conv")
     if torch.is_autocast_enabled(layer.device):
         x, w, bias = (t.to(layer.dtype) if t is not None and t.dtype != torch.float64 else t for t in (x, w, bias))
     if torch.compiler.is_compiling():
