@@ -1,4 +1,4 @@
-"""The two families of errors: the input is wrong (yours, with a way out), or convgen is (ours). And a warning.
+"""The two families of errors: the input is wrong (yours, with a way out), or convgen is (ours). And warnings.
 
 An inner function states the fact by raising `InputError(fact, ...)`; the boundary that knows the file
 adds where it stands. Printed:
@@ -62,6 +62,10 @@ class InputError(ConvgenError):
 
 class IdleAxisWarning(UserWarning):
     """An axis of a grid splits nothing: ranks that differ in it alone compute alike."""
+
+
+class CacheWarning(UserWarning):
+    """The cache has something else than was written there, which is made again; or it can't be written."""
 
 
 class InternalError(ConvgenError):

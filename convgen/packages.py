@@ -1,4 +1,4 @@
-"""Packages of networks on disk: all of their files, written at once or not at all; loaded; kept in the cache.
+"""Packages of networks on disk: all of their files, written at once or not at all; and loaded.
 
 | file | what |
 |---|---|
@@ -16,21 +16,18 @@ import importlib.util
 import io
 import os
 import re
-import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
-from functools import cache
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from convgen import __version__
 from convgen.errors import InputError
 from convgen.files import said
-from convgen.knobs import cache_folder
 from convgen.network_compiler import CompiledNetwork
-from convgen.resources import PACKAGE, data_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,9 +50,10 @@ def files_of(compiled: CompiledNetwork, tensors: Mapping[str, Tensor]) -> dict[s
     return files | ({CONSTANTS: _saved(tensors)} if tensors else {})
 
 
-def with_constants(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, bytes]:
-    """A package's files with other values of its constants."""
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} | {CONSTANTS: _saved(tensors)}
+def with_constants(package: ModuleType, tensors: Mapping[str, Tensor]) -> dict[str, bytes]:
+    """The files of a package that was loaded from the cache, with other values of its constants."""
+    _, files = CHECKED.packages[package.__name__]
+    return {**files, CONSTANTS: _saved(tensors)}
 
 
 def _saved(tensors: Mapping[str, Tensor]) -> bytes:
@@ -118,78 +116,25 @@ def _write(folder: Path, files: Mapping[str, bytes]) -> None:
         (folder / name).write_bytes(data)
 
 
-# ---- The cache ----
-
-
-@cache
-def own_hash() -> str:
-    """Of all that convgen generates packages from: its code, and its templates."""
-    digest = hashlib.sha256(__version__.encode())
-    for root, ending in ((PACKAGE, "*.py"), (data_file("templates"), "*")):
-        for path in sorted(root.rglob(ending)):
-            if path.is_file() and path.suffix != ".pyc":
-                digest.update(f"\0{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes())
-    return digest.hexdigest()
-
-
-def key_of(said: object, tensors: Mapping[str, Tensor]) -> str:
-    """What a package is known by: convgen's own code, what it was compiled from, and values that are in it.
-
-    Args:
-        said: its text says all that the package depends on (graph, grid, algorithm).
-    """
-    digest = hashlib.sha256(f"{own_hash()}\0{said!r}".encode())
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"\0{name} {tensor.dtype} {tuple(tensor.shape)}\0".encode())
-        digest.update(_raw(tensor))
-    return digest.hexdigest()[:20]
-
-
-def _raw(tensor: Tensor) -> bytes:
-    import torch
-
-    return bytes(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-
-
-def cached(name: str, key: str) -> Path:
-    """Where a package is kept: CACHE/networks/NAME_KEY."""
-    return cache_folder() / "networks" / f"{name}_{key}"
-
-
-def keep(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Put a package into the cache. Ranks and processes may do so at once: the first is taken, all are alike."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-        try:
-            _write(work / "new", files)
-            try:
-                (work / "new").rename(folder)
-            except OSError:
-                if not folder.is_dir():
-                    raise
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-    except OSError as error:
-        fact = f"cannot keep {said(folder)}: {error.strerror}"
-        raise InputError(fact, hint="CONVGEN_CACHE=DIR with a folder you may write to") from None
-
-
 # ---- Loading ----
 
 
-def load_package(folder: Path, name: str = "") -> Any:
+def load_package(folder: Path, name: str = "", files: Mapping[str, bytes] | None = None) -> Any:
     """Import a package from its folder.
 
     Args:
         name: in sys.modules; by default one that no other package has. What is loaded under it is given back.
+        files: what its files have been found to be: these are run and read, whatever the folder has by now.
     """
     name = name or f"_convgen_{folder.name}_{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(
-        name, folder / "__init__.py", submodule_search_locations=[str(folder)]
-    )
+    path = folder / "__init__.py"
+    if files is None:
+        spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=[str(folder)])
+    else:
+        CHECKED.packages[name] = folder, files
+        spec = CHECKED.find_spec(f"{name}.__init__")
     if spec is None or spec.loader is None:
         raise ImportError(f"cannot import {folder}")
     module = importlib.util.module_from_spec(spec)
@@ -202,9 +147,51 @@ def load_package(folder: Path, name: str = "") -> Any:
     return module
 
 
+class _Loader(SourceFileLoader):
+    """Runs what was read before, and compiles it itself."""
+
+    def __init__(self, fullname: str, path: str, files: Mapping[str, bytes]) -> None:
+        super().__init__(fullname, path)
+        self.files = files
+
+    def get_data(self, path: str) -> bytes:
+        name = Path(path).name
+        if name not in self.files:
+            raise FileNotFoundError(path)
+        return self.files[name]
+
+    def path_stats(self, path: str) -> Mapping[str, Any]:
+        raise OSError(path)  # so compiled files beside it are neither read nor written
+
+
+class _Finder(MetaPathFinder):
+    """Parts of packages whose files were read before; nothing else is found in their folders."""
+
+    def __init__(self) -> None:
+        self.packages: dict[str, tuple[Path, Mapping[str, bytes]]] = {}
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        name, _, part = fullname.rpartition(".")
+        folder, files = self.packages.get(name, (Path(), {}))
+        file = f"{part}.py"
+        if file not in files:
+            return None
+        fullname = name if part == "__init__" else fullname
+        loader = _Loader(fullname, str(folder / file), files)
+        spec = importlib.util.spec_from_file_location(fullname, folder / file, loader=loader)
+        if spec is not None and spec.submodule_search_locations:
+            spec.submodule_search_locations.clear()  # where others would look
+        return spec
+
+
+CHECKED = _Finder()
+sys.meta_path.append(CHECKED)
+
+
 def forget_package(package: ModuleType) -> None:
     """Forget a package and its parts, so that another version can be loaded under its name."""
     name = package.__name__
+    CHECKED.packages.pop(name, None)
     for known in [n for n in sys.modules if n == name or n.startswith(f"{name}.")]:
         del sys.modules[known]
 

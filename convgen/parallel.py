@@ -11,7 +11,6 @@ Every rank exports and compiles for itself, with one result: nothing is sent for
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from convgen.agreement import check_weights, meet
@@ -19,7 +18,8 @@ from convgen.algebra.grid import Grid
 from convgen.cost.machines import load_machine
 from convgen.errors import InputError
 from convgen.network_compiler import compile_network
-from convgen.packages import IDLE, cached, files_of, keep, key_of, load_package, with_constants
+from convgen.package_cache import cached, keep, kept, key_of
+from convgen.packages import IDLE, files_of, load_package, with_constants
 from convgen.plan.idle import warn_of_idle_axes
 from convgen.spec.exported import Exported, exported
 from convgen.spec.exported_examples import Inputs
@@ -222,9 +222,11 @@ def _package(
     key = (write_graph(graph), tuple(axes.items()), algorithm, statistics, *([repr(chosen)] if chosen else []))
     key = (*key, *sorted(recompute), *([str(made_for)] if made_for.is_gpu else []))
     folder = cached(graph.name, key_of(key, tensors))
-    if like is not None and not folder.is_dir():
-        keep(folder, with_constants(Path(like.__file__).parent, tensors))
-    elif not folder.is_dir():
+    files = kept(folder)
+    if files is None and like is not None:
+        files = with_constants(like, tensors)
+        folder = keep(folder, files)
+    elif files is None:
         said = ", ".join(repr(one) for one in (axes, algorithm, machine) if one)
         said += f", statistics={statistics!r}" * (statistics != "global")
         said += f", recompute={sorted(recompute)}" * bool(recompute) + f", target={target!r}" * made_for.is_gpu
@@ -240,7 +242,8 @@ def _package(
             command=command,
             target=made_for,
         )
-        keep(folder, files_of(compiled, tensors) | {IDLE: "\n".join(compiled.idle_lines).encode()})
+        files = files_of(compiled, tensors) | {IDLE: "\n".join(compiled.idle_lines).encode()}
+        folder = keep(folder, files)
     if like is None:
-        warn_of_idle_axes((folder / IDLE).read_text(encoding="utf-8"), stacklevel=3)
-    return load_package(folder)
+        warn_of_idle_axes(files[IDLE].decode(), stacklevel=3)
+    return load_package(folder, files=files)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from convgen.errors import InputError
 from convgen.knobs import cache_folder
-from convgen.packages import load_package
+from convgen.package_cache import kept
+from convgen.packages import CHECKED, load_package
 from convgen.spec.containers import filled
 from convgen.spec.exported_examples import Arguments
 
@@ -104,25 +105,36 @@ def _batch(package: Any, inputs: Mapping[str, Tensor]) -> int | None:
 # ---- Pickled ----
 
 
-def _folders(package: Any) -> dict[str, str]:
-    """The packages that a pickled model wants, by their names: its own, and that which makes Blocks again."""
+def _folders(package: Any) -> dict[str, tuple[str, bool]]:
+    """The packages that a pickled model wants, by their names: its own, and that which makes Blocks again.
+
+    Returns:
+        Where each is, and whether its files were checked when it was loaded.
+    """
     shared = sys.modules.get("_convgen_shared")
     homes: list[str] = [*getattr(shared, "homes", ())]
     first = next((n for n in homes if n in sys.modules and hasattr(sys.modules[n], "rebuild_block")), "")
-    names = (package.__name__, first.rpartition(".")[0])
-    return {n: str(Path(str(sys.modules[n].__file__)).parent) for n in names if n.startswith("_convgen_")}
+    names = [n for n in (package.__name__, first.rpartition(".")[0]) if n.startswith("_convgen_")]
+    return {n: (str(Path(str(sys.modules[n].__file__)).parent), n in CHECKED.packages) for n in names}
 
 
-def _again(folders: Mapping[str, str], call: Call | None) -> Any:
+def _again(folders: Mapping[str, tuple[str, bool]], call: Call | None) -> Any:
     """An empty model, of a package that is loaded again where it isn't: from its folder, or from this cache."""
-    packages: list[Any] = []
-    for name, folder in folders.items():
-        places = [Path(folder), cache_folder() / "networks" / Path(folder).name]
-        found = next((one for one in places if one.is_dir()), None)
-        if found is None and name not in sys.modules:
-            fact = f"the pickled model's package is not there: neither {places[0]} nor {places[1]}"
-            hint = "parallelize the module in this process, and load the pickled model's state dict; or CONVGEN_CACHE"
-            raise InputError(fact, hint=hint)
-        packages.append(load_package(found or places[0], name))
+    packages = [_loaded_again(name, Path(folder), checked) for name, (folder, checked) in folders.items()]
     kind: Any = model_class(packages[0], call)
     return kind.__new__(kind)
+
+
+def _loaded_again(name: str, folder: Path, checked: bool) -> Any:
+    if name in sys.modules:
+        return load_package(folder, name)
+    places = [folder, cache_folder() / "networks" / folder.name]
+    for place in places:
+        if not checked and place.is_dir():
+            return load_package(place, name)
+        files = kept(place) if checked else None
+        if files is not None:
+            return load_package(place, name, files)
+    fact = f"the pickled model's package is not there: neither {places[0]} nor {places[1]}"
+    hint = "parallelize the module in this process, and load the pickled model's state dict; or CONVGEN_CACHE"
+    raise InputError(fact, hint=hint)

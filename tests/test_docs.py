@@ -39,6 +39,29 @@ def test_digits_of_rounding_are_not_compared() -> None:
     assert ROUNDING.sub("#", one) != ROUNDING.sub("#", other.replace("ok", "WRONG"))
 
 
+def test_digits_of_errors_hang_on_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks that differ in them alone stay; verdicts, counts, figures and names are compared."""
+    refresh = script(ROOT / "docs" / "refresh.py")
+    block = """```console
+$ convgen check it
+  outputs        1    3.66e-16     1.0e-10  ok  (output)
+  change        70   {}    1.0e-10  ok  ({})
+  {} steps, 2.4e-04 s
+```"""
+    old = block.format("4.66e-13", "11.mix.weight", 3)
+
+    def kept(*others: object, verdict: str = "ok") -> bool:
+        printed = block.format(*others).replace(" ok ", f" {verdict} ").splitlines()[2:-1]
+        monkeypatch.setattr(refresh, "run", lambda _: "\n".join(printed))
+        return bool(refresh.refreshed(old) == old)
+
+    assert kept("4.66e-13", "11.mix.weight", 3) and kept("  5e-13", "2.bias", 3)
+    assert not kept("4.66e-13", "11.mix.weight", 4) and not kept("4.66e-3", "11.mix.weight", 3)
+    assert not kept("4.66e-13", "11.mix.weight", 3, verdict="WRONG")
+    refresh.run = lambda _: "\n".join(old.replace("2.4e-04", "2.5e-04").splitlines()[2:-1])
+    assert refresh.refreshed(old) != old
+
+
 def test_contributings_describer_is_the_one_in_use() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     ((file, code),) = re.findall(
