@@ -1,4 +1,5 @@
-# Targets: demo, test, quick, check (what CI runs), bench, format, wheel, clean. Needs Python >= 3.11 and nothing else.
+# Targets: demo, test, quick, check (what CI runs), check-machines, check-newest, bench, format, wheel, clean.
+# Needs Python >= 3.11 and nothing else.
 PYTHON ?= python3
 VENV   ?= .venv
 JOBS   ?= auto
@@ -10,15 +11,17 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -W error -n $(JOBS) --maxproces
 LAYER  := examples/res5a_branch2b.yaml
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test quick check bench format wheel clean
+.PHONY: help demo lint test quick check check-machines check-newest bench format wheel clean
 
 help:
 	@echo "make demo    compile a layer, check it on virtual ranks and on real processes, print its schedule; then a network:"
 	@echo "             imported, compiled, trained on 4 processes beside one, and drawn"
-	@echo "make test    ruff, pyright and the tests;  JOBS=n test processes (default: one a core)"
-	@echo "             DRAWS=2 takes all cases, and draws twice as many"
+	@echo "make test    ruff, pyright and the tests;  JOBS=n test processes (default: one a core); of settled cases a"
+	@echo "             share that moves with the commit (SAMPLE=n: that of n);  DRAWS=2 draws twice as many"
 	@echo "make quick   the tests that take no minute: without kernels, whole modules, processes and measuring"
-	@echo "make check   what CI runs"
+	@echo "make check   what CI runs: ruff, pyright and every case of the tests"
+	@echo "make check-machines   the tests that compute, as on other processors: old instructions, one core, more threads"
+	@echo "make check-newest     a tier with the newest torch and triton that pip finds, and with the oldest allowed"
 	@echo "make bench   the benchmarks of bench/, but bench/kernels.py, which wants a GPU"
 	@echo "make format  ruff's formatter and fixes"
 	@echo "make wheel   dist/*.whl and dist/*.tar.gz"
@@ -42,16 +45,35 @@ demo: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m torch.distributed.run --nproc-per-node 4 examples/train_resnet.py
 	$(BIN)/convgen explain build/small_resnet.yaml --grid H=2,N=2 --plot build/small_resnet.png
 
-test: $(VENV)/.installed
+lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+
+test: lint
 	DRAWS=$(DRAWS) $(PYTEST)
 
 quick: $(VENV)/.installed
 	$(PYTEST) -m "not slow"
 
-check: test
+check: lint
+	CASES=all DRAWS=$(DRAWS) $(PYTEST)
+
+check-machines: $(VENV)/.installed
+	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 $(PYTEST) -m machine
+	LC_ALL=C taskset --cpu-list 0 $(PYTEST) -n 1 -m machine
+	OMP_NUM_THREADS=3 $(PYTEST) -m machine
+
+check-newest:
+	@for kind in newest oldest; do \
+	  echo "== $$kind"; \
+	  test -x $(VENV)-$$kind/bin/python || $(PYTHON) -m venv $(VENV)-$$kind || exit 1; \
+	  $(PYTHON) tests/environments.py $$kind > $(VENV)-$$kind/requirements.txt \
+	  && $(VENV)-$$kind/bin/python -m pip install --quiet --upgrade --requirement $(VENV)-$$kind/requirements.txt \
+	  && $(VENV)-$$kind/bin/python -m pip install --quiet --no-deps --editable . \
+	  && $(VENV)-$$kind/bin/python -c 'import torch, triton; print("torch", torch.__version__, "triton", triton.__version__)' \
+	  && $(VENV)-$$kind/bin/pytest -W error -n $(JOBS) --maxprocesses 8 --dist worksteal -q -m versions || exit 1; \
+	done
 
 bench: $(VENV)/.installed
 	@for script in $(filter-out bench/kernel%.py bench/replay.py,$(wildcard bench/*.py)); do echo "== $$script"; $(BIN)/python $$script || exit 1; done

@@ -11,10 +11,9 @@ from multiprocessing import forkserver
 from pathlib import Path
 from types import CodeType
 from typing import Any
-from zlib import crc32
 
 import pytest
-from generate import DRAWS
+import sampling
 from hypothesis import HealthCheck, settings
 
 import convgen.verify  # sets MKL up for forked ranks
@@ -44,17 +43,27 @@ SLOW = (
     "test_transposed", "test_tune",
 )  # fmt: skip
 # One look each at what these would find.
-QUICK = ("test_any_layer[range(0, 10)]", "test_processes_and_virtual_ranks_agree_bit_by_bit[0-float64]")
+QUICK = ("test_any_layer", "test_processes_and_virtual_ranks_agree_bit_by_bit")
 
 
-# Settled: of the cases that a test of these is given, a plain run takes a share, always the same ones and the first of
-# each test; DRAWS=2 takes all.
+# Settled: of the cases that a test of these is given, a plain run takes one and a share of the others (sampling.py).
 SETTLED = (
     "test_algebra", "test_bench", "test_cost", "test_kernels", "test_local", "test_module",
     "test_networks_gpu", "test_networks_samples", "test_operation", "test_overlap", "test_schedule", "test_sw26010",
     "test_torch", "test_transposed", "test_tune",
 )  # fmt: skip
-SHARE = 3  # per cent
+# What other processors, cores or threads might change: all that computes. For `make check-machines`.
+MACHINE = (
+    "test_calibrate", "test_cost", "test_docs", "test_envelope", "test_examples", "test_local", "test_module",
+    "test_network", "test_operation", "test_plan", "test_process", "test_runtime", "test_sw26010", "test_timeline",
+    "test_torch", "test_training", "test_transposed", "test_tune",
+)  # fmt: skip
+# What another torch or triton might change. For `make check-newest`.
+VERSIONS = (
+    "test_aten", "test_envelope", "test_import", "test_kernels_add", "test_kernels_launches", "test_kernels_module",
+    "test_kernels_truth", "test_module_order", "test_module_processes", "test_networks_calls", "test_networks_gpu",
+    "test_networks_parallel", "test_networks_torch", "test_process_groups", "test_torch", "test_training_scripts",
+)  # fmt: skip
 
 
 plainly_compiled = SourceFileLoader.source_to_code
@@ -153,20 +162,33 @@ frozen: set[Path] = set()  # before each file
 IDLE = pytest.mark.filterwarnings("ignore::convgen.errors.IdleAxisWarning")
 
 
+def pytest_report_header() -> str:
+    return f"cases: {sampling.said()}"
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Of a quiet run, whose header nobody sees."""
+    if terminalreporter.verbosity < 0:
+        terminalreporter.write_line(f"cases: {sampling.said()}")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    seen: set[tuple[Path, str]] = set()
-    kept: list[pytest.Item] = []
-    left_out: list[pytest.Item] = []
+    settled: dict[tuple[Path, str], list[str]] = {}
+    quick: set[str] = set()
     for item in items:
-        stem = Path(item.path).stem
-        if stem.startswith(SLOW) and item.name not in QUICK:
-            item.add_marker("slow")
         item.add_marker(IDLE)
-        test = item.path, getattr(item, "originalname", item.name)
-        others = test in seen and item.name not in QUICK and stem.startswith(SETTLED)
-        is_left_out = others and DRAWS < 2 and crc32(item.name.encode()) % 100 >= SHARE
-        (left_out if is_left_out else kept).append(item)
-        seen.add(test)
-    if left_out and not any("::" in arg for arg in config.args):
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = kept
+        stem, name = Path(item.path).stem, getattr(item, "originalname", item.name)
+        if stem.startswith(SLOW) and (name not in QUICK or name in quick):
+            item.add_marker("slow")
+        quick.add(name)
+        for marker, stems in (("machine", MACHINE), ("versions", VERSIONS)):
+            if stem.startswith(stems):
+                item.add_marker(marker)
+        if stem.startswith(SETTLED):
+            settled.setdefault((item.path, name), []).append(item.nodeid)
+    if sampling.ALL or any("::" in arg for arg in config.args):
+        return
+    left_out = {case for cases in settled.values() for case in {*cases} - sampling.chosen(cases)}
+    if left_out:
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
+        items[:] = [item for item in items if item.nodeid not in left_out]

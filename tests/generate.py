@@ -6,12 +6,11 @@
 Extents are small and rarely divide evenly: kernels larger than a block, blocks smaller than a halo and ranks
 without an element come up by themselves. Everything is drawn from `rng`, in a fixed order.
 
-How many cases a property is tried on: `draws`. `make test DRAWS=10` tries ten times as many.
+How many cases a property is tried on: tests/sampling.py.
 """
 
 from __future__ import annotations
 
-import os
 from math import prod
 from random import Random
 from typing import NamedTuple
@@ -23,21 +22,6 @@ from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.roles import Roles, default_nesting, nest, settle_groups
 from convgen.algebra.space import Space
 from convgen.errors import InputError
-
-DRAWS = float(os.environ.get("DRAWS", "1"))
-
-
-SETTLED = 0.3  # of the cases that a property was first shown with, what a plain run still draws
-
-
-def draws(count: int) -> int:
-    """So many cases of what is settled; DRAWS times as many where more are asked for."""
-    return max(1, round(count * SETTLED * DRAWS))
-
-
-def thorough(count: int) -> int:
-    """So many of which a plain run draws `count`: what draws are trusted to cover comes up in these."""
-    return round(count / SETTLED)
 
 
 class Problem(NamedTuple):

@@ -6,8 +6,8 @@ from random import Random
 
 import numpy as np
 import pytest
-from generate import draws
 from numpy.typing import NDArray
+from sampling import cases_of
 
 from convgen.algebra.grid import Grid
 from convgen.algebra.index_sets import IndexSets, overlaps
@@ -72,7 +72,7 @@ def axes_of(grid: Grid, flows: NDArray[np.int64]) -> Axes:
     return grid.ordered(a for a, at in grid.coordinates.items() if np.any(at[one] != at[other]))
 
 
-@pytest.mark.parametrize("seed", range(draws(8)))
+@pytest.mark.parametrize("seed", cases_of(8, "test_the_same_as_on_the_whole_grid"))
 def test_the_same_as_on_the_whole_grid(seed: int) -> None:
     """Chains, axes that move, traffic, and seconds on machines of one level and of several."""
     draw = Random(f"involved {seed}")

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 import torch
-from generate import draws
+from sampling import draws
 from scripts import bench_script
 
 

@@ -10,8 +10,9 @@ from random import Random
 
 import pytest
 from click.testing import CliRunner, Result
-from generate import draws, random_axes, random_roles
+from generate import random_axes, random_roles
 from modules import draw
+from sampling import draws
 
 from convgen.algebra.conv import PHASES
 from convgen.algebra.layout import Layout

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from generate import draws
+from sampling import cases_of
 
 from convgen.algebra.grid import Grid
 from convgen.algebra.involved import NAME, Side, converted, one_tensor
@@ -32,7 +32,7 @@ def a_layout(draw: Random, dims: int, names: str, *, windows: bool, sides: tuple
 
 
 @pytest.mark.parametrize("machine", ["lassen", "cuda"])
-@pytest.mark.parametrize("seed", range(draws(4)))
+@pytest.mark.parametrize("seed", cases_of(4, "test_conversions_that_are_alike_take_as_long"))
 def test_conversions_that_are_alike_take_as_long(machine: str, seed: int) -> None:
     """Even and ragged blocks, windows and addends: one that knows all the others, and one that knows nothing."""
     draw = Random(f"alike {machine} {seed}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import numpy as np
-from generate import draws
+from sampling import draws
 from small_networks import compiled, resnet, unet
 
 from convgen.algebra.grid import Grid

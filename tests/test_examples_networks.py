@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from generate import DRAWS
 from networks_on_ranks import check, draw_parameters, imported, random_input
+from sampling import ALL
 from torch import nn
 
 from convgen.verify.processes import spawn
@@ -54,7 +54,7 @@ def losses(text: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(DRAWS <= 1, reason="make demo runs it; with DRAWS=2 here")
+@pytest.mark.skipif(not ALL, reason="make demo runs it; make check here")
 def test_the_classifier_trains_as_on_one_process(tmp_path: Path) -> None:
     file, saved = tmp_path / "small_resnet.yaml", tmp_path / "trained.pt"
     python("-m", "convgen", "import", "examples.resnet:small_resnet", "--input", "8,3,32,32", "-o", file)
@@ -89,7 +89,7 @@ def test_rows_that_the_grid_does_not_divide(made: Callable[[], nn.Module], shape
 
 @pytest.mark.slow
 def test_the_unet_trains_as_on_one_process(tmp_path: Path) -> None:
-    text = forked(2) if DRAWS <= 1 else python(*RUN, 4, *SHORT, "D=2,H=2", CONVGEN_CACHE=str(tmp_path))
+    text = forked(2) if not ALL else python(*RUN, 4, *SHORT, "D=2,H=2", CONVGEN_CACHE=str(tmp_path))
     found = losses(text)
     assert len(found) == 2 and all(ours == one for ours, one in found)
     assert re.search(r"forward [\d,]+, backward [\d,]+", text)

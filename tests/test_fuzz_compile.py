@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from generate import draws
+from sampling import draws
 
 from convgen.compiler import compile_layer
 from convgen.errors import InputError

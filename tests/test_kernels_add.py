@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from generate import draws
 from kernel_cases import SM_90
 from modules import Case, draw, on_gpu, run, with_dtype
+from sampling import draws
 from torch import Tensor
 
 from convgen.compiler import compile_layer

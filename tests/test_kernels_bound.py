@@ -6,8 +6,8 @@ import random
 from dataclasses import replace
 
 import pytest
-from generate import DRAWS, draws
 from kernel_cases import PHASES, SM_90
+from sampling import ALL, draws
 from scripts import bench_script
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -190,7 +190,7 @@ def test_closed_forms_are_what_is_counted(phase: str) -> None:
     rounded = "round_f32_to_tf32" in TensorDescriptor.__annotations__
     for i, dtype in enumerate(("bfloat16", "float32", *(["tfloat32"] * rounded))):
         wide, few = square(phase, size=56, dtype=dtype), square(phase, dtype=dtype, batch=8)
-        for p in (wide, few) if DRAWS > 1 else ((wide, few)[i % 2],):
+        for p in (wide, few) if ALL else ((wide, few)[i % 2],):
             config = choose((p,), SM_90).config
             b, closed = of(p)[0], step_cycles(p, config, of_gpu(config).work(p, config), SM_90)  # type: ignore[arg-type]
             assert closed["matrix"] == b.step_cycles["matrix"], (p, config)

@@ -8,8 +8,8 @@ from functools import cache
 from itertools import islice
 
 import pytest
-from generate import DRAWS
 from kernel_cases import LETTERS, PHASES, interpret, operands, reference
+from sampling import ALL
 
 from convgen.compiler import compile_layer
 from convgen.kernels.choose import choose
@@ -74,7 +74,7 @@ def reads_aligned(kernel: Kernel, p: Problem) -> bool:
 @pytest.mark.parametrize(
     ("grid", "dtype", "memory_format", "families"),
     [
-        ("channels", "bfloat16", "channels_last", "all" if DRAWS > 1 else "few"),
+        ("channels", "bfloat16", "channels_last", "all" if ALL else "few"),
         *(
             [
                 ("channels", "bfloat16", "contiguous", "chosen"),
@@ -84,7 +84,7 @@ def reads_aligned(kernel: Kernel, p: Problem) -> bool:
                 ("channels", "float32", "contiguous", "chosen"),
                 ("channels", "tfloat32", "channels_last", "few"),
             ]
-            * (DRAWS > 1)
+            * ALL
         ),
     ],
 )
@@ -97,7 +97,7 @@ def test_resnet50_four_ways(grid: str, dtype: str, memory_format: str, families:
     for problems in resnet50(grid, dtype, memory_format):
         if problems[0].phase != phase:
             continue
-        if DRAWS <= 1 and min(seen - 1, wide) >= 5:
+        if not ALL and min(seen - 1, wide) >= 5:
             break
         for kernel in islice(kernels(problems, SM_90), None if families == "all" else 1):
             for p in set(problems):
@@ -194,7 +194,7 @@ def test_extents_of_one(dims: int) -> None:
                 rows = tuple(LocalDim(name, 1, 1, kernel_size, stride, 1, kernel_size // 2) for name in LETTERS[dims])
                 channelled = ((1, 32, 64, 1), (1, 32, 64, 2), (1, 3, 64, 1), (2, 16, 16, 1), (3, 1, 2, 1))
                 # Each phase has most of these.
-                some = channelled if DRAWS > 1 else (channelled[turn % 5],)
+                some = channelled if ALL else (channelled[turn % 5],)
                 for groups, channels, filters, parts in some:
                     p = Problem(
                         phase=phase, batch=1, channels=channels, filters=filters, groups=groups, dims=rows,

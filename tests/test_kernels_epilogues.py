@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from generate import draws
 from kernel_cases import GUARD, SM_90, from_memory, guarded, in_memory, operands, reference, shapes
+from sampling import draws
 from test_kernels_truth import DRAWS
 from torch import Tensor
 

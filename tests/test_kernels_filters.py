@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from generate import draws
 from kernel_cases import SM_90, interpret, operands, random_dim
+from sampling import draws
 from test_kernels_bound import of, square
 from test_kernels_truth import DRAWS, assert_right, cases
 from triton.tools.tensor_descriptor import TensorDescriptor

@@ -6,9 +6,9 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from generate import draws, thorough
 from modules import Case, assert_counted, assert_true, draw, on_gpu, run
 from passing import eager
+from sampling import ALL, draws
 from test_module_contract import assert_opchecks
 
 from convgen.compiler import Compiled, compile_layer
@@ -81,7 +81,7 @@ def even_layer(algorithm: str, memory_format: str, kernel: int, stride: int, dty
         (algorithm, memory_format)
         for i, algorithm in enumerate(("stationary-x", "stationary-y", "stationary-w"))
         for j, memory_format in enumerate(("contiguous", "channels_last"))
-        if draws(1) > 1 or (i + j) % 2 == 0  # each format with some algorithm
+        if ALL or (i + j) % 2 == 0  # each format with some algorithm
     ],
 )
 def test_parts(algorithm: str, memory_format: str) -> None:
@@ -94,11 +94,11 @@ def test_parts(algorithm: str, memory_format: str) -> None:
 
 def test_everything_is_drawn() -> None:
     seen: Counter[str] = Counter()
-    for seed in range(1000, 1000 + thorough(LAYERS)):
+    for seed in range(1000, 1000 + 48):
         for _, step in fused(draw(seed, most=6)).schedule.steps():
             seen[f"{getattr(step, 'form', 'whole')} {getattr(step, 'kind', 'conv')}"] += 1
     for form in ("rim exchange", "whole all_gather", "whole exchange", "whole slice", "whole all_to_all"):
-        assert seen[form] >= LAYERS // 5, seen
+        assert seen[form] >= 2, seen
     assert seen["parts all_gather"] and seen["parts conv"], seen
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from generate import draws
 from kernel_cases import SM_90, interpret, operands
 from runtime_parts import ROOT
+from sampling import draws
 from test_kernels_bound import square
 from test_kernels_truth import assert_right
 from triton.runtime import interpreter

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from generate import draws
 from kernel_cases import (
     LETTERS,
     PHASES,
@@ -26,6 +25,7 @@ from kernel_cases import (
     three_by_three,
     to_tf32,
 )
+from sampling import draws
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from convgen.kernels.config import Config

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from generate import draws
 from modules import Case, draw
 from recorded_graphs import as_recorded, fake_graphs
 from runtime_parts import ROOT
+from sampling import cases_of
 from test_stream_lanes import DEVICE, Stream
 
 from convgen.verify.virtual import VirtualTransport, World
@@ -57,7 +57,7 @@ def phases(case: Case, end: VirtualTransport, seed: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:grad and param do not obey")  # of blocks without elements
-@pytest.mark.parametrize("seed", range(draws(12)))
+@pytest.mark.parametrize("seed", cases_of(12, "test_phases_are_those_without_a_graph"))
 def test_phases_are_those_without_a_graph(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     case = draw(seed)
     fake_graphs(case.module, monkeypatch)

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from generate import algorithm_problem, draws
+from generate import algorithm_problem
 from in_order import InOrder
 from modules import Case, assert_true, draw, make, run
+from sampling import draws
 from torch import Tensor
 
 from convgen.algebra.conv import Conv, Spatial

@@ -19,8 +19,9 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from generate import algorithm_problem, draws
+from generate import algorithm_problem
 from modules import Case, draw, make, on_gpu, on_mesh, run, with_dtype
+from sampling import cases_of
 from test_module_contract import BIASED, SQUARE, Alone, assert_opchecks, blocks
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -77,7 +78,7 @@ def forgotten() -> Iterator[list[ModuleType]]:
 # ---- The same numbers ----------------------------------------------------------------------------------------------
 
 CASES = {
-    **{f"layer {i}": draw(seed, least=2) for i, seed in enumerate(range(70, 70 + draws(8)))},
+    **{f"layer {i}": draw(70 + i, least=2) for i in cases_of(8, "shared")},
     "float16": with_dtype(draw(80, algorithm="spatial", least=2), "float16"),
     "bfloat16": with_dtype(draw(81, algorithm="stationary-x", least=2), "bfloat16"),
     "a GPU's": on_gpu(draw(1003, most=4)),

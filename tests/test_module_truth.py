@@ -11,8 +11,9 @@ from collections import Counter
 
 import pytest
 import torch
-from generate import Problem, draws, thorough
+from generate import Problem
 from modules import GRADIENT_OF, Case, assert_adjoint, assert_counted, assert_true, draw, make, run, with_dtype
+from sampling import cases_of, draws
 
 from convgen.algebra.algorithms import ALGORITHMS
 from convgen.algebra.conv import PHASES, Conv, Spatial
@@ -27,8 +28,9 @@ from convgen.verify.program import global_tensors, reference
 BATCH = 10  # cases a test, so that pytest-xdist spreads them evenly
 
 
-def seeds(cases: int) -> list[range]:
-    return [range(start, min(start + BATCH, cases)) for start in range(0, cases, BATCH)]
+def seeds(cases: int, name: str) -> list[range]:
+    """The cases of a test, in batches: of as many, those that this run takes."""
+    return [range(k * BATCH, min((k + 1) * BATCH, cases)) for k in cases_of(-(-cases // BATCH), name)]
 
 
 def check(case: Case) -> None:
@@ -40,10 +42,10 @@ def check(case: Case) -> None:
     assert_adjoint(case, given, ran)
 
 
-LAYERS = draws(240)
+LAYERS = 240
 
 
-@pytest.mark.parametrize("batch", seeds(LAYERS), ids=str)
+@pytest.mark.parametrize("batch", seeds(LAYERS, "any layer"), ids=str)
 def test_any_layer(batch: range) -> None:
     for seed in batch:
         check(draw(seed))
@@ -55,7 +57,7 @@ def test_named_algorithms_and_their_hybrids(algorithm: str) -> None:
         check(draw(seed, algorithm=algorithm, most=12))
 
 
-@pytest.mark.parametrize("batch", seeds(draws(16)), ids=str)
+@pytest.mark.parametrize("batch", seeds(16, "large grids"), ids=str)
 def test_large_grids(batch: range) -> None:
     """16 to 64 ranks, most with little or nothing to do."""
     for seed in batch:
@@ -63,7 +65,7 @@ def test_large_grids(batch: range) -> None:
         check(draw(seed, algorithm=algorithm, least=16, most=64))
 
 
-@pytest.mark.parametrize("batch", seeds(draws(30)), ids=str)
+@pytest.mark.parametrize("batch", seeds(30, "other batch"), ids=str)
 def test_other_batch(batch: range) -> None:
     """A module serves any number of samples, whatever it was compiled for."""
     for seed in batch:
@@ -71,7 +73,7 @@ def test_other_batch(batch: range) -> None:
         check(case.with_batch(random.Random(seed).randint(1, 9)))
 
 
-@pytest.mark.parametrize("batch", seeds(draws(20)), ids=str)
+@pytest.mark.parametrize("batch", seeds(20, "gradients that nobody wants"), ids=str)
 def test_gradients_that_nobody_wants(batch: range) -> None:
     """Their steps are skipped, communication included; y.sum().backward() hands in a dy without memory of its own."""
     for seed in batch:
@@ -88,7 +90,7 @@ def test_gradients_that_nobody_wants(batch: range) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "tfloat32", "bfloat16", "float16"])
-@pytest.mark.parametrize("batch", seeds(draws(20)), ids=str)
+@pytest.mark.parametrize("batch", seeds(20, "dtypes"), ids=str)
 def test_dtypes(batch: range, dtype: str) -> None:
     """Within what rounding explains; what is sent is counted in the type's bytes."""
     for seed in batch:
@@ -124,7 +126,7 @@ def test_other_batch_moves_what_the_compiled_batch_does_not() -> None:
 def test_the_random_layers_have_everything() -> None:
     """What test_any_layer is trusted to cover comes up in it, most of it many times."""
     seen: Counter[str] = Counter()
-    for seed in range(thorough(LAYERS)):
+    for seed in range(LAYERS):
         case = draw(seed)
         conv, layer, space, types = case.layer.conv, case.layer, case.space, case.schedule.types()
         roles = dict(case.schedule.roles)

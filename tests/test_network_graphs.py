@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from generate import draws
 from recorded_graphs import HERE, NoHost, as_recorded, fake_graphs, launch
+from sampling import cases_of
 from test_networks_gpu import SM_90, loaded, refuse_aten, step_on_no_device
 from torch import Tensor, nn
 
@@ -114,7 +114,7 @@ def steps(package: Any, given: list[list[Tensor]], end: VirtualTransport, seed: 
     return len(step._graph.recorder.steps)
 
 
-@pytest.mark.parametrize("seed", range(draws(4)))
+@pytest.mark.parametrize("seed", cases_of(4, "test_steps_are_those_without_a_graph"))
 def test_steps_are_those_without_a_graph(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
     manual_seed: Any = torch.manual_seed

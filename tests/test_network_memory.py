@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import torch
-from generate import draws
+from sampling import draws
 from torch import Tensor, nn
 
 from convgen.algebra.grid import Grid

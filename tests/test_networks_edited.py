@@ -11,9 +11,9 @@ from random import Random
 import pytest
 import torch
 from free_networks import free_network, imported
-from generate import draws
 from networks_on_ranks import with_passes
 from operation_cases import a_grid
+from sampling import cases_of
 from test_networks_again import laid_out
 from test_networks_free import Branches, a_network, compare
 from test_networks_papers import norms
@@ -44,7 +44,7 @@ def same(one: CompiledNetwork) -> None:
     assert again.package().files == one.package().files
 
 
-@pytest.mark.parametrize("seed", range(draws(2)))
+@pytest.mark.parametrize("seed", cases_of(2, "test_any_program_reads_back"))
 def test_any_program_reads_back(seed: int) -> None:
     """With any roles and storage, gradients' rows, chunks, halos in pieces or behind others, and buckets."""
     draw = Random(f"text {seed}")

@@ -9,8 +9,8 @@ from random import Random
 import pytest
 import torch
 from free_networks import free_network, imported, ranks_of, sent_by
-from generate import draws
 from operation_cases import a_grid
+from sampling import cases_of
 from torch import nn
 
 from convgen.algebra.grid import Grid
@@ -101,7 +101,7 @@ def compare(module: nn.Module, x: torch.Tensor, net: object, grid: Grid, program
         assert differ(ran.outputs[0], y) < 1e-10
 
 
-@pytest.mark.parametrize("seed", range(draws(8)))
+@pytest.mark.parametrize("seed", cases_of(8, "test_any_layout_of_every_value_and_any_roles_of_every_row"))
 def test_any_layout_of_every_value_and_any_roles_of_every_row(seed: int, tmp_path: Path) -> None:
     draw = Random(f"free network {seed}")
     torch.set_default_dtype(torch.float64)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from generate import draws
 from networks_on_ranks import check, imported
+from sampling import cases_of
 from torch import Tensor, nn
 
 from convgen.algebra.grid import Grid
@@ -35,7 +35,7 @@ def backbone(rng: random.Random) -> tuple[nn.Module, Tensor]:
     return module, torch.randn(4, 3, 8, 8, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("seed", range(draws(10)))
+@pytest.mark.parametrize("seed", cases_of(10, "test_training_leaves_them"))
 def test_training_leaves_them(seed: int, tmp_path: Path) -> None:
     """Outputs, gradients, bytes and three steps of training are one device's, by the checker and by the module."""
     rng = random.Random(seed)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from generate import draws
+from sampling import cases_of
 from small_networks import Made, exported, resnet, unet
 from torch import Tensor, nn
 
@@ -121,7 +121,7 @@ class Drawn(nn.Module):
         return self.layers(x)
 
 
-@pytest.mark.parametrize("seed", range(draws(6)))
+@pytest.mark.parametrize("seed", cases_of(6, "test_drawn_networks_are_right_and_atens_convolutions_unused"))
 def test_drawn_networks_are_right_and_atens_convolutions_unused(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,8 +12,8 @@ from random import Random
 
 import pytest
 import torch
-from generate import draws
 from networks_on_ranks import check, draw_parameters, imported, random_input
+from sampling import cases_of
 from torch import Tensor, nn
 
 C = 4
@@ -74,7 +74,7 @@ def drawn(draw: Random) -> tuple[nn.Module, tuple[int, ...], dict[str, int]]:
     return module, (2, C, *(max(n, kernel) for n in rows)), {axis: ranks, **more}
 
 
-@pytest.mark.parametrize("seed", range(draws(8)))
+@pytest.mark.parametrize("seed", cases_of(8, "test_parameters_of_its_tests"))
 def test_parameters_of_its_tests(seed: int) -> None:
     module, shape, grid = drawn(Random(f"layers {seed}"))
     right(module, shape, grid)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from generate import draws
+from sampling import cases_of
 from test_networks_gpu import SM_90, loaded
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -80,7 +80,7 @@ def masked(one: CompiledNetwork) -> list[Fused]:
     return [op for op in operations if isinstance(op, Fused) and op.mask]
 
 
-@pytest.mark.parametrize("seed", range(draws(4)))
+@pytest.mark.parametrize("seed", cases_of(4, "test_drawn_networks_are_right"))
 def test_drawn_networks_are_right(seed: int) -> None:
     one, tensors = drawn(seed)
     verify_network(one.program)

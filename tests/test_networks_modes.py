@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from free_networks import free_network, imported
-from generate import draws
 from operation_cases import a_grid
+from sampling import cases_of
 from small_networks import ResNet, seeded
 from test_networks_training import batches, exported, loss_of, on_ranks, package, resnet
 from torch import Tensor, nn
@@ -169,7 +169,7 @@ class Normed(nn.Module):
         return self.last(self.two(torch.relu(y)) + y)
 
 
-@pytest.mark.parametrize("seed", range(draws(8)))
+@pytest.mark.parametrize("seed", cases_of(8, "test_any_layout"))
 def test_any_layout(seed: int, tmp_path: Path) -> None:
     """Layouts and roles by chance, under which norms are rows like any others; which are frozen is by chance, too."""
     draw = Random(seed)

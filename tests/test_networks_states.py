@@ -16,7 +16,8 @@ from torch_cases import on_processes
 
 from convgen.algebra.grid import Grid
 from convgen.network_compiler import compile_network
-from convgen.packages import files_of, keep, load_package
+from convgen.package_cache import keep
+from convgen.packages import files_of, load_package
 from convgen.spec.exported import graph_of
 
 (X, LABELS), *MORE = batches(4, 4)

@@ -9,8 +9,8 @@ from random import Random
 import pytest
 import torch
 from free_networks import free_program
-from generate import draws
 from operation_cases import a_grid
+from sampling import cases_of
 from test_networks_free import Branches, a_network
 
 from convgen.algebra.grid import Grid
@@ -22,7 +22,7 @@ from convgen.spec.aten.describe import describe
 from convgen.spec.exported import graph_of
 
 
-@pytest.mark.parametrize("seed", range(draws(6)))
+@pytest.mark.parametrize("seed", cases_of(6, "test_any_program_that_is_lowered_is_right"))
 def test_any_program_that_is_lowered_is_right(seed: int) -> None:
     draw = Random(f"verify {seed}")
     module, x = a_network(draw)

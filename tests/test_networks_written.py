@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from generate import draws
 from network_modules import exported_graph, module_of
+from sampling import cases_of, draws
 
 from convgen.algebra.grid import Grid
 from convgen.commands.main import cli
@@ -57,7 +57,7 @@ def written(draw: Random) -> Network:
     return network_from_dict({"name": "net", "input": shape, "dtype": "float64", "nodes": nodes})
 
 
-@pytest.mark.parametrize("seed", range(draws(4)))
+@pytest.mark.parametrize("seed", cases_of(4, "test_a_written_network_trains_exactly"))
 def test_a_written_network_trains_exactly(seed: int) -> None:
     """Outputs, gradients, buffers and three steps of training, beside one device; bytes as VOLUME says."""
     draw = Random(f"written {seed}")

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from generate import draws
 from networks_on_ranks import imported, random_input
 from operation_programs import KINDS, wrong
+from sampling import cases_of
 from torch import nn
 
 from convgen.algebra.grid import Grid
@@ -34,14 +34,14 @@ def in_doubles() -> Iterator[None]:
     torch.set_default_dtype(before)
 
 
-@pytest.mark.parametrize("seed", range(draws(2)))
+@pytest.mark.parametrize("seed", cases_of(2, "test_operations_on_virtual_ranks"))
 def test_operations_on_virtual_ranks(seed: int) -> None:
     draw = Random(f"operations lowered {seed}")
     grid = Grid(draw.choice(((("a0", 2), ("a1", 2)), (("a0", 3),), (("a0", 2), ("a1", 3)))))
     assert wrong(draw, KINDS, 2 * len(KINDS), grid) == []
 
 
-@pytest.mark.parametrize("seed", range(draws(1)))
+@pytest.mark.parametrize("seed", cases_of(1, "test_operations_on_processes"))
 def test_operations_on_processes(seed: int) -> None:
     draw = Random(f"operations on processes {seed}")
     grid = Grid(draw.choice(((("a0", 2), ("a1", 2)), (("a0", 3),))))

@@ -19,11 +19,11 @@ import pytest
 import torch
 from fault_cases import GUARD_S, NEVER_S
 from free_networks import free_network, imported, passes_of
-from generate import draws
 from in_order import InOrder
 from networks_on_ranks import check, with_passes
 from networks_on_ranks import imported as module_of
 from operation_cases import a_grid
+from sampling import cases_of
 from small_networks import ResNet
 from test_networks_free import a_network
 from torch import nn
@@ -211,7 +211,7 @@ def runs(module: nn.Module, x: torch.Tensor) -> bool:
     return True
 
 
-@pytest.mark.parametrize("seed", range(draws(2)))
+@pytest.mark.parametrize("seed", cases_of(2, "test_random_networks_whatever_the_delays"))
 def test_random_networks_whatever_the_delays(seed: int, tmp_path: Path) -> None:
     draw = Random(f"delays {seed}")
     module, x = a_network(draw)

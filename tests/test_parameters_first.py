@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from free_networks import imported
-from generate import draws
 from networks_on_ranks import check, with_passes
 from networks_on_ranks import imported as module_of
+from sampling import cases_of
 from test_networks_edited import same
 from test_overlap import Late, step_of
 from torch import nn
@@ -44,7 +44,7 @@ def of(module: nn.Module, shape: tuple[int, ...]) -> Any:
     return module_of(module, x)
 
 
-@pytest.mark.parametrize("seed", range(draws(4)))
+@pytest.mark.parametrize("seed", cases_of(4, "test_the_numbers_are_right"))
 def test_the_numbers_are_right(seed: int) -> None:
     draw = Random(f"parameters first {seed}")
     torch.manual_seed(seed)

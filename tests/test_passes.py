@@ -6,8 +6,9 @@ import re
 from random import Random
 
 import pytest
-from generate import algorithm_problem, draws, random_problem
+from generate import algorithm_problem, random_problem
 from passing import CUDA, passed
+from sampling import draws
 
 from convgen.algebra.conv import Conv, Spatial
 from convgen.algebra.grid import Grid

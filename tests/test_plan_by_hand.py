@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from generate import draws
+from sampling import draws
 
 from convgen.algebra.grid import Grid
 from convgen.commands.main import cli, main

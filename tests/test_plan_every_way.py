@@ -7,7 +7,7 @@ from math import prod
 from random import Random
 
 import pytest
-from generate import draws
+from sampling import draws
 from small_networks import compiled, resnet, unet
 
 from convgen.algebra.grid import Grid

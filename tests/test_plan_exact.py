@@ -8,7 +8,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from generate import draws
+from sampling import draws
 
 from convgen.plan.exact.bounded import DoesNotFit, solve
 from convgen.plan.exact.eliminate import Elimination, Factor, Problem

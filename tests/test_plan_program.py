@@ -14,7 +14,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from free_networks import imported, ranks_of
-from generate import draws
+from sampling import cases_of
 from test_networks_free import Branches, compare, differ
 from torch import nn
 
@@ -70,7 +70,7 @@ def searched(graph: Graph, grid: Grid, effort: Effort) -> Search:
     return Search(network_parts(graph, describe(graph.at(graph.batch))), grid, LASSEN, "float32", effort)
 
 
-@pytest.mark.parametrize("seed", range(draws(6)))
+@pytest.mark.parametrize("seed", cases_of(6, "test_a_plan_is_the_least_of_all"))
 def test_a_plan_is_the_least_of_all(seed: int) -> None:
     """Every storage of every value, and for each every way of every row and of its gradients."""
     draw = Random(f"plan of a program {seed}")

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from generate import draws, random_layout
+from generate import random_layout
 from modules import Case, draw, on_gpu
 from runtime_parts import ROOT, layer_of, layout_of
+from sampling import draws
 
 from convgen.algebra.layout import Layout as Stored
 from convgen.compiler import compile_layer

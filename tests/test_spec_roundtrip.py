@@ -8,10 +8,10 @@ from io import StringIO
 from typing import Any
 
 import pytest
-from generate import draws
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
+from sampling import draws
 
 from convgen.algebra.conv import PHASES, SPATIAL_NAMES
 from convgen.errors import InputError

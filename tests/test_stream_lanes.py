@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from generate import draws
 from runtime_parts import ROOT
+from sampling import cases_of
 
 from runtime.lanes import StreamLane, begin  # isort: skip
 from runtime.transport import Group  # isort: skip
@@ -112,7 +112,7 @@ class End:
 DEVICE = Device()
 
 
-@pytest.mark.parametrize("seed", range(draws(40)))
+@pytest.mark.parametrize("seed", cases_of(40, "test_results_are_read_when_they_have_come"))
 def test_results_are_read_when_they_have_come(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random programs that compute, start and wait, on two lanes."""
     rng = random.Random(seed)

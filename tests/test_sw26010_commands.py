@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from generate import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sampling import draws
 
 from convgen.commands.main import cli
 from convgen.errors import InputError

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from generate import draws
 from modules import assert_counted, assert_true, draw, on_mesh, run
+from sampling import draws
 
 from convgen.commands.main import cli
 from convgen.compiler import Compiled, compile_layer

@@ -15,8 +15,8 @@ import pytest
 import torch
 from click.testing import CliRunner
 from free_networks import imported
-from generate import draws
 from networks_on_ranks import with_passes
+from sampling import cases_of
 from test_networks_free import a_network
 from test_overlap import X, resnet
 from torch import nn
@@ -86,7 +86,7 @@ def small_steps(asked: list[tuple[str, float, float, float]], share: str, step: 
 
 
 @pytest.mark.parametrize("share", ["shared", "each"])
-@pytest.mark.parametrize("seed", range(draws(5)))
+@pytest.mark.parametrize("seed", cases_of(5, "test_a_link_is_as_time_in_small_steps"))
 def test_a_link_is_as_time_in_small_steps(seed: int, share: Any) -> None:
     draw = Random(f"link {seed}")
     at, asked = 0.0, list[tuple[str, float, float, float]]()
@@ -120,7 +120,7 @@ def test_one_thing_after_the_other_is_the_programs_price() -> None:
 
 
 @pytest.mark.parametrize("links", ["shared", "each"])
-@pytest.mark.parametrize("seed", range(draws(4)))
+@pytest.mark.parametrize("seed", cases_of(4, "test_what_holds_of_any_timeline"))
 def test_what_holds_of_any_timeline(seed: int, links: Any) -> None:
     draw = Random(f"timeline {seed}")
     module, x = a_network(draw)
@@ -155,7 +155,7 @@ def test_a_bucket_hides_behind_what_is_left_of_backward() -> None:
     assert first.exposed_s == 0.0  # rows are left that take longer
 
 
-@pytest.mark.parametrize("seed", range(draws(3)))
+@pytest.mark.parametrize("seed", cases_of(3, "test_what_is_chosen_is_not_slower"))
 def test_what_is_chosen_is_not_slower(seed: int) -> None:
     draw = Random(f"chosen {seed}")
     module, x = a_network(draw)
@@ -171,7 +171,7 @@ def test_what_is_chosen_is_not_slower(seed: int) -> None:
         assert WORTH * taken <= least
 
 
-@pytest.mark.parametrize("seed", range(draws(3)))
+@pytest.mark.parametrize("seed", cases_of(3, "test_what_travels_meanwhile_takes_of_the_processor"))
 def test_what_travels_meanwhile_takes_of_the_processor(seed: int) -> None:
     """Of a link that takes no time the step is longer by that alone: a message's, and its bytes'."""
     draw = Random(f"processor {seed}")

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from generate import DRAWS
 from modules import Case
+from sampling import ALL
 from torch import Tensor
 from torch_cases import EVEN, RAGGED, layer, on_processes, x_and_dy
 
@@ -45,7 +45,7 @@ def gradients(net: Any, module: Net, x: Tensor, batch: int) -> list[Tensor]:
 @pytest.mark.parametrize(
     ("backend", "kind"),
     [(backend, kind) for i, backend in enumerate(("eager", "aot_eager")) for j, kind in enumerate(CASES)
-     if DRAWS > 1 or i == j],  # both of both
+     if ALL or i == j],  # both of both
 )  # fmt: skip
 def test_in_one_graph_with_gathers_and_another_batch(backend: str, kind: str) -> None:
     case, parameters = CASES[kind]
@@ -65,7 +65,7 @@ def test_in_one_graph_with_gathers_and_another_batch(backend: str, kind: str) ->
     on_processes(program, 4)
 
 
-@pytest.mark.skipif(DRAWS < 2, reason="inductor takes half a minute; DRAWS=2 runs it")
+@pytest.mark.skipif(not ALL, reason="inductor takes half a minute; make check runs it")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what inductor imports
 def test_inductor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from generate import algorithm_problem, draws, random_conv, random_transposed_spatial
+from generate import algorithm_problem, random_conv, random_transposed_spatial
 from modules import Case, assert_adjoint, assert_counted, assert_true, draw, make, on_gpu, run
+from sampling import draws
 from test_kernels_module import fused
 from test_module_contract import assert_opchecks
 from torch import Tensor

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from generate import DRAWS
+from sampling import ALL
 from test_tune_tuner import Recorder
 
 from convgen.kernels.config import parse_config
@@ -108,7 +108,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES if DRAWS > 1 else ["parts", "backward_filter"])
+@pytest.mark.parametrize("name", CASES if ALL else ["parts", "backward_filter"])
 def test_a_problem_is_tuned(interpreted: None, tmp_path: Path, name: str) -> None:
     p = CASES[name]
     database, wrong = tmp_path / "d.json", name in ("whole", "parts")

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from click.testing import CliRunner
-from generate import DRAWS
+from sampling import ALL
 
 from convgen.commands.main import cli
 from convgen.kernels.config import parse_config
@@ -338,7 +338,7 @@ cli.main()
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL] if DRAWS <= 1 else [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGKILL] if not ALL else [signal.SIGINT, signal.SIGKILL])
 @pytest.mark.usefixtures("forked", "brief")
 def test_ended_in_between_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
     file = tmp_path / "layer.yaml"
