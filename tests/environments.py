@@ -1,6 +1,6 @@
 """What `make check-newest` installs: the newest of all that convgen uses, or the oldest that pyproject.toml allows.
 
-    python tests/environments.py newest|oldest
+python tests/environments.py newest|oldest
 """
 
 import re

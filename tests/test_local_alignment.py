@@ -21,6 +21,7 @@ LAYER = {
     "dtype": "bfloat16", "memory_format": "channels_last", "target": "cuda:sm_90",
 }  # fmt: skip
 BOX = "box TN=1 TH=8 TW=8 {}=16 {}=16 warps=4 stages=3"
+POINTER = "pointer BP=64 {}=16 {}=16 warps=4 stages=3"
 LAYERS: dict[str, dict[str, Any]] = {
     "boxes": {
         "grid": {"N": 2},
@@ -30,7 +31,7 @@ LAYERS: dict[str, dict[str, Any]] = {
     "halos": {
         "grid": {"H": 2},
         "algorithm": "spatial",
-        "options": {"kernels": {"forward": "pointer BP=64 BF=16 BC=16 warps=4 stages=3"}},
+        "options": {"kernels": {"forward": POINTER.format("BF", "BC"), "backward_data": POINTER.format("BC", "BF")}},
     },
 }
 

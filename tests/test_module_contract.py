@@ -262,6 +262,16 @@ def test_meshes_that_cannot_be(options: dict[str, Any], message: str) -> None:
         case.module.init_mesh(**options)
 
 
+def test_meshes_of_a_transport_are_no_meshes_of_torch() -> None:
+    """DTensor's caches would take the one for the other, for processes that are forked later too."""
+    case = named("refuser", "stationary-x", BIASED, {"N": 2, "C": 2})
+    ours = case.module.init_mesh(transport=Alone(size=4, rank=0))
+    names = ours.mesh_dim_names
+    torchs = DeviceMesh(ours.device_type, ours.mesh, mesh_dim_names=names, _init_backend=False, _rank=0)
+    assert ours != torchs and hash(ours) != hash(torchs)
+    assert ours == case.module.init_mesh(transport=Alone(size=4, rank=0))
+
+
 # ---- One name, one module ------------------------------------------------------------------------------------------
 
 

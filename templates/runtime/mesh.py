@@ -94,6 +94,8 @@ def make_mesh(
             raise ValueError(f"{layer.name}: rank {transport.rank} is not on this mesh: {chosen}")
         mesh = DeviceMesh(device_type, layout, mesh_dim_names=names, _init_backend=False, _rank=transport.rank)
         vars(mesh)["_dim_group_names"] = NoGroups()
+        # DTensor's caches know meshes by what they say, this among it: no thread's, so no mesh of torch's is equal.
+        vars(mesh)["_thread_id"] = -1
         key = f"transport {next(shared.setdefault('counter', itertools.count()))} rank {transport.rank}"
         places[key] = Place(key, chosen, chosen.index(transport.rank), transport, None, {})
         vars(mesh)["_convgen_key"] = key
