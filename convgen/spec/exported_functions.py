@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
@@ -30,25 +31,42 @@ class OwnGradient(Exception):
 def written_gradients() -> Generator[None]:
     """Calls of functions with gradients of their own are traced with these."""
     import torch
-    from torch.utils.checkpoint import CheckpointFunction
 
-    home: Any = torch.autograd.function._SingleLevelFunction  # pyright: ignore[reportPrivateUsage]
-    plain: Any = vars(torch._C._FunctionBase)["apply"]  # pyright: ignore[reportPrivateUsage]
+    kind: Any = torch.autograd.function.FunctionMeta
 
-    def apply(cls: Any, *args: Any) -> Any:
-        if issubclass(cls, CheckpointFunction):
-            return args[0](*args[2:])
-        run: Callable[..., Any] = plain.__get__(None, cls)
-        kind = _kind(cls, args) if _traced(args) else "derivative"
-        if kind == "neither":
-            raise OwnGradient(f"{cls.__name__}, a torch.autograd.Function, has gradients that can't be traced")
-        return run(*args) if kind == "derivative" else _written(cls, args)
+    # `apply` is compiled, and modules have it at hand from before; each call of it asks its class for `forward`.
+    def asked(cls: Any, name: str) -> Any:
+        found = type.__getattribute__(cls, name)
+        return partial(_traced_forward, cls, found) if name == "forward" else found
 
-    home.apply = classmethod(apply)
+    kind.__getattribute__ = asked
     try:
         yield
     finally:
-        del home.apply
+        del kind.__getattribute__
+
+
+def _traced_forward(cls: Any, forward: Callable[..., Any], *given: Any) -> Any:
+    """What a function computes, so that its trace has its gradients too."""
+    from torch.utils.checkpoint import CheckpointFunction
+
+    args = given[1:] if _has_context(cls) else given
+    if not _traced(args):
+        return forward(*given)
+    if issubclass(cls, CheckpointFunction):
+        return args[0](*args[2:])
+    kind = _kind(cls, args)
+    if kind == "neither":
+        raise OwnGradient(f"{cls.__name__}, a torch.autograd.Function, has gradients that can't be traced")
+    return forward(*given) if kind == "derivative" else _written(cls, forward, args)
+
+
+def _has_context(cls: Any) -> bool:
+    """Whether forward takes the context first; else setup_context fills it."""
+    import torch
+
+    plain: Any = torch.autograd.function._SingleLevelFunction  # pyright: ignore[reportPrivateUsage]
+    return cls.setup_context is plain.setup_context
 
 
 class _Context:
@@ -79,22 +97,19 @@ def _smooth(x: Any) -> bool:
     return isinstance(x, torch.Tensor) and x.is_floating_point()
 
 
-def _forward(cls: Any, args: Sequence[Any]) -> tuple[_Context, Any]:
-    import torch
-
+def _forward(cls: Any, forward: Callable[..., Any], args: Sequence[Any]) -> tuple[_Context, Any]:
     context = _Context([_smooth(x) for x in args])
-    plain: Any = torch.autograd.function._SingleLevelFunction  # pyright: ignore[reportPrivateUsage]
-    if cls.setup_context is plain.setup_context:
-        return context, cls.forward(context, *args)
-    made = cls.forward(*args)
+    if _has_context(cls):
+        return context, forward(context, *args)
+    made = forward(*args)
     cls.setup_context(context, tuple(args), made)
     return context, made
 
 
-def _written(cls: Any, args: Sequence[Any]) -> Any:
+def _written(cls: Any, forward: Callable[..., Any], args: Sequence[Any]) -> Any:
     import torch
 
-    context, y = _forward(cls, [x.detach() if _smooth(x) else x for x in args])
+    context, y = _forward(cls, forward, [x.detach() if _smooth(x) else x for x in args])
     found = _several(cls.backward(context, torch.ones_like(y)))
     y = y.detach()
     for x, d in zip(args, found, strict=False):
@@ -110,7 +125,8 @@ def _kind(cls: Any, args: Sequence[Any]) -> str:
 
     generator = torch.Generator().manual_seed(0)
     kinds: set[str] = set()
-    with _disable_current_modes(), cast("Any", torch.random).fork_rng(devices=()), torch.enable_grad():
+    untraced = _disable_current_modes(), torch._C.DisableTorchFunction()  # of what runs, and of gradients' mode
+    with untraced[0], untraced[1], cast("Any", torch.random).fork_rng(devices=()), torch.enable_grad():
         for scale, of_gradients in SCALES:
             given = [_numbers(x, scale, generator) for x in args]
             try:
@@ -155,7 +171,7 @@ def _try(cls: Any, given: Sequence[Any], scale: float, generator: Any) -> str:
     dys = [scale * torch.randn(t.shape, generator=generator, dtype=t.dtype) for t in _several(made) if _smooth(t)]
     own = gradients(made, xs, dys)
     others, leaf = leaves()
-    _, alike = _forward(cls, [x.view_as(x) if _smooth(x) else x for x in others])
+    _, alike = _forward(cls, cls.forward, [x.view_as(x) if _smooth(x) else x for x in others])
     if _close(own, gradients(alike, leaf, dys), scale):
         return "derivative"
     if not isinstance(made, torch.Tensor) or any(
