@@ -19,8 +19,15 @@ from hypothesis import HealthCheck, settings
 import convgen.verify  # sets MKL up for forked ranks
 
 os.environ["CONVGEN_CACHE"] = os.devnull + "-no-cache"  # whoever tunes has another one
+# The suite is of CPUs, whatever machine it runs on. Where torch is built for GPUs autograd starts threads as soon as it
+# knows of one, or of one that tracing makes up, and a process can't be forked after that: it looks before there is any.
+os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["HIP_VISIBLE_DEVICES"] = ""
 # pytest's processes fill the cores, and a process is safest to fork while no kernel has run on several threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+
+torch.ones(1, requires_grad=True).sum().backward()
 # Syntax trees and traced programs are many small objects that live on: Python's own 700 between two looks at what is
 # garbage are a third of the time that tests take to be collected, and a tenth of what tracing takes.
 gc.set_threshold(20_000, 20, 20)
@@ -92,8 +99,6 @@ SourceFileLoader.source_to_code = compiled_once
 @pytest.fixture
 def doubles() -> Iterator[None]:
     """What tensors are where nothing is said."""
-    import torch
-
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     yield

@@ -24,7 +24,7 @@ from convgen.algebra.layout import Layout
 from convgen.algebra.roles import Roles
 from convgen.program.nodes import Convert
 from convgen.spec.layer import Options
-from convgen.verify.processes import ProcessFailed, run_processes, spawn
+from convgen.verify.processes import ProcessFailed, how_to_start, run_processes, spawn
 from convgen.verify.program import global_tensors, reference, run_rank
 from convgen.verify.virtual import VirtualTransport, World
 
@@ -41,6 +41,24 @@ def named(name: str, algorithm: str, grid: dict[str, int], conv: Conv = CONV, **
 def results(layer: Any, given: dict[str, Tensor], mesh: DeviceMesh) -> dict[str, Tensor]:
     """This rank's blocks of y, dx, dw and dbias."""
     return run_rank(layer, given, mesh, []).blocks
+
+
+def test_how_processes_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forked, but where autograd has threads."""
+    assert how_to_start() == "fork"
+    monkeypatch.setattr(Path, "glob", lambda *_: [Path("/proc/self/comm"), Path(__file__).with_name("autograd.txt")])
+    monkeypatch.setattr(Path, "read_text", lambda path: "pt_autograd_0\n" if path.suffix else "python\n")
+    assert how_to_start() == "spawn"
+
+
+def test_fresh_interpreters_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = named("fresh", "spatial", {"H": 2})
+    given, path = global_tensors(case.layer), Path(case.module.__file__ or "")
+    forked = run_processes(path, 2, given, 240.0)
+    monkeypatch.setattr("convgen.verify.processes.how_to_start", lambda: "spawn")
+    for one, other in zip(run_processes(path, 2, given, 240.0), forked, strict=True):
+        assert one.sent == other.sent
+        assert all(torch.equal(one.blocks[name], block) for name, block in other.blocks.items())
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])

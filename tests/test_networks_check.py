@@ -71,6 +71,14 @@ def test_what_is_wrong_is_found(right: str, wrong: str, kind: str, monkeypatch: 
     assert bool(report.uncounted) == ("all_reduce" in right)
 
 
+def test_processes_that_cant_be_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where autograd has threads, with a torch that is built for GPUs: fresh interpreters, the same result."""
+    monkeypatch.setattr("convgen.verify.processes.how_to_start", lambda: "spawn")
+    one, tensors = compiled(resnet, N=2)
+    report = check_network(one, tensors, transport="processes")
+    assert report.ok, report_text(report)
+
+
 def test_the_reference_is_the_module() -> None:
     """The graph on one device, and the module itself: in training, with what buffers become, and in evaluation."""
     for made_by in (undropped, unet):

@@ -165,14 +165,25 @@ def _run_virtual(path: Path, ranks: int, given: Given, timeout_s: float, interpr
         forget_package(package)
 
 
-def _run_processes(path: Path, ranks: int, given: Given, timeout_s: float, interpret: bool) -> list[RankRun]:
-    def program(_: int) -> RankRun:
-        package = _loaded(path, interpret)
+@dataclass(frozen=True, slots=True)
+class RunPackage:
+    """What each process runs of a package."""
+
+    path: Path
+    given: Given
+    timeout_s: float
+    interpret: bool
+
+    def __call__(self, _: int) -> RankRun:
+        package = _loaded(self.path, self.interpret)
         sent: list[Any] = []
         count_calls(runtime_of(package), sent)
-        return run_rank(package, given, package.init_mesh(package.NET.device, timeout=timeout_s), sent)
+        mesh = package.init_mesh(package.NET.device, timeout=self.timeout_s)
+        return run_rank(package, self.given, mesh, sent)
 
-    return spawn(program, ranks, timeout_s)
+
+def _run_processes(path: Path, ranks: int, given: Given, timeout_s: float, interpret: bool) -> list[RankRun]:
+    return spawn(RunPackage(path, given, timeout_s, interpret), ranks, timeout_s)
 
 
 # ---- What was sent ----

@@ -9,10 +9,11 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -32,33 +33,50 @@ class TooLate(ProcessFailed):
     """Ranks did not finish in time: they wait for each other, or are slow."""
 
 
+@dataclass(frozen=True, slots=True)
+class RunModule:
+    """What each process runs of a generated module."""
+
+    path: Path
+    given: Mapping[str, Tensor]
+    timeout_s: float
+    interpret: bool
+
+    def __call__(self, _: int) -> RankResult:
+        module = load_module(self.path, interpret=self.interpret)
+        sent: list[Sent] = []
+        count_calls(module, sent)
+        mesh = module.init_mesh(module.DEVICE, timeout=self.timeout_s)
+        return run_rank(module, self.given, mesh, sent)
+
+
 def run_processes(
     path: Path, ranks: int, given: Mapping[str, Tensor], timeout_s: float, interpret: bool = False
 ) -> list[RankResult]:
     """Run a generated module's ranks as processes; their results in rank order."""
+    return spawn(RunModule(path, given, timeout_s, interpret), ranks, timeout_s)
 
-    def program(_: int) -> RankResult:
-        module = load_module(path, interpret=interpret)
-        sent: list[Sent] = []
-        count_calls(module, sent)
-        mesh = module.init_mesh(module.DEVICE, timeout=timeout_s)
-        return run_rank(module, given, mesh, sent)
 
-    return spawn(program, ranks, timeout_s)
+def how_to_start() -> str:
+    """fork; but a process that is forked can't compute gradients where autograd has threads, as it has once gradients
+    were computed by a torch that is built for GPUs: then spawn, a fresh interpreter."""
+    threads = Path("/proc/self/task").glob("*/comm")
+    return "spawn" if any(one.read_text().startswith("pt_autograd") for one in threads) else "fork"
 
 
 def spawn(program: Callable[[int], Any], ranks: int, timeout_s: float = 300.0) -> list[Any]:
-    """Fork `ranks` processes with a gloo process group and run `program(rank)` in each.
+    """Start `ranks` processes with a gloo process group and run `program(rank)` in each.
 
-    Forked, because a fresh interpreter with torch takes seconds a rank; a child runs on one thread, since
-    the thread pool of the parent does not survive a fork.
+    Forked where that is possible, because a fresh interpreter with torch takes seconds a rank; a child runs on one
+    thread, since the thread pool of the parent does not survive a fork.
 
     Args:
+        program: one that pickles, for where forking is not possible.
         timeout_s: of the program, once all ranks have joined; ranks that are not done 10 s later are given up.
     Raises:
         ProcessFailed: with each failed rank's traceback.
     """
-    context = multiprocessing.get_context("fork")
+    context = cast("Any", multiprocessing.get_context(how_to_start()))
     with tempfile.TemporaryDirectory(prefix="convgen-ranks-") as folder:
         where = Path(folder)
         children = [
