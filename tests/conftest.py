@@ -177,11 +177,19 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.write_line(f"cases: {sampling.said()}")
 
 
+# torch says of code of its own that it is old, where a test's is the first to use it.
+TORCHS_OWN = (
+    pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning"),
+)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     settled: dict[tuple[Path, str], list[str]] = {}
     quick: set[str] = set()
     for item in items:
-        item.add_marker(IDLE)
+        for mark in (IDLE, *TORCHS_OWN):
+            item.add_marker(mark)
         stem, name = Path(item.path).stem, getattr(item, "originalname", item.name)
         if stem.startswith(SLOW) and (name not in QUICK or name in quick):
             item.add_marker("slow")

@@ -67,8 +67,8 @@ class Block(torch.Tensor):
     OF_GRAD_SCALER = "_amp_foreach_non_finite_check_and_unscale_"
     REARRANGED = frozenset({
         "view", "_unsafe_view", "as_strided", "slice", "split", "split_with_sizes", "select", "narrow", "cat",
-        "_chunk_cat", "chunk_cat", "split_with_sizes_copy", "new_zeros", "new_empty", "new_empty_strided", "unsqueeze",
-        "squeeze", "permute", "t", "transpose",
+        "_chunk_cat", "chunk_cat", "chunk_cat_mixed_dtype", "split_with_sizes_copy", "new_zeros", "new_empty",
+        "new_empty_strided", "unsqueeze", "squeeze", "permute", "t", "transpose",
     })  # fmt: skip
     SAME_ELEMENTS = frozenset({"view", "_unsafe_view", "unsqueeze", "squeeze", "permute", "t", "transpose"})
 
