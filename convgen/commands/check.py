@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from convgen.commands import completion
 from convgen.commands.inputs import Finite, compile_files, layer_options, need_device, schedule_options, untuned_option
 from convgen.commands.networks import are_graphs, check_network_file
 from convgen.errors import InputError
@@ -16,7 +17,7 @@ LONGEST_S = 10**6  # of --timeout: the clocks behind it overflow somewhere above
 
 
 @click.command("check")
-@click.argument("file")
+@click.argument("file", shell_complete=completion.files)
 @click.option("--processes", is_flag=True, help="One process a rank, torch.distributed with gloo between them.")
 @click.option("--interpret", is_flag=True, help="A GPU target's Triton kernels in Triton's interpreter.")
 @click.option("--json", "as_json", is_flag=True, help="The report as JSON.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -17,9 +17,6 @@ from convgen.spec.network_reader import is_network_file
 from convgen.spec.source import locate
 from convgen.spec.target import read_target
 from convgen.spec.text import shown
-
-if TYPE_CHECKING:
-    from convgen.cost.machine import Machine
 
 LAYERS_ONLY = {
     "passes": "is of a layer's passes",
@@ -50,7 +47,6 @@ def compile_graphs(
     dtype: str | None,
     target: str | None,
     machine: str | None = None,
-    overlap: Machine | None = None,
     statistics: str | None = None,
     recompute: str | None = None,
     schedule: str | None = None,
@@ -59,15 +55,16 @@ def compile_graphs(
     """Every network of the files, laid out by the letters of the grid, by price, or as a plan or a program's text says.
 
     Args:
-        overlap: the machine for which it is chosen what travels meanwhile; by default the one that is modelled.
+        machine: for which it is chosen what travels meanwhile, and which `auto` models; by default one of the target's.
         schedule: file of a program's text, for one network.
         others: options that layers have; refused where they are given.
     """
     name = files[0]
     _refuse(name, others)
     made_for = read_target(target or "cpu").known()
-    if machine is not None and algorithm != "auto":
-        raise InputError("--machine is what --algorithm auto models", hint="--algorithm auto, or without --machine")
+    if schedule is not None and machine is not None:
+        fact = f"--machine chooses what travels meanwhile, and {schedule} says it"
+        raise InputError(fact, hint="without --machine")
     plans = [file for file in files if is_plan_file(file)]
     options = {"--grid": grid, "--algorithm": algorithm, "--statistics": statistics, "--recompute": recompute}
     _refuse_twice(files, plans, schedule, [flag for flag, value in options.items() if value is not None])
@@ -111,7 +108,7 @@ def compile_graphs(
                     graph, read_text(read_schedule(schedule), schedule), command=command, target=made_for
                 )
             elif plan is not None:
-                made = compile_plan(graph, plan, overlap=overlap, command=command, target=made_for)
+                made = compile_plan(graph, plan, overlap=chosen, command=command, target=made_for)
             else:
                 where = build_grid(axes)
                 made = compile_network(
@@ -119,7 +116,6 @@ def compile_graphs(
                     where,
                     algorithm,
                     machine=chosen,
-                    overlap=overlap,
                     statistics=statistics or "global",
                     again=[path.strip() for path in recompute.split(",")] if recompute else (),
                     command=command,

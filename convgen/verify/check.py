@@ -19,6 +19,7 @@ from convgen.compiler import Compiled
 from convgen.emit.volume import volume
 from convgen.program.nodes import PHASES
 from convgen.verify.mesh import MeshReport, mesh_report
+from convgen.verify.parted import Parted, first_parted
 from convgen.verify.processes import run_processes
 from convgen.verify.program import (
     OF,
@@ -38,12 +39,14 @@ Transport = Literal["virtual", "processes"]
 
 @dataclass(frozen=True, slots=True)
 class TensorReport:
-    """How far one result is from the reference, as max |error| / max |reference|."""
+    """How far one result is from the reference, as max |error| / max |reference|, and where it first is too far."""
 
     name: str
     error: float
     tolerance: float
     copies_equal: bool
+    shape: tuple[int, ...] = ()
+    parted: Parted | None = None
 
     @property
     def ok(self) -> bool:
@@ -135,19 +138,25 @@ def _compare(
     """Put each rank's block beside its part of the reference; every copy counts, none is taken for another's."""
     boxes = space.held(layout)
     worst, equal = 0.0, True
-    first: dict[tuple[int, ...], Tensor] = {}
+    copies: dict[tuple[int, ...], Tensor] = {}
     for rank, result in enumerate(results):
         part = truth[tuple(slice(int(lo), int(hi)) for lo, hi in boxes[rank])]
         block = result.blocks[name]
         if tuple(block.shape) != tuple(part.shape):
-            return TensorReport(name, math.inf, tolerance, False)
-        other = first.setdefault(tuple(boxes[rank].flatten().tolist()), block)
+            return TensorReport(name, math.inf, tolerance, False, tuple(truth.shape))
+        other = copies.setdefault(tuple(boxes[rank].flatten().tolist()), block)
         equal = equal and torch.equal(other, block)
         if part.numel():
             difference = (block.double() - part).abs().max()
             worst = max(worst, float(torch.nan_to_num(difference, nan=math.inf)))
     scale = float(truth.abs().max()) if truth.numel() else 0.0
-    return TensorReport(name, worst / scale if scale else worst, tolerance, equal)
+    error = worst / scale if scale else worst
+    first = None
+    if error > tolerance:
+        lows = [tuple(int(lo) for lo, _ in box) for box in boxes]
+        blocks = ((rank, low, one.blocks[name]) for rank, (low, one) in enumerate(zip(lows, results, strict=True)))
+        first = first_parted(name, blocks, truth, tolerance * (scale or 1.0))
+    return TensorReport(name, error, tolerance, equal, tuple(truth.shape), first)
 
 
 TOLERANCE_FROM = (
