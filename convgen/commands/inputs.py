@@ -51,8 +51,8 @@ def layer_options(command: Any) -> Any:
         ),
         click.option(
             "--machine", shell_complete=machines,
-            help="What `algorithm: auto` models, and for which is chosen what of a network travels meanwhile: a name in "
-            "tuning/machines, or a YAML file.",
+            help="What `algorithm: auto` models, and for which is chosen what of a network travels meanwhile: a name "
+            "in tuning/machines, or a YAML file.",
         ),
         click.option(
             "--objective", type=click.Choice(OBJECTIVES), default="seconds", show_default=True,

@@ -10,6 +10,7 @@ import click
 
 from convgen.commands.compiled_file import CompiledFile
 from convgen.commands.inputs import need, need_device, parse_grid, read_schedule
+from convgen.commands.progress import progress
 from convgen.errors import InputError
 from convgen.spec.graph_reader import is_graph_file
 from convgen.spec.network_plan import PlanFile, is_plan_file, read_plan
@@ -251,7 +252,7 @@ def _write(found: Sequence[CompiledFile], folder: Path) -> None:
 
 
 def check_network_file(
-    file: str, processes: bool, interpret: bool, as_json: bool, timeout: float, **options: Any
+    file: str, processes: bool, interpret: bool, as_json: bool, timeout: float, derived: bool, **options: Any
 ) -> None:
     """Run every rank on this machine, and compare with the graph on one device."""
     (one,) = compile_graphs([file], **options)
@@ -268,18 +269,20 @@ def check_network_file(
     except InputError as error:
         raise locate(error, one.compiled.graph.source_file) from None
     try:
-        report = check_network(
-            one.compiled,
-            one.tensors,
-            transport="processes" if processes else "virtual",
-            timeout_s=timeout,
-            interpret=interpret,
-        )
+        with progress() as told:
+            report = check_network(
+                one.compiled,
+                one.tensors,
+                transport="processes" if processes else "virtual",
+                timeout_s=timeout,
+                interpret=interpret,
+                told=told,
+            )
     except TooLate as error:
         click.echo(f"{error}\nerror: the processes did not finish in {timeout:g} s", err=True)
         click.echo("  try     --timeout with more seconds", err=True)
         raise SystemExit(1) from None
-    click.echo(json.dumps([report_json(report)], indent=1) if as_json else report_text(report))
+    click.echo(json.dumps([report_json(report)], indent=1) if as_json else report_text(report, derived=derived))
     if not report.ok:
         raise SystemExit(1)
 

@@ -12,7 +12,8 @@ import click
 
 from convgen.commands import completion
 from convgen.commands.inputs import STATISTICS, Finite, need, parse_grid
-from convgen.commands.outputs import OutputFile, Picture, telling
+from convgen.commands.outputs import OutputFile, Picture
+from convgen.commands.progress import progress
 from convgen.errors import InputError, Note
 from convgen.files import keep_input, write_file
 from convgen.spec.graph_reader import is_graph_file
@@ -108,7 +109,11 @@ def plan_command(
     if explain is not None:
         check_module(graph, explain)
     try:
-        with telling(ranks) as told:
+        with progress(f"planning {ranks} ranks") as tell:
+
+            def told(count: int) -> None:
+                tell(f"planning {ranks} ranks" + f": {count} doing different work" * (count != ranks))
+
             compiled, found = plan_graph(graph, ranks, setting, asked, told)
     except InputError as error:
         if network is not None:
@@ -125,7 +130,8 @@ def plan_command(
     if plot is not None:
         from convgen.explain.planned_scaling import plot_scaling
 
-        plot_scaling(graph, setting, ranks, plot)
+        with progress() as tell:
+            plot_scaling(graph, setting, ranks, plot, tell)
         click.echo(str(plot), err=True)
 
 

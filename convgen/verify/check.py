@@ -20,7 +20,7 @@ from convgen.emit.volume import volume
 from convgen.program.nodes import PHASES
 from convgen.verify.mesh import MeshReport, mesh_report
 from convgen.verify.parted import Parted, first_parted
-from convgen.verify.processes import run_processes
+from convgen.verify.processes import Tell, run_processes, silent
 from convgen.verify.program import (
     OF,
     RESULTS,
@@ -72,7 +72,12 @@ class Report:
 
 
 def check(
-    compiled: Compiled, *, transport: Transport = "virtual", timeout_s: float = 120.0, interpret: bool = False
+    compiled: Compiled,
+    *,
+    transport: Transport = "virtual",
+    timeout_s: float = 120.0,
+    interpret: bool = False,
+    told: Tell = silent,
 ) -> Report:
     """Compile to a temporary module, run all its ranks forward and backward, compare.
 
@@ -80,6 +85,7 @@ def check(
         transport: threads of this process with a rendezvous of their own, or one gloo process a rank.
         timeout_s: after which processes are given up; virtual ranks detect a deadlock at once.
         interpret: run a GPU target's kernels on the CPU, in Triton's interpreter.
+        told: what is going on.
     """
     layer, space = compiled.layer, compiled.space
     given = global_tensors(layer)
@@ -88,7 +94,8 @@ def check(
         path.write_text(compiled.module(), encoding="utf-8")
         # Processes first: a fork must come before this process has run parallel kernels.
         run = _run_virtual if transport == "virtual" else run_processes
-        results = run(path, layer.grid.ranks, given, timeout_s, interpret)
+        results = run(path, layer.grid.ranks, given, timeout_s, interpret, told)
+    told(f"{layer.name}: the same on one device in float64")
     truth = reference(layer.conv, given)
     stored = dict(compiled.schedule.stored)
     rounds = layer.target.is_gpu and layer.dtype == "tfloat32"
@@ -118,8 +125,14 @@ def check(
 
 
 def _run_virtual(
-    path: Path, ranks: int, given: Mapping[str, Tensor], timeout_s: float, interpret: bool
+    path: Path,
+    ranks: int,
+    given: Mapping[str, Tensor],
+    timeout_s: float,
+    interpret: bool,
+    told: Tell,
 ) -> list[RankResult]:
+    told(f"{ranks} virtual ranks run it")
     module = load_module(path, interpret=interpret)
 
     def program(end: VirtualTransport) -> RankResult:

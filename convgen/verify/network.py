@@ -22,7 +22,7 @@ from convgen.packages import files_of, forget_package, kernel_modules, load_pack
 from convgen.program.network import Program
 from convgen.verify.network_program import KINDS, LATER, Given, RankRun, given_of, run_rank, truth_of
 from convgen.verify.parted import Parted, first_parted, verdict
-from convgen.verify.processes import count_calls, spawn
+from convgen.verify.processes import Tell, count_calls, silent, spawn
 from convgen.verify.virtual import VirtualTransport, World
 
 Transport = Literal["virtual", "processes"]
@@ -90,6 +90,7 @@ def check_network(
     transport: Transport = "virtual",
     timeout_s: float = 120.0,
     interpret: bool = False,
+    told: Tell = silent,
 ) -> NetworkReport:
     """Compile to a temporary package, run all its ranks, compare.
 
@@ -98,6 +99,7 @@ def check_network(
         transport: threads of this process with a rendezvous of their own, or one gloo process a rank.
         timeout_s: after which processes are given up; virtual ranks detect a deadlock at once.
         interpret: run a GPU target's kernels, and all else, on the CPU: in Triton's interpreter.
+        told: what is going on.
     """
     program, graph = compiled.program, compiled.graph
     given = given_of(graph, tensors)
@@ -108,7 +110,8 @@ def check_network(
             (path / name).write_bytes(data)
         # Processes first: a fork must come before this process has run parallel kernels.
         run = _run_virtual if transport == "virtual" else _run_processes
-        runs = run(path, program.grid.ranks, given, timeout_s, interpret)
+        runs = run(path, program.grid.ranks, given, timeout_s, interpret, told)
+    told(f"{graph.name}: the same on one device in float64")
     dtype = compiled.dtype
     truth = truth_of(graph, given, torch.float64)
     slack: Mapping[str, float] = {}
@@ -161,7 +164,8 @@ def _loaded(path: Path, interpret: bool) -> Any:
     return package
 
 
-def _run_virtual(path: Path, ranks: int, given: Given, timeout_s: float, interpret: bool) -> list[RankRun]:
+def _run_virtual(path: Path, ranks: int, given: Given, timeout_s: float, interpret: bool, told: Tell) -> list[RankRun]:
+    told(f"{ranks} virtual ranks run it")
     package = _loaded(path, interpret)
 
     def program(end: VirtualTransport) -> RankRun:
@@ -173,14 +177,16 @@ def _run_virtual(path: Path, ranks: int, given: Given, timeout_s: float, interpr
         forget_package(package)
 
 
-def _run_processes(path: Path, ranks: int, given: Given, timeout_s: float, interpret: bool) -> list[RankRun]:
+def _run_processes(
+    path: Path, ranks: int, given: Given, timeout_s: float, interpret: bool, told: Tell
+) -> list[RankRun]:
     def program(_: int) -> RankRun:
         package = _loaded(path, interpret)
         sent: list[Any] = []
         count_calls(runtime_of(package), sent)
         return run_rank(package, given, package.init_mesh(package.NET.device, timeout=timeout_s), sent)
 
-    return spawn(program, ranks, timeout_s)
+    return spawn(program, ranks, timeout_s, told)
 
 
 # ---- What was sent ----

@@ -18,9 +18,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from convgen.interrupts import unheard
 from convgen.verify.counting import Sent, count, is_identity
 from convgen.verify.program import RankResult, load_module, run_rank
 
+Tell = Callable[[str], None]
 START_S = 600.0  # for all ranks to be there: on a busy machine that takes what it takes, and is not the program's time
 
 
@@ -32,8 +34,17 @@ class TooLate(ProcessFailed):
     """Ranks did not finish in time: they wait for each other, or are slow."""
 
 
+def silent(text: str) -> None:
+    """Tells nobody what is going on."""
+
+
 def run_processes(
-    path: Path, ranks: int, given: Mapping[str, Tensor], timeout_s: float, interpret: bool = False
+    path: Path,
+    ranks: int,
+    given: Mapping[str, Tensor],
+    timeout_s: float,
+    interpret: bool = False,
+    told: Tell = silent,
 ) -> list[RankResult]:
     """Run a generated module's ranks as processes; their results in rank order."""
 
@@ -44,10 +55,10 @@ def run_processes(
         mesh = module.init_mesh(module.DEVICE, timeout=timeout_s)
         return run_rank(module, given, mesh, sent)
 
-    return spawn(program, ranks, timeout_s)
+    return spawn(program, ranks, timeout_s, told)
 
 
-def spawn(program: Callable[[int], Any], ranks: int, timeout_s: float = 300.0) -> list[Any]:
+def spawn(program: Callable[[int], Any], ranks: int, timeout_s: float = 300.0, told: Tell = silent) -> list[Any]:
     """Fork `ranks` processes with a gloo process group and run `program(rank)` in each.
 
     Forked, because a fresh interpreter with torch takes seconds a rank; a child runs on one thread, since
@@ -55,9 +66,11 @@ def spawn(program: Callable[[int], Any], ranks: int, timeout_s: float = 300.0) -
 
     Args:
         timeout_s: of the program, once all ranks have joined; ranks that are not done 10 s later are given up.
+        told: what is going on; "" before processes are forked, which no thread of the teller's may come through.
     Raises:
         ProcessFailed: with each failed rank's traceback.
     """
+    told("")
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory(prefix="convgen-ranks-") as folder:
         where = Path(folder)
@@ -65,22 +78,26 @@ def spawn(program: Callable[[int], Any], ranks: int, timeout_s: float = 300.0) -
             context.Process(target=_child, args=(program, rank, ranks, where, timeout_s), daemon=True)
             for rank in range(ranks)
         ]
-        for child in children:
-            child.start()
-        deadline = time.monotonic() + START_S
-        while not all((where / f"{r}.joined").exists() for r in range(ranks)) and time.monotonic() < deadline:
-            if any(child.exitcode for child in children):
-                break  # the others wait in vain
-            time.sleep(0.005)
-        start = time.monotonic()
-        deadline = start + timeout_s + 10
-        for child in children:
-            child.join(max(0.0, deadline - time.monotonic()))
-        late = [rank for rank, child in enumerate(children) if child.is_alive()]
-        for child in children:
-            if child.is_alive():
-                child.kill()
-                child.join()
+        try:
+            with unheard():
+                for child in children:
+                    child.start()
+            told(f"{ranks} processes run it")
+            deadline = time.monotonic() + START_S
+            while not all((where / f"{r}.joined").exists() for r in range(ranks)) and time.monotonic() < deadline:
+                if any(child.exitcode for child in children):
+                    break  # the others wait in vain
+                time.sleep(0.005)
+            start = time.monotonic()
+            deadline = start + timeout_s + 10
+            for child in children:
+                child.join(max(0.0, deadline - time.monotonic()))
+            late = [rank for rank, child in enumerate(children) if child.is_alive()]
+        finally:  # of an interrupt, too
+            for child in children:
+                if child.is_alive():
+                    child.kill()
+                    child.join()
         errors = [
             f"rank {r}: {(where / f'{r}.error').read_text()}" for r in range(ranks) if (where / f"{r}.error").exists()
         ]
