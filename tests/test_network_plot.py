@@ -63,7 +63,7 @@ def test_explain_draws_and_still_prints(tmp_path: Path) -> None:
 
 
 def test_bars_are_as_long_as_their_bytes_say() -> None:
-    bars = Bars(1_000, 10_000_000, 2.0)
+    bars = Bars(1_000, 10_000_000, 2.0, 1.0)
     assert [round(bars.at(10**n), 6) for n in (3, 5, 7)] == [0.04, 1.0, 2.0]
     assert [bytes_text(n) for n in (12, 65_536, 999_900, 1_850_000, 3_230_000_000)] == [
         "12 B", "65.5 kB", "1 MB", "1.85 MB", "3.23 GB"

@@ -6,7 +6,6 @@ import json
 import re
 import sys
 from contextlib import redirect_stdout
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -67,7 +66,13 @@ def import_command(
         if not shapes:
             raise InputError("--input is missing: the shape of what forward takes", hint="--input 8,3,64,64")
         name = Path(factory).name  # a file is said without its folder: the same input gives the same bytes
-        with progress(f"importing {name}") as tell, redirect_stdout(sys.stderr):  # what a person's own code prints
+        # What a person's own code prints is no result of ours.
+        with redirect_stdout(sys.stderr), progress(f"importing {name}", prints=True) as tell:
+
+            def remark(text: str) -> None:
+                tell("")
+                click.echo(text, err=True)
+
             module = made_by(factory, positional, named)
             tell(f"tracing {name}")
             graph, tensors = graph_of(
@@ -76,7 +81,7 @@ def import_command(
                 name=factory.rpartition(":")[2].rpartition(".")[2],
                 source=f"{name} {arguments}" if arguments else name,
                 training=not evaluation,
-                remark=partial(click.echo, err=True),
+                remark=remark,
             )
     if strict:
         _refuse_whole(graph)

@@ -104,24 +104,25 @@ def compile_graphs(
             graph = with_dtype(graph, dtype)
         try:
             command = f"convgen compile {Path(file).name}{said}"
-            if schedule is not None:
-                made = compile_text(
-                    graph, read_text(read_schedule(schedule), schedule), command=command, target=made_for
-                )
-            elif plan is not None:
-                made = compile_plan(graph, plan, overlap=chosen, command=command, target=made_for)
-            else:
-                where = build_grid(axes)
-                made = compile_network(
-                    graph,
-                    where,
-                    algorithm,
-                    machine=chosen,
-                    statistics=statistics or "global",
-                    again=[path.strip() for path in recompute.split(",")] if recompute else (),
-                    command=command,
-                    target=made_for,
-                )
+            with progress(f"compiling {graph.name}"):
+                if schedule is not None:
+                    made = compile_text(
+                        graph, read_text(read_schedule(schedule), schedule), command=command, target=made_for
+                    )
+                elif plan is not None:
+                    made = compile_plan(graph, plan, overlap=chosen, command=command, target=made_for)
+                else:
+                    where = build_grid(axes)
+                    made = compile_network(
+                        graph,
+                        where,
+                        algorithm,
+                        machine=chosen,
+                        statistics=statistics or "global",
+                        again=[path.strip() for path in recompute.split(",")] if recompute else (),
+                        command=command,
+                        target=made_for,
+                    )
         except InputError as error:
             raise locate(error, graph.source_file) from None
         found.append(CompiledFile(file, made, tensors))

@@ -72,7 +72,9 @@ def draw_timeline(title: str, timeline: Timeline) -> Canvas:
             if span.rank in (-1, band.ranks[0]) or red:
                 x, y = LEFT + span.start_s * scale, top + lanes.index(span.lane) * BAR + 0.03
                 wide, edge = span.seconds * scale, CRITICAL if red else "none"
-                canvas.rect(x, y, wide, BAR - 0.06, fill=COLOURS[span.lane], edge=edge, line=0.5)
+                canvas.rect(
+                    x, y, wide, BAR - 0.06, fill=COLOURS[span.lane], edge=edge, line=0.5 if wide > 0.08 else 0.25
+                )
         for n, one in enumerate(named, 1):
             if one.rank in (-1, band.ranks[0]):
                 middle = LEFT + (one.start_s + one.seconds / 2) * scale

@@ -30,6 +30,7 @@ def draw_cells(
         x += wide
 
 
+LABEL = 0.42  # inches that a scale's widest label takes, "100 kB", and some air
 WORDS = 6.5  # points of what stands beside a bar
 
 
@@ -52,7 +53,8 @@ class Bars:
 
     def draw_scale(self, canvas: Canvas, x: float, y: float, bottom: float) -> None:
         """Decades, as faint lines down to `bottom`, with bytes above."""
-        step = 1 if self.high - self.low < 4.5 else 2
+        decade = self.length / (self.high - self.low)
+        step = next(n for n in range(1, 100) if n * decade >= LABEL)
         for power in range(self.low, int(self.high + 0.8), step):
             here = x + self.length * (power - self.low) / (self.high - self.low)
             canvas.line(here, y + 0.07, here, bottom, colour="#e4e4e4", line=0.5)
