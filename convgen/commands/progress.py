@@ -11,12 +11,15 @@ from typing import Any
 
 AFTER_S = 2.0  # since the command began
 STEP_S = 0.3  # since what is said began: what takes less would flicker
+TICK_S = 0.1
 BEGAN_S = time.monotonic()
 Tell = Callable[[str], None]
 
 
 class Shown:
     """A line on a terminal with a text, and for how long the command has been running.
+
+    A thread draws it, which is gone with it: processes are forked where nothing is said.
 
     Args:
         console: rich's, on a terminal.
@@ -26,51 +29,42 @@ class Shown:
 
     def __init__(self, console: Any, after_s: float, prints: bool) -> None:
         self._console, self._after_s, self._prints = console, after_s, prints
-        self._lock = threading.RLock()
-        self._text = ""
-        self._line: Any = None
-        self._timer: threading.Timer | None = None
+        self._text, self._end = "", threading.Event()
+        self._thread: threading.Thread | None = None
 
     def tell(self, text: str) -> None:
-        """Says a text from now on; "" takes the line away, and its thread: a process may be forked then."""
-        with self._lock:
-            self._text = text
-            if not text:
-                self._hide()
-            elif self._line is not None:
-                self._line.update(self._line.task_ids[0], description=text)
-            elif self._timer is None:
-                self._timer = threading.Timer(self._after_s, self._show)
-                self._timer.daemon = True
-                self._timer.start()
+        """Says a text from now on; "" takes the line away."""
+        self._text = text
+        if not text and self._thread is not None:
+            self._end.set()
+            self._thread.join()
+            self._thread = None
+        elif text and self._thread is None:
+            self._end = threading.Event()
+            self._thread = threading.Thread(target=self._draw, args=(self._end,), daemon=True)
+            self._thread.start()
 
-    def _show(self) -> None:
+    def _draw(self, end: threading.Event) -> None:
+        if end.wait(self._after_s):
+            return
         from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-        with self._lock:
-            if threading.current_thread() is not self._timer:
-                return  # another has been started since
-            self._timer = None
-            columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
-            self._line = Progress(
-                *columns,
-                console=self._console,
-                transient=True,
-                get_time=time.monotonic,
-                redirect_stdout=self._prints,
-                redirect_stderr=False,  # others redirect it meanwhile (spec/exported_refusals.py)
-            )
-            task = self._line.add_task(self._text, total=None)
-            self._line.tasks[task].start_time = BEGAN_S
-            self._line.start()
-
-    def _hide(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._line is not None:
-            self._line.stop()
-            self._line = None
+        line = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            TimeElapsedColumn(),
+            console=self._console,
+            auto_refresh=False,
+            transient=True,
+            get_time=time.monotonic,
+            redirect_stdout=self._prints,
+            redirect_stderr=False,  # others redirect it meanwhile (spec/exported_refusals.py)
+        )
+        task = line.add_task(self._text, total=None)
+        line.tasks[task].start_time = BEGAN_S
+        with line:
+            while not end.wait(TICK_S):
+                line.update(task, description=self._text, refresh=True)
 
 
 @contextmanager

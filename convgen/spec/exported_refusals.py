@@ -46,7 +46,7 @@ def untraced(name: str, error: Exception, root: Any) -> InputError:
     fact, hint, notes = f"torch.export can't trace {name}: {said}", _ELSE, tuple[Note, ...]()
     if "numpy" in said or "numpy(" in code or re.search(r"\bnp\.", code):
         fact, hint = f"torch.export can't trace {name}: a tensor becomes an array of numpy's", "torch's own functions"
-    elif "data-dependent" in said or "unbacked" in said or "DynamicOutputShape" in type(error).__name__:
+    elif any(one in said for one in ("data-dependent", "unbacked", "FakeTensor.__format__")):
         what, hint = _depends(code)
         fact = f"torch.export can't trace {name}: {what} {DATA}"
     if said not in fact:

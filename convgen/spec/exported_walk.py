@@ -132,6 +132,8 @@ class Walk:
             return
         if self.symbols:
             raise FixedError(f"{node.target} checks a number")
+        if node.target.__name__.startswith("_assert_scalar"):
+            raise FixedError(f"a size or an index {DATA}")
         self.refuse(node, str(node.target))
 
     def operator(self, node: Any, value: Any) -> None:

@@ -20,7 +20,23 @@ from convgen.cost.network import volume
 from convgen.network_compiler import CompiledNetwork
 from convgen.packages import files_of, forget_package, kernel_modules, load_package, runtime_of
 from convgen.program.network import Program
-from convgen.verify.network_program import KINDS, LATER, Given, RankRun, given_of, run_rank, truth_of
+from convgen.verify.network_program import (
+    BUFFERS,
+    CHANGE,
+    CHANGED,
+    EVALUATED,
+    KINDS,
+    LATER,
+    OF_INPUTS,
+    OF_PARAMETERS,
+    OUTPUTS,
+    STEPS,
+    Given,
+    RankRun,
+    given_of,
+    run_rank,
+    truth_of,
+)  # fmt: skip
 from convgen.verify.parted import Parted, first_parted, verdict
 from convgen.verify.processes import Tell, count_calls, silent, spawn
 from convgen.verify.virtual import VirtualTransport, World
@@ -289,6 +305,13 @@ def _farthest(truth: Mapping[str, Tensor], found: Mapping[str, Tensor], least: f
 
 # ---- Saying it ----
 
+_FIRST, _LAST = "of the first step", f"after {STEPS} steps"
+WHEN = {
+    OUTPUTS: _FIRST, OF_INPUTS: _FIRST, OF_PARAMETERS: _FIRST, BUFFERS: "after the first step",
+    CHANGE: f"by {STEPS} steps of SGD", CHANGED: _LAST, EVALUATED: _LAST,
+}  # fmt: skip
+LOOSE = 0.01  # a tolerance that tells little
+
 
 def report_text(report: NetworkReport, *, derived: bool = False) -> str:
     """A line a kind of tensor: how many, error, tolerance, and which one is farthest off; then the verdict.
@@ -299,12 +322,13 @@ def report_text(report: NetworkReport, *, derived: bool = False) -> str:
     how = "virtual ranks" if report.transport == "virtual" else "processes (gloo)"
     lines = [
         f"{report.name}: {report.ranks} {how} on {report.grid}, {report.dtype}, against one device in float64",
-        f"  {'':<26}  {'tensors':>7}  {'max|error|/max|ref|':>20}  {'tolerance':>10}      (the farthest off)",
+        f"  {'':<26}  {'':<19}  {'tensors':>7}  {'max|error|/max|ref|':>20}  {'tolerance':>10}      (the farthest off)",
     ]
     for one in report.compared:
         said = "ok" if one.ok else "WRONG" if one.error > one.tolerance else "COPIES DIFFER"
         worst = one.worst if one.error > one.tolerance or not one.unequal else one.unequal[0]
-        lines.append(f"  {one.kind:<26}  {one.count:>7}  {one.error:>20.2e}  {one.tolerance:>10.1e}  {said}  ({worst})")
+        numbers = f"{one.count:>7}  {one.error:>20.2e}  {one.tolerance:>10.1e}"
+        lines.append(f"  {one.kind:<26}  {WHEN[one.kind]:<19}  {numbers}  {said}  ({worst})")
     sent = "  ".join(f"{part} {n:,}" for part, n in report.bytes_sent.items())
     counted = "VOLUME as counted behind the seam" if not report.uncounted else f"NOT AS VOLUME: {report.uncounted}"
     lines.append(f"  bytes sent, all ranks: {sent}; {counted}")
@@ -312,7 +336,10 @@ def report_text(report: NetworkReport, *, derived: bool = False) -> str:
         lines.append(f"  tolerance: {report.tolerance_from}")
     wrong = [f"{n} in {one.kind}" for one in report.compared for n in dict.fromkeys((*one.wrong, *one.unequal))]
     others = ("what was sent is not what VOLUME says",) if report.uncounted else ()
-    return "\n".join([*lines, verdict(sum(one.count for one in report.compared), wrong, report.parted, others)])
+    said = verdict(sum(one.count for one in report.compared), wrong, report.parted, others)
+    if not (wrong or others) and max((one.tolerance for one in report.compared), default=0.0) > LOOSE:
+        said += f", as far as {report.dtype} tells; --dtype float64 compares to {EXACT:g}"
+    return "\n".join([*lines, said])
 
 
 def report_json(report: NetworkReport) -> dict[str, Any]:

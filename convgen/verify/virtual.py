@@ -95,15 +95,15 @@ class World:
                     self._lock.notify_all()
 
         threads = [threading.Thread(target=body, args=(r,), daemon=True) for r in range(self.ranks)]
-        for thread in threads:
-            thread.start()
         try:
+            for thread in threads:
+                thread.start()
             self._join(threads)
         except KeyboardInterrupt as interrupt:
             with self._lock:  # ranks that wait for others go; the rest come to their next message, or to their end
                 self._error = interrupt
                 self._lock.notify_all()
-            self._join(threads)
+            self._join([thread for thread in threads if thread.ident is not None])
         torch.set_num_threads(threads_before)
         if self._error is not None:
             raise self._error
