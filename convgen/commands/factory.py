@@ -120,7 +120,7 @@ def _named(module: ModuleType, where: str, name: str) -> Any:
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
-            names = [n for n, one in vars(found).items() if callable(one) and not n.startswith("_")]
+            names = [n for n in dir(found) if not n.startswith("_") and callable(getattr(found, n))]
             hint = did_you_mean(part, names, ", ".join(names[:12]) or f"a name in {where}")
             raise InputError(f"{where} has no {name}", hint=hint)
         found = getattr(found, part)

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from textwrap import dedent
 from types import FrameType, TracebackType
-from typing import Any, cast
+from typing import Any
 
 from convgen.errors import Note
 from convgen.spec.text import one_line
@@ -130,7 +130,7 @@ def _module_of(trace: TracebackType | None, inner: FrameType, root: Any) -> tupl
         return "", ""
     found = running[-1]
     for whole in (running[0] if root is None else root, *running):
-        for path, one in cast("Any", whole).named_modules():
+        for path, one in whole.named_modules():
             if one is found:
                 return path, type(found).__name__
     return "", type(found).__name__
