@@ -25,6 +25,7 @@ LINES = {
     "x = x * x.mean().item()": ("an argument depends on the values of a tensor", "a tensor in its place"),
     "x = x * float(x.sum())": ("a number depends on the values of a tensor", "a tensor in its place"),
     "x = x + x.nonzero().float().mean()": ("depends on the values of a tensor", "of a size known in advance"),
+    "x = x * len(x.unique())": ("a number depends on the values of a tensor", "a tensor in its place"),
     "x = torch.unique(x)": ("depends on the values of a tensor", "of a size known in advance"),
     "x = x[:, :, : x.sum().int().item()]": ("depends on the values of a tensor", "of a size known in advance"),
     "x = x[:, :, : int(x.sum())]": ("where a slice begins or ends depends on", "a mask of fixed size"),

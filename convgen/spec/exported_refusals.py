@@ -27,7 +27,7 @@ _CASES: tuple[tuple[str, str, str], ...] = (
     (r"^(if|elif|assert)\b|\bif\b.+\belse\b", "which branch is taken", _BRANCH),
     (r"\bprint\(|f\"|f'|\.format\(|\blog", "what is written", "without it, or with .shape in the place of values"),
     (r"\[[^\]]*:[^\]]*\]", "where a slice begins or ends", "a mask of fixed size: x * (torch.arange(n) < k)"),
-    (r"\.item\(|\.tolist\(|\bint\(|\bfloat\(|\bbool\(|\bsum\(|\bany\(|\ball\(|\bmax\(|\bmin\(", "a number", _READ),
+    (r"\.(item|tolist)\(|\b(int|float|bool|len|sum|any|all|max|min)\(", "a number", _READ),
 )  # fmt: skip
 _SIZE = "results of a size known in advance: torch.where(mask, x, 0), torch.topk, or a mask that is multiplied by"
 _ELSE = "no control flow that depends on data; torch.export's documentation has ways around it"
@@ -47,7 +47,7 @@ def untraced(name: str, error: Exception, root: Any) -> InputError:
     if "numpy" in said or "numpy(" in code or re.search(r"\bnp\.", code):
         fact, hint = f"torch.export can't trace {name}: a tensor becomes an array of numpy's", "torch's own functions"
     elif any(one in said for one in ("data-dependent", "unbacked", "FakeTensor.__format__")):
-        what, hint = _depends(code)
+        what, hint = _depends(code, of_number="specialized integer" in said)
         fact = f"torch.export can't trace {name}: {what} {DATA}"
     if said not in fact:
         notes = (Note("torch", one_line(said, 160)),)
@@ -79,8 +79,14 @@ def first_line(error: Exception) -> str:
     return one_line(lines[0] if lines else type(error).__name__, 200)
 
 
-def _depends(code: str) -> tuple[str, str]:
-    return next(((what, hint) for pattern, what, hint in _CASES if re.search(pattern, code)), ("what it does", _ELSE))
+def _depends(code: str, *, of_number: bool = False) -> tuple[str, str]:
+    """What of a line depends on data, and what would work.
+
+    Args:
+        of_number: torch wanted an integer there, which no branch wants.
+    """
+    cases = [(what, hint) for pattern, what, hint in _CASES if re.search(pattern, code)]
+    return next((one for one in cases if not (of_number and one[1] == _BRANCH)), ("what it does", _ELSE))
 
 
 @contextmanager
