@@ -53,7 +53,7 @@ def published(name: str, rows: int) -> Iterator[tuple[str, int, int, int, str, f
 def simulated(graph: Graph, grid: Grid, how: str, machine: Machine) -> tuple[float, float, float]:
     """Seconds of a step with nothing hidden, and with what the timeline takes; the share of moving that is hidden."""
     algorithm = "auto" if "x/y" in how or "w" in how.split() else None
-    compiled = compile_network(graph, grid, algorithm, machine=machine, overlap=machine, statistics="local")
+    compiled = compile_network(graph, grid, algorithm, machine=machine, statistics="local")
     plain = simulate(compiled.plain, machine, "float32", alike=True)
     found = simulate(compiled.program, machine, "float32", alike=True)
     return plain.end_s, found.end_s, found.hidden

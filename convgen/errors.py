@@ -13,6 +13,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+EXTRAS = {"torch": "torch", "triton": "triton", "matplotlib": "plot", "filelock": "tune"}  # by package
+
+
+def installing(package: str, extra: str = "") -> str:
+    """How a package gets there: convgen is on no index, so its extras are those of a checkout."""
+    return f"pip install {package}, or pip install '.[{extra or EXTRAS[package]}]' in a checkout of convgen"
+
 
 @dataclass(frozen=True, slots=True)
 class Note:

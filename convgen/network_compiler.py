@@ -143,7 +143,6 @@ def compile_network(
     algorithm: str | None = None,
     *,
     machine: Machine | None = None,
-    overlap: Machine | None = None,
     statistics: str = "global",
     again: Collection[str] = (),
     command: str = "",
@@ -155,9 +154,9 @@ def compile_network(
     Args:
         algorithm: a named one; by default the one with the grid's letters; auto: every value and row as the search for
             the least modelled seconds finds, whatever the axes are called.
-        machine: what `auto` models; by default one node of the target's kind.
+        machine: for which it is chosen what travels meanwhile, and which `auto` models; by default one node of the
+            target's kind.
         target: a CPU, or a GPU, whose convolutions are kernels.
-        overlap: the machine for which it is chosen what travels meanwhile; by default the same.
         statistics: of batch norms in training (spec/graph_parts.py): global, spatial or local.
         again: blocks of the source that backward computes again (program/again.py).
         of_inputs: whether what travels is chosen for steps in which inputs want gradients, too.
@@ -179,7 +178,7 @@ def compile_network(
         program = lay_out(network_parts(graph, described), grid, algorithm)
     graph, described, program = _with_statistics(graph, described, program, statistics, algorithm)
     program = with_again(program, again)
-    meanwhile = _overlapping(overlap or chosen, _dtype(graph), of_inputs)
+    meanwhile = _overlapping(chosen, _dtype(graph), of_inputs)
     return _compiled(graph, described, program, algorithm, command, meanwhile, target)
 
 

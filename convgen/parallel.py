@@ -63,7 +63,8 @@ def from_torch(
             all ranks of the default process group.
         algorithm: a named one; auto: every value and row as the search for the least modelled seconds finds, whatever
             the axes are called; by default the named one with the grid's letters.
-        machine: what `auto` models: a name, or a machine file; by default cpu.
+        machine: a name or a machine file, for which it is chosen what travels meanwhile, and which `auto` models; by
+            default one of the target's kind.
         statistics: of batch norms in training: of the whole batch (global), of a sample's ranks' samples (spatial), or
             of a rank's block (local); the running ones are the parts' average.
         recompute: modules of the source that backward computes again, so that only what they take is kept.
@@ -77,7 +78,6 @@ def from_torch(
         >>> net.NET.values["output"]
         (('N', 8, 8, 8), '[N * H *]')
     """
-    _check_machine(machine, algorithm)
     check_statistics(statistics)
     graph, tensors, *_ = _graph(module, example_inputs, name)
     return _package(graph, tensors, _axes(grid), algorithm, machine, statistics, recompute, target)
@@ -123,7 +123,6 @@ def parallelize(
         InputError: as of `from_torch`; or the ranks' modules have different weights.
         RuntimeError: there is no process group.
     """
-    _check_machine(machine, algorithm)
     check_statistics(statistics)
     check_weights(weights, seed)
     given = isinstance(mesh_or_grid, (str, Mapping))
@@ -197,12 +196,6 @@ def _target(where: Any) -> str:
     cuda: Any = torch.cuda
     found = cuda.get_device_properties()
     return f"hip:{found.gcnArchName.partition(':')[0]}" if torch.version.hip else f"cuda:sm_{found.major}{found.minor}"
-
-
-def _check_machine(machine: str | None, algorithm: str | None) -> None:
-    if machine is not None and algorithm != "auto":
-        fact = f"machine={shown(machine)} is what algorithm='auto' models"
-        raise InputError(fact, hint="algorithm='auto', or without machine=")
 
 
 def _package(

@@ -67,8 +67,11 @@ def test_check_says_what_it_compared(
 ) -> None:
     assert run(monkeypatch, "check", layer) == 0
     out = capsys.readouterr().out
-    for word in ("y", "dx", "dw", "tolerance", "bytes sent"):
+    for word in ("y", "dx", "dw", "gradient of the weight", "tolerance", "bytes sent"):
         assert word in out
+    assert out.splitlines()[-1] == "ok: 3 of 3 tensors right" and "unit roundoff" not in out
+    assert run(monkeypatch, "check", layer, "--tolerance") == 0
+    assert "unit roundoff" in capsys.readouterr().out
 
 
 def test_check_fails_on_a_wrong_module(layer: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ def test_a_picture_that_cannot_be_drawn_is_refused(
     assert "'.foo' names no format" in refused(*words, "--plot", tmp_path / "x.foo").fact
 
     def without() -> None:
-        raise InputError("a plot needs matplotlib", hint="pip install 'convgen[plot]'")
+        raise InputError("a plot needs matplotlib", hint="pip install '.[plot]'")
 
     monkeypatch.setattr("convgen.commands.outputs.matplotlib", without)
     assert "needs matplotlib" in refused(*words, "--plot", tmp_path / "x.png").fact

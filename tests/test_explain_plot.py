@@ -151,7 +151,7 @@ def test_missing_matplotlib_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(InputError) as caught:
         plot(compiled({"N": 2}, "sample"), tmp_path / "plot.svg")
-    assert "convgen[plot]" in caught.value.hint
+    assert "pip install '.[plot]'" in caught.value.hint
 
 
 def test_blocks_stand_in_order_and_narrow_ones_stay_visible() -> None:

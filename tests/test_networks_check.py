@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from convgen.packages import files_of, forget_package, load_package
 from convgen.verify.graph_reference import run_graph
 from convgen.verify.network import check_network, report_text
-from convgen.verify.network_program import KINDS
+from convgen.verify.network_program import KINDS, OF_PARAMETERS, truth_of
+from convgen.verify.parted import first_parted, verdict
 from convgen.verify.virtual import VirtualTransport, World
 
 GRIDS: list[dict[str, int]] = [{"N": 2}, {"H": 2}, {"C": 2}, {"H": 2, "W": 2}]
@@ -69,6 +70,45 @@ def test_what_is_wrong_is_found(right: str, wrong: str, kind: str, monkeypatch: 
     assert not report.ok
     assert kind in [c.kind for c in report.compared if not c.ok], report_text(report)
     assert bool(report.uncounted) == ("all_reduce" in right)
+    last = report_text(report).splitlines()[-1]
+    first = next(c for c in report.compared if c.wrong)
+    assert last.startswith("WRONG: ") and f"of {sum(c.count for c in report.compared)} tensors" in last
+    assert report.parted is not None and report.parted.name in first.wrong and report.parted.text in last
+    assert ("what was sent is not what VOLUME says" in last) == bool(report.uncounted)
+
+
+def test_the_first_wrong_element_is_said() -> None:
+    """Rank 1 holds rows 2 and 3 of 4; of its block [1, 2] is off, on rank 0 nothing is."""
+    truth = torch.arange(12.0).view(4, 3)
+    blocks = [(0, (0, 0), truth[:2].clone()), (1, (2, 0), truth[2:].clone())]
+    assert first_parted("y", blocks, truth, 0.1) is None
+    blocks[1][2][1, 2] += 0.25
+    assert first_parted("y", blocks, truth, 0.5) is None
+    found = first_parted("y", blocks, truth, 0.1)
+    assert found is not None and (found.rank, found.index) == (1, (3, 2))
+    assert found.text == "y[3, 2] is 11.25 on rank 1, 11 on one device"
+    blocks[0][2][1, 0] = float("nan")
+    assert (found := first_parted("y", blocks, truth, 0.1)) is not None and found.index == (1, 0)
+    assert verdict(3, [], None) == "ok: 3 of 3 tensors right"
+    assert verdict(3, ["y"], found, ["more"]) == f"WRONG: 1 of 3 tensors (y); the first: {found.text}; more"
+
+
+def test_of_gradients_the_row_that_backward_comes_to_first_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All gradients but the last ones are wrong: of those the row next to the output is the first."""
+    one, tensors = compiled(resnet, N=2)
+
+    def doubled(*given: Any) -> dict[str, dict[str, torch.Tensor]]:
+        found = truth_of(*given)
+        return found | {OF_PARAMETERS: {n: 2 * t for n, t in found[OF_PARAMETERS].items()}}
+
+    monkeypatch.setattr("convgen.verify.network.truth_of", lambda *a, **k: doubled(*a))
+    report = check_network(one, tensors)
+    reads = [name for row in one.program.rows for name in row.bound.reads]
+    assert report.parted is not None and report.parted.name in reads
+    later = reads[reads.index(report.parted.name) + 1 :]
+    wrong = next(c for c in report.compared if c.kind == OF_PARAMETERS).wrong
+    same_row = next(row.bound.reads for row in one.program.rows if report.parted.name in row.bound.reads)
+    assert not set(later) & set(wrong) - set(same_row)
 
 
 def test_processes_that_cant_be_forked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,7 +145,26 @@ def test_auto_is_planned_by_price(files: Path) -> None:
     words = ("--grid", "a=2", "--algorithm", "auto", "--machine", "lassen")
     (cost,) = json.loads(convgen("compile", files, "--emit", "cost", "--json", *words).stdout)
     assert cost["forward_bytes"] + cost["backward_bytes"] == 0
-    assert "--machine is what --algorithm auto models" in refused("compile", files, *GRID, "--machine", "lassen")
+
+
+def test_a_machine_decides_what_travels_under_a_named_algorithm(files: Path, tmp_path: Path) -> None:
+    """As simulate chooses it for that machine; of a plan, too; a program's text says it itself."""
+    words = (files, *GRID, "--machine", "lassen")
+    done = convgen("compile", *words, "-o", tmp_path)
+    assert done.exit_code == 0, done.output
+    assert "--grid N=2,H=2 --machine lassen" in (tmp_path / "UNet" / "network.py").read_text()
+    (cost,) = json.loads(convgen("compile", *words, "--emit", "cost", "--json").stdout)
+    (plain,) = json.loads(convgen("compile", files, *GRID, "--emit", "cost", "--json").stdout)
+    assert cost["forward_bytes"] < plain["forward_bytes"]  # fewer, wider halos, where messages cost more
+    assert convgen("check", *words).exit_code == 0
+    assert "machine 'nowhere' is unknown" in refused("compile", files, *GRID, "--machine", "nowhere")
+    text = tmp_path / "schedule.txt"
+    text.write_text(convgen("compile", *words, "--emit", "schedule").stdout)
+    said = refused("compile", files, "--schedule", text, "--machine", "lassen")
+    assert "--machine chooses what travels meanwhile" in said and "without --machine" in said
+    plan = tmp_path / "plan.yaml"
+    assert convgen("plan", files, "--machine", "lassen", "--ranks", "2", "-o", plan).exit_code == 0
+    assert convgen("compile", plan, "--machine", "lassen", "-o", tmp_path).exit_code == 0
 
 
 def test_what_makes_no_sense_is_refused(files: Path) -> None:
@@ -157,7 +176,7 @@ def test_what_makes_no_sense_is_refused(files: Path) -> None:
     for command, *words in (
         ("compile", "--pass", "p"), ("compile", "--dump-ir"),
         ("compile", "--time-passes"),
-        ("compile", "--memory-format", "channels_last"), ("compile", "--untuned"), ("compile", "--machine", "m"),
+        ("compile", "--memory-format", "channels_last"), ("compile", "--untuned"),
         ("compile", "--objective", "bytes"), ("compile", "--emit", "kernels"),
         ("check", "--interpret"), ("check", "--untuned"),
     ):  # fmt: skip

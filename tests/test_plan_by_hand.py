@@ -270,7 +270,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert data["seconds"] == pytest.approx(sum(s["seconds"] for n in data["nodes"] for s in n["steps"]))
     assert data["memory_bytes"] == data["other_memory_bytes"] + sum(n["memory_bytes"] for n in data["nodes"])
     assert data["heuristic_seconds"] >= data["seconds"]
-    alone = compile_network(network_graph(read_network(EXAMPLES / "alexnet.yaml")), Grid((("N", 4),)), overlap=ON_CUDA)
+    alone = compile_network(network_graph(read_network(EXAMPLES / "alexnet.yaml")), Grid((("N", 4),)), machine=ON_CUDA)
     meanwhile = simulate(alone.program, ON_CUDA, "float32", alike=True).end_s
     assert data["sample_parallelism"]["overlapped_seconds"] == pytest.approx(meanwhile)
     assert meanwhile < data["sample_parallelism"]["seconds"]

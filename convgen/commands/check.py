@@ -7,8 +7,10 @@ from typing import Any
 
 import click
 
+from convgen.commands import completion
 from convgen.commands.inputs import Finite, compile_files, layer_options, need_device, schedule_options, untuned_option
 from convgen.commands.networks import are_graphs, check_network_file
+from convgen.commands.progress import progress
 from convgen.errors import InputError
 from convgen.spec.source import locate
 
@@ -16,7 +18,7 @@ LONGEST_S = 10**6  # of --timeout: the clocks behind it overflow somewhere above
 
 
 @click.command("check")
-@click.argument("file")
+@click.argument("file", shell_complete=completion.files)
 @click.option("--processes", is_flag=True, help="One process a rank, torch.distributed with gloo between them.")
 @click.option("--interpret", is_flag=True, help="A GPU target's Triton kernels in Triton's interpreter.")
 @click.option("--json", "as_json", is_flag=True, help="The report as JSON.")
@@ -24,15 +26,23 @@ LONGEST_S = 10**6  # of --timeout: the clocks behind it overflow somewhere above
     "--timeout", type=Finite(0, LONGEST_S, min_open=True), default=120.0, show_default=True,
     help="Seconds after which processes are given up.",
 )  # fmt: skip
+@click.option("--tolerance", "derived", is_flag=True, help="Say, too, what tolerances are derived from.")
 @untuned_option
 @schedule_options
 @layer_options
 def check_command(
-    file: str, processes: bool, interpret: bool, as_json: bool, timeout: float, untuned: bool, **options: Any
+    file: str,
+    processes: bool,
+    interpret: bool,
+    as_json: bool,
+    timeout: float,
+    derived: bool,
+    untuned: bool,
+    **options: Any,
 ) -> None:
     """Compile, run every rank on this machine, and compare with a single-device float64 reference."""
     if are_graphs([file]):
-        check_network_file(file, processes, interpret, as_json, timeout, untuned=untuned, **options)
+        check_network_file(file, processes, interpret, as_json, timeout, derived, untuned=untuned, **options)
         return
     all_compiled = compile_files([file], **options, measured="quietly" if as_json and not untuned else not untuned)
     for one in all_compiled:
@@ -52,7 +62,11 @@ def check_command(
     from convgen.verify.report import report_json, report_text
 
     try:
-        reports = [run_check(c, transport=transport, timeout_s=timeout, interpret=interpret) for c in all_compiled]
+        with progress() as told:
+            reports = [
+                run_check(c, transport=transport, timeout_s=timeout, interpret=interpret, told=told)
+                for c in all_compiled
+            ]
     except TooLate as error:
         click.echo(f"{error}\nerror: the processes did not finish in {timeout:g} s", err=True)
         click.echo(
@@ -62,6 +76,6 @@ def check_command(
     if as_json:
         click.echo(json.dumps([report_json(c, r) for c, r in zip(all_compiled, reports, strict=True)], indent=1))
     else:
-        click.echo("\n".join(report_text(c, r) for c, r in zip(all_compiled, reports, strict=True)))
+        click.echo("\n".join(report_text(c, r, derived=derived) for c, r in zip(all_compiled, reports, strict=True)))
     if not all(r.ok for r in reports):
         raise SystemExit(1)

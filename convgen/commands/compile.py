@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from convgen.commands import completion
 from convgen.commands.inputs import compile_files, layer_options, need, schedule_options, untuned_option
 from convgen.commands.networks import are_graphs, compile_networks
 from convgen.commands.outputs import OutputFolder
@@ -26,7 +27,7 @@ STAGES = ("module", "schedule", "cost", "kernels")
 
 
 @click.command("compile", cls=Bare)
-@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", shell_complete=completion.files)
 @click.option("-o", "--output", type=OutputFolder(), metavar="DIR", help="Where NAME.py is written.  [default: .]")
 @click.option("--emit", type=click.Choice(STAGES), help="Print a stage to stdout instead of writing modules.")
 @click.option("--json", "as_json", is_flag=True, help="With --emit cost or kernels: JSON.")

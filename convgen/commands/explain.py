@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from convgen.commands import completion
 from convgen.commands.inputs import compile_files, layer_options, schedule_options
 from convgen.commands.networks import are_graphs, explain_network
 from convgen.commands.outputs import Picture
@@ -15,7 +16,7 @@ from convgen.errors import InputError
 
 
 @click.command("explain")
-@click.argument("file")
+@click.argument("file", shell_complete=completion.files)
 @click.option(
     "--plot",
     type=Picture(),

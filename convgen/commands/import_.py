@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 import re
 import sys
-from functools import partial
-from importlib import import_module
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from convgen.commands.completion import files
+from convgen.commands.factory import made_by
+from convgen.commands.inputs import need
 from convgen.commands.outputs import OutputFile
+from convgen.commands.progress import progress
 from convgen.errors import InputError, Note
 from convgen.files import check_file, keep_input, write_file
 from convgen.spec.graph import DTYPES
 from convgen.spec.names import did_you_mean
 from convgen.spec.network_reader import is_network_file
-from convgen.spec.text import number_of, one_line, shown
+from convgen.spec.text import number_of, shown
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +32,7 @@ _INPUT = re.compile(r"(?:([^\W\d]\w*)=)?([0-9]+(?:,[0-9]+)*)(?::(\w+))?")
 
 
 @click.command("import")
-@click.argument("factory", metavar="MODULE:FACTORY|NETWORK")
+@click.argument("factory", metavar="MODULE:FACTORY|FILE.py:FACTORY|NETWORK", shell_complete=files)
 @click.option(
     "--input", "inputs", multiple=True, metavar="[NAME=]SHAPE[:DTYPE]",
     help="Of an argument of forward, e.g. 8,3,64,64 or t=8:int64. The first extent counts samples.",
@@ -43,8 +46,9 @@ _INPUT = re.compile(r"(?:([^\W\d]\w*)=)?([0-9]+(?:,[0-9]+)*)(?::(\w+))?")
 def import_command(
     factory: str, inputs: tuple[str, ...], arguments: str | None, evaluation: bool, strict: bool, output: Path
 ) -> None:
-    """Import a network: the nn.Module that FACTORY gives, a class or function of a Python module; or a network that
-    a YAML file describes node by node."""
+    """Import a network: the nn.Module that FACTORY gives, a class or function of a Python module or file; or a
+    network that a YAML file describes node by node."""
+    need("torch", "convgen import traces modules of PyTorch's, and needs it")
     from convgen.explain.graph import graph_text
     from convgen.spec.exported import graph_of
     from convgen.spec.graph_file import constants_path, write_graph
@@ -61,19 +65,28 @@ def import_command(
     else:
         if not shapes:
             raise InputError("--input is missing: the shape of what forward takes", hint="--input 8,3,64,64")
-        module = _module(factory, positional, named)
-        source = f"{factory} {arguments}" if arguments else factory
-        graph, tensors = graph_of(
-            module,
-            _examples(shapes),
-            name=factory.rpartition(":")[2].rpartition(".")[2],
-            source=source,
-            training=not evaluation,
-            remark=partial(click.echo, err=True),
-        )
+        name = Path(factory).name  # a file is said without its folder: the same input gives the same bytes
+        # What a person's own code prints is no result of ours.
+        with redirect_stdout(sys.stderr), progress(f"importing {name}", prints=True) as tell:
+
+            def remark(text: str) -> None:
+                tell("")
+                click.echo(text, err=True)
+
+            module = made_by(factory, positional, named)
+            tell(f"tracing {name}")
+            graph, tensors = graph_of(
+                module,
+                _examples(shapes),
+                name=factory.rpartition(":")[2].rpartition(".")[2],
+                source=f"{name} {arguments}" if arguments else name,
+                training=not evaluation,
+                remark=remark,
+            )
     if strict:
         _refuse_whole(graph)
-    listing = graph_text(graph)  # refuses what can't be right, before anything is written
+    with progress(f"describing {graph.name}"):
+        listing = graph_text(graph)  # refuses what can't be right, before anything is written
     write_file(output, write_graph(graph), "-o")
     click.echo(listing)
     click.echo(f"wrote {output}")
@@ -140,49 +153,3 @@ def _arguments(text: str | None) -> tuple[list[Any], dict[str, Any]]:
     if isinstance(data, dict):
         return [], cast("dict[str, Any]", data)
     raise InputError(f"--args can't be {shown(data)}", hint="--args '{\"num_classes\": 10}', or a list")
-
-
-def _module(text: str, positional: list[Any], named: dict[str, Any]) -> torch.nn.Module:
-    """What the factory gives, with the default generator's seed 0."""
-    import torch
-
-    path, _, name = text.partition(":")
-    if not path or not name:
-        raise InputError(f"{shown(text)} names no factory", hint="MODULE:FACTORY, e.g. torchvision.models:resnet18")
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    found: Any = _imported(path)
-    for part in name.split("."):
-        if not hasattr(found, part):
-            hint = did_you_mean(part, (n for n in dir(found) if not n.startswith("_")), f"a name in {path}")
-            raise InputError(f"{path} has no {name}", hint=hint)
-        found = getattr(found, part)
-    cast("Any", torch).manual_seed(0)
-    try:
-        module = found(*positional, **named)
-    except Exception as error:  # whatever the factory raises
-        raise InputError(f"{text} failed: {_said(error)}", hint="--args '{...}' with what it takes") from error
-    if not isinstance(module, torch.nn.Module):
-        raise InputError(f"{text} gives a {type(module).__name__}, no torch.nn.Module", hint="a class or function")
-    return module
-
-
-def _imported(path: str) -> Any:
-    from convgen.spec.torchvision_ops import SYMPTOM, declare_operators
-
-    try:
-        try:
-            return import_module(path)
-        except RuntimeError as error:
-            if SYMPTOM not in str(error):
-                raise
-            for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
-                del sys.modules[name]  # half imported
-            declare_operators()
-            return import_module(path)
-    except Exception as error:  # whatever the module raises
-        raise InputError(f"can't import {path}: {_said(error)}", hint="a module that python -m finds here") from error
-
-
-def _said(error: Exception) -> str:
-    return one_line(f"{type(error).__name__}: {error}", 200)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from convgen.errors import InputError
+from convgen.commands.completion import algorithms, grids, machines, targets
+from convgen.errors import InputError, installing
 from convgen.spec.formats import check_text_format
 from convgen.spec.reader import locate
 from convgen.spec.text import one_line, parse_grid
@@ -44,14 +45,26 @@ statistics_option = click.option(
 def layer_options(command: Any) -> Any:
     """Options that say what is compiled, shared by the commands."""
     for option in (
-        click.option("--target", help="Instead of the file's: cpu, cuda[:sm_NN], hip[:gfxNNN] or sw26010."),
-        click.option("--machine", help="What `algorithm: auto` models: a name in tuning/machines, or a YAML file."),
+        click.option(
+            "--target", shell_complete=targets,
+            help="Instead of the file's: cpu, cuda[:sm_NN], hip[:gfxNNN] or sw26010.",
+        ),
+        click.option(
+            "--machine", shell_complete=machines,
+            help="What `algorithm: auto` models, and for which is chosen what of a network travels meanwhile: a name "
+            "in tuning/machines, or a YAML file.",
+        ),
         click.option(
             "--objective", type=click.Choice(OBJECTIVES), default="seconds", show_default=True,
             help="What `algorithm: auto` and unstated roles minimise.",
         ),
-        click.option("--grid", help="For a CSV of layers, or a network: axes and ranks, e.g. N=2,C=2."),
-        click.option("--algorithm", help="For a CSV of layers, or a network: a named algorithm, or auto."),
+        click.option(
+            "--grid", shell_complete=grids, help="For a CSV of layers, or a network: axes and ranks, e.g. N=2,C=2."
+        ),
+        click.option(
+            "--algorithm", shell_complete=algorithms,
+            help="For a CSV of layers, or a network: a named algorithm, or auto.",
+        ),
         click.option("--dtype", help="For a CSV of layers, float32 by default; or a network, its own by default."),
         click.option(
             "--memory-format", type=click.Choice(("contiguous", "channels_last")),
@@ -86,7 +99,7 @@ untuned_option = click.option("--untuned", is_flag=True, help="Default kernels, 
 def need(package: str, why: str, *, extra: str = "") -> None:
     """Raises InputError where a package is not installed."""
     if find_spec(package) is None:
-        raise InputError(why, hint=f"pip install 'convgen[{extra or package}]'")
+        raise InputError(why, hint=installing(package, extra))
 
 
 def compile_files(

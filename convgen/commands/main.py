@@ -10,7 +10,8 @@ import errno
 import gc
 import sys
 import traceback
-from typing import Any
+from importlib.util import find_spec
+from typing import Any, NoReturn
 
 import click
 
@@ -25,7 +26,7 @@ from convgen.commands.plan import plan_command
 from convgen.commands.simulate import simulate_command
 from convgen.commands.sw26010 import sw26010
 from convgen.commands.tune import INTERRUPTED, tune
-from convgen.errors import InputError
+from convgen.errors import EXTRAS, InputError, installing
 
 
 class Commands(click.Group):
@@ -61,6 +62,12 @@ def main() -> None:
     except InputError as error:
         click.echo(str(error), err=True)
         sys.exit(2)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS or find_spec(package) is not None:
+            _report(error)
+        click.echo(str(InputError(f"this needs {package}, which is not installed", hint=installing(package))), err=True)
+        sys.exit(2)
     except MemoryError as error:
         click.echo(str(InputError(f"there is too little memory: {error}", hint="smaller extents")), err=True)
         sys.exit(2)
@@ -70,10 +77,15 @@ def main() -> None:
         ):  # of stdout; files are said where they are written
             click.echo(str(InputError("cannot write the output: no space is left on its device")), err=True)
             sys.exit(2)
-        click.echo(traceback.format_exc(), err=True)
-        click.echo(
-            f"convgen {__version__}: this is a bug of convgen. Please report the text above with the layer file and "
-            f"this command: convgen {' '.join(sys.argv[1:])}",
-            err=True,
-        )
-        sys.exit(3)
+        _report(error)
+
+
+def _report(error: Exception) -> NoReturn:
+    """A bug of ours."""
+    click.echo("".join(traceback.format_exception(error)), err=True)
+    click.echo(
+        f"convgen {__version__}: this is a bug of convgen. Please report the text above with the layer file and "
+        f"this command: convgen {' '.join(sys.argv[1:])}",
+        err=True,
+    )
+    sys.exit(3)

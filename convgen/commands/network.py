@@ -6,11 +6,12 @@ import json
 
 import click
 
+from convgen.commands import completion
 from convgen.errors import InputError
 
 
 @click.command("network")
-@click.argument("file", metavar="NETWORK")
+@click.argument("file", metavar="NETWORK", shell_complete=completion.files)
 @click.option("--batch", type=click.IntRange(1, 2**31 - 1), help="Samples, instead of the file's.")
 @click.option("--json", "as_json", is_flag=True, help="The table as JSON.")
 def network_command(file: str, batch: int | None, as_json: bool) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from convgen.commands.compiled_file import CompiledFile
 from convgen.commands.inputs import need, need_device, parse_grid, read_schedule
+from convgen.commands.progress import progress
 from convgen.errors import InputError
 from convgen.spec.graph_reader import is_graph_file
 from convgen.spec.network_plan import PlanFile, is_plan_file, read_plan
@@ -17,9 +18,6 @@ from convgen.spec.network_reader import is_network_file
 from convgen.spec.source import locate
 from convgen.spec.target import read_target
 from convgen.spec.text import shown
-
-if TYPE_CHECKING:
-    from convgen.cost.machine import Machine
 
 LAYERS_ONLY = {
     "passes": "is of a layer's passes",
@@ -50,7 +48,6 @@ def compile_graphs(
     dtype: str | None,
     target: str | None,
     machine: str | None = None,
-    overlap: Machine | None = None,
     statistics: str | None = None,
     recompute: str | None = None,
     schedule: str | None = None,
@@ -59,15 +56,16 @@ def compile_graphs(
     """Every network of the files, laid out by the letters of the grid, by price, or as a plan or a program's text says.
 
     Args:
-        overlap: the machine for which it is chosen what travels meanwhile; by default the one that is modelled.
+        machine: for which it is chosen what travels meanwhile, and which `auto` models; by default one of the target's.
         schedule: file of a program's text, for one network.
         others: options that layers have; refused where they are given.
     """
     name = files[0]
     _refuse(name, others)
     made_for = read_target(target or "cpu").known()
-    if machine is not None and algorithm != "auto":
-        raise InputError("--machine is what --algorithm auto models", hint="--algorithm auto, or without --machine")
+    if schedule is not None and machine is not None:
+        fact = f"--machine chooses what travels meanwhile, and {schedule} says it"
+        raise InputError(fact, hint="without --machine")
     plans = [file for file in files if is_plan_file(file)]
     options = {"--grid": grid, "--algorithm": algorithm, "--statistics": statistics, "--recompute": recompute}
     _refuse_twice(files, plans, schedule, [flag for flag, value in options.items() if value is not None])
@@ -106,25 +104,25 @@ def compile_graphs(
             graph = with_dtype(graph, dtype)
         try:
             command = f"convgen compile {Path(file).name}{said}"
-            if schedule is not None:
-                made = compile_text(
-                    graph, read_text(read_schedule(schedule), schedule), command=command, target=made_for
-                )
-            elif plan is not None:
-                made = compile_plan(graph, plan, overlap=overlap, command=command, target=made_for)
-            else:
-                where = build_grid(axes)
-                made = compile_network(
-                    graph,
-                    where,
-                    algorithm,
-                    machine=chosen,
-                    overlap=overlap,
-                    statistics=statistics or "global",
-                    again=[path.strip() for path in recompute.split(",")] if recompute else (),
-                    command=command,
-                    target=made_for,
-                )
+            with progress(f"compiling {graph.name}"):
+                if schedule is not None:
+                    made = compile_text(
+                        graph, read_text(read_schedule(schedule), schedule), command=command, target=made_for
+                    )
+                elif plan is not None:
+                    made = compile_plan(graph, plan, overlap=chosen, command=command, target=made_for)
+                else:
+                    where = build_grid(axes)
+                    made = compile_network(
+                        graph,
+                        where,
+                        algorithm,
+                        machine=chosen,
+                        statistics=statistics or "global",
+                        again=[path.strip() for path in recompute.split(",")] if recompute else (),
+                        command=command,
+                        target=made_for,
+                    )
         except InputError as error:
             raise locate(error, graph.source_file) from None
         found.append(CompiledFile(file, made, tensors))
@@ -255,7 +253,7 @@ def _write(found: Sequence[CompiledFile], folder: Path) -> None:
 
 
 def check_network_file(
-    file: str, processes: bool, interpret: bool, as_json: bool, timeout: float, **options: Any
+    file: str, processes: bool, interpret: bool, as_json: bool, timeout: float, derived: bool, **options: Any
 ) -> None:
     """Run every rank on this machine, and compare with the graph on one device."""
     (one,) = compile_graphs([file], **options)
@@ -272,18 +270,20 @@ def check_network_file(
     except InputError as error:
         raise locate(error, one.compiled.graph.source_file) from None
     try:
-        report = check_network(
-            one.compiled,
-            one.tensors,
-            transport="processes" if processes else "virtual",
-            timeout_s=timeout,
-            interpret=interpret,
-        )
+        with progress() as told:
+            report = check_network(
+                one.compiled,
+                one.tensors,
+                transport="processes" if processes else "virtual",
+                timeout_s=timeout,
+                interpret=interpret,
+                told=told,
+            )
     except TooLate as error:
         click.echo(f"{error}\nerror: the processes did not finish in {timeout:g} s", err=True)
         click.echo("  try     --timeout with more seconds", err=True)
         raise SystemExit(1) from None
-    click.echo(json.dumps([report_json(report)], indent=1) if as_json else report_text(report))
+    click.echo(json.dumps([report_json(report)], indent=1) if as_json else report_text(report, derived=derived))
     if not report.ok:
         raise SystemExit(1)
 

@@ -48,13 +48,11 @@ def compile_one_rows(
     for layer in layers:
         try:
             graph = layer_graph(layer)
-            auto = layer.algorithm == "auto"
             if schedule is not None:
                 made = compile_text(graph, read_text(read_schedule(schedule), schedule), command=command)
             else:
                 made = compile_network(
-                    graph, layer.grid, layer.algorithm, machine=machine if auto else None, overlap=machine,
-                    command=command, of_inputs=True,
+                    graph, layer.grid, layer.algorithm, machine=machine, command=command, of_inputs=True,
                 )  # fmt: skip
         except InputError as error:
             raise locate(error, layer.source) from None

@@ -5,8 +5,7 @@ They check while the command line is read, so that a command does not print an a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,13 +64,3 @@ class OutputFolder(click.ParamType[Path]):
 
 def _option(param: click.Parameter | None) -> str:
     return param.opts[0] if param is not None else "output"
-
-
-@contextmanager
-def telling(ranks: int) -> Generator[Callable[[int], None]]:
-    """Says on a terminal, while it takes long, for how many ranks a plan is made."""
-    from rich.console import Console
-
-    said = f"planning {ranks} ranks"
-    with Console(stderr=True).status(said) as status:
-        yield lambda count: status.update(said + f": {count} doing different work" * (count != ranks))

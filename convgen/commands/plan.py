@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from convgen.commands import completion
 from convgen.commands.inputs import STATISTICS, Finite, need, parse_grid
-from convgen.commands.outputs import OutputFile, Picture, telling
+from convgen.commands.outputs import OutputFile, Picture
+from convgen.commands.progress import progress
 from convgen.errors import InputError, Note
 from convgen.files import keep_input, write_file
 from convgen.spec.graph_reader import is_graph_file
@@ -39,8 +41,10 @@ class PlanFile(OutputFile):
 
 
 @click.command("plan")
-@click.argument("file", metavar="NETWORK")
-@click.option("--machine", required=True, help="A name in tuning/machines, or a YAML file.")
+@click.argument("file", metavar="NETWORK", shell_complete=completion.files)
+@click.option(
+    "--machine", required=True, shell_complete=completion.machines, help="A name in tuning/machines, or a YAML file."
+)
 @click.option("--ranks", required=True, type=click.IntRange(1), help="How many.")
 @click.option("--grid", help="Only this grid, e.g. data=4,chan=2; by default grids are searched.")
 @click.option("--batch", type=click.IntRange(1, 2**31 - 1), help="Samples of the whole step, instead of the file's.")
@@ -50,8 +54,9 @@ class PlanFile(OutputFile):
     help="GiB that a rank may take.  [default: what the machine's have]",
 )
 @click.option(
-    "--target", help="Of the layers of a network by hand, and of --measured.  [default: the machine's name, or cpu]"
-)
+    "--target", shell_complete=completion.targets,
+    help="Of the layers of a network by hand, and of --measured.  [default: the machine's name, or cpu]",
+)  # fmt: skip
 @click.option(
     "--keep", type=click.Choice(("every", "needed")),
     help="What stays for backward: the output of every layer, and an error signal of its size (the default of networks "
@@ -104,7 +109,11 @@ def plan_command(
     if explain is not None:
         check_module(graph, explain)
     try:
-        with telling(ranks) as told:
+        with progress(f"planning {ranks} ranks") as tell:
+
+            def told(count: int) -> None:
+                tell(f"planning {ranks} ranks" + f": {count} doing different work" * (count != ranks))
+
             compiled, found = plan_graph(graph, ranks, setting, asked, told)
     except InputError as error:
         if network is not None:
@@ -121,7 +130,8 @@ def plan_command(
     if plot is not None:
         from convgen.explain.planned_scaling import plot_scaling
 
-        plot_scaling(graph, setting, ranks, plot)
+        with progress() as tell:
+            plot_scaling(graph, setting, ranks, plot, tell)
         click.echo(str(plot), err=True)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from convgen.commands import completion
 from convgen.commands.networks import are_graphs, compile_graphs
 from convgen.commands.one_row import NOTE, compile_one_rows
 from convgen.commands.outputs import OutputFile, Picture
@@ -16,10 +17,15 @@ from convgen.files import write_file
 
 
 @click.command("simulate")
-@click.argument("file")
-@click.option("--machine", required=True, help="A name in tuning/machines, or a YAML file.")
-@click.option("--grid", help="Axes and ranks, e.g. N=2,H=2; a plan says its own.")
-@click.option("--algorithm", help="A named algorithm, or auto; by default that of the grid's letters.")
+@click.argument("file", shell_complete=completion.files)
+@click.option(
+    "--machine", required=True, shell_complete=completion.machines, help="A name in tuning/machines, or a YAML file."
+)
+@click.option("--grid", shell_complete=completion.grids, help="Axes and ranks, e.g. N=2,H=2; a plan says its own.")
+@click.option(
+    "--algorithm", shell_complete=completion.algorithms,
+    help="A named algorithm, or auto; by default that of the grid's letters.",
+)  # fmt: skip
 @click.option("--dtype", help="Of the network, its own by default.")
 @click.option("--schedule", metavar="FILE", help="A network's program as compile prints it, or edited.")
 @click.option(
@@ -65,8 +71,8 @@ def simulate_command(
             )
         one = several[0]
     else:
-        models = machine if options["algorithm"] == "auto" else None
-        (one,) = compile_graphs([file], target=None, machine=models, overlap=chosen, **options)
+        modelled = machine if options["schedule"] is None else None  # a text says what travels meanwhile
+        (one,) = compile_graphs([file], target=None, machine=modelled, **options)
     program, dtype = one.compiled.program, one.compiled.dtype
     share: Any = links
     found = simulate(program, chosen, dtype, links=share, of_inputs=of_inputs)

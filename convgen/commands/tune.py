@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from convgen.commands import completion
 from convgen.commands.inputs import Finite, compile_files, layer_options, need
 from convgen.commands.outputs import OutputFolder, Picture
 from convgen.errors import InputError
@@ -33,7 +34,7 @@ LONGEST = 10  # digits of a number of ranks
 
 
 @click.command()
-@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", shell_complete=completion.files)
 @click.option("--budget", type=Finite(min=0, min_open=True), metavar="SECONDS", help="For all problems.")
 @click.option("--effort", type=click.Choice(("quick", "full")), default="full", show_default=True,
               help="A thirtieth, or a tenth, of the legal configurations is measured.")  # fmt: skip

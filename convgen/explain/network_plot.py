@@ -11,14 +11,15 @@ from convgen.explain.network_lines import Line, network_lines
 from convgen.explain.program import Step
 from convgen.network_compiler import CompiledNetwork
 from convgen.pictures.canvas import GREY, INK, Canvas, fitting, shortened, text_width
-from convgen.pictures.cells import Bars, bytes_text, draw_cells
+from convgen.pictures.cells import Bars, bytes_text, draw_bar, draw_cells
 from convgen.pictures.colours import rank_colour
 from convgen.program.network import Value
 
 MARGIN, HEAD, GAP = 0.4, 1.45, 0.35
 ROW, TITLE, SPACE = 0.185, 0.2, 0.07
 TALL = 10.5  # of a column of lines, in inches
-LANES, NAME, CELL, WEIGHT, BAR = 0.34, 1.75, 0.43, 0.4, 1.62
+LANES, NAME, CELL, WEIGHT, BAR, WORDS = 0.34, 1.75, 0.43, 0.4, 0.95, 1.5
+SHARES, SHARE_NAME, SHARE_BAR = 12, 2.6, 3.4  # modules that are drawn by their shares; inches of a name, of all bytes
 MOST_LINES = 1000
 MOVES, SUMS = "#c3cde0", "#e6cf9c"  # activations and their gradients; sums of parameters' gradients
 
@@ -42,8 +43,8 @@ class Columns:
         self.weight = self.cells + dims * CELL + 0.1
         split = any(one.weight and any(one.weight.stored) for one in lines)
         self.forward = self.weight + (2 * WEIGHT + 0.1 if split else 0.0)
-        self.backward = self.forward + BAR + 0.2
-        self.width = self.backward + BAR
+        self.backward = self.forward + BAR + WORDS + 0.1
+        self.width = self.backward + BAR + WORDS
 
 
 def draw_network(compiled: CompiledNetwork) -> Canvas:
@@ -59,12 +60,15 @@ def draw_network(compiled: CompiledNetwork) -> Canvas:
     columns = Columns(lines)
     placed, boxes, tall = _placed(lines)
     count = 1 + max(p.column for p in placed)
-    canvas = Canvas(max(2 * MARGIN + count * columns.width + (count - 1) * GAP, 8.6), HEAD + 0.35 + tall + 0.3)
+    shares = _shares(lines, compiled.program.values)
+    end = HEAD + 0.35 + tall + 0.3
+    below = 0.6 + len(shares) * ROW if shares else 0.0
+    canvas = Canvas(max(2 * MARGIN + count * columns.width + (count - 1) * GAP, 8.6), end + below)
     axes = [a for a, n in compiled.program.grid.axes if n > 1]
     colours = {a: rank_colour(i, 8) for i, a in enumerate(axes)} | dict.fromkeys(_single(compiled), "#eeeeee")
     _draw_head(canvas, compiled, lines, colours)
     sizes = [sum(s.total for s in part) for one in lines for part in (one.forward, one.backward)]
-    bars = Bars(min(filter(None, sizes), default=1), max(sizes), BAR)
+    bars = Bars(min(filter(None, sizes), default=1), max(sizes), BAR, WORDS)
     lefts = [MARGIN + c * (columns.width + GAP) for c in range(count)]
     for left in lefts:
         _draw_headings(canvas, columns, bars, left, HEAD + 0.35 + tall + 0.05)
@@ -76,6 +80,8 @@ def draw_network(compiled: CompiledNetwork) -> Canvas:
     for p in placed:
         _draw_line(canvas, p, columns, bars, lefts[p.column], colours, outputs, compiled.program.values)
     _draw_reads(canvas, placed, lefts)
+    if shares:
+        _draw_shares(canvas, shares, end)
     return canvas
 
 
@@ -121,6 +127,54 @@ def _placed(lines: Sequence[Line]) -> tuple[list[Placed], list[tuple[str, int, f
             if rest:
                 column, y = column + 1, 0.0
     return placed, boxes, tall
+
+
+# ---- What stands below ----
+
+
+@dataclass(frozen=True)
+class Share:
+    """Bytes that all ranks send for a module in a step: of activations and their gradients, and of sums."""
+
+    name: str
+    moves: int
+    sums: int
+
+    @property
+    def total(self) -> int:
+        return self.moves + self.sums
+
+
+def _shares(lines: Sequence[Line], values: Mapping[str, Value]) -> list[Share]:
+    """Modules that send something, those that send most first; many small ones as one."""
+    found: dict[str, Share] = {}
+    for line in lines:
+        steps = (*line.forward, *line.backward)
+        sums = sum(s.total for s in steps if _is_parameter(s, values))
+        name = ".".join(filter(None, (line.box, line.name)))
+        before = found.get(name, Share(name, 0, 0))
+        found[name] = Share(name, before.moves + sum(s.total for s in steps) - sums, before.sums + sums)
+    ordered = sorted((one for one in found.values() if one.total), key=lambda one: -one.total)
+    if len(ordered) <= SHARES:
+        return ordered
+    rest = ordered[SHARES - 1 :]
+    other = Share(f"{len(rest)} others", sum(one.moves for one in rest), sum(one.sums for one in rest))
+    return [*ordered[: SHARES - 1], other]
+
+
+def _draw_shares(canvas: Canvas, shares: Sequence[Share], top: float) -> None:
+    """On a linear scale: the longest bar is the largest module's part of the step's bytes."""
+    whole, most = sum(one.total for one in shares), max(one.total for one in shares)
+    x = MARGIN + LANES
+    canvas.text(x, top + 0.1, "of all that is sent in a step, by module, the largest first; lengths are shares", 8,
+                colour=GREY)  # fmt: skip
+    for i, one in enumerate(shares):
+        y = top + 0.35 + i * ROW
+        length = SHARE_BAR * one.total / most
+        canvas.text(x, y, shortened(one.name, 7.5, SHARE_NAME - 0.1), 7.5)
+        draw_bar(canvas, x + SHARE_NAME, y, length, ((MOVES, one.moves), (SUMS, one.sums)))
+        said = f"{one.total / whole:.1%}   {bytes_text(one.total)}"
+        canvas.text(x + SHARE_NAME + length + 0.08, y, said, 7.5)
 
 
 # ---- What stands above ----
@@ -201,7 +255,7 @@ def _draw_line(
         kinds = dict.fromkeys(f"{s.collective.replace('_', '-')} {','.join(s.axes)}" for s in several)
         said = f"{bytes_text(total)}  "
         short = said + ", ".join(dict.fromkeys(k.split(" ")[0] for k in kinds))
-        texts = (said + ", ".join(kinds), short, shortened(short, 6.5, BAR - 0.05), said)
+        texts = (said + ", ".join(kinds), short, shortened(short, 6.5, WORDS - 0.1), said)
         bars.draw(canvas, left + x, y, ((MOVES, total - sums), (SUMS, sums)), texts)
 
 

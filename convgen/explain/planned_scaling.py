@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from convgen.program.network import Program
 from convgen.spec.graph import Graph
 
 
-def plot_scaling(graph: Graph, setting: Setting, ranks: int, file: Path) -> None:
+def plot_scaling(graph: Graph, setting: Setting, ranks: int, file: Path, told: Callable[[str], None]) -> None:
     """`draw_scaling` of a network; plans that it can't have are left out."""
     machine, room = setting.machine, setting.bounded
     known: dict[tuple[int, int], CompiledNetwork] = {}
@@ -40,7 +41,8 @@ def plot_scaling(graph: Graph, setting: Setting, ranks: int, file: Path) -> None
         fits = room.memory_bytes is None or memory_bytes(program, room) <= room.memory_bytes
         return Point(seconds, fits=fits)
 
-    draw_scaling(Scaling(graph.name, machine.name, graph.batch, planned, sample, room.memory_bytes), ranks, file)
+    of = Scaling(graph.name, machine.name, graph.batch, planned, sample, room.memory_bytes)
+    draw_scaling(of, ranks, file, told)
 
 
 def memory_bytes(program: Program, room: Room) -> int:

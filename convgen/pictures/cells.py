@@ -30,17 +30,22 @@ def draw_cells(
         x += wide
 
 
+LABEL = 0.42  # inches that a scale's widest label takes, "100 kB", and some air
+WORDS = 6.5  # points of what stands beside a bar
+
+
 class Bars:
-    """Bars of bytes on one logarithmic scale.
+    """Bars of bytes on one logarithmic scale, and words beside them, which no bar runs under.
 
     Args:
         least, most: bytes of the shortest and the longest bar.
         length: of the longest, in inches.
+        words: inches beside it.
     """
 
-    def __init__(self, least: int, most: int, length: float) -> None:
+    def __init__(self, least: int, most: int, length: float, words: float) -> None:
         self.low, self.high = int(log10(max(least, 1))), max(log10(max(most, 10)), int(log10(max(least, 1))) + 1)
-        self.length = length
+        self.length, self.words = length, words
 
     def at(self, size: float) -> float:
         """Inches for so many bytes; a stub for the smallest."""
@@ -48,7 +53,8 @@ class Bars:
 
     def draw_scale(self, canvas: Canvas, x: float, y: float, bottom: float) -> None:
         """Decades, as faint lines down to `bottom`, with bytes above."""
-        step = 1 if self.high - self.low < 4.5 else 2
+        decade = self.length / (self.high - self.low)
+        step = next(n for n in range(1, 100) if n * decade >= LABEL)
         for power in range(self.low, int(self.high + 0.8), step):
             here = x + self.length * (power - self.low) / (self.high - self.low)
             canvas.line(here, y + 0.07, here, bottom, colour="#e4e4e4", line=0.5)
@@ -59,13 +65,18 @@ class Bars:
     ) -> None:
         """A bar as long as all parts say together, coloured by their shares, and the first of the texts that fits."""
         total = sum(size for _, size in parts)
-        if not total:
-            return
-        start, length = x, self.at(total)
-        for colour, size in parts:
-            canvas.rect(start, y - HEIGHT / 2, length * size / total, HEIGHT, fill=colour)
-            start += length * size / total
-        canvas.text(x + 0.03, y, fitting(texts, 6.5, self.length - 0.03), 6.5)
+        if total:
+            draw_bar(canvas, x, y, self.at(total), parts)
+            canvas.text(x + self.length + 0.06, y, fitting(texts, WORDS, self.words - 0.08), WORDS)
+
+
+def draw_bar(canvas: Canvas, x: float, y: float, length: float, parts: Sequence[tuple[str, int]]) -> None:
+    """A bar around y, in the colours of its parts by their sizes."""
+    total = sum(size for _, size in parts)
+    for colour, size in parts:
+        if size:
+            canvas.rect(x, y - HEIGHT / 2, length * size / total, HEIGHT, fill=colour)
+            x += length * size / total
 
 
 def bytes_text(size: float) -> str:

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from convgen.errors import InputError
+from convgen.errors import InputError, installing
 
 FORMATS = ("png", "svg", "pdf")
 _SETTINGS: dict[str, Any] = {
@@ -52,7 +52,7 @@ def matplotlib() -> Any:
             import_module(f"matplotlib.{module}")
         return import_module("matplotlib")
     except ImportError:
-        raise InputError("a plot needs matplotlib", hint="pip install 'convgen[plot]'") from None
+        raise InputError("a plot needs matplotlib", hint=installing("matplotlib", "plot")) from None
 
 
 @contextmanager

@@ -8,9 +8,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import track
-
 from convgen.pictures.figures import matplotlib, save_figure
 
 PLANNED, SAMPLE = "#0072b2", "#d55e00"  # Okabe and Ito's blue and vermilion
@@ -43,26 +40,28 @@ class Scaling:
     budget_bytes: int | None = None
 
 
-def draw_scaling(of: Scaling, ranks: int, file: Path) -> None:
-    """Two panels of modelled seconds a step over ranks: the batch fixed, and the batch growing with the ranks.
+def draw_scaling(of: Scaling, ranks: int, file: Path, told: Callable[[str], None] = lambda _: None) -> None:
+    """Two panels of modelled seconds a step over ranks, on one scale: the batch fixed, and growing with the ranks.
 
     Plans that don't fit the budget, and more ranks than samples without a plan, are left out.
 
     Args:
         ranks: the most; its halves are drawn too.
+        told: what is planned.
     Raises:
         InputError: matplotlib is missing, or the file can't be written.
     """
     figure = matplotlib().figure.Figure(figsize=(9, 3.8), layout="constrained")
     counts = _halves(ranks)
-    strong = _series(of, [(p, of.batch) for p in counts])
+    strong = _series(of, [(p, of.batch) for p in counts], told)
     # As many samples a rank as with all ranks, which may be a fraction: several ranks a sample.
     share = Fraction(of.batch, ranks)
-    weak = _series(of, [(p, int(share * p)) for p in counts if (share * p).denominator == 1])
-    panels: Any = figure.subplots(1, 2)
-    _draw(panels[0], strong, counts, f"{of.name}, {_said(of.batch, 'sample')}", of.budget_bytes)
+    weak = _series(of, [(p, int(share * p)) for p in counts if (share * p).denominator == 1], told)
+    panels: Any = figure.subplots(1, 2, sharey=True)
+    _draw(panels[0], strong, counts, f"{of.name}: {_said(of.batch, 'sample')} (strong scaling)", of.budget_bytes)
     each = f"{_said(share, 'sample')} a rank" if share >= 1 else f"{_said(1 / share, 'rank')} a sample"
-    _draw(panels[1], weak, counts, f"{of.name}, {each}", of.budget_bytes)
+    _draw(panels[1], weak, counts, f"{of.name}: {each} (weak scaling)", of.budget_bytes)
+    _scale(panels, [s * 1e3 for found in (strong, weak) for points in found[:2] for _, s in points])
     figure.supylabel(f"ms a step, modelled on {of.machine}", fontsize=10)
     save_figure(figure, file, 150)
 
@@ -74,11 +73,12 @@ def _halves(ranks: int) -> list[int]:
     return found[::-1]
 
 
-def _series(of: Scaling, at: Sequence[tuple[int, int]]) -> tuple[Points, Points, bool]:
+def _series(of: Scaling, at: Sequence[tuple[int, int]], told: Callable[[str], None]) -> tuple[Points, Points, bool]:
     """Plans and sample parallelism; a point that can't be or doesn't fit is left out. Whether one doesn't fit."""
     missing = False
     found: tuple[Points, Points] = ([], [])
-    for ranks, batch in track(at, "planning", console=Console(stderr=True), transient=True):
+    for ranks, batch in at:
+        told(f"planning {_said(ranks, 'rank')} and {_said(batch, 'sample')}")
         for points, one in zip(found, (of.planned(ranks, batch), of.sample(ranks, batch)), strict=True):
             missing |= not one.fits
             if one.fits and one.seconds is not None:
@@ -101,24 +101,30 @@ def _draw(
         if points:
             panel.plot(*zip(*((p, s * 1e3) for p, s in points), strict=True), mark + "-", color=colour, label=name)
     panel.set_xscale("log", base=2)
-    panel.set_yscale("log")
     panel.set_xticks(counts, [str(p) for p in counts])
     panel.minorticks_off()
     panel.set_xlim(counts[0] / 1.25, counts[-1] * 1.25)
-    lowest = [s * 1e3 for points in series for _, s in points]
-    if lowest:
-        ticks = _ticks(min(lowest), max(lowest))
-        panel.set_yticks(ticks, [f"{t:g}" for t in ticks])
-        panel.set_ylim(min(lowest) / 1.4, max(lowest) * 1.4)
+    if any(series):
         panel.legend(frameon=False, fontsize=9, loc="best")
-    else:
-        panel.set_yticks([])
     if budget is not None and missing:
-        said = "left out: what does not fit" if lowest else "nothing fits"
+        said = "left out: what does not fit" if any(series) else "nothing fits"
         panel.text(0.03, 0.04, f"{said} {budget / GIB:.4g} GiB", transform=panel.transAxes, fontsize=9)
     panel.set_xlabel("ranks")
     panel.set_title(title, fontsize=10)
     panel.grid(True, linewidth=0.4, alpha=0.5)
+
+
+def _scale(panels: Any, milliseconds: Sequence[float]) -> None:
+    """One scale for both, so that heights compare."""
+    panels[0].set_yscale("log")
+    if not milliseconds:
+        panels[0].set_yticks([])
+        return
+    low, high = min(milliseconds), max(milliseconds)
+    ticks = _ticks(low, high)
+    panels[0].set_yticks(ticks, [f"{t:g}" for t in ticks])
+    panels[0].set_ylim(low / 1.4, high * 1.4)
+    panels[0].minorticks_off()
 
 
 def _ticks(low: float, high: float) -> list[float]:

@@ -30,6 +30,7 @@ from convgen.spec.exported_no_grad import detach_regions
 from convgen.spec.exported_noise import write_noise
 from convgen.spec.exported_numbers import as_settings, run_as_it_stands
 from convgen.spec.exported_recurrent import first_steps
+from convgen.spec.exported_refusals import failed, first_line, unfixed, untraced, without_graphs
 from convgen.spec.exported_results import other_names, results_of
 from convgen.spec.exported_shared import drop_other_names, rename_those_of_graphs
 from convgen.spec.exported_state import GIVEN, State, as_pairs, check_dtypes, dtype_name, modules_of, state_of
@@ -38,7 +39,7 @@ from convgen.spec.exported_walk import FixedError, Found, Walk
 from convgen.spec.graph import Graph, Value, refs
 from convgen.spec.graph_edit import eval_graph, pruned, renamed, same_calls
 from convgen.spec.names import identifier
-from convgen.spec.text import number_of, one_line
+from convgen.spec.text import number_of
 
 if TYPE_CHECKING:
     import torch
@@ -161,15 +162,13 @@ class _Made:
                 args, keywords = self.examples.arguments
                 ran = run_as_it_stands(self.module, args, keywords)
                 if ran.error is not None:
-                    fact = f"{self.name} fails on these inputs: {_first_line(ran.error)}"
-                    raise InputError(fact, hint="inputs that the module takes") from ran.error
+                    raise failed(self.name, ran.error, self.module) from ran.error
                 unknown = register_all(ran.result)  # dataclasses that torch.export doesn't know
                 if unknown or (ran.numbers and not self.numbers):
                     self.numbers = ran.numbers
                     with suppress(_ExportError):
                         return self.open_or_fixed(training)
-                hint = "no control flow that depends on data; torch.export's documentation has ways around it"
-                raise InputError(f"torch.export can't trace {self.name}: {error}", hint=hint) from error
+                raise untraced(self.name, error.of, self.module) from error
 
     def open_or_fixed(self, training: bool) -> Exported:
         try:
@@ -181,7 +180,7 @@ class _Made:
         try:
             read = self.read_finer(self.export(self.examples, training, None), training, ())
         except FixedError as error:
-            raise InputError(f"{self.name} can't be imported: {error}", hint="sizes known in advance") from None
+            raise unfixed(self.name, str(error), error.place) from None
         if training or not self.module.training:
             self.remark(f"the number of samples is fixed, {self.examples.batch}: {why}")
         return read
@@ -193,6 +192,7 @@ class _Made:
         try:
             with (
                 warnings.catch_warnings(),
+                without_graphs(),
                 first_steps(),
                 written_gradients(),
                 cumulative_averages(self.module),
@@ -207,7 +207,7 @@ class _Made:
             hint = "a forward that autograd can derive, with .detach() where no gradient is to pass"
             raise InputError(f"{self.name}: {error}", hint=hint) from None
         except Exception as error:  # whatever the module raises
-            raise _ExportError(_first_line(error)) from error
+            raise _ExportError(error) from error
 
     def export(self, examples: Examples, training: bool, dynamic: ShapesCollection | None) -> ExportedProgram:
         known, self.evaluated = self.evaluated, None
@@ -227,7 +227,7 @@ class _Made:
                 for _ in range(FINER):
                     program = finer(program, unknown_operators(program)) or program
         except Exception as error:
-            raise _ExportError(_first_line(error)) from error
+            raise _ExportError(error) from error
         if lost:
             fact = (
                 f"{self.name} changes a tensor without gradients (torch.no_grad), which torch.export loses in training"
@@ -334,7 +334,11 @@ class _Made:
 
 
 class _ExportError(Exception):
-    pass
+    """torch.export raised another."""
+
+    def __init__(self, of: Exception) -> None:
+        super().__init__(first_line(of))
+        self.of = of
 
 
 def _value(name: str, tensor: torch.Tensor, walk: Walk) -> Value:
@@ -368,7 +372,8 @@ def _symbols(program: ExportedProgram, opened: Mapping[str, torch.Tensor]) -> fr
     ranges: Any = cast("Any", program).range_constraints
     for symbol, allowed in ranges.items():
         if symbol in found and (allowed.lower > PROBES[0] or allowed.upper < PROBES[-1]):
-            raise FixedError(f"the module's control flow is for {allowed.lower} to {allowed.upper}")
+            most = f"to {allowed.upper}" if allowed.upper.is_Integer else "or more"
+            raise FixedError(f"the module's control flow is for {allowed.lower} {most}")
     for said, guard in guards.items():
         if guard.free_symbols & found:  # sympy's true and false have none
             for probe in PROBES:
@@ -431,8 +436,3 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     import torch
 
     return a.dtype == b.dtype and torch.equal(a, b)
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return one_line(lines[0] if lines else type(error).__name__, 200)

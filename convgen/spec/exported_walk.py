@@ -10,9 +10,11 @@ from typing import Any, cast
 
 from convgen.errors import InputError
 from convgen.spec.exported_complex import halves, read_complex, touches_complex
+from convgen.spec.exported_refusals import DATA, place_of_node
 from convgen.spec.exported_state import dtype_name
 from convgen.spec.graph import DTYPES, Arg, Call, Ref, Samples, Size, Value, refs
 from convgen.spec.graph_edit import ATTENTION, BATCH_NORM, BERNOULLI, DROPOUT, NOISE
+from convgen.spec.places import Place
 from convgen.spec.text import one_line
 
 IDENTITIES = ("contiguous", "clone", "alias", "lift_fresh", "lift_fresh_copy", "to", "_to_copy", "type_as")
@@ -41,7 +43,13 @@ BATCH_NORMS: dict[str, tuple[int | None, int, int, tuple[int, int] | None]] = {
 
 
 class FixedError(Exception):
-    """The number of samples is part of what was exported."""
+    """The number of samples is part of what was exported, or a size or argument depends on data.
+
+    Attributes:
+        place: where in the source, if a node says it.
+    """
+
+    place: Place | None = None
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,13 @@ class Walk:
             FixedError: its sizes are not multiples of the number of samples.
             InputError: it is no operator of ATen's.
         """
+        try:
+            self.node(node)
+        except FixedError as error:
+            error.place = error.place or _place(node)
+            raise
+
+    def node(self, node: Any) -> None:
         value = node.meta.get("val")
         if node.op == "placeholder":
             if node.name in self.names:
@@ -117,6 +132,8 @@ class Walk:
             return
         if self.symbols:
             raise FixedError(f"{node.target} checks a number")
+        if node.target.__name__.startswith("_assert_scalar"):
+            raise FixedError(f"a size or an index {DATA}")
         self.refuse(node, str(node.target))
 
     def operator(self, node: Any, value: Any) -> None:
@@ -154,6 +171,8 @@ class Walk:
         self.known[node.name] = names if isinstance(value, (list, tuple)) else names[0]
         self.note_smooth(op, args, results)
         path, kind, visit = module_of(node)
+        if problem and (place := _place(node)) is not None:
+            problem += f", {place.text}"
         self.found.append(Found(Call(op=op, args=args, results=results, module=path, kind=kind), visit, problem))
 
     def identity(
@@ -217,7 +236,7 @@ class Walk:
         times = expression.coeff(n)
         if times.is_Integer and times > 0 and expression == times * n:
             return Samples(int(times))
-        raise FixedError(f"a size is {expression}" if self.symbols else f"the size {expression} depends on data")
+        raise FixedError(f"a size is {expression}" if self.symbols else f"a size {DATA}")
 
     def arg(self, value: Any) -> Arg:
         import torch
@@ -238,7 +257,7 @@ class Walk:
             case complex():
                 raise InputError("a complex number is an argument", hint="real numbers")
             case _:
-                raise FixedError(f"an argument is {one_line(str(value))}")
+                raise FixedError(f"an argument is {one_line(str(value))}" if self.symbols else f"an argument {DATA}")
 
     def node_arg(self, node: Any) -> Arg:
         value = node.meta.get("val")
@@ -250,7 +269,9 @@ class Walk:
     def refuse(self, node: Any, what: str) -> None:
         path, kind, _ = module_of(node)
         where = f"{path or 'the module'}{f' ({kind})' if kind else ''}"
-        raise InputError(f"{where}: {what} can't be imported", hint="operators of ATen's, on real tensors")
+        place = _place(node)
+        notes = place.notes if place is not None else ()
+        raise InputError(f"{where}: {what} can't be imported", notes=notes, hint="operators of ATen's, on real tensors")
 
 
 def module_of(node: Any) -> tuple[str, str, str]:
@@ -261,6 +282,10 @@ def module_of(node: Any) -> tuple[str, str, str]:
             name = kind.__name__ if isinstance(kind, type) else str(kind).rpartition(".")[2]
             return path.split("@")[0], name, f"{path}@{key.partition('@')[2]}"
     return "", "", ""
+
+
+def _place(node: Any) -> Place | None:
+    return place_of_node(node, *module_of(node)[:2])
 
 
 def _is_number(value: Any) -> bool:

@@ -12,6 +12,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
 from convgen.errors import InputError, InternalError, Note
+from convgen.spec.exported_refusals import untraced, without_graphs
 from convgen.spec.names import identifier
 from convgen.spec.network import CONVOLUTIONS, JOINS, Network
 from convgen.spec.network_blocks import INPUT
@@ -47,11 +48,10 @@ def network_from_module(module: torch.nn.Module, example_inputs: Sequence[Any], 
         fact = f"example_inputs has {len(example_inputs)} entries: a network has one input, a tensor"
         raise InputError(fact, hint="(torch.zeros(N, C, H, W),)")
     try:
-        exported = torch.export.export(module, (example,))
+        with without_graphs():
+            exported = torch.export.export(module, (example,))
     except Exception as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        hint = "a module without data-dependent control flow; torch.export's documentation has ways around it"
-        raise InputError(f"torch.export can't trace {type(module).__name__}: {first[:200]}", hint=hint) from error
+        raise untraced(type(module).__name__, error, module) from error
     data: dict[str, Any] = {
         "name": identifier(name or type(module).__name__),
         "input": list(example.shape),

@@ -17,6 +17,7 @@ from itertools import count
 from multiprocessing.queues import SimpleQueue
 from typing import Any
 
+from convgen.interrupts import unheard
 from convgen.kernels.source import Kernel
 from convgen.spec.target import Target
 from convgen.tune.candidates import Candidate
@@ -53,7 +54,8 @@ class Ahead:
         self.fill = fill
         context = multiprocessing.get_context("spawn")
         self._begun: SimpleQueue[tuple[int, int]] = context.SimpleQueue()
-        self.pool = context.Pool(jobs, _quiet, (self._begun,))
+        with unheard():
+            self.pool = context.Pool(jobs, _quiet, (self._begun,))
         self.waiting: dict[tuple[str, str], tuple[int, Any]] = {}
         self._numbers, self._pids = count(), dict[int, int]()  # of what was submitted, and who compiles it
 

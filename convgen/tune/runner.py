@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from convgen.errors import InputError, InternalError
+from convgen.interrupts import unheard
 from convgen.kernels.problem import Problem
 from convgen.spec.target import Target
 from convgen.tune.candidates import Candidate, digest
@@ -160,7 +161,8 @@ class Runner:
         process = context.Process(
             target=serve, args=(theirs, self.target, self.threads, str(self._log)), daemon=True, name="convgen-measure"
         )
-        process.start()
+        with unheard():
+            process.start()
         theirs.close()
         self._process = process, ours
         return self._process

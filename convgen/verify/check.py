@@ -19,7 +19,8 @@ from convgen.compiler import Compiled
 from convgen.emit.volume import volume
 from convgen.program.nodes import PHASES
 from convgen.verify.mesh import MeshReport, mesh_report
-from convgen.verify.processes import run_processes
+from convgen.verify.parted import Parted, first_parted
+from convgen.verify.processes import Tell, run_processes, silent
 from convgen.verify.program import (
     OF,
     RESULTS,
@@ -38,12 +39,14 @@ Transport = Literal["virtual", "processes"]
 
 @dataclass(frozen=True, slots=True)
 class TensorReport:
-    """How far one result is from the reference, as max |error| / max |reference|."""
+    """How far one result is from the reference, as max |error| / max |reference|, and where it first is too far."""
 
     name: str
     error: float
     tolerance: float
     copies_equal: bool
+    shape: tuple[int, ...] = ()
+    parted: Parted | None = None
 
     @property
     def ok(self) -> bool:
@@ -69,7 +72,12 @@ class Report:
 
 
 def check(
-    compiled: Compiled, *, transport: Transport = "virtual", timeout_s: float = 120.0, interpret: bool = False
+    compiled: Compiled,
+    *,
+    transport: Transport = "virtual",
+    timeout_s: float = 120.0,
+    interpret: bool = False,
+    told: Tell = silent,
 ) -> Report:
     """Compile to a temporary module, run all its ranks forward and backward, compare.
 
@@ -77,6 +85,7 @@ def check(
         transport: threads of this process with a rendezvous of their own, or one gloo process a rank.
         timeout_s: after which processes are given up; virtual ranks detect a deadlock at once.
         interpret: run a GPU target's kernels on the CPU, in Triton's interpreter.
+        told: what is going on.
     """
     layer, space = compiled.layer, compiled.space
     given = global_tensors(layer)
@@ -85,7 +94,8 @@ def check(
         path.write_text(compiled.module(), encoding="utf-8")
         # Processes first: a fork must come before this process has run parallel kernels.
         run = _run_virtual if transport == "virtual" else run_processes
-        results = run(path, layer.grid.ranks, given, timeout_s, interpret)
+        results = run(path, layer.grid.ranks, given, timeout_s, interpret, told)
+    told(f"{layer.name}: the same on one device in float64")
     truth = reference(layer.conv, given)
     stored = dict(compiled.schedule.stored)
     rounds = layer.target.is_gpu and layer.dtype == "tfloat32"
@@ -115,8 +125,14 @@ def check(
 
 
 def _run_virtual(
-    path: Path, ranks: int, given: Mapping[str, Tensor], timeout_s: float, interpret: bool
+    path: Path,
+    ranks: int,
+    given: Mapping[str, Tensor],
+    timeout_s: float,
+    interpret: bool,
+    told: Tell,
 ) -> list[RankResult]:
+    told(f"{ranks} virtual ranks run it")
     module = load_module(path, interpret=interpret)
 
     def program(end: VirtualTransport) -> RankResult:
@@ -135,19 +151,25 @@ def _compare(
     """Put each rank's block beside its part of the reference; every copy counts, none is taken for another's."""
     boxes = space.held(layout)
     worst, equal = 0.0, True
-    first: dict[tuple[int, ...], Tensor] = {}
+    copies: dict[tuple[int, ...], Tensor] = {}
     for rank, result in enumerate(results):
         part = truth[tuple(slice(int(lo), int(hi)) for lo, hi in boxes[rank])]
         block = result.blocks[name]
         if tuple(block.shape) != tuple(part.shape):
-            return TensorReport(name, math.inf, tolerance, False)
-        other = first.setdefault(tuple(boxes[rank].flatten().tolist()), block)
+            return TensorReport(name, math.inf, tolerance, False, tuple(truth.shape))
+        other = copies.setdefault(tuple(boxes[rank].flatten().tolist()), block)
         equal = equal and torch.equal(other, block)
         if part.numel():
             difference = (block.double() - part).abs().max()
             worst = max(worst, float(torch.nan_to_num(difference, nan=math.inf)))
     scale = float(truth.abs().max()) if truth.numel() else 0.0
-    return TensorReport(name, worst / scale if scale else worst, tolerance, equal)
+    error = worst / scale if scale else worst
+    first = None
+    if error > tolerance:
+        lows = [tuple(int(lo) for lo, _ in box) for box in boxes]
+        blocks = ((rank, low, one.blocks[name]) for rank, (low, one) in enumerate(zip(lows, results, strict=True)))
+        first = first_parted(name, blocks, truth, tolerance * (scale or 1.0))
+    return TensorReport(name, error, tolerance, equal, tuple(truth.shape), first)
 
 
 TOLERANCE_FROM = (

@@ -19,8 +19,26 @@ from torch import Tensor
 from convgen.cost.network import volume
 from convgen.network_compiler import CompiledNetwork
 from convgen.packages import files_of, forget_package, kernel_modules, load_package, runtime_of
-from convgen.verify.network_program import KINDS, LATER, Given, RankRun, given_of, run_rank, truth_of
-from convgen.verify.processes import count_calls, spawn
+from convgen.program.network import Program
+from convgen.verify.network_program import (
+    BUFFERS,
+    CHANGE,
+    CHANGED,
+    EVALUATED,
+    KINDS,
+    LATER,
+    OF_INPUTS,
+    OF_PARAMETERS,
+    OUTPUTS,
+    STEPS,
+    Given,
+    RankRun,
+    given_of,
+    run_rank,
+    truth_of,
+)  # fmt: skip
+from convgen.verify.parted import Parted, first_parted, verdict
+from convgen.verify.processes import Tell, count_calls, silent, spawn
 from convgen.verify.virtual import VirtualTransport, World
 
 Transport = Literal["virtual", "processes"]
@@ -39,7 +57,7 @@ class Compared:
     Attributes:
         worst: the name of the one that is farthest off.
         error: its max |error| / max |reference|.
-        unequal: names of those whose copies differ.
+        unequal: names of those whose copies differ; wrong: of those that are too far off.
     """
 
     kind: str
@@ -48,6 +66,7 @@ class Compared:
     error: float
     tolerance: float
     unequal: tuple[str, ...] = ()
+    wrong: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -61,6 +80,7 @@ class NetworkReport:
     Attributes:
         bytes_sent: over all ranks, of the forward and the backward pass of a step of training.
         uncounted: where what was sent is not what VOLUME says; "" if it is.
+        parted: of the first kind that is wrong, of the tensor that a step computes first, the first wrong element.
     """
 
     name: str
@@ -72,6 +92,7 @@ class NetworkReport:
     bytes_sent: Mapping[str, int]
     uncounted: str
     tolerance_from: str
+    parted: Parted | None = None
 
     @property
     def ok(self) -> bool:
@@ -85,6 +106,7 @@ def check_network(
     transport: Transport = "virtual",
     timeout_s: float = 120.0,
     interpret: bool = False,
+    told: Tell = silent,
 ) -> NetworkReport:
     """Compile to a temporary package, run all its ranks, compare.
 
@@ -93,6 +115,7 @@ def check_network(
         transport: threads of this process with a rendezvous of their own, or one gloo process a rank.
         timeout_s: after which processes are given up; virtual ranks detect a deadlock at once.
         interpret: run a GPU target's kernels, and all else, on the CPU: in Triton's interpreter.
+        told: what is going on.
     """
     program, graph = compiled.program, compiled.graph
     given = given_of(graph, tensors)
@@ -103,7 +126,8 @@ def check_network(
             (path / name).write_bytes(data)
         # Processes first: a fork must come before this process has run parallel kernels.
         run = _run_virtual if transport == "virtual" else _run_processes
-        runs = run(path, program.grid.ranks, given, timeout_s, interpret)
+        runs = run(path, program.grid.ranks, given, timeout_s, interpret, told)
+    told(f"{graph.name}: the same on one device in float64")
     dtype = compiled.dtype
     truth = truth_of(graph, given, torch.float64)
     slack: Mapping[str, float] = {}
@@ -118,6 +142,8 @@ def check_network(
         other = truth_of(graph, given, torch.float64, shaken=True)
         limits = {k: min(10 * _farthest(truth[k], other[k], least), ILL_CONDITIONED) for k in kinds}
         compared = [replace(one, tolerance=max(EXACT, limits[one.kind])) for one in compared]
+    parts = {one.kind: _parts(one, runs, truth[one.kind], least) for one in compared if one.error > one.tolerance}
+    compared = [replace(one, wrong=tuple(p.name for p in parts.get(one.kind, []))) for one in compared]
     sent = volume(program)
     return NetworkReport(
         name=graph.name,
@@ -129,6 +155,7 @@ def check_network(
         bytes_sent={part: sum(sum(s["bytes_sent_per_rank"]) for s in steps) for part, steps in sent.items()},
         uncounted=_uncounted(compiled, runs, sent),
         tolerance_from=EXACTLY if dtype == "float64" else ROUNDED,
+        parted=next((_first(kind, found, program) for kind, found in parts.items() if found), None),
     )
 
 
@@ -153,7 +180,8 @@ def _loaded(path: Path, interpret: bool) -> Any:
     return package
 
 
-def _run_virtual(path: Path, ranks: int, given: Given, timeout_s: float, interpret: bool) -> list[RankRun]:
+def _run_virtual(path: Path, ranks: int, given: Given, timeout_s: float, interpret: bool, told: Tell) -> list[RankRun]:
+    told(f"{ranks} virtual ranks run it")
     package = _loaded(path, interpret)
 
     def program(end: VirtualTransport) -> RankRun:
@@ -182,8 +210,10 @@ class RunPackage:
         return run_rank(package, self.given, mesh, sent)
 
 
-def _run_processes(path: Path, ranks: int, given: Given, timeout_s: float, interpret: bool) -> list[RankRun]:
-    return spawn(RunPackage(path, given, timeout_s, interpret), ranks, timeout_s)
+def _run_processes(
+    path: Path, ranks: int, given: Given, timeout_s: float, interpret: bool, told: Tell
+) -> list[RankRun]:
+    return spawn(RunPackage(path, given, timeout_s, interpret), ranks, timeout_s, told)
 
 
 # ---- What was sent ----
@@ -234,6 +264,25 @@ def _compare(
     return Compared(kind, len(truth), worst, max(error, 0.0), tolerance, tuple(unequal))
 
 
+def _parts(one: Compared, runs: Sequence[RankRun], truth: Mapping[str, Tensor], least: float) -> list[Parted]:
+    """Of a kind's tensors that are too far off, where each first is."""
+    found: list[Parted] = []
+    for name, whole in truth.items():
+        held = ((rank, run.results[one.kind].get(name, ((), None))) for rank, run in enumerate(runs))
+        blocks = [(rank, [lo for lo, _ in box], block) for rank, (box, block) in held if block is not None]
+        limit = one.tolerance * (_scale(one.kind, truth, name, least) or 1.0)
+        if (part := first_parted(name, blocks, whole, limit)) is not None:
+            found.append(part)
+    return found
+
+
+def _first(kind: str, found: Sequence[Parted], program: Program) -> Parted:
+    """That of the row that comes first: of gradients, in backward."""
+    rows = {name: i for i, row in enumerate(program.rows) for name in (*row.bound.reads, *row.bound.makes) if name}
+    sign = -1 if "gradient" in kind or "change" in kind else 1
+    return min(found, key=lambda one: sign * rows.get(one.name, 0))
+
+
 def _tolerance(floor: float, slack: float) -> float:
     """See ROUNDED."""
     return max(floor, min(10 * slack, max(LARGEST, 2 * slack)))
@@ -267,23 +316,41 @@ def _farthest(truth: Mapping[str, Tensor], found: Mapping[str, Tensor], least: f
 
 # ---- Saying it ----
 
+_FIRST, _LAST = "of the first step", f"after {STEPS} steps"
+WHEN = {
+    OUTPUTS: _FIRST, OF_INPUTS: _FIRST, OF_PARAMETERS: _FIRST, BUFFERS: "after the first step",
+    CHANGE: f"by {STEPS} steps of SGD", CHANGED: _LAST, EVALUATED: _LAST,
+}  # fmt: skip
+LOOSE = 0.01  # a tolerance that tells little
 
-def report_text(report: NetworkReport) -> str:
-    """A line a kind of tensor: how many, error, tolerance, verdict, and which one is farthest off."""
+
+def report_text(report: NetworkReport, *, derived: bool = False) -> str:
+    """A line a kind of tensor: how many, error, tolerance, and which one is farthest off; then the verdict.
+
+    Args:
+        derived: with what the tolerances are derived from.
+    """
     how = "virtual ranks" if report.transport == "virtual" else "processes (gloo)"
     lines = [
         f"{report.name}: {report.ranks} {how} on {report.grid}, {report.dtype}, against one device in float64",
-        f"  {'':<26}  {'tensors':>7}  {'max|error|/max|ref|':>20}  {'tolerance':>10}",
+        f"  {'':<26}  {'':<19}  {'tensors':>7}  {'max|error|/max|ref|':>20}  {'tolerance':>10}      (the farthest off)",
     ]
     for one in report.compared:
-        verdict = "ok" if one.ok else "WRONG" if one.error > one.tolerance else "COPIES DIFFER"
+        said = "ok" if one.ok else "WRONG" if one.error > one.tolerance else "COPIES DIFFER"
         worst = one.worst if one.error > one.tolerance or not one.unequal else one.unequal[0]
-        lines.append(
-            f"  {one.kind:<26}  {one.count:>7}  {one.error:>20.2e}  {one.tolerance:>10.1e}  {verdict}  ({worst})"
-        )
+        numbers = f"{one.count:>7}  {one.error:>20.2e}  {one.tolerance:>10.1e}"
+        lines.append(f"  {one.kind:<26}  {WHEN[one.kind]:<19}  {numbers}  {said}  ({worst})")
     sent = "  ".join(f"{part} {n:,}" for part, n in report.bytes_sent.items())
     counted = "VOLUME as counted behind the seam" if not report.uncounted else f"NOT AS VOLUME: {report.uncounted}"
-    return "\n".join([*lines, f"  bytes sent, all ranks: {sent}; {counted}", f"  tolerance: {report.tolerance_from}"])
+    lines.append(f"  bytes sent, all ranks: {sent}; {counted}")
+    if derived:
+        lines.append(f"  tolerance: {report.tolerance_from}")
+    wrong = [f"{n} in {one.kind}" for one in report.compared for n in dict.fromkeys((*one.wrong, *one.unequal))]
+    others = ("what was sent is not what VOLUME says",) if report.uncounted else ()
+    said = verdict(sum(one.count for one in report.compared), wrong, report.parted, others)
+    if not (wrong or others) and max((one.tolerance for one in report.compared), default=0.0) > LOOSE:
+        said += f", as far as {report.dtype} tells; --dtype float64 compares to {EXACT:g}"
+    return "\n".join([*lines, said])
 
 
 def report_json(report: NetworkReport) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -19,9 +20,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from convgen.interrupts import unheard
 from convgen.verify.counting import Sent, count, is_identity
 from convgen.verify.program import RankResult, load_module, run_rank
 
+Tell = Callable[[str], None]
 START_S = 600.0  # for all ranks to be there: on a busy machine that takes what it takes, and is not the program's time
 
 
@@ -50,21 +53,33 @@ class RunModule:
         return run_rank(module, self.given, mesh, sent)
 
 
+def silent(text: str) -> None:
+    """Tells nobody what is going on."""
+
+
 def run_processes(
-    path: Path, ranks: int, given: Mapping[str, Tensor], timeout_s: float, interpret: bool = False
+    path: Path,
+    ranks: int,
+    given: Mapping[str, Tensor],
+    timeout_s: float,
+    interpret: bool = False,
+    told: Tell = silent,
 ) -> list[RankResult]:
     """Run a generated module's ranks as processes; their results in rank order."""
-    return spawn(RunModule(path, given, timeout_s, interpret), ranks, timeout_s)
+    return spawn(RunModule(path, given, timeout_s, interpret), ranks, timeout_s, told)
 
 
 def how_to_start() -> str:
     """fork; but a process that is forked can't compute gradients where autograd has threads, as it has once gradients
     were computed by a torch that is built for GPUs: then spawn, a fresh interpreter."""
-    threads = Path("/proc/self/task").glob("*/comm")
-    return "spawn" if any(one.read_text().startswith("pt_autograd") for one in threads) else "fork"
+    for thread in Path("/proc/self/task").glob("*/comm"):
+        with suppress(OSError):  # it has ended
+            if thread.read_text().startswith("pt_autograd"):
+                return "spawn"
+    return "fork"
 
 
-def spawn(program: Callable[[int], Any], ranks: int, timeout_s: float = 300.0) -> list[Any]:
+def spawn(program: Callable[[int], Any], ranks: int, timeout_s: float = 300.0, told: Tell = silent) -> list[Any]:
     """Start `ranks` processes with a gloo process group and run `program(rank)` in each.
 
     Forked where that is possible, because a fresh interpreter with torch takes seconds a rank; a child runs on one
@@ -73,9 +88,11 @@ def spawn(program: Callable[[int], Any], ranks: int, timeout_s: float = 300.0) -
     Args:
         program: one that pickles, for where forking is not possible.
         timeout_s: of the program, once all ranks have joined; ranks that are not done 10 s later are given up.
+        told: what is going on; "" before processes are forked, which no thread of the teller's may come through.
     Raises:
         ProcessFailed: with each failed rank's traceback.
     """
+    told("")
     context = cast("Any", multiprocessing.get_context(how_to_start()))
     with tempfile.TemporaryDirectory(prefix="convgen-ranks-") as folder:
         where = Path(folder)
@@ -83,22 +100,26 @@ def spawn(program: Callable[[int], Any], ranks: int, timeout_s: float = 300.0) -
             context.Process(target=_child, args=(program, rank, ranks, where, timeout_s), daemon=True)
             for rank in range(ranks)
         ]
-        for child in children:
-            child.start()
-        deadline = time.monotonic() + START_S
-        while not all((where / f"{r}.joined").exists() for r in range(ranks)) and time.monotonic() < deadline:
-            if any(child.exitcode for child in children):
-                break  # the others wait in vain
-            time.sleep(0.005)
-        start = time.monotonic()
-        deadline = start + timeout_s + 10
-        for child in children:
-            child.join(max(0.0, deadline - time.monotonic()))
-        late = [rank for rank, child in enumerate(children) if child.is_alive()]
-        for child in children:
-            if child.is_alive():
-                child.kill()
-                child.join()
+        try:
+            with unheard():
+                for child in children:
+                    child.start()
+            told(f"{ranks} processes run it")
+            deadline = time.monotonic() + START_S
+            while not all((where / f"{r}.joined").exists() for r in range(ranks)) and time.monotonic() < deadline:
+                if any(child.exitcode for child in children):
+                    break  # the others wait in vain
+                time.sleep(0.005)
+            start = time.monotonic()
+            deadline = start + timeout_s + 10
+            for child in children:
+                child.join(max(0.0, deadline - time.monotonic()))
+            late = [rank for rank, child in enumerate(children) if child.is_alive()]
+        finally:  # of an interrupt, too
+            for child in children:
+                if child.is_alive():
+                    child.kill()
+                    child.join()
         errors = [
             f"rank {r}: {(where / f'{r}.error').read_text()}" for r in range(ranks) if (where / f"{r}.error").exists()
         ]

@@ -7,10 +7,17 @@ from typing import Any
 from convgen.compiler import Compiled
 from convgen.verify.check import Report
 from convgen.verify.mesh import mesh_lines
+from convgen.verify.parted import verdict
+
+WHAT = {"y": "output", "dx": "gradient of the input", "dw": "gradient of the weight", "dbias": "gradient of the bias"}
 
 
-def report_text(compiled: Compiled, report: Report) -> str:
-    """A line per tensor: error, tolerance, verdict; then bytes sent per tensor."""
+def report_text(compiled: Compiled, report: Report, *, derived: bool = False) -> str:
+    """What each tensor is, its error and tolerance; bytes sent per tensor; the verdict.
+
+    Args:
+        derived: with what the tolerances are derived from.
+    """
     ranks = compiled.layer.grid.ranks
     how = "virtual ranks" if report.transport == "virtual" else "processes (gloo)"
     how += ", kernels in Triton's interpreter," if report.interpreted else ""
@@ -18,16 +25,23 @@ def report_text(compiled: Compiled, report: Report) -> str:
         f"{compiled.layer.name}: {ranks} {how} on {compiled.schedule.grid}, {compiled.layer.dtype}, "
         "against one device in float64"
     ]
-    lines.append(f"  {'tensor':<6}  {'max|error|/max|ref|':>20}  {'tolerance':>10}")
+    what = {t.name: f"{WHAT[t.name]}, {' x '.join(map(str, t.shape))}" for t in report.tensors}
+    wide = max(map(len, what.values()))
+    lines.append(f"  {'tensor':<6}  {'':<{wide}}  {'max|error|/max|ref|':>20}  {'tolerance':>10}")
     for t in report.tensors:
-        verdict = "ok" if t.ok else "WRONG" if t.error > t.tolerance else "COPIES DIFFER"
-        lines.append(f"  {t.name:<6}  {t.error:>20.2e}  {t.tolerance:>10.1e}  {verdict}")
+        said = "ok" if t.ok else "WRONG" if t.error > t.tolerance else "COPIES DIFFER"
+        lines.append(f"  {t.name:<6}  {what[t.name]:<{wide}}  {t.error:>20.2e}  {t.tolerance:>10.1e}  {said}")
     sent = "  ".join(f"{name} {n:,}" for name, n in report.bytes_sent.items()) or "none"
     counted = "as counted behind the seam" if report.counted_equals_volume else "BUT COUNTED OTHERWISE behind the seam"
     lines.append(f"  bytes sent, all ranks: {sent}; VOLUME {counted}")
     lines += mesh_lines(report.mesh) if report.mesh is not None else []
-    lines.append(f"  tolerance: {report.tolerance_from}")
-    return "\n".join(lines)
+    if derived:
+        lines.append(f"  tolerance: {report.tolerance_from}")
+    others = () if report.counted_equals_volume else ("what was sent is not what VOLUME says",)
+    others += ("the emulated mesh did not do what its model counts",) if report.mesh and report.mesh.wrong else ()
+    wrong = [t.name for t in report.tensors if not t.ok]
+    first = next((t.parted for t in report.tensors if t.parted), None)
+    return "\n".join([*lines, verdict(len(report.tensors), wrong, first, others)])
 
 
 def report_json(compiled: Compiled, report: Report) -> dict[str, Any]:

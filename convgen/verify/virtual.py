@@ -95,15 +95,25 @@ class World:
                     self._lock.notify_all()
 
         threads = [threading.Thread(target=body, args=(r,), daemon=True) for r in range(self.ranks)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-            wait_for_end(thread)
+        try:
+            for thread in threads:
+                thread.start()
+            self._join(threads)
+        except KeyboardInterrupt as interrupt:
+            with self._lock:  # ranks that wait for others go; the rest come to their next message, or to their end
+                self._error = interrupt
+                self._lock.notify_all()
+            self._join([thread for thread in threads if thread.ident is not None])
         torch.set_num_threads(threads_before)
         if self._error is not None:
             raise self._error
         return [results[r] for r in range(self.ranks)]
+
+    @staticmethod
+    def _join(threads: Sequence[threading.Thread]) -> None:
+        for thread in threads:
+            thread.join()
+            wait_for_end(thread)
 
     def come(self, rank: int, key: Key, kind: str, tensor: Tensor, splits: tuple[Splits, ...]) -> None:
         """Hand in this rank's part of a collective; it may go on."""
