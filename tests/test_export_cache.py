@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import itertools
-import json
 import os
 import subprocess
 import sys
-import textwrap
 import types
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +14,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import convgen
 from convgen import parallel
-from convgen.errors import CacheWarning, InputError
-from convgen.exports import ranks as meetings
-from convgen.exports.entry import Answer, answer_of, question_of
+from convgen.exports.entry import answer_of
 from convgen.exports.fingerprint import fingerprint
-from convgen.verify.processes import ProcessFailed, spawn
 from examples.resnet import small_resnet
 
 
@@ -37,7 +27,9 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 # ---- What changes a fingerprint ----
 
-HELPER = "import torch\nfrom torch.nn import functional as F\nSCALE = 2.0\ndef helped(x):\n    return F.relu(x) * SCALE\n"
+HELPER = (
+    "import torch\nfrom torch.nn import functional as F\nSCALE = 2.0\ndef helped(x):\n    return F.relu(x) * SCALE\n"
+)
 SOURCE = """
 import dataclasses, functools, math, torch
 import torch.nn.functional as F
@@ -128,8 +120,9 @@ TEXTS = (
     "BatchNorm1d(4) -> BatchNorm1d(4, eps=1e-3)", "torch.arange(4.0) -> torch.arange(4.0) * 2",
     "self.table, self.steps = Config(), [1, 2] -> self.table, self.steps = Config(), [1, 3]",
     '"hidden", torch.ones(4) -> "hidden", torch.zeros(4)', "if k] -> if k > 1]", "torch.relu(y) -> torch.tanh(y)",
-    '"held", torch.ones(4) -> "held", torch.ones(4, dtype=torch.float64)', "nn.Linear(4, 4)\n    def -> nn.Linear(4, 4, False)\n    def",
-    "class Part(nn.Module): -> class Base(nn.Module):\n    def extra_repr(self): return ''\nclass Part(Base):",
+    '"held", torch.ones(4) -> "held", torch.ones(4, dtype=torch.float64)',
+    "nn.Linear(4, 4)\n    def -> nn.Linear(4, 4, False)\n    def",
+    "class Part(nn.Module): -> class Base(nn.Module):\n    pass\nclass Part(Base):",
 )  # fmt: skip
 
 
