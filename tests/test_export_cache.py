@@ -6,16 +6,18 @@ import os
 import subprocess
 import sys
 import types
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from random import Random
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from convgen import parallel
-from convgen.exports.entry import answer_of
+from convgen.exports.entry import answer_of, question_of
 from convgen.exports.fingerprint import fingerprint
 from examples.resnet import small_resnet
 
@@ -373,3 +375,123 @@ def test_an_export_changes_nothing() -> None:
     key, _ = fingerprint("test", module, (x,))
     answer_of(parallel._exported(nn.Linear(3, 3), (torch.zeros(2, 3),), None))
     assert key and fingerprint("test", module, (x,))[0] == key
+
+
+# ---- What is kept is what an export gives ----
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+class Containers(nn.Module):
+    """Dropout, a norm, a tied weight, constants, a table that no state dict has, containers, an argument in a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.norm, self.drop = nn.Linear(6, 6), nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.1)
+        self.b.weight = self.a.weight
+        self.scale, self.shift = nn.Parameter(torch.rand(6)), torch.arange(6.0)
+        self.register_buffer("table", torch.arange(6.0) / 3, persistent=False)
+
+    def forward(self, batch: dict[str, Any], power: float = 2.0) -> Any:
+        y = self.drop(self.norm(self.a(batch["x"]))) * self.scale + self.shift + self.table
+        return [Pair(self.b(y) ** power, None), {"a": (y, 3, "text")}, OrderedDict(b=y - torch.tensor([1.0] * 6))]
+
+
+def random_module(draw: Random) -> tuple[nn.Module, Tensor]:
+    """A chain of layers with options of its own."""
+    layers: list[nn.Module] = []
+    c = draw.choice((2, 4))
+    start = c
+    for _ in range(draw.randint(2, 5)):
+        f, share = draw.choice((2, 4, 6)), draw.choice((0.1, 0.5))
+        match draw.randrange(7):
+            case 0:
+                how = {"stride": draw.randint(1, 2), "groups": draw.choice((1, 2)), "bias": draw.random() < 0.5}
+                layers.append(nn.Conv2d(c, f, 3, padding=1, **how))  # type: ignore[arg-type]
+                c = f
+            case 1:
+                layers.append(nn.BatchNorm2d(c, momentum=draw.choice((share, None)), affine=draw.random() < 0.5))
+            case 2:
+                layers.append(nn.GroupNorm(2, c, eps=draw.choice((1e-5, 1e-3))))
+            case 3:
+                layers.append(draw.choice((nn.ReLU(), nn.GELU(), nn.LeakyReLU(draw.random()), nn.PReLU())))
+            case 4:
+                layers.append(nn.Dropout(share))
+            case 5:
+                layers.append(nn.AvgPool2d(2, ceil_mode=draw.random() < 0.5))
+            case _:
+                layers.append(nn.utils.parametrizations.weight_norm(nn.Conv2d(c, c, 1)))
+    return nn.Sequential(*layers).train(draw.random() < 0.7), torch.zeros(draw.randint(2, 3), start, 16, 16)
+
+
+def assert_kept(make: Callable[[], tuple[nn.Module, Any]]) -> None:
+    """The answer that was kept for a module is the export of another with other weights, in every bit."""
+    torch.manual_seed(0)
+    module, inputs = make()
+    question = question_of(module, inputs, None)
+    assert question.key, question.why
+    assert question.known() is None
+    question.keep(answer_of(parallel._exported(module, inputs, None)))
+    torch.manual_seed(1)
+    other, inputs = make()
+    found = question_of(other, inputs, None).known()
+    truth = answer_of(parallel._exported(other, inputs, None))
+    assert found is not None and found.text == truth.text and found.graph == truth.graph
+    assert (found.inputs, found.outputs, found.name) == (truth.inputs, truth.outputs, truth.name)
+    assert repr((found.results, found.arguments)) == repr((truth.results, truth.arguments))
+    assert [*found.tensors] == [*truth.tensors]
+    for name, value in truth.tensors.items():
+        assert found.tensors[name].dtype == value.dtype and torch.equal(found.tensors[name], value), name
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_containers_and_constants_are_kept(mode: str) -> None:
+    assert_kept(lambda: (Containers().train(mode == "train"), ({"x": torch.zeros(3, 6)}, 3.0)))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_modules_are_kept(seed: int) -> None:
+    def make() -> tuple[nn.Module, Any]:
+        module, x = random_module(Random(seed))
+        return module, (x,)
+
+    assert_kept(make)
+
+
+def test_another_key_has_another_answer() -> None:
+    """Random modules that differ have other fingerprints, those that are made alike the same."""
+    found: dict[str, str] = {}
+    for seed in range(25):
+        module, x = random_module(Random(seed))
+        key, why = fingerprint("test", module, (x,))
+        said = f"{module} {x.shape} {module.training} {[(n, p.shape) for n, p in module.named_parameters()]}"
+        assert key and found.setdefault(key, said) == said, why
+    assert len(found) == len({*found.values()})
+
+
+class Unsaid:
+    """A container of somebody's."""
+
+    def __init__(self, y: Tensor) -> None:
+        self.y = y
+
+
+class GivesUnsaid(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        return Unsaid(x + 1)
+
+
+def test_results_that_are_no_data_are_not_kept(tmp_path: Path) -> None:
+    from torch.utils import _pytree as pytree
+
+    if Unsaid not in pytree.SUPPORTED_NODES:
+        pytree.register_pytree_node(
+            Unsaid, lambda one: ([one.y], None), lambda ys, _: Unsaid(*ys), serialized_type_name="tests.Unsaid"
+        )
+    module, inputs = GivesUnsaid(), (torch.zeros(2, 3),)
+    question = question_of(module, inputs, None)
+    question.keep(answer_of(parallel._exported(module, inputs, None)))
+    assert question.key and question.known() is None and not (tmp_path / "cache" / "exports").exists()

@@ -132,9 +132,12 @@ class _Walk:
         if kind is tuple:
             return ("tuple", *map(self.ref, value))
         if kind in (set, frozenset):
-            if any(type(one) not in PLAIN for one in value):
+            if all(type(one) in PLAIN for one in value):
+                return (kind.__name__, *sorted(map(str, map(self.ref, value))))
+            named = {f"{getattr(one, '__module__', '')}.{getattr(one, '__qualname__', '')}": one for one in value}
+            if len(named) < len(value) or not all(isinstance(one, (type, FunctionType)) for one in value):
                 raise Unknown("a set of objects has no order")
-            return (kind.__name__, *sorted(map(str, map(self.ref, value))))
+            return (kind.__name__, *((name, self.ref(one)) for name, one in sorted(named.items())))
         if isinstance(value, type):
             self.made.add(value)
         return self.seen(value)
@@ -210,8 +213,8 @@ class _Walk:
             return self.module(value)
         if kind is types.CodeType:
             return "code", digest_of(value)
-        if kind is types.CellType:
-            return "cell", self.ref(value.cell_contents)
+        if kind in (types.MemberDescriptorType, types.GetSetDescriptorType):
+            return "held by", value.__name__
         return self.other(value)
 
     def other(self, value: Any) -> tuple[object, ...]:
@@ -373,7 +376,8 @@ class _Walk:
         if is_torchs(code.co_filename) or is_pythons(code.co_filename):  # made by a function of theirs
             return *told, digest_of(code)
         reads = reads_of(code)
-        if wrong := reads.names & FORBIDDEN:
+        wrong = reads.names & FORBIDDEN
+        if wrong and (wrong != {"_version"} or code.co_name != "_load_from_state_dict"):  # of its own, not of a tensor
             raise Unknown(f"{value.__qualname__} reads {min(wrong)}")
         self.names |= reads.names
         self.any_name |= not reads.names.isdisjoint(("__dict__", "__getattribute__", "__getattr__"))

@@ -38,8 +38,8 @@ TORCH = (
     "torch.nn", "torch.autograd", "torch.functional", "torch.amp", "torch.cuda.amp", "torch.distributions",
     "torch.utils.checkpoint", "torch.utils._contextlib", "torch.utils._pytree", "torch.utils.hooks", "torch.overrides",
     "torch.types", "torch.return_types", "torch.compiler", "torch.linalg", "torch.fft", "torch.special",
-    "torch.jit._trace.is_tracing", "torch._tensor", "torch._jit_internal", "torch._VF", "torch._C._nn",
-    "torch._C.TensorBase", "torch._C._linalg", "torch._C._fft", "torch._C._special", "torch._C._autograd",
+    "torch.jit._trace.is_tracing", "torch.jit.annotate", "torch._tensor", "torch._jit_internal", "torch._VF",
+    "torch._C._nn", "torch._C.TensorBase", "torch._C._linalg", "torch._C._fft", "torch._C._special", "torch._C._autograd",
     "torch._C._functions", "torch._lowrank", "torch._linalg_utils", "torch._utils",
 )  # fmt: skip
 NOT_TORCH = (
@@ -140,7 +140,8 @@ def _of_c(value: Any) -> str:
         if pure or within(home, TORCH) or (home == "torch._C" and name in QUERIES):
             return f"{home}.{name}"
     elif isinstance(owner, type):
-        if kind := trusted(owner):
+        kind = f"builtins.{owner.__qualname__}" if owner.__module__ == "builtins" else trusted(owner)
+        if kind:
             return f"{kind}.{name}"
     elif owner is None and home == "torch" and name not in IMPURE and hasattr(private._VariableFunctions, name):
         return f"torch.{name}"
@@ -150,8 +151,9 @@ def _of_c(value: Any) -> str:
 # Of settings that stand in the fingerprint.
 QUERIES = frozenset(
     ("_get_tracing_state", "_log_api_usage_once", "is_grad_enabled", "is_autocast_enabled", "get_autocast_dtype",
-     "get_default_dtype", "is_inference_mode_enabled", "is_autocast_cpu_enabled", "_has_torch_function",
-     "_has_torch_function_unary", "_has_torch_function_variadic", "is_autocast_cache_enabled")
+     "get_default_dtype", "is_inference_mode_enabled", "is_autocast_cpu_enabled", "get_autocast_cpu_dtype",
+     "get_autocast_gpu_dtype", "_has_torch_function", "_has_torch_function_unary", "_has_torch_function_variadic",
+     "is_autocast_cache_enabled")
 )  # fmt: skip
 
 
