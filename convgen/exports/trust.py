@@ -39,8 +39,8 @@ TORCH = (
     "torch.utils.checkpoint", "torch.utils._contextlib", "torch.utils._pytree", "torch.utils.hooks", "torch.overrides",
     "torch.types", "torch.return_types", "torch.compiler", "torch.linalg", "torch.fft", "torch.special",
     "torch.jit._trace.is_tracing", "torch.jit.annotate", "torch._tensor", "torch._jit_internal", "torch._VF",
-    "torch._C._nn", "torch._C.TensorBase", "torch._C._linalg", "torch._C._fft", "torch._C._special", "torch._C._autograd",
-    "torch._C._functions", "torch._lowrank", "torch._linalg_utils", "torch._utils",
+    "torch._C._nn", "torch._C.TensorBase", "torch._C._linalg", "torch._C._fft", "torch._C._special",
+    "torch._C._autograd", "torch._C._functions", "torch._lowrank", "torch._linalg_utils", "torch._utils",
 )  # fmt: skip
 NOT_TORCH = (
     "torch.nn.parallel", "torch.nn.modules._functions", "torch.autograd.profiler", "torch.autograd.graph",
