@@ -54,6 +54,15 @@ def reads_of(code: CodeType) -> Reads:
 _known: dict[CodeType, Reads] = {}
 
 
+def names_of(code: CodeType) -> set[str]:
+    """All that code asks for by name."""
+    found = {*code.co_names}
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            found |= names_of(constant)
+    return found
+
+
 def digest_of(code: CodeType) -> str:
     facts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags, code.co_name)
     said = (*facts, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_exceptiontable)

@@ -24,7 +24,7 @@ from enum import Enum
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
-from convgen.exports.code import Chain, Unknown, digest_of, reads_of
+from convgen.exports.code import Chain, Unknown, digest_of, names_of, reads_of
 from convgen.exports.trust import BY_NAME, PURE, is_pythons, is_torchs, replaced, settings, trusted
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ CONTAINERS = (list, dict, set, frozenset, tuple, str, bytes, int, float, deque, 
 # Attributes that lead to where something lies, who calls, and what else there is.
 FORBIDDEN = frozenset(
     ("data_ptr", "_cdata", "__globals__", "__code__", "__closure__", "__subclasses__", "__builtins__", "f_globals",
-     "f_locals", "f_back", "_getframe", "_version", "__defaults__", "gi_frame", "tb_frame")
+     "f_locals", "f_back", "_getframe", "_version", "__defaults__", "gi_frame", "tb_frame",
+     "__annotations__", "get_type_hints")
 )  # fmt: skip
 HOOKS = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called")
 IDS = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")
@@ -362,6 +363,7 @@ class _Walk:
         said = trusted(value)
         self.note_call(said)
         if said:
+            self.names |= names_of(value.__code__)
             return "function", said
         code = value.__code__
         cells: list[object] = []
@@ -374,6 +376,7 @@ class _Walk:
         told = (*told, *((k, self.ref(v)) for k, v in cast("dict[str, Any]", vars(value)).items()))
         home = sys.modules.get(str(value.__module__))
         if is_torchs(code.co_filename) or is_pythons(code.co_filename):  # made by a function of theirs
+            self.names |= names_of(code)
             return *told, digest_of(code)
         reads = reads_of(code)
         wrong = reads.names & FORBIDDEN
@@ -421,7 +424,8 @@ class _Walk:
     def kind(self, value: type) -> tuple[object, ...]:
         said = trusted(value)
         self.note_call(said)
-        if said:
+        if said:  # what its methods ask for may be a subclass's
+            self.names |= {name for base in value.__mro__ for name in names_in(base)}
             return "class", said
         if issubclass(value, _script_classes()):
             raise Unknown(f"{value.__qualname__} is TorchScript's")
@@ -433,8 +437,10 @@ class _Walk:
             self.seen(type(value)),
             *map(self.seen, value.__bases__),
         ]
-        fields: Any = vars(value).get("__dataclass_fields__", ())
-        found += [tuple(fields), self.ref(vars(value).get("_fields"))]
+        fields: dict[str, Any] = vars(value).get("__dataclass_fields__", {})
+        for name, field in fields.items():
+            found += [name, self.ref(field.default), self.ref(field.default_factory), self.ref({**field.metadata})]
+        found.append(self.ref(vars(value).get("_fields")))
         if dataclasses.is_dataclass(value):
             found.append(repr(value.__dataclass_params__))  # type: ignore[attr-defined]
         if issubclass(value, Enum):
@@ -446,9 +452,14 @@ class _Walk:
         from torch.utils import _pytree as pytree
 
         node = pytree.SUPPORTED_NODES.get(value)
-        if node is None or is_torchs(getattr(getattr(node.flatten_fn, "__code__", None), "co_filename", "")):
-            return ()
-        return self.ref(node.flatten_fn), self.ref(node.unflatten_fn)
+        code = getattr(node and node.flatten_fn, "__code__", None)
+        if node is None or code is None or not is_torchs(code.co_filename):
+            return () if node is None else (self.ref(node.flatten_fn), self.ref(node.unflatten_fn))
+        # A dataclass, of which convgen too tells torch when it is met: with all of its fields.
+        cells = [cell.cell_contents for cell in cast("Any", node.flatten_fn).__closure__ or ()]
+        fields: list[Any] = dict(zip(code.co_freevars, cells, strict=True)).get("field_names", [])
+        usual = [one.name for one in dataclasses.fields(value) if one.init] if dataclasses.is_dataclass(value) else []
+        return () if [*fields] == usual else tuple(fields)
 
     def wanted(self, kind: type) -> set[str]:
         """The entries of a class for which somebody may ask."""
@@ -471,6 +482,17 @@ class _Walk:
 
 
 BASES: tuple[Any, ...] = (object, *CONTAINERS, complex)
+
+
+@functools.cache
+def names_in(kind: type) -> frozenset[str]:
+    """What the methods of a class of torch's or Python's ask for."""
+    found: set[str] = set()
+    for value in vars(kind).values():
+        value = value.fget if type(value) is property else getattr(value, "__func__", value)
+        if type(value) is FunctionType:
+            found |= names_of(value.__code__)
+    return frozenset(found)
 
 
 class _Missing:

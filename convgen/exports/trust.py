@@ -13,7 +13,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
-from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, ModuleType, WrapperDescriptorType
+from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodType, ModuleType, WrapperDescriptorType
 from typing import Any, cast
 
 from convgen.exports.code import Unknown
@@ -197,7 +197,9 @@ def _held(where: str, names: Any, near: bool, seen: set[int]) -> Iterator[tuple[
                 seen.add(id(value))
                 inside = near and (home == "torch" or within(home, NEAR))
                 yield from _held(f"{home}.{value.__qualname__}", vars(value), inside, seen)
-            if near and value.__name__ != name:
+            if near and type(home) is str and home.partition(".")[0] not in LIBRARY:
+                yield f"{where}.{name}", value
+            elif near and value.__name__ != name:
                 yield f"{where}.{name}", f"{home}.{value.__qualname__}"
         elif near and kind is BuiltinFunctionType:
             if value.__name__ != name:
@@ -205,7 +207,7 @@ def _held(where: str, names: Any, near: bool, seen: set[int]) -> Iterator[tuple[
         elif near and issubclass(kind, ModuleType):
             if value.__name__.partition(".")[0] not in (*LIBRARY, "numpy"):
                 yield f"{where}.{name}", value
-        elif near and (kind is partial or kind.__module__.partition(".")[0] not in LIBRARY):
+        elif near and (kind is partial or kind is MethodType or kind.__module__.partition(".")[0] not in LIBRARY):
             yield f"{where}.{name}", value
 
 
