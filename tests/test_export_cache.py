@@ -96,7 +96,7 @@ def source(*changes: str) -> Any:
     for name, one in (("export_helper", helper), ("export_source", text)):
         sys.modules[name] = module = types.ModuleType(name)
         module.__file__ = f"/nowhere/{name}.py"
-        exec(compile(one, module.__file__, "exec"), vars(module))
+        exec(compile(one, module.__file__, "exec", dont_inherit=True), vars(module))
     return sys.modules["export_source"]
 
 
@@ -245,6 +245,8 @@ PATCHES: dict[str, tuple[Any, str, Any]] = {
     "another's method": (nn.ReLU, "forward", nn.GELU.forward),
     "a tensor's": (torch.Tensor, "tanh", lambda self: self),
     "a call": (nn.Module, "__call__", lambda self, x: x),
+    "a class": (torch.nn.modules.activation, "ReLU", type("ReLU", (nn.Module,), {"forward": lambda self, x: -x})),
+    "a bound method": (torch.nn.functional, "softmax", Other().extra_repr),
     "a module": (torch.nn.modules.activation, "F", types.ModuleType("F")),
     "a built-in": (__import__("builtins"), "abs", lambda x: 7),
     "Python's": (__import__("math"), "pi", 3.0),
@@ -323,6 +325,47 @@ def test_objects_that_cannot_be_judged(value: Any) -> None:
     module.held = value
     key, why = fingerprint("test", module, (torch.zeros(2, 2),))
     assert not key and why
+
+
+WRITTEN = """
+import dataclasses, torch, typing
+from torch import nn
+class Odd(nn.Linear):
+    @property
+    def weight(self):
+        return self.given * 2
+    @weight.setter
+    def weight(self, value):
+        self.given = value
+@dataclasses.dataclass
+class Given:
+    x: torch.Tensor
+    scale: float = dataclasses.field(default=1.0, metadata={"unit": 1})
+def make():
+    return Odd(4, 4)
+def inputs():
+    return (torch.zeros(2, 4),)
+def fields():
+    class Net(nn.Module):
+        def forward(self, given):
+            return given.x * given.scale * dataclasses.fields(given)[1].metadata["unit"]
+    return Net()
+"""
+
+
+def test_what_torch_asks_of_a_subclass_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A property that only torch's own forward reads; what a dataclass says of its fields, and what torch is told."""
+    keys: set[str] = set()
+    for change in ("", "* 2 -> * 3", '"unit": 1 -> "unit": 2', "default=1.0 -> default=2.0"):
+        old, _, new = change.partition(" -> ")
+        monkeypatch.setitem(sys.modules, "export_written", home := types.ModuleType("export_written"))
+        text = WRITTEN.replace(old, new) if change else WRITTEN
+        exec(compile(text, "/nowhere/export_written.py", "exec", dont_inherit=True), vars(home))
+        own = fingerprint("test", home.make(), home.inputs())[0]
+        given = fingerprint("test", home.fields(), (home.Given(torch.zeros(2, 4)),))
+        assert own and given[0], given[1]
+        keys |= {own, given[0]}
+    assert len(keys) == 2 + 3  # each change is of one of the two
 
 
 def test_modes_of_torch() -> None:

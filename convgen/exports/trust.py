@@ -65,12 +65,11 @@ NUMPY = (
 
 
 @cache
-def roots() -> tuple[str, str, str]:
-    """The folders of torch, of Python's own library, and of packages that are installed."""
+def roots() -> tuple[str, str]:
+    """The folders of torch and of Python's own library."""
     import torch
 
-    where = str(torch.__file__).removesuffix("__init__.py")
-    return where, sysconfig.get_path("stdlib") + os.sep, sysconfig.get_path("purelib") + os.sep
+    return str(torch.__file__).removesuffix("__init__.py"), sysconfig.get_path("stdlib") + os.sep
 
 
 def is_torchs(file: str) -> bool:
@@ -78,9 +77,11 @@ def is_torchs(file: str) -> bool:
 
 
 def is_pythons(file: str) -> bool:
-    _, library, installed = roots()
-    own = file.startswith((library, "<frozen ")) and not file.startswith(installed)
-    return own or file == f"{installed}typing_extensions.py"
+    library = roots()[1]
+    rest = file.removeprefix(library)
+    if rest != file and rest.partition(os.sep)[0] not in ("site-packages", "dist-packages"):
+        return True
+    return file.startswith("<frozen ") or file == getattr(sys.modules.get("typing_extensions"), "__file__", None)
 
 
 def within(name: str, homes: tuple[str, ...]) -> bool:
@@ -220,21 +221,11 @@ def _foreign(value: FunctionType, near: bool) -> bool:
     made = not isinstance(module, str) or module == "builtins"  # by exec, as dataclasses and inductor make functions
     if file[:1] == "<" and (not near if made else module.startswith(("torch", "namedtuple_"))):
         return False
-    return not is_torchs(file) and not is_pythons(file) and not _installed(file)
+    return not is_torchs(file) and not is_pythons(file) and str(module).partition(".")[0] not in OTHERS
 
 
-def _installed(file: str) -> bool:
-    """Of what torch itself takes from other distributions."""
-    rest = file.removeprefix(roots()[2])
-    return rest != file and rest.partition(os.sep)[0] in (
-        "torchgen",
-        "sympy",
-        "numpy",
-        "networkx",
-        "jinja2",
-        "mpmath",
-        "triton",
-    )
+# What torch itself takes from other distributions.
+OTHERS = ("torchgen", "sympy", "numpy", "networkx", "jinja2", "mpmath", "triton")
 
 
 # ---- Settings ----
