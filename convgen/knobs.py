@@ -18,6 +18,11 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "convgen"
 
 
+def keep_exports() -> bool:
+    """CONVGEN_EXPORTS=0: modules are exported by every rank at every start, and nothing is kept of it."""
+    return os.environ.get("CONVGEN_EXPORTS") != "0"
+
+
 def cpu_threads() -> int:
     """OMP_NUM_THREADS=N: of a CPU, as torch takes it and torchrun sets it; by default all that this process may use."""
     given = os.environ.get("OMP_NUM_THREADS", "")

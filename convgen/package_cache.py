@@ -67,9 +67,9 @@ def _raw(tensor: Tensor) -> bytes:
     return bytes(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
-def cached(name: str, key: str) -> Path:
-    """Where something is kept: CACHE/networks/NAME_KEY."""
-    return cache_folder() / "networks" / f"{name}_{key}"
+def cached(name: str, key: str, kind: str = "networks") -> Path:
+    """Where something is kept: CACHE/KIND/NAME_KEY."""
+    return cache_folder() / kind / f"{name}_{key}"
 
 
 # ---- Reading ----
@@ -165,20 +165,25 @@ def keep(folder: Path, files: Mapping[str, bytes]) -> Path:
     Returns:
         Where they are: the folder; or where that can't be (CacheWarning says why), one that is gone with this process.
     """
-    try:
-        _put(folder, files)
-        if _read(folder) == files:
-            return folder
-        why = "it has something else by now"
-    except OSError as error:
-        why = error.strerror or str(error)
-    except _UnsoundError as error:
-        why = str(error)
+    why = put(folder, files)
+    if not why:
+        return folder
     text = f"cannot keep {said(folder)}: {why}; CONVGEN_CACHE=DIR with a folder of your own keeps it for the next run"
     warnings.warn(text, CacheWarning, stacklevel=2)
     own = _private() / folder.name
     _put(own, files)
     return own
+
+
+def put(folder: Path, files: Mapping[str, bytes]) -> str:
+    """Put files into the cache as `keep` does; gives why that can't be, or nothing."""
+    try:
+        _put(folder, files)
+        return "" if _read(folder) == files else "it has something else by now"
+    except OSError as error:
+        return error.strerror or str(error)
+    except _UnsoundError as error:
+        return str(error)
 
 
 def _put(folder: Path, files: Mapping[str, bytes]) -> None:

@@ -4,29 +4,34 @@
     net = convgen.from_torch(module, (torch.zeros(8, 3, 64, 64),), grid="N=2,H=2")    # as `import resnet18 as net`
     model = convgen.parallelize(module, (torch.zeros(8, 3, 64, 64),), {"N": 2, "H": 2})
 
-Packages are kept in the cache folder (CONVGEN_CACHE), by what they were compiled from and by convgen's own content.
-Every rank exports and compiles for itself, with one result: nothing is sent for it.
+Exports and packages are kept in the cache folder (CONVGEN_CACHE): exports by the module's fingerprint (exports/),
+packages by what they were compiled from and by convgen's own content. What the cache lacks one rank makes; the others
+take it from there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from convgen.agreement import check_weights, meet
 from convgen.algebra.grid import Grid
 from convgen.cost.machines import load_machine
 from convgen.errors import InputError
+from convgen.exports.entry import Answer, Question, answer_of, question_of
+from convgen.exports.ranks import Meeting, State, cache_identity
 from convgen.network_compiler import compile_network
 from convgen.package_cache import cached, keep, kept, key_of
 from convgen.packages import IDLE, files_of, load_package, with_constants
 from convgen.plan.idle import warn_of_idle_axes
 from convgen.spec.exported import Exported, exported
 from convgen.spec.exported_examples import Inputs
-from convgen.spec.graph import Graph
-from convgen.spec.graph_file import write_graph
 from convgen.spec.graph_parts import check_statistics
-from convgen.spec.target import read_target
+from convgen.spec.target import Target, read_target
 from convgen.spec.text import parse_grid, shown
 from convgen.whole import Call, model_class
 
@@ -79,8 +84,10 @@ def from_torch(
         (('N', 8, 8, 8), '[N * H *]')
     """
     check_statistics(statistics)
-    graph, tensors, *_ = _graph(module, example_inputs, name)
-    return _package(graph, tensors, _axes(grid), algorithm, machine, statistics, recompute, target)
+    how = _How(_axes(grid), algorithm, machine, statistics, tuple(recompute), target)
+    _, folder, files = _alone(question_of(module, example_inputs, name), how)
+    warn_of_idle_axes(files[IDLE].decode())
+    return load_package(folder, files=files)
 
 
 def parallelize(
@@ -129,24 +136,31 @@ def parallelize(
     if process_group is not None and not given:
         raise InputError("process_group= is what a grid's mesh is made of, and a mesh is given", hint="one of both")
     axes = _axes(mesh_or_grid) if given else _axes_of(mesh_or_grid)
-    made = _graph(module, example_inputs, name)
-    how = (axes, algorithm, machine, statistics, recompute, target or _target(process_group if given else mesh_or_grid))
-    package = _package(made.graph, made.tensors, *how)
+    to = target or _target(process_group if given else mesh_or_grid)
+    how = _How(axes, algorithm, machine, statistics, tuple(recompute), to)
+    ranks = _ranks(mesh_or_grid, axes, process_group)
+    made, folder, files = _together(question_of(module, example_inputs, name), how, ranks)
+    warn_of_idle_axes(files[IDLE].decode())
+    package = load_package(folder, files=files)
     group = {} if process_group is None else {"process_group": process_group}
     mesh: Any = package.init_mesh(**group) if given else mesh_or_grid
     values = made.tensors | cast("dict[str, Tensor]", module.state_dict())
-    met = meet(package, mesh, write_graph(made.graph), values, weights, seed)
+    met = meet(package, mesh, made.text, values, weights, seed)
     tensors = {n: met.of_first(t) for n, t in made.tensors.items()}
     if met.differ:
-        package = _package(made.graph, tensors, *how, like=package)
-    inputs, outputs = tuple(v.name for v in made.graph.inputs), tuple(n for n, _ in made.graph.outputs)
-    call = Call(type(module).__name__, made.arguments, inputs, outputs, made.results)
+        folder = how.folder(made, tensors)
+        files = kept(folder)
+        if files is None:
+            files = with_constants(package, tensors)
+            folder = keep(folder, files)
+        package = load_package(folder, files=files)
+    call = Call(type(module).__name__, made.arguments, made.inputs, made.outputs, made.results)
     model: Any = model_class(package, call if whole else None)(mesh, parameters=parameters)
     met.fill(model, values, tensors)
     return model.train(module.training)
 
 
-def _graph(module: torch.nn.Module, inputs: Inputs, name: str | None) -> Exported:
+def _exported(module: torch.nn.Module, inputs: Inputs, name: str | None) -> Exported:
     """The graph of training, which is that of evaluation too where that works; else of the module's mode."""
     source = f"{type(module).__module__}.{type(module).__qualname__}"
     if module.training:
@@ -198,45 +212,107 @@ def _target(where: Any) -> str:
     return f"hip:{found.gcnArchName.partition(':')[0]}" if torch.version.hip else f"cuda:sm_{found.major}{found.minor}"
 
 
-def _package(
-    graph: Graph,
-    tensors: dict[str, Tensor],
-    axes: dict[str, int],
-    algorithm: str | None,
-    machine: str | None,
-    statistics: str,
-    recompute: Collection[str],
-    target: str,
-    like: Any = None,
-) -> Any:
-    """The package, from the cache or new; or as one is, but for the tensors in it."""
-    made_for = read_target(target).known()
-    chosen = load_machine(machine) if machine is not None else None
-    key = (write_graph(graph), tuple(axes.items()), algorithm, statistics, *([repr(chosen)] if chosen else []))
-    key = (*key, *sorted(recompute), *([str(made_for)] if made_for.is_gpu else []))
-    folder = cached(graph.name, key_of(key, tensors))
+def _ranks(mesh_or_grid: Any, axes: Mapping[str, int], process_group: ProcessGroup | None) -> tuple[int, ...]:
+    """The ranks of a mesh, which can meet before it is there; none where they can't, or where no mesh can be made."""
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        return ()
+    if not isinstance(mesh_or_grid, (str, Mapping)):
+        own = hasattr(mesh_or_grid, "_convgen_key")  # on a transport that isn't torch's
+        ranks = () if own else tuple(mesh_or_grid.mesh.flatten().tolist())
+    elif process_group is None or isinstance(process_group, dist.ProcessGroup):  # pyright: ignore[reportUnnecessaryIsInstance]
+        ranks = tuple(dist.get_process_group_ranks(cast("Any", process_group or dist.group.WORLD)))
+    else:
+        ranks = ()
+    return ranks if dist.get_rank() in ranks and len(ranks) == prod(axes.values()) else ()
+
+
+Prepared = tuple[Answer, Path, dict[str, bytes]]  # what a module computes, and its package's files
+
+
+def _together(question: Question, how: _How, ranks: Sequence[int]) -> Prepared:
+    """Exports and compiles on one rank of each cache that lacks the answer; elsewhere takes what it has kept.
+
+    Raises:
+        InputError: what a rank that worked has found; on all of them.
+    """
+    if len(ranks) < 2:
+        return _alone(question, how)
+    known = question.known()
+    folder = how.folder(known, known.tensors) if known is not None else None
+    files = kept(folder) if folder is not None else None
+    said = f"{question.key} {type(question.module).__qualname__} {how!r}"
+    wanted = hashlib.sha256(said.encode()).hexdigest() if question.key else ""
+    meeting = Meeting(question.called, ranks)
+    states = meeting.states(State(wanted, files is not None, cache_identity(meeting.rank)))
+    workers = meeting.workers(states)
+    if meeting.rank in workers:
+        found = meeting.work(lambda: _alone(question, how))
+        meeting.wait(workers)
+        return found
+    meeting.wait(workers)
+    if known is not None and folder is not None and files is not None:
+        return known, folder, files
+    return _alone(question, how)
+
+
+def _alone(question: Question, how: _How) -> Prepared:
+    """From the cache or new."""
+    answer = question.known()
+    if answer is None:
+        answer = answer_of(_exported(question.module, question.inputs, question.name))
+        question.keep(answer)
+    folder = how.folder(answer, answer.tensors)
     files = kept(folder)
-    if files is None and like is not None:
-        files = with_constants(like, tensors)
+    if files is None:
+        files = how.compiled(answer)
         folder = keep(folder, files)
-    elif files is None:
-        said = ", ".join(repr(one) for one in (axes, algorithm, machine) if one)
-        said += f", statistics={statistics!r}" * (statistics != "global")
-        said += f", recompute={sorted(recompute)}" * bool(recompute) + f", target={target!r}" * made_for.is_gpu
-        command = f"convgen.from_torch(module, example_inputs, {said})"
-        grid = Grid(tuple(axes.items()))
-        compiled = compile_network(
-            graph,
-            grid,
-            algorithm,
-            machine=chosen,
-            statistics=statistics,
-            again=recompute,
-            command=command,
-            target=made_for,
+    return answer, folder, files
+
+
+@dataclass(frozen=True)
+class _How:
+    """What a graph is compiled for."""
+
+    axes: dict[str, int]
+    algorithm: str | None
+    machine: str | None
+    statistics: str
+    recompute: tuple[str, ...]
+    target: str
+
+    @property
+    def made_for(self) -> Target:
+        return read_target(self.target).known()
+
+    def folder(self, answer: Answer, tensors: Mapping[str, Tensor]) -> Path:
+        """Where the package is kept."""
+        chosen = load_machine(self.machine) if self.machine is not None else None
+        key = (
+            answer.text,
+            tuple(self.axes.items()),
+            self.algorithm,
+            self.statistics,
+            *([repr(chosen)] if chosen else []),
         )
-        files = files_of(compiled, tensors) | {IDLE: "\n".join(compiled.idle_lines).encode()}
-        folder = keep(folder, files)
-    if like is None:
-        warn_of_idle_axes(files[IDLE].decode(), stacklevel=3)
-    return load_package(folder, files=files)
+        key = (*key, *sorted(self.recompute), *([str(self.made_for)] if self.made_for.is_gpu else []))
+        return cached(answer.name, key_of(key, tensors))
+
+    def compiled(self, answer: Answer) -> dict[str, bytes]:
+        """The package's files, and what is said of idle axes."""
+        said = ", ".join(repr(one) for one in (self.axes, self.algorithm, self.machine) if one)
+        said += f", statistics={self.statistics!r}" * (self.statistics != "global")
+        said += f", recompute={sorted(self.recompute)}" * bool(self.recompute)
+        said += f", target={self.target!r}" * self.made_for.is_gpu
+        compiled = compile_network(
+            answer.graph,
+            Grid(tuple(self.axes.items())),
+            self.algorithm,
+            machine=load_machine(self.machine) if self.machine is not None else None,
+            statistics=self.statistics,
+            again=self.recompute,
+            command=f"convgen.from_torch(module, example_inputs, {said})",
+            target=self.made_for,
+        )
+        return files_of(compiled, answer.tensors) | {IDLE: "\n".join(compiled.idle_lines).encode()}

@@ -56,12 +56,14 @@ class Exported(NamedTuple):
         tensors: constants, and parameters and buffers whose `init` is `given`, by name.
         arguments: what calls take.
         results: the tree (spec/containers.py) of what they give; slots are the numbers of the graph's outputs.
+        by_run: whether a run of the module on values told which buffers are settings.
     """
 
     graph: Graph
     tensors: dict[str, torch.Tensor]
     arguments: Arguments
     results: Any
+    by_run: bool = False
 
 
 def graph_of(module: torch.nn.Module, example_inputs: Inputs, **how: Any) -> tuple[Graph, dict[str, torch.Tensor]]:
@@ -302,7 +304,7 @@ class _Made:
         )
         given = [v.name for v in (*self.state.parameters, *buffers) if v.init == GIVEN]
         tensors = {k: self.state.tensors[k].detach() for k in given} | constants
-        return Exported(graph, tensors, self.examples.call, results)
+        return Exported(graph, tensors, self.examples.call, results, bool(self.numbers))
 
     def placeholders(
         self, program: ExportedProgram
