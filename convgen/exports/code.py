@@ -111,7 +111,9 @@ def _read(code: CodeType, bound: Bound, found: Reads) -> None:
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
             found.chains.append(Chain(str(step.argval), _behind(steps, k)))
         alone = not isinstance(step.argval, tuple)
-        if step.opcode not in _VARIABLES or (alone and step.opname.startswith(("STORE_", "DELETE_", "LOAD_CLOSURE", "MAKE_CELL"))):
+        if step.opcode not in _VARIABLES or (
+            alone and step.opname.startswith(("STORE_", "DELETE_", "LOAD_CLOSURE", "MAKE_CELL"))
+        ):
             continue
         several: Any = (step.argval,) if alone else step.argval
         for name in several:
