@@ -84,7 +84,7 @@ def from_torch(
         (('N', 8, 8, 8), '[N * H *]')
     """
     check_statistics(statistics)
-    how = _How(_axes(grid), algorithm, machine, statistics, tuple(recompute), target)
+    how = _How(_axes(grid), algorithm, machine, statistics, tuple(sorted(recompute)), target)
     _, folder, files = _alone(question_of(module, example_inputs, name), how)
     warn_of_idle_axes(files[IDLE].decode())
     return load_package(folder, files=files)
@@ -137,7 +137,7 @@ def parallelize(
         raise InputError("process_group= is what a grid's mesh is made of, and a mesh is given", hint="one of both")
     axes = _axes(mesh_or_grid) if given else _axes_of(mesh_or_grid)
     to = target or _target(process_group if given else mesh_or_grid)
-    how = _How(axes, algorithm, machine, statistics, tuple(recompute), to)
+    how = _How(axes, algorithm, machine, statistics, tuple(sorted(recompute)), to)
     ranks = _ranks(mesh_or_grid, axes, process_group)
     made, folder, files = _together(question_of(module, example_inputs, name), how, ranks)
     warn_of_idle_axes(files[IDLE].decode())
@@ -289,21 +289,16 @@ class _How:
     def folder(self, answer: Answer, tensors: Mapping[str, Tensor]) -> Path:
         """Where the package is kept."""
         chosen = load_machine(self.machine) if self.machine is not None else None
-        key = (
-            answer.text,
-            tuple(self.axes.items()),
-            self.algorithm,
-            self.statistics,
-            *([repr(chosen)] if chosen else []),
-        )
-        key = (*key, *sorted(self.recompute), *([str(self.made_for)] if self.made_for.is_gpu else []))
+        key = (answer.text, tuple(self.axes.items()), self.algorithm, self.statistics)
+        key = (*key, *([repr(chosen)] if chosen else []), *self.recompute)
+        key = (*key, *([str(self.made_for)] if self.made_for.is_gpu else []))
         return cached(answer.name, key_of(key, tensors))
 
     def compiled(self, answer: Answer) -> dict[str, bytes]:
         """The package's files, and what is said of idle axes."""
         said = ", ".join(repr(one) for one in (self.axes, self.algorithm, self.machine) if one)
         said += f", statistics={self.statistics!r}" * (self.statistics != "global")
-        said += f", recompute={sorted(self.recompute)}" * bool(self.recompute)
+        said += f", recompute={[*self.recompute]}" * bool(self.recompute)
         said += f", target={self.target!r}" * self.made_for.is_gpu
         compiled = compile_network(
             answer.graph,

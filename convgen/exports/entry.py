@@ -198,7 +198,7 @@ def _tree_of(data: Any) -> Any:
     context = data.get("context")
     if "tuple" in data:
         kind, context = namedtuple, _class_at(data["tuple"])
-        if not isinstance(context, type) or not issubclass(context, tuple) or "_fields" not in vars(context):
+        if not (isinstance(context, type) and issubclass(context, tuple) and hasattr(cast("Any", context), "_fields")):
             return _NoTree()
     elif "dataclass" in data:
         kind = _class_at(data["dataclass"])

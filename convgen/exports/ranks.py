@@ -93,7 +93,9 @@ class Meeting:
             absent = [rank for rank, key in zip(self.ranks, keys, strict=True) if not self.store.check([key])]
             who = f"ranks {absent} did not come: rank {self.rank} did not meet all of ranks {list(self.ranks)}"
             raise TimeoutError(f"{self.name}: {who}: {error}") from error
-        return [State(*json.loads(self.store.get(key))) for key in keys]
+        together = self.store.has_extended_api()
+        found = self.store.multi_get(keys) if together else [self.store.get(key) for key in keys]
+        return [State(*json.loads(one)) for one in found]
 
     def workers(self, states: Sequence[State]) -> list[int]:
         """The ranks that work: of each cache that lacks the answer the first; none where all ranks do it by themselves,

@@ -242,6 +242,7 @@ def settings() -> list[tuple[str, object]]:
     cuda: Any = torch.cuda
     private: Any = torch._C  # pyright: ignore[reportPrivateUsage]
     found: list[tuple[str, object]] = [("python", sys.version), ("torch", torch.__version__)]
+    found.append(("torch's source", torch.version.git_version))
     found += [("flags", (sys.flags.optimize, sys.byteorder, sys.platform, torch.version.cuda, torch.version.hip))]
     if (numpy := sys.modules.get("numpy")) is not None:
         found.append(("numpy", numpy.__version__))
