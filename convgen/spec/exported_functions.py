@@ -125,8 +125,9 @@ def _kind(cls: Any, args: Sequence[Any]) -> str:
 
     generator = torch.Generator().manual_seed(0)
     kinds: set[str] = set()
-    untraced = _disable_current_modes(), torch._C.DisableTorchFunction()  # of what runs, and of gradients' mode
-    with untraced[0], untraced[1], cast("Any", torch.random).fork_rng(devices=()), torch.enable_grad():
+    functions: Any = torch._C.DisableTorchFunction  # pyright: ignore[reportPrivateUsage]
+    # Nothing that runs here is traced, gradients' mode neither.
+    with _disable_current_modes(), functions(), cast("Any", torch.random).fork_rng(devices=()), torch.enable_grad():
         for scale, of_gradients in SCALES:
             given = [_numbers(x, scale, generator) for x in args]
             try:
