@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from convgen import parallel
+from convgen.errors import InputError
 from convgen.exports.entry import answer_of, question_of
 from convgen.exports.fingerprint import fingerprint
 from examples.resnet import small_resnet
@@ -412,11 +413,19 @@ def test_another_process_has_the_same(tmp_path: Path) -> None:
     assert first == second and all(len(line.strip()) == 64 for line in first) and len({*first}) == 6
 
 
+class Branching(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1 if x.sum() > 0 else x - 1
+
+
 def test_an_export_changes_nothing() -> None:
-    """So that a second network of a process is found whether or not the first one was exported."""
+    """So that a second network of a process is found whether or not the first one was exported, or could be."""
     module, x = small_resnet(), torch.zeros(2, 3, 32, 32)
     key, _ = fingerprint("test", module, (x,))
     answer_of(parallel._exported(nn.Linear(3, 3), (torch.zeros(2, 3),), None))
+    assert key and fingerprint("test", module, (x,))[0] == key
+    with pytest.raises(InputError):
+        parallel._exported(Branching(), (torch.zeros(2, 3),), None)
     assert key and fingerprint("test", module, (x,))[0] == key
 
 

@@ -221,7 +221,8 @@ def _foreign(value: FunctionType, near: bool) -> bool:
     made = not isinstance(module, str) or module == "builtins"  # by exec, as dataclasses and inductor make functions
     if file[:1] == "<" and (not near if made else module.startswith(("torch", "namedtuple_"))):
         return False
-    return not is_torchs(file) and not is_pythons(file) and str(module).partition(".")[0] not in OTHERS
+    home = str(value.__globals__.get("__name__"))
+    return not is_torchs(file) and not is_pythons(file) and home.partition(".")[0] not in OTHERS
 
 
 # What torch itself takes from other distributions.
