@@ -425,7 +425,7 @@ def tried(name: str, given: Given, seed: int, work: Path) -> tuple[str, str, str
         wrong = f"took {peak / 2**30:.1f} GiB: {last[0]}"
     elif code == 2 and not re.search(r"(?i)\berror: \S", said):
         wrong = "exit 2 without a line"
-    elif code == 2 and not PLACE.search(said) and "error: --" not in said:
+    elif code == 2 and not PLACE.search(said) and "error: -" not in said:
         wrong = f"exit 2 without a place: {last[0]}"
     shown = f"{' '.join(words)}: {wrong}\n{said[-3000:]}" if wrong else ""
     return shown, raw.decode("utf-8", "replace"), said

@@ -29,6 +29,7 @@ from convgen.errors import InputError
 from convgen.files import said
 from convgen.network_compiler import CompiledNetwork
 from convgen.spec.formats import FORMAT
+from convgen.spec.taken import TAKEN
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,6 +74,9 @@ def check_package(folder: Path, option: str) -> None:
         InputError: names the folder and what would be lost.
     """
     hint = "another name for the network, or -o DIR with another folder"
+    if folder.name in TAKEN:
+        fact = f"{option}: a package named {folder.name} would hide what Python imports by that name"
+        raise InputError(fact, hint="another name for the network")
     if not os.path.lexists(folder):
         return
     if not folder.is_dir() or folder.is_symlink():
