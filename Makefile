@@ -1,9 +1,11 @@
-# Targets: demo, test, quick, check (what CI runs), check-machines, check-newest, bench, format, wheel, clean.
+# Targets: demo, test, quick, check (what CI runs), check-machines, check-newest, fuzz, bench, format, wheel,
+# clean.
 # Needs Python >= 3.11 and nothing else.
 PYTHON ?= python3
 VENV   ?= .venv
 JOBS   ?= auto
 DRAWS  ?= 1
+minutes ?= 1
 
 BIN    := $(VENV)/bin
 # Tests start many processes, which need not compile what the first has compiled.
@@ -11,7 +13,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -W error -n $(JOBS) --maxproces
 LAYER  := examples/res5a_branch2b.yaml
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo lint test quick check check-machines check-newest bench format wheel clean
+.PHONY: help demo lint test quick check check-machines check-newest fuzz bench format wheel clean
 
 help:
 	@echo "make demo    compile a layer, check it on virtual ranks and on real processes, print its schedule; then a network:"
@@ -22,6 +24,7 @@ help:
 	@echo "make check   what CI runs: ruff, pyright and every case of the tests"
 	@echo "make check-machines   the tests that compute, as on other processors: old instructions, one core, more threads"
 	@echo "make check-newest     a tier with the newest torch and triton that pip finds, and with the oldest allowed"
+	@echo "make fuzz    files of every format with lines and fields changed, minutes=n of each (default: 1); format=graph: one"
 	@echo "make bench   the benchmarks of bench/, but bench/kernels.py, which wants a GPU"
 	@echo "make format  ruff's formatter and fixes"
 	@echo "make wheel   dist/*.whl and dist/*.tar.gz"
@@ -75,8 +78,11 @@ check-newest:
 	  && $(VENV)-$$kind/bin/pytest -W error -n $(JOBS) --maxprocesses 8 --dist worksteal -q -m versions || exit 1; \
 	done
 
+fuzz: $(VENV)/.installed
+	OMP_NUM_THREADS=1 $(BIN)/python bench/fuzz_files.py --minutes $(minutes) $(addprefix --format ,$(format))
+
 bench: $(VENV)/.installed
-	@for script in $(filter-out bench/kernel%.py bench/replay.py,$(wildcard bench/*.py)); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+	@for script in $(filter-out bench/kernel%.py bench/replay.py bench/fuzz_files.py,$(wildcard bench/*.py)); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .

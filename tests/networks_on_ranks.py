@@ -182,7 +182,7 @@ def _kept(tensors: Tensors, files: list[Any]) -> Tensors:
     files.append(tempfile.TemporaryDirectory())  # that lasts as long as the list that has it
     file = Path(files[-1].name) / "tensors.pt"
     torch.save({n: as_pairs(t).clone() for n, t in tensors.items()}, file)
-    return torch.load(file, mmap=True)
+    return torch.load(file, mmap=True, weights_only=True)
 
 
 def _train(module: nn.Module, call: Any, training: Training, grads: Tensors) -> None:

@@ -209,7 +209,7 @@ def test_a_refusal_has_the_line(layer: Path, tmp_path: Path) -> None:
 def test_what_is_no_schedule_is_refused(layer: Path, tmp_path: Path) -> None:
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
     (tmp_path / "empty").write_text("")
-    for file, fact in (("nothing", "cannot read"), ("bytes", "it is no text"), ("empty", "schedule text, line 0")):
+    for file, fact in (("nothing", "can't read"), ("bytes", "not UTF-8 text"), ("empty", "schedule text, line 0")):
         done = convgen("compile", layer, "--schedule", tmp_path / file)
         assert isinstance(done.exception, InputError) and fact in done.exception.fact
     done = convgen("compile", layer, layer, "--schedule", tmp_path / "empty")

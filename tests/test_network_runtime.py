@@ -103,7 +103,7 @@ import runtime_of_rows as made
 import torch
 made.np = made.Late("no_such_module")
 names = vars(made)
-for text, signatures, way, at, given, expected in torch.load(sys.argv[2]):
+for text, signatures, way, at, given, expected in torch.load(sys.argv[2], weights_only=True):
     row = eval(text, names)
     assert repr(row) == text
     assert [str(s) for s in row.signatures] == [s for s, _ in signatures], text

@@ -109,7 +109,7 @@ def spoiled() -> list[tuple[str, str, str]]:
         ("cut off", good[:-40], "is no JSON"),
         ("another file", "name: layer\n", "is no JSON"),
         ("a list", "[1, 2]\n", "no table of measured kernels"),
-        ("another format", good.replace('"format": 1', '"format": 9'), "no table of measured kernels: format"),
+        ("another format", good.replace('"format": 1', '"format": 9'), "this is format 9"),
         ("a time that is none", good.replace('"ms": 0.5', '"ms": -1', 1), ":7"),
         ("no kernel", good.replace("arranged last=1", "arranged last=x", 1), "no kernel"),
         ("another key", good.replace(key(2), "gemm 1"), "no local problem"),

@@ -15,7 +15,7 @@ from convgen.commands.completion import algorithms, grids, machines, targets
 from convgen.errors import InputError, installing
 from convgen.spec.formats import check_text_format
 from convgen.spec.reader import locate
-from convgen.spec.text import one_line, parse_grid
+from convgen.spec.text import LONGEST, MAX_FILE_BYTES, parse_grid, read_text
 
 if TYPE_CHECKING:
     from convgen.compiler import Compiled
@@ -178,10 +178,10 @@ def _check_there(file: str) -> None:
 def read_schedule(file: str) -> str:
     """Text of `--schedule`. Raises InputError: it can't be read."""
     try:
-        text = Path(file).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise InputError(f"--schedule: cannot read {one_line(file, 300)}: {why}", hint="a file in UTF-8") from None
+        text = read_text(file, MAX_FILE_BYTES * LONGEST)
+    except InputError as error:
+        error.fact, error.hint = f"--schedule: {error.fact}", "a schedule as convgen compile --emit schedule prints it"
+        raise
     check_text_format(text, file)
     return text
 

@@ -8,8 +8,14 @@ from math import isfinite
 from typing import Any, cast
 
 from convgen.errors import InternalError
+from convgen.spec.text import one_line
 
 WIDTH = 116
+
+
+def in_comment(text: str) -> str:
+    """Text of a person's in one line of a comment, that Python does not take to say a file's encoding (PEP 263)."""
+    return one_line(text, 2000).replace("coding:", "coding :").replace("coding=", "coding =")
 
 
 def literal(value: Any, indent: int = 0, before: int = 0) -> str:

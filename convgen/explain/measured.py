@@ -21,9 +21,10 @@ from convgen.cost.timeline import MAIN, Timeline
 from convgen.errors import InputError
 from convgen.explain.timeline import SHOWN, columns
 from convgen.files import said
-from convgen.spec.text import number_of
+from convgen.spec.text import number_of, open_bytes, shown
 
 MARK = "convgen "
+MOST_US = 1e15  # of an event, that is thirty years
 Measured = Mapping[tuple[str, str], float]  # (move, wait or local, name): seconds, the median of its occurrences
 
 
@@ -35,10 +36,10 @@ def read_measured(path: Path) -> Measured:
     """
     hint = "what torch.profiler's export_chrome_trace wrote of a step of a package"
     try:
-        data: Any = json.loads(path.read_bytes())
+        data: Any = json.loads(open_bytes(path, -1))
     except OSError as error:
         raise InputError(f"--measured: cannot read {said(path)}: {error.strerror}", hint=hint) from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise InputError(f"--measured: {said(path)} is no trace: it is not JSON", hint=hint) from None
     events: Any = cast("dict[str, Any]", data).get("traceEvents") if isinstance(data, dict) else data
     if not isinstance(events, list):
@@ -48,7 +49,11 @@ def read_measured(path: Path) -> Measured:
         name = str(event.get("name", ""))
         if name.startswith(MARK) and "dur" in event:
             what, _, step = name.removeprefix(MARK).partition(" ")
-            found[what, step].append(float(event["dur"]) * 1e-6)
+            took = event["dur"]
+            if isinstance(took, bool) or not isinstance(took, (int, float)) or not 0 <= took < MOST_US:
+                fact = f"--measured: {said(path)} is no trace: {shown(name)} can't take {shown(took)} us"
+                raise InputError(fact, hint=hint)
+            found[what, step].append(took * 1e-6)
     if not found:
         raise InputError(f"--measured: {said(path)} has nothing of a package of convgen", hint=hint)
     return {key: median(several) for key, several in found.items()}

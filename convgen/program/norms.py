@@ -58,8 +58,10 @@ def norms(program: Program) -> tuple[dict[int, Norm], set[int]]:
     updates = {value: buffer for buffer, value in program.updates}
     counting = _counting(program)
     for i, row in enumerate(rows):
+        counted = f"{row.bound.module}.num_batches_tracked"
+        if counted in program.values and counted not in counting:  # a batch norm counts one batch a step
+            continue
         if isinstance(row.bound.operation, PartMoments) and (one := _of_parts(program, i, row.bound.operation)):
-            counted = f"{one.module}.num_batches_tracked"
             parts = {
                 *one.rows,
                 *_updates(program, one),
@@ -100,7 +102,7 @@ def norms(program: Program) -> tuple[dict[int, Norm], set[int]]:
                 continue
             momentum = running.bound.operation.momentum
             parts.add(kinds[RunningStatistics])
-        parts |= {counting[n] for n in (f"{module}.num_batches_tracked",) if n in counting}
+        parts |= {counting[counted]} if counted in counting else set()
         found[i] = Norm(module, i, c, centred, momentum, operation.eps)
         gone |= parts - {i}
     return found, gone
@@ -183,12 +185,14 @@ def _evaluated_by_parts(program: Program, row: PlacedRow, operation: PartMoments
 
 
 def _counting(program: Program) -> dict[str, int]:
-    """Rows that make a buffer's next value of it alone, such as a count of batches, by the buffer."""
+    """Rows that add one to a buffer, as batch norms count batches, by the buffer."""
     updates = set(program.updates)
     return {
         row.bound.reads[0]: j
         for j, row in enumerate(program.rows)
         if isinstance(row.bound.operation, Elementwise)
+        and row.bound.operation.op == "add.Tensor"
+        and row.bound.operation.args[1:] == (1, 1)
         and len(row.bound.reads) == 1
         and (row.bound.reads[0], row.bound.makes[0]) in updates
     }

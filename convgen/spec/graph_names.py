@@ -2,8 +2,8 @@ r"""Names in a graph, which become names and texts of Python: what they may be.
 
 | of | grammar |
 |---|---|
-| the network; results | an identifier of ASCII letters, digits and _ |
-| inputs; classes of modules | an identifier of Python |
+| the network | an identifier of ASCII letters, digits and _, no keyword |
+| inputs; results; classes of modules | an identifier of Python |
 | parameters, buffers, constants, outputs, paths of modules | printable parts between points, no quotes, no \ |
 """
 
@@ -28,8 +28,7 @@ def check_names(graph: Graph) -> None:
     Raises:
         InputError: names the key path of the first that is none.
     """
-    if not (graph.name.isascii() and graph.name.isidentifier()):
-        check_name(graph.name, ("network",), of_file=False)
+    check_name(graph.name, ("network",), of_file=False)
     if not graph.source.isprintable():
         raise InputError(f"source can't be {shown(graph.source)}", ("source",), hint="printable text in one line")
     for name, path, plain in _names(graph):

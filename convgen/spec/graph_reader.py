@@ -13,7 +13,7 @@ from convgen.spec.formats import without_format
 from convgen.spec.graph import DTYPES, Arg, Call, Graph, Module, Ref, Samples, Size, Value, refs
 from convgen.spec.names import did_you_mean
 from convgen.spec.source import KeyPath, Source, locate
-from convgen.spec.text import as_list, shown
+from convgen.spec.text import LONGEST, as_list, beginning, shown
 from convgen.spec.yaml import read_yaml
 
 KEYS = (
@@ -25,21 +25,15 @@ CALL_KEYS = ("make", "op", "args", "shape", "dtype", "module", "kind")
 MODES = (["train", "eval"], ["train"], ["eval"])
 DTYPE = "float32"
 SAMPLES = re.compile(r"(?:([1-9][0-9]*)\*)?N", re.ASCII)
-TIMES = 32  # longer than layer files: a thousand calls are ordinary
 _INIT = re.compile(r"given|zeros|ones|normal|(kaiming_uniform|uniform):[0-9]+|fill:\S+", re.ASCII)
 _FIRST = re.compile(r"\s*network\s*:")
 
 
 def is_graph_file(path: str | Path) -> bool:
     """Does a file begin as a graph file does, with its key `network`? False for what can't be read."""
-    try:
-        with open(path, encoding="utf-8-sig", errors="replace") as stream:
-            for line in stream:
-                if line.strip() and not line.lstrip().startswith(("#", "---", "%YAML")):
-                    return bool(_FIRST.match(line))
-    except (OSError, ValueError):
-        pass
-    return False
+    skipped = ("#", "---", "%YAML")
+    lines = (line for line in beginning(path).splitlines() if line.strip() and not line.lstrip().startswith(skipped))
+    return _FIRST.match(next(lines, "")) is not None
 
 
 def read_graph(path: str | Path, *, checked: bool = True) -> Graph:
@@ -52,7 +46,7 @@ def read_graph(path: str | Path, *, checked: bool = True) -> Graph:
     """
     from convgen.spec.graph_check import check_graph  # with torch, which tells no files of layers from graphs
 
-    document = read_yaml(path, TIMES)
+    document = read_yaml(path, LONGEST)
     try:
         graph = _Reader(document.source).graph(document.data)
         if checked:

@@ -30,7 +30,7 @@ from convgen.spec.graph_parts import check_statistics
 from convgen.spec.names import did_you_mean
 from convgen.spec.placement import build_grid
 from convgen.spec.source import KeyPath, Source, locate
-from convgen.spec.text import as_list, one_line, shown
+from convgen.spec.text import LONGEST, as_list, beginning, one_line, shown
 from convgen.spec.yaml import read_yaml
 
 KEYS = ("network_plan", KEY, "graph", "machine", "milliseconds", "statistics", "again", "grid", "values", "rows")
@@ -65,11 +65,7 @@ class PlanFile:
 
 def is_plan_file(path: str | Path) -> bool:
     """Whether a file's first key says that it is a network's plan."""
-    try:
-        with Path(path).open(encoding="utf-8") as file:
-            first = next((line for line in file if line.strip() and not line.startswith("#")), "")
-    except (OSError, UnicodeDecodeError):
-        return False
+    first = next((line for line in beginning(path).splitlines() if line.strip() and not line.startswith("#")), "")
     return first.startswith("network_plan:")
 
 
@@ -110,7 +106,7 @@ def read_plan(path: str | Path) -> PlanFile:
     Raises:
         InputError: it can't be read; says file and line.
     """
-    document = read_yaml(path, times=32)
+    document = read_yaml(path, LONGEST)
     try:
         return _plan(document.data, document.source)
     except InputError as error:

@@ -17,21 +17,17 @@ from convgen.spec.network import Network, Node
 from convgen.spec.network_blocks import INPUT, Written, write_out
 from convgen.spec.network_shapes import infer, keys_of, needed_keys
 from convgen.spec.source import Source, locate
-from convgen.spec.text import as_list, shown
+from convgen.spec.text import as_list, beginning, shown
 from convgen.spec.yaml import read_yaml
 
 KEYS = ("name", "input", "dtype", "blocks", "nodes")
-_NODES = re.compile(r"nodes\s*:")
+_NODES = re.compile(r"^nodes\s*:", re.MULTILINE)
 OTHER_FILES = {"layer": "this is a layer file", "layers": "this is a plan"}  # by a key that only they have
 
 
 def is_network_file(path: str | Path) -> bool:
     """Has a file a line with the key `nodes`, as networks written by hand do? False for what can't be read."""
-    try:
-        with open(path, encoding="utf-8-sig", errors="replace") as stream:
-            return any(_NODES.match(line) for line in stream)
-    except OSError:
-        return False
+    return _NODES.search(beginning(path)) is not None
 
 
 def read_network(path: str | Path) -> Network:

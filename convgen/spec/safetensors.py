@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from convgen.errors import InputError
+from convgen.spec.text import open_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -60,12 +61,13 @@ def read_tensors(path: str | Path) -> dict[str, torch.Tensor]:
         InputError: it can't be read, or is none of the format.
     """
     try:
-        raw = Path(path).read_bytes()
-    except OSError as error:
-        raise InputError(f"can't read {path}: {error.strerror}", where=str(path), hint="convgen import ...") from None
+        raw = open_bytes(path, -1)
+    except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise InputError(f"can't read {path}: {reason}", where=str(path), hint="convgen import ...") from None
     try:
         return _tensors(raw)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         fact = f"{path} is no whole safetensors file: {error}"
         raise InputError(fact, where=str(path), hint="write it again with convgen import") from None
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+import stat
 from itertools import islice
 from pathlib import Path
 from typing import cast
@@ -10,7 +13,33 @@ from typing import cast
 from convgen.errors import InputError
 
 MAX_FILE_BYTES = 1 << 19
+LONGEST = 32  # times that for graphs, whose calls are thousands
 _NOT_TEXT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufffe\uffff]")
+
+
+def open_bytes(path: str | Path, max_bytes: int) -> bytes:
+    """A file's first bytes. A pipe or a device is none: it may have no end, or nobody who writes to it.
+
+    Raises:
+        OSError: it can't be opened, or is none.
+        ValueError: its name is none.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with open(handle, "rb") as stream:
+        mode = os.fstat(handle).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "it is a pipe or a device, no file")
+        return stream.read(max_bytes)
+
+
+def beginning(path: str | Path) -> str:
+    """The text that tells which kind of file it is; "" for what can't be read."""
+    try:
+        return open_bytes(path, MAX_FILE_BYTES * LONGEST).decode("utf-8-sig", "replace")
+    except (OSError, ValueError):
+        return ""
 
 
 def read_text(path: str | Path, max_bytes: int = MAX_FILE_BYTES) -> str:
@@ -22,8 +51,7 @@ def read_text(path: str | Path, max_bytes: int = MAX_FILE_BYTES) -> str:
     """
     file = str(path)
     try:
-        with open(path, "rb") as stream:
-            raw = stream.read(max_bytes + 1)
+        raw = open_bytes(path, max_bytes + 1)
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise InputError(f"can't read {shown(file)}: {reason}", where=file, hint="check the file's name") from None

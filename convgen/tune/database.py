@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -18,7 +18,9 @@ from convgen.errors import ConvgenError, InputError
 from convgen.kernels.config import parse_config
 from convgen.knobs import cache_folder
 from convgen.resources import data_file
+from convgen.spec.formats import check_format
 from convgen.spec.target import read_target
+from convgen.spec.text import open_bytes
 from convgen.tune.device import Device
 from convgen.tune.key import problem_of
 
@@ -164,11 +166,12 @@ def read_database(path: Path) -> Database | None:
         InputError: the file is something else, or broken; the message says where.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = open_bytes(path, -1).decode()
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise _refused(path, 0, f"can't be read: {error}") from None
+        why = error.strerror if isinstance(error, OSError) else error
+        raise _refused(path, 0, f"can't be read: {why}") from None
     try:
         data = json.loads(text, object_pairs_hook=_once)
     except json.JSONDecodeError as error:
@@ -178,7 +181,10 @@ def read_database(path: Path) -> Database | None:
     except (ValueError, RecursionError) as error:  # numbers of thousands of digits, brackets in brackets
         raise _refused(path, 0, f"is no table of measured kernels: {error}") from None
     try:
+        check_format(cast("dict[str, object]", data).get("format", FORMAT) if isinstance(data, dict) else FORMAT)
         made = Database.model_validate(data)
+    except InputError as error:
+        raise _refused(path, _line(text, "format"), f"is no table of measured kernels: {error.fact}") from None
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = " in ".join(str(part) for part in reversed(first["loc"])) or "the whole"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import multiprocessing
+import pickle
 import sys
 import tempfile
 import time
@@ -12,6 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing import connection
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -96,14 +98,18 @@ def spawn(program: Callable[[int], Any], ranks: int, timeout_s: float = 300.0, t
     context = cast("Any", multiprocessing.get_context(how_to_start()))
     with tempfile.TemporaryDirectory(prefix="convgen-ranks-") as folder:
         where = Path(folder)
-        children = [
-            context.Process(target=_child, args=(program, rank, ranks, where, timeout_s), daemon=True)
-            for rank in range(ranks)
-        ]
+        children: list[Any] = []
+        waiting: dict[Any, int] = {}  # pipes of results, which pass through no file
+        results: dict[int, bytes] = {}
         try:
             with unheard():
-                for child in children:
-                    child.start()
+                for rank in range(ranks):
+                    answer, pipe = context.Pipe(duplex=False)
+                    args = (program, rank, ranks, where, timeout_s, pipe)
+                    children.append(context.Process(target=_child, args=args, daemon=True))
+                    children[-1].start()
+                    pipe.close()  # the child's alone, so that its end is seen
+                    waiting[answer] = rank
             told(f"{ranks} processes run it")
             deadline = time.monotonic() + START_S
             while not all((where / f"{r}.joined").exists() for r in range(ranks)) and time.monotonic() < deadline:
@@ -112,6 +118,11 @@ def spawn(program: Callable[[int], Any], ranks: int, timeout_s: float = 300.0, t
                 time.sleep(0.005)
             start = time.monotonic()
             deadline = start + timeout_s + 10
+            while waiting and (left := deadline - time.monotonic()) > 0:
+                for answer in connection.wait([*waiting], left):
+                    rank, pipe = waiting.pop(answer), cast("connection.Connection", answer)
+                    with pipe, suppress(EOFError, OSError):  # of a rank that is gone
+                        results[rank] = pipe.recv_bytes()
             for child in children:
                 child.join(max(0.0, deadline - time.monotonic()))
             late = [rank for rank, child in enumerate(children) if child.is_alive()]
@@ -127,15 +138,17 @@ def spawn(program: Callable[[int], Any], ranks: int, timeout_s: float = 300.0, t
             f"rank {r}: did not finish in {timeout_s} s; it is here:\n{(where / f'{r}.stack').read_text()}"
             for r in late
         ]
-        missing = [r for r in range(ranks) if not (where / f"{r}.pt").exists()]
+        missing = [r for r in range(ranks) if r not in results]
         if (errors or missing) and time.monotonic() - start >= timeout_s:
             raise TooLate("\n".join(errors) or f"ranks {missing} died without a result")
         if errors or missing:
             raise ProcessFailed("\n".join(errors) or f"ranks {missing} died without a result")
-        return [torch.load(where / f"{r}.pt", weights_only=False) for r in range(ranks)]
+        return [pickle.loads(results[r]) for r in range(ranks)]
 
 
-def _child(program: Callable[[int], Any], rank: int, ranks: int, where: Path, timeout_s: float) -> None:
+def _child(
+    program: Callable[[int], Any], rank: int, ranks: int, where: Path, timeout_s: float, answer: connection.Connection
+) -> None:
     torch.set_num_threads(1)
     stack = (where / f"{rank}.stack").open("w")
     faulthandler.dump_traceback_later(START_S, file=stack)
@@ -149,8 +162,7 @@ def _child(program: Callable[[int], Any], rank: int, ranks: int, where: Path, ti
         )
         (where / f"{rank}.joined").touch()
         faulthandler.dump_traceback_later(timeout_s + 5, file=stack)
-        torch.save(program(rank), where / f"{rank}.part")
-        (where / f"{rank}.part").rename(where / f"{rank}.pt")
+        answer.send_bytes(pickle.dumps(program(rank)))
         dist.barrier()  # pyright: ignore[reportUnknownMemberType]  torch leaves device_ids untyped
         dist.destroy_process_group()
     except BaseException:
