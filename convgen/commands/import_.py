@@ -48,6 +48,7 @@ def import_command(
     from convgen.explain.graph import graph_text
     from convgen.spec.exported import graph_of
     from convgen.spec.graph_file import constants_path, write_graph
+    from convgen.spec.graph_names import check_names
     from convgen.spec.safetensors import tensors_bytes
 
     shapes = [_input(text) for text in inputs]
@@ -71,6 +72,7 @@ def import_command(
             training=not evaluation,
             remark=partial(click.echo, err=True),
         )
+    check_names(graph)
     if strict:
         _refuse_whole(graph)
     listing = graph_text(graph)  # refuses what can't be right, before anything is written
