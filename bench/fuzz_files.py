@@ -355,7 +355,7 @@ def changed_file(name: str, given: Given, draw: random.Random, folder: Path) -> 
     if draw.random() < 0.02:
         kind = draw.choice(ODD)
         path.unlink(missing_ok=True)
-        _odd(kind, path)
+        make_odd(kind, path)
         return kind.encode()
     if name == "tensors":
         source = given.beside[given.file]
@@ -369,7 +369,8 @@ def changed_file(name: str, given: Given, draw: random.Random, folder: Path) -> 
     return new
 
 
-def _odd(kind: str, path: Path) -> None:
+def make_odd(kind: str, path: Path) -> None:
+    """Something else where a file is wanted, one of ODD."""
     if kind == "folder":
         path.mkdir()
     elif kind == "pipe":
@@ -411,7 +412,7 @@ def tried(name: str, given: Given, seed: int, work: Path) -> tuple[str, str, str
     raw = changed_file(name, given, draw, work / "run")
     words = draw.choice(given.commands)
     before = _snapshot(work)
-    code, said, peak, effects = limited(lambda: _run(words), work)
+    code, said, peak, effects = limited(lambda: run(words), work)
     changed = [p for p in _changed(before, _snapshot(work)) if not p.startswith("run/o/")]
     last = said.strip().splitlines()[-1:] or [""]
     wrong = ""
@@ -431,7 +432,8 @@ def tried(name: str, given: Given, seed: int, work: Path) -> tuple[str, str, str
     return shown, raw.decode("utf-8", "replace"), said
 
 
-def _run(words: tuple[str, ...]) -> int:
+def run(words: tuple[str, ...]) -> int:
+    """The program's own main; its exit code."""
     from convgen.commands.main import main
 
     sys.argv = ["convgen", *words]
@@ -442,7 +444,7 @@ def _run(words: tuple[str, ...]) -> int:
     return 0
 
 
-def limited(run: Callable[[], int], work: Path) -> tuple[int, str, int, list[str]]:
+def limited(command: Callable[[], int], work: Path) -> tuple[int, str, int, list[str]]:
     """Runs in a process of its own, with limits: exit code, what it said, most bytes it had, and what it did that no
     command may do. A signal is a negative code."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as told:
@@ -451,7 +453,7 @@ def limited(run: Callable[[], int], work: Path) -> tuple[int, str, int, list[str
         if child == 0:
             code = 3
             try:
-                code = _alone(run, work, out.fileno(), told.fileno())
+                code = _alone(command, work, out.fileno(), told.fileno())
             except BaseException:
                 traceback.print_exc()
             finally:
@@ -473,7 +475,7 @@ def limited(run: Callable[[], int], work: Path) -> tuple[int, str, int, list[str
     return os.waitstatus_to_exitcode(status), texts[0], used.ru_maxrss * 1024, sorted({*texts[1].splitlines()})
 
 
-def _alone(run: Callable[[], int], work: Path, out: int, told: int) -> int:
+def _alone(command: Callable[[], int], work: Path, out: int, told: int) -> int:
     os.dup2(out, 1)
     os.dup2(out, 2)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -493,7 +495,7 @@ def _alone(run: Callable[[], int], work: Path, out: int, told: int) -> int:
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(what, (most, most))
-    return run()
+    return command()
 
 
 def _teller(work: Path, told: int) -> Callable[[str, tuple[Any, ...]], None]:

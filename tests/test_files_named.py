@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,6 +13,10 @@ from typing import Any
 
 import pytest
 from scripts import bench_script
+
+from convgen.errors import InputError
+from convgen.packages import forget_package, load_package
+from convgen.verify.program import load_module
 
 fuzz_files: Any = bench_script("fuzz_files")
 NET = ["--grid", "N=2,H=2"]
@@ -60,6 +65,11 @@ GRAPHS = [
     ("shape: [4], dtype: int64", "shape: [4], dtype: int32", "makes arange of int64, the file says int32"),
     ("true, 0.1, 1e-05]", "true, 0.1]", "arguments, the operator has 8 or 9"),
     ("0.1, true], shape", "1.5, true], shape", "p can't be 1.5"),
+    ("0.1, true], shape", "soon, true], shape", "drop"),
+    ("network: Net", "network: class", "is a Python keyword"),
+    ("  drop: {kind", "  compute: {kind", "modules have compute of their own"),
+    ("  drop: {kind", "  fc.__class__: {kind", "modules have __class__ of their own"),
+    ("  drop: {kind", "  state_dict: {kind", "modules have state_dict of their own"),
     ("batch: 4", "batch: 4611686018427387904", "elements"),
     ("format: 1", "format: 2", "this is format 2"),
     ("format: 1", "format: soon", "format can't be 'soon'"),
@@ -98,6 +108,7 @@ PLANS = [
     ("rows:", "rows: #", "rows can't be nothing"),
     ("gradients: {x:", "gradients: {x: 3, y:", "x can't be 3"),
     ("format: 1", "format: 9", "this is format 9"),
+    ("graph: ", "graph: nowhere.yaml #", "the plan's graph 'nowhere.yaml' is no file"),
 ]
 
 
@@ -128,6 +139,92 @@ def test_a_plan_says_the_file_that_priced_it(
     Path("m.yaml").unlink()
     code, said = fuzz_files.call(["compile", "plans/p.yaml", "-o", "o"])
     assert code == 2 and "the plan's machine '../m.yaml'" in said and "plans/p.yaml:" in said
+
+
+@pytest.mark.parametrize("kind", fuzz_files.ODD)
+def test_what_is_no_file_is_refused(given: dict[str, Any], kind: str, tmp_path: Path) -> None:
+    """A pipe that nobody writes to, and a device without an end, are not read."""
+    for name in ("graph", "layer", "plan", "network", "machine", "schedule", "csv", "tensors", "trace", "database"):
+        shutil.rmtree(tmp_path / name, ignore_errors=True)
+        one, work = given[name], tmp_path / name
+        for folder in ("run/o", "home/.cache/convgen/devices", "tmp", "bait"):
+            (work / folder).mkdir(parents=True)
+        for file, data in one.beside.items():
+            (work / "run" / file).write_bytes(data.encode() if isinstance(data, str) else data)
+        (path := work / "run" / one.file).unlink(missing_ok=True)
+        fuzz_files.make_odd(kind, path)
+        code, said, _, effects = fuzz_files.limited(lambda one=one: fuzz_files.run(one.commands[0]), work)
+        there = kind in ("nothing", "link to nothing") and name == "database"  # none is needed
+        assert (code, effects) == (0 if there else 2, []), (name, said)
+        assert there or "rror: " in said, said
+
+
+def test_packages_say_their_format(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, data in {
+        **given["graph"].beside,
+        "net.yaml": given["graph"].text,
+        "layer.yaml": fuzz_files.LAYER,
+    }.items():
+        (tmp_path / name).write_bytes(data.encode() if isinstance(data, str) else data)
+    monkeypatch.chdir(tmp_path)
+    assert fuzz_files.call(["compile", "net.yaml", *NET, "-o", "o"])[0] == 0
+    package = load_package(tmp_path / "o" / "Net")
+    assert (package.FORMAT, package.SPEC["format"]) == (1, 1)
+    forget_package(package)
+    assert fuzz_files.call(["compile", "layer.yaml", "-o", "o"])[0] == 0
+    assert load_module(tmp_path / "o" / "tiny.py").SPEC["format"] == 1
+    network = tmp_path / "o" / "Net" / "network.py"
+    network.write_text(network.read_text().replace("\nFORMAT = 1\n", "\nFORMAT = 2\n"))
+    with pytest.raises(InputError, match="Net is of format 2, and this convgen reads up to 1"):
+        load_package(tmp_path / "o" / "Net")
+
+
+def test_batches_are_counted_as_the_graph_says(
+    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted by twos, or never, a batch norm's count was one more a step."""
+    counted = '"%norm.num_batches_tracked", 1, 1'
+    text = given["graph"].text
+    assert counted in text
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.constants.safetensors").write_bytes(given["graph"].beside["net.constants.safetensors"])
+    for other in (
+        text.replace(counted, counted.replace("1, 1", "2, 1")),
+        text.replace("  norm.num_batches_tracked: norm_num_batches_tracked\n", ""),
+    ):
+        assert other != text
+        Path("net.yaml").write_text(other, encoding="utf-8")
+        for statistics in ("global", "local"):
+            code, said = fuzz_files.call(["check", "net.yaml", *NET, "--statistics", statistics])
+            assert code == 0, said
+
+
+def test_machines_that_take_for_ever_are_refused(
+    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("layer.yaml").write_text(given["machine"].beside["layer.yaml"], encoding="utf-8")
+    Path("m.yaml").write_text(fuzz_files.MACHINE.replace("launch_s: 1e-5", "launch_s: 9e18"), encoding="utf-8")
+    code, said = fuzz_files.call(["explain", "layer.yaml", "--machine", "m.yaml"])
+    assert code == 2 and "a step takes more than three days" in said
+
+
+def test_what_runs_and_what_writes_is_seen(tmp_path: Path) -> None:
+    """The draws would tell: a file beside -o, a process, a text of a file that runs, and a command that ends wrong."""
+    for folder in ("run/o", "home", "tmp", "bait", "beside"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "bait" / "boom.py").touch()
+
+    def wrong() -> int:
+        Path("o/right").touch()
+        Path("wrong").touch()
+        subprocess.run(["true"], check=False)
+        __import__("boom")
+        raise ValueError("no line")
+
+    code, said, _, effects = fuzz_files.limited(wrong, tmp_path)
+    assert code == 3 and "Traceback" in said
+    assert [e.split()[0] for e in effects] == ["import", "open", "subprocess.Popen"] and "wrong" in effects[1]
 
 
 def test_grids_are_bounded(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

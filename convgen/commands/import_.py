@@ -52,6 +52,7 @@ def import_command(
     from convgen.explain.graph import graph_text
     from convgen.spec.exported import graph_of
     from convgen.spec.graph_file import constants_path, write_graph
+    from convgen.spec.graph_names import check_names
     from convgen.spec.safetensors import tensors_bytes
 
     shapes = [_input(text) for text in inputs]
@@ -83,6 +84,7 @@ def import_command(
                 training=not evaluation,
                 remark=remark,
             )
+    check_names(graph)
     if strict:
         _refuse_whole(graph)
     with progress(f"describing {graph.name}"):

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from math import isfinite
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from convgen.spec.layer import Layer
     from convgen.spec.target import Target
 
+LONGEST_LINE = 20_000  # of a schedule, characters
 OBJECTIVES = ("seconds", "bytes")
 
 
@@ -168,10 +168,10 @@ def compile_files(
 
 
 def _check_there(file: str) -> None:
-    """Raises InputError: there is no such file, which is said before what options it would have no use for."""
+    """Raises InputError: the file can't be read, which is said before what options it would have no use for."""
     from convgen.spec.yaml import read_yaml
 
-    if not Path(file).exists():
+    if not file.lower().endswith(".csv"):
         read_yaml(file)
 
 
@@ -183,6 +183,10 @@ def read_schedule(file: str) -> str:
         error.fact, error.hint = f"--schedule: {error.fact}", "a schedule as convgen compile --emit schedule prints it"
         raise
     check_text_format(text, file)
+    for number, line in enumerate(text.splitlines(), 1):
+        if len(line) > LONGEST_LINE:
+            fact = f"--schedule: a line of {len(line)} characters, more than {LONGEST_LINE}"
+            raise InputError(fact, where=f"{file}:{number}", hint="a step a line, as it is printed")
     return text
 
 
@@ -222,7 +226,9 @@ def read_files(
         for file in files:
             _check_there(file)
         option = next(name for name, value in given.items() if value)
-        raise InputError(f"{option} is for a CSV of layers; a layer file says it itself", hint="edit the layer file")
+        one = next(f for f in files if f not in tables)
+        fact = f"{option} is for a CSV of layers; a layer file says it itself"
+        raise InputError(fact, where=one, hint="edit the layer file")
     layers: list[Layer] = []
     for file in files:
         if file in tables and grid is not None:

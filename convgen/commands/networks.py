@@ -94,6 +94,9 @@ def compile_graphs(
     for file in files:
         plan = _priced(read_plan(file), file) if file in plans else None
         beside = file if plan is None else str(Path(file).parent / plan.graph)
+        if plan is not None and not Path(beside).is_file():
+            fact = f"the plan's graph {shown(plan.graph)} is no file: a plan stands beside it"
+            raise InputError(fact, where=plan.source.where(("graph",)), hint="convgen plan NETWORK -o, again")
         graph = read_network_graph(beside) if is_network_file(beside) else read_graph(beside)
         if graph.name in seen:
             fact = f"two networks are named {graph.name}: {seen[graph.name]} and {file}"

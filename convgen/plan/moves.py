@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +17,25 @@ from numpy.typing import NDArray
 from convgen.algebra.conv import PHASES, TENSORS
 from convgen.algebra.layout import Layout
 from convgen.algebra.roles import Roles
+from convgen.errors import InputError
 from convgen.plan.balance import balanced, unevenness
 from convgen.plan.candidates import Candidates
 from convgen.plan.terms import Cost, Terms
 
 Table = NDArray[np.int64]
+MOST = 1 << 58  # picoseconds, or bytes, of one step: three days; of sums of a few an int64 has room
+
+
+def _counts(costs: Any) -> Table:
+    """Raises InputError: a cost is out of what can be added."""
+    try:
+        found = np.array(costs, dtype=np.int64)
+    except OverflowError:
+        found = np.array([MOST])
+    if found.size and found.max() >= MOST:
+        fact = "by this machine's figures a step takes more than three days, or sends 2**58 bytes"
+        raise InputError(fact, hint="the machine's rates and seconds, or a smaller layer")
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +84,7 @@ class Moves:
         return balanced(self.terms, self.candidates, phase, self.candidates.role_moves(phase, roles, axis))
 
     def _best(self, storages: Mapping[str, Sequence[Layout]], roles: Mapping[str, tuple[Roles, ...]]) -> Plan:
-        local = [np.array([self.terms.local(phase, r) for r in roles[phase]], dtype=np.int64) for phase in PHASES]
+        local = [_counts([self.terms.local(phase, r) for r in roles[phase]]) for phase in PHASES]
         total = local[0][:, None, None] + local[1][None, :, None] + local[2][None, None, :]
         chosen: dict[str, Table] = {}
         for tensor in TENSORS:
@@ -110,15 +125,15 @@ class Moves:
         table = np.zeros((len(storages), *sizes, 2), dtype=np.int64)
         for s, stored in enumerate(storages):
             read = [[terms.conversion(phase, tensor, stored, r) for r in roles[phase]] for phase in PHASES]
-            costs = [np.array([cost for cost, _ in one], dtype=np.int64) for one in read]
+            costs = [_counts([cost for cost, _ in one]) for one in read]
             if tensor == "y" and terms.bias:
-                costs[0] += np.array([terms.bias_addition(r, stored) for r in roles["forward"]], dtype=np.int64)
-                costs[0] += np.array(terms.bias_gradient(stored), dtype=np.int64)
+                costs[0] += _counts([terms.bias_addition(r, stored) for r in roles["forward"]])
+                costs[0] += _counts(terms.bias_gradient(stored))
             table[s] = costs[0][:, None, None] + costs[1][None, :, None] + costs[2][None, None, :]
             # What backward-filter reads of x is shared with forward, of dy with backward-data.
             shared = {"x": 0 if terms.hold_gathered else None, "y": 1}.get(tensor)
             if shared is None:
                 continue
-            saved = np.array([[terms.saved(a, b) for _, b in read[2]] for _, a in read[shared]], dtype=np.int64)
+            saved = _counts([[terms.saved(a, b) for _, b in read[2]] for _, a in read[shared]])
             table[s] -= saved[:, None] if shared == 0 else saved[None]
         return table

@@ -19,6 +19,7 @@ from convgen.program.nodes import GIVEN, RESULTS, TENSOR_OF, Convert, Schedule, 
 from convgen.program.text import describe, parse, show
 from convgen.program.verify import faults
 from convgen.spec.target import Target
+from convgen.spec.text import shown
 
 HINT = "convgen compile FILE --emit schedule prints one that is right"
 # Values become variables and constants of the module: the words that follow a tensor's name are nobody else's there.
@@ -98,7 +99,7 @@ def _refuse_unread(schedule: Schedule, lines: _Lines) -> None:
         if not printed[line]:
             near = [p for p in printed if p.split("=")[0] == line.split("=")[0] and p]
             hint = f"as printed: {near[0]}" if near else HINT
-            raise InputError(f"cannot read {line!r}", where=f"{lines.file}:{number}", hint=hint)
+            raise InputError(f"cannot read {shown(line, 300)}", where=f"{lines.file}:{number}", hint=hint)
         printed[line] -= 1
 
 

@@ -24,6 +24,7 @@ from convgen.errors import InputError
 from convgen.operations.layer import WAYS
 from convgen.program.nodes import FORMS, PHASES, Compute, Convert, Form, Schedule, Step, reads
 from convgen.spec.placement import build_grid
+from convgen.spec.text import shown
 
 CHANNEL_NAMES = {"x": ("N", "C"), "y": ("N", "F"), "w": ("F", "C"), "bias": ("F",)}
 
@@ -149,7 +150,7 @@ def parse(text: str) -> Schedule:
 
 
 def _bad(number: int, line: str, expected: str) -> InputError:
-    return InputError(f"schedule text, line {number}: cannot read {line.strip()!r}", hint=expected)
+    return InputError(f"schedule text, line {number}: cannot read {shown(line.strip(), 300)}", hint=expected)
 
 
 def grid_of(text: str, number: int, raw: str) -> Grid:

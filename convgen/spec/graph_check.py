@@ -150,8 +150,8 @@ def _made(call: Call, values: Mapping[str, Any]) -> Sequence[Any] | None:
             named[wanted.name] = value
         else:
             positional.append(value)
-    if call.op == DROPOUT and not 0 <= cast("float", call.args[1]) <= 1:
-        raise InputError(f"p can't be {shown(call.args[1])}", ("args", 1), hint="a probability, 0 to 1")
+    if call.op == DROPOUT and not (isinstance(p := call.args[1], (int, float)) and 0 <= p <= 1):
+        raise InputError(f"p can't be {shown(_plain(p))}", ("args", 1), hint="a probability, 0 to 1")
     try:
         found = operator(*positional, **named)
     except NotImplementedError:

@@ -5,10 +5,12 @@ r"""Names in a graph, which become names and texts of Python: what they may be.
 | the network | an identifier of ASCII letters, digits and _, no keyword |
 | inputs; results; classes of modules | an identifier of Python |
 | parameters, buffers, constants, outputs, paths of modules | printable parts between points, no quotes, no \ |
+| of these what a Network holds | no part that modules of torch, or a Network, have of their own |
 """
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterator
 
@@ -16,9 +18,11 @@ from convgen.errors import InputError
 from convgen.spec.graph import Graph
 from convgen.spec.names import check_name
 from convgen.spec.source import KeyPath
+from convgen.spec.taken import MODULE, NETWORK
 from convgen.spec.text import shown
 
 MAX_NAME = 500  # of a path: deep models have long ones
+_IS_OWN = re.compile(r"__\w*__")  # Python's own attributes
 _NOT_IN_PARTS = frozenset("\"'`\\{}")
 
 
@@ -35,6 +39,12 @@ def check_names(graph: Graph) -> None:
         if not (_is_identifier(name) if plain else _is_dotted(name)):
             what = "an identifier" if plain else "printable parts with points between, without quotes and backslashes"
             raise InputError(f"{shown(name)} can't be a name here", path, hint=f"{what}, up to {MAX_NAME} characters")
+    for name, path in _held(graph):
+        first, *others = name.split(".")
+        taken = [first] * (first in NETWORK) + [p for p in (first, *others) if p in MODULE or _IS_OWN.fullmatch(p)]
+        if taken:
+            fact = f"{shown(name)} can't be a name here: modules have {taken[0]} of their own"
+            raise InputError(fact, path, hint=f"{taken[0]}_")
 
 
 def _names(graph: Graph) -> Iterator[tuple[str, KeyPath, bool]]:
@@ -53,6 +63,14 @@ def _names(graph: Graph) -> Iterator[tuple[str, KeyPath, bool]]:
             yield call.kind, ("calls", k, "kind"), True
     yield from ((name, ("outputs", name), False) for name, _ in graph.outputs)
     yield from ((name, ("aliases", name), False) for name, _ in graph.aliases)
+
+
+def _held(graph: Graph) -> Iterator[tuple[str, KeyPath]]:
+    """Names of what a Network holds, under which it is found again: tensors and modules."""
+    for key, values in (("parameters", graph.parameters), ("buffers", graph.buffers)):
+        yield from ((v.name, (key, v.name)) for v in values)
+    yield from ((name, ("aliases", name)) for name, _ in graph.aliases)
+    yield from ((m.path, ("modules", m.path)) for m in graph.modules)
 
 
 def _is_identifier(name: str) -> bool:

@@ -28,7 +28,7 @@ from convgen.spec.graph_edit import BATCH_NORM, renamed
 from convgen.spec.layer import Layer
 from convgen.spec.network import Network, Node
 from convgen.spec.network_reader import read_network
-from convgen.spec.taken import MODULE
+from convgen.spec.taken import NETWORK
 
 LOSS = "softmax_loss"
 INPUT, TARGET = "input", "target"
@@ -70,7 +70,7 @@ def node_of(network: Network, module: str) -> Node | None:
     """The node that a call is of, by the call's module; None: a call of no node's."""
     name = module.split(".")[0]
     known = network.node.get(name) or network.node.get(name.removesuffix("_"))
-    return known if known is not None and name in (known.name, known.name + "_" * (known.name in MODULE)) else None
+    return known if known is not None and name in (known.name, known.name + "_" * (known.name in NETWORK)) else None
 
 
 def layer_graph(layer: Layer) -> Graph:
@@ -150,7 +150,7 @@ class _Writer:
     def node(self, node: Node, reads: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> str:
         """The calls of a node that is no loss."""
         x, shape, dims = reads[0], shapes[0], len(shapes[0]) - 2
-        node = replace(node, name=node.name + "_" * (node.name in MODULE))  # modules of the package are called so
+        node = replace(node, name=node.name + "_" * (node.name in NETWORK))  # modules of the package are called so
         match node.kind:
             case "conv" | "conv_transpose" if node.conv is not None:
                 return self.convolution(node.conv, node.name, x, shape, node.shape)

@@ -66,6 +66,15 @@ _MODULE = """
     register_state_dict_pre_hook requires_grad_ set_extra_state set_submodule share_memory state_dict to to_empty
     train training type xpu zero_grad
 """
+# What a generated Network has besides, and each module in it.
+_NETWORK = """
+    _aliases _apart _as_known _as_source _buckets _buffered _calls _constants _copied_from _enter _facts _fill _frozen
+    _inputs _instance _kind _kinds _known _learnt _looks _looks_at _mask _masks _mesh _misfits _mode_text _moded _modes
+    _nearest _net _noise _norms _of _outside _own_mode _owner _owners _pairs _paths _refuse _refuse_whole _repeated _run
+    _said _scope _scopes _seeds _taken _tied _types _wanted _wrong compute full_gradients full_state_dict graphed
+    load_full reset_parameters
+"""
 STANDARD, PACKAGES = frozenset(_STANDARD.split()), frozenset(_PACKAGES.split())
 TAKEN = STANDARD | PACKAGES
 MODULE = frozenset(_MODULE.split())
+NETWORK = MODULE | frozenset(_NETWORK.split())

@@ -38,6 +38,7 @@ from convgen.program.wide import faults as joining_faults
 from convgen.spec.graph_parts import check_statistics
 from convgen.spec.network_plan import PlanFile, Roles, RowPlan
 from convgen.spec.source import KeyPath, Source, locate
+from convgen.spec.text import shown
 
 HINT = "convgen compile GRAPH --emit schedule prints a program that is right"
 SHOWN = 40  # lines of a difference
@@ -114,7 +115,7 @@ def read_text(text: str, file: str) -> ProgramText:
     lines = [(n, line) for n, raw in enumerate(text.splitlines(), 1) if (line := _plain(raw))]
 
     def bad(number: int, line: str, wanted: str) -> InputError:
-        return InputError(f"cannot read {line!r}", hint=wanted, where=f"{file}:{number}")
+        return InputError(f"cannot read {shown(line, 300)}", hint=wanted, where=f"{file}:{number}")
 
     first, opening = lines[0] if lines else (1, "")
     match = _HEAD.fullmatch(opening)
@@ -305,7 +306,9 @@ def _said(text: ProgramText, number: int, line: str, rest: str) -> _Said:
     match = _ROW.fullmatch(rest)
     roles = roles_of((match[3] or "") if match else "")
     if match is None or roles is None:
-        raise text.refused(number, f"cannot read {line!r}", "behind operands way=1, a part, {N=a H=(b,c)}, : and types")
+        raise text.refused(
+            number, f"cannot read {shown(line, 300)}", "behind operands way=1, a part, {N=a H=(b,c)}, : and types"
+        )
     if not is_one_each([axes for _, axes in roles], text.grid.names):
         raise text.refused(number, f"an axis has one role, axes are {', '.join(text.grid.names)}: {line!r}")
     return _Said(number, int(match[1] or 0), roles, [match[2]] if match[2] else [])
