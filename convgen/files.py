@@ -68,7 +68,11 @@ def write_file(path: Path, text: str | bytes, option: str) -> None:
         InputError: the disk is full, or the file can no longer be written.
     """
     try:
-        path.write_bytes(text.encode() if isinstance(text, str) else text)
+        # A pipe that nobody reads is refused, where opening it would wait for ever.
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+        os.set_blocking(handle, True)
+        with open(handle, "wb") as file:
+            file.write(text.encode() if isinstance(text, str) else text)
     except OSError as error:
         fact = f"{option}: cannot write {said(path)}: {_why(error)}"
         raise InputError(fact, hint=f"{option} FILE in a folder that you may write to") from None

@@ -143,6 +143,26 @@ def guarded(flat: Tensor) -> Tensor:
     return buffer[GUARD : GUARD + flat.numel()]
 
 
+class Guarded:
+    """torch, for a generated module, whose new tensors are NaN between NaN: what is read before it is written shows."""
+
+    def __init__(self) -> None:
+        self.wholes: list[Tensor] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    def empty(self, shape: int | tuple[int, ...], **kwargs: Any) -> Tensor:
+        count = torch.Size((shape,) if isinstance(shape, int) else shape).numel()
+        whole = torch.full((count + 2 * GUARD,), torch.nan, **kwargs)
+        self.wholes.append(whole)
+        return whole[GUARD : GUARD + count].view(shape)
+
+    def check(self) -> None:
+        """Nothing was written beside them."""
+        assert all(w[:GUARD].isnan().all() and w[len(w) - GUARD :].isnan().all() for w in self.wholes)
+
+
 @dataclass(frozen=True)
 class Surrounded:
     """An activation cut into a rank's own block and boxes around it."""
@@ -187,7 +207,7 @@ def interpret(
     if rim is not None:
         p = replace(p, rim=len(rim.boxes))
     module = load_text(kernel_module([Kernel((p,), config, target)]))
-    module.launch = launch
+    module.launch, module.torch = launch, (around_sums := Guarded())
     parts = {"x": p.x_parts, "dy": p.y_parts, "w": 1}
     tensors = {n: guarded(in_memory(p, given[n], parts[n])) for n in ("x", "w", "dy")}
     if rim is not None:
@@ -208,6 +228,7 @@ def interpret(
     getattr(module, p.phase)(*args, *([module.Rim(*around)] if around else []))
     counters = [held for held in getattr(module, "COUNTERS", {}).values() if held.device.type == "cpu"]
     assert not any(held.any() for held in counters), "a counter is not left zero"
+    around_sums.check()
     assert whole[:GUARD].isnan().all(), "written before the result"
     assert whole[len(whole) - GUARD :].isnan().all(), "written behind the result"
     return from_memory(p, out, shape, out_parts)

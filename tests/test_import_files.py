@@ -95,9 +95,36 @@ def test_tensors_there_and_back(tmp_path: Path) -> None:
     back = read_tensors(file)
     assert list(back) == sorted(tensors)
     assert all(torch.equal(back[k], v) and back[k].dtype == v.dtype for k, v in tensors.items())
-    file.write_bytes(raw[:-1])
-    with pytest.raises(InputError, match="no whole safetensors file"):
+
+
+@pytest.mark.parametrize(
+    ("header", "behind", "fact"),
+    [
+        ('{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}', 7, "a can't have bytes 0 to 8 of 7"),
+        ('{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}', 9, "1 bytes are of no tensor"),
+        ('{"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}}', 8, "a of shape [3] has 8 bytes"),
+        ('{"a": {"dtype": "F9", "shape": [2], "data_offsets": [0, 8]}}', 8, "a can't be"),
+        ('{"a": {"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]}}', 8, "a can't be"),
+        ('{"a": {"dtype": "F32", "shape": [true], "data_offsets": [0, 4]}}', 4, "a can't be"),
+        ('{"a": {"dtype": "BOOL", "shape": [1], "data_offsets": [0, 1]}}', 1, "truth values other than 0 and 1"),
+        ('{"a": 3}', 0, "a can't be 3"),
+        ('{"a": {}, "a": {}}', 0, "'a' stands in it twice"),
+        ("[]", 0, "its header is no object"),
+        ("[" * 100_000, 0, "recursion"),
+        (
+            '{"a": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]},'
+            ' "b": {"dtype": "U8", "shape": [2], "data_offsets": [1, 3]}}',
+            3, "b can't have bytes 1 to 3 of 3, the one before ends at 2",
+        ),
+    ],
+)  # fmt: skip
+def test_torn_tensors(tmp_path: Path, header: str, behind: int, fact: str) -> None:
+    """Each element's bytes are one tensor's, and none are left."""
+    file = tmp_path / "t.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header.encode() + b"\7" * behind)
+    with pytest.raises(InputError, match="no whole safetensors file") as refused:
         read_tensors(file)
+    assert fact in refused.value.fact
 
 
 SOURCE = """

@@ -21,7 +21,7 @@ from convgen.kernels.config import Config
 from convgen.kernels.families import of_gpu
 from convgen.kernels.load import load_text
 from convgen.kernels.problem import Problem
-from convgen.kernels.sharing import MOST_BYTES, added, addends, adds_last, groups, second_sum
+from convgen.kernels.sharing import MOST_BYTES, added, addends, adds_last, bunches, second_sum
 from convgen.kernels.source import Kernel, kernel_module
 from convgen.tune.clock import own_counters
 
@@ -84,9 +84,20 @@ def test_whoever_comes_last(family: str, monkeypatch: pytest.MonkeyPatch) -> Non
                 assert torch.equal(interpret(p, config, given), plain), (p, config, order)
 
 
-def test_groups_cover_the_pieces() -> None:
+@pytest.mark.parametrize("family", ["gemm", "pointer"])
+def test_groups_in_many_pieces(family: str) -> None:
+    """A convolution's groups, and bunches of pieces: neither takes the other's place."""
+    for seed, split in enumerate((3, 9, 26)):
+        kernel = 1 if family == "gemm" else 3
+        p = square("backward_filter", size=5, kernel=kernel, batch=2, groups=3, channels=5, filters=20, dtype="float64")
+        config = Config(family, TILES[family], 4, 3, split)
+        assert of_gpu(config).refusal(p, SM_90) is None and addends(p, config) == split
+        assert_right(p, config, seed)
+
+
+def test_bunches_cover_the_pieces() -> None:
     for count in range(2, 400):
-        each, many = groups(count)
+        each, many = bunches(count)
         assert (many - 1) * each < count <= many * each
         assert added(count) == (count if many == 1 else each + many) <= max(8, 2 * count**0.5 + 2)
 

@@ -120,7 +120,7 @@ def test_a_program_that_is_printed_is_compiled(files: Path, tmp_path: Path) -> N
     assert convgen("check", files, "--schedule", s, "--dtype", "float64").exit_code == 0
     assert "--grid: " in refused("compile", files, *GRID, "--schedule", s)
     assert "here are 2" in refused("compile", files, files, "--schedule", s)
-    assert "can't read" in refused("compile", files, "--schedule", files)
+    assert "cannot read" in refused("compile", files, "--schedule", files)
     s.write_text(s.read_text().replace("H+(", "H+(1"))
     assert "does not follow" in (text := refused("compile", files, "--schedule", s)) and f"({s}:" in text
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -128,7 +129,7 @@ def _write_modules(all_compiled: Sequence[Compiled], folder: Path, after: Sequen
     beside = shared_runtime() if len(all_compiled) > 1 else None
     paths = [folder / f"{c.layer.name}.py" for c in all_compiled]
     paths += [folder / f"{beside.name}.py"] if beside else []
-    for path in paths if folder.exists() else ():
+    for path in paths if os.path.exists(folder) else ():
         check_file(path, "-o")
         _keep_own(path)
     texts = [c.module(beside, after) for c in all_compiled] + ([beside.text] if beside else [])

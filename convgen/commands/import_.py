@@ -21,7 +21,7 @@ from convgen.files import check_file, keep_input, write_file
 from convgen.spec.graph import DTYPES
 from convgen.spec.names import did_you_mean
 from convgen.spec.network_reader import is_network_file
-from convgen.spec.text import number_of, shown
+from convgen.spec.text import number_of, one_line, shown
 
 if TYPE_CHECKING:
     import torch
@@ -122,7 +122,7 @@ def _input(text: str) -> tuple[str, list[int], str]:
     found = _INPUT.fullmatch(text.replace(" ", ""))
     if found is None:
         raise InputError(f"--input {shown(text)} is no shape", hint="--input 8,3,64,64, or --input t=8:int64")
-    shape, dtype = [int(n) for n in found[2].split(",")], found[3] or "float32"
+    shape, dtype = [int(n[:20]) for n in found[2].split(",")], found[3] or "float32"
     if dtype not in DTYPES:
         hint = did_you_mean(dtype, DTYPES, f"one of {', '.join(DTYPES)}")
         raise InputError(f"--input {text}: dtype can't be {shown(dtype)}", hint=hint)
@@ -134,7 +134,11 @@ def _input(text: str) -> tuple[str, list[int], str]:
 def _examples(inputs: list[tuple[str, list[int], str]]) -> list[torch.Tensor] | dict[str, torch.Tensor]:
     import torch
 
-    made = [torch.zeros(shape, dtype=getattr(torch, dtype)) for _, shape, dtype in inputs]
+    try:
+        made = [torch.zeros(shape, dtype=getattr(torch, dtype)) for _, shape, dtype in inputs]
+    except (RuntimeError, TypeError) as error:  # more than there is memory, or numbers have digits
+        fact = f"--input: no such tensor can be made: {one_line(str(error))}"
+        raise InputError(fact, hint="the shape of a batch, as forward takes it") from None
     names = [name for name, _, _ in inputs if name]
     if not names:
         return made
@@ -148,7 +152,7 @@ def _arguments(text: str | None) -> tuple[list[Any], dict[str, Any]]:
         return [], {}
     try:
         data: object = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"--args is no JSON: {error}", hint="--args '{\"num_classes\": 10}'") from None
     if isinstance(data, list):
         return cast("list[Any]", data), {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,7 @@ def compile_graphs(
     for file in files:
         plan = _priced(read_plan(file), file) if file in plans else None
         beside = file if plan is None else str(Path(file).parent / plan.graph)
-        if plan is not None and not Path(beside).is_file():
+        if plan is not None and not os.path.isfile(beside):
             fact = f"the plan's graph {shown(plan.graph)} is no file: a plan stands beside it"
             raise InputError(fact, where=plan.source.where(("graph",)), hint="convgen plan NETWORK -o, again")
         graph = read_network_graph(beside) if is_network_file(beside) else read_graph(beside)

@@ -246,8 +246,8 @@ def _check_keys(
 
 
 def _text(value: object, path: tuple[str | int, ...]) -> str:
-    if not isinstance(value, str) or not value:
-        raise InputError(f"{_dotted(path)} can't be {shown(value)}", path, hint=f"{path[-1]}: a text")
+    if not isinstance(value, str) or not value or not value.isprintable():
+        raise InputError(f"{_dotted(path)} can't be {shown(value)}", path, hint=f"{path[-1]}: a text in one line")
     return value
 
 

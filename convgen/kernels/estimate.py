@@ -14,7 +14,7 @@ from convgen.cost.machines import load_machine
 from convgen.kernels.config import Config, ceil_div
 from convgen.kernels.problem import Problem
 from convgen.kernels.rates import CACHE_BYTES, FLOAT32_PRODUCTS, ISSUES, RATES, SHARED_BYTES
-from convgen.kernels.sharing import groups
+from convgen.kernels.sharing import bunches
 from convgen.kernels.work import Work, sum_bytes, whole_bytes
 from convgen.spec.target import Target
 
@@ -60,7 +60,7 @@ def estimated_s(p: Problem, config: Config, w: Work, target: Target, device: Cei
     if w.split > 1:
         seconds += device.floor_s + 2 * sum_bytes(p, w) / device.bytes_per_s + ceil_div(w.split, SUMMED) * LATENCY_S
     if w.addends > 1:
-        each, many = groups(w.addends)
+        each, many = bunches(w.addends)
         waits = ceil_div(each, SUMMED_AT_ONCE) + (ceil_div(many, SUMMED_AT_ONCE) if many > 1 else 0)
         seconds += (1 + (many > 1)) * ARRIVAL_S + max(adding_s(w, target), waits * LATENCY_S)
     return seconds

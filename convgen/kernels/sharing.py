@@ -1,9 +1,9 @@
 """Programs that share a tile of a result: each sums a piece of it, and the last to arrive adds the pieces.
 
 It adds them always in the same order, so that two runs give the same bits, and leaves the tile's counter zero for the
-launch behind. Many pieces are added by groups: the last of a group adds those of its group, and the last of these the
-groups' sums. A program reads what it adds alone, at what a processor gets from L2: of more, a second launch makes less,
-which all processors share.
+launch behind. Many pieces are added by bunches: the last of a bunch adds its pieces, and the last of these the bunches'
+sums. A program reads what it adds alone, at what a processor gets from L2: of more, a second launch makes less, which
+all processors share.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from convgen.kernels.box_tiles import pieces, taps_together
 from convgen.kernels.config import Config, ceil_div
 from convgen.kernels.problem import Problem
 
-MOST_ADDENDS = 8  # of one group, where there are no more
-MOST_BYTES = 192 * 1024  # that the last program reads, the sums of its group's pieces and of groups
+MOST_ADDENDS = 8  # of one bunch, where there are no more
+MOST_BYTES = 192 * 1024  # that the last program reads, the sums of its bunch's pieces and of bunches
 FAMILIES = ("box", "tiled", "converted", "widened", "gemm", "pointer")  # whose filter gradients can
 
 
-def groups(count: int) -> tuple[int, int]:
-    """Pieces of a group, and groups; the last may be smaller."""
+def bunches(count: int) -> tuple[int, int]:
+    """Pieces of a bunch, and bunches; the last may be smaller."""
     each = count if count <= MOST_ADDENDS else isqrt(count - 1) + 1
     return each, ceil_div(count, each)
 
 
 def added(count: int) -> int:
-    """Sums that the last program reads: of its group's pieces, and of groups where there are several."""
-    each, many = groups(count)
+    """Sums that the last program reads: of its bunch's pieces, and of bunches where there are several."""
+    each, many = bunches(count)
     return each + many if many > 1 else each
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from convgen.kernels.sharing import groups
+from convgen.kernels.sharing import bunches
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Shared:
     @property
     def head(self) -> list[str]:
         """Up to where the last program is."""
-        each, many = groups(self.count)
+        each, many = bunches(self.count)
         numbers = f"{self.count * len(self.sums)} * {self.rows} * {self._across}"
         counter = f"arrived + ({self.tile})" + (f" * {1 + many}" if many > 1 else "")
         lines = [
@@ -70,18 +70,18 @@ class Shared:
             inner.append(f"tl.store({self._at('first', j)}, total)")
         inner += self._counted("counter", str(many - 1))
         return [
-            f"# The pieces of the tile, {each} a group: who arrives last adds its group's, and at last the groups',",
+            f"# The pieces of the tile, {each} a bunch: who arrives last adds its bunch's, and at last the bunches',",
             "# always in the same order.",
             *lines,
-            f"group = {self.piece} // {each}",
-            f"first, end = group * {each}, tl.minimum(group * {each} + {each}, {self.count})",
-            *self._counted("counter + 1 + group", "end - first - 1"),
+            f"bunch = {self.piece} // {each}",
+            f"first, end = bunch * {each}, tl.minimum(bunch * {each} + {each}, {self.count})",
+            *self._counted("counter + 1 + bunch", "end - first - 1"),
             *(f"    {line}" for line in inner),
         ]
 
     def total(self, j: int) -> list[str]:
         """`total` of the j-th sum, for the last program."""
-        each, many = groups(self.count)
+        each, many = bunches(self.count)
         if many == 1:
             return self._added(j, "0", f"1, {each}", "addend")
         return self._added(j, "0", f"1, {many}", f"addend * {each}")
@@ -89,4 +89,4 @@ class Shared:
     @property
     def depth(self) -> int:
         """Spaces that the lines of the last program stand behind."""
-        return 8 if groups(self.count)[1] > 1 else 4
+        return 8 if bunches(self.count)[1] > 1 else 4

@@ -14,7 +14,7 @@ from convgen.kernels import epilogues
 from convgen.kernels.config import Config
 from convgen.kernels.index import IndexMap, activation_map, filter_map
 from convgen.kernels.problem import Problem
-from convgen.kernels.sharing import adds_last, groups, second_sum
+from convgen.kernels.sharing import adds_last, bunches, second_sum
 from convgen.kernels.sharing_words import Shared
 from convgen.operations.layer import VALUE_MADE
 
@@ -106,7 +106,7 @@ class Words:
 
     def counters(self, config: Config) -> int:
         """Of a tile whose programs count who comes last."""
-        _, many = groups(config.split)
+        _, many = bunches(config.split)
         return 1 + many if many > 1 else 1
 
     @staticmethod

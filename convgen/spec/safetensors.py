@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from convgen.errors import InputError
-from convgen.spec.text import open_bytes
+from convgen.spec.text import once, open_bytes, shown
 
 if TYPE_CHECKING:
     import torch
@@ -67,27 +67,49 @@ def read_tensors(path: str | Path) -> dict[str, torch.Tensor]:
         raise InputError(f"can't read {path}: {reason}", where=str(path), hint="convgen import ...") from None
     try:
         return _tensors(raw)
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         fact = f"{path} is no whole safetensors file: {error}"
         raise InputError(fact, where=str(path), hint="write it again with convgen import") from None
 
 
 def _tensors(raw: bytes) -> dict[str, torch.Tensor]:
+    """As the format has it: the tensors' bytes stand one behind the other, none twice and none of no tensor."""
     import torch
 
     start = 8 + int.from_bytes(raw[:8], "little")
     if len(raw) < start:
         raise ValueError(f"{len(raw)} bytes, its header alone ends at {start}")
-    header = cast("dict[str, dict[str, Any]]", json.loads(raw[8:start]))
+    header: object = json.loads(raw[8:start], object_pairs_hook=once)
+    if not isinstance(header, dict):
+        raise ValueError("its header is no object")
+    said = {str(k): v for k, v in cast("dict[object, object]", header).items() if k != "__metadata__"}
+    places = sorted((_place(name, one) for name, one in said.items()), key=lambda p: p[3:])
     found: dict[str, torch.Tensor] = {}
-    for name, said in header.items():
-        if name == "__metadata__":
-            continue
-        dtype = cast("torch.dtype", getattr(torch, DTYPES[said["dtype"]]))
-        shape, (lo, hi) = [int(n) for n in said["shape"]], said["data_offsets"]
-        part = bytearray(raw[start + lo : start + hi])
-        if len(part) != hi - lo or len(part) != prod(shape) * dtype.itemsize:
-            raise ValueError(f"{name} of shape {shape} has {len(part)} bytes")
+    at = 0
+    for name, code, shape, lo, hi in places:
+        dtype = cast("torch.dtype", getattr(torch, DTYPES[code]))
+        if lo != at or hi > len(raw) - start:
+            raise ValueError(f"{name} can't have bytes {lo} to {hi} of {len(raw) - start}, the one before ends at {at}")
+        if hi - lo != prod(shape) * dtype.itemsize:
+            raise ValueError(f"{name} of shape {shape} has {hi - lo} bytes")
+        part = bytearray(memoryview(raw)[start + lo : start + hi])
+        if code == "BOOL" and part.strip(b"\0\1"):
+            raise ValueError(f"{name} has truth values other than 0 and 1")
         flat = torch.frombuffer(part, dtype=dtype) if part else torch.empty(0, dtype=dtype)
         found[name] = flat.reshape(shape)
-    return found
+        at = hi
+    if at != len(raw) - start:
+        raise ValueError(f"{len(raw) - start - at} bytes are of no tensor")
+    return {name: found[name] for name in said}
+
+
+def _place(name: str, said: object) -> tuple[str, str, list[int], int, int]:
+    """Code of the dtype, shape, and from where to where."""
+    known = cast("dict[str, object]", said if isinstance(said, dict) else {})
+    code, shape, ends = (known.get(key) for key in ("dtype", "shape", "data_offsets"))
+    if len(known) == 3 and isinstance(code, str) and isinstance(shape, list) and isinstance(ends, list):
+        sizes, places = cast("list[object]", shape), cast("list[object]", ends)
+        numbers = [n for n in (*sizes, *places) if type(n) is int and 0 <= n < 1 << 63]
+        if code in DTYPES and len(places) == 2 and len(numbers) == len(sizes) + 2:
+            return name, code, numbers[:-2], numbers[-2], numbers[-1]
+    raise ValueError(f"{name} can't be {shown(cast('object', said))}")

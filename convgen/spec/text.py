@@ -8,7 +8,7 @@ import re
 import stat
 from itertools import islice
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from convgen.errors import InputError
 
@@ -70,6 +70,23 @@ def read_text(path: str | Path, max_bytes: int = MAX_FILE_BYTES) -> str:
         fact = f"not a text file: control character U+{ord(found[0]):04X}"
         raise InputError(fact, where=f"{file}:{line}", hint="remove it; only tabs and line ends are allowed")
     return text
+
+
+class TwiceError(ValueError):
+    """A key that an object has twice."""
+
+    def __str__(self) -> str:
+        return f"{shown(self.args[0])} stands in it twice"
+
+
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, for `json.loads(object_pairs_hook=once)`; raises TwiceError."""
+    made: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in made:
+            raise TwiceError(key)
+        made[key] = value
+    return made
 
 
 def shown(value: object, limit: int = 60) -> str:

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from filelock import FileLock
 
+from convgen.spec.text import open_bytes
 from convgen.tune.database import LOCK_S, replace_text
 
 ELSEWHERE_S = 3600.0  # a claim of another machine's process, which we can't see
@@ -46,10 +47,10 @@ class Claims:
     def _read(self) -> dict[str, list[Any]]:
         """Claims that hold."""
         try:
-            found: Any = json.loads(self.path.read_text(encoding="utf-8"))
+            found: Any = json.loads(open_bytes(self.path, -1))
             claims = cast("dict[str, list[Any]]", dict(found))
             return {key: claim for key, claim in claims.items() if self._holds(*claim)}
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, RecursionError):
             return {}
 
     def _holds(self, host: str, pid: int, since: float) -> bool:

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Literal, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -20,7 +20,7 @@ from convgen.knobs import cache_folder
 from convgen.resources import data_file
 from convgen.spec.formats import check_format
 from convgen.spec.target import read_target
-from convgen.spec.text import open_bytes
+from convgen.spec.text import TwiceError, once, open_bytes
 from convgen.tune.device import Device
 from convgen.tune.key import problem_of
 
@@ -173,11 +173,11 @@ def read_database(path: Path) -> Database | None:
         why = error.strerror if isinstance(error, OSError) else error
         raise _refused(path, 0, f"can't be read: {why}") from None
     try:
-        data = json.loads(text, object_pairs_hook=_once)
+        data = json.loads(text, object_pairs_hook=once)
     except json.JSONDecodeError as error:
         raise _refused(path, error.lineno, f"is no JSON: {error.msg} at column {error.colno}") from None
-    except _TwiceError as error:
-        raise _refused(path, _line(text, str(error), last=True), f"has {error} twice") from None
+    except TwiceError as error:
+        raise _refused(path, _line(text, error.args[0], last=True), f"has {error.args[0]} twice") from None
     except (ValueError, RecursionError) as error:  # numbers of thousands of digits, brackets in brackets
         raise _refused(path, 0, f"is no table of measured kernels: {error}") from None
     try:
@@ -196,19 +196,6 @@ def read_database(path: Path) -> Database | None:
             problem_of(key)
         except InputError as error:
             raise _refused(path, _line(text, key), f"is no table of measured kernels: {error.fact}") from None
-    return made
-
-
-class _TwiceError(ValueError):
-    """A key that an object has twice."""
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in made:
-            raise _TwiceError(key)
-        made[key] = value
     return made
 
 

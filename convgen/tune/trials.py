@@ -15,6 +15,7 @@ from typing import Any
 
 from convgen.errors import InputError
 from convgen.knobs import cache_folder
+from convgen.spec.text import open_bytes
 from convgen.tune.device import Device
 
 
@@ -71,7 +72,7 @@ def read_trials(path: Path) -> Iterator[Trial]:
         InputError: the file is there, and can't be read.
     """
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = open_bytes(path, -1).decode(errors="replace")
     except FileNotFoundError:
         return
     except OSError as error:

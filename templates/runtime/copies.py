@@ -21,8 +21,12 @@ DIGEST = 8  # bytes of a tensor's hash
 
 def compares(call: int) -> bool:
     """Whether this call, counted from 1, is one that is looked at."""
-    every = int(os.environ.get("CONVGEN_COMPARE") or 0)
-    return every > 0 and call % every == 0
+    every = os.environ.get("CONVGEN_COMPARE") or "0"
+    if not (every.isascii() and every.isdecimal() and len(every) < 10):
+        raise ValueError(
+            f"CONVGEN_COMPARE={every[:20]} is no number of calls: CONVGEN_COMPARE=100 compares at each 100th"
+        )
+    return int(every) > 0 and call % int(every) == 0
 
 
 def met(here: RowHere, mine: bytes) -> list[bytes]:

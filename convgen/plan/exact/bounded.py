@@ -13,6 +13,7 @@ Source: Geoffrion, Lagrangean relaxation for integer programming (1974), for 2 a
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -24,6 +25,7 @@ from convgen.errors import InternalError
 from convgen.plan.exact.eliminate import Elimination, Factor, Problem, Table
 
 FREE = "elimination"  # how the optimum is found that no budget keeps from being the best of all
+CLEAR = 1e-5  # of the budget, that is kept free where the solver, which counts in float64, went beyond it
 
 
 @dataclass(frozen=True)
@@ -128,14 +130,16 @@ def _within(problem: Problem, budget: int, best: Bounded, across: int, down: int
             for f in problem.factors
         ),
     )
-    values = _milp(small, budget)
-    if values is None:
-        return best
-    chosen = tuple(int(keep[v][i]) for v, i in enumerate(values))
-    cost, memory = problem.total(chosen)
-    if memory > budget:
-        raise InternalError(f"the mixed-integer program left the budget: {memory} > {budget}")
-    return Bounded(chosen, cost, memory, "HiGHS") if cost < best.cost else best
+    memory = budget
+    for room in (budget, budget - math.ceil(budget * CLEAR)):
+        values = _milp(small, room)
+        if values is None:
+            return best
+        chosen = tuple(int(keep[v][i]) for v, i in enumerate(values))
+        cost, memory = problem.total(chosen)
+        if memory <= budget:
+            return Bounded(chosen, cost, memory, "HiGHS") if cost < best.cost else best
+    raise InternalError(f"the mixed-integer program left the budget: {memory} > {budget}")
 
 
 def _milp(problem: Problem, budget: int) -> tuple[int, ...] | None:
@@ -181,7 +185,7 @@ def _milp(problem: Problem, budget: int) -> tuple[int, ...] | None:
     integral = np.zeros(columns)
     integral[: start[-1]] = 1
     matrix = sparse.coo_array((data, (rows, cols)), shape=(len(equal), columns)).tocsr()
-    # Scaled to numbers near 1; the budget's row keeps clear of the solver's tolerance.
+    # Scaled to numbers near 1, as the solver's tolerance (1e-6 and less) is of such.
     scale = max(float(np.abs(cost).max()) / 1e4, 1.0)
     row = optimize.LinearConstraint(memory[None, :] / budget, -np.inf, 1.0)
     found: Any = optimize.milp(

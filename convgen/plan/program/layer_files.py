@@ -29,6 +29,7 @@ from convgen.spec.layer import Layer
 from convgen.spec.network import Network, Node
 from convgen.spec.network_graph import node_of
 from convgen.spec.target import Target
+from convgen.spec.text import one_line
 from convgen.spec.write import convolution_data, entries
 
 OF_LINEAR = {"a": "N", "K": "C", "F": "F"}  # a linear layer's indices, as a convolution's
@@ -75,7 +76,7 @@ def plan_text(
         others: name, kind, what it reads and makes of layers without a module that redistribute.
     """
     lines = [
-        *(f"# {line}" for line in head),
+        *(f"# {one_line(line, 1000)}" for line in head),
         f"plan: {_flow(network.name)}",
         f"{KEY}: {FORMAT}",
         f"memory_bytes: {memory_bytes}",
