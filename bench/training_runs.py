@@ -244,7 +244,7 @@ def resumed(make: Make) -> Trained:
     file = io.BytesIO()
     torch.save({"model": models[0].state_dict(), "optimizer": first.state_dict()}, file)
     file.seek(0)
-    state = torch.load(file, weights_only=False)
+    state = torch.load(file)
     models[1].load_state_dict(state["model"])
     second.load_state_dict(state["optimizer"])
     return loop(models[1], second, given[3:])

@@ -418,7 +418,7 @@ def test_states_and_copies(kind: str, packages: Path, tmp_path: Path) -> None:
         file = io.BytesIO()
         torch.save(model.state_dict(), file)
         file.seek(0)
-        other.load_state_dict(torch.load(file, weights_only=False))
+        other.load_state_dict(torch.load(file))
         for made in (other, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
             close(made.full_state_dict(), truth)
             made.eval()

@@ -227,7 +227,7 @@ def test_plain_state_dicts_and_files_of_a_rank() -> None:
             file = io.BytesIO()
             torch.save(ours.state_dict(), file)
             file.seek(0)
-            other.load_state_dict(torch.load(file, weights_only=False))
+            other.load_state_dict(torch.load(file))
             for a, b in zip(ours.parameters(), other.parameters(), strict=True):
                 assert type(a.data) is type(b.data)
                 assert torch.equal(a.to_local(), b.to_local())

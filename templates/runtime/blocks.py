@@ -332,6 +332,9 @@ def rebuild_block(block: Tensor, held: Any, of: Any, requires_grad: bool, is_par
     return torch.nn.Parameter(made, requires_grad) if is_param else made.requires_grad_(requires_grad)
 
 
+torch.serialization.add_safe_globals([rebuild_block])  # torch.load of a file of blocks, as people call it
+
+
 def called_by(package: str) -> bool:
     """Whether the caller of who asks is of this package."""
     return sys._getframe(2).f_globals.get("__name__", "").startswith(package)
