@@ -9,6 +9,7 @@ import numpy as np
 from convgen.algebra.layout import Axes, Layout
 from convgen.program.nodes import Convert, reads
 from convgen.program.verify.facts import Facts, Fault, listed
+from convgen.program.verify.typed import collective_over, untyped
 
 
 def check_no_partial_is_read_whole(f: Facts) -> Iterator[Fault]:
@@ -33,7 +34,8 @@ def check_windows_are_needed(f: Facts) -> Iterator[Fault]:
 def check_conversion_is_typed(f: Facts) -> Iterator[Fault]:
     """A collective's name says how the type changes, and the type changes just so."""
     for step, src, dst in f.conversions:
-        if wrong := _untyped(f, step, src, dst):
+        missing = f.size(dst) - np.diag(f.overlap(src, dst))
+        if wrong := untyped(step.kind, src, dst, missing):
             yield step, f"a {step.kind} can't turn {src} into {dst}: {wrong}"
 
 
@@ -87,62 +89,12 @@ def check_sent_is_received(f: Facts) -> Iterator[Fault]:
             yield step, text.format(i, j, size[i], taken[i, j], taken[i].sum())
 
 
-def _untyped(f: Facts, step: Convert, src: Layout, dst: Layout) -> str:
-    """What is wrong with a conversion of this kind between these types; nothing if it is typed."""
-    match step.kind:
-        case "slice":
-            if src.partial != dst.partial:
-                return "addends stay addends"
-            missing = f.size(dst) - np.diag(f.overlap(src, dst))
-            return f"rank {missing.argmax()} misses {missing.max()} elements" if missing.any() else ""
-        case "all_gather":
-            if src.windows != dst.windows:
-                return "windows stay"
-            shorter = all(a[: len(b)] == b for a, b in zip(src.axes, dst.axes, strict=True))
-            return "" if shorter and src.axes != dst.axes else "dimensions lose inner axes"
-        case "reduce_scatter":
-            added = _longer(src.axes, dst.axes)
-            fits = src.windows == dst.windows and set(dst.partial) | added == set(src.partial) != set(dst.partial)
-            return "" if fits else "axes of the sum become inner axes"
-        case "all_reduce":
-            fits = (src.axes, src.windows) == (dst.axes, dst.windows) and set(dst.partial) < set(src.partial)
-            return "" if fits else "only the sum is made"
-        case "all_to_all":
-            ends = ((set(a[n:]), set(b[n:])) for a, b, n in _common(src.axes, dst.axes))
-            fits = src.windows == dst.windows and src.used == dst.used and not any(old & new for old, new in ends)
-            return "" if fits and src.axes != dst.axes else "inner axes change their dimension"
-        case "exchange":
-            return "sums can't be exchanged" if dst.partial else ""
-
-
 def _group(f: Facts, step: Convert, src: Layout, dst: Layout) -> Axes:
     """The axes along which the ranks of a conversion differ."""
     grid = f.space.grid
-    match step.kind:
-        case "slice":
-            return ()
-        case "all_gather":
-            return grid.ordered(src.used - dst.used)
-        case "reduce_scatter" | "all_reduce":
-            return grid.ordered(set(src.partial) - set(dst.partial))
-        case "all_to_all":
-            return grid.ordered(a for old, new in zip(src.axes, dst.axes, strict=True) for a in new if a not in old)
-        case "exchange":
-            moves = f.supplied(src, dst)
-            np.fill_diagonal(moves, 0)
-            i, j = np.nonzero(moves)
-            return tuple(a for a in grid.names if (grid.coordinates[a][i] != grid.coordinates[a][j]).any())
-
-
-def _common(old: tuple[Axes, ...], new: tuple[Axes, ...]) -> Iterator[tuple[Axes, Axes, int]]:
-    """Axes of each dimension before and after, and how many outer ones are the same."""
-    for a, b in zip(old, new, strict=True):
-        yield a, b, next((n for n, (p, q) in enumerate(zip(a, b, strict=False)) if p != q), min(len(a), len(b)))
-
-
-def _longer(short: tuple[Axes, ...], long: tuple[Axes, ...]) -> set[str]:
-    """Axes that `long` has inside of those of `short`; all of them where it does not continue those."""
-    added: set[str] = set()
-    for a, b in zip(short, long, strict=True):
-        added |= set(b[len(a) :] if b[: len(a)] == a else a + b)
-    return added
+    if step.kind != "exchange":
+        return collective_over(step.kind, src, dst, grid)
+    moves = f.supplied(src, dst)
+    np.fill_diagonal(moves, 0)
+    i, j = np.nonzero(moves)
+    return tuple(a for a in grid.names if (grid.coordinates[a][i] != grid.coordinates[a][j]).any())

@@ -2,7 +2,11 @@
 
 | check | says |
 |---|---|
+| values | made once, before they are read, of the shape that their readers want (program/verify/values.py) |
 | chains | begin where a value is stored or made, end where it is wanted, each step where the one before ended |
+| typed | a conversion changes a type as its name says, over the ranks that differ (program/verify/typed.py) |
+| reductions | stand where addends or parts that overlap become one, by the row's reduction, and nowhere else |
+| gradients | of each operand that has one are collected: of local code's, or of a row of its own |
 | arrives | every rank has, after a step, elements that its one owner among the group had |
 | sums | what is partial is summed over just these axes; parts that overlap come from every rank that has one |
 | at hand | local code finds the rows that its blocks read |
@@ -15,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 from math import prod
 
 import numpy as np
@@ -24,12 +29,15 @@ from convgen.algebra.grid import Grid
 from convgen.algebra.index_sets import IndexSets, overlaps, volume
 from convgen.algebra.layout import Layout
 from convgen.algebra.redistribute import Conversion
+from convgen.algebra.signature import Reduction
 from convgen.algebra.tensors import Dim
 from convgen.algebra.wants import layout
 from convgen.errors import InternalError
 from convgen.program.network import Program, label
-from convgen.program.rows import Chain, PlacedRow, index_sets
+from convgen.program.rows import Chain, PlacedRow, index_sets, nameless, stored_by_name
 from convgen.program.verify.flights import flight_faults
+from convgen.program.verify.typed import collective_over, untyped
+from convgen.program.verify.values import value_faults
 
 
 def verify_network(program: Program) -> None:
@@ -39,47 +47,66 @@ def verify_network(program: Program) -> None:
 
 
 def faults(program: Program) -> Iterator[str]:
-    """What is wrong, in order."""
+    """What is wrong, in order; what stands behind the first may follow from it, or fail to be looked at."""
+    yield from value_faults(program)
     for row in program.rows:
-        stored = [program.values[v].stored for v in row.bound.reads]
-        if list(row.reads) != stored:
-            yield f"{label(row)}: operands are taken to be stored as {row.reads}, they are as {stored}"
-        for value, made in zip(row.bound.makes, row.makes, strict=True):
-            if value and program.values[value].stored != made:
-                yield f"{label(row)}: {value} is stored as {made}, others read it as {program.values[value].stored}"
-        yield from (f"{label(row)}: {fault}" for fault in _row(row, program.grid))
-    for buffer, value in program.updates:
-        if program.values[buffer].stored != program.values[value].stored:
-            yield f"{buffer} becomes {value}, which is stored otherwise"
+        yield from (f"{label(row)}: {fault}" for fault in _row(nameless(row), program.grid))
     yield from flight_faults(program)
 
 
-def _row(row: PlacedRow, grid: Grid) -> Iterator[str]:
+@lru_cache(maxsize=1 << 12)
+def _row(row: PlacedRow, grid: Grid) -> tuple[str, ...]:
+    """Of a row, whatever its values are called."""
+    return tuple(_faults(row, grid))
+
+
+def _faults(row: PlacedRow, grid: Grid, *, of_gradient: bool = False) -> Iterator[str]:
     signature, sets, roles = row.signature, index_sets(row.signature, grid), dict(row.roles)
-    for operand, stored, chain, back in zip(signature.inputs, row.reads, row.fetch, row.back, strict=True):
-        wants = layout(sets, operand.name, signature.wants(operand, roles))
-        yield from _chain(f"{operand.name} fetched", Layout(operand.name, stored), wants, chain, sets)
+    derived = dict(row.derived)
+    for k, (operand, stored, fetch, back) in enumerate(
+        zip(signature.inputs, row.reads, row.fetch, row.back, strict=True)
+    ):
+        name, here = operand.name, Layout(operand.name, stored)
+        wants = layout(sets, name, signature.wants(operand, roles))
+        yield from _chain(f"{name} fetched", here, wants, fetch, sets)
         if back is not None:
-            found = layout(sets, operand.name, signature.gradient(operand, roles))
-            yield from _chain(f"d{operand.name}", found, Layout(operand.name, stored), back, sets)
-    for result, stored, chain, given in zip(signature.results, row.makes, row.store, row.given, strict=True):
-        made = layout(sets, result.name, signature.wants(result, roles))
-        yield from _chain(result.name, made, Layout(result.name, stored), chain, sets)
-        whole = replace(made, partial=())
-        yield from _chain(f"d{result.name} fetched", Layout(result.name, stored), whole, given, sets)
+            found = layout(sets, name, signature.gradient(operand, roles))
+            yield from _chain(f"d{name}", found, here, back, sets, "sum" if found.has_window else None)
+        ways, wanted = (back is not None) + (k in derived), operand.gradient and not of_gradient
+        if ways != wanted:
+            yield f"d{name} is collected in {ways} ways, wanted is {'one' if wanted else 'none'}"
+    for result, stored, store, given in zip(signature.results, row.makes, row.store, row.given, strict=True):
+        name, here = result.name, Layout(result.name, stored)
+        made = layout(sets, name, signature.wants(result, roles))
+        by = signature.reduction if made.partial and signature.reduction != "sum" else None
+        yield from _chain(name, made, here, store, sets, by)
+        yield from _chain(f"d{name} fetched", here, replace(made, partial=()), given, sets)
     yield from _at_hand(row, sets)
     yield from _once(row, sets)
     for k, one in row.derived:
+        name = signature.inputs[k].name
         if one.makes != (row.reads[k],):
-            yield f"d{signature.inputs[k].name} is stored as {one.makes}, its operand as {row.reads[k]}"
-        yield from (f"d{signature.inputs[k].name}: {fault}" for fault in _row(one, grid))
+            yield f"d{name} is stored as {one.makes}, its operand as {row.reads[k]}"
+        there = stored_by_name(signature, row.reads, row.makes)
+        if list(one.reads) != (stored := [there[read] for read in one.bound.reads]):
+            yield f"d{name}: operands are taken to be stored as {one.reads}, they are as {stored}"
+        yield from (f"d{name}: {fault}" for fault in _faults(one, grid, of_gradient=True))
 
 
-def _chain(name: str, src: Layout, dst: Layout, chain: Chain, sets: IndexSets) -> Iterator[str]:
+def _chain(
+    name: str, src: Layout, dst: Layout, chain: Chain, sets: IndexSets, reduction: Reduction | None = None
+) -> Iterator[str]:
+    """Of conversions from one type to another.
+
+    Args:
+        reduction: of the first of them, which makes one of addends or of parts that overlap; of others there is none.
+    """
     here = src
-    for c in chain:
+    for i, c in enumerate(chain):
         if c.src != here:
             yield f"{name}: {c.kind} takes {c.src}, there is {here}"
+        if c.reduction != (by := None if i else reduction):
+            yield f"{name}: {c.kind} reduces by {c.reduction or 'nothing'}, not by {by or 'nothing'}"
         yield from (f"{name}: {fault}" for fault in _step(c, sets))
         here = c.dst
     if here != dst:
@@ -88,15 +115,13 @@ def _chain(name: str, src: Layout, dst: Layout, chain: Chain, sets: IndexSets) -
 
 def _step(c: Conversion, sets: IndexSets) -> Iterator[str]:
     grid = sets.grid
-    summed = set(c.src.partial) - set(c.dst.partial)
-    over = set(c.over)
-    sums = c.kind in ("reduce_scatter", "all_reduce") or c.reduction is not None
-    if set(c.dst.partial) - set(c.src.partial):
-        yield f"{c.kind} makes addends of what is none"
-    if (summed and not sums) or not summed <= over:
-        yield f"{c.kind} over {c.over} leaves addends over {sorted(summed)} unsummed"
     held, need = sets.held(c.src), sets.held(c.dst)
     both = overlaps(held, need)
+    if wrong := untyped(c.kind, c.src, c.dst, volume(need) - np.diag(both), c.reduction):
+        yield f"a {c.kind} can't turn {c.src} into {c.dst}: {wrong}"
+        return
+    if c.kind != "exchange" and c.over != (expected := collective_over(c.kind, c.src, c.dst, grid)):
+        yield f"{c.kind} is over {c.over}, its ranks differ along {expected}"
     if c.kind == "exchange" and c.reduction is not None:
         apart = grid.ordered({*c.src.used, *c.src.partial})
         if (both * _same(grid, apart) != both * _same(grid, c.over)).any():
@@ -104,7 +129,7 @@ def _step(c: Conversion, sets: IndexSets) -> Iterator[str]:
         return
     # Addends are at hand on every rank that sums them: the block is what has to be had, from any of them alike.
     owners = tuple(a for axes, w in zip(c.src.axes, c.src.windows, strict=True) if w is None for a in axes)
-    moving = tuple(a for a in owners if a in over) if c.kind != "slice" else ()
+    moving = tuple(a for a in owners if a in c.over) if c.kind != "slice" else ()
     supplied = (both * _same(grid, moving)).sum(axis=0)
     for rank in np.flatnonzero(supplied < volume(need))[:1]:
         yield f"{c.kind} over {c.over} gives rank {rank} {supplied[rank]} of {volume(need)[rank]} elements of {c.dst}"
