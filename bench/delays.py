@@ -31,7 +31,7 @@ from operation_cases import a_grid
 from test_networks_free import a_network
 
 from convgen.network_compiler import CompiledNetwork
-from convgen.passes.network_contract import NetworkPass
+from convgen.passes.contract import NetworkPass
 from convgen.program.flow import Start, backward, forward
 from convgen.spec.exported import graph_of
 from convgen.verify.processes import spawn

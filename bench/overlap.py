@@ -54,7 +54,7 @@ from convgen.network_compiler import CompiledNetwork, compile_network, program_l
 from convgen.packages import files_of
 from convgen.passes.bucket_gradients import BucketGradients
 from convgen.passes.chunk_collectives import ChunkCollectives
-from convgen.passes.network_contract import NetworkPass
+from convgen.passes.contract import NetworkPass
 from convgen.passes.parameters_first import ParametersFirst
 from convgen.passes.start_halos import StartHalos
 from convgen.passes.widen_halos import WidenHalos

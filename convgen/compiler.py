@@ -27,7 +27,7 @@ from convgen.errors import InputError
 from convgen.kernels.choose import choose_kernels
 from convgen.kernels.source import Kernel
 from convgen.knobs import verify_schedules
-from convgen.passes.contract import After, Context, Pass, run_passes, tell
+from convgen.passes.contract import After, Context, SchedulePass, run_passes, tell
 from convgen.passes.drop_single_rank import DropSingleRank
 from convgen.passes.fuse_bias import FuseBias
 from convgen.passes.fuse_layouts import FuseLayouts
@@ -43,11 +43,11 @@ from convgen.spec.layer import Layer
 from convgen.spec.source import locate
 from convgen.spec.target import read_target
 
-PIPELINE: tuple[Pass, ...] = (DropSingleRank(), FuseBias(), HoldX(), Share(), FuseLayouts())
+PIPELINE: tuple[SchedulePass, ...] = (DropSingleRank(), FuseBias(), HoldX(), Share(), FuseLayouts())
 SCHEDULES = ("lower", *(p.name for p in PIPELINE))  # stages after which there is a schedule
 
 
-def pipeline(layer: Layer) -> tuple[Pass, ...]:
+def pipeline(layer: Layer) -> tuple[SchedulePass, ...]:
     """The passes, in the order in which they run, with the options that the layer says."""
     return tuple(replace(p, choice=layer.options.hold_x) if isinstance(p, HoldX) else p for p in PIPELINE)
 
@@ -143,7 +143,7 @@ def compile_layer(
     target: str | None = None,
     machine: Machine | None = None,
     objective: Objective = "seconds",
-    passes: Sequence[Pass] | None = None,
+    passes: Sequence[SchedulePass] | None = None,
     after: Sequence[After] = (),
 ) -> Compiled:
     """From a layer to its schedule.
@@ -175,7 +175,8 @@ def compile_layer(
     schedule = lower(layer.name, space, choice.stored, choice.roles, bias=layer.conv.bias)
     tell(after, "lower", schedule)
     context = Context(space, layer.target)
-    schedule = run_passes(pipeline(layer) if passes is None else passes, schedule, context, after)
+    chosen = pipeline(layer) if passes is None else passes
+    schedule = run_passes(chosen, schedule, lambda one, given: one.run(given, context), after)
     made = Compiled(layer, space, machine, choice, schedule)
     if layer.options.kernels:
         if layer.target.is_mesh:

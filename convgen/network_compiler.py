@@ -5,13 +5,14 @@
 | read (spec/graph_file, spec/exported) | a graph file, or a PyTorch module | Graph: calls of ATen's operators |
 | describe (spec/aten) | Graph | rows: operations bound to values |
 | lay out (plan/letters, plan/program) | rows, a grid's letters or a machine | Program: roles, storage, what moves |
-| overlap (plan/program/overlapped) | Program | what travels meanwhile, where a timeline is shorter |
+| overlap (plan/program/overlapped) | Program | what travels meanwhile, where a timeline is shorter; or passes by name |
+| fuse (passes/fuse_*) | Program | of a GPU's, rows that one kernel does |
 | emit (emit/network) | Program | the package's files |
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from convgen.algebra.algorithms import ALGORITHMS
@@ -24,8 +25,14 @@ from convgen.kernels.of_rows import convolution_files
 from convgen.knobs import verify_schedules
 from convgen.operations.bound import Bound
 from convgen.operations.views import MANY
+from convgen.passes.bucket_gradients import BucketGradients
+from convgen.passes.chunk_collectives import ChunkCollectives
+from convgen.passes.contract import After, NetworkPass, run_passes, tell
 from convgen.passes.fuse_epilogues import FuseEpilogues
 from convgen.passes.fuse_masks import FuseMasks
+from convgen.passes.parameters_first import ParametersFirst
+from convgen.passes.start_halos import StartHalos
+from convgen.passes.widen_halos import WidenHalos
 from convgen.plan.collection import without_collection
 from convgen.plan.fewer import without_idle
 from convgen.plan.idle import idle_axes, idle_lines
@@ -55,6 +62,13 @@ from convgen.spec.source import locate
 from convgen.spec.target import CPU, Target
 
 LETTERS = {1: ("N",), 2: ("N", "C"), 3: ("N", "C", "W"), 4: ("N", "C", "H", "W"), 5: ("N", "C", "D", "H", "W")}
+# What travels meanwhile, in an order in which each finds what it needs; and what a GPU's kernels take in.
+MEANWHILE: tuple[NetworkPass, ...] = (
+    WidenHalos(), ChunkCollectives(), StartHalos(), ParametersFirst(), BucketGradients(),
+)  # fmt: skip
+FUSING: tuple[NetworkPass, ...] = (FuseEpilogues(), FuseMasks())
+OVERLAP = "overlap"  # the stage that chooses among the former by a timeline
+PROGRAMS = ("lower", OVERLAP, *(p.name for p in (*MEANWHILE, *FUSING)))  # stages after which there is a program
 OF_NUMBERS = {1: ("N",), 2: ("N", "W"), 3: ("N", "H", "W"), 4: ("N", "D", "H", "W")}  # of labels: no channels
 
 
@@ -148,6 +162,8 @@ def compile_network(
     command: str = "",
     of_inputs: bool = False,
     target: Target = CPU,
+    passes: Sequence[NetworkPass] | None = None,
+    after: Sequence[After] = (),
 ) -> CompiledNetwork:
     """Lay out a network by the letters of a grid, or by price.
 
@@ -160,6 +176,8 @@ def compile_network(
         statistics: of batch norms in training (spec/graph_parts.py): global, spatial or local.
         again: blocks of the source that backward computes again (program/again.py).
         of_inputs: whether what travels is chosen for steps in which inputs want gradients, too.
+        passes: say what travels meanwhile, in this order, instead of the timeline; what they make is verified.
+        after: told each stage when it is done.
     Raises:
         InputError: no such algorithm, no such statistics, an operator that can't be run, or an axis that no dimension
             carries.
@@ -178,8 +196,8 @@ def compile_network(
         program = lay_out(network_parts(graph, described), grid, algorithm)
     graph, described, program = _with_statistics(graph, described, program, statistics, algorithm)
     program = with_again(program, again)
-    meanwhile = _overlapping(chosen, _dtype(graph), of_inputs)
-    return _compiled(graph, described, program, algorithm, command, meanwhile, target)
+    meanwhile = _overlapping(chosen, _dtype(graph), of_inputs, passes)
+    return _compiled(graph, described, program, algorithm, command, meanwhile, target, after, checked=passes is not None)
 
 
 def _with_statistics(
@@ -217,12 +235,20 @@ def _parts(graph: Graph, described: Described, statistics: str) -> Parts:
 
 
 def compile_plan(
-    graph: Graph, plan: PlanFile, *, overlap: Machine | None = None, command: str = "", target: Target = CPU
+    graph: Graph,
+    plan: PlanFile,
+    *,
+    overlap: Machine | None = None,
+    command: str = "",
+    target: Target = CPU,
+    passes: Sequence[NetworkPass] | None = None,
+    after: Sequence[After] = (),
 ) -> CompiledNetwork:
     """A network as a plan's file lays it out.
 
     Args:
         overlap: the machine for which it is chosen what travels meanwhile.
+        passes, after: as `compile_network` has them.
     Raises:
         InputError: it is another network's plan, or its layouts can't work.
     """
@@ -232,8 +258,8 @@ def compile_plan(
         program = program_of(plan, network_parts(graph, described))
     except InputError as error:
         raise locate(error, plan.source) from None
-    meanwhile = _overlapping(overlap or load_machine(target.kind), _dtype(graph))
-    return _compiled(graph, described, program, "plan", command, meanwhile, target)
+    meanwhile = _overlapping(overlap or load_machine(target.kind), _dtype(graph), passes=passes)
+    return _compiled(graph, described, program, "plan", command, meanwhile, target, after, checked=passes is not None)
 
 
 def compile_text(graph: Graph, text: ProgramText, *, command: str = "", target: Target = CPU) -> CompiledNetwork:
@@ -248,7 +274,7 @@ def compile_text(graph: Graph, text: ProgramText, *, command: str = "", target: 
         raise locate(error, text.source()) from None
     graph, described, _ = _described(graph)
     program = laid_out(text, network_parts(graph, described))
-    made = _compiled(graph, described, program, "edited", command, lambda program: in_flight(text, program))
+    made = _compiled(graph, described, program, "edited", command, lambda program, _: in_flight(text, program))
     return replace(made, target=target)
 
 
@@ -327,28 +353,58 @@ def _compiled(
     program: Program,
     algorithm: str | None,
     command: str,
-    meanwhile: Callable[[Program], Program],
+    meanwhile: Callable[[Program, Sequence[After]], Program],
     target: Target = CPU,
+    after: Sequence[After] = (),
+    *,
+    checked: bool = False,
 ) -> CompiledNetwork:
     """
     Args:
         meanwhile: chooses what travels while others compute.
         target: a GPU's kernels take in what follows them.
+        checked: whether each stage is verified, whatever CONVGEN_VERIFY says.
     """
     many = for_any_number(graph)[2]
+    if checked or verify_schedules():
+        after = (_verifier(many), *after)
+    tell(after, "choose", None)
     program, _ = for_any_batch(program, described, many)
-    plain, program = program, meanwhile(program)
+    tell(after, "lower", program)
+    plain, program = program, meanwhile(program, after)
     if target.is_gpu:
-        plain, program = (FuseMasks().run(FuseEpilogues().run(one)) for one in (plain, program))
-    other = program_like(program, many)
-    if verify_schedules():
-        verify_network(other)
-    return CompiledNetwork(graph, described, plain, program, other, algorithm, target, command)
+        plain = run_passes(FUSING, plain, _run)
+        program = run_passes(FUSING, program, _run, after)
+    return CompiledNetwork(graph, described, plain, program, program_like(program, many), algorithm, target, command)
 
 
-def _overlapping(machine: Machine, dtype: str, of_inputs: bool = False) -> Callable[[Program], Program]:
-    """Overlap by a timeline."""
-    return lambda program: overlapped(program, machine, dtype, of_inputs=of_inputs)
+def _run(one: NetworkPass, program: Program) -> Program:
+    return one.run(program)
+
+
+def _verifier(many: Described) -> After:
+    """Checks what each stage has made, with the blocks that it was laid out for."""
+
+    def check(stage: str, program: Program | None) -> None:
+        if program is not None:
+            verify_network(program_like(program, many))
+
+    return check
+
+
+def _overlapping(
+    machine: Machine, dtype: str, of_inputs: bool = False, passes: Sequence[NetworkPass] | None = None
+) -> Callable[[Program, Sequence[After]], Program]:
+    """Overlap by a timeline, or by these passes."""
+
+    def meanwhile(program: Program, after: Sequence[After]) -> Program:
+        if passes is not None:
+            return run_passes(passes, program, _run, after)
+        program = overlapped(program, machine, dtype, of_inputs=of_inputs)
+        tell(after, OVERLAP, program)
+        return program
+
+    return meanwhile
 
 
 def _dtype(graph: Graph) -> str:

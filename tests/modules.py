@@ -30,7 +30,7 @@ from convgen.compiler import pipeline
 from convgen.emit.module import emit_module
 from convgen.emit.volume import volume
 from convgen.kernels.choose import choose_kernels
-from convgen.passes.contract import Pass
+from convgen.passes.contract import SchedulePass
 from convgen.program.build import lower
 from convgen.program.nodes import Schedule, reads
 from convgen.program.text import show
@@ -56,7 +56,7 @@ class Case:
     layer: Layer
     stored: Mapping[str, Layout] = field(hash=False)
     roles: Mapping[str, Roles] = field(hash=False)
-    passes: tuple[Pass, ...] = ()  # instead of the layer's pipeline
+    passes: tuple[SchedulePass, ...] = ()  # instead of the layer's pipeline
 
     @cached_property
     def space(self) -> Space:

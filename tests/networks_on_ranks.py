@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_flatten
 from convgen.algebra.grid import Grid
 from convgen.cost.network import volume as volume_of
 from convgen.network_compiler import CompiledNetwork, compile_network, program_like
-from convgen.passes.network_contract import NetworkPass
+from convgen.passes.contract import NetworkPass
 from convgen.spec.aten.samples import for_any_number
 from convgen.spec.exported import graph_of
 from convgen.spec.exported_state import as_pairs

@@ -125,6 +125,28 @@ def test_a_program_that_is_printed_is_compiled(files: Path, tmp_path: Path) -> N
     assert "does not follow" in (text := refused("compile", files, "--schedule", s)) and f"({s}:" in text
 
 
+def test_stages_are_dumped_and_timed(files: Path, tmp_path: Path) -> None:
+    """As text that is read back; passes that are named stand in the timeline's place, whatever order they come in."""
+    done = convgen("compile", files, *GRID, "--dump-ir", "--time-passes", "-o", tmp_path)
+    heads = [line for line in done.stderr.splitlines() if line.startswith("# ")]
+    assert [head.split(":")[0] for head in heads] == ["# UNet after lower", "# UNet after overlap"]
+    rows = [line.split() for line in done.stderr.splitlines() if line.endswith("%")]
+    assert [row[0] for row in rows] == ["read", "choose", "lower", "overlap", "emit", "total"]
+    named = ("--pass", "bucket-gradients{mebibytes=0}", "--pass", "start-halos{gradients=whole}")
+    done = convgen("compile", files, *GRID, *named, "--dump-ir=bucket-gradients", "--emit", "schedule")
+    head, _, text = done.stderr.partition("\n")
+    assert head == "# UNet after bucket-gradients{mebibytes=0}" and text == done.stdout
+    assert "%bucket_1 = start all_reduce" in text and " interior {" in text
+    (tmp_path / "s.txt").write_text(text)
+    assert convgen("check", files, "--schedule", tmp_path / "s.txt", "--dtype", "float64").exit_code == 0
+    module = convgen("compile", files, *GRID, *named, "--emit", "module").stdout
+    assert "--pass 'bucket-gradients{mebibytes=0}' --pass 'start-halos{gradients=whole}'" in module
+    assert "no pass is named 'hold-x'" in refused("compile", files, *GRID, "--pass", "hold-x")
+    assert "given 2 times" in refused("compile", files, *GRID, *named, *named)
+    assert "so does --machine lassen" in refused("compile", files, *GRID, *named, "--machine", "lassen")
+    assert "can't be 'halves'" in refused("compile", files, *GRID, "--pass", "start-halos{gradients=halves}")
+
+
 def test_a_package_for_a_gpu_is_written_again(files: Path, tmp_path: Path) -> None:
     for _ in range(2):
         done = convgen("compile", files, *GRID, "--target", "cuda:sm_90", "-o", tmp_path)
@@ -174,8 +196,7 @@ def test_what_makes_no_sense_is_refused(files: Path) -> None:
     assert "algorithm sample has no axis H" in refused("compile", files, *GRID, "--algorithm", "sample")
     assert "--dtype int8 is no type of floats" in refused("compile", files, *GRID, "--dtype", "int8")
     for command, *words in (
-        ("compile", "--pass", "p"), ("compile", "--dump-ir"),
-        ("compile", "--time-passes"),
+        ("compile", "--dump-ir=shar"),
         ("compile", "--memory-format", "channels_last"), ("compile", "--untuned"),
         ("compile", "--objective", "bytes"), ("compile", "--emit", "kernels"),
         ("check", "--interpret"), ("check", "--untuned"),

@@ -35,7 +35,7 @@ from convgen.cost.network_memory import MemoryWalk, network_memory
 from convgen.network_compiler import CompiledNetwork, compile_network
 from convgen.passes.bucket_gradients import BucketGradients
 from convgen.passes.chunk_collectives import ChunkCollectives
-from convgen.passes.network_contract import NetworkPass
+from convgen.passes.contract import NetworkPass
 from convgen.passes.start_halos import StartHalos
 from convgen.program.flow import Flow, Start, Wait, backward, forward
 from convgen.program.network import Bucket, Moved, Program

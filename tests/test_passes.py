@@ -351,9 +351,9 @@ def test_a_pass_says_the_options_that_are_not_the_defaults() -> None:
     [
         ("hold-x{choice=never}", "hold-x: choice can't be 'never'", "with gathered or stored"),
         ("fuse-layouts{least_part=-1}", "least_part can't be '-1'", "with a number"),
-        ("fuse-layouts{most=1}", "no option most", "least_part, most_boxes"),
-        ("share{all=1}", "no option all", "share"),
-        ("unshare", "no pass is named unshare", "hold-x, share, fuse-layouts"),
+        ("fuse-layouts{most=1}", "no option 'most'", "least_part, most_boxes"),
+        ("share{all=1}", "no option 'all'", "share"),
+        ("unshare", "no pass is named 'unshare'", "hold-x, share, fuse-layouts"),
         ("hold-x{", "cannot read the pass 'hold-x{'", "fuse-layouts{"),
     ],
 )
@@ -366,6 +366,7 @@ def test_options_that_no_pass_has_are_refused(text: str, said: str, hint: str) -
 def test_a_pipeline_tells_what_each_pass_made() -> None:
     before, space = naive("stationary-y", {"F": 2})
     told: list[tuple[str, Schedule | None]] = []
-    after = run_passes((HoldX(choice="stored"), Share()), before, Context(space), [lambda *stage: told.append(stage)])
+    passes, context = (HoldX(choice="stored"), Share()), Context(space)
+    after = run_passes(passes, before, lambda one, s: one.run(s, context), [lambda *stage: told.append(stage)])
     assert [stage for stage, _ in told] == ["hold-x{choice=stored}", "share"]
     assert told[0][1] == passed(before, space, HoldX(choice="stored")) and told[1][1] is after

@@ -54,15 +54,17 @@ def compile_command(
         raise InputError(f"--emit {emit} prints to stdout: it writes no file to -o {output}", hint="one of the two")
     if as_json and emit not in ("cost", "kernels"):
         raise InputError("--json is for --emit cost and --emit kernels", hint="--emit cost --json")
-    if are_graphs(files) or overlap:
-        check_folder(output or Path(), "-o")
-        looks = {"untuned": untuned, "dump_ir": dump_ir, "time_passes": time_passes}
-        compile_networks(files, output, emit, as_json, overlap=overlap, **looks, **options)
-        return
+    of_networks = are_graphs(files) or overlap
     if dump_ir is not None and options["schedule"] is not None:
         fact = "--dump-ir prints what passes make, and none runs on an edited schedule"
         raise InputError(fact, hint="--dump-ir without --schedule")
-    after, times = looking(dump_ir, time_passes)
+    after, times = looking(dump_ir, time_passes, of_networks=of_networks)
+    if of_networks:
+        check_folder(output or Path(), "-o")
+        compile_networks(files, output, emit, as_json, overlap, after, untuned=untuned, **options)
+        if times is not None:
+            click.echo(times.text(), err=True)
+        return
     folder = output or Path()
     if emit is None:
         check_folder(folder, "-o")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,15 +20,15 @@ from convgen.spec.source import locate
 from convgen.spec.target import read_target
 from convgen.spec.text import shown
 
+if TYPE_CHECKING:
+    from convgen.passes.contract import After, NetworkPass
+
 LAYERS_ONLY = {
-    "passes": "is of a layer's passes",
-    "dump_ir": "prints what a layer's passes make",
-    "time_passes": "times a layer's passes",
     "memory_format": "is of layers",
     "untuned": "is of layers: a network's kernels are untuned",
     "objective": "is of layers: a network's plan is for the least seconds",
 }
-FLAGS = {"passes": "--pass", "dump_ir": "--dump-ir", "time_passes": "--time-passes", "memory_format": "--memory-format"}
+FLAGS = {"memory_format": "--memory-format"}
 DEFAULTS: Mapping[str, Any] = {"objective": "seconds"}
 
 
@@ -52,6 +52,8 @@ def compile_graphs(
     statistics: str | None = None,
     recompute: str | None = None,
     schedule: str | None = None,
+    passes: Sequence[str] = (),
+    after: Sequence[After] = (),
     **others: Any,
 ) -> list[CompiledFile]:
     """Every network of the files, laid out by the letters of the grid, by price, or as a plan or a program's text says.
@@ -59,6 +61,9 @@ def compile_graphs(
     Args:
         machine: for which it is chosen what travels meanwhile, and which `auto` models; by default one of the target's.
         schedule: file of a program's text, for one network.
+        passes: that say what travels meanwhile, such as "bucket-gradients{mebibytes=1}", instead of a timeline; they
+            run in the pipeline's order.
+        after: told each stage when it is done.
         others: options that layers have; refused where they are given.
     """
     name = files[0]
@@ -67,6 +72,9 @@ def compile_graphs(
     if schedule is not None and machine is not None:
         fact = f"--machine chooses what travels meanwhile, and {schedule} says it"
         raise InputError(fact, hint="without --machine")
+    if passes and (schedule is not None or machine is not None):
+        other = f"{schedule} says it" if schedule is not None else f"so does --machine {machine}"
+        raise InputError(f"--pass {passes[0]} says what travels meanwhile, and {other}", hint="one of the two")
     plans = [file for file in files if is_plan_file(file)]
     options = {"--grid": grid, "--algorithm": algorithm, "--statistics": statistics, "--recompute": recompute}
     _refuse_twice(files, plans, schedule, [flag for flag, value in options.items() if value is not None])
@@ -75,7 +83,8 @@ def compile_graphs(
         raise InputError(fact, hint="--grid N=2,H=2")
     need("torch", "a network's operators are ATen's, which needs torch")
     from convgen.cost.machines import load_machine
-    from convgen.network_compiler import compile_network, compile_plan, compile_text
+    from convgen.network_compiler import MEANWHILE, compile_network, compile_plan, compile_text
+    from convgen.passes.contract import read_pass, tell
     from convgen.plan.program.edited import read_text
     from convgen.spec.graph_edit import with_dtype
     from convgen.spec.graph_file import read_constants, read_graph
@@ -90,6 +99,8 @@ def compile_graphs(
     }  # fmt: skip
     said = f" --grid {','.join(f'{a}={n}' for a, n in axes.items())}" * bool(axes)
     said += "".join(f" --{k} {v}" for k, v in named.items() if v)
+    said += "".join(f" --pass '{text}'" for text in passes)
+    chain = _chosen([read_pass(MEANWHILE, text) for text in passes]) if passes else None
     found: list[CompiledFile] = []
     seen: dict[str, str] = {}
     for file in files:
@@ -106,6 +117,7 @@ def compile_graphs(
         tensors = read_constants(beside, graph)
         if dtype is not None:
             graph = with_dtype(graph, dtype)
+        tell(after, "read", None)
         try:
             command = f"convgen compile {Path(file).name}{said}"
             with progress(f"compiling {graph.name}"):
@@ -114,7 +126,9 @@ def compile_graphs(
                         graph, read_text(read_schedule(schedule), schedule), command=command, target=made_for
                     )
                 elif plan is not None:
-                    made = compile_plan(graph, plan, overlap=chosen, command=command, target=made_for)
+                    made = compile_plan(
+                        graph, plan, overlap=chosen, command=command, target=made_for, passes=chain, after=after
+                    )
                 else:
                     where = build_grid(axes)
                     made = compile_network(
@@ -126,11 +140,25 @@ def compile_graphs(
                         again=[path.strip() for path in recompute.split(",")] if recompute else (),
                         command=command,
                         target=made_for,
+                        passes=chain,
+                        after=after,
                     )
         except InputError as error:
             raise locate(error, graph.source_file) from None
         found.append(CompiledFile(file, made, tensors))
     return found
+
+
+def _chosen(passes: Sequence[NetworkPass]) -> list[NetworkPass]:
+    """In the order in which each finds what it needs. Raises InputError: one is given twice."""
+    from convgen.network_compiler import MEANWHILE
+
+    names = [one.name for one in passes]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"--pass {name} is given {names.count(name)} times", hint=f"--pass '{name}{{...}}', once")
+    order = [one.name for one in MEANWHILE]
+    return sorted(passes, key=lambda one: order.index(one.name))
 
 
 def _priced(plan: PlanFile, file: str) -> PlanFile:
@@ -178,17 +206,24 @@ def _refuse_twice(files: Sequence[str], plans: Sequence[str], schedule: str | No
 
 
 def compile_networks(
-    files: Sequence[str], folder: Path | None, emit: str | None, as_json: bool, overlap: bool, **options: Any
+    files: Sequence[str],
+    folder: Path | None,
+    emit: str | None,
+    as_json: bool,
+    overlap: bool,
+    after: Sequence[After] = (),
+    **options: Any,
 ) -> None:
     """Packages DIR/NAME, or the stage asked for.
 
     Args:
         overlap: the files are of layers, each of which is a network of one row.
+        after: told each stage when it is done.
     """
     if emit == "kernels":
         fact = f"{files[0]} is a network's graph, whose local code is ATen's: it has no generated kernels"
         raise InputError(fact, hint="--emit module, schedule or cost")
-    found = _one_rows(files, **options) if overlap else compile_graphs(files, **options)
+    found = (_one_rows if overlap else compile_graphs)(files, after=after, **options)
     _warn(found)
     if emit == "module":
         click.echo("\n".join(one.compiled.package().files["network.py"] for one in found), nl=False)
@@ -198,6 +233,8 @@ def compile_networks(
         _echo_cost(found, as_json)
     else:
         _write(found, folder or Path())
+    for told in after:
+        told("emit", None)
 
 
 def _warn(found: Sequence[CompiledFile]) -> None:
@@ -208,7 +245,8 @@ def _warn(found: Sequence[CompiledFile]) -> None:
 
 def _one_rows(
     files: Sequence[str], *, grid: str | None, algorithm: str | None, dtype: str | None, target: str | None,
-    machine: str | None, statistics: str | None, schedule: str | None, **others: Any,
+    machine: str | None, statistics: str | None, schedule: str | None, passes: Sequence[str] = (),
+    after: Sequence[After] = (), **others: Any,
 ) -> list[CompiledFile]:  # fmt: skip
     if are_graphs(files):
         raise InputError(f"--overlap is of layers: {files[0]} is a network, which overlaps", hint="without --overlap")
@@ -216,6 +254,9 @@ def _one_rows(
     for flag, value in (("--target", target if target != "cpu" else None), ("--statistics", statistics)):
         if value is not None:
             raise InputError(f"{flag} {value}: with --overlap a layer is a network for cpu", hint=f"without {flag}")
+    if passes:
+        fact = f"--pass {passes[0]}: with --overlap a timeline says what travels meanwhile"
+        raise InputError(fact, hint="without --pass; or without --overlap, for the passes of a layer")
     if schedule is not None and machine is not None:
         fact = f"--machine chooses what travels meanwhile, and {schedule} says it"
         raise InputError(fact, hint="without --machine")
@@ -225,7 +266,7 @@ def _one_rows(
     chosen = load_machine(machine) if machine is not None else None
     said = {"machine": machine, "schedule": schedule and Path(schedule).name}
     command = f"convgen compile --overlap {Path(files[0]).name}" + "".join(f" --{k} {v}" for k, v in said.items() if v)
-    return compile_one_rows(list(files), grid, algorithm, dtype, chosen, command, schedule)
+    return compile_one_rows(list(files), grid, algorithm, dtype, chosen, command, schedule, after)
 
 
 def _echo_cost(found: Sequence[CompiledFile], as_json: bool) -> None:

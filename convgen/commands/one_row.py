@@ -6,6 +6,7 @@ Modules of one layer wait where their schedule says. `compile --overlap` writes 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from convgen.spec.source import locate
 
 if TYPE_CHECKING:
     from convgen.cost.machine import Machine
+    from convgen.passes.contract import After
 
 NOTE = "as a network of one row: convgen compile --overlap writes it"
 
@@ -28,6 +30,7 @@ def compile_one_rows(
     machine: Machine | None,
     command: str,
     schedule: str | None = None,
+    after: Sequence[After] = (),
 ) -> list[CompiledFile]:
     """Every layer of the files.
 
@@ -35,6 +38,7 @@ def compile_one_rows(
         grid, algorithm, dtype: for a CSV of layers.
         machine: for which it is chosen what travels meanwhile, and which `auto` models.
         schedule: file of the network's text, for one layer.
+        after: told each stage when it is done.
     """
     need("torch", "a network's operators are ATen's, which needs torch")
     from convgen.network_compiler import compile_network, compile_text
@@ -52,7 +56,7 @@ def compile_one_rows(
                 made = compile_text(graph, read_text(read_schedule(schedule), schedule), command=command)
             else:
                 made = compile_network(
-                    graph, layer.grid, layer.algorithm, machine=machine, command=command, of_inputs=True,
+                    graph, layer.grid, layer.algorithm, machine=machine, command=command, of_inputs=True, after=after,
                 )  # fmt: skip
         except InputError as error:
             raise locate(error, layer.source) from None

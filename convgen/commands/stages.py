@@ -1,4 +1,4 @@
-"""Looking inside a compilation: the schedule after each stage, and how long each takes. Both go to stderr."""
+"""Looking inside a compilation: the schedule or program after each stage, and how long each takes, on stderr."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from convgen.commands.inputs import need
 from convgen.errors import InputError
 from convgen.spec.names import did_you_mean
 
 if TYPE_CHECKING:
+    from convgen.program.network import Program
     from convgen.program.nodes import Schedule
 
 EVERY = "every"
@@ -27,26 +29,23 @@ class Bare(click.Command):
 
 
 class Dump:
-    """Prints the schedule after each pass, or after one: text that reads back, its heading a comment."""
+    """Prints the schedule, or a network's program, after each pass, or after one: text that reads back, its heading a
+    comment."""
 
-    def __init__(self, wanted: str) -> None:
+    def __init__(self, wanted: str, stages: Sequence[str], show: Callable[[Any], str]) -> None:
         """Raises InputError: there is no such pass."""
-        from convgen.compiler import SCHEDULES
-
-        if wanted not in (EVERY, *SCHEDULES):
-            hint = did_you_mean(wanted, SCHEDULES, f"of {', '.join(SCHEDULES)}")
+        if wanted not in (EVERY, *stages):
+            hint = did_you_mean(wanted, stages, f"of {', '.join(stages)}")
             raise InputError(f"--dump-ir={wanted}: no pass has that name", hint=hint)
-        self.wanted, self.before = wanted, None
+        self.wanted, self.show, self.before = wanted, show, None
 
-    def __call__(self, stage: str, schedule: Schedule | None) -> None:
-        from convgen.program.text import show
-
+    def __call__(self, stage: str, made: Schedule | Program | None) -> None:
         name = stage.partition("{")[0]
-        if schedule is not None and self.wanted in (EVERY, name):
-            same = schedule is self.before and name != self.wanted
-            text = "" if same else f"\n{show(schedule).rstrip()}"
-            click.echo(f"# {schedule.name} after {stage}{': as before' if same else ''}{text}", err=True)
-        self.before = schedule
+        if made is not None and self.wanted in (EVERY, name):
+            same = made is self.before and name != self.wanted
+            text = "" if same else f"\n{self.show(made).rstrip()}"
+            click.echo(f"# {made.name} after {stage}{': as before' if same else ''}{text}", err=True)
+        self.before = made
 
 
 class Times:
@@ -56,7 +55,7 @@ class Times:
         self.clock, self.last = clock, clock()
         self.seconds: dict[str, float] = {}
 
-    def __call__(self, stage: str, schedule: Schedule | None = None) -> None:
+    def __call__(self, stage: str, made: Schedule | Program | None = None) -> None:
         now = self.clock()
         name = stage.partition("{")[0]
         self.seconds[name] = self.seconds.get(name, 0.0) + now - self.last
@@ -82,8 +81,20 @@ def look_options(command: Any) -> Any:
     return command
 
 
-def looking(dump_ir: str | None, time_passes: bool) -> tuple[Sequence[Any], Times | None]:
+def looking(dump_ir: str | None, time_passes: bool, *, of_networks: bool = False) -> tuple[Sequence[Any], Times | None]:
     """Who is told of stages, and of them who takes their times. Raises InputError: there is no such pass."""
     times = Times() if time_passes else None
-    dump = Dump(dump_ir) if dump_ir is not None else None
+    if dump_ir is None:
+        dump = None
+    elif of_networks:
+        need("torch", "a network's operators are ATen's, which needs torch")
+        from convgen.network_compiler import PROGRAMS
+        from convgen.program.network_text import show as show_network
+
+        dump = Dump(dump_ir, PROGRAMS, show_network)
+    else:
+        from convgen.compiler import SCHEDULES
+        from convgen.program.text import show
+
+        dump = Dump(dump_ir, SCHEDULES, show)
     return [told for told in (times, dump) if told is not None], times

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from convgen.algebra.index_sets import volume
 from convgen.algebra.layout import Axes
-from convgen.passes.network_contract import NetworkPass
+from convgen.passes.contract import NetworkPass
 from convgen.program.network import Bucket, Moved, Program, asked
 from convgen.program.rows import index_sets
 from convgen.spec.layer import DTYPE_BYTES

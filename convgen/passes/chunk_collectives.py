@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from convgen.passes.network_contract import NetworkPass
+from convgen.passes.contract import NetworkPass
 from convgen.program.chunks import in_chunks
 from convgen.program.network import Program, label
 from convgen.program.rows import PlacedRow

@@ -22,13 +22,13 @@ from convgen.algebra.layout import Layout
 from convgen.algebra.redistribute import redistribute
 from convgen.algebra.roles import Roles
 from convgen.algebra.space import Space
-from convgen.passes.contract import Context, Pass
+from convgen.passes.contract import Context, SchedulePass
 from convgen.passes.names import named, renamed
 from convgen.program.nodes import PHASES, RESULTS, Convert, Schedule, Step, is_convolution, reads
 
 
 @dataclass(frozen=True)
-class DropSingleRank(Pass):
+class DropSingleRank(SchedulePass):
     """The schedule without the axes that have one rank."""
 
     name: ClassVar[str] = "drop-single-rank"

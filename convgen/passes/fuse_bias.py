@@ -14,12 +14,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from convgen.passes.contract import Context, Pass
+from convgen.passes.contract import Context, SchedulePass
 from convgen.program.nodes import Compute, Schedule, is_convolution
 
 
 @dataclass(frozen=True)
-class FuseBias(Pass):
+class FuseBias(SchedulePass):
     """Merge `add_bias` into the convolution that it directly follows."""
 
     name: ClassVar[str] = "fuse-bias"

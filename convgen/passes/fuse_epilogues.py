@@ -9,7 +9,7 @@ from typing import ClassVar
 from convgen.operations.bound import Bound
 from convgen.operations.convolution import Convolution
 from convgen.operations.fused import Fused
-from convgen.passes.network_contract import NetworkPass
+from convgen.passes.contract import NetworkPass
 from convgen.program.early import early_faults
 from convgen.program.network import FLOATS, Bucket, Program
 from convgen.program.rows import PlacedRow, place

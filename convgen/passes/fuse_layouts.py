@@ -22,13 +22,13 @@ from typing import ClassVar
 
 from convgen.algebra.layout import Layout
 from convgen.algebra.space import Space
-from convgen.passes.contract import Context, Pass
+from convgen.passes.contract import Context, SchedulePass
 from convgen.program.forms import boxes, parts
 from convgen.program.nodes import GIVEN, Compute, Convert, Form, Schedule, Step, is_convolution, reads
 
 
 @dataclass(frozen=True)
-class FuseLayouts(Pass):
+class FuseLayouts(SchedulePass):
     """Give values the form in which a collective delivers or takes them, where it pays.
 
     Attributes:

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from convgen.operations.convolution import Convolution
 from convgen.operations.fused import Fused
+from convgen.passes.contract import NetworkPass
 from convgen.passes.fuse_epilogues import renamed
-from convgen.passes.network_contract import NetworkPass
 from convgen.program.network import FLOATS, Program
 from convgen.program.rows import PlacedRow, place
 from convgen.program.wide import Group, chains, faults, joined, widened

@@ -17,12 +17,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from convgen.passes.contract import Context, Pass
+from convgen.passes.contract import Context, SchedulePass
 from convgen.program.nodes import Schedule
 
 
 @dataclass(frozen=True)
-class HoldX(Pass):
+class HoldX(SchedulePass):
     """Record the choice in the schedule."""
 
     name: ClassVar[str] = "hold-x"

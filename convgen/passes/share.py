@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from convgen.algebra.layout import Layout
-from convgen.passes.contract import Context, Pass
+from convgen.passes.contract import Context, SchedulePass
 from convgen.passes.names import rename
 from convgen.program.nodes import RESULTS, Convert, Schedule, Step, reads
 
@@ -28,7 +28,7 @@ Key = tuple[str, str, tuple[str, ...], Layout]
 
 
 @dataclass(frozen=True)
-class Share(Pass):
+class Share(SchedulePass):
     """Merge equal conversions within backward, and with forward's where x is held gathered."""
 
     name: ClassVar[str] = "share"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from convgen.passes.network_contract import NetworkPass
+from convgen.passes.contract import NetworkPass
 from convgen.program.early import in_one, started_early
 from convgen.program.network import Program, label
 from convgen.program.rows import PlacedRow

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from convgen.passes.network_contract import NetworkPass
+from convgen.passes.contract import NetworkPass
 from convgen.program.early import early_faults
 from convgen.program.network import Program, label
 from convgen.program.norms import norms
