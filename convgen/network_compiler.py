@@ -196,8 +196,8 @@ def compile_network(
         program = lay_out(network_parts(graph, described), grid, algorithm)
     graph, described, program = _with_statistics(graph, described, program, statistics, algorithm)
     program = with_again(program, again)
-    meanwhile = _overlapping(chosen, _dtype(graph), of_inputs, passes)
-    return _compiled(graph, described, program, algorithm, command, meanwhile, target, after, checked=passes is not None)
+    meanwhile, named = _overlapping(chosen, _dtype(graph), of_inputs, passes), passes is not None
+    return _compiled(graph, described, program, algorithm, command, meanwhile, target, after, checked=named)
 
 
 def _with_statistics(

@@ -80,6 +80,13 @@ def _posted(handle: dist.ProcessGroup, sends: bool, part: Tensor, peer: int) -> 
 naming = threading.Lock()
 
 
+def meeting_buffers(size: int, count: int) -> tuple[bytearray, bytearray, Tensor, list[Tensor]]:
+    """Bytes of a message and of all ranks', and both as tensors: made once, as that costs more than to send them."""
+    out, got = bytearray(size), bytearray(size * count)
+    whole = torch.frombuffer(got, dtype=torch.uint8)
+    return out, got, torch.frombuffer(out, dtype=torch.uint8), list(whole.split(size))
+
+
 def new_group(
     ranks: tuple[int, ...], timeout: timedelta | None, purpose: str, backend: str | None
 ) -> dist.ProcessGroup:
@@ -171,12 +178,13 @@ class TorchTransport:
         ranks call in another order meet there. What it returns waits for theirs."""
         members, size = tuple(sorted(ranks)), len(mine)
         end: Any = self.meeting(members)._get_backend(torch.device("cpu"))
-        sent, got = torch.frombuffer(bytearray(mine), dtype=torch.uint8), bytearray(size * len(members))
-        parts = list(torch.frombuffer(got, dtype=torch.uint8).split(size))
+        spare = shared.setdefault("buffers of meetings", {}).setdefault((members, size), [])
+        out, got, sent, parts = found = spare.pop() if spare else meeting_buffers(size, len(members))
+        out[:] = mine
+        me = members.index(self.rank)
+        got[me * size : (me + 1) * size] = mine
         if len(members) == 2:  # a message each way is quicker than gloo's collective
-            me = members.index(self.rank)
-            parts[me].copy_(sent)
-            work = [end.send([sent], 1 - me, 0), end.recv([parts[1 - me]], 1 - me, 0)]
+            work = [end.recv([parts[1 - me]], 1 - me, 0), end.send([sent], 1 - me, 0)]
         else:
             options = cast(Any, dist.distributed_c10d).AllgatherOptions()
             if self.timeout is not None:
@@ -186,7 +194,9 @@ class TorchTransport:
         def answers() -> list[bytes]:
             for one in work:
                 one.wait(self.timeout) if self.timeout is not None and len(work) == 2 else one.wait()
-            return [bytes(got[members.index(r) * size :][:size]) for r in ranks]
+            brought = [bytes(got[members.index(r) * size :][:size]) for r in ranks]
+            spare.append(found)
+            return brought
 
         return answers
 
