@@ -7,8 +7,8 @@ Small configurations and random weights, every parameter drawn anew (heads of ze
 float64. A line a model: calls of ATen's operators and how many sorts of them, what ran whole and its share of the
 flops, seconds of the import, of the processor, and torch.export's among them; then a line a grid: errors of outputs,
 of gradients of inputs, of parameters, of buffers, and of what steps of training change, relative to the largest entry
-(DESIGN section 11), bytes sent by all ranks in a step, seconds of compiling. Models of packages that are not installed
-are left out.
+(docs/design.md, Networks), bytes sent by all ranks in a step, seconds of compiling. Models of packages that are not
+installed are left out.
 
 Some cast to float32 inside, whatever they are given. What such a one rounds itself is measured: its graph with every
 cast left out, against it. On ranks it may be 1e-6 off, or four times as far as it is from that.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -84,6 +85,19 @@ def test_an_arrow_up_is_found(tmp_path: Path) -> None:
 def test_only_commands_know_the_command_line() -> None:
     knowing = {room for _, room, names in modules(PACKAGE) if any(name.split(".")[0] == "click" for name in names)}
     assert knowing == {"commands"}
+
+
+def test_citations_of_pages_have_their_headings() -> None:
+    """Code cites a page of docs/ by a heading that it has."""
+    cited: dict[str, set[str]] = {}
+    for path in (*PACKAGE.rglob("*.py"), *(PACKAGE.parent / "templates").rglob("*.py")):
+        for page, heading in re.findall(r"docs/(\w+\.md), ([A-Z][\w' ]*\w)", path.read_text(encoding="utf-8")):
+            cited.setdefault(page, set()).add(heading)
+    assert "design.md" in cited
+    for page, headings in cited.items():
+        text = (PACKAGE.parent / "docs" / page).read_text(encoding="utf-8")
+        there = [line.lstrip("# ") for line in text.splitlines() if line.startswith("#")]
+        assert {h for h in headings if not any(t.startswith(h) for t in there)} == set(), page
 
 
 def test_files_are_short() -> None:

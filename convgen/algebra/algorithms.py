@@ -1,6 +1,6 @@
 """The named algorithms of the papers: shorthands for distributions and roles, and nothing else.
 
-Source: DESIGN section 1's table; [CF] 3.1 to 3.4, [SP] III-A, [INT] Eqs. 5 and 6.
+Source: docs/algorithms.md; [CF] 3.1 to 3.4, [SP] III-A, [INT] Eqs. 5 and 6.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ For each dimension, the axes that block-distribute it, outermost first; axes tha
 copies. A window on a spatial dimension holds the rows that a block of the *other* activation needs. A
 partial value holds one addend a rank.
 
-Source: [CF] 2.3.2 (o_A and *), 2.3.5 (reductions); DESIGN section 1.
+Source: [CF] 2.3.2 (o_A and *), 2.3.5 (reductions); docs/design.md, One idea.
 """
 
 from __future__ import annotations

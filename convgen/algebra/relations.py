@@ -17,7 +17,7 @@ this file in them.
 | Through | what the rows of another relation read: two rows of a network as one |
 | Blocks | block number o of `extent` rows by the block rule; its inverse, BlockOf, the number of the block of row o |
 
-Source: Dumoulin & Visin, arXiv:1603.07285, section 4 (Taps, ReadBy); DESIGN section 10.
+Source: Dumoulin & Visin, arXiv:1603.07285, section 4 (Taps, ReadBy); docs/design.md, Relations.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Every operation of a network is a row of this kind; nothing else here knows what
 The gradient of an operand as a row read it has a type as well (`Signature.gradient`): partial over the axes that have
 a role in the row and don't split the operand, overlapping where it is windowed, equal over axes without a role.
 
-Source: DESIGN sections 1 and 10.
+Source: docs/design.md, One idea.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command line (DESIGN section 5).
+"""The command line: the only room that knows all others.
 
 Results go to stdout, progress and remarks to stderr. Exit codes: 0 done, 1 a check failed, 2 the input is
 wrong, 3 a bug of ours.

@@ -188,11 +188,11 @@ def _refuse(file: str, options: Mapping[str, Any]) -> None:
 
 
 def _refuse_twice(files: Sequence[str], plans: Sequence[str], schedule: str | None, flags: Sequence[str]) -> None:
-    """What says the layout, beside another that does.
+    """Raises InputError: the layout is said twice, by a plan or a program's text and by something else.
 
     Args:
-        plans: those of the files that are.
-        flags: that are given, and say it too.
+        plans: those of the files that are plans.
+        flags: options that are given and say a layout.
     """
     if schedule is not None and (len(files) != 1 or plans):
         fact = f"--schedule is of one network's graph, {f'{plans[0]} is a plan' if plans else f'here are {len(files)}'}"

@@ -149,7 +149,7 @@ def seconds(kind: Kind, peers: Any, n: Any, alpha: Any, beta: Any, gamma: Any, a
 
     Args:
         peers: ranks of the group besides this one; for an exchange, those that it has messages with.
-        n: bytes, as direct exchange counts them (DESIGN section 6).
+        n: bytes, as direct exchange counts them (docs/design.md, Two views of a step).
         algorithm: one of ALGORITHMS; of an exchange there is one only.
     """
     match kind:

@@ -206,7 +206,7 @@ def collective_seconds(
 
     Args:
         kind: all_gather, reduce_scatter, all_reduce or all_to_all.
-        n: as direct exchange counts (DESIGN section 6); with uneven blocks that of the slowest rank.
+        n: as direct exchange counts (docs/design.md, Two views of a step); with uneven blocks that of the slowest rank.
         algorithm: one of collectives.ALGORITHMS, or best. Where a named one needs a power of two and the group is
             none, the ring takes its place (Bruck's for an all-gather).
     """

@@ -1,4 +1,4 @@
-"""What a network's program sends: the bytes of every step, exactly and for every rank (DESIGN section 6)."""
+"""What a network's program sends: exact bytes of every step and rank (docs/design.md, Two views of a step)."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ slow no other lane down. What a conversion in a lane takes of the processor, the
 says so. A row in pieces costs a launch for each piece, and a copy of its result; one in chunks launches as dear as a
 layer's module.
 
-Source: DESIGN section 12; [SP] V-B ("greedily overlapping as much computation as possible with an allreduce").
+Source: docs/overlap.md; [SP] V-B ("greedily overlapping as much computation as possible with an allreduce").
 """
 
 from __future__ import annotations

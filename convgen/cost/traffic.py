@@ -1,4 +1,4 @@
-"""What a conversion moves, exactly and for every rank, from index sets (the counting rule of DESIGN section 6).
+"""What a conversion moves, exactly and for every rank, from index sets (docs/design.md, Two views of a step).
 
 | collective | a rank sends |
 |---|---|

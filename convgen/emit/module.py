@@ -1,6 +1,6 @@
 """The generated module: its context, and printing it.
 
-Source: DESIGN section 6. Same input, same bytes: no clock, no path, no order of sets.
+Source: docs/design.md, A module. Same input, same bytes: no clock, no path, no order of sets.
 """
 
 from __future__ import annotations

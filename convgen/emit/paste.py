@@ -103,7 +103,7 @@ class SharedRuntime:
 
 @cache
 def shared_runtime() -> SharedRuntime:
-    """All that layers have."""
+    """A file of every class and function of the runtime that a layer's module can need."""
     made = runtime()
     return _as_file(SHARED_HEAD, made.statements, made)
 

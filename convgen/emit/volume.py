@@ -1,4 +1,4 @@
-"""VOLUME: the bytes that each rank sends in each step, from the exact index sets (DESIGN section 6)."""
+"""VOLUME: the bytes that each rank sends in each step, from exact index sets (docs/design.md, Two views of a step)."""
 
 from __future__ import annotations
 

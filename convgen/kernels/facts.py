@@ -231,7 +231,7 @@ def _read_amd(text: str, shared: int) -> Facts:
 
 
 def records(layer: str, kernels: Sequence[Kernel]) -> Iterator[dict[str, Any]]:
-    """A record for every kernel that a layer's ranks launch (DESIGN section 5), ranks that are alike together."""
+    """A record for every kernel that a layer's ranks launch (docs/kernels.md), ranks that are alike together."""
     for kernel in kernels:
         ranks: dict[Problem, list[int]] = {}
         for rank, problem in enumerate(kernel.problems):

@@ -1,4 +1,4 @@
-"""The local problem: one phase of the convolution of one rank, as a kernel sees it (DESIGN section 7)."""
+"""The local problem: one phase of the convolution of one rank, as a kernel sees it (docs/design.md, Local kernels)."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
 
 forward sums over c and k, backward-data over f and k, backward-filter over n and o. With groups there are two ways:
 G, C and F as nests (C is (G, C/g): blocks are whole groups, or parts of one), or channels as rows that filters read,
-exact for blocks that cut groups. Source: [CF] Eqs. 1 to 3; DESIGN sections 1 and 10.
+exact for blocks that cut groups. Source: [CF] Eqs. 1 to 3; docs/design.md, One idea.
 """
 
 from __future__ import annotations

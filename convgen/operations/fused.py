@@ -19,7 +19,7 @@ can do that before it writes (a mask): of the gradient of b, and b, which the fi
 
     a --relu--> b --conv--> y        backward: da = (b > 0) * conv_backward_data(dy, w), one launch
 
-Source: DESIGN section 12 ("one wide halo for several consecutive operations").
+Source: docs/overlap.md, `widen-halos`.
 """
 
 from __future__ import annotations

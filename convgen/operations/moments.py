@@ -190,8 +190,11 @@ def settled(x: Any) -> Any:
 
 
 def centred(x: Any, mean: Any, scale: Any, shift: Any) -> Any:
-    """(x - mean) * scale + shift by channel, ATen's, fused: of the mean that has no gradient, so it comes in by the
-    shift, where it is nothing."""
+    """(x - mean) * scale + shift by channel, by ATen's fused batch norm.
+
+    ATen gives its statistics no gradient. The mean's comes by the shift: `scale * (mean - fixed)` is zero, and its
+    gradient is the mean's.
+    """
     fixed, scale = mean.detach().contiguous(), scale.contiguous()
     shift = shift - scale * (mean - fixed)
     return batch_normed(x, scale, shift, fixed, torch.ones_like(fixed), False, 0.0, 0.0)

@@ -8,7 +8,7 @@ what merges a part. x[N, C, ...]; moments [3, parts of N, C, parts of rows, ...]
 Running statistics are those of the parts' mean and unbiased variance, averaged by how many elements a part has: copies
 stay equal. The mean is that of the batch; the variance lacks what parts' means differ by.
 
-Source: [SP] III-B; DESIGN section 10.
+Source: [SP] III-B; docs/design.md, Networks.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Local code is a few lines of ATen, told where it stands (`At`): the block of eac
 operand, and how much of it there is. The difference is padding. Operands come without it. Global extents are fields
 of the row: divisors, positions and masks are of the whole, never of what a rank holds.
 
-Source: DESIGN section 10.
+Source: docs/design.md, One idea.
 """
 
 from __future__ import annotations

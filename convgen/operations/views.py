@@ -69,8 +69,9 @@ class Parts(NamedTuple):
 @dataclass(frozen=True)
 class View(Operation):
     """x in another shape. Two ways: in each match the outermost of the result's dimensions reads rows of the outermost
-    of x's, in any blocks; or, where every match joins or splits, as nests, each dimension an index, but for joined
-    samples, which blocks of nests are of only where all ranks have as many.
+    of x's, in any blocks; or, where every match joins or splits, as nests, each dimension an index. Samples that are
+    joined with another dimension have the first way alone: nests need blocks of one size, and ranks may have unequal
+    numbers of samples.
 
     Attributes:
         like: what is so for any number of samples, where a shape follows that.

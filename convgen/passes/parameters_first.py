@@ -27,7 +27,7 @@ class ParametersFirst(NetworkPass):
     Args:
         only: labels of rows, with commas; all by default.
 
-    Source: DESIGN section 12; what is started first of a backward pass is hidden by what is left of it.
+    Source: docs/overlap.md; what is started first of a backward pass is hidden by what is left of it.
     """
 
     name: ClassVar[str] = "parameters-first"

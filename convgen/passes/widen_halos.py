@@ -41,7 +41,7 @@ class WidenHalos(NetworkPass):
         only: `first:last`, labels of the rows that are one from the first to the last, with commas; by default every
             chain as far as its last halo.
 
-    Source: DESIGN section 12.
+    Source: docs/overlap.md.
     """
 
     name: ClassVar[str] = "widen-halos"

@@ -9,7 +9,7 @@ A letter that no input carries begins inside: C and F where a product makes chan
 D, H and W where a convolution makes rows (of a latent vector, say). What it reads are copies, of which every rank makes
 its part.
 
-Source: DESIGN section 11; the algorithms are [CF] 3.1 to 3.4's and [INT]'s.
+Source: docs/design.md, Networks; the algorithms are [CF] 3.1 to 3.4's and [INT]'s.
 """
 
 from __future__ import annotations

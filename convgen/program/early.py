@@ -92,8 +92,10 @@ def _quadruples(rows: NDArray[np.int64]) -> list[tuple[int, int, int, int]]:
 
 
 def started_early(row: PlacedRow, grid: Grid) -> PlacedRow:
-    """A row, and the rows of its gradients, with every halo early that may be; rows in chunks as they are. One that is
-    started ahead is so whether there is an interior or not."""
+    """A row, and the rows of its gradients, with every halo early that may be; rows in chunks stay as they are.
+
+    A halo that is started before an earlier row travels while that one is computed, so its row needs no interior.
+    """
     derived = tuple((k, started_early(one, grid)) for k, one in row.derived)
     if row.chunks is not None:
         return replace(row, derived=derived)

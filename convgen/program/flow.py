@@ -9,7 +9,7 @@
 
 A lane has process groups of its own, so its collectives keep one order whatever happens between them.
 
-Source: DESIGN section 12.
+Source: docs/overlap.md.
 """
 
 from __future__ import annotations

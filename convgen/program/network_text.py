@@ -33,7 +33,7 @@ FORWARD, BACKWARD, OF_INPUTS, NEVER = SECTIONS = ("forward:", "backward:", "back
 
 
 def show(program: Program) -> str:
-    """The text; types are those of DESIGN section 3, of each value by its name."""
+    """The text; types are layouts (docs/design.md, A program), of each value by its name."""
     lines = [f"network {program.name} on {program.grid} {{"]
     lines += [f"  statistics: {program.statistics}"] * (program.statistics != "global")
     lines += [f"  again: {', '.join(dict.fromkeys(s.path for s in program.again))}"] * bool(program.again)

@@ -25,6 +25,8 @@ from convgen.operations.row import Operation
 from convgen.program.network import Program
 from convgen.program.rows import PlacedRow, place
 
+NEAR = 5  # rows behind the moments, in which those of the same batch norm stand as spec/aten describes it
+
 
 @dataclass(frozen=True, slots=True)
 class Norm:
@@ -72,7 +74,7 @@ def norms(program: Program) -> tuple[dict[int, Norm], set[int]]:
         if not isinstance(row.bound.operation, Moments):
             continue
         (m,) = row.bound.makes
-        readers = [j for j in range(i + 1, min(i + 5, len(rows))) if m in rows[j].bound.reads]
+        readers = [j for j in range(i + 1, min(i + NEAR, len(rows))) if m in rows[j].bound.reads]
         kinds = {type(rows[j].bound.operation): j for j in readers}
         if Coefficients not in kinds or not set(kinds) <= {Coefficients, RunningStatistics}:
             continue

@@ -11,7 +11,7 @@ Everything follows from a signature, roles and how values are stored:
 
 A gradient with a row of its own (`Operation.gradients`) has roles of its own; the cheaper of it and the vjp's is taken.
 
-Source: DESIGN section 10.
+Source: docs/design.md, Networks.
 """
 
 from __future__ import annotations

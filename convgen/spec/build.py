@@ -1,4 +1,4 @@
-"""A filled-in form to a Layer: what the values mean, and which can't work (DESIGN section 4)."""
+"""A filled-in form to a Layer: what the values mean, and which can't work (README, A layer file)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layer file's form: its keys, their types and defaults (DESIGN section 4). What values mean: build.py.
+"""The layer file's form: its keys, their types and defaults (README, A layer file). What values mean: build.py.
 
 A key's description is what messages say would work.
 """

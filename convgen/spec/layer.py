@@ -1,4 +1,4 @@
-"""What a user writes about one layer, as frozen data (DESIGN section 4). No reading here: see reader.py."""
+"""What a user writes about one layer, as frozen data (README, A layer file). No reading here: see reader.py."""
 
 from __future__ import annotations
 

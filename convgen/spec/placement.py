@@ -1,4 +1,4 @@
-"""How a layer is laid out: grid, algorithm letters, distribution, roles (DESIGN sections 1 and 4).
+"""How a layer is laid out: grid, algorithm letters, distribution, roles (docs/design.md, One idea).
 
 Structure only; whether a layout can be typed (groups, empty blocks) is the algebra's to say.
 """

@@ -30,7 +30,7 @@ PLAN_KEYS = ("plan", KEY, "memory_bytes", "layers", "others")
 
 
 def read_layer(path: str | Path) -> Layer:
-    """The layer that a YAML file describes (DESIGN section 4).
+    """The layer that a YAML file describes (README, A layer file).
 
     Args:
         path: the file; its name as given goes into messages.

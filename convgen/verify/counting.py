@@ -1,4 +1,4 @@
-"""What a rank sends in a collective, by the rule of direct exchange (DESIGN section 6), from the call itself."""
+"""What a rank sends in a collective, by direct exchange (docs/design.md, Two views of a step), from the call itself."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportIncompatibleMethodOverride=false
 # (what torch leaves untyped or private, and calls by another signature than it declares)
-"""Stretch in chunks: what moves for one chunk of an index travels while another is computed.
+"""Rows in chunks: what moves for one chunk of an index travels while another is computed.
 
     gather 1 | gather 2 | gather 3 |                      the lane
              | chunk 1  | chunk 2  | chunk 3  |           this rank
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 CHUNKS = "chunks"
 
-Stretch = tuple[int, int]  # of the dimension that is cut
+Stretch = tuple[int, int]  # an interval of the dimension that is cut
 
 
 class Going(NamedTuple):
@@ -292,7 +292,7 @@ def _dimension(dims: Any, index: str) -> int:
 
 
 def _read(operand: Any, d: int, rows: Stretch, nothing: int) -> Stretch:
-    """Stretch of an operand that a block of the index reads."""
+    """The interval of an operand's dimension that a block of the index reads."""
     relation = operand.dims[d].relation
     if relation is None:
         return rows
@@ -369,7 +369,7 @@ class Collected(Unmapped):
 
 
 class Cuts(Unmapped):
-    """Stretch of a tensor for each chunk; their gradients are added where they stand."""
+    """A part of a tensor for each chunk; gradients are added where the parts overlap."""
 
     @staticmethod
     def forward(tensor: Tensor, d: int, rows: Sequence[Stretch]) -> tuple[Tensor, ...]:

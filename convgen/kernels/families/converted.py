@@ -77,7 +77,7 @@ class ConvertedWords(ArrangedWords):
 
     @property
     def converted(self) -> list[str]:
-        """Names of the tensors that are."""
+        """Names of the operands that are copied into the order in which boxes read them."""
         return ["w" if t == "w" else self.pointer(t) for t in _turned(self.problem)]
 
     @property

@@ -6,7 +6,7 @@ rows in 2, 4 or 8 chunks where that saves more than chunks cost, rows as one whe
 cost (widening.py), and these together. With buckets also backward's first gradient of a parameter before the others of
 its row.
 
-Source: DESIGN section 12.
+Source: docs/overlap.md.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from convgen.program.rows import PlacedRow
 HALOS = (StartHalos(), StartHalos(gradients="whole"))
 CHUNKS = (2, 4, 8)
 BUCKETS = (BucketGradients(1), BucketGradients(5), BucketGradients(25), BucketGradients(0))
-WORTH = 0.995  # of the step: what saves less is not told from what saves nothing, and what came before does less apart
+# A candidate replaces an earlier one where its step takes less than this part of the other's: the model is not exact
+# enough to tell them apart above it, and candidates that come earlier launch fewer pieces.
+WORTH = 0.995
 
 
 def overlapped(program: Program, machine: Machine, dtype: str, *, of_inputs: bool = False) -> Program:
