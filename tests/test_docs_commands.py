@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from convgen.commands.main import cli
 
 ROOT = Path(__file__).resolve().parent.parent
-BLOCK = re.compile(r"^```\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)  # its language, its lines
 # What measures for minutes, wants a GPU, or is what torchrun runs; and a plan of 64 ranks, which takes a minute.
 ELSEWHERE = re.compile(r"convgen tune|--target cuda( |$)|--ranks 64|convgen compile plan.yaml|LAYER|FILE|--interpret")
 
@@ -20,7 +20,9 @@ ELSEWHERE = re.compile(r"convgen tune|--target cuda( |$)|--ranks 64|convgen comp
 def blocks(page: str, among: str = "") -> list[list[str]]:
     """Lines of a page's blocks that begin with `convgen`, without remarks."""
     found: list[list[str]] = []
-    for block in BLOCK.findall((ROOT / page).read_text(encoding="utf-8")):
+    for language, block in BLOCK.findall((ROOT / page).read_text(encoding="utf-8")):
+        if language:
+            continue
         lines = [re.split(r"\s{2,}#", line)[0] for line in block.splitlines() if line.startswith("convgen ")]
         lines = [line for line in lines if not ELSEWHERE.search(line)]
         if lines and among in block:
