@@ -13,10 +13,14 @@ import torch
 from click.testing import CliRunner, Result
 from small_networks import exported, unet
 
+from convgen.algebra.grid import Grid
 from convgen.commands.main import cli
 from convgen.errors import InputError
+from convgen.network_compiler import compile_network
 from convgen.packages import CONSTANTS
-from convgen.spec.graph_file import constants_path, write_graph
+from convgen.plan.program.written import plan_of
+from convgen.spec.graph_file import constants_path, read_graph, write_graph
+from convgen.spec.network_plan import write_plan
 from convgen.spec.safetensors import tensors_bytes
 
 GRID = ("--grid", "N=2,H=2")
@@ -187,6 +191,17 @@ def test_a_machine_decides_what_travels_under_a_named_algorithm(files: Path, tmp
     plan = tmp_path / "plan.yaml"
     assert convgen("plan", files, "--machine", "lassen", "--ranks", "2", "-o", plan).exit_code == 0
     assert convgen("compile", plan, "--machine", "lassen", "-o", tmp_path).exit_code == 0
+
+
+def test_what_travels_is_chosen_for_the_machine_that_priced_a_plan(files: Path) -> None:
+    program = compile_network(read_graph(str(files)), Grid((("N", 2), ("H", 2)))).plain
+    plan = files.with_name("priced.yaml")
+    plan.write_text(write_plan(plan_of(program, files.name, "lassen", 1.0)))
+    own, lassen, cpu = (
+        convgen("compile", plan, *named, "--emit", "schedule").stdout
+        for named in ((), ("--machine", "lassen"), ("--machine", "cpu"))
+    )
+    assert own == lassen != cpu and own
 
 
 def test_what_makes_no_sense_is_refused(files: Path) -> None:

@@ -21,6 +21,7 @@ from convgen.spec.target import read_target
 from convgen.spec.text import shown
 
 if TYPE_CHECKING:
+    from convgen.cost.machine import Machine
     from convgen.passes.contract import After, NetworkPass
 
 LAYERS_ONLY = {
@@ -59,7 +60,8 @@ def compile_graphs(
     """Every network of the files, laid out by the letters of the grid, by price, or as a plan or a program's text says.
 
     Args:
-        machine: for which it is chosen what travels meanwhile, and which `auto` models; by default one of the target's.
+        machine: for which it is chosen what travels meanwhile, and which `auto` models; by default the one that a plan
+            was priced for, and else one of the target's.
         schedule: file of a program's text, for one network.
         passes: that say what travels meanwhile, such as "bucket-gradients{mebibytes=1}", instead of a timeline; they
             run in the pipeline's order.
@@ -104,7 +106,8 @@ def compile_graphs(
     found: list[CompiledFile] = []
     seen: dict[str, str] = {}
     for file in files:
-        plan = _priced(read_plan(file), file) if file in plans else None
+        plan = read_plan(file) if file in plans else None
+        priced_for = _machine_of(plan, file) if plan is not None else None
         beside = file if plan is None else str(Path(file).parent / plan.graph)
         if plan is not None and not os.path.isfile(beside):
             fact = f"the plan's graph {shown(plan.graph)} is no file: a plan stands beside it"
@@ -127,7 +130,13 @@ def compile_graphs(
                     )
                 elif plan is not None:
                     made = compile_plan(
-                        graph, plan, overlap=chosen, command=command, target=made_for, passes=chain, after=after
+                        graph,
+                        plan,
+                        overlap=chosen or priced_for,
+                        command=command,
+                        target=made_for,
+                        passes=chain,
+                        after=after,
                     )
                 else:
                     where = build_grid(axes)
@@ -161,23 +170,24 @@ def _chosen(passes: Sequence[NetworkPass]) -> list[NetworkPass]:
     return sorted(passes, key=lambda one: order.index(one.name))
 
 
-def _priced(plan: PlanFile, file: str) -> PlanFile:
-    """A plan, whose machine there is: one of tuning/machines, or a file as seen from the plan's.
+def _machine_of(plan: PlanFile, file: str) -> Machine | None:
+    """The machine that a plan was priced for: one of tuning/machines, or a file as seen from the plan's; None where
+    the plan names none.
 
     Raises:
-        InputError: there is none.
+        InputError: there is no such machine.
     """
     from convgen.cost.machines import load_machine
 
+    if not plan.machine:
+        return None
     is_file = plan.machine.endswith((".yaml", ".yml")) or "/" in plan.machine
     try:
-        if plan.machine:
-            load_machine(str(Path(file).parent / plan.machine) if is_file else plan.machine)
+        return load_machine(str(Path(file).parent / plan.machine) if is_file else plan.machine)
     except InputError as error:
         fact = f"the plan's machine {shown(plan.machine)}: {error.fact}"
         hint = "the machine's name or file; or without machine and milliseconds, which say what priced the plan"
         raise locate(InputError(fact, ("machine",), hint=hint), plan.source) from None
-    return plan
 
 
 def _refuse(file: str, options: Mapping[str, Any]) -> None:
