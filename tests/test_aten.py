@@ -203,6 +203,13 @@ def by_number(x: Tensor) -> Outputs:
     )  # fmt: skip
 
 
+def since_2_13(x: Tensor) -> Outputs:
+    """Torch 2.11 can't export a quantile of any number of samples, and has no derivative of the other."""
+    if tuple(int(n) for n in torch.__version__.split(".")[:2]) < (2, 13):
+        return ()
+    return torch.quantile(x, 0.3, dim=1), torch.stack(torch.aminmax(x, dim=2))
+
+
 def in_other_words(x: Tensor) -> Outputs:
     """What is described as other operators, or as those that it is made of."""
     rows, pixels = x[:, 0], x.permute(0, 2, 3, 1)
@@ -210,7 +217,7 @@ def in_other_words(x: Tensor) -> Outputs:
     codes = torch.arange(40.0).view(5, 8).sin()
     return (
         x.unfold(2, 4, 2).unfold(3, 3, 3), torch.cdist(pixels.reshape(-1, 8), codes), torch.rot90(x, 1, (2, 3)),
-        x.roll(5), torch.stack(torch.aminmax(x, dim=2)), torch.quantile(x, 0.3, dim=1), x.gather(1, x.argsort(1)),
+        x.roll(5), *since_2_13(x), x.gather(1, x.argsort(1)),
         torch.linalg.vector_norm(x, float("inf"), dim=(2, 3)), torch.linalg.matrix_norm(x), torch.hstack([x, 2 * x]),
         torch.dstack([x, x]), torch.vstack([x, x]), F.cosine_similarity(x, x.flip(1)), F.pairwise_distance(x, 2 * x),
         torch.tensordot(x, codes, dims=([1], [1])), torch.diff(x, dim=2), torch.gradient(x, dim=(2, 3))[0],

@@ -81,6 +81,7 @@ def test_a_gradient_scaler_trusts_the_first_parameters_splits() -> None:
     assert on_processes(program, 4) == [[2.0, 4.0], [2.0, 2.0]] * 2
 
 
+FLATTENED = "Attempted to flatten multiple dimensions"
 OPTIMIZERS: dict[str, Any] = {
     name: getattr(torch.optim, name)
     for name in ("Adam", "NAdam", "RAdam", "Adamax", "Adadelta", "ASGD", "LBFGS", "Adafactor")
@@ -124,7 +125,12 @@ def test_other_optimizers(kind: str) -> None:
         for name, make in OPTIMIZERS.items():
             if kind == "blocks" and name in ("LBFGS", "Adafactor"):
                 continue
-            torch.testing.assert_close(tried(make), truths[name], rtol=1e-9, atol=1e-9)
+            try:
+                found = tried(make)
+            except RuntimeError as error:  # torch 2.11, of a DTensor that is split behind the first dimension
+                assert kind == "dtensors" and name == "LBFGS" and FLATTENED in str(error), error
+            else:
+                torch.testing.assert_close(found, truths[name], rtol=1e-9, atol=1e-9)
         if kind == "blocks":
             for make in (torch.optim.LBFGS, torch.optim.Adafactor):
                 with pytest.raises(RuntimeError, match="would take blocks for whole tensors"):
@@ -132,7 +138,7 @@ def test_other_optimizers(kind: str) -> None:
         try:
             found = tried(torch.optim.Rprop)
         except (IndexError, RuntimeError) as error:  # up to torch 2.13, which takes elements by a mask
-            assert re.search("would take blocks for whole tensors|shape of the mask", str(error)), error
+            assert re.search("would take blocks for whole tensors|shape of the mask|aten.index_put_", str(error)), error
         else:
             torch.testing.assert_close(found, truths["Rprop"], rtol=1e-9, atol=1e-9)
 
@@ -228,7 +234,9 @@ def test_what_changes_a_weight_on_its_way_is_refused(kind: str) -> None:
             parametrizations.spectral_norm,
             lambda c: prune.l1_unstructured(c, "weight", 0.5),
         ):
-            with pytest.raises((RuntimeError, ValueError), match=r"would take blocks|redistribute|in-place operations"):
+            with pytest.raises(
+                (RuntimeError, ValueError), match=rf"would take blocks|redistribute|in-place operations|{FLATTENED}"
+            ):
                 change(m.Conv(mesh, parameters=kind))(own)
         with pytest.raises(ValueError, match=r"w, this rank's block of .*, is torch\.float64, got torch\.float32"):
             m.Conv(mesh, parameters=kind).float()(own)

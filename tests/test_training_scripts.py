@@ -5,6 +5,7 @@ The scripts are those of bench/training_scripts.py that need torch alone; what i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from scripts import bench_script
 
 bench = bench_script("training_scripts")
 MIXED = "mixed torch.Tensor and DTensor"
+FLATTENED = "Attempted to flatten multiple dimensions"  # torch 2.11, of a DTensor that is split behind the first
 BLOCKS = "would take blocks for whole tensors"
 COMPILED = "what it computes is compiled"
 # Of two kinds of parameters in one list torch's operations on lists want one.
@@ -26,7 +28,7 @@ OF_DTENSORS = {
     "GradScaler, one class of the last layer overflows in a step": MIXED,
     "GradScaler, one filter's gradient overflows in a step": MIXED,
     "GradScaler, one filter's gradient overflows, the head's parameters first": MIXED,
-    "L-BFGS": MIXED,
+    "L-BFGS": f"{MIXED}|{FLATTENED}",
     "a backbone and an ordinary head, foreach=True, clip_grad_norm_": MIXED,
     "weight decay in the loss": MIXED,
 }
@@ -66,7 +68,7 @@ def test_with_split_and_ragged_parameters() -> None:
         refusal = REFUSED[kind].get(name)
         expected = "wrong" if name in WRONG else "refused" if refusal else "right"
         assert found.verdict == expected, f"{name}, {kind}: {found}"
-        assert refusal is None or refusal in found.text, f"{name}, {kind}: {found}"
+        assert refusal is None or re.search(refusal, found.text), f"{name}, {kind}: {found}"
 
 
 def test_with_parameters_that_all_ranks_hold() -> None:

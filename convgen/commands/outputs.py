@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,8 +15,13 @@ from convgen.errors import InputError
 from convgen.files import check_file, check_folder, said
 from convgen.pictures.figures import matplotlib, plot_format
 
+if TYPE_CHECKING:
+    PathType = click.ParamType[Path]
+else:
+    PathType = click.ParamType  # which has no parameter before click 8.4
 
-class OutputFile(click.ParamType[Path]):
+
+class OutputFile(PathType):
     """The name of a file that can be written.
 
     Args:
@@ -50,7 +55,7 @@ class Picture(OutputFile):
         matplotlib()
 
 
-class OutputFolder(click.ParamType[Path]):
+class OutputFolder(PathType):
     """A folder that can be written to, or made."""
 
     name = "folder"

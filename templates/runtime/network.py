@@ -277,7 +277,7 @@ class NetworkModule(Known):
             batch: the number of samples, where it is not the compiled one.
         """
         net = self._net
-        if torch.compiler.is_exporting():
+        if torch.compiler._is_exporting_flag:  # is_exporting() is true under torch.compile of torch 2.11
             raise RuntimeError(
                 f"{net.name}: an exported program would hold this rank's place on the mesh as a constant; export the "
                 "original network, and compile its copies with convgen"

@@ -118,7 +118,9 @@ def plain_block(layer: Layer, name: str, given: Any, mesh: DeviceMesh, key: str,
         if not torch.compiler.is_compiling():
             fits_ddp(given)
         own = layer.own_box(name, key)
-        if given.held is None or given.held.box[: len(own)] != own:
+        # Numbers one by one: Dynamo of torch 2.11 can't compare these tuples.
+        pairs = () if given.held is None else zip(given.held.box, own, strict=False)
+        if given.held is None or any(a != b for one, other in pairs for a, b in zip(one, other, strict=True)):
             raise ValueError(
                 f"{layer.name}: this rank's block of {stored_as(layer, name, batch)} is {own}, got {given.held}"
             )
@@ -161,7 +163,7 @@ def told_to_all(make: Callable[[], Any], layer: Layer, key: str, batch: int, ent
 
 def convolve(layer: Layer, x: Any, w: Any, bias: Any, mesh: DeviceMesh, key: str, batch: int) -> Any:
     """Layer.conv, and ConvModule's forward."""
-    if torch.compiler.is_exporting():
+    if torch.compiler._is_exporting_flag:  # is_exporting() is true under torch.compile of torch 2.11
         raise RuntimeError(
             f"{layer.name}: an exported program would hold this rank's place on the mesh and this number of samples as "
             "constants; export the original layer, and compile its copies with convgen"

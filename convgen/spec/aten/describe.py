@@ -103,6 +103,10 @@ def _as_it_stands(reader: Reader, call: Call) -> None:
     reader.whole.append(reader.number)
 
 
+# Elementwise, and not said to be: a change of type, and by torch before 2.13 a rectifier.
+UNTAGGED = frozenset({"_to_copy", "leaky_relu"})
+
+
 def overload_tags_allow(call: Call, reader: Reader) -> bool:
     """Whether torch says that an operator is elementwise.
 
@@ -118,4 +122,4 @@ def overload_tags_allow(call: Call, reader: Reader) -> bool:
     if torch.Tag.nondeterministic_seeded in op.tags and not off:
         fact = f"{call.module or 'the module'}: {call.op} draws random numbers, and no operation describes it"
         raise InputError(fact, hint="eval mode, or a module without it")
-    return torch.Tag.pointwise in op.tags or call.op == "_to_copy"  # another type; torch has no tag for it
+    return torch.Tag.pointwise in op.tags or call.op in UNTAGGED
