@@ -1,10 +1,11 @@
 """What the message costs that every call begins with: steps with it and without it (CONVGEN_AGREE=0), in turn.
 
-    python bench/envelope.py [--ranks 2] [--rounds 200]
+    python bench/envelope.py [--ranks 2] [--rounds 100] [--steps 10]
 
 A tiny layer, a tiny network and small_resnet on processes of this machine; medians over rounds of the longest rank's
 milliseconds of forward and backward by the clock, and the median of the differences of neighbouring rounds with the
-middle half of them. The order of the two changes from round to round.
+middle half of them. A round is several steps, one behind the other as in training. The order of the two changes from
+round to round.
 """
 
 from __future__ import annotations
@@ -55,16 +56,17 @@ def network_step(package: Any, example: torch.Tensor) -> Callable[[], None]:
     return step
 
 
-def measured(step: Callable[[], None], rounds: int) -> tuple[list[float], list[float]]:
-    """Milliseconds of the longest rank, with the message and without."""
+def measured(step: Callable[[], None], rounds: int, steps: int) -> tuple[list[float], list[float]]:
+    """Milliseconds of a step of the longest rank, with the message and without."""
     taken: dict[str, list[float]] = {"1": [], "0": []}
     for i in range(rounds + 10):
         for agree in ("1", "0") if i % 2 else ("0", "1"):
             os.environ["CONVGEN_AGREE"] = agree
             dist.barrier()
             start = time.perf_counter()
-            step()
-            longest = torch.tensor(time.perf_counter() - start)
+            for _ in range(steps):
+                step()
+            longest = torch.tensor((time.perf_counter() - start) / steps)
             dist.all_reduce(longest, dist.ReduceOp.MAX)
             if i >= 10:
                 taken[agree].append(float(longest) * 1e3)
@@ -74,7 +76,8 @@ def measured(step: Callable[[], None], rounds: int) -> tuple[list[float], list[f
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=10, help="of a round")
     args = parser.parse_args()
     grid = {"N": args.ranks}
     spec = {"name": "tiny_layer", "layer": "conv2d", "input": [4, 4, 8, 8], "out_channels": 4, "kernel_size": 3}
@@ -92,12 +95,11 @@ def main() -> None:
             torch.set_num_threads(1)
             steps = {"tiny layer": layer_step(load_module(path))}
             steps |= {name: network_step(package, x) for name, (package, x) in packages.items()}
-            return {name: measured(step, args.rounds) for name, step in steps.items()}
+            return {name: measured(step, args.rounds, args.steps) for name, step in steps.items()}
 
         found = spawn(program, args.ranks, 3600.0)[0]
-    print(
-        f"ranks {args.ranks}, rounds {args.rounds}: step with the message and without, ms; difference, us (middle half)"
-    )
+    print(f"ranks {args.ranks}, {args.rounds} rounds of {args.steps} steps")
+    print("a step with the message and without, ms; difference, us (middle half)")
     for name, (on, off) in found.items():
         differences = sorted((a - b) * 1e3 for a, b in zip(on, off, strict=True))
         low, middle, high = (differences[len(differences) * k // 4] for k in (1, 2, 3))

@@ -184,7 +184,7 @@ class TorchTransport:
         me = members.index(self.rank)
         got[me * size : (me + 1) * size] = mine
         if len(members) == 2:  # a message each way is quicker than gloo's collective
-            work = [end.recv([parts[1 - me]], 1 - me, 0), end.send([sent], 1 - me, 0)]
+            work = [end.send([sent], 1 - me, 0), end.recv([parts[1 - me]], 1 - me, 0)]
         else:
             options = cast(Any, dist.distributed_c10d).AllgatherOptions()
             if self.timeout is not None:
