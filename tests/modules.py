@@ -7,6 +7,7 @@ directly: reading YAML and choosing roles have tests of their own.
 from __future__ import annotations
 
 import atexit
+import os
 import random
 import shutil
 import tempfile
@@ -76,7 +77,9 @@ class Case:
     @cached_property
     def module(self) -> ModuleType:
         path = Path(_folder) / f"{self.layer.name}.py"
-        path.write_text(self.source, encoding="utf-8")
+        whole = path.with_suffix(f".{os.getpid()}")  # ranks that are forked before a module was asked for write it each
+        whole.write_text(self.source, encoding="utf-8")
+        whole.replace(path)
         return load_module(path, interpret=self.layer.target.is_gpu)
 
     @property
