@@ -85,8 +85,8 @@ def compile_graphs(
         raise InputError(fact, hint="--grid N=2,H=2")
     need("torch", "a network's operators are ATen's, which needs torch")
     from convgen.cost.machines import load_machine
-    from convgen.network_compiler import MEANWHILE, compile_network, compile_plan, compile_text
-    from convgen.passes.contract import read_pass, tell
+    from convgen.network_compiler import compile_network, compile_plan, compile_text
+    from convgen.passes.contract import tell
     from convgen.plan.program.edited import read_text
     from convgen.spec.graph_edit import with_dtype
     from convgen.spec.graph_file import read_constants, read_graph
@@ -102,7 +102,7 @@ def compile_graphs(
     said = f" --grid {','.join(f'{a}={n}' for a, n in axes.items())}" * bool(axes)
     said += "".join(f" --{k} {v}" for k, v in named.items() if v)
     said += "".join(f" --pass '{text}'" for text in passes)
-    chain = _chosen([read_pass(MEANWHILE, text) for text in passes]) if passes else None
+    chain = _named(passes) if passes else None
     found: list[CompiledFile] = []
     seen: dict[str, str] = {}
     for file in files:
@@ -158,16 +158,22 @@ def compile_graphs(
     return found
 
 
-def _chosen(passes: Sequence[NetworkPass]) -> list[NetworkPass]:
-    """In the order in which each finds what it needs. Raises InputError: one is given twice."""
-    from convgen.network_compiler import MEANWHILE
+def _named(texts: Sequence[str]) -> list[NetworkPass]:
+    """The passes that texts name, in the order in which each finds what it needs.
 
-    names = [one.name for one in passes]
+    Raises:
+        InputError: there is no such pass, or one is given twice.
+    """
+    from convgen.network_compiler import MEANWHILE
+    from convgen.passes.contract import read_pass
+
+    given = [read_pass(MEANWHILE, text) for text in texts]
+    names = [one.name for one in given]
     for name in names:
         if names.count(name) > 1:
             raise InputError(f"--pass {name} is given {names.count(name)} times", hint=f"--pass '{name}{{...}}', once")
-    order = [one.name for one in MEANWHILE]
-    return sorted(passes, key=lambda one: order.index(one.name))
+    by_name = dict(zip(names, given, strict=True))
+    return [by_name[one.name] for one in MEANWHILE if one.name in by_name]
 
 
 def _machine_of(plan: PlanFile, file: str) -> Machine | None:
@@ -233,6 +239,8 @@ def compile_networks(
     if emit == "kernels":
         fact = f"{files[0]} is a network's graph, whose local code is ATen's: it has no generated kernels"
         raise InputError(fact, hint="--emit module, schedule or cost")
+    from convgen.passes.contract import tell
+
     found = (_one_rows if overlap else compile_graphs)(files, after=after, **options)
     _warn(found)
     if emit == "module":
@@ -243,8 +251,7 @@ def compile_networks(
         _echo_cost(found, as_json)
     else:
         _write(found, folder or Path())
-    for told in after:
-        told("emit", None)
+    tell(after, "emit", None)
 
 
 def _warn(found: Sequence[CompiledFile]) -> None:

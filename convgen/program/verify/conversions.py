@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
 from convgen.algebra.layout import Axes, Layout
 from convgen.program.nodes import Convert, reads
-from convgen.program.verify.facts import Facts, Fault, listed
+from convgen.program.verify.facts import Counts, Facts, Fault, listed
 from convgen.program.verify.typed import collective_over, untyped
 
 
@@ -34,9 +35,12 @@ def check_windows_are_needed(f: Facts) -> Iterator[Fault]:
 def check_conversion_is_typed(f: Facts) -> Iterator[Fault]:
     """A collective's name says how the type changes, and the type changes just so."""
     for step, src, dst in f.conversions:
-        missing = f.size(dst) - np.diag(f.overlap(src, dst))
-        if wrong := untyped(step.kind, src, dst, missing):
+        if wrong := untyped(step.kind, src, dst, partial(_missing, f, src, dst)):
             yield step, f"a {step.kind} can't turn {src} into {dst}: {wrong}"
+
+
+def _missing(f: Facts, src: Layout, dst: Layout) -> Counts:
+    return f.size(dst) - np.diag(f.overlap(src, dst))
 
 
 def check_group_is_exact(f: Facts) -> Iterator[Fault]:

@@ -117,7 +117,7 @@ def _step(c: Conversion, sets: IndexSets) -> Iterator[str]:
     grid = sets.grid
     held, need = sets.held(c.src), sets.held(c.dst)
     both = overlaps(held, need)
-    if wrong := untyped(c.kind, c.src, c.dst, volume(need) - np.diag(both), c.reduction):
+    if wrong := untyped(c.kind, c.src, c.dst, lambda: volume(need) - np.diag(both), c.reduction):
         yield f"a {c.kind} can't turn {c.src} into {c.dst}: {wrong}"
         return
     if c.kind != "exchange" and c.over != (expected := collective_over(c.kind, c.src, c.dst, grid)):

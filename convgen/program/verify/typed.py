@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes, Layout
@@ -11,11 +11,13 @@ from convgen.algebra.signature import Reduction
 from convgen.program.verify.facts import Counts
 
 
-def untyped(kind: Kind, src: Layout, dst: Layout, missing: Counts, reduction: Reduction | None = None) -> str:
+def untyped(
+    kind: Kind, src: Layout, dst: Layout, missing: Callable[[], Counts], reduction: Reduction | None = None
+) -> str:
     """What is wrong with a conversion of this kind between these types; nothing if it is typed.
 
     Args:
-        missing: by rank, elements of `dst` that it lacks of `src`.
+        missing: counts, by rank, elements of `dst` that it lacks of `src`; only a slice asks.
         reduction: by which an exchange adds parts that overlap, or an all_gather blocks that are addends.
     """
     if reduction is not None:
@@ -24,7 +26,8 @@ def untyped(kind: Kind, src: Layout, dst: Layout, missing: Counts, reduction: Re
         case "slice":
             if src.partial != dst.partial:
                 return "addends stay addends"
-            return f"rank {missing.argmax()} misses {missing.max()} elements" if (missing > 0).any() else ""
+            short = missing()
+            return f"rank {short.argmax()} misses {short.max()} elements" if (short > 0).any() else ""
         case "all_gather":
             if src.windows != dst.windows:
                 return "windows stay"
