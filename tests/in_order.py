@@ -78,6 +78,7 @@ class Meeting:
 
     ranks: tuple[int, ...]
     world: InOrder
+    options: None = None
 
     def _get_backend(self, device: torch.device) -> Meeting:
         assert device.type == "cpu"
@@ -85,14 +86,6 @@ class Meeting:
 
     def allgather(self, out: list[list[Tensor]], given: list[Tensor], options: Any) -> MeetingWork:
         return MeetingWork(self.world, self.world.gathered(given[0], self.ranks), out[0])
-
-    def send(self, given: list[Tensor], peer: int, tag: int) -> MeetingWork:
-        return MeetingWork(self.world, self.world.gathered(given[0], self.ranks), [torch.empty_like(given[0])] * 2)
-
-    def recv(self, out: list[Tensor], peer: int, tag: int) -> MeetingWork:
-        mine = torch.empty_like(out[0])
-        parts = [out[0] if r == peer else mine for r in range(2)]
-        return MeetingWork(self.world, self.world.last_gathered(self.ranks), parts)
 
 
 @dataclass
@@ -114,7 +107,7 @@ class InOrder:
     """A world of ranks on threads, each with its streams.
 
     Args:
-        module: a generated module; its `dist` is this world's while `run` runs.
+        module: a generated module; its `dist` is this world's while `run` runs, and it has no sockets.
         streams: "pairs": one for each pair of ranks, and one for each group's collectives; "one": one a rank, for all.
         batched: the messages of batch_isend_irecv run together, as in NCCL; else one after the other, as listed.
     """
@@ -142,7 +135,7 @@ class InOrder:
         """Results of `program(transport)` on every rank; of several errors, the first."""
         self._live, self._error = set(range(self.ranks)), None
         results: dict[int, Any] = {}
-        before, threads_before = self.module.dist, torch.get_num_threads()
+        before, threads_before = (self.module.dist, self.module.socket), torch.get_num_threads()
         kind = self.transport or self.module.TorchTransport
 
         def body(rank: int) -> None:
@@ -159,7 +152,7 @@ class InOrder:
                     self._look_for_deadlock()
                     self._lock.notify_all()
 
-        self.module.dist = self.layer()  # type: ignore[attr-defined]
+        self.module.dist, self.module.socket = self.layer(), SimpleNamespace()  # type: ignore[attr-defined]
         try:
             threads = [threading.Thread(target=body, args=(r,), daemon=True) for r in range(self.ranks)]
             for thread in threads:
@@ -168,7 +161,7 @@ class InOrder:
                 thread.join()
                 wait_for_end(thread)
         finally:
-            self.module.dist = before  # type: ignore[attr-defined]
+            self.module.dist, self.module.socket = before  # type: ignore[attr-defined]
             torch.set_num_threads(threads_before)
         if self._error is not None:
             raise self._error
@@ -321,12 +314,8 @@ class InOrder:
                 part.handed = handed
 
         part = Part(self._numbered("meet", ranks), ranks, self.me, run, tensor)
-        self._where.meeting = part
         self._post([part], "cpu", together=True)
         return part
-
-    def last_gathered(self, ranks: tuple[int, ...]) -> Part:
-        return self._where.meeting
 
     def _exchanged(self, kind: str, tensor: Tensor, group: Ranks) -> Sequence[Tensor]:
         """What all members hand in, in the group's order."""

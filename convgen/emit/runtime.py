@@ -17,8 +17,8 @@ from convgen.resources import data_file
 
 # In the order of imports: each uses those before it.
 PARTS = (
-    "layout", "transport", "mesh", "here", "conversions", "envelope", "reductions", "blocks", "checks", "local_check",
-    "local", "ops", "gradients", "parameters", "mixed", "clipping", "graphs", "conv_module", "layer",
+    "layout", "meetings", "transport", "mesh", "here", "conversions", "envelope", "reductions", "blocks", "checks",
+    "local_check", "local", "ops", "gradients", "parameters", "mixed", "clipping", "graphs", "conv_module", "layer",
 )  # fmt: skip
 
 # Only networks have these.

@@ -6,6 +6,7 @@ together.
 A file an idea; those that `import` one another run down this list, and types may name what comes later.
 
     layout       which part of a tensor a rank holds: blocks, and windows of rows
+    meetings     where ranks meet when a call begins
     transport    the seam: everything that leaves a rank goes through it
     mesh         where this rank is
     here         this rank in this call

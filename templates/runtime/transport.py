@@ -15,11 +15,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from .meetings import Meeting
 
 # What all generated modules of a process share, whatever their runtime: places by the key of their mesh, who defined
 # which op, the class of Blocks, and process groups.
@@ -78,13 +80,6 @@ def _posted(handle: dist.ProcessGroup, sends: bool, part: Tensor, peer: int) -> 
 
 
 naming = threading.Lock()
-
-
-def meeting_buffers(size: int, count: int) -> tuple[bytearray, bytearray, Tensor, list[Tensor]]:
-    """Bytes of a message and of all ranks', and both as tensors: made once, as that costs more than to send them."""
-    out, got = bytearray(size), bytearray(size * count)
-    whole = torch.frombuffer(got, dtype=torch.uint8)
-    return out, got, torch.frombuffer(out, dtype=torch.uint8), list(whole.split(size))
 
 
 def new_group(
@@ -164,41 +159,28 @@ class TorchTransport:
             text = f"{self.maker}: {who}rank {self.rank} did not meet all of ranks {list(ranks)}: {error}"
             raise kind(text) from error
 
-    def meeting(self, members: tuple[int, ...]) -> dist.ProcessGroup:
-        """The group of `meet`."""
-        meetings = shared.setdefault("meetings", {})
-        known: Any = meetings[members]() if members in meetings else None
-        if known is None or known not in dist.distributed_c10d._world.pg_map:
+    def meeting(self, members: tuple[int, ...]) -> Meeting:
+        """Of these ranks, rising: one that all meshes on them share, so that two modules which ranks call in another
+        order meet there."""
+        meetings: dict[Any, tuple[Any, Meeting]] = shared.setdefault("meetings", {})
+        group, meeting = meetings.get((members, self.rank), (None, None))
+        known: Any = group() if group is not None else None
+        if meeting is None or known not in dist.distributed_c10d._world.pg_map:
             known = self._made(members, "meetings", "gloo")
-            meetings[members] = weakref.ref(known)
-        return known
+            meeting = Meeting(known, members, members.index(self.rank))
+            meetings[members, self.rank] = weakref.ref(known), meeting
+        return meeting
 
     def meet(self, mine: bytes, ranks: Sequence[int]) -> Callable[[], list[bytes]]:
-        """Post a message to all of these ranks, by a group on the CPU that all meshes on them share: two modules that
-        ranks call in another order meet there. What it returns waits for theirs."""
-        members, size = tuple(sorted(ranks)), len(mine)
-        end: Any = self.meeting(members)._get_backend(torch.device("cpu"))
-        spare = shared.setdefault("buffers of meetings", {}).setdefault((members, size), [])
-        out, got, sent, parts = found = spare.pop() if spare else meeting_buffers(size, len(members))
-        out[:] = mine
-        me = members.index(self.rank)
-        got[me * size : (me + 1) * size] = mine
-        if len(members) == 2:  # a message each way is quicker than gloo's collective
-            work = [end.send([sent], 1 - me, 0), end.recv([parts[1 - me]], 1 - me, 0)]
-        else:
-            options = cast(Any, dist.distributed_c10d).AllgatherOptions()
-            if self.timeout is not None:
-                options.timeout = self.timeout
-            work = [end.allgather([parts], [sent], options)]
+        """Post a message to all of these ranks. What it returns waits for theirs, and gives them in this order."""
+        members = tuple(sorted(ranks))
+        answers = self.meeting(members).tell(mine, self.timeout)
 
-        def answers() -> list[bytes]:
-            for one in work:
-                one.wait(self.timeout) if self.timeout is not None and len(work) == 2 else one.wait()
-            brought = [bytes(got[members.index(r) * size :][:size]) for r in ranks]
-            spare.append(found)
-            return brought
+        def in_order() -> list[bytes]:
+            told = answers()
+            return [told[members.index(r)] for r in ranks]
 
-        return answers
+        return in_order
 
     def _send_and_receive(self, sends: list[Tensor], receives: list[Tensor], group: Group) -> None:
         """Point to point, only between ranks that have something for each other: one batch.

@@ -1,0 +1,158 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (what torch leaves untyped)
+"""Where ranks meet when a call begins: each tells all others the same few bytes, and that has to be quick."""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+PLACE = 108  # bytes of a socket's address, at the most
+PATIENCE = timedelta(minutes=30)  # torch's own, where a group has no time-out
+
+
+class Meeting:
+    """Ranks that tell one another bytes; all of them in one order, and each its own part of a message's size.
+
+    Ranks of one machine and one user speak through sockets of theirs. By gloo a message wakes threads of both ranks
+    three times, which takes longer than a small step (bench/envelope.py); ranks that don't all reach one another's
+    sockets tell it by gloo.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, members: Sequence[int], me: int) -> None:
+        """All members make it at once.
+
+        Args:
+            group: of gloo; the meeting is over where it is destroyed.
+            members: their ranks, rising.
+            me: which of them this one is.
+        """
+        self.end: Any = group._get_backend(torch.device("cpu"))
+        self.members, self.me = members, me
+        self.patience: timedelta = getattr(self.end.options, "_timeout", None) or PATIENCE
+        self.unread: Callable[[], list[bytes]] | None = None
+        self.ended = ""  # why nothing can be told any more
+        self.peers = self._connected()
+        weakref.finalize(self, _close, [*self.peers.values()])
+
+    def _connected(self) -> dict[int, socket.socket]:
+        """A socket to each other member, or none at all. Nobody waits for a connection that doesn't come: members say
+        that theirs are made before any is accepted."""
+        found: dict[int, socket.socket] = {}
+        with tempfile.TemporaryDirectory(prefix="convgen-", ignore_cleanup_errors=True) as folder:  # its owner's alone
+            own, place = None, str(Path(folder) / "s").encode()
+            with suppress(OSError, AttributeError):  # too long a path; a system without such sockets
+                own = socket.socket(socket.AF_UNIX)
+                own.bind(place)
+                own.listen(len(self.members))
+            said = (place if own is not None else b"").ljust(PLACE)[:PLACE]
+            places = [told.rstrip() for told in self._by_gloo(said, self.patience)()]
+            reached = own is not None
+            for i, there in enumerate(places[: self.me]):
+                try:
+                    found[i] = socket.socket(socket.AF_UNIX)
+                    found[i].connect(there)
+                    found[i].sendall(self.me.to_bytes(4, "big"))
+                except (OSError, AttributeError):
+                    reached = False
+                    break
+            all_reached = all(told == b"1" for told in self._by_gloo(b"1" if reached else b"0", self.patience)())
+            if all_reached and own is not None:
+                for _ in self.members[self.me + 1 :]:
+                    peer, _ = own.accept()
+                    peer.settimeout(self.patience.total_seconds())
+                    found[int.from_bytes(_received(peer, 4), "big")] = peer
+            if own is not None:
+                own.close()
+        if all_reached and set(found) == {*range(len(self.members))} - {self.me}:
+            return found
+        _close(found.values())
+        return {}
+
+    def tell(self, mine: bytes, timeout: timedelta | None) -> Callable[[], list[bytes]]:
+        """Post a message; what comes back waits for those of all members, and gives them in their order.
+
+        Raises:
+            ConnectionError: a member has gone, or had gone before.
+            TimeoutError: a member did not come; by gloo a RuntimeError.
+        """
+        patience = timeout or self.patience
+        if len(self.peers) + 1 < len(self.members):
+            return self._by_gloo(mine, patience)
+        if self.unread is not None:  # messages have no number: each is read before the next
+            self.unread()
+        if self.ended:
+            raise ConnectionError(self.ended)
+        got: list[bytes] = []
+
+        def answers() -> list[bytes]:
+            self.unread = None
+            while len(got) < len(self.members):
+                with _Ending(self, len(got)):
+                    got.append(mine if len(got) == self.me else _received(self.peers[len(got)], len(mine)))
+            return got
+
+        for i, peer in self.peers.items():
+            with _Ending(self, i):
+                peer.settimeout(patience.total_seconds())
+                peer.sendall(mine)
+        self.unread = answers
+        return answers
+
+    def _by_gloo(self, mine: bytes, timeout: timedelta) -> Callable[[], list[bytes]]:
+        out = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+        got = [torch.empty_like(out) for _ in self.members]
+        c10d: Any = dist.distributed_c10d
+        options = c10d.AllgatherOptions()
+        options.timeout = timeout
+        work = self.end.allgather([got], [out], options)
+
+        def answers() -> list[bytes]:
+            work.wait()
+            return [part.numpy().tobytes() for part in got]
+
+        return answers
+
+
+class _Ending:
+    """Around what is told to a member or by it: a meeting in which that fails is over for this rank, as what came in
+    part can't be told from what comes next. Its sockets stay open, so that others find out who was lost."""
+
+    def __init__(self, meeting: Meeting, member: int) -> None:
+        self.meeting, self.member = meeting, member
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            return
+        rank = self.meeting.members[self.member]
+        self.meeting.ended = self.meeting.ended or f"rank {rank} was lost before: {error or type(error).__name__}"
+        if isinstance(error, OSError):
+            kinds = TimeoutError if isinstance(error, TimeoutError) else ConnectionError
+            raise kinds(f"rank {rank}: {error}") from error
+
+
+def _close(sockets: Iterable[socket.socket]) -> None:
+    for one in sockets:
+        one.close()
+
+
+def _received(peer: socket.socket, size: int) -> bytes:
+    found = b""
+    while len(found) < size:
+        part = peer.recv(size - len(found))
+        if not part:
+            raise ConnectionError("it has closed its connection")
+        found += part
+    return found
