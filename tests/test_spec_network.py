@@ -144,6 +144,7 @@ CONV = "{name: a, kind: conv, out_channels: 4, kernel_size: 3}"
         ("- {name: a, block: b}", "block 'b' is unknown", 4, "none"),
         ("- {kind: softmax_loss}\n  - {kind: relu}", "a loss", 5, "nothing reads a loss"),
         ("- {name: 1x1, kind: relu}", "not a Python identifier", 4, "_1x1"),
+        ("- {name: __class__, kind: relu}", "an attribute of every object", 4, "name: class_"),
         ("- {name: a, kind: relu, from: [input, input]}", "names a node twice", 4, "once"),
         ("- {name: a, kind: conv, out_channels: $f, kernel_size: 1}", "'$f' has no value", 4, "f: ..."),
     ],

@@ -10,7 +10,6 @@ r"""Names in a graph, which become names and texts of Python: what they may be.
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from collections.abc import Iterator
 
@@ -18,11 +17,10 @@ from convgen.errors import InputError
 from convgen.spec.graph import Graph
 from convgen.spec.names import check_name
 from convgen.spec.source import KeyPath
-from convgen.spec.taken import MODULE, NETWORK
+from convgen.spec.taken import MODULE, NETWORK, PYTHONS
 from convgen.spec.text import shown
 
 MAX_NAME = 500  # of a path: deep models have long ones
-_IS_OWN = re.compile(r"__\w*__")  # Python's own attributes
 _NOT_IN_PARTS = frozenset("\"'`\\{}")
 
 
@@ -41,7 +39,7 @@ def check_names(graph: Graph) -> None:
             raise InputError(f"{shown(name)} can't be a name here", path, hint=f"{what}, up to {MAX_NAME} characters")
     for name, path in _held(graph):
         first, *others = name.split(".")
-        taken = [first] * (first in NETWORK) + [p for p in (first, *others) if p in MODULE or _IS_OWN.fullmatch(p)]
+        taken = [first] * (first in NETWORK) + [p for p in (first, *others) if p in MODULE or PYTHONS.fullmatch(p)]
         if taken:
             fact = f"{shown(name)} can't be a name here: modules have {taken[0]} of their own"
             raise InputError(fact, path, hint=f"{taken[0]}_")

@@ -17,6 +17,7 @@ from convgen.spec.network import Network, Node
 from convgen.spec.network_blocks import INPUT, Written, write_out
 from convgen.spec.network_shapes import infer, keys_of, needed_keys
 from convgen.spec.source import Source, locate
+from convgen.spec.taken import PYTHONS
 from convgen.spec.text import as_list, beginning, shown
 from convgen.spec.yaml import read_yaml
 
@@ -99,6 +100,9 @@ def _made(one: Written, shapes: dict[str, tuple[int, ...]]) -> Node:
     """A node with its shape; a mistake is said with the node, its line and the block that it is from."""
     try:
         check_name(one.name)
+        if PYTHONS.fullmatch(one.name):
+            fact = f"the name {one.name} is an attribute of every object"
+            raise InputError(fact, ("name",), hint=f"name: {one.name.strip('_')}_")
         known = keys_of(one.kind)
         for key in one.attributes:
             if key not in known:

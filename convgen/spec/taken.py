@@ -7,6 +7,8 @@ of the Python that runs: a layer compiles everywhere or nowhere.
 
 from __future__ import annotations
 
+import re
+
 # sys.stdlib_module_names of Python 3.11 to 3.14.
 _STANDARD = """
     __future__ _abc _aix_support _android_support _apple_support _ast _ast_unparse _asyncio _bisect _blake2
@@ -78,3 +80,4 @@ STANDARD, PACKAGES = frozenset(_STANDARD.split()), frozenset(_PACKAGES.split())
 TAKEN = STANDARD | PACKAGES
 MODULE = frozenset(_MODULE.split())
 NETWORK = MODULE | frozenset(_NETWORK.split())
+PYTHONS = re.compile(r"__\w*__")  # attributes of every object

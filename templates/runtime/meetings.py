@@ -5,12 +5,12 @@
 from __future__ import annotations
 
 import socket
-import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -48,35 +48,34 @@ class Meeting:
         """A socket to each other member, or none at all. Nobody waits for a connection that doesn't come: members say
         that theirs are made before any is accepted."""
         found: dict[int, socket.socket] = {}
-        with tempfile.TemporaryDirectory(prefix="convgen-", ignore_cleanup_errors=True) as folder:  # its owner's alone
-            own, place = None, str(Path(folder) / "s").encode()
-            with suppress(OSError, AttributeError):  # too long a path; a system without such sockets
-                own = socket.socket(socket.AF_UNIX)
-                own.bind(place)
+        with ExitStack() as stack:
+            own, place = None, b""
+            with suppress(OSError, AttributeError):  # no folder, too long a path, a system without such sockets
+                folder = stack.enter_context(TemporaryDirectory(prefix="convgen-", ignore_cleanup_errors=True))
+                own = stack.enter_context(socket.socket(socket.AF_UNIX))
+                own.bind(there := str(Path(folder) / "s").encode())  # in a folder that its owner alone may enter
                 own.listen(len(self.members))
-            said = (place if own is not None else b"").ljust(PLACE)[:PLACE]
-            places = [told.rstrip() for told in self._by_gloo(said, self.patience)()]
-            reached = own is not None
-            for i, there in enumerate(places[: self.me]):
-                try:
+                place = there
+            reached = place != b""
+            places = [told.rstrip() for told in self._by_gloo(place.ljust(PLACE), self.patience)()]
+            with suppress(OSError, AttributeError):
+                for i, there in enumerate(places[: self.me]):
+                    reached = False
                     found[i] = socket.socket(socket.AF_UNIX)
                     found[i].connect(there)
                     found[i].sendall(self.me.to_bytes(4, "big"))
-                except (OSError, AttributeError):
-                    reached = False
-                    break
+                    reached = place != b""
             all_reached = all(told == b"1" for told in self._by_gloo(b"1" if reached else b"0", self.patience)())
-            if all_reached and own is not None:
-                for _ in self.members[self.me + 1 :]:
-                    peer, _ = own.accept()
-                    peer.settimeout(self.patience.total_seconds())
-                    found[int.from_bytes(_received(peer, 4), "big")] = peer
-            if own is not None:
-                own.close()
-        if all_reached and set(found) == {*range(len(self.members))} - {self.me}:
-            return found
-        _close(found.values())
-        return {}
+            if own is None or not all_reached:
+                _close(found.values())
+                return {}
+            for _ in self.members[self.me + 1 :]:
+                peer, _ = own.accept()
+                peer.settimeout(self.patience.total_seconds())
+                found[int.from_bytes(_received(peer, 4), "big")] = peer
+        if set(found) != {*range(len(self.members))} - {self.me}:
+            raise ConnectionError("a process that is no rank of this mesh has come to where its ranks meet")
+        return found
 
     def tell(self, mine: bytes, timeout: timedelta | None) -> Callable[[], list[bytes]]:
         """Post a message; what comes back waits for those of all members, and gives them in their order.
@@ -95,7 +94,8 @@ class Meeting:
         got: list[bytes] = []
 
         def answers() -> list[bytes]:
-            self.unread = None
+            if self.unread is answers:
+                self.unread = None
             while len(got) < len(self.members):
                 with _Ending(self, len(got)):
                     got.append(mine if len(got) == self.me else _received(self.peers[len(got)], len(mine)))
