@@ -20,8 +20,8 @@ from convgen.errors import InternalError
 # In the order of imports: each uses those before it.
 ROWS = (
     "row", "linear_maps", "convolution", "transposed", "max_pooling", "average_pooling", "upsampling", "rows", "views",
-    "pixels", "pointwise", "dropout", "moments", "contraction", "softmax", "attention", "reductions", "losses",
-    "fourier", "indexing", "calls", "batch_norm", "part_norm", "fused",
+    "pixels", "elementwise_gradients", "pointwise", "dropout", "moments", "contraction", "softmax", "attention",
+    "reductions", "losses", "fourier", "indexing", "calls", "batch_norm", "part_norm", "fused",
 )  # fmt: skip
 PACKAGE_PARTS = (
     "late", "algebra/blocks", "algebra/relations", "algebra/layout", "algebra/signature", "algebra/conv",

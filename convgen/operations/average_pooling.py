@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from convgen.algebra.relations import Ratio, Relation, Taps
 from convgen.late import torch
 from convgen.operations.linear_maps import LinearMap, of_unit_vectors
-from convgen.operations.row import At, on_device
+from convgen.operations.row import At, empty_as, on_device, unfit
 
 
 @dataclass(frozen=True)
@@ -88,12 +88,33 @@ class AveragePool(LinearMap):
         pools = (pool.avg_pool1d, pool.avg_pool2d, pool.avg_pool3d)
         kernel, stride = [t.kernel for t in self.taps], [t.stride for t in self.taps]
         y = pools[len(self.out) - 1](at.wished(0, operands[0]), kernel, stride)
+        for factor in self._factors(at, y):
+            y = y * factor
+        return (y,)
+
+    def _factors(self, at: At, y: Any) -> list[Any]:
+        """What exchanges divisors."""
         if self.divisor is not None:
-            return (y * (prod(kernel) / self.divisor),)
+            return [prod(t.kernel for t in self.taps) / self.divisor]
+        found: list[Any] = []
         for d, t in enumerate(self.taps, 2):
             counts = on_device(tuple(self.counts(d)[slice(*at.blocks[f"d{d}"])]), y.dtype, y.device)
-            y = y * (t.kernel / counts).view(-1, *[1] * (y.dim() - 1 - d))
-        return (y,)
+            found.append((t.kernel / counts).view(-1, *[1] * (y.dim() - 1 - d)))
+        return found
+
+    def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
+        if way == 1:
+            return super().vjp(way, at, wanted, kept, *dys)
+        (dy,), aten, shape = dys, torch.ops.aten, [hi - lo for lo, hi in at.windows[0]]
+        for factor in reversed(self._factors(at, dy)):
+            dy = dy * factor
+        kernel, stride = [t.kernel for t in self.taps], [t.stride for t in self.taps]
+        if len(self.out) == 1:  # as ATen has it, of one row
+            dy, shape, kernel, stride = dy.unsqueeze(-2), [*shape[:2], 1, shape[2]], [1, *kernel], [1, *stride]
+        back = aten.avg_pool3d_backward if len(self.out) == 3 else aten.avg_pool2d_backward
+        zeros = [0] * len(kernel)
+        dx = back(dy, empty_as(dy, shape), kernel, stride, zeros, False, True, None)
+        return (unfit(dx.squeeze(-2) if len(self.out) == 1 else dx, at.inside[0], at.windows[0]),)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """ATen's own, of the whole."""

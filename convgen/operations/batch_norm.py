@@ -5,14 +5,15 @@ So the gradients of moments, weight and bias are sums of three numbers a channel
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from convgen.algebra.signature import WHOLE, Operand, Signature
 from convgen.late import torch
-from convgen.operations.moments import batch_normed, centred, settled
-from convgen.operations.row import At, EpilogueStep, Operation, Passes, numbered, own
+from convgen.operations.moments import batch_normed, centred, centred_back, centred_kept, settled
+from convgen.operations.row import At, EpilogueStep, Operation, Passes, numbered, own, read_here
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,34 @@ class Coefficients(Operation):
         shift = vectors[-1].to(scale.dtype) if self.bias else torch.zeros_like(mean)
         return (torch.stack([mean, scale, shift]),)
 
+    def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
+        return True
+
+    def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        m, *vectors = operands
+        count, mean, m2 = m
+        inverse = scale = torch.rsqrt(m2 / count + self.eps)
+        if self.weight:
+            scale = scale * vectors[0].to(scale.dtype)
+        shift = vectors[-1].to(scale.dtype) if self.bias else torch.zeros_like(mean)
+        of_m, of_w = wanted[0], self.weight and wanted[1]
+        read = m if of_m else None, inverse if of_m or of_w else None, vectors[0] if self.weight and of_m else None
+        return (torch.stack([mean, scale, shift]),), (*read, *(t.dtype for t in vectors))
+
+    def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
+        (m, inverse, w, *dtypes), (dmean, dscale, dshift) = kept, dys[0]
+        found: list[Any] = [None]
+        if wanted[0]:
+            count, _, m2 = m
+            dr = dscale * w.to(dscale.dtype) if self.weight else dscale
+            dv = -0.5 * dr * inverse.pow(3)
+            found[0] = torch.stack([-dv * ((m2 / count) / count), dmean, dv / count])
+        if self.weight:
+            found.append((dscale * inverse).to(dtypes[0]) if wanted[1] else None)
+        if self.bias:
+            found.append(dshift.to(dtypes[-1]) if wanted[-1] else None)
+        return tuple(found)
+
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """Channel by channel."""
         m, *vectors = operands
@@ -110,6 +139,19 @@ class Centred(Operation):
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         x, (mean, scale, shift) = operands
         return (centred(x, mean, scale, shift),)
+
+    def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
+        return True
+
+    def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        x, (mean, scale, shift) = operands
+        kept = given, mean, scale, ones = centred_kept(x, mean, scale)
+        y = torch.batch_norm(given, scale, shift, mean, ones, False, 0.0, 0.0, False)
+        return (y if given.dim() == x.dim() else torch.ops.aten._unsafe_view(y, x.shape),), kept
+
+    def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
+        dx, *others = centred_back(dys[0], kept, read_here(at, 0), *wanted)
+        return dx, torch.stack(others) if wanted[1] else None
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         x, p = operands

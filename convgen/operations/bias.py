@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from convgen.algebra.conv import Conv
 from convgen.algebra.signature import Made, Operand, Signature
-from convgen.operations.row import At, Derived, Operation
+from convgen.operations.row import At, Derived, Operation, read_here
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,13 @@ class AddBias(Operation):
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         y, bias = operands
         return (y + bias.view(-1, *[1] * len(self.conv.spatial)),)
+
+    def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
+        return True
+
+    def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
+        (dy,) = dys
+        return dy if wanted[0] else None, dy.sum([d for d in range(dy.dim()) if d != 1]) if wanted[1] else None
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         y, bias = operands
@@ -50,6 +57,12 @@ class SumBias(Operation):
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         (dy,) = operands
         return (dy.sum([d for d in range(dy.dim()) if d != 1]),)
+
+    def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
+        return True
+
+    def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
+        return (dys[0].view(-1, *[1] * len(self.conv.spatial)).expand(read_here(at, 0)),)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         (dy,) = operands

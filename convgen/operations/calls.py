@@ -5,6 +5,7 @@ Arguments are those of the operator's schema, all of them; operands are `Slot`s 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite, prod
@@ -12,8 +13,9 @@ from typing import Any
 
 from convgen.algebra.signature import WHOLE, Operand, Signature
 from convgen.late import torch
+from convgen.operations.elementwise_gradients import SLOPES, Sloped
 from convgen.operations.pointwise import RELU
-from convgen.operations.row import At, EpilogueStep, Operation, Passes, Work, lies_as, numbered, own, touched
+from convgen.operations.row import At, EpilogueStep, Operation, Passes, Work, lies_as, numbered, own, read_here, touched
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,40 @@ class Elementwise(Operation):
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         return (call(self.op, self.args, operands).expand([at.extent(i) for i in numbered(len(self.shape))]),)
+
+    def local_over(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
+        x = operands[0]
+        if self.op not in ("relu", "add.Tensor") or self.args[:1] != (Slot(0),) or 0 in x.stride():
+            return self.local(way, at, *operands)
+        if self.op == "relu":
+            return (torch.relu_(x),)
+        if self.args[1:] != (Slot(1), 1) or x.shape != operands[1].shape or x.dtype != operands[1].dtype:
+            return self.local(way, at, *operands)
+        return (x.add_(operands[1]),)
+
+    @cached_property
+    def sloped(self) -> Sloped | None:
+        """How it is differentiated; None where that isn't known."""
+        slopes = SLOPES.get(self.op)
+        if slopes is None or any(isinstance(a, (Slot, tuple)) for a in self.args[len(slopes) :]):
+            return None
+        given, numbers = self.args[: len(slopes)], self.args[len(slopes) :]
+        sources = tuple((a.k, None) if isinstance(a, Slot) else (None, a) for a in given)
+        found = Sloped(slopes, sources, numbers)
+        smooth = self.differentiable or (True,) * len(self.shapes)
+        return found if found.knows(k for k, one in enumerate(smooth) if one) else None
+
+    def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
+        return self.sloped is not None
+
+    def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        (y,) = self.local(way, at, *operands)
+        assert self.sloped is not None
+        return (y,), self.sloped.kept(wanted, operands, y)
+
+    def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
+        assert self.sloped is not None
+        return self.sloped.gradients(wanted, kept, dys[0], [read_here(at, k) for k in range(len(wanted))])
 
     def as_epilogue(self, k: int) -> EpilogueStep | None:
         """Of one element, with numbers; or a sum, difference, product or quotient of two."""

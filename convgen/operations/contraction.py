@@ -46,6 +46,20 @@ class Contraction(Operation):
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         return (torch.einsum(self.subscripts, *operands),)
 
+    def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
+        return True
+
+    def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        x, w = operands
+        return self.local(way, at, x, w), (x if wanted[1] else None, w if wanted[0] else None)
+
+    def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
+        (dy,), (x, w), (first, second, result) = dys, kept, self._sides
+        return (
+            torch.einsum(f"{result},{second}->{first}", dy, w) if wanted[0] else None,
+            torch.einsum(f"{result},{first}->{second}", dy, x) if wanted[1] else None,
+        )
+
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """Every product, then sums."""
         letters = [i for i, _ in self.extents]

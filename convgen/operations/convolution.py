@@ -9,7 +9,7 @@ exact for blocks that cut groups. Source: [CF] Eqs. 1 to 3; docs/design.md, One 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -19,7 +19,7 @@ from convgen.algebra.conv import Conv, Phase, Spatial
 from convgen.algebra.relations import Ratio, Taps
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
 from convgen.late import torch
-from convgen.operations.row import At, Derived, Epilogue, Interval, Operation, Work, fit, own, touched
+from convgen.operations.row import At, Derived, Epilogue, Interval, Operation, Work, fit, own, touched, unfit
 
 READS: Mapping[Phase, str] = {"forward": "xw", "backward_data": "yw", "backward_filter": "yx"}
 MAKES: Mapping[Phase, str] = {"forward": "y", "backward_data": "x", "backward_filter": "w"}
@@ -63,6 +63,27 @@ class HeldGroups(NamedTuple):
     channels: int
     lo: int
     hi: int
+
+
+class HowConvolved(NamedTuple):
+    """How a rank's part is one of ATen's convolutions: of rows `have` as rows `read`, then `made` as those `want`.
+
+    Attributes:
+        channels: of what it makes, those that are the rank's block: [lo, hi) of so many.
+        settings: ATen's: strides, padding, dilations, transposed, output padding, groups.
+    """
+
+    have: Sequence[Interval]
+    read: Sequence[Interval]
+    made: Sequence[Interval]
+    want: Sequence[Interval]
+    channels: HeldGroups
+    settings: tuple[Any, ...]
+
+    def of(self, x: Any, w: Any) -> Any:
+        """The part that the rank makes."""
+        here, y = self.channels, torch.convolution(x, w, None, *self.settings)
+        return fit(y if here.hi - here.lo == y.shape[1] else y[:, here.lo : here.hi], self.made, self.want)
 
 
 def other_phases(phase: Phase, row: Callable[[Phase], Operation]) -> Mapping[str, Derived]:
@@ -151,18 +172,39 @@ class Convolution(Operation):
 
     # ---------------------------------------------------------------- local code
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
-        if KERNELS and (here := self.convolved(way, at)) is not None:
-            kernel = KERNELS.get((str(operands[0].dtype), here))
-            if kernel is not None:
-                return (kernel(self.phase, *operands),)
-        match self.phase:
-            case "forward":
-                made = self._forward(at, *operands)
-            case "backward_data":
-                made = self._backward_data(at, *operands)
-            case "backward_filter":
-                made = self._backward_filter(way, at, *operands)
-        return (made,)
+        kernel = self._kernel(way, at, operands)
+        if kernel is not None:
+            return (kernel(self.phase, *operands),)
+        if self.phase == "backward_filter":
+            return (self._backward_filter(way, at, *operands),)
+        x, w = operands
+        how = self._how(at, x)
+        return (how.of(fit(x, how.have, how.read), w),)
+
+    def _kernel(self, way: int, at: At, operands: Sequence[Any]) -> Any:
+        """What computes it in the place of ATen."""
+        here = self.convolved(way, at) if KERNELS else None
+        return None if here is None else KERNELS.get((str(operands[0].dtype), here))
+
+    def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
+        return self.phase != "backward_filter" and self._kernel(way, at, operands) is None
+
+    def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        x, w = operands
+        how = self._how(at, x)
+        x = fit(x, how.have, how.read)
+        return (how.of(x, w),), (x, w)
+
+    def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
+        x, w = kept
+        how, (dy,) = self._how(at, x), dys
+        here, dy = how.channels, unfit(dy, how.made, how.want)
+        if (here.lo, here.hi) != (0, here.channels):
+            sizes = [dy.shape[0], here.channels, *dy.shape[2:]]
+            dy = torch.ops.aten.slice_backward(dy, sizes, 1, here.lo, here.hi, 1)
+        asked = [bool(wanted[0]), bool(wanted[1]), False]
+        dx, dw, _ = torch.ops.aten.convolution_backward(dy, x, w, None, *how.settings, asked)
+        return unfit(dx, how.have, how.read) if wanted[0] else None, dw if wanted[1] else None
 
     def convolved(self, way: int, at: At) -> LocalConvolution | None:
         """What a rank convolves of the rows that are there; None where its block cuts groups."""
@@ -185,17 +227,25 @@ class Convolution(Operation):
         )
         return LocalConvolution(channels, filters // here.groups, here.groups, dims)
 
-    def _forward(self, at: At, x: Any, w: Any) -> Any:
+    def _how(self, at: At, like: Any) -> HowConvolved:
+        """Of the phases that make an activation.
+
+        Args:
+            like: of its type.
+        """
+        if self.phase == "backward_data":
+            here, made = self._groups(at, "C", self._channels), self._read_by(at)
+            settings = self._settings(here.groups, transposed=True)
+            return HowConvolved(at.inside[0], at.windows[0], made, self._rows(at), here, settings)
         here = self._groups(at, "F", self._filters)
-        padding = self._padding(at, exact=x.dtype == torch.float64)
+        padding = self._padding(at, exact=like.dtype == torch.float64)
         inside = [(lo - p, hi + p) for (lo, hi), p in zip(at.inside[0][2:], padding, strict=True)]
         wished = [w if p == 0 else i for w, i, p in zip(at.windows[0][2:], inside, padding, strict=True)]
         strides = [
             1 if p == 0 and at.extent(i) == 1 else t.stride
             for t, i, p in zip(self.taps, self.conv.letters, padding, strict=True)
         ]
-        y = self._convolution(fit(x, inside, wished), w, here.groups, padding, strides)
-        return y if here.hi - here.lo == y.shape[1] else y[:, here.lo : here.hi]
+        return HowConvolved(inside, wished, (), (), here, self._settings(here.groups, padding, strides))
 
     def _padding(self, at: At, *, exact: bool) -> list[int]:
         """Zero rows that ATen adds by itself, alike on both sides: where that makes just the rows that are here.
@@ -215,11 +265,6 @@ class Convolution(Operation):
             found.append(p if p > 0 and rows == at.extent(i) and not small else 0)
         return found
 
-    def _backward_data(self, at: At, dy: Any, w: Any) -> Any:
-        here = self._groups(at, "C", self._channels)
-        dx = self._convolution(at.wished(0, dy), w, here.groups, transposed=True)[:, here.lo : here.hi]
-        return fit(dx, self._read_by(at), self._rows(at))
-
     def _backward_filter(self, way: int, at: At, dy: Any, x: Any) -> Any:
         if way % 2 == 0:
             x = at.wished(1, x)
@@ -230,7 +275,7 @@ class Convolution(Operation):
         rows = [(0, n) for n in dy.shape[2:]]
         dy = fit(dy, [(here.lo, here.hi), *rows], [(0, here.channels), *rows])
         w = dy.new_empty([here.channels, x.shape[1] // here.groups, *self.shapes["w"][2:]])
-        settings = (*self._settings(here.groups, transposed=False), [False, True, False])
+        settings = (*self._settings(here.groups), [False, True, False])
         return torch.ops.aten.convolution_backward(dy, x, w, None, *settings)[1][here.lo : here.hi]
 
     def _rows(self, at: At) -> list[Interval]:
@@ -240,24 +285,17 @@ class Convolution(Operation):
         """Rows of x that the rows of y here read: all that they do, whoever has them."""
         return [t.window(*rows) for t, rows in zip(self.taps, at.windows[0][2:], strict=True)]
 
-    def _convolution(
+    def _settings(
         self,
-        x: Any,
-        w: Any,
         groups: int,
         padding: list[int] | None = None,
         strides: list[int] | None = None,
         *,
         transposed: bool = False,
-    ) -> Any:
-        own, *settings = self._settings(groups, transposed, padding)
-        return torch.convolution(x, w, None, strides or own, *settings)
-
-    def _settings(self, groups: int, transposed: bool, padding: list[int] | None = None) -> tuple[Any, ...]:
+    ) -> tuple[Any, ...]:
         """ATen's; without padding where operands have got theirs."""
-        zeros = [0] * len(self.taps)
-        strides, dilations = [t.stride for t in self.taps], [t.dilation for t in self.taps]
-        return strides, padding or zeros, dilations, transposed, zeros, groups
+        zeros, dilations = [0] * len(self.taps), [t.dilation for t in self.taps]
+        return strides or [t.stride for t in self.taps], padding or zeros, dilations, transposed, zeros, groups
 
     def _groups(self, at: At, index: str, size: int) -> HeldGroups:
         """`index`: channels of what is made, or filters of w; `size` of them in a group."""

@@ -6,7 +6,7 @@ Source: Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC'11, Philo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import cos, log, pi, prod, sqrt
@@ -89,6 +89,17 @@ class Dropout(Operation):
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         x, drawn = operands
         return (x * (words(self.shape, at, drawn, self.call)[0] >= self._least) / (1 - self.p),)
+
+    def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
+        return True
+
+    def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        x, drawn = operands
+        there = words(self.shape, at, drawn, self.call)[0] >= self._least
+        return (x * there / (1 - self.p),), (there,)
+
+    def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
+        return dys[0] / (1 - self.p) * kept[0], None
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """Element by element, in Python's integers."""

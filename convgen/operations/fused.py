@@ -173,6 +173,52 @@ class Fused(Operation):
         local = part.operation.convolved(0, here)
         return None if local is None else MASKED.get((str(operands[0].dtype), local, self.mask))
 
+    def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
+        """By its parts; of what lies between, operand 0 has the type."""
+        if self.kernel(at, operands) is not None or self._masked(at, operands) is not None:
+            return False
+        return all(
+            part.operation.has_vjp(0, here, *[operands[max(source, 0)] for source in part.sources])
+            for part, here in self.standing_parts(at.blocks)
+        )
+
+    def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """What parts keep, one behind the other; then how many things each keeps."""
+        made, found, counts = None, list[Any](), list[int]()
+        for (part, here), asked in zip(self.standing_parts(at.blocks), self._asked(wanted), strict=True):
+            given = [made if source == MADE else operands[source] for source in part.sources]
+            (made,), kept = (
+                part.operation.kept(0, here, asked, *given)
+                if any(asked)
+                else (part.operation.local(0, here, *given), ())
+            )
+            found += kept
+            counts.append(len(kept))
+        return (made,), (*found, tuple(counts))
+
+    def _asked(self, wanted: Sequence[bool]) -> list[list[bool]]:
+        """By part the operands that a gradient is asked of."""
+        found, made = list[list[bool]](), False
+        for part in self.parts:
+            found.append([made if source == MADE else wanted[source] for source in part.sources])
+            made = any(found[-1])
+        return found
+
+    def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
+        found, dmade, end = list[Any]([None] * len(wanted)), dys[0], len(kept) - 1
+        parts = [*zip(self.standing_parts(at.blocks), self._asked(wanted), kept[-1], strict=True)]
+        for (part, here), asked, count in reversed(parts):
+            if not any(asked):
+                break
+            gradients = part.operation.vjp(0, here, asked, kept[end - count : end], dmade)
+            end -= count
+            for source, gradient in zip(part.sources, gradients, strict=True):
+                if source == MADE:
+                    dmade = gradient
+                elif gradient is not None:
+                    found[source] = gradient if found[source] is None else found[source] + gradient
+        return tuple(found)
+
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         made: Any = None
         for part in self.parts:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
 from convgen.late import torch
-from convgen.operations.row import At, Operation, numbered, own
+from convgen.operations.row import At, Operation, numbered, own, read_here
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,17 @@ class IndexRows(Operation):
         x, index = operands
         found = x.index_select(self.d, index.reshape(-1).remainder(self.shape[self.d]))
         return (found.reshape([*x.shape[: self.d], *index.shape, *x.shape[self.d + 1 :]]),)
+
+    def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
+        return True
+
+    def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        return self.local(way, at, *operands), (operands[1],)
+
+    def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
+        (dy,), shape, index = dys, read_here(at, 0), kept[0].reshape(-1).remainder(self.shape[self.d])
+        dy = dy.reshape([*shape[: self.d], index.numel(), *shape[self.d + 1 :]])
+        return torch.ops.aten.index_select_backward(dy, shape, self.d, index), None
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """Row by row."""
@@ -67,6 +79,16 @@ class Embedding(Operation):
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         weight, index = operands
         return (torch.embedding(weight, index, self.padding),)
+
+    def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
+        return True
+
+    def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        return self.local(way, at, *operands), (operands[1],)
+
+    def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
+        back = torch.ops.aten.embedding_backward
+        return back(dys[0], kept[0], self.rows, self.padding, False, False), None
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """With ones where a row is meant."""
@@ -102,6 +124,18 @@ class GridSample(Operation):
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         return (torch.grid_sampler(*operands, self.mode, self.padding, self.align_corners),)
+
+    def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
+        return True
+
+    def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        return self.local(way, at, *operands), operands
+
+    def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
+        aten, settings = torch.ops.aten, (self.mode, self.padding, self.align_corners, [bool(w) for w in wanted])
+        back = aten.grid_sampler_2d_backward if len(self.out) == 2 else aten.grid_sampler_3d_backward
+        found = back(dys[0], *kept, *settings)
+        return tuple(g if asked else None for g, asked in zip(found, wanted, strict=True))
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """Channel by channel."""

@@ -8,7 +8,7 @@ the result as blocks, that read; or rows of the operand as blocks, whose addends
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -73,6 +73,15 @@ class LinearMap(Operation):
         for d, matrix in self.matrices.items():
             y = torch.movedim(torch.movedim(y, d, -1) @ self._part(way, d, at, matrix, y), -1, d)
         return (y,)
+
+    def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
+        return True
+
+    def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
+        (dx,) = dys
+        for d, matrix in reversed([*self.matrices.items()]):
+            dx = torch.movedim(torch.movedim(dx, d, -1) @ self._part(way, d, at, matrix, dx).T, -1, d)
+        return (dx,)
 
     def _part(self, way: int, d: int, at: At, matrix: Any, like: Any) -> Any:
         """Of a matrix what is read here, turned, where `like` is; brought there once."""

@@ -5,6 +5,7 @@ A mean divides by the global count. With ignored targets that count is a sum as 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -58,9 +59,54 @@ class CrossEntropy(Operation):
             loss = torch.nn.functional.cross_entropy(
                 x, target, *weight, reduction=how, ignore_index=self.ignore, label_smoothing=self.smoothing
             )
-        kept = target != self.ignore
-        count = weight[0].detach()[target * kept] * kept if weight else kept.to(x.dtype)
-        return loss, count if self.each else count.sum()
+        return loss, self._count(x, target, weight)
+
+    def _count(self, x: Any, target: Any, weight: Sequence[Any]) -> Any:
+        there = target != self.ignore
+        count = weight[0].detach()[target * there] * there if weight else there.to(x.dtype)
+        return count if self.each else count.sum()
+
+    def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
+        return True
+
+    def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """The sum is cross_entropy's own, in its parts: the logarithms are made once."""
+        x, target, *weight = operands
+        logs = x if self.logs else torch.log_softmax(x, 1)
+        loss, total = self._picked(logs, target, *(weight or [None]))
+        if self.smoothing:
+            each = self._weighted(-logs, weight).sum(1).masked_fill_(target == self.ignore, 0)
+            share = self.smoothing / x.shape[1]
+            loss = (1 - self.smoothing) * loss + (each if self.each else each.sum()) * share
+        return (loss, self._count(x, target, weight)), (logs, target, total, *weight)
+
+    def _picked(self, logs: Any, target: Any, weight: Any) -> tuple[Any, Any]:
+        """The loss without smoothing, and ATen's sum of weights."""
+        how, ignore, aten = 0 if self.each else 2, self.ignore, torch.ops.aten
+        if logs.dim() == 2:
+            return aten.nll_loss_forward(logs, target, weight, how, ignore)
+        loss, total = aten.nll_loss2d_forward(*_by_rows(logs, target), weight, how, ignore)
+        return loss.reshape(target.shape) if self.each else loss, total
+
+    def _weighted(self, t: Any, weight: Sequence[Any]) -> Any:
+        return t * weight[0].view(-1, *[1] * (t.dim() - 2)) if weight else t
+
+    def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
+        (dy, _), (logs, target, total, *weight), aten = dys, kept, torch.ops.aten
+        settings = ((weight or [None])[0], 0 if self.each else 2, self.ignore, total)
+        part = (1 - self.smoothing) * dy if self.smoothing else dy
+        if logs.dim() == 2:
+            dx = aten.nll_loss_backward(part, logs, target, *settings)
+        else:
+            wide, rows = _by_rows(logs, target)
+            part = part.reshape(rows.shape) if self.each else part
+            dx = aten.nll_loss2d_backward(part, wide, rows, *settings).reshape(logs.shape)
+        if self.smoothing:
+            share = (dy * (self.smoothing / logs.shape[1])).expand(target.shape).masked_fill(target == self.ignore, 0)
+            dx = dx + self._weighted(-share.unsqueeze(1).expand(logs.shape), weight)
+        if not self.logs:
+            dx = aten._log_softmax_backward_data(dx, logs, 1, logs.dtype)
+        return (dx, *[None] * (len(wanted) - 1))
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """With the distribution that each target stands for."""
@@ -74,6 +120,14 @@ class CrossEntropy(Operation):
             logs = logs - logs.logsumexp(-1, keepdim=True)
         loss, count = -(wish * logs).sum(-1), (one * weights * kept[..., None]).sum(-1).detach()
         return (loss, count) if self.each else (loss.sum(), count.sum())
+
+
+def _by_rows(logs: Any, target: Any) -> tuple[Any, Any]:
+    """Of two dimensions of rows, as ATen has them."""
+    if logs.dim() == 4:
+        return logs, target
+    n, classes = logs.shape[:2]
+    return logs.reshape(n, classes, 1, -1), target.reshape(n, 1, -1)
 
 
 @dataclass(frozen=True)
@@ -90,6 +144,16 @@ class SquaredError(Operation):
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         return (torch.nn.functional.mse_loss(*operands, reduction="sum") / prod(self.shape),)
+
+    def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
+        return True
+
+    def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        return self.local(way, at, *operands), operands
+
+    def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
+        (x, y), dy, back = kept, dys[0] / prod(self.shape), torch.ops.aten.mse_loss_backward
+        return back(dy, x, y, 2) if wanted[0] else None, back(dy, y, x, 2) if wanted[1] else None
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         x, y = operands

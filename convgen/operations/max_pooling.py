@@ -6,7 +6,7 @@ several that are equal to the first, as on one device.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf, prod
@@ -15,7 +15,20 @@ from typing import Any
 from convgen.algebra.relations import Ratio, Taps
 from convgen.algebra.signature import Made, Operand, Signature
 from convgen.late import torch
-from convgen.operations.row import At, Derived, Operation, Work, fit, numbered, numbers, own, touched
+from convgen.operations.row import (
+    At,
+    Derived,
+    Interval,
+    Operation,
+    Work,
+    empty_as,
+    fit,
+    numbered,
+    numbers,
+    own,
+    touched,
+    unfit,
+)
 
 
 @dataclass(frozen=True)
@@ -35,11 +48,39 @@ class MaxPool(Operation):
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         pool = (torch.max_pool1d, torch.max_pool2d, torch.max_pool3d)[len(self.taps) - 1]
+        read, settings = self._how(at)
+        return (pool(fit(operands[0], at.inside[0], read, -inf), *settings),)
+
+    def _how(self, at: At) -> tuple[list[Interval], list[list[int]]]:
+        """Rows that ATen takes, and its kernel, stride, padding and dilation."""
         kernel, stride, dilation = ([getattr(t, side) for t in self.taps] for side in ("kernel", "stride", "dilation"))
         padding = [self._padding(at, d, t) for d, t in enumerate(self.taps, 2)]
         inside, windows = at.inside[0], at.windows[0]
-        wanted = [i if p else w for p, i, w in zip([0, 0, *padding], inside, windows, strict=True)]
-        return (pool(fit(operands[0], inside, wanted, -inf), kernel, stride, padding, dilation),)
+        read = [i if p else w for p, i, w in zip([0, 0, *padding], inside, windows, strict=True)]
+        return read, [kernel, stride, padding, dilation]
+
+    def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
+        return True
+
+    def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Of x only the places of the largest."""
+        read, settings = self._how(at)
+        x = fit(operands[0], at.inside[0], read, -inf)
+        if len(self.taps) == 1:
+            y, places = torch.ops.aten.max_pool2d_with_indices(x.unsqueeze(-2), *_of_one_row(settings))
+            return (y.squeeze(-2),), (places,)
+        aten = torch.ops.aten
+        y, places = (aten.max_pool2d_with_indices, aten.max_pool3d_with_indices)[len(self.taps) - 2](x, *settings)
+        return (y,), (places,)
+
+    def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
+        (dy,), (places,), aten, (read, settings) = dys, kept, torch.ops.aten, self._how(at)
+        shape = [hi - lo for lo, hi in read]
+        if len(self.taps) == 1:
+            dy, shape, settings = dy.unsqueeze(-2), [*shape[:2], 1, shape[2]], _of_one_row(settings)
+        back = aten.max_pool3d_with_indices_backward if len(self.taps) == 3 else aten.max_pool2d_with_indices_backward
+        dx = back(dy, empty_as(dy, shape), *settings, False, places)
+        return (unfit(dx.squeeze(-2) if len(self.taps) == 1 else dx, at.inside[0], read),)
 
     def _padding(self, at: At, d: int, t: Taps) -> int:
         """Rows that ATen adds by itself, alike on both sides: where that makes just the rows that are here.
@@ -70,6 +111,12 @@ class MaxPool(Operation):
     def work(self, way: int, at: At) -> Work:
         made = prod(at.extent(i) for i, _ in self.signatures[way].extents)
         return Work(made * prod(t.kernel for t in self.taps), touched(at, self.signatures[way]))
+
+
+def _of_one_row(settings: list[list[int]]) -> list[list[int]]:
+    """Settings of a pooling of columns as those of one of rows and columns, as ATen has it."""
+    kernel, stride, padding, dilation = settings
+    return [[1, *kernel], [1, *stride], [0, *padding], [1, *dilation]]
 
 
 @dataclass(frozen=True)
@@ -115,6 +162,18 @@ class AdaptiveMaxPool(Operation):
                 some.append((largest, number.narrow(d, lo - first, hi - lo).gather(d, at_row)))
             y, number = (torch.cat(parts, d) for parts in zip(*some, strict=True))
         return y, number
+
+    def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
+        return True
+
+    def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        y, number = self.local(way, at, *operands)
+        return (y, number), (number,)
+
+    def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
+        """Local code of the gradient's row, where all numbers are of rows that are here."""
+        here = At({f"d{d}": rows for d, rows in enumerate(at.inside[0])}, (), ())
+        return AdaptiveMaxPoolGradient(self.shape, self.out).local(0, here, dys[0], kept[0])
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         pool = torch.nn.functional

@@ -24,12 +24,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 from convgen.algebra.relations import Ratio
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
 from convgen.late import torch
-from convgen.operations.row import At, Derived, Operation, numbered, numbers, own
+from convgen.operations.row import At, Derived, Operation, numbered, numbers, own, read_here, summed_to
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,16 @@ class Averaged:
             moments = moments.index_select(k, channels)
         return moments.reshape(3, *(at.extent(f"d{d}") if d in self.keep else 1 for d in range(len(self.shape))))
 
+    def unspread(self, at: At, operand: int, found: Sequence[Any]) -> Any:
+        """The gradient of moments as read, of three that `spread` has made."""
+        given, shape = torch.stack(list(found)), read_here(at, operand)
+        if self.size == 1:
+            return given.reshape(shape)
+        k = 1 + self.keep.index(1)
+        channels = numbers(at.blocks["d1"], given) // self.size - at.inside[operand][k][0]
+        wide = given.reshape([len(channels) if d == k else n for d, n in enumerate(shape)])
+        return wide.new_zeros(shape).index_add_(k, channels, wide)
+
 
 @dataclass(frozen=True)
 class Moments(Operation):
@@ -129,6 +139,31 @@ class Moments(Operation):
             return (moments_of(x, averaged),)
         group = numbers(at.blocks["d1"], x) // of.size
         return (_merged(moments_of(x, averaged), k, group, of.moments[k]),)
+
+    def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
+        return True
+
+    def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        (m,) = self.local(way, at, *operands)
+        return (m,), (m, operands[0]) if self.of.count > 1 else (operands[0].dtype,)
+
+    def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
+        """Of the rank's own moments: dmean / n + 2 (x - mean) dM2."""
+        (dm,) = dys
+        if len(kept) == 1:
+            return (dm[1].reshape(read_here(at, 0)).to(kept[0]),)
+        m, x = kept
+        (count, mean, _), (_, dmean, dm2) = self._at_elements(way, at, m), self._at_elements(way, at, dm)
+        return ((dmean / count + 2 * (x - mean) * dm2).to(x.dtype),)
+
+    def _at_elements(self, way: int, at: At, moments: Any) -> Any:
+        """Local moments for each of x's elements: [3, ...], extents 1 where it is averaged."""
+        of, shape = self.of, read_here(at, 0)
+        if of.size > 1:
+            lo, hi = at.inside[0][1]
+            groups = numbers((lo, hi), moments) // of.size - (at.blocks["d1"][0] if way == 0 else 0)
+            moments = moments.index_select(1 + of.keep.index(1), groups)
+        return moments.reshape(3, *(n if d in of.keep else 1 for d, n in enumerate(shape)))
 
     def counts(self, way: int, at: At) -> Any:
         """Of a rank's part, which its blocks say: they need not travel."""
@@ -200,14 +235,39 @@ def centred(x: Any, mean: Any, scale: Any, shift: Any) -> Any:
     return batch_normed(x, scale, shift, fixed, torch.ones_like(fixed), False, 0.0, 0.0)
 
 
+def centred_kept(x: Any, mean: Any, scale: Any) -> tuple[Any, ...]:
+    """What `centred_back` reads: x as ATen takes it, and numbers a channel."""
+    mean = mean.contiguous()
+    return as_normed(x), mean, scale.contiguous(), torch.ones_like(mean)
+
+
+def centred_back(
+    dy: Any, kept: Sequence[Any], shape: Sequence[int], of_x: bool, of_others: bool
+) -> tuple[Any, Any, Any, Any]:
+    """Gradients of x, of this shape, and of mean, scale and shift."""
+    x, mean, scale, ones = kept
+    backward, asked = torch.ops.aten.native_batch_norm_backward, [of_x, of_others, of_others]
+    dx, dscale, dshift = backward(
+        dy.reshape(x.shape), x, scale, mean, ones, *[x.new_empty(0, dtype=mean.dtype)] * 2, False, 0.0, asked
+    )
+    dx = dx.reshape(shape) if of_x else None
+    return (dx, -dshift * scale, dscale, dshift) if of_others else (dx, None, None, None)
+
+
 def batch_normed(x: Any, w: Any, b: Any, mean: Any, variance: Any, training: bool, momentum: float, eps: float) -> Any:
     """ATen's, with the gradients that it should have: on a CPU its backward takes rows of statistics as contiguous, and
     of one sample or channel with several dimensions of rows mixes up a contiguous operand and one of channels last."""
+    given = as_normed(x)
+    y = torch.batch_norm(given, w, b, mean, variance, training, momentum, eps, False)
+    if given.dim() == x.dim():
+        return y
+    return torch.ops.aten._unsafe_view(y, x.shape)  # which what changes it in its place takes for its own
+
+
+def as_normed(x: Any) -> Any:
+    """x as `batch_normed` hands it to ATen."""
     x = settled(x)
-    if x.dim() > 3 and 1 in x.shape[:2]:
-        flat = torch.batch_norm(x.flatten(2), w, b, mean, variance, training, momentum, eps, False)
-        return torch.ops.aten._unsafe_view(flat, x.shape)  # which what changes it in its place takes for its own
-    return torch.batch_norm(x, w, b, mean, variance, training, momentum, eps, False)
+    return x.flatten(2) if x.dim() > 3 and 1 in x.shape[:2] else x
 
 
 def _merged(m: Any, k: int, group: Any, groups: int) -> Any:
@@ -286,6 +346,35 @@ class Normalise(Operation):
             return (centred(rows, mean.flatten(), scale, torch.zeros_like(scale)).view(x.shape),)
         return (((x if self.rms else x - mean) * torch.rsqrt(variance + self.eps)).to(x.dtype),)
 
+    def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
+        return True
+
+    def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        x, m = operands
+        at_once = not self.rms and self.of.leading(x, self.of.spread(at, 1, m)[1]) is not None
+        return self.local(way, at, x, m), (x if wanted[1] or at_once else None, m)
+
+    def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
+        (dy,), (x, m), dr, dmean = dys, kept, cast(Any, None), cast(Any, None)
+        count, mean, m2 = self.of.spread(at, 1, m)
+        variance = m2 / count + (mean * mean if self.rms else 0)
+        r = torch.rsqrt(variance + self.eps)
+        if x is not None and not self.rms and (rows := self.of.leading(x, mean)) is not None:
+            scale = r.flatten()
+            dx, dmean, dr, _ = centred_back(dy, centred_kept(rows, mean.flatten(), scale), x.shape, *wanted)
+        else:
+            dy = dy.to(r.dtype)
+            apart = dy * r
+            dx = apart.to(dys[0].dtype) if wanted[0] else None
+            if wanted[1]:
+                dr = summed_to(dy * (x if self.rms else x - mean), r.shape)
+                dmean = None if self.rms else summed_to(-apart, r.shape)
+        if not wanted[1]:
+            return dx, None
+        dv = -0.5 * dr.reshape(r.shape) * r.pow(3)
+        dmean = 2 * (dv * mean) if self.rms else dmean.reshape(r.shape)
+        return dx, self.of.unspread(at, 1, (-dv * ((m2 / count) / count), dmean, dv / count))
+
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         (x, m), wide = operands, [n if d in self.of.keep else 1 for d, n in enumerate(self.of.shape)]
         if self.of.size > 1:
@@ -344,19 +433,19 @@ class Deviation(Operation):
     """The variance M2 / (count - correction) of what moments are of, or its square root, and the mean.
 
     Attributes:
-        kept: whether dimensions that are averaged stay, with extent 1.
+        keep: whether dimensions that are averaged stay, with extent 1.
     """
 
     of: Averaged
     correction: float = 1.0
     root: bool = False
-    kept: bool = False
+    keep: bool = False
 
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
         of, names = self.of, numbered(len(self.of.shape))
         m = Operand("m", of.moments, (WHOLE, *own(*(names[d] for d in of.keep))))
-        if self.kept:
+        if self.keep:
             shape = tuple(n if d in of.keep else 1 for d, n in enumerate(of.shape))
             dims = own(*(names[d] if d in of.keep else None for d in range(len(of.shape))))
         else:
@@ -365,7 +454,7 @@ class Deviation(Operation):
         return (Signature(extents, (m,), (Operand("spread", shape, dims), Operand("mean", shape, dims))),)
 
     def _shaped(self, t: Any) -> Any:
-        if not self.kept:
+        if not self.keep:
             return t
         extents = iter(t.shape)
         return t.reshape([next(extents) if d in self.of.keep else 1 for d in range(len(self.of.shape))])
@@ -374,6 +463,21 @@ class Deviation(Operation):
         count, mean, m2 = operands[0]
         variance = m2 / (count - self.correction)
         return self._shaped(variance.sqrt() if self.root else variance), self._shaped(mean)
+
+    def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
+        return True
+
+    def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        made = self.local(way, at, *operands)
+        return made, (operands[0], *([made[0]] if self.root else []))
+
+    def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
+        (count, _, m2), none = kept[0], torch.zeros_like(kept[0][0])
+        dv, dmean = (none if dy is None else dy.reshape(none.shape) for dy in dys)
+        if self.root:
+            dv = dv / (2 * kept[1].reshape(none.shape))
+        there = count - self.correction
+        return (torch.stack([-dv * ((m2 / there) / there), dmean, dv / there]),)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         count, mean, m2 = (self._shaped(t) for t in operands[0])

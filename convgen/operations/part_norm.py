@@ -13,7 +13,7 @@ Source: [SP] III-B; docs/design.md, Networks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -23,8 +23,16 @@ from typing import Any
 from convgen.algebra.relations import Blocks
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
 from convgen.late import torch
-from convgen.operations.moments import averaged_buffers, centred, moments_by_channel, moments_of, updated_buffers
-from convgen.operations.row import At, Derived, Operation, Passes, numbered, on_device, own
+from convgen.operations.moments import (
+    averaged_buffers,
+    centred,
+    centred_back,
+    centred_kept,
+    moments_by_channel,
+    moments_of,
+    updated_buffers,
+)
+from convgen.operations.row import At, Derived, Operation, Passes, numbered, on_device, own, read_here, summed_to
 
 
 @dataclass(frozen=True)
@@ -94,13 +102,28 @@ class Parted:
         """Moments as read, for each of x's elements here: [3, ...], extents 1 where one part is all there is."""
         for k, d in enumerate(self.kept, 1):
             if d in self.of and moments.shape[k] > 1:
-                first = at.inside[operand][k][0]
-                rows = [self.of[d].number(r) - first for r in range(*at.blocks[f"d{d}"])]
-                moments = moments.index_select(k, on_device(tuple(rows), torch.int64, moments.device))
+                moments = moments.index_select(k, self._part_of_each(at, operand, k, d, moments))
         shape = [3] + [1] * len(self.shape)
         for k, d in enumerate(self.kept, 1):
             shape[1 + d] = moments.shape[k]
         return moments.reshape(shape)
+
+    def _part_of_each(self, at: At, operand: int, k: int, d: int, like: Any) -> Any:
+        """Of each row here the number of its part among those that moments are read of."""
+        first = at.inside[operand][k][0]
+        rows = [self.of[d].number(r) - first for r in range(*at.blocks[f"d{d}"])]
+        return on_device(tuple(rows), torch.int64, like.device)
+
+    def unspread(self, at: At, operand: int, found: Sequence[Any]) -> Any:
+        """The gradient of moments as read, of three that `spread` has made."""
+        given, shape = torch.stack(list(found)), read_here(at, operand)
+        given = given.reshape([3, *(given.shape[1 + d] for d in self.kept)])
+        for k, d in enumerate(self.kept, 1):
+            if d in self.of and shape[k] > 1:
+                rows = self._part_of_each(at, operand, k, d, given)
+                sizes = [shape[j] if j == k else n for j, n in enumerate(given.shape)]
+                given = given.new_zeros(sizes).index_add_(k, rows, given)
+        return given
 
 
 @dataclass(frozen=True)
@@ -124,6 +147,24 @@ class PartMoments(Operation):
         counts = [at.extent(f"p{d}") for d in of.dims]
         m = torch.stack(found, -1).unflatten(-1, counts)  # [3, C, parts...]
         return (m.movedim(tuple(range(2, 2 + len(counts))), tuple(1 + of.kept.index(d) for d in of.dims)),)
+
+    def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
+        return True
+
+    def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        (m,) = self.local(way, at, *operands)
+        return (m,), (m, operands[0])
+
+    def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
+        """Of each part's own moments here: dmean / n + 2 (x - mean) dM2."""
+        (m, x), (dm,), of = kept, dys, self.of
+        order = [0, 1 + of.kept.index(1), *(1 + of.kept.index(d) for d in of.dims)]
+        parts, dparts = (t.permute(order).flatten(2).unbind(2) for t in (m, dm))
+        dx, wide = torch.empty_like(x), [-1, *[1] * (x.dim() - 2)]
+        for box, part, dpart in zip(self._boxes(at), parts, dparts, strict=True):
+            (count, mean, _), (_, dmean, dm2) = part.view(3, *wide), dpart.reshape(3, *wide)
+            dx[box] = dmean / count + 2 * (x[box] - mean) * dm2
+        return (dx,)
 
     def counts(self, way: int, at: At) -> Any:
         """Of a rank's part, which its blocks say: they need not travel."""
@@ -252,6 +293,33 @@ class PartCoefficients(Operation):
         shift = self._wide(vectors[-1], scale).expand_as(mean) if self.bias else torch.zeros_like(mean)
         return (torch.stack([mean, scale, shift]),)
 
+    def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
+        return True
+
+    def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        m, *vectors = operands
+        of_m, of_w = wanted[0], self.weight and wanted[1]
+        read = m if of_m or of_w else None, vectors[0] if self.weight and of_m else None
+        return self.local(way, at, *operands), (*read, *(t.dtype for t in vectors))
+
+    def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
+        (m, w, *dtypes), (dmean, dscale, dshift) = kept, dys[0]
+        found: list[Any] = [None]
+        count, _, m2 = (dmean,) * 3 if m is None else m  # nobody reads it then
+        there, least = count > 0, count.clamp(min=1)
+        inverse = torch.rsqrt(torch.where(there, m2 / least + self.eps, 1.0))
+        if wanted[0]:
+            dr = dscale * self._wide(w, dscale) if self.weight else dscale
+            dv = torch.where(there, -0.5 * dr * inverse.pow(3), 0)
+            dcount = torch.where(count >= 1, -dv * ((m2 / least) / least), 0)
+            found[0] = torch.stack([dcount, dmean, dv / least])
+        parts = [k for k, d in enumerate(self.of.kept) if d != 1]
+        if self.weight:
+            found.append((dscale * inverse).sum(parts).to(dtypes[0]) if wanted[1] else None)
+        if self.bias:
+            found.append(dshift.sum(parts).to(dtypes[-1]) if wanted[-1] else None)
+        return tuple(found)
+
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         m, *vectors = operands
         one = torch.ones_like(m[0])
@@ -287,6 +355,30 @@ class PartCentred(Operation):
         if scale.numel() == x.shape[1]:
             return (centred(x, mean.flatten(), scale.flatten(), shift.flatten()),)
         return (((x - mean) * scale + shift).to(x.dtype),)
+
+    def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
+        return True
+
+    def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        x, p = operands
+        at_once = self.of.spread(at, 1, p)[1].numel() == x.shape[1]
+        return self.local(way, at, x, p), (x if wanted[1] or at_once else None, p)
+
+    def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
+        (x, p), (dy,) = kept, dys
+        mean, scale, _ = self.of.spread(at, 1, p)
+        if scale.numel() == dy.shape[1]:
+            dx, *others = centred_back(dy, centred_kept(x, mean.flatten(), scale.flatten()), x.shape, *wanted)
+        else:
+            dy = dy.to(scale.dtype)
+            apart = dy * scale
+            dx = apart.to(dys[0].dtype) if wanted[0] else None
+            others = (-apart, dy * (x - mean), dy) if wanted[1] else ()
+        if not wanted[1]:
+            return dx, None
+        return dx, self.of.unspread(
+            at, 1, [summed_to(t.reshape(scale.shape if t.dim() == 1 else t.shape), scale.shape) for t in others]
+        )
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         x, p = operands

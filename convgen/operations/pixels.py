@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from convgen.algebra.relations import Ratio
 from convgen.algebra.signature import Made, Operand, Signature
 from convgen.late import torch
-from convgen.operations.row import At, Operation, numbered, own
+from convgen.operations.row import At, Operation, numbered, own, unfit
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,13 @@ class PixelShuffle(Operation):
         for d in (2, 3):
             y = y.narrow(d, at.blocks[f"d{d}"][0] - at.inside[0][d][0] * self.factor, at.extent(f"d{d}"))
         return (y,)
+
+    def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
+        return True
+
+    def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
+        made = [(lo * self.factor, hi * self.factor) for lo, hi in at.inside[0][2:]]
+        return (torch.pixel_unshuffle(unfit(dys[0], made, [at.blocks["d2"], at.blocks["d3"]]), self.factor),)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         (x,), (n, c, h, w), r = operands, self.shape, self.factor
@@ -60,6 +68,15 @@ class PixelUnshuffle(Operation):
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         start = at.blocks["d1"][0] - at.inside[0][1][0] * self.factor**2
         return (torch.pixel_unshuffle(operands[0], self.factor).narrow(1, start, at.extent("d1")),)
+
+    def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
+        return True
+
+    def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
+        (dy,), (lo, hi) = dys, at.inside[0][1]
+        rows, many = [(0, n) for n in dy.shape[2:]], self.factor**2
+        dy = unfit(dy, [(lo * many, hi * many), *rows], [at.blocks["d1"], *rows])
+        return (torch.pixel_shuffle(dy, self.factor),)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         (x,), (n, c, h, w), r = operands, self.shape, self.factor

@@ -13,7 +13,8 @@ from typing import Any
 
 from convgen.algebra.signature import Operand, Signature
 from convgen.late import torch
-from convgen.operations.row import At, EpilogueStep, Operation, numbered, own
+from convgen.operations.elementwise_gradients import SLOPES, Sloped
+from convgen.operations.row import At, EpilogueStep, Operation, numbered, own, read_here
 
 
 def _aten(path: str) -> Callable[..., Any]:
@@ -47,6 +48,19 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "relu6": _relu6,
     "prelu": _prelu,
     "affine": _affine,
+}
+
+
+# What a function is among `SLOPES`, and the numbers that it takes where a row says none.
+SLOPES_OF: Mapping[str, tuple[str, tuple[Any, ...]]] = {
+    **{name: (name, ()) for name in ("relu", "sigmoid", "tanh", "exp", "sqrt", "square", "silu", "hardswish")},
+    **{name: (name, ()) for name in ("root", "prelu", "affine")},
+    **{name: (f"{name}.Tensor", (1,)) for name in ("add", "sub")},
+    **{name: (f"{name}.Tensor", ()) for name in ("mul", "div")},
+    "leaky_relu": ("leaky_relu", (0.01,)),
+    "gelu": ("gelu", ("none",)),
+    "softplus": ("softplus", (1.0, 20.0)),
+    "relu6": ("clamp", (0, 6)),
 }
 
 
@@ -93,9 +107,51 @@ class Pointwise(Operation):
         return (Signature(tuple(zip(names, self.shape, strict=True)), tuple(inputs), (y,)),)
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
+        return (self._made(at, self._all_aligned(operands)),)
+
+    def _all_aligned(self, operands: Sequence[Any]) -> list[Any]:
+        dims = len(self.shape)
+        return [_aligned(t, places, dims) for t, places in zip(operands, self._places, strict=True)]
+
+    def _made(self, at: At, aligned: Sequence[Any]) -> Any:
         sizes = [at.extent(i) for i in numbered(len(self.shape))]
-        aligned = (_aligned(t, places, len(sizes)) for t, places in zip(operands, self._places, strict=True))
-        return (FUNCTIONS[self.function](*aligned, *self.settings).expand(sizes),)
+        return FUNCTIONS[self.function](*aligned, *self.settings).expand(sizes)
+
+    def local_over(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
+        x = operands[0]
+        if self.function not in ("relu", "add") or self.settings or 0 in x.stride():
+            return self.local(way, at, *operands)
+        if self.function == "relu" and self.shapes[0] == self.shape:
+            return (torch.relu_(x),)
+        if {*self.shapes} != {self.shape} or any(t.dtype != x.dtype for t in operands):
+            return self.local(way, at, *operands)
+        return (x.add_(operands[1]),)
+
+    @cached_property
+    def sloped(self) -> Sloped:
+        """How it is differentiated."""
+        name, numbers = SLOPES_OF[self.function]
+        sources = tuple((k, None) for k in range(len(self.shapes)))
+        return Sloped(SLOPES[name], sources, (*self.settings, *numbers[len(self.settings) :]))
+
+    def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
+        return True
+
+    def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        aligned = self._all_aligned(operands)
+        y = self._made(at, aligned)
+        return (y,), self.sloped.kept(wanted, aligned, y)
+
+    def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
+        (dy,), shapes = dys, [read_here(at, k) for k in range(len(wanted))]
+        aligned: list[list[int]] = []
+        for shape, places in zip(shapes, self._places, strict=True):
+            wide = [1] * len(self.shape)
+            for d, n in zip(places, shape, strict=True):
+                wide[d] = n
+            aligned.append(wide)
+        found = self.sloped.gradients(wanted, kept, dy, aligned)
+        return tuple(g if g is None else g.reshape(shape) for g, shape in zip(found, shapes, strict=True))
 
     def as_epilogue(self, k: int) -> EpilogueStep | None:
         """Of what the first operand is, with vectors over channels, or tensors of its shape, as the others."""

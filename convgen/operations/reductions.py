@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from typing import Any, Literal
 
 from convgen.algebra.signature import Operand, Signature
-from convgen.operations.row import At, Operation, numbered, own
+from convgen.operations.row import At, Operation, numbered, own, read_here
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,15 @@ class Reduce(Operation):
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         total = operands[0].sum(self.over, keepdim=self.keep)
         return (total if self.how == "sum" else total / prod(self.shape[d] for d in self.over),)
+
+    def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
+        return True
+
+    def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
+        (dy,), shape = dys, read_here(at, 0)
+        if self.how == "mean":
+            dy = dy / prod(self.shape[d] for d in self.over)
+        return (dy.reshape([1 if d in self.over else n for d, n in enumerate(shape)]).expand(shape),)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         (y,) = operands

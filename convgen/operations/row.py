@@ -177,6 +177,33 @@ class Operation(ABC):
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         """A rank's part of the results, by signature number `way`."""
 
+    def local_over(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
+        """The same, where operand 0 is nobody else's: the result may lie in its memory."""
+        return self.local(way, at, *operands)
+
+    def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
+        """Whether `kept` and `vjp` differentiate local code; elsewhere torch does."""
+        return False
+
+    def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Results, and what `vjp` reads: tensors, None in the place of others, numbers and types of elements.
+
+        Args:
+            wanted: the operands that a gradient may be asked of.
+        """
+        return self.local(way, at, *operands), ()
+
+    def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
+        """Gradients of the operands as local code takes them; None for those that aren't wanted.
+
+        Calls of ATen, without a graph. A gradient may be a result's, or a view of it; nothing is written over.
+
+        Args:
+            wanted: some of those that `kept` was told.
+            dys: gradients of the results; None for a result without one.
+        """
+        raise NotImplementedError(f"{self.name} leaves its gradient to torch")
+
     @abstractmethod
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """The whole operation on one device, by another way than `local` where there is one."""
@@ -273,6 +300,29 @@ def lies_as(shape: tuple[int, ...], result: tuple[int, ...]) -> str | None:
         return "element"
     wide = (1,) * (len(result) - len(shape)) + shape
     return "channel" if wide == (1, result[1], *[1] * (len(result) - 2)) else None
+
+
+def read_here(at: At, k: int) -> list[int]:
+    """Extents of a rank's part of operand k, as local code takes it."""
+    return [hi - lo for lo, hi in at.inside[k]]
+
+
+def summed_to(gradient: Any, shape: Sequence[int]) -> Any:
+    """The gradient of what was broadcast, of what it was broadcast from."""
+    return gradient if list(gradient.shape) == list(shape) else gradient.sum_to_size(shape)
+
+
+def unfit(gradient: Any, have: Sequence[Interval], want: Sequence[Interval]) -> Any:
+    """The gradient of what `fit` takes: rows that it cut have none."""
+    return fit(gradient, want, have)
+
+
+def empty_as(dy: Any, shape: Sequence[int]) -> Any:
+    """What ATen takes for an operand of which only the shape matters, and which dimension is innermost: as in dy."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(len(shape))
+    if last is None or dy.is_contiguous() or not dy.is_contiguous(memory_format=last):
+        return dy.new_empty(shape)
+    return torch.empty(shape, dtype=dy.dtype, device=dy.device, memory_format=last)
 
 
 def numbers(block: Interval, like: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from convgen.algebra.relations import Cyclic, Relation, Reverse, Table, Taps
 from convgen.algebra.signature import Made, Operand, Signature
 from convgen.late import torch
-from convgen.operations.row import At, Operation, fit, numbered, on_device, own
+from convgen.operations.row import At, Interval, Operation, fit, numbered, on_device, own, read_here, unfit
 
 
 @dataclass(frozen=True)
@@ -37,22 +37,53 @@ class Take(Operation):
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         (y,) = operands
         for d, relation in enumerate(self.relations):
-            (lo, hi), (first, last) = at.blocks[f"d{d}"], at.inside[0][d]
             match relation:
                 case None | Cyclic():
                     pass
                 case Reverse():
                     y = y.flip(d)
-                case Taps(stride=stride, pad=pad):
-                    begin, end = (min(max(-(-(r + pad) // stride), lo), hi) for r in (first, last))
-                    start = begin * stride - pad - first
-                    y = y[(slice(None),) * d + (slice(start, start + (end - begin) * stride, stride),)]
+                case Taps(stride=stride):
+                    start, have, want = self._picked(at, d, relation)
+                    count = have[1] - have[0]
+                    y = y[(slice(None),) * d + (slice(start, start + count * stride, stride),)]
                     inner = [(0, n) for n in y.shape[d + 1 :]]
-                    y = fit(y, [(begin, end), *inner], [(lo, hi), *inner], self.fill)
+                    y = fit(y, [have, *inner], [want, *inner], self.fill)
                 case _:
-                    rows = [relation.row(o)[0] - first for o in range(lo, hi)]
-                    y = y.index_select(d, on_device(tuple(rows), torch.int64, y.device))
+                    y = y.index_select(d, self._rows(at, d, relation, y))
         return (y,)
+
+    def _picked(self, at: At, d: int, taps: Taps) -> tuple[int, Interval, Interval]:
+        """The first row that is picked of those here, the rows that it and the others are, and those that are made."""
+        (lo, hi), (first, last) = at.blocks[f"d{d}"], at.inside[0][d]
+        begin, end = (min(max(-(-(r + taps.pad) // taps.stride), lo), hi) for r in (first, last))
+        return begin * taps.stride - taps.pad - first, (begin, end), (lo, hi)
+
+    def _rows(self, at: At, d: int, relation: Relation, like: Any) -> Any:
+        """The rows that are picked, by their numbers here."""
+        rows = [relation.row(o)[0] - at.inside[0][d][0] for o in range(*at.blocks[f"d{d}"])]
+        return on_device(tuple(rows), torch.int64, like.device)
+
+    def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
+        return True
+
+    def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
+        (dx,), shape, aten = dys, read_here(at, 0), torch.ops.aten
+        for d, relation in reversed([*enumerate(self.relations)]):
+            sizes = [*dx.shape[:d], shape[d], *dx.shape[d + 1 :]]
+            match relation:
+                case None | Cyclic():
+                    pass
+                case Reverse():
+                    dx = dx.flip(d)
+                case Taps(stride=stride):
+                    start, have, want = self._picked(at, d, relation)
+                    count, inner = have[1] - have[0], [(0, n) for n in shape[d + 1 :]]
+                    dx = unfit(dx, [have, *inner], [want, *inner])
+                    if (start, count) != (0, shape[d]):
+                        dx = aten.slice_backward(dx, sizes, d, start, start + count * stride, stride)
+                case _:
+                    dx = aten.index_select_backward(dx, sizes, d, self._rows(at, d, relation, dx))
+        return (dx,)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """Row by row, as the relations are defined, with one row of `fill` behind x."""
@@ -135,6 +166,23 @@ class Concatenate(Operation):
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         return (torch.cat(operands, self.d),)
+
+    def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
+        return True
+
+    def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        (y,) = self.local(way, at, *operands)
+        alike = all(t.dtype == y.dtype for t in operands)
+        return (y,), () if alike else tuple(t.dtype for t in operands)
+
+    def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
+        found, start = list[Any](), 0
+        for k, asked in enumerate(wanted):
+            rows = at.inside[k][self.d][1] - at.inside[k][self.d][0]
+            part = dys[0].narrow(self.d, start, rows)
+            found.append(None if not asked else part.to(kept[k]) if kept else part)
+            start += rows
+        return tuple(found)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """Row by row."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -28,6 +29,18 @@ class Softmax(Operation):
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         return ((torch.log_softmax if self.log else torch.softmax)(operands[0], self.d),)
+
+    def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
+        return True
+
+    def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        made = self.local(way, at, *operands)
+        return made, made
+
+    def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
+        (dy,), (y,), aten = dys, kept, torch.ops.aten
+        back = aten._log_softmax_backward_data if self.log else aten._softmax_backward_data
+        return (back(dy, y, self.d, y.dtype),)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         y = operands[0] - operands[0].amax(self.d, keepdim=True).detach()

@@ -63,6 +63,17 @@ class TransposedConvolution(Operation):
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         return self.sum.local(*self.of_sum(way, at), *self._in_order(operands))
 
+    def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
+        return self.sum.has_vjp(*self.of_sum(way, at), *self._in_order(operands))
+
+    def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        of_sum = self.of_sum(way, at)
+        return self.sum.kept(*of_sum, self._in_order(wanted), *self._in_order(operands))
+
+    def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
+        found = self.sum.vjp(*self.of_sum(way, at), self._in_order(wanted), kept, *dys)
+        return self._in_order(found)
+
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         return self.sum.reference(*self._in_order(operands))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from convgen.algebra.relations import Ratio
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
 from convgen.late import torch
-from convgen.operations.row import At, Operation, Passes, made_here, numbered, own
+from convgen.operations.row import At, Operation, Passes, fit, made_here, numbered, own, read_here, summed_to
 
 MANY = 1009  # samples, as no other extent counts: so a view of 1 sample is the view that it is of several
 
@@ -143,13 +143,29 @@ class View(Operation):
         (x,) = operands
         here = made_here(at, self.signatures[way].results[0])
         flat = x.reshape([prod(x.shape[d] for d in m.x) for m in self.matches])
-        for k, match in enumerate(self.matches):
-            if way == 1 and not self._of_samples(match):
-                continue
-            one, other = self._units(match)
-            lo, hi = at.blocks[f"d{match.y[0]}"]
-            flat = flat.narrow(k, lo * other - at.inside[0][match.x[0]][0] * one, (hi - lo) * other)
+        for k, (lo, hi) in self._cuts(way, at):
+            flat = flat.narrow(k, lo, hi - lo)
         return (flat.reshape(here),)
+
+    def _cuts(self, way: int, at: At) -> Iterator[tuple[int, tuple[int, int]]]:
+        """By number of a match, what the rank makes of those elements that it reads."""
+        for k, match in enumerate(self.matches):
+            if way == 0 or self._of_samples(match):
+                one, other = self._units(match)
+                first, (lo, hi) = at.inside[0][match.x[0]][0] * one, at.blocks[f"d{match.y[0]}"]
+                yield k, (lo * other - first, hi * other - first)
+
+    def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
+        return True
+
+    def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
+        (dy,), shape = dys, read_here(at, 0)
+        flat = [prod(shape[d] for d in m.x) for m in self.matches]
+        have = [(0, n) for n in flat]
+        for k, cut in self._cuts(way, at):
+            have[k] = cut
+        dy = dy.reshape([hi - lo for lo, hi in have])
+        return (fit(dy, have, [(0, n) for n in flat]).reshape(shape),)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         return (operands[0].reshape(self.out),)
@@ -171,6 +187,12 @@ class Permute(Operation):
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         return (operands[0].permute(self.order),)
+
+    def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
+        return True
+
+    def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
+        return (dys[0].permute([self.order.index(d) for d in range(len(self.order))]),)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         letters = "abcdefgh"[: len(self.shape)]
@@ -195,6 +217,12 @@ class Expand(Operation):
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         return (operands[0].expand([at.extent(i) for i in numbered(len(self.out))]),)
+
+    def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
+        return True
+
+    def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
+        return (summed_to(dys[0], read_here(at, 0)),)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         return (operands[0] * torch.ones(self.out, dtype=operands[0].dtype),)

@@ -1,0 +1,210 @@
+"""Gradients of operators of one element of each operand, as autograd has them (torch's derivatives.yaml).
+
+A slope says what it reads of a call and what it makes of that and of the result's gradient. What was broadcast is
+summed, and has its operand's type, behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import pi, sqrt
+from typing import Any, NamedTuple
+
+from convgen.late import torch
+from convgen.operations.row import summed_to
+
+Back = Callable[[Any, Any, Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Slope:
+    """The gradient of one argument.
+
+    Attributes:
+        reads: numbers of tensor arguments, `y` for the result.
+        back: it makes the gradient of dy, of what it reads, in that order, and of the arguments behind the tensors.
+    """
+
+    reads: str
+    back: Back
+
+
+def _backward(name: str) -> Back:
+    """ATen's, of dy, x or y, and numbers."""
+
+    def back(dy: Any, read: Any, numbers: Any) -> Any:
+        return getattr(torch.ops.aten, name)(dy, *read, *numbers)
+
+    return back
+
+
+def _passed(dy: Any, read: Any, numbers: Any) -> Any:
+    return dy
+
+
+def _times(dy: Any, read: Any, numbers: Any) -> Any:
+    return dy * read[0]
+
+
+def _scaled(dy: Any, read: Any, numbers: Any) -> Any:
+    """Times alpha, which stands last."""
+    return dy if numbers[-1] == 1 else dy * numbers[-1]
+
+
+def _taken(dy: Any, read: Any, numbers: Any) -> Any:
+    return _scaled(-dy, read, numbers)
+
+
+def _clamped(dy: Any, x: Any, least: Any, most: Any) -> Any:
+    """Bounds pass it on."""
+    if least is None or most is None:
+        return torch.where(x >= least if most is None else x <= most, dy, 0)
+    return torch.where((x >= least).logical_and_(x <= most), dy, 0)
+
+
+def _power(dy: Any, x: Any, exponent: Any) -> Any:
+    return torch.zeros_like(dy) if exponent == 0 else dy * (exponent * x.pow(exponent - 1))
+
+
+def _rooted(dy: Any, y: Any) -> Any:
+    """Of `_root` in pointwise.py, which is 0 where it has no slope."""
+    there = y > 0
+    return torch.where(there, torch.where(there, dy, 0) / (2 * torch.where(there, y, 1.0)), 0)
+
+
+def _of_difference(name: str) -> tuple[Slope, Slope]:
+    """Of a loss of two."""
+    back = _backward(f"{name}_backward")
+    return Slope("01", back), Slope("10", back)
+
+
+def _larger(sign: int) -> tuple[Slope, Slope]:
+    """Of maximum, or minimum: the first, then the second argument. Equal ones have half of it each."""
+
+    def of_first(dy: Any, read: Any, numbers: Any) -> Any:
+        a, b = read
+        return torch.where(a == b, dy / 2, dy).masked_fill_(a < b if sign > 0 else a > b, 0)
+
+    return Slope("01", of_first), Slope("10", of_first)
+
+
+# By ATen's name, of each tensor argument; None: it has no gradient.
+SLOPES: Mapping[str, tuple[Slope | None, ...]] = {
+    "relu": (Slope("y", lambda dy, t, n: torch.ops.aten.threshold_backward(dy, t[0], 0)),),
+    **{name: (Slope("y", _backward(f"{name}_backward")),) for name in ("sigmoid", "tanh")},
+    **{
+        name: (Slope("0", _backward(f"{name}_backward")),)
+        for name in ("silu", "hardswish", "hardsigmoid", "softplus", "hardtanh", "mish")
+    },
+    "leaky_relu": (Slope("0", lambda dy, t, n: torch.ops.aten.leaky_relu_backward(dy, t[0], n[0], False)),),
+    "threshold": (Slope("0", lambda dy, t, n: torch.ops.aten.threshold_backward(dy, t[0], n[0])),),
+    "elu": (Slope("0", lambda dy, t, n: torch.ops.aten.elu_backward(dy, *n, False, t[0])),),
+    "gelu": (Slope("0", lambda dy, t, n: torch.ops.aten.gelu_backward(dy, t[0], approximate=n[0])),),
+    "clamp": (Slope("0", lambda dy, t, n: _clamped(dy, t[0], *n)),),
+    "clamp_min": (Slope("0", lambda dy, t, n: _clamped(dy, t[0], n[0], None)),),
+    "clamp_max": (Slope("0", lambda dy, t, n: _clamped(dy, t[0], None, n[0])),),
+    "add.Tensor": (Slope("", _passed), Slope("", _scaled)),
+    "sub.Tensor": (Slope("", _passed), Slope("", _taken)),
+    "rsub.Tensor": (Slope("", _taken), Slope("", _passed)),
+    "mul.Tensor": (Slope("1", _times), Slope("0", _times)),
+    "div.Tensor": (
+        Slope("1", lambda dy, t, n: dy / t[0]),
+        Slope("01", lambda dy, t, n: -dy * ((t[0] / t[1]) / t[1])),
+    ),
+    "add.Scalar": (Slope("", _passed),),
+    "sub.Scalar": (Slope("", _passed),),
+    "rsub.Scalar": (Slope("", _taken),),
+    "mul.Scalar": (Slope("", _scaled),),
+    "div.Scalar": (Slope("", lambda dy, t, n: dy / n[0]),),
+    "neg": (Slope("", lambda dy, t, n: -dy),),
+    "abs": (Slope("0", lambda dy, t, n: dy * t[0].sgn()),),
+    "exp": (Slope("y", _times),),
+    "expm1": (Slope("y", lambda dy, t, n: dy * (t[0] + 1)),),
+    "log": (Slope("0", lambda dy, t, n: dy / t[0]),),
+    "log1p": (Slope("0", lambda dy, t, n: dy / (t[0] + 1)),),
+    "sin": (Slope("0", lambda dy, t, n: dy * t[0].cos()),),
+    "cos": (Slope("0", lambda dy, t, n: dy * -t[0].sin()),),
+    "erf": (Slope("0", lambda dy, t, n: 2.0 / sqrt(pi) * torch.exp(-(t[0].pow(2))) * dy),),
+    "sqrt": (Slope("y", lambda dy, t, n: dy / (2 * t[0])),),
+    "rsqrt": (Slope("y", lambda dy, t, n: -0.5 * dy * t[0].pow(3)),),
+    "reciprocal": (Slope("y", lambda dy, t, n: -dy * (t[0] * t[0])),),
+    "square": (Slope("0", lambda dy, t, n: _power(dy, t[0], 2)),),
+    "pow.Tensor_Scalar": (Slope("0", lambda dy, t, n: _power(dy, t[0], n[0])),),
+    "maximum": _larger(1),
+    "minimum": _larger(-1),
+    **{name: _of_difference(name) for name in ("mse_loss", "smooth_l1_loss", "huber_loss")},
+    "where.self": (
+        None,
+        Slope("0", lambda dy, t, n: torch.where(t[0], dy, 0)),
+        Slope("0", lambda dy, t, n: torch.where(t[0], 0, dy)),
+    ),
+    "masked_fill.Scalar": (Slope("1", lambda dy, t, n: dy.masked_fill(t[0], 0)), None),
+    **{name: (Slope("", _passed),) for name in ("clone", "alias", "_to_copy")},
+    # functions of pointwise.py that are no operators
+    "root": (Slope("y", lambda dy, t, n: _rooted(dy, t[0])),),
+    "prelu": (
+        Slope("01", lambda dy, t, n: torch.where(t[0] >= 0, dy, 0) + torch.where(t[0] >= 0, 0, dy) * t[1]),
+        Slope("0", lambda dy, t, n: torch.where(t[0] >= 0, 0, dy) * t[0]),
+    ),
+    "affine": (Slope("1", _times), Slope("0", _times), Slope("", _passed)),
+}
+
+
+class Sloped(NamedTuple):
+    """A call whose operands have slopes.
+
+    Attributes:
+        slopes: of each tensor argument.
+        sources: of each, the number of its operand, or the number that stands there.
+        numbers: arguments behind them.
+    """
+
+    slopes: tuple[Slope | None, ...]
+    sources: tuple[tuple[int | None, Any], ...]
+    numbers: tuple[Any, ...]
+
+    def of(self, operand: int) -> list[Slope | None]:
+        """Of the arguments that an operand is."""
+        return [slope for slope, (k, _) in zip(self.slopes, self.sources, strict=True) if k == operand]
+
+    def knows(self, operands: Iterable[int]) -> bool:
+        """Whether each of these operands has one. Of three addends the order would matter: nothing has as many."""
+        return all(0 < len(found := self.of(k)) <= 2 and None not in found for k in operands)
+
+    def kept(self, wanted: Sequence[bool], operands: Sequence[Any], y: Any) -> tuple[Any, ...]:
+        """The operands, then y, each if it is read; then the operands' types where they differ from y's."""
+        read = {
+            self.sources[int(r)][0] if r != "y" else len(operands)
+            for k, asked in enumerate(wanted)
+            if asked
+            for slope in self.of(k)
+            if slope is not None
+            for r in slope.reads
+        }
+        dtypes = [t.dtype for t in operands]
+        mixed = any(dtype != y.dtype for dtype in dtypes)
+        if not mixed and not read - {None}:
+            return ()
+        return (
+            *[t if k in read else None for k, t in enumerate((*operands, y))],
+            *([tuple(dtypes)] if mixed else []),
+        )
+
+    def gradients(
+        self, wanted: Sequence[bool], kept: Sequence[Any], dy: Any, shapes: Sequence[Sequence[int]]
+    ) -> tuple[Any, ...]:
+        """Of the operands, which have these shapes."""
+        found: list[Any] = [None] * len(wanted)
+        for slope, (k, _) in zip(self.slopes, self.sources, strict=True):
+            if k is None or not wanted[k] or slope is None:
+                continue
+            read: list[Any] = []
+            for r in slope.reads:
+                source, number = (len(wanted), None) if r == "y" else self.sources[int(r)]
+                read.append(number if source is None else kept[source])
+            made = summed_to(slope.back(dy, read, self.numbers), shapes[k])
+            if len(kept) > len(wanted) + 1 and made.dtype != kept[-1][k]:
+                made = made.to(kept[-1][k])
+            found[k] = made if found[k] is None else found[k] + made
+        return tuple(found)
