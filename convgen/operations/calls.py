@@ -128,7 +128,10 @@ class Elementwise(Operation):
         return (Signature(tuple(zip(names, self.shape, strict=True)), tuple(inputs), (y,), runs_empty=True),)
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
-        return (call(self.op, self.args, operands).expand([at.extent(i) for i in numbered(len(self.shape))]),)
+        made = call(self.op, self.args, operands)
+        if self.shape in self.shapes:
+            return (made,)
+        return (made.expand([at.extent(i) for i in numbered(len(self.shape))]),)
 
     def local_over(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         x = operands[0]

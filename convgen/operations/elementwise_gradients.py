@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import pi, sqrt
-from typing import Any, NamedTuple
+from typing import Any
 
 from convgen.late import torch
 from convgen.operations.row import summed_to
@@ -151,12 +152,13 @@ SLOPES: Mapping[str, tuple[Slope | None, ...]] = {
 }
 
 
-class Sloped(NamedTuple):
+@dataclass(frozen=True)
+class Sloped:
     """A call whose operands have slopes.
 
     Attributes:
         slopes: of each tensor argument.
-        sources: of each, the number of its operand, or the number that stands there.
+        sources: of each, the number of its operand, or None and the number that stands there.
         numbers: arguments behind them.
     """
 
@@ -172,24 +174,28 @@ class Sloped(NamedTuple):
         """Whether each of these operands has one. Of three addends the order would matter: nothing has as many."""
         return all(0 < len(found := self.of(k)) <= 2 and None not in found for k in operands)
 
+    def reads(self, wanted: Sequence[bool]) -> set[int]:
+        """The operands that gradients of these read; behind the last one, y."""
+        found: set[int | None] = set()
+        for slope, (k, _) in zip(self.slopes, self.sources, strict=True):
+            if k is not None and wanted[k] and slope is not None:
+                found |= {len(wanted) if r == "y" else self.sources[int(r)][0] for r in slope.reads}
+        return {k for k in found if k is not None}
+
+    @cached_property
+    def _reads(self) -> dict[tuple[bool, ...], set[int]]:
+        return {}
+
     def kept(self, wanted: Sequence[bool], operands: Sequence[Any], y: Any) -> tuple[Any, ...]:
         """The operands, then y, each if it is read; then the operands' types where they differ from y's."""
-        read = {
-            self.sources[int(r)][0] if r != "y" else len(operands)
-            for k, asked in enumerate(wanted)
-            if asked
-            for slope in self.of(k)
-            if slope is not None
-            for r in slope.reads
-        }
-        dtypes = [t.dtype for t in operands]
-        mixed = any(dtype != y.dtype for dtype in dtypes)
-        if not mixed and not read - {None}:
+        which = tuple(wanted)
+        if which not in self._reads:
+            self._reads[which] = self.reads(which)
+        read, mixed = self._reads[which], any(t.dtype != y.dtype for t in operands)
+        if not mixed and not read:
             return ()
-        return (
-            *[t if k in read else None for k, t in enumerate((*operands, y))],
-            *([tuple(dtypes)] if mixed else []),
-        )
+        found = [t if k in read else None for k, t in enumerate((*operands, y))]
+        return (*found, tuple(t.dtype for t in operands)) if mixed else tuple(found)
 
     def gradients(
         self, wanted: Sequence[bool], kept: Sequence[Any], dy: Any, shapes: Sequence[Sequence[int]]

@@ -368,7 +368,7 @@ class Normalise(Operation):
             dx = apart.to(dys[0].dtype) if wanted[0] else None
             if wanted[1]:
                 dr = summed_to(dy * (x if self.rms else x - mean), r.shape)
-                dmean = None if self.rms else summed_to(-apart, r.shape)
+                dmean = dmean if self.rms else summed_to(-apart, r.shape)
         if not wanted[1]:
             return dx, None
         dv = -0.5 * dr.reshape(r.shape) * r.pow(3)

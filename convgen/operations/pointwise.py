@@ -114,8 +114,8 @@ class Pointwise(Operation):
         return [_aligned(t, places, dims) for t, places in zip(operands, self._places, strict=True)]
 
     def _made(self, at: At, aligned: Sequence[Any]) -> Any:
-        sizes = [at.extent(i) for i in numbered(len(self.shape))]
-        return FUNCTIONS[self.function](*aligned, *self.settings).expand(sizes)
+        made = FUNCTIONS[self.function](*aligned, *self.settings)
+        return made if self.shape in self.shapes else made.expand([at.extent(i) for i in numbered(len(self.shape))])
 
     def local_over(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         x = operands[0]
@@ -143,15 +143,15 @@ class Pointwise(Operation):
         return (y,), self.sloped.kept(wanted, aligned, y)
 
     def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
-        (dy,), shapes = dys, [read_here(at, k) for k in range(len(wanted))]
-        aligned: list[list[int]] = []
+        (dy,), shapes, aligned = dys, [read_here(at, k) for k in range(len(wanted))], list[list[int]]()
         for shape, places in zip(shapes, self._places, strict=True):
             wide = [1] * len(self.shape)
             for d, n in zip(places, shape, strict=True):
                 wide[d] = n
             aligned.append(wide)
         found = self.sloped.gradients(wanted, kept, dy, aligned)
-        return tuple(g if g is None else g.reshape(shape) for g, shape in zip(found, shapes, strict=True))
+        same = zip(found, shapes, aligned, strict=True)
+        return tuple(g if g is None or shape == wide else g.reshape(shape) for g, shape, wide in same)
 
     def as_epilogue(self, k: int) -> EpilogueStep | None:
         """Of what the first operand is, with vectors over channels, or tensors of its shape, as the others."""
