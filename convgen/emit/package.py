@@ -21,7 +21,7 @@ from convgen.errors import InternalError
 ROWS = (
     "row", "linear_maps", "convolution", "transposed", "max_pooling", "average_pooling", "upsampling", "rows", "views",
     "pixels", "elementwise_gradients", "pointwise", "dropout", "moments", "contraction", "softmax", "attention",
-    "reductions", "losses", "fourier", "indexing", "calls", "batch_norm", "part_norm", "fused",
+    "along_gradients", "reductions", "losses", "fourier", "indexing", "calls", "batch_norm", "part_norm", "fused",
 )  # fmt: skip
 PACKAGE_PARTS = (
     "late", "algebra/blocks", "algebra/relations", "algebra/layout", "algebra/signature", "algebra/conv",

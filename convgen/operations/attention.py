@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf, sqrt
@@ -10,7 +11,7 @@ from typing import Any
 from convgen.algebra.relations import Ratio
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
 from convgen.late import torch
-from convgen.operations.row import At, Operation, Work, numbers, own, touched
+from convgen.operations.row import At, Operation, Work, numbers, own, read_here, summed_to, touched
 
 
 @dataclass(frozen=True)
@@ -54,16 +55,74 @@ class Attention(Operation):
         return (Signature(extents, tuple(inputs), (y,)),)
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
-        q, k, v, *mask = operands
+        given, added = self._read(at, *operands)
+        return (torch.nn.functional.scaled_dot_product_attention(*given, added, scale=self.scale),)
+
+    def _read(self, at: At, q: Any, k: Any, v: Any, mask: Any = None) -> tuple[tuple[Any, Any, Any], Any]:
+        """As many heads of k and v as of q, and what is added to the scores."""
         if self.heads != self.heads_k:
-            heads = numbers(at.blocks["H"], q) // (self.heads // self.heads_k) - at.inside[1][1][0]
+            heads = self._heads(at, q)
             k, v = k.index_select(1, heads), v.index_select(1, heads)
-        added = mask[0] if mask else None
         if self.causal:
             seen = numbers(at.blocks["L"], q)[:, None] >= numbers((0, self.keys), q)
             later = q.new_zeros(seen.shape).masked_fill(~seen, -inf)
-            added = later if added is None else added + later
-        return (torch.nn.functional.scaled_dot_product_attention(q, k, v, added, scale=self.scale),)
+            mask = later if mask is None else mask + later
+        return (q, k, v), mask
+
+    def _heads(self, at: At, like: Any) -> Any:
+        """Of k and v, by head of q."""
+        return numbers(at.blocks["H"], like) // (self.heads // self.heads_k) - at.inside[1][1][0]
+
+    def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
+        """On a CPU; a GPU's kernels differ in what they keep."""
+        return operands[0].device.type == "cpu"
+
+    def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Logarithms of sums where ATen takes blocks of keys, which has no gradient of a mask; else probabilities."""
+        given, added = self._read(at, *operands)
+        aten, scale = torch.ops.aten, self.scale
+        if torch._fused_sdp_choice(*given, added, scale=scale) == 1 and not any(wanted[3:]):
+            y, sums = aten._scaled_dot_product_flash_attention_for_cpu(*given, attn_mask=added, scale=scale)
+            return (y,), (*operands, y, sums)
+        y, shares = aten._scaled_dot_product_attention_math(*given, added, scale=scale)
+        of_scores = wanted[0] or wanted[1] or any(wanted[3:])
+        read = zip(operands, (wanted[1], wanted[0], of_scores), strict=False)
+        return (y,), (*(t if asked else None for t, asked in read), shares)
+
+    def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
+        (dy,), aten = dys, torch.ops.aten
+        if len(kept) == 4:
+            found = self._of_products(at, wanted, kept, dy)
+        else:
+            *operands, y, sums = kept
+            given, added = self._read(at, *operands)
+            back = aten._scaled_dot_product_flash_attention_for_cpu_backward
+            found = [*back(dy, *given, y, sums, 0.0, False, attn_mask=added, scale=self.scale), None]
+        if self.heads != self.heads_k:
+            heads = self._heads(at, dy)
+            for j in (1, 2):
+                if wanted[j]:
+                    found[j] = aten.index_select_backward(found[j], read_here(at, j), 1, heads)
+        return tuple(g if asked else None for g, asked in zip(found, wanted, strict=False))
+
+    def _of_products(self, at: At, wanted: Sequence[bool], kept: Sequence[Any], dy: Any) -> list[Any]:
+        """Gradients of q, of k and v for each of q's heads, and of the mask."""
+        (q, *shared, shares), scale, found = kept, self.scale or 1 / sqrt(self.width), list[Any]([None] * 4)
+        if self.heads != self.heads_k:
+            shared = [t if t is None else t.index_select(1, self._heads(at, dy)) for t in shared]
+        k, v = shared
+        if wanted[2]:
+            found[2] = shares.mT @ dy
+        if not (wanted[0] or wanted[1] or any(wanted[3:])):
+            return found
+        scores = torch.ops.aten._softmax_backward_data(dy @ v.mT, shares, -1, shares.dtype)
+        if wanted[0]:
+            found[0] = scores @ k * scale
+        if wanted[1]:
+            found[1] = scores.mT @ q * scale
+        if any(wanted[3:]):
+            found[3] = summed_to(scores, read_here(at, 3))
+        return found
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         q, k, v, *mask = operands

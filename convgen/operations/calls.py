@@ -13,6 +13,7 @@ from typing import Any
 
 from convgen.algebra.signature import WHOLE, Operand, Signature
 from convgen.late import torch
+from convgen.operations.along_gradients import Course, courses_of, gradients_by_course, kept_of_course
 from convgen.operations.elementwise_gradients import SLOPES, Sloped
 from convgen.operations.pointwise import RELU
 from convgen.operations.row import At, EpilogueStep, Operation, Passes, Work, lies_as, numbered, own, read_here, touched
@@ -299,6 +300,24 @@ class Along(Operation):
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         return _results(call(self.op, self.args, operands))
 
+    @cached_property
+    def courses(self) -> tuple[Course | None, ...] | None:
+        """How it is differentiated; None where that isn't known."""
+        return courses_of(self.op, (self.differentiable,)) if 0 not in self.integers else None
+
+    def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
+        return self.courses is not None
+
+    def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        made = self.local(way, at, *operands)
+        assert self.courses is not None
+        return made, kept_of_course(self.courses, wanted, operands, made)
+
+    def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
+        assert self.courses is not None
+        numbers = [a for a in self.args if not isinstance(a, Slot)]
+        return gradients_by_course(self.courses, numbers, at, wanted, kept, dys[0])
+
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """Number by number of a dimension that is left."""
         left = [d for d in range(len(self.shape)) if d not in self.over]
@@ -356,6 +375,26 @@ class Apart(Operation):
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         return _results(call(self.op, self.args, operands))
+
+    @cached_property
+    def courses(self) -> tuple[Course | None, ...] | None:
+        """How it is differentiated; None where that isn't known."""
+        in_order = [a.k for a in self.args if isinstance(a, Slot)] == [*range(len(self.shapes))]
+        smooth = self.differentiable or (True,) * len(self.shapes)
+        return courses_of(self.op, smooth) if in_order and 0 not in self.integers else None
+
+    def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
+        return self.courses is not None
+
+    def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        made = self.local(way, at, *operands)
+        assert self.courses is not None
+        return made, kept_of_course(self.courses, wanted, operands, made)
+
+    def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
+        assert self.courses is not None
+        numbers = [a for a in self.args if not isinstance(a, Slot)]
+        return gradients_by_course(self.courses, numbers, at, wanted, kept, dys[0])
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """Number by number of the first index."""
