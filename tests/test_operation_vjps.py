@@ -31,7 +31,7 @@ Tensors = Sequence[Any]
 
 # Kinds whose local code torch differentiates, in some or in all of their draws.
 BY_TORCH = {
-    "apart", "by number", "fourier", "whole", "moments' gradient",
+    "apart", "by number", "whole", "moments' gradient",
     "moments of parts' gradient", "adaptive max pool's gradient", "convolution", "transposed convolution",
 }  # fmt: skip
 # Of these, kinds that have one in some draws: phases that make an activation, all but bilinear products.
@@ -46,14 +46,16 @@ OPERATORS: dict[str, tuple[tuple[Any, ...], str]] = {
     **dict.fromkeys(
         (
             "relu", "sigmoid", "tanh", "silu", "hardswish", "hardsigmoid", "mish", "neg", "abs", "exp", "expm1", "sin",
-            "cos", "erf", "square", "mul.Tensor", "maximum", "minimum", "where.self",
+            "cos", "erf", "exp2", "atan", "selu", "relu6", "log_sigmoid", "square",
+            "mul.Tensor", "maximum", "minimum", "where.self",
         ),
         ((), "any"),
     ),
-    **dict.fromkeys(("log", "log1p", "sqrt", "rsqrt", "reciprocal", "div.Tensor"), ((), "positive")),
+    **dict.fromkeys(("log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal", "div.Tensor"), ((), "positive")),
     "leaky_relu": ((0.2,), "any"), "hardtanh": ((-0.5, 0.7), "any"), "threshold": ((0.1, 3.0), "any"),
     "elu": ((1.3, 1.1, 0.9), "any"), "gelu": (("tanh",), "any"), "softplus": ((2.0, 3.0), "any"),
-    "clamp": ((-0.5, None), "any"), "clamp_min": ((0.1,), "any"), "clamp_max": ((0.1,), "any"),
+    "clamp": ((-0.5, None), "any"), "hardshrink": ((0.4,), "any"), "softshrink": ((0.4,), "any"),
+    "clamp_min": ((0.1,), "any"), "clamp_max": ((0.1,), "any"),
     "add.Tensor": ((3,), "any"), "sub.Tensor": ((3,), "any"), "rsub.Tensor": ((3,), "any"),
     "add.Scalar": ((2.0, 3), "any"), "sub.Scalar": ((2.0, 3), "any"), "rsub.Scalar": ((2.0, 3), "any"),
     "mul.Scalar": ((2.5,), "any"), "div.Scalar": ((2.5,), "any"), "pow.Tensor_Scalar": ((3,), "any"),
@@ -83,9 +85,11 @@ def a_part(draw: Random, operation: Operation, given: Tensors) -> Part | None:
     one = draw.randrange(grid.ranks)
     operands = [brute.fetch(v, [s.reads[k] for s in stands])[one] for k, v in enumerate(values)]
     made = [brute.extents(m) for m in stands[one].makes]
-    if not any(map(prod, made)) or (not signature.runs_empty and any(not t.numel() for t in operands)):
+    if not signature.runs_empty and (not any(map(prod, made)) or any(not t.numel() for t in operands)):
         return None
-    return Part(operation, way, stands[one].at, [_laid_out(draw, t) for t in operands])
+    if not getattr(operation, "logs", False):  # a loss whose gradient torch itself refuses of such
+        operands = [_laid_out(draw, t) for t in operands]
+    return Part(operation, way, stands[one].at, operands)
 
 
 def _laid_out(draw: Random, t: torch.Tensor) -> torch.Tensor:
@@ -152,7 +156,7 @@ def check_vjp(draw: Random, part: Part, within: float = 1e-12) -> list[bool]:
         for y, other in zip(results, right, strict=True):
             assert same(y, other, 0 if exact else within), operation
     dys = [
-        None if not o.gradient or (k and draw.random() < 0.3) else _laid_out(draw, torch.randn(y.shape, dtype=y.dtype))
+        None if not o.gradient or (k and draw.random() < 0.3) else _laid_out(draw, normal(draw, y.shape).to(y.dtype))
         for k, (o, y) in enumerate(zip(signature.results, made, strict=True))
     ]
     given = [None if dy is None else dy.clone() for dy in dys]
@@ -213,11 +217,9 @@ def test_which_kinds_leave_it_to_torch() -> None:
 @pytest.mark.parametrize("op", SLOPES)
 def test_each_operator_of_elements(op: str) -> None:
     """Broadcast, twice the same operand, a number in an operand's place."""
-    if op in SLOPES_OF:
-        functions = [f for f, (name, _) in SLOPES_OF.items() if name == op]
-        assert functions and (op in OPERATORS or functions == [op])
+    assert op in OPERATORS or op in FUNCTIONS
     if op not in OPERATORS:
-        return
+        return  # a function alone, of the next test
     draw, (numbers, where) = Random(f"slopes {op}"), OPERATORS[op]
     for k in range(2 * DRAWS):
         shape, count = shape_of(draw, draw.randint(1, 4), 5), len(SLOPES[op])
@@ -266,8 +268,11 @@ OF_SHORT = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", SHORT, ids=str)
-@pytest.mark.parametrize("kind", OF_SHORT)
+@pytest.mark.parametrize(("kind", "dtype"), [
+    (kind, dtype) for kind in OF_SHORT for dtype in SHORT
+    # of bfloat16 oneDNN's are wrong without a word, torch's as well (templates/runtime/local.py)
+    if (kind, dtype) != ("transposed convolution", torch.bfloat16)
+], ids=str)  # fmt: skip
 def test_shorter_types(kind: str, dtype: torch.dtype) -> None:
     """Moments and coefficients are of float32 at least."""
     draw, done = Random(f"short {kind}"), 0
@@ -292,6 +297,29 @@ def test_types_that_differ() -> None:
             part = a_part(draw, *filled(draw, operation, normal))
         part.operands[0] = part.operands[0].bfloat16()
         check_vjp(draw, part, 1e-2)
+
+
+OVER: tuple[Operation, ...] = (
+    Elementwise("relu", (Slot(0),), (3, 4), ((3, 4),)),
+    Elementwise("add.Tensor", (Slot(0), Slot(1), 1), (3, 4), ((3, 4), (3, 4))),
+    Pointwise("relu", (3, 4), ((3, 4),)),
+    Pointwise("add", (3, 4), ((3, 4), (3, 4))),
+)
+
+
+@pytest.mark.parametrize("row", OVER, ids=str)
+def test_a_result_lies_over_its_operand(row: Operation) -> None:
+    draw = Random(str(row))
+    part = next(
+        p for p in (a_part(draw, *filled(draw, row, normal)) for _ in range(50)) if p and len(p.operands[0]) > 1
+    )
+    x, *others = part.operands
+    (right,) = row.local(0, part.at, x, *others)
+    expanded = x[:1].expand(x.shape)  # several elements in one place are left as they are
+    (y,) = row.local_over(0, part.at, expanded, *others)
+    assert y.data_ptr() != expanded.data_ptr()
+    (y,) = row.local_over(0, part.at, x, *others)
+    assert y.data_ptr() == x.data_ptr() and torch.equal(y, right)
 
 
 def test_a_kernel_leaves_it_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:

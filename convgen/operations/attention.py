@@ -61,13 +61,16 @@ class Attention(Operation):
     def _read(self, at: At, q: Any, k: Any, v: Any, mask: Any = None) -> tuple[tuple[Any, Any, Any], Any]:
         """As many heads of k and v as of q, and what is added to the scores."""
         if self.heads != self.heads_k:
-            heads = self._heads(at, q)
-            k, v = k.index_select(1, heads), v.index_select(1, heads)
+            k, v = self._of_each(at, k), self._of_each(at, v)
         if self.causal:
             seen = numbers(at.blocks["L"], q)[:, None] >= numbers((0, self.keys), q)
             later = q.new_zeros(seen.shape).masked_fill(~seen, -inf)
             mask = later if mask is None else mask + later
         return (q, k, v), mask
+
+    def _of_each(self, at: At, t: Any) -> Any:
+        """k or v, where it is there, with a head for each of q's."""
+        return None if t is None else t.index_select(1, self._heads(at, t))
 
     def _heads(self, at: At, like: Any) -> Any:
         """Of k and v, by head of q."""
@@ -107,10 +110,9 @@ class Attention(Operation):
 
     def _of_products(self, at: At, wanted: Sequence[bool], kept: Sequence[Any], dy: Any) -> list[Any]:
         """Gradients of q, of k and v for each of q's heads, and of the mask."""
-        (q, *shared, shares), scale, found = kept, self.scale or 1 / sqrt(self.width), list[Any]([None] * 4)
+        (q, k, v, shares), scale, found = kept, self.scale or 1 / sqrt(self.width), list[Any]([None] * 4)
         if self.heads != self.heads_k:
-            shared = [t if t is None else t.index_select(1, self._heads(at, dy)) for t in shared]
-        k, v = shared
+            k, v = self._of_each(at, k), self._of_each(at, v)
         if wanted[2]:
             found[2] = shares.mT @ dy
         if not (wanted[0] or wanted[1] or any(wanted[3:])):

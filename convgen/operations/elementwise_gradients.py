@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import pi, sqrt
+from math import log, pi, sqrt
 from typing import Any
 
 from convgen.late import torch
@@ -90,18 +90,25 @@ def _larger(sign: int) -> tuple[Slope, Slope]:
     return Slope("01", of_first), Slope("10", of_first)
 
 
+SELU = (1.6732632423543772848170429916717, 1.0507009873554804934193349852946)  # alpha, scale
+
 # By ATen's name, of each tensor argument; None: it has no gradient.
 SLOPES: Mapping[str, tuple[Slope | None, ...]] = {
     "relu": (Slope("y", lambda dy, t, n: torch.ops.aten.threshold_backward(dy, t[0], 0)),),
     **{name: (Slope("y", _backward(f"{name}_backward")),) for name in ("sigmoid", "tanh")},
     **{
         name: (Slope("0", _backward(f"{name}_backward")),)
-        for name in ("silu", "hardswish", "hardsigmoid", "softplus", "hardtanh", "mish")
+        for name in ("silu", "hardswish", "hardsigmoid", "softplus", "hardtanh", "mish", "hardshrink", "softshrink")
     },
     "leaky_relu": (Slope("0", lambda dy, t, n: torch.ops.aten.leaky_relu_backward(dy, t[0], n[0], False)),),
     "threshold": (Slope("0", lambda dy, t, n: torch.ops.aten.threshold_backward(dy, t[0], n[0])),),
     "elu": (Slope("0", lambda dy, t, n: torch.ops.aten.elu_backward(dy, *n, False, t[0])),),
     "gelu": (Slope("0", lambda dy, t, n: torch.ops.aten.gelu_backward(dy, t[0], approximate=n[0])),),
+    "selu": (Slope("0", lambda dy, t, n: torch.ops.aten.elu_backward(dy, *SELU, 1.0, False, t[0])),),
+    "relu6": (Slope("0", lambda dy, t, n: torch.ops.aten.hardtanh_backward(dy, t[0], 0, 6)),),
+    "log_sigmoid": (
+        Slope("0", lambda dy, t, n: torch.ops.aten.log_sigmoid_backward(dy, t[0], torch.exp(-t[0].abs()))),
+    ),
     "clamp": (Slope("0", lambda dy, t, n: _clamped(dy, t[0], *n)),),
     "clamp_min": (Slope("0", lambda dy, t, n: _clamped(dy, t[0], n[0], None)),),
     "clamp_max": (Slope("0", lambda dy, t, n: _clamped(dy, t[0], None, n[0])),),
@@ -124,6 +131,10 @@ SLOPES: Mapping[str, tuple[Slope | None, ...]] = {
     "expm1": (Slope("y", lambda dy, t, n: dy * (t[0] + 1)),),
     "log": (Slope("0", lambda dy, t, n: dy / t[0]),),
     "log1p": (Slope("0", lambda dy, t, n: dy / (t[0] + 1)),),
+    "log2": (Slope("0", lambda dy, t, n: dy / (t[0] * log(2))),),
+    "log10": (Slope("0", lambda dy, t, n: dy / (t[0] * log(10))),),
+    "exp2": (Slope("y", lambda dy, t, n: dy * t[0] * log(2)),),
+    "atan": (Slope("0", lambda dy, t, n: dy / (t[0] * t[0] + 1)),),
     "sin": (Slope("0", lambda dy, t, n: dy * t[0].cos()),),
     "cos": (Slope("0", lambda dy, t, n: dy * -t[0].sin()),),
     "erf": (Slope("0", lambda dy, t, n: 2.0 / sqrt(pi) * torch.exp(-(t[0].pow(2))) * dy),),

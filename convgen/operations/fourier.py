@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import log2, pi, prod
@@ -43,8 +44,7 @@ class Fourier(Operation):
         return (Signature(extents, inputs, tuple(Operand(name, out, dims) for name in makes)),)
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
-        norm = ("backward", "ortho", "forward") if self.forward else ("forward", "ortho", "backward")
-        how: dict[str, Any] = {"n": self.length, "dim": self.d, "norm": norm[self.scale]}
+        how = self._how(self.forward)
         if self.kind == "real":
             z = torch.fft.rfft(operands[0], **how)
         elif self.kind == "back":
@@ -52,6 +52,27 @@ class Fourier(Operation):
         else:
             z = (torch.fft.fft if self.forward else torch.fft.ifft)(torch.complex(*operands), **how)
         return z.real, z.imag
+
+    def _how(self, forward: bool) -> dict[str, Any]:
+        """Torch's names for the same scale, of a transform of either sign."""
+        norm = ("backward", "ortho", "forward") if forward else ("forward", "ortho", "backward")
+        return {"n": self.length, "dim": self.d, "norm": norm[self.scale]}
+
+    def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
+        return self.kind != "back" or self.shape[self.d] == self.length // 2 + 1
+
+    def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
+        """The same sums with the other sign; of `back` twice those that stand for their mirror images, too."""
+        if self.kind == "back":
+            dz = torch.fft.rfft(dys[0], **self._how(True))
+            twice = dz.narrow(self.d, 1, (self.length - 1) // 2) if self.length > 2 else dz[:0]
+            twice.mul_(2)
+            return dz.real if wanted[0] else None, dz.imag if wanted[1] else None
+        there = next(dy for dy in dys if dy is not None)
+        dz = torch.complex(*(torch.zeros_like(there) if dy is None else dy for dy in dys))
+        forward = self.kind == "complex" and not self.forward
+        dz = (torch.fft.fft if forward else torch.fft.ifft)(dz, **self._how(forward))
+        return tuple(g if asked else None for g, asked in zip((dz.real, dz.imag), wanted, strict=False))
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """With the matrices of cosines and sines."""

@@ -98,7 +98,7 @@ class CrossEntropy(Operation):
         if logs.dim() == 2:
             dx = aten.nll_loss_backward(part, logs, target, *settings)
         else:
-            wide, rows = _by_rows(logs, target)
+            wide, rows = _by_rows(logs.contiguous(), target)  # as ATen wants it
             part = part.reshape(rows.shape) if self.each else part
             dx = aten.nll_loss2d_backward(part, wide, rows, *settings).reshape(logs.shape)
         if self.smoothing:
