@@ -16,6 +16,7 @@ ranks. A signature prints as a line, `tests/test_operation_signatures.py` has th
 | reductions, losses | sums, means; cross entropy, squared error |
 | indexing | rows by numbers that are operands: lists, embeddings, grid samples |
 | calls | operators of ATen as they stand: elementwise, along whole dimensions, whole |
+| elementwise_gradients, along_gradients | no rows: gradients of such operators, by ATen's name |
 
 To add one: a frozen dataclass of `row.Operation` in a file here, a kind of random cases in `tests/operation_cases.py`.
 Generated networks have these files in them (`convgen/emit/package.py`, which lists them): imports at the top, other
