@@ -18,13 +18,15 @@ import pytest
 import torch
 from network_cases import ALL_CASES
 from operation_cases import a_grid, filled, free_roles, normal, shape_of, stored
+from small_networks import Made, exported, undropped, unet
 
 from convgen.operations import batch_norm, convolution, elementwise_gradients, fused, max_pooling, rows
 from convgen.operations.calls import Elementwise, Slot
 from convgen.operations.convolution import Convolution
 from convgen.operations.elementwise_gradients import SLOPES, Slope
 from convgen.operations.pointwise import FUNCTIONS, SLOPES_OF, Pointwise
-from convgen.operations.row import At, Operation
+from convgen.operations.row import At, Operation, standing
+from convgen.spec.aten.describe import describe
 
 DRAWS = 12 * int(os.environ.get("DRAWS", "1"))
 Tensors = Sequence[Any]
@@ -404,3 +406,51 @@ def test_a_planted_mistake_is_found(mistake: str, monkeypatch: pytest.MonkeyPatc
     parts = parts_of(draw, kind, 150)
     with pytest.raises((AssertionError, RuntimeError)):
         any(check_vjp(draw, part) is None for part in parts)
+
+
+# ---------------------------------------------------------------- a network
+@pytest.mark.parametrize("made", [undropped, unet], ids=["resnet", "unet"])
+def test_a_network_by_its_rows(made: Made) -> None:
+    """Forward and backward without autograd, row behind row: the module's gradients."""
+    module, x = made()
+    graph, tensors = exported(made)
+    described = describe(graph.at(graph.batch))
+    values: dict[str, Any] = {**tensors, **dict(module.named_buffers()), graph.inputs[0].name: x}
+    values |= {name: p.detach() for name, p in module.named_parameters()}
+    learnt = {v.name for v in graph.parameters}
+    smooth, steps = {*learnt, graph.inputs[0].name}, list[Any]()
+    with torch.no_grad():
+        for bound in described.rows:
+            operation, operands = bound.operation, [values[name] for name in bound.reads]
+            signature = operation.signatures[0]
+            at = standing(signature, {i: (0, n) for i, n in signature.extents})
+            wanted = [o.gradient and n in smooth for o, n in zip(signature.inputs, bound.reads, strict=True)]
+            if any(wanted):
+                assert operation.has_vjp(0, at, *operands), bound
+                results, kept = operation.kept(0, at, wanted, *operands)
+                smooth |= {n for n, o in zip(bound.makes, signature.results, strict=True) if n and o.gradient}
+                steps.append((bound, at, wanted, kept))
+            else:
+                results = operation.local(0, at, *operands)
+            values |= {name: y for name, y in zip(bound.makes, results, strict=True) if name}
+    found = module(x.requires_grad_())
+    pairs = list(found.items()) if isinstance(found, dict) else [("output", found)]
+    named = dict(graph.outputs)
+    draw = Random("network")
+    dys = {named[key]: normal(draw, y.shape) for key, y in pairs}
+    for key, y in pairs:
+        assert same(values[named[key]], y.detach(), 1e-12)
+    right = torch.autograd.grad([y for _, y in pairs], [x, *module.parameters()], [dys[named[k]] for k, _ in pairs])
+
+    gradients: dict[str, Any] = dict(dys)
+    with torch.no_grad():
+        for bound, at, wanted, kept in reversed(steps):
+            of_results = [gradients.get(name) for name in bound.makes]
+            if all(dy is None for dy in of_results):
+                continue
+            for name, g in zip(bound.reads, bound.operation.vjp(0, at, wanted, kept, *of_results), strict=True):
+                if g is not None:
+                    gradients[name] = gradients[name] + g if name in gradients else g
+    names = [graph.inputs[0].name, *(name for name, _ in module.named_parameters())]
+    for name, g in zip(names, right, strict=True):
+        assert same(gradients[name], g, 1e-11), name
