@@ -66,8 +66,8 @@ def refuse_aten(runtime: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> Any:
         raise AssertionError("ATen convolves")
 
-    for phase in ("forward", "backward_data", "backward_filter"):
-        monkeypatch.setattr(runtime.Convolution, f"_{phase}", refuse)
+    for way in ("_how", "_backward_filter"):
+        monkeypatch.setattr(runtime.Convolution, way, refuse)
 
 
 # ---- Right ----
