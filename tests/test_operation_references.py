@@ -39,7 +39,7 @@ from convgen.operations.max_pooling import MaxPool
 from convgen.operations.moments import Averaged, Deviation, Moments, Normalise, RunningStatistics
 from convgen.operations.pixels import PixelShuffle, PixelUnshuffle
 from convgen.operations.pointwise import FUNCTIONS, affine, prelu
-from convgen.operations.row import At
+from convgen.operations.row import At, standing
 from convgen.operations.rows import PadMode, flipped, padded, rolled, sliced
 from convgen.operations.transposed import TransposedConvolution, transposed_convolution
 from convgen.operations.views import View, matches
@@ -312,3 +312,20 @@ def test_dilated_windows_that_step_over_all_rows_have_no_gradient() -> None:
         shape = (draw.randint(1, 3), draw.randint(1, 3), 1, draw.randint(3, 6))
         out = (1, (shape[3] - taps[1].kernel) // 2 + 1)
         check(draw, *filled(draw, MaxPool(shape, taps, out), whole))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_operations_say_of_convolutions_in_them(name: str) -> None:
+    """What prices, passes and kernels ask agrees: a convolution is one phase of a layer's, and computes itself."""
+    for seed in range(8):
+        operation, _ = CASES[name](Random(f"{name} {seed}"))
+        signature = operation.signatures[0]
+        at = standing(signature, {index: (0, extent) for index, extent in signature.extents})
+        (found, *others) = [*operation.convolutions(0, at)] or [None]
+        assert (found is not None) >= (operation.convolves is not None) >= operation.takes_steps
+        if operation.convolves is not None and found is not None:
+            phase, conv = operation.convolves
+            assert not others and found[0].convolves == (conv.direct_phase(phase), conv.direct)
+            assert operation.name == f"conv_{'transpose_' * conv.transposed}{phase}"
+        steps, _, text = operation.kernel_steps
+        assert bool(steps) == bool(text) and (not steps or found is not None)

@@ -26,6 +26,7 @@ from convgen.program.build import lower
 from convgen.program.nodes import Schedule
 from convgen.program.text import parse, show
 from convgen.program.verify import verify
+from convgen.spec.target import CPU
 
 LAYER = Conv(4, 8, 6, (Spatial("H", 8, 3, 1, 1, 1), Spatial("W", 8, 3, 1, 1, 1)))
 
@@ -321,15 +322,16 @@ def test_every_pass_leaves_a_schedule_that_verifies_and_is_done_at_once(chunk: i
     for seed in range(chunk * 16, chunk * 16 + 16):
         rng = Random(seed)
         conv, grid, stored, roles = random_problem(rng, 16)
-        space = Space(conv, grid)
+        target = CUDA if seed % 2 else CPU
+        space = Space(conv, grid, virtual_padding=target.pads_virtually)
         schedule = lower("s", space, stored, roles, bias=conv.bias)
         held = HoldX(choice="stored" if rng.random() < 0.5 else "gathered")
         for one in (DropSingleRank(), FuseBias(), held, Share(), FuseLayouts(least_part=1, most_boxes=8)):
             verify(schedule, space)
             before = schedule
-            schedule = passed(before, space, one, target=CUDA)
+            schedule = passed(before, space, one, target=target)
             assert (schedule is before) == (schedule == before)
-            assert passed(schedule, space, one, target=CUDA) is schedule
+            assert passed(schedule, space, one, target=target) is schedule
         verify(schedule, space)
 
 

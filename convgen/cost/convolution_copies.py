@@ -20,9 +20,7 @@ from dataclasses import dataclass
 from math import prod
 
 from convgen.algebra.conv import Conv
-from convgen.operations.convolution import Convolution
 from convgen.operations.row import Operation
-from convgen.operations.transposed import TransposedConvolution
 
 BLOCK = 16  # channels
 
@@ -47,9 +45,10 @@ def copies(operation: Operation, x: tuple[int, ...], y: tuple[int, ...], w: tupl
         x, y, w: shapes of a rank's blocks.
         of_x: None: forward; else backward, whether dx is asked for.
     """
-    if not isinstance(operation, Convolution | TransposedConvolution):
+    if operation.convolves is None:
         return 0
-    conv, turned = operation.conv, isinstance(operation, TransposedConvolution)
+    _, conv = operation.convolves
+    turned = conv.transposed
     if _is_product(conv) and not turned:
         return 0
     of = _sizes(conv, x, y, w)

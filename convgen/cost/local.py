@@ -21,9 +21,9 @@ from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.space import Space
 from convgen.cost.machine import Machine
 from convgen.cost.traffic import blocks_volume
-from convgen.operations.convolution import MAKES, Convolution
+from convgen.operations.convolution import MAKES
 from convgen.operations.row import Operation
-from convgen.operations.transposed import EXCHANGED, TransposedConvolution
+from convgen.operations.transposed import EXCHANGED
 from convgen.program.nodes import Phase
 
 PHASE_OF: dict[str, Phase] = {made: phase for phase, made in MAKES.items()}
@@ -69,12 +69,12 @@ def rows_flops_per_s(
     machine: Machine, dtype: str, operation: Operation, roles: Mapping[str, Axes], grid: Grid, flops: int
 ) -> float:
     """The same of a network's row, by its roles."""
-    if not machine.probes or not isinstance(operation, (Convolution, TransposedConvolution)):
+    if not machine.probes or operation.convolves is None:
         return machine.flops_per_s(dtype)
-    if isinstance(operation, TransposedConvolution):
+    phase, conv = operation.convolves
+    if conv.transposed:
         roles = {EXCHANGED.get(i, i): axes for i, axes in roles.items()}
-        operation = operation.sum
-    conv = operation.conv
+        phase, conv = conv.direct_phase(phase), conv.direct
 
     def share(index: str, extent: int) -> int:
         return -(-extent // prod(grid.over((a,)) for a in roles.get(index, ())))
@@ -84,7 +84,7 @@ def rows_flops_per_s(
         groups = max(1, min(share("C", groups), share("F", groups)))
     else:
         channels, filters, groups = share("C", channels), share("F", filters), share("G", groups)
-    return _reached(machine, dtype, operation.phase, (channels, filters, conv.taps, groups, _step(conv)), flops)
+    return _reached(machine, dtype, phase, (channels, filters, conv.taps, groups, _step(conv)), flops)
 
 
 def _reached(machine: Machine, dtype: str, phase: str, sizes: tuple[int, ...], flops: int) -> float:

@@ -38,12 +38,7 @@ from convgen.cost.flight_memory import (
     result_elements,
 )
 from convgen.cost.network import element_bytes
-from convgen.operations.calls import Elementwise
-from convgen.operations.convolution import Convolution
 from convgen.operations.row import made_here
-from convgen.operations.rows import Concatenate
-from convgen.operations.transposed import TransposedConvolution
-from convgen.operations.views import Permute, View
 from convgen.program.lines import Lines
 from convgen.program.network import Program, Stretch
 from convgen.program.rows import Chain, PlacedRow, index_sets
@@ -276,7 +271,7 @@ class MemoryWalk:
             for j, chain in enumerate(row.given):
                 if row.bound.makes[j] in storage and moves(chain):
                     beside += self._bytes(chain[-1].dst, sets, self.program.values[row.bound.makes[j]].dtype)
-            same = _passes_on(row) and storage.get(row.bound.makes[0])
+            same = row.bound.operation.hands_gradient_on and storage.get(row.bound.makes[0])
             for k, name in enumerate(row.bound.reads):
                 if name not in wanted or not row.signature.inputs[k].gradient:
                     continue
@@ -312,7 +307,7 @@ class MemoryWalk:
     def _copies(self, i: int, row: PlacedRow, backward: bool) -> int:
         """Of a convolution; of one in pieces also what of its operand, and of dy, is no block in memory."""
         bound = row.bound
-        if not isinstance(bound.operation, Convolution | TransposedConvolution):
+        if bound.operation.convolves is None:
             return 0
         if backward and not any(v in self.wanted for v in bound.reads):
             return 0
@@ -324,14 +319,6 @@ class MemoryWalk:
             taken = prod(x) + prod(y) if size == 8 else copies(bound.operation, x, y, w, of_x)
             most = max(most, taken + part.gaps[0] * prod(x) + (backward and part.gaps[1]) * prod(y))
         return most * size
-
-
-def _passes_on(row: PlacedRow) -> bool:
-    """Whether operands' gradients are the result's, or views of it, which stays as long as one of them."""
-    operation = row.bound.operation
-    if isinstance(operation, Elementwise):
-        return operation.op in ("add.Tensor", "sub.Tensor")
-    return isinstance(operation, Concatenate | View | Permute)
 
 
 def _moving(row: PlacedRow) -> list[str]:

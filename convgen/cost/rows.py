@@ -13,6 +13,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
+from convgen.algebra.conv import Conv
 from convgen.algebra.grid import Grid
 from convgen.algebra.index_sets import IndexSets
 from convgen.algebra.involved import NAME, one_tensor
@@ -27,9 +28,7 @@ from convgen.cost.moving import PICOSECONDS, Counts, Moves
 from convgen.cost.network import element_bytes
 from convgen.cost.work import most_work
 from convgen.errors import InputError
-from convgen.operations.convolution import Convolution
 from convgen.operations.row import Launch, Operation, Work, repeats
-from convgen.operations.transposed import TransposedConvolution
 from convgen.program.network import Program, asked
 from convgen.program.rows import Chain, PlacedRow, Roles, Stored, index_sets, sides
 from convgen.spec.layer import DTYPE_BYTES
@@ -93,8 +92,8 @@ class Price:
             asked: of its vjp instead, for these operands.
             derived: those of them whose gradients rows of their own make.
         """
-        if self.machine.timed is not None and isinstance(operation, Convolution | TransposedConvolution):
-            return held(self._timed(self.machine.timed, operation, way, roles, asked))
+        if self.machine.timed is not None and operation.convolves is not None:
+            return held(self._timed(self.machine.timed, operation, operation.convolves[1], way, roles, asked))
         return held(self._by_roofline(operation, way, roles, asked, derived))
 
     def _by_roofline(
@@ -130,7 +129,8 @@ class Price:
     def _timed(
         self,
         timed: LocalTimes,
-        operation: Convolution | TransposedConvolution,
+        operation: Operation,
+        conv: Conv,
         way: int,
         roles: Mapping[str, Axes],
         asked: Collection[int] | None,
@@ -139,7 +139,7 @@ class Price:
         key = (operation, way, tuple(roles.items()))
         if key not in self._phases:
             signature = operation.signatures[way]
-            space = Space(operation.conv, self.grid, virtual_padding=timed.pads_virtually)
+            space = Space(conv, self.grid, virtual_padding=timed.pads_virtually)
             layouts = [
                 layout(space, o.name, signature.wants(o, roles)) for o in (*signature.inputs, *signature.results)
             ]
@@ -157,7 +157,7 @@ class Price:
 
     def measured(self, operation: Operation, way: int, roles: Mapping[str, Axes], asked: Collection[int] | None) -> int:
         """How many local convolutions of a call of `local` were measured."""
-        if self.machine.timed is None or not isinstance(operation, Convolution | TransposedConvolution):
+        if self.machine.timed is None or operation.convolves is None:
             return 0
         self.local(operation, way, roles, asked)
         known = self._phases[operation, way, tuple(roles.items())]

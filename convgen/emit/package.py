@@ -36,7 +36,10 @@ TAKEN: Mapping[str, tuple[str, ...]] = {
 # Of classes that are mostly the compiler's, methods that a rank needs beside the fields.
 KEPT: Mapping[str, tuple[str, ...]] = {"Conv": ("direct", "direct_phase", "letters")}
 # Of rows, what only tests, prices and reports ask.
-COMPILERS = ("reference", "work", "launches", "undone", "passes", "rides", "normalises")
+COMPILERS = (
+    "reference", "work", "launches", "undone", "passes", "rides", "normalises", "convolves", "convolutions",
+    "takes_steps", "kernel_steps", "hands_gradient_on", "runs_whole", "as_convolution",
+)  # fmt: skip
 TORCH = Import("torch", "torch")
 # What stands for the compiler's, which is of arrays too.
 NUMBER = Statement(

@@ -12,7 +12,6 @@ from convgen.cost.network import element_bytes, records, volume
 from convgen.cost.network_memory import network_memory
 from convgen.explain.memory import memory_json, memory_line
 from convgen.network_compiler import CompiledNetwork
-from convgen.operations.calls import Whole
 from convgen.program.network import Moved, Program, label
 from convgen.program.rows import PlacedRow
 from convgen.spec.aten.describe import Described
@@ -208,10 +207,10 @@ def whole_calls(graph: Graph, described: Described | None = None) -> list[WholeC
     described = described_of(graph) if described is None else described
     found: list[WholeCall] = []
     for row, number in zip(described.rows, described.calls, strict=True):
-        if number in described.whole and isinstance(row.operation, Whole):
+        if number in described.whole and row.operation.runs_whole:
             read = (described.tensors[v] for v in dict.fromkeys(row.reads))
             size = sum(prod(t.shape) * element_bytes(t.dtype) for t in read)
-            found.append(WholeCall(row.operation.op, row.module, size))
+            found.append(WholeCall(row.operation.runs_whole, row.module, size))
     return sorted(found, key=lambda one: (-one.bytes, one.op, one.module))
 
 

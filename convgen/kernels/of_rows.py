@@ -11,10 +11,8 @@ from convgen.kernels.choose import choose
 from convgen.kernels.epilogues import keeps
 from convgen.kernels.problem import LocalDim, Problem
 from convgen.kernels.source import Kernel, kernel_module
-from convgen.operations.convolution import READS, Convolution, LocalConvolution
-from convgen.operations.fused import Fused
-from convgen.operations.row import At, Epilogue, Operation
-from convgen.operations.transposed import TransposedConvolution
+from convgen.operations.convolution import READS, LocalConvolution
+from convgen.operations.row import Epilogue
 from convgen.program.network import FLOATS, Program
 from convgen.program.nodes import Phase
 from convgen.spec.target import Target
@@ -104,36 +102,18 @@ def local_convolutions(program: Program) -> Iterator[OfRow]:
         if dtype not in FLOATS:
             continue
         for placed in (row, *(one for _, one in row.derived)):
+            operation = placed.bound.operation
             of_ranks: list[list[tuple[LocalConvolution, int]]] = []
             for rank in range(program.grid.ranks):
                 for part in parts_of(placed, program.grid, rank):
-                    for k, (conv, way, here) in enumerate(convolutions(placed.bound.operation, placed.way, part.at)):
+                    for k, (conv, way, here) in enumerate(operation.convolutions(placed.way, part.at)):
                         if k == len(of_ranks):
                             of_ranks.append([])
                         one, (lo, hi) = conv.convolved(way, here), here.inside[0][0]
                         if one is not None and hi > lo and is_something(one):
                             of_ranks[k].append((one, hi - lo))
-            operation = placed.bound.operation
-            behind = operation.epilogue if isinstance(operation, Fused) else None
-            mask = operation.mask if isinstance(operation, Fused) else None
-            steps = operation.name.removeprefix("conv_forward_") if behind else ""
-            steps = operation.name.removesuffix("_conv_forward") + "_back" if mask else steps
-            done = behind or mask or ()
-            yield from (OfRow(dtype, held, done, steps, mask is not None) for held in of_ranks if held)
-
-
-def convolutions(operation: Operation, way: int, at: At) -> Iterator[tuple[Convolution, int, At]]:
-    """The convolutions that a row computes, and where a rank stands in each."""
-    match operation:
-        case Convolution():
-            yield operation, way, at
-        case TransposedConvolution():
-            yield operation.sum, *operation.of_sum(way, at)
-        case Fused():
-            for part, here in operation.standing_parts(at.blocks):
-                yield from convolutions(part.operation, 0, here)
-        case _:
-            pass
+            done, masks, steps = operation.kernel_steps
+            yield from (OfRow(dtype, held, done, steps, masks) for held in of_ranks if held)
 
 
 def is_something(one: LocalConvolution) -> bool:

@@ -112,6 +112,10 @@ class Elementwise(Operation):
         return "none" if {*self.shapes} == {self.shape} else "once"
 
     @property
+    def hands_gradient_on(self) -> bool:
+        return self.op in ("add.Tensor", "sub.Tensor")
+
+    @property
     def rides(self) -> bool:
         """Of one number, such as how many batches there were."""
         return not self.shape
@@ -232,6 +236,10 @@ class Whole(Operation):
     results: tuple[tuple[int, ...], ...]
     differentiable: tuple[bool, ...] = ()
     integers: tuple[int, ...] = ()
+
+    @property
+    def runs_whole(self) -> str:
+        return self.op
 
     @property
     def name(self) -> str:

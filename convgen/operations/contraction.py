@@ -28,6 +28,11 @@ class Contraction(Operation):
     subscripts: str
     extents: tuple[tuple[str, int], ...]
 
+    @property
+    def as_convolution(self) -> Mapping[str, str]:
+        """Of a linear layer's."""
+        return {"a": "N", "K": "C", "F": "F"}
+
     @cached_property
     def _sides(self) -> tuple[str, str, str]:
         operands, result = self.subscripts.split("->")

@@ -9,7 +9,7 @@ exact for blocks that cut groups. Source: [CF] Eqs. 1 to 3; docs/design.md, One 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -106,6 +106,17 @@ class Convolution(Operation):
     @property
     def name(self) -> str:
         return f"conv_{self.phase}"
+
+    @property
+    def convolves(self) -> tuple[Phase, Conv]:
+        return self.phase, self.conv
+
+    @property
+    def takes_steps(self) -> bool:
+        return self.phase == "forward"
+
+    def convolutions(self, way: int, at: At) -> Iterator[tuple[Convolution, int, At]]:
+        yield self, way, at
 
     @cached_property
     def taps(self) -> tuple[Taps, ...]:

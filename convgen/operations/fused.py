@@ -113,6 +113,16 @@ class Fused(Operation):
             return None
         return None if step is None else (step,)
 
+    @property
+    def kernel_steps(self) -> tuple[Epilogue, bool, str]:
+        if self.mask is not None:
+            return self.mask, True, f"{self.name.removesuffix('_conv_forward')}_back"
+        return self.epilogue or (), False, self.name.removeprefix("conv_forward_") if self.epilogue else ""
+
+    def convolutions(self, way: int, at: At) -> Iterator[tuple[Convolution, int, At]]:
+        for part, here in self.standing_parts(at.blocks):
+            yield from part.operation.convolutions(0, here)
+
     @cached_property
     def gradients(self) -> Mapping[str, Derived]:
         """Of the convolution's operands: they read as dy the gradient of what it makes."""

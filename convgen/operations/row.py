@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from math import prod
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from convgen.algebra.conv import Conv, Phase
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
 from convgen.late import torch
+
+if TYPE_CHECKING:
+    from convgen.operations.convolution import Convolution
 
 Interval = tuple[int, int]
 # Backward, over what the row read and made: once for each gradient, once for all, not at all where dx is dy.
@@ -164,6 +168,40 @@ class Operation(ABC):
         return False
 
     @property
+    def convolves(self) -> tuple[Phase, Conv] | None:
+        """Which phase of which convolution it is, plain or transposed; None of anything else."""
+        return None
+
+    @property
+    def takes_steps(self) -> bool:
+        """Whether a GPU's kernel of it can do more with what it has made before it writes it."""
+        return False
+
+    @property
+    def kernel_steps(self) -> tuple[Epilogue, bool, str]:
+        """What a convolution's kernel in it does with each element that it has made, before it writes it.
+
+        Returns:
+            the steps; whether the kernel is backward-data's, else it is forward's; what files call the steps.
+        """
+        return (), False, ""
+
+    @property
+    def hands_gradient_on(self) -> bool:
+        """Whether the gradients of its operands are that of its result, or views of it."""
+        return False
+
+    @property
+    def runs_whole(self) -> str:
+        """The operator of ATen, with its overload, that every rank runs alike as no row describes it; "" if none is."""
+        return ""
+
+    @property
+    def as_convolution(self) -> Mapping[str, str]:
+        """Of a row that is a convolution of one pixel under other names: by index, what a convolution calls it."""
+        return {}
+
+    @property
     def name(self) -> str:
         """One word, in the text of a program."""
         return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(self).__name__).lower()
@@ -235,6 +273,10 @@ class Operation(ABC):
     def back_of_result(self) -> EpilogueStep | None:
         """`from_result` as a step behind the kernel that makes the result's gradient; its operand is the result."""
         return None
+
+    def convolutions(self, way: int, at: At) -> Iterator[tuple[Convolution, int, At]]:
+        """The convolutions that it computes, with the signature and the place of a rank in each."""
+        return iter(())
 
     def work(self, way: int, at: At) -> Work:
         """What `local` takes there: one flop for each element that an index says, unless a row knows better."""

@@ -153,6 +153,10 @@ class Concatenate(Operation):
     shapes: tuple[tuple[int, ...], ...]
     d: int
 
+    @property
+    def hands_gradient_on(self) -> bool:
+        return True
+
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
         names, inputs, start = numbered(len(self.shapes[0])), list[Operand](), 0

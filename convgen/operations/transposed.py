@@ -8,7 +8,7 @@ names change places: x and y, C and F. Source: Dumoulin & Visin, arXiv:1603.0728
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -34,6 +34,13 @@ class TransposedConvolution(Operation):
     @property
     def name(self) -> str:
         return f"conv_transpose_{self.phase}"
+
+    @property
+    def convolves(self) -> tuple[Phase, Conv]:
+        return self.phase, self.conv
+
+    def convolutions(self, way: int, at: At) -> Iterator[tuple[Convolution, int, At]]:
+        yield self.sum, *self.of_sum(way, at)
 
     @cached_property
     def sum(self) -> Convolution:

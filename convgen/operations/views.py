@@ -94,6 +94,10 @@ class View(Operation):
     def passes(self) -> Passes:
         return "none"
 
+    @property
+    def hands_gradient_on(self) -> bool:
+        return True
+
     @cached_property
     def matches(self) -> tuple[Match, ...]:
         return matches(self.like.shape, self.like.out) if self.like else matches(self.shape, self.out)
@@ -177,6 +181,10 @@ class Permute(Operation):
 
     shape: tuple[int, ...]
     order: tuple[int, ...]
+
+    @property
+    def hands_gradient_on(self) -> bool:
+        return True
 
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from convgen.operations.bound import Bound
-from convgen.operations.convolution import Convolution
 from convgen.operations.fused import Fused
 from convgen.passes.contract import NetworkPass
 from convgen.program.early import early_faults
@@ -58,8 +57,7 @@ def _groups(program: Program, chain: Group) -> Iterator[Group]:
 
 def _is_open(program: Program, row: PlacedRow) -> bool:
     """Whether a row is a convolution whose result is where it is stored, once it is there."""
-    operation = row.bound.operation
-    if not isinstance(operation, Convolution) or operation.phase != "forward":
+    if not row.bound.operation.takes_steps:
         return False
     stays = not row.store[0] and not row.given[0] and row.chunks is None and not row.ahead
     return stays and program.values[row.bound.makes[0]].dtype in FLOATS

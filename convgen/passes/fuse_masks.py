@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from convgen.operations.convolution import Convolution
 from convgen.operations.fused import Fused
 from convgen.passes.contract import NetworkPass
 from convgen.passes.fuse_epilogues import renamed
@@ -42,12 +41,13 @@ class FuseMasks(NetworkPass):
 
 
 def _fits(program: Program, row: PlacedRow, then: PlacedRow) -> bool:
-    before, conv = row.bound.operation, then.bound.operation
-    if before.back_of_result() is None or not isinstance(conv, Convolution) or conv.phase != "forward":
+    before, after = row.bound.operation, then.bound.operation
+    if before.back_of_result() is None or not after.takes_steps or after.convolves is None:
         return False
-    if then.bound.reads[0] != row.bound.makes[0] or conv.conv.groups > 1 or len(conv.conv.spatial) < 2:
+    _, conv = after.convolves
+    if then.bound.reads[0] != row.bound.makes[0] or conv.groups > 1 or len(conv.spatial) < 2:
         return False
-    if any(d.stride > 1 for d in conv.conv.spatial) and conv.conv.channels < FEW:
+    if any(d.stride > 1 for d in conv.spatial) and conv.channels < FEW:
         return False
     stays = not any((*row.fetch, *row.store, *row.given, *(b for b in row.back if b), then.fetch[0], then.back[0]))
     plain = all(not r.derived and r.early is None and r.chunks is None and not r.ahead for r in (row, then))

@@ -53,7 +53,7 @@ def read_edited(text: str, file: str, expected: Expected) -> Schedule:
         error.where = file
         raise
     lines = _Lines(text, file)
-    for wrong in (_other_layer, _misshapen):
+    for wrong in (_other_layer, _misshapen, _unread_forms):
         for where, said in wrong(schedule, expected):
             raise InputError(said, where=lines.where(where), hint=HINT)
     _refuse_unread(schedule, lines)
@@ -158,6 +158,14 @@ def _misshapen(schedule: Schedule, expected: Expected) -> Iterator[tuple[str, st
         known.add(step.result)
 
 
+def _unread_forms(schedule: Schedule, expected: Expected) -> Iterator[tuple[str, str]]:
+    """Values that are no whole tensors, where the target's kernels take nothing else."""
+    for _, step in schedule.steps():
+        if step.form != "whole" and not expected.target.reads_parts:
+            said = f"local kernels of target {expected.target.text} take whole tensors"
+            yield f"%{step.result} =", f"%{step.result} comes as {step.form}: {said}"
+
+
 def _unprintable(schedule: Schedule, expected: Expected) -> Iterator[tuple[str, str]]:
     """What is right, and no module can say: names that it has for something else, and values that it can't keep."""
     held = schedule.held()
@@ -167,6 +175,3 @@ def _unprintable(schedule: Schedule, expected: Expected) -> Iterator[tuple[str, 
             yield where, f"no value can be called %{step.result}: its name starts with a tensor's, as in %y_sum"
         if isinstance(step, Convert) and step.kind == "slice" and step.result in held:
             yield where, f"backward reads %{step.result}, a view that can't be kept: cut it again there"
-        if step.form != "whole" and not expected.target.reads_parts:
-            said = f"local kernels of target {expected.target.text} take whole tensors"
-            yield where, f"%{step.result} comes as {step.form}: {said}"

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.space import Space
-from convgen.program.nodes import Convert, Schedule, Step, is_convolution, reads
+from convgen.program.nodes import RESULTS, Compute, Convert, Schedule, Step, is_convolution, reads
 
 
 def groups_of(space: Space, over: Axes) -> NDArray[np.int64]:
@@ -52,10 +52,12 @@ def boxes(space: Space, src: Layout, dst: Layout, over: Axes) -> NDArray[np.int6
 
 
 def check_forms(schedule: Schedule, space: Space) -> Iterator[tuple[Step | None, str]]:
-    """What is not a whole tensor is read by steps that know how, and is what it says."""
+    """What is not a whole tensor is read by steps that know how, and is what it says; results of a module are."""
     types, made = schedule.types(), {s.result: s for _, s in schedule.steps()}
     forms = schedule.forms()
     for _, step in schedule.steps():
+        if step.form != "whole" and not space.virtual_padding:
+            yield step, f"%{step.result} comes as {step.form}: local convolutions that pad as ATen does take tensors"
         for value in reads(step):
             form = forms.get(value, "whole")
             takes = isinstance(step, Convert) and step.kind == "reduce_scatter" and is_convolution(made.get(value))
@@ -74,12 +76,18 @@ def check_forms(schedule: Schedule, space: Space) -> Iterator[tuple[Step | None,
                 yield step, f"reads rims of {[s.result for s in rims]} around {list(step.own)}"
             if rims and step.phase == "backward_filter" and step.by_fine_rows:
                 yield step, f"reads {step.inputs[step.transposed]} from a block and its rim"
-        if isinstance(step, Convert) and step.form != "whole" and not _delivers(step, types, space):
+        elif isinstance(step, Compute) and step.own:
+            yield step, f"reads no rim around {list(step.own)}"
+        if step.form != "whole" and not _delivers(step, types, space):
             yield step, f"its result does not come as {step.form}"
 
 
-def _delivers(step: Convert, types: dict[str, Layout], space: Space) -> bool:
-    """Whether a collective's result has the form that it says."""
+def _delivers(step: Step, types: dict[str, Layout], space: Space) -> bool:
+    """Whether a step's result has the form that it says; of a convolution's parts its reader is asked."""
+    if step.result in RESULTS:
+        return False
+    if not isinstance(step, Convert):
+        return step.form == "parts" and is_convolution(step)
     if step.form == "parts":
         return step.kind == "all_gather" and parts(space, step.type, types[step.source], step.over) > 0
     return step.kind == "exchange" and boxes(space, types[step.source], step.type, step.over) is not None

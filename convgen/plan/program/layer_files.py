@@ -17,9 +17,6 @@ from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes
 from convgen.algebra.space import Space
 from convgen.errors import InputError
-from convgen.operations.contraction import Contraction
-from convgen.operations.convolution import Convolution
-from convgen.operations.transposed import TransposedConvolution
 from convgen.program.network import Program
 from convgen.program.products import is_product
 from convgen.program.rows import PlacedRow, Stored
@@ -32,7 +29,6 @@ from convgen.spec.target import Target
 from convgen.spec.text import one_line
 from convgen.spec.write import convolution_data, entries
 
-OF_LINEAR = {"a": "N", "K": "C", "F": "F"}  # a linear layer's indices, as a convolution's
 PHASES = {"backward_data": "x", "backward_filter": "w"}
 
 
@@ -129,10 +125,9 @@ def _data(
 def _roles(row: PlacedRow, conv: Conv) -> dict[str, str] | None:
     """By axis; None for what a layer's roles can't say, channels that cut groups: it is searched then."""
     operation = row.bound.operation
-    convolves = isinstance(operation, Convolution | TransposedConvolution)
-    if convolves and conv.groups > 1 and "G" not in row.signature.extent:
+    if operation.convolves is not None and conv.groups > 1 and "G" not in row.signature.extent:
         return None
-    names = OF_LINEAR if isinstance(operation, Contraction) else {}
+    names = operation.as_convolution
     return {a: names.get(index, index) for index, axes in row.roles for a in axes}
 
 

@@ -20,6 +20,7 @@ from convgen.program.nodes import Schedule, Step
 from convgen.program.text import describe
 from convgen.program.verify.computes import (
     check_bias_is_added_once,
+    check_bias_lies_as_what_it_is_added_to,
     check_every_term_is_summed_once,
     check_one_padding_fits,
     check_operands_match,
@@ -34,7 +35,13 @@ from convgen.program.verify.conversions import (
     check_windows_are_needed,
 )
 from convgen.program.verify.facts import Facts, Fault
+from convgen.program.verify.said import (
+    check_every_tensor_is_stored,
+    check_held_x_is_as_said,
+    check_roles_are_as_computed,
+)
 from convgen.program.verify.structure import (
+    check_computations_make_blocks,
     check_every_read_is_defined,
     check_every_value_is_read,
     check_names_are_defined_once,
@@ -52,12 +59,14 @@ def check_forms_are_read_as_such(f: Facts) -> Iterator[Fault]:
 
 
 CHECKS: tuple[Callable[[Facts], Iterator[Fault]], ...] = (
+    check_every_tensor_is_stored,
     check_names_are_defined_once,
     check_every_read_is_defined,
     check_every_value_is_read,
     check_types_are_layouts,
     check_results_are_stored,
     check_steps_take_their_operands,
+    check_computations_make_blocks,
     check_no_partial_is_read_whole,
     check_windows_are_needed,
     check_conversion_is_typed,
@@ -69,7 +78,10 @@ CHECKS: tuple[Callable[[Facts], Iterator[Fault]], ...] = (
     check_one_padding_fits,
     check_every_term_is_summed_once,
     check_bias_is_added_once,
+    check_bias_lies_as_what_it_is_added_to,
     check_forms_are_read_as_such,
+    check_roles_are_as_computed,
+    check_held_x_is_as_said,
 )
 
 

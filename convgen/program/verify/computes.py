@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convgen.algebra.index_sets import Box, overlaps, volume
+from convgen.algebra.layout import Axes
 from convgen.algebra.signature import Made
 from convgen.algebra.windows import fits_one_padding, padding_of
 from convgen.program.nodes import Compute, Convert, is_convolution
@@ -88,6 +89,21 @@ def check_operands_match(f: Facts) -> Iterator[Fault]:
                 whole = not made.indices and (box[:, d] != (0, operand.shape[d])).any(axis=1)
                 for rank in np.flatnonzero(busy & whole)[:1]:
                     yield one.step, f"rank {rank} has {interval(box[rank, d])} of {operand.name}, it needs all of it"
+
+
+def check_bias_lies_as_what_it_is_added_to(f: Facts) -> Iterator[Fault]:
+    """The bias's operations take shapes as they are, also on a rank with nothing to do.
+
+    So there are no rows of zeros around a block, and what several operands have is over the same axes.
+    """
+    for one in f.computed:
+        axes_of: dict[tuple[str, ...], Axes] = {}
+        for operand, layout in one.all if not is_convolution(one.step) else ():
+            if layout.has_window:
+                yield one.step, f"{operand.name} is {layout}: it takes blocks"
+            for made, axes in zip(operand.dims, layout.axes, strict=False):
+                if (wanted := axes_of.setdefault(made.indices, axes)) != axes:
+                    yield one.step, f"{operand.name} is {layout}: its {made} would be over {listed(wanted)}"
 
 
 def check_rows_are_at_hand(f: Facts) -> Iterator[Fault]:

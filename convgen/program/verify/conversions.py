@@ -47,7 +47,8 @@ def check_group_is_exact(f: Facts) -> Iterator[Fault]:
     """A collective runs over the axes along which its ranks differ, and no more: the smallest group."""
     for step, src, dst in f.conversions:
         expected = _group(f, step, src, dst)
-        few = f.space.conv.batch < f.space.grid.ranks  # an exchange may be over more than a few samples need
+        # An exchange may be over more than a few samples need, or rows of which no rank needs any.
+        few = f.space.conv.batch < f.space.grid.ranks or not f.size(dst).any()
         if not (set(step.over) >= set(expected) if few and step.kind == "exchange" else step.over == expected):
             yield step, f"its ranks differ along {listed(expected)}, it is over {listed(step.over)}"
         elif step.kind != "slice" and not step.over:

@@ -87,3 +87,10 @@ def check_steps_take_their_operands(f: Facts) -> Iterator[Fault]:
                 fits = step.type.tensor == f.types[step.source].tensor
         if not fits:
             yield step, f"it can't take {', '.join(got)} in {phase}"
+
+
+def check_computations_make_blocks(f: Facts) -> Iterator[Fault]:
+    """What an operation makes are blocks: rows around them are fetched by conversions."""
+    for _, step in f.steps:
+        if isinstance(step, Compute) and step.type.has_window:
+            yield step, f"{step.operation} makes no window, as in {step.type}"

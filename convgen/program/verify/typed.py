@@ -43,6 +43,8 @@ def untyped(
             fits = (src.axes, src.windows) == (dst.axes, dst.windows) and set(dst.partial) < set(src.partial)
             return "" if fits else "only the sum is made"
         case "all_to_all":
+            if src.partial != dst.partial:
+                return "addends stay addends"
             ends = ((set(a[n:]), set(b[n:])) for a, b, n in _common(src.axes, dst.axes))
             fits = src.windows == dst.windows and src.used == dst.used and not any(old & new for old, new in ends)
             return "" if fits and src.axes != dst.axes else "inner axes change their dimension"
