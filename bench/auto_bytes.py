@@ -49,11 +49,7 @@ def layer_bytes(conv: Conv, grid: Grid, nestings: Sequence[Axes]) -> tuple[int, 
     free: list[tuple[int, str]] = []
     rows = ((),) * len(conv.spatial)
     for weights, y_axes in product(((axes, ()), ((), axes)), nestings):
-        stored = {
-            "x": Layout("x", ((), axes, *rows)),
-            "w": Layout("w", weights),
-            "y": Layout("y", ((), y_axes, *rows)),
-        }
+        stored = {"x": Layout("x", ((), axes, *rows)), "w": Layout("w", weights), "y": Layout("y", ((), y_axes, *rows))}
         cost, roles = search_roles(terms, candidates, stored, {})
         free.append((cost[0], f"{stored['w']} {stored['y']}; " + ", ".join(str(roles[phase]) for phase in PHASES)))
     named: list[int] = []
