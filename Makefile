@@ -1,5 +1,5 @@
-# Targets: demo, test, quick, check (what CI runs), check-machines, check-newest, fuzz, bench, format, wheel,
-# clean.
+# Targets: demo, test, quick, check (what CI runs), check-machines, check-newest, lines, fuzz, bench,
+# format, wheel, clean.
 # Needs Python >= 3.11 and nothing else.
 PYTHON ?= python3
 VENV   ?= .venv
@@ -13,7 +13,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -W error -n $(JOBS) --maxproces
 LAYER  := examples/res5a_branch2b.yaml
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo lint test quick check check-machines check-newest fuzz bench format wheel clean
+.PHONY: help demo lint test quick check check-machines check-newest lines fuzz bench format wheel clean
 
 help:
 	@echo "make demo    compile a layer, check it on virtual ranks and on real processes, print its schedule; then a network:"
@@ -21,9 +21,10 @@ help:
 	@echo "make test    ruff, pyright and the tests;  JOBS=n test processes (default: one a core); of settled cases a"
 	@echo "             share that moves with the commit (SAMPLE=n: that of n);  DRAWS=2 draws twice as many"
 	@echo "make quick   the tests that take no minute: without kernels, whole modules, processes and measuring"
-	@echo "make check   what CI runs: ruff, pyright and every case of the tests"
+	@echo "make check   what CI runs: ruff, pyright, lines by room and every case of the tests"
 	@echo "make check-machines   the tests that compute, as on other processors: old instructions, one core, more threads"
 	@echo "make check-newest     a tier with the newest torch and triton that pip finds, and with the oldest allowed"
+	@echo "make lines   lines by room, since=COMMIT: and how many there were then"
 	@echo "make fuzz    files of every format with lines and fields changed, minutes=n of each (default: 1); format=graph: one"
 	@echo "make bench   the benchmarks of bench/, but bench/kernels.py, which wants a GPU"
 	@echo "make format  ruff's formatter and fixes"
@@ -59,7 +60,7 @@ test: lint
 quick: $(VENV)/.installed
 	$(PYTEST) -m "not slow"
 
-check: lint
+check: lint lines
 	CASES=all DRAWS=$(DRAWS) $(PYTEST)
 
 check-machines: $(VENV)/.installed
@@ -77,6 +78,9 @@ check-newest:
 	  && $(VENV)-$$kind/bin/python -c 'import torch, triton; print("torch", torch.__version__, "triton", triton.__version__)' \
 	  && $(VENV)-$$kind/bin/pytest -W error -n $(JOBS) --maxprocesses 8 --dist worksteal -q -m versions || exit 1; \
 	done
+
+lines: $(VENV)/.installed
+	@$(BIN)/python bench/lines.py $(since)
 
 fuzz: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python bench/fuzz_files.py --minutes $(minutes) $(addprefix --format ,$(format))
