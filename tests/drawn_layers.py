@@ -131,7 +131,7 @@ def layer_of(case: Case) -> Any:
     }  # fmt: skip
     return runtime().Layer(
         spec, "", file="", device="cpu", dtype=case.torch_dtype, memory_format=case.memory_format,
-        spatial=tuple(runtime().Spatial(*side) for side in sides), stored={},
+        spatial=tuple(runtime().SpatialRows(*side) for side in sides), stored={},
     )  # fmt: skip
 
 
