@@ -26,7 +26,7 @@ help:
 	@echo "make check-newest     a tier with the newest torch and triton that pip finds, and with the oldest allowed"
 	@echo "make lines   lines by room, since=COMMIT: and how many there were then"
 	@echo "make fuzz    files of every format with lines and fields changed, minutes=n of each (default: 1); format=graph: one"
-	@echo "make bench   the benchmarks of bench/, but bench/kernels.py, which wants a GPU"
+	@echo "make bench   the studies of bench/ that need no GPU, argument or other package"
 	@echo "make format  ruff's formatter and fixes"
 	@echo "make wheel   dist/*.whl and dist/*.tar.gz"
 	@echo "PYTHON=python3.12 chooses the interpreter of the environment, VENV=dir its place"
@@ -85,8 +85,13 @@ lines: $(VENV)/.installed
 fuzz: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python bench/fuzz_files.py --minutes $(minutes) $(addprefix --format ,$(format))
 
+# But what wants a GPU, an argument, another package or a folder, and what others import.
+NO_STUDIES := $(wildcard bench/kernel*.py) $(addsuffix .py,$(addprefix bench/,calibrated fake_device first_hour fuzz_files \
+  lines network_step networks_distconv networks_jax networks_jax_step options overlap_could overlap_ranks \
+  pinned plans replay rows tuned_training tuner_trust))
 bench: $(VENV)/.installed
-	@for script in $(filter-out bench/kernel%.py bench/replay.py bench/fuzz_files.py,$(wildcard bench/*.py)); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+	@for script in $(filter-out $(NO_STUDIES),$(wildcard bench/*.py)); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+	@for study in seconds ranks roles stages; do echo "== bench/plans.py $$study"; $(BIN)/python bench/plans.py $$study || exit 1; done
 
 format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .

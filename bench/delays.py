@@ -12,7 +12,6 @@ All find the same numbers to the last bit.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 import time
@@ -20,27 +19,22 @@ from collections import Counter
 from pathlib import Path
 
 import torch
+from options import options
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from delayed_networks import check
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--networks", type=int, default=200)
-    parser.add_argument("--processes", type=int, default=20)
-    parser.add_argument("--first", type=int, default=0)
-    options = parser.parse_args()
+    asked = options(__doc__, networks=200, processes=20, first=0)
     torch.set_num_threads(1)
     travelled, began = Counter[str](), time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        for n in range(options.networks):
-            travelled += check(options.first + n, Path(folder), processes=n < options.processes)
-            if n % 10 == 9 or n + 1 == options.networks:
+        for n in range(asked.networks):
+            travelled += check(asked.first + n, Path(folder), processes=n < asked.processes)
+            if n % 10 == 9 or n + 1 == asked.networks:
                 print(f"{n + 1} networks, {time.monotonic() - began:.0f} s, started: {dict(travelled)}", flush=True)
-    print(
-        f"no deadlock, and one result each: {options.networks} networks, {options.processes} of them in processes too"
-    )
+    print(f"no deadlock, and one result each: {asked.networks} networks, {asked.processes} of them in processes too")
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ from convgen.errors import InputError
 from convgen.operations.calls import Whole
 from convgen.operations.row import At, Operation
 from convgen.spec.aten.describe import describe
+from convgen.spec.text import parse_grid
 from convgen.verify.graph_reference import run_graph
 
 FLAT = ("N=2", "H=2", "H=3", "C=2", "H=2,W=2", "N=2,C=2")
@@ -208,7 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows: list[tuple[str, tuple[float, ...]]] = []
         truth = truth_of(given, steps=0 if asked.eval else asked.steps)
         for text in asked.grids or (DEEP if deep else FLAT):
-            grid = {a: int(n) for a, n in (part.split("=") for part in text.split(","))}
+            grid = parse_grid(text)
             try:
                 found = check(given, grid, truth=truth)
             except InputError as error:

@@ -13,7 +13,6 @@ and exchanges here.
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import re
@@ -32,6 +31,7 @@ import jax
 import jax.numpy as jnp
 import torch
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from options import options
 from torch import Tensor, nn
 
 from convgen.algebra.grid import Grid
@@ -265,30 +265,27 @@ def split_of(program: Program, name: str) -> int | None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="")
-    parser.add_argument("--ranks", type=int, default=2)
-    options = parser.parse_args()
+    asked = options(__doc__, only="", ranks=2)
     warnings.simplefilter("ignore")
     more = 0
-    print(f"bytes that {options.ranks} ranks send; halos: collective-permutes in XLA, exchanges in convgen")
+    print(f"bytes that {asked.ranks} ranks send; halos: collective-permutes in XLA, exchanges in convgen")
     print(
         f"{'network':14}{'grid':6}{'pass':10}{'XLA':>12}{'convgen':>12}{'of XLA':>8}{'halos: XLA':>12}{'convgen':>12}"
     )
     for name, (make, shape) in NETWORKS.items():
-        if options.only not in name:
+        if asked.only not in name:
             continue
         torch.manual_seed(0)
         graph, _ = graph_of(Scored(make()), (torch.zeros(shape),), name="net")
         for letter in "NHC":
-            program = compile_network(graph, Grid(((letter, options.ranks),))).program
-            theirs = xla(graph, letter, options.ranks, program, told=letter == "C")
+            program = compile_network(graph, Grid(((letter, asked.ranks),))).program
+            theirs = xla(graph, letter, asked.ranks, program, told=letter == "C")
             for what, xs, ours in zip(("forward", "training"), theirs, here(program), strict=True):
                 a, b = xs.total(), ours.total()
                 more += b > a
                 halos = xs["collective-permute"], ours["exchange"]
                 print(
-                    f"{name:14}{letter + '=' + str(options.ranks):6}{what:10}{a:12,}{b:12,}{b / a if a else 1:8.2f}"
+                    f"{name:14}{letter + '=' + str(asked.ranks):6}{what:10}{a:12,}{b:12,}{b / a if a else 1:8.2f}"
                     f"{halos[0]:12,}{halos[1]:12,}",
                     flush=True,
                 )

@@ -12,7 +12,6 @@ networks_jax.py.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import math
 import os
@@ -34,11 +33,12 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from networks_jax import NETWORKS, Scored, in_jax, split_of
+from options import options
 from torch import nn
 
 from convgen.algebra.grid import Grid
 from convgen.network_compiler import compile_network
-from convgen.packages import files_of, load_package
+from convgen.packages import files_of, load_package, write_package
 from convgen.program.network import Program
 from convgen.spec.exported import graph_of
 from convgen.spec.graph import Graph
@@ -141,7 +141,7 @@ def rank_main(rank: int, ranks: int, name: str, letter: str, folder: str, ports:
     state = {n: t.detach().numpy() for n, t in model.state_dict().items()}
     graph, _ = graph_of(model, (torch.zeros(x.shape),), name="net")
     program = compile_network(graph, Grid(((letter, ranks),))).program
-    net = load_package(Path(folder))
+    net = load_package(Path(folder) / "net")
     mesh = net.init_mesh("cpu")
     ours = net.Network(mesh)
     ours.load_full(model.state_dict())
@@ -180,8 +180,8 @@ def compared(name: str, letter: str, ranks: int, rounds: int) -> None:
     model, x = made(name)
     graph, tensors = graph_of(model, (torch.zeros(x.shape),), name="net")
     with tempfile.TemporaryDirectory() as folder:
-        for file, content in files_of(compile_network(graph, Grid(((letter, ranks),))), tensors).items():
-            (Path(folder) / file).write_bytes(content if isinstance(content, bytes) else content.encode())
+        package = files_of(compile_network(graph, Grid(((letter, ranks),))), tensors)
+        write_package(Path(folder) / "net", package, "the folder")
         context, base = mp.get_context("spawn"), 20000 + random.SystemRandom().randrange(20000)
         pipes = [context.Pipe() for _ in range(ranks + 1)]
         args = [(r, ranks, name, letter, folder, (base, base + 1), pipes[r][1]) for r in range(ranks)]
@@ -219,21 +219,16 @@ def compared(name: str, letter: str, ranks: int, rounds: int) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="")
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--letters", default="NHC")
-    options = parser.parse_args()
+    asked = options(__doc__, only="", ranks=2, rounds=9, letters="NHC")
     warnings.simplefilter("ignore")
-    print(f"{options.ranks} processes of one thread; the module on one process of {options.ranks}; ms, medians")
+    print(f"{asked.ranks} processes of one thread; the module on one process of {asked.ranks}; ms, medians")
     print(
         f"{'network':14}{'grid':6}{'pass':10}{'convgen':>10}{'XLA':>10}{'ratio':>8}{'least':>8}{'module':>10}{'ratio':>8}"
     )
     for name in CASES:
-        if options.only in name:
-            for letter in options.letters:
-                compared(name, letter, options.ranks, options.rounds)
+        if asked.only in name:
+            for letter in asked.letters:
+                compared(name, letter, asked.ranks, asked.rounds)
     return 0
 
 

@@ -1,6 +1,6 @@
 """What plans of the papers' networks take, gain and look like.
 
-    python bench/plans.py seconds                   # how long planning takes, and how near the longest-path heuristic is
+    python bench/plans.py seconds                   # how long planning takes, and how far a heuristic is from it
     python bench/plans.py ranks [NETWORK...] [--machine lassen] [--most 4096] [--statistics global]
     python bench/plans.py roles                     # what roles by phase and storage of w bring on 64 ranks of Lassen
     python bench/plans.py stages                    # by which indices stages of ResNets are split: [CF] 6.2's question

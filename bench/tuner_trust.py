@@ -35,6 +35,7 @@ from typing import Any
 
 import click
 import torch
+from rows import Rows, add, rows_of
 
 from convgen.kernels.config import parse_config
 from convgen.spec.target import CPU
@@ -59,16 +60,6 @@ a, parent = torch.randn(700, 700), os.getppid()
 while os.getppid() == parent:
     torch.mm(a, a)
 """
-Rows = list[dict[str, Any]]
-
-
-def rows_of(file: Path) -> Rows:
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-
-def add(file: Path, row: Mapping[str, Any]) -> None:
-    with file.open("a") as out:
-        print(json.dumps(row), file=out)
 
 
 # ---- Measuring -----------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from training_steps import Make, Script
 
 import convgen
+from convgen.spec.text import parse_grid
 from convgen.verify.processes import ProcessFailed, spawn
 
 KINDS = ("dtensors", "blocks")
@@ -50,7 +51,7 @@ class Case:
 
     @property
     def ranks(self) -> int:
-        return math.prod(int(part.split("=")[1]) for part in self.grid.split(","))
+        return math.prod(parse_grid(self.grid).values())
 
 
 CASES = (
