@@ -41,6 +41,7 @@ from convgen.program.network import Program
 from convgen.spec.exported import graph_of
 from convgen.spec.graph import Call, Graph, Ref
 from examples.resnet import small_resnet
+from examples.vae_decoder import Residual
 
 LETTERS = "NCHW"
 
@@ -53,18 +54,6 @@ class Scored(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.body(x).square().mean()
-
-
-class Residual(nn.Module):
-    def __init__(self, channels: int, filters: int) -> None:
-        super().__init__()
-        self.norm1, self.conv1 = nn.GroupNorm(8, channels), nn.Conv2d(channels, filters, 3, padding=1)
-        self.norm2, self.conv2 = nn.GroupNorm(8, filters), nn.Conv2d(filters, filters, 3, padding=1)
-        self.skip = nn.Conv2d(channels, filters, 1) if channels != filters else nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.conv1(nn.functional.silu(self.norm1(x)))
-        return self.skip(x) + self.conv2(nn.functional.silu(self.norm2(y)))
 
 
 class Decoder(nn.Module):

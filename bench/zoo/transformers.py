@@ -21,7 +21,6 @@ VOCODER: dict[str, Any] = {"upsample_initial_channel": 16, "upsample_rates": [4,
     "resblock_kernel_sizes": [3], "resblock_dilation_sizes": [[1, 3]]}
 SWIN: dict[str, Any] = {"image_size": 64, "embed_dim": 12, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4}
 SHORT: dict[str, Any] = {"image_size": 32, "patch_size": 8, "num_frames": 4}
-HEADS: dict[str, Any] = {"num_attention_heads": [1, 2, 2, 4]}
 # fmt: on
 
 
