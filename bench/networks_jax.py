@@ -204,33 +204,42 @@ def group_size(text: str, ranks: int) -> int:
     return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", named[2]))
 
 
-def xla(graph: Graph, letter: str, ranks: int, program: Program, told: bool) -> list[Counter[str]]:
-    """Of the loss, and of the loss with gradients.
-
-    Args:
-        told: it is told how every value lies, not the input and parameters alone.
-    """
-    learnt = {v.name: split_of(program, v.name) for v in graph.parameters}
-    mesh = jax.make_mesh((ranks,), ("ranks",), (AxisType.Auto,), devices=jax.devices()[:ranks])
+def splitting(devices: Sequence[Any]) -> Callable[[Sequence[Any], int | None], NamedSharding]:
+    """How a shape lies whose dimension is split over devices, which divide it."""
+    mesh = jax.make_mesh((len(devices),), ("ranks",), (AxisType.Auto,), devices=devices)
 
     def split(shape: Sequence[Any], d: int | None) -> NamedSharding:
-        there = d is not None and shape[d] % ranks == 0
+        there = d is not None and shape[d] % len(devices) == 0
         return NamedSharding(mesh, PartitionSpec(*((None,) * (d or 0) + ("ranks",) if there else ())))
 
-    whole = graph.at(graph.batch)
-    (image,) = whole.inputs
-    shapes = {v.name: jax.ShapeDtypeStruct(v.shape, jnp.float32) for v in whole.parameters}
-    x = jax.ShapeDtypeStruct(image.shape, jnp.float32)
-    buffers = {v.name: jnp.zeros(v.shape, jnp.float32) for v in whole.buffers}
+    return split
+
+
+def loss_of(whole: Graph, program: Program, split: Any, buffers: Mapping[str, Any], told: bool) -> Callable[..., Any]:
+    """The loss of parameters and an image.
+
+    Args:
+        told: XLA is told how every value lies, not the input and parameters alone.
+    """
+
+    def lies(name: str, value: Any) -> Any:
+        return jax.lax.with_sharding_constraint(value, split(value.shape, split_of(program, name)))
 
     def loss(parameters: Mapping[str, Any], x: Any) -> Any:
-        def lies(name: str, value: Any) -> Any:
-            return jax.lax.with_sharding_constraint(value, split(value.shape, split_of(program, name)))
+        values = {**parameters, **buffers, whole.inputs[0].name: x}
+        return in_jax(whole, values, lies if told else lambda _, value: value)
 
-        return in_jax(whole, {**parameters, **buffers, image.name: x}, lies if told else lambda _, value: value)
+    return loss
 
-    stored = {n: split(shapes[n].shape, d) for n, d in learnt.items()}
-    given = stored, split(image.shape, LETTERS.index(letter))
+
+def xla(graph: Graph, letter: str, ranks: int, program: Program, told: bool) -> list[Counter[str]]:
+    """Of the loss, and of the loss with gradients."""
+    whole, split = graph.at(graph.batch), splitting(jax.devices()[:ranks])
+    shapes = {v.name: jax.ShapeDtypeStruct(v.shape, jnp.float32) for v in whole.parameters}
+    x = jax.ShapeDtypeStruct(whole.inputs[0].shape, jnp.float32)
+    loss = loss_of(whole, program, split, {v.name: jnp.zeros(v.shape, jnp.float32) for v in whole.buffers}, told)
+    stored = {n: split(one.shape, split_of(program, n)) for n, one in shapes.items()}
+    given = stored, split(x.shape, LETTERS.index(letter))
     results = split((), None), stored
     both = (
         jax.jit(loss, in_shardings=given),

@@ -31,8 +31,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from networks_jax import NETWORKS, Scored, in_jax, split_of
+from jax.sharding import NamedSharding
+from networks_jax import LETTERS, NETWORKS, Scored, loss_of, split_of, splitting
 from options import options
 from torch import nn
 
@@ -88,32 +88,16 @@ def torch_steps(model: Any, x: torch.Tensor) -> Steps:
 
 def jax_steps(graph: Graph, program: Program, letter: str, state: dict[str, Any], x: np.ndarray) -> Steps:
     """XLA's, over all processes."""
-    devices = jax.devices()
-    mesh = jax.make_mesh((len(devices),), ("ranks",), (AxisType.Auto,), devices=devices)
+    whole, split = graph.at(graph.batch), splitting(jax.devices())
 
-    def split(shape: Any, d: int | None) -> NamedSharding:
-        there = d is not None and shape[d] % len(devices) == 0
-        return NamedSharding(mesh, PartitionSpec(*((None,) * (d or 0) + ("ranks",) if there else ())))
-
-    def spread(name: str, value: np.ndarray, sharding: NamedSharding) -> Any:
+    def spread(value: np.ndarray, sharding: NamedSharding) -> Any:
         return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
 
-    told, whole = letter == "C", graph.at(graph.batch)
-    learnt = {
-        v.name: spread(v.name, state[v.name], split(state[v.name].shape, split_of(program, v.name)))
-        for v in whole.parameters
-    }
-    image = spread("x", x, split(x.shape, "NCHW".index(letter)))
+    named = {v.name: state[v.name] for v in whole.parameters}
+    learnt = {n: spread(value, split(value.shape, split_of(program, n))) for n, value in named.items()}
+    image = spread(x, split(x.shape, LETTERS.index(letter)))
     buffers = {v.name: np.zeros(v.shape, np.float32) for v in whole.buffers}
-
-    def loss(learnt: Any, x: Any) -> Any:
-        def lies(name: str, value: Any) -> Any:
-            return jax.lax.with_sharding_constraint(value, split(value.shape, split_of(program, name)))
-
-        (given,) = whole.inputs
-        values = {**buffers, **learnt, given.name: x}
-        return in_jax(whole, values, lies if told else lambda _, value: value)
-
+    loss = loss_of(whole, program, split, buffers, letter == "C")
     kept = {n: t.sharding for n, t in learnt.items()}
     both = jax.jit(jax.value_and_grad(loss), out_shardings=(None, kept))
     alone = jax.jit(loss)
