@@ -1,5 +1,5 @@
-# Targets: demo, test, quick, check (what CI runs), check-machines, check-newest, fuzz, bench, format, wheel,
-# clean.
+# Targets: demo, test, quick, check (what CI runs), check-machines, check-newest, lines, fuzz, bench,
+# format, wheel, clean.
 # Needs Python >= 3.11 and nothing else.
 PYTHON ?= python3
 VENV   ?= .venv
@@ -13,7 +13,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -W error -n $(JOBS) --maxproces
 LAYER  := examples/res5a_branch2b.yaml
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo lint test quick check check-machines check-newest fuzz bench format wheel clean
+.PHONY: help demo lint test quick check check-machines check-newest lines fuzz bench format wheel clean
 
 help:
 	@echo "make demo    compile a layer, check it on virtual ranks and on real processes, print its schedule; then a network:"
@@ -21,11 +21,12 @@ help:
 	@echo "make test    ruff, pyright and the tests;  JOBS=n test processes (default: one a core); of settled cases a"
 	@echo "             share that moves with the commit (SAMPLE=n: that of n);  DRAWS=2 draws twice as many"
 	@echo "make quick   the tests that take no minute: without kernels, whole modules, processes and measuring"
-	@echo "make check   what CI runs: ruff, pyright and every case of the tests"
+	@echo "make check   what CI runs: ruff, pyright, lines by room and every case of the tests"
 	@echo "make check-machines   the tests that compute, as on other processors: old instructions, one core, more threads"
 	@echo "make check-newest     a tier with the newest torch and triton that pip finds, and with the oldest allowed"
+	@echo "make lines   lines by room, since=COMMIT: and how many there were then"
 	@echo "make fuzz    files of every format with lines and fields changed, minutes=n of each (default: 1); format=graph: one"
-	@echo "make bench   the benchmarks of bench/, but bench/kernels.py, which wants a GPU"
+	@echo "make bench   the studies of bench/ that need no GPU, argument or other package"
 	@echo "make format  ruff's formatter and fixes"
 	@echo "make wheel   dist/*.whl and dist/*.tar.gz"
 	@echo "PYTHON=python3.12 chooses the interpreter of the environment, VENV=dir its place"
@@ -59,7 +60,7 @@ test: lint
 quick: $(VENV)/.installed
 	$(PYTEST) -m "not slow"
 
-check: lint
+check: lint lines
 	CASES=all DRAWS=$(DRAWS) $(PYTEST)
 
 check-machines: $(VENV)/.installed
@@ -78,11 +79,19 @@ check-newest:
 	  && $(VENV)-$$kind/bin/pytest -W error -n $(JOBS) --maxprocesses 8 --dist worksteal -q -m versions || exit 1; \
 	done
 
+lines: $(VENV)/.installed
+	@$(BIN)/python bench/lines.py $(since)
+
 fuzz: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python bench/fuzz_files.py --minutes $(minutes) $(addprefix --format ,$(format))
 
+# But what wants a GPU, an argument, another package or a folder, and what others import.
+NO_STUDIES := $(wildcard bench/kernel*.py) $(addsuffix .py,$(addprefix bench/,calibrated fake_device first_hour fuzz_files \
+  lines network_step networks_distconv networks_jax networks_jax_step options overlap_could overlap_ranks \
+  pinned plans replay rows tuned_training tuner_trust))
 bench: $(VENV)/.installed
-	@for script in $(filter-out bench/kernel%.py bench/replay.py bench/fuzz_files.py,$(wildcard bench/*.py)); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+	@for script in $(filter-out $(NO_STUDIES),$(wildcard bench/*.py)); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+	@for study in seconds ranks roles stages; do echo "== bench/plans.py $$study"; $(BIN)/python bench/plans.py $$study || exit 1; done
 
 format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .

@@ -16,10 +16,11 @@ where one axis falls short.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
+
+from options import options
 
 from convgen.algebra.algorithms import stored_layouts
 from convgen.algebra.conv import PHASES, Conv
@@ -49,11 +50,7 @@ def layer_bytes(conv: Conv, grid: Grid, nestings: Sequence[Axes]) -> tuple[int, 
     free: list[tuple[int, str]] = []
     rows = ((),) * len(conv.spatial)
     for weights, y_axes in product(((axes, ()), ((), axes)), nestings):
-        stored = {
-            "x": Layout("x", ((), axes, *rows)),
-            "w": Layout("w", weights),
-            "y": Layout("y", ((), y_axes, *rows)),
-        }
+        stored = {"x": Layout("x", ((), axes, *rows)), "w": Layout("w", weights), "y": Layout("y", ((), y_axes, *rows))}
         cost, roles = search_roles(terms, candidates, stored, {})
         free.append((cost[0], f"{stored['w']} {stored['y']}; " + ", ".join(str(roles[phase]) for phase in PHASES)))
     named: list[int] = []
@@ -81,9 +78,7 @@ def network_ratio(network: str, samples: int, grid: Grid, nestings: Sequence[Axe
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--layers", action="store_true", help="print every layer")
-    arguments = parser.parse_args()
+    arguments = options(__doc__, layers=(False, "print every layer"))
     one, two = Grid((("a", 4),)), Grid((("a", 2), ("b", 2)))
     ways: list[tuple[Grid, list[Axes]]] = [(one, [("a",)]), (two, [("a", "b")]), (two, [("a", "b"), ("b", "a")])]
     titles = ["one axis", "two axes", "two axes, y nested either way"]

@@ -9,11 +9,12 @@ empty too. Fails if one of them is modelled faster than auto on any layer.
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from options import options
 
 from convgen.algebra.conv import PHASES, Conv
 from convgen.algebra.grid import Grid
@@ -122,9 +123,7 @@ def _mb(plan: Plan) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/studies/auto.md")
-    write = parser.parse_args().write
+    write = options(__doc__, write=(False, "put the tables into docs/studies/auto.md")).write
     networks = sorted(path.stem for path in data_file("tuning", "layers").glob("*.csv"))
     rows, lost = digest(networks)
     tables = [*rows, "", "## Layer by layer", ""]

@@ -12,7 +12,6 @@ what else runs delays a step, and never makes it faster. `--steps` says what a c
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import subprocess
@@ -27,6 +26,7 @@ import click
 import numpy as np
 import torch
 import torch.distributed as dist
+from rows import add, rows_of
 
 from convgen.algebra.grid import Grid
 from convgen.compiler import Compiled, compile_layer
@@ -37,7 +37,7 @@ from convgen.cost.schedule import schedule_cost
 from convgen.cost.timeline import simulate
 from convgen.kernels.load import load_text
 from convgen.network_compiler import compile_network
-from convgen.packages import files_of, load_package
+from convgen.packages import files_of, load_package, write_package
 from convgen.spec.build import layer_from_dict
 from convgen.spec.exported import graph_of
 from convgen.verify.processes import spawn
@@ -203,16 +203,13 @@ def measure(folder: Path, rounds: int) -> None:
             if isinstance(made, tuple):
                 network, tensors, shape = made
                 package = Path(name, case.split()[0])
-                package.mkdir()
-                for file, content in files_of(network, tensors).items():
-                    (package / file).write_bytes(content if isinstance(content, bytes) else content.encode())
+                write_package(package, files_of(network, tensors), "the folder")
                 cases[case] = package, shape
             else:
                 cases[case] = made.module()
         laps = laps_of(cases, rounds)
-    with (folder / LAPS).open("a") as out:
-        for case, seconds in laps.items():
-            print(json.dumps({"case": case, "s": [round(s, 7) for s in seconds], "load": before}), file=out)
+    for case, seconds in laps.items():
+        add(folder / LAPS, {"case": case, "s": [round(s, 7) for s in seconds], "load": before})
     print(f"{rounds} rounds; load {before:.1f} before, {os.getloadavg()[0]:.1f} after")
 
 
@@ -231,7 +228,7 @@ def report(folder: Path, steps: str | None, quantile: float) -> None:
         return
     laps: dict[str, list[float]] = {}
     loads: list[float] = []
-    for row in (json.loads(line) for line in (folder / LAPS).read_text().splitlines()):
+    for row in rows_of(folder / LAPS):
         laps.setdefault(row["case"], []).extend(row["s"])
         loads.append(row["load"])
     measured = {n: float(np.quantile(some, quantile)) for n, some in laps.items()}

@@ -7,13 +7,14 @@ Medians over runs after a warm-up (which writes Python's bytecode); the wall tim
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from options import options
 
 ROOT = Path(__file__).resolve().parent.parent
 LAYER = """\
@@ -29,9 +30,7 @@ algorithm: ALGORITHM
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=5)
-    runs = parser.parse_args().runs
+    runs = options(__doc__, runs=5).runs
     with tempfile.TemporaryDirectory() as folder:
         for algorithm in ("stationary-x", "auto"):
             (Path(folder) / f"{algorithm}.yaml").write_text(LAYER.replace("ALGORITHM", algorithm))

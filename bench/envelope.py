@@ -10,7 +10,6 @@ round to round.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import tempfile
@@ -21,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from options import options
 
 import convgen
 from convgen.compiler import compile_layer
@@ -74,11 +74,7 @@ def measured(step: Callable[[], None], rounds: int, steps: int) -> tuple[list[fl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=100)
-    parser.add_argument("--steps", type=int, default=10, help="of a round")
-    args = parser.parse_args()
+    args = options(__doc__, ranks=2, rounds=100, steps=(10, "of a round"))
     grid = {"N": args.ranks}
     spec = {"name": "tiny_layer", "layer": "conv2d", "input": [4, 4, 8, 8], "out_channels": 4, "kernel_size": 3}
     made = compile_layer(layer_from_dict({**spec, "padding": 1, "grid": grid, "algorithm": "sample"}, "bench"))

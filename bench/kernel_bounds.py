@@ -1,10 +1,10 @@
 """Every kernel that the layers of networks launch four ways: what its loop compiles to, and what bounds its time.
 
-    python bench/kernel_bounds.py ROWS.jsonl                  # compile and count; goes on where the file ends
-    python bench/kernel_bounds.py ROWS.jsonl --table          # what was counted, by network, split and phase
-    python bench/kernel_bounds.py ROWS.jsonl --short 0.8      # launches that reach less of their ideal time, and why
-    python bench/kernel_bounds.py ROWS.jsonl --why            # how many reach what is asked, and what the others lack
-    python bench/kernel_bounds.py ROWS.jsonl --beside         # what launches side by side could save at most
+    python bench/kernel_bounds.py ROWS.jsonl.gz              # compile and count; goes on where the file ends
+    python bench/kernel_bounds.py ROWS.jsonl.gz --table      # what was counted, by network, split and phase
+    python bench/kernel_bounds.py ROWS.jsonl.gz --short 0.8  # launches that reach less of their ideal time, and why
+    python bench/kernel_bounds.py ROWS.jsonl.gz --why        # how many reach what is asked, and what the others lack
+    python bench/kernel_bounds.py ROWS.jsonl.gz --beside     # what launches side by side could save at most
 
 No GPU: kernels are compiled for sm_90, and nothing is timed. `units` is the share of the matrix units' peak that a step
 of the loop allows by its instructions, and with shared memory; `ideal` the least time of the problem (its products, its
@@ -18,15 +18,16 @@ multiplied for nothing, or programs are too few or uneven for the processors' `w
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import click
+from rows import add, packed, rows_of
 
 from convgen.compiler import compile_layer
 from convgen.errors import ConvgenError
@@ -92,10 +93,6 @@ def count(network: str, layer: str, split: str, kernel: Kernel) -> dict[str, Any
 
 def name_of(row: dict[str, Any]) -> tuple[str, ...]:
     return tuple(row[n] for n in ("network", "layer", "split", "phase", "dtype", "format"))
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
 def table(rows: list[dict[str, Any]]) -> Iterator[str]:
@@ -219,7 +216,7 @@ def main(
     as_pairs: bool,
     short: float | None,
 ) -> None:
-    rows = read_rows(path)
+    rows = rows_of(path)
     wanted = [r for r in rows if r["dtype"] in dtypes.split(",") and r["format"] in formats.split(",")]
     wanted = [r for r in wanted if r["network"] in networks.split(",") and r["split"] in splits.split(",")]
     if as_table:
@@ -236,22 +233,16 @@ def main(
         return
     done = {name_of(r) for r in rows}
     alike: dict[Any, dict[str, Any] | None] = {}  # by problem and configuration: layers of a network are often alike
-    with path.open("a", encoding="utf-8") as file:
-        for dtype in dtypes.split(","):
-            for memory_format in formats.split(","):
-                for network in networks.split(","):
-                    for split in splits.split(","):
-                        for layer, kernel in kernels_of(network, split, dtype, memory_format):
-                            name = (network, layer, split, kernel.problem.phase, dtype, memory_format)
-                            if name in done:
-                                continue
-                            key = largest(kernel.problems), kernel.config
-                            if key not in alike:
-                                alike[key] = count(network, layer, split, kernel)
-                            if (row := alike[key]) is not None:
-                                row = row | {"network": network, "layer": layer, "split": split}
-                                file.write(json.dumps(row) + "\n")
-                                file.flush()
+    for dtype, memory_format, network, split in product(*(w.split(",") for w in (dtypes, formats, networks, splits))):
+        for layer, kernel in kernels_of(network, split, dtype, memory_format):
+            if (network, layer, split, kernel.problem.phase, dtype, memory_format) in done:
+                continue
+            key = largest(kernel.problems), kernel.config
+            if key not in alike:
+                alike[key] = count(network, layer, split, kernel)
+            if (row := alike[key]) is not None:
+                add(path, row | {"network": network, "layer": layer, "split": split})
+    packed(path)
 
 
 if __name__ == "__main__":

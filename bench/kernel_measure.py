@@ -123,12 +123,7 @@ def marked(marker: Path, key: str, label: str, clock: CudaClock) -> Iterator[Non
 
 
 def measure(
-    p: Problem,
-    key: str,
-    found: Sequence[Candidate],
-    left_out: dict[str, str],
-    clock: CudaClock,
-    marker: Path,
+    p: Problem, key: str, found: Sequence[Candidate], left_out: dict[str, str], clock: CudaClock, marker: Path
 ) -> dict[str, Any]:
     """Check and time a problem's candidates and ATen; what is recorded of it.
 

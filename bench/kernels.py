@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from kernel_tables import DTYPES, NAMES, PHASES, REGIMES, assumed, show_table, verdict
 from rich.console import Console
 
 from convgen.algebra.conv import Conv
@@ -40,8 +41,6 @@ from convgen.resources import data_file
 from convgen.spec.reader import read_csv
 from convgen.spec.target import read_target
 from convgen.tune.key import key_of as problem_key
-
-from kernel_tables import DTYPES, NAMES, PHASES, REGIMES, assumed, show_table, verdict  # isort: skip
 
 NETWORKS = ("resnet50", "wrn50_2", "vgg16", "alexnet")
 SM_90 = read_target("cuda:sm_90").known()  # whose families are all there are

@@ -20,10 +20,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from options import options
 
 from convgen.algebra.grid import Grid
 from convgen.network_compiler import compile_network
-from convgen.packages import files_of, load_package
+from convgen.packages import files_of, load_package, write_package
 from convgen.spec.exported import graph_of
 
 
@@ -95,25 +96,15 @@ def rank_of(rank: int, ranks: int, args: argparse.Namespace, folder: str, port: 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="resnet18")
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--size", type=int, default=224)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--statistics", nargs="*", default=["global", "local"])
-    parser.add_argument("--ranks", type=int, nargs="*", default=[1, 2])
-    args = parser.parse_args()
+    args = options(
+        __doc__, model="resnet18", batch=4, size=224, rounds=15, threads=1, statistics=["global", "local"], ranks=[1, 2]
+    )
     graph, tensors = graph_of(model_of(args.model), (torch.zeros(args.batch, 3, args.size, args.size),), name="net")
     with tempfile.TemporaryDirectory() as folder:
         for ranks in args.ranks:
             for kind in args.statistics:
-                package = Path(folder) / f"{kind}{ranks}"
-                package.mkdir()
                 compiled = compile_network(graph, Grid((("N", ranks),)), statistics=kind)
-                for name, content in files_of(compiled, tensors).items():
-                    path = package / name
-                    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+                write_package(Path(folder) / f"{kind}{ranks}", files_of(compiled, tensors), "the folder")
             port = 29500 + ranks + int(time.time()) % 1000
             mp.spawn(rank_of, args=(ranks, args, folder, port), nprocs=ranks)
 

@@ -1,14 +1,15 @@
 """Public networks, whole: what their operators become, what runs whole, and how exact they are on virtual ranks.
 
-    python bench/networks.py [--models resnet18 ...] [--grids N=2 H=2,W=2 ...] [--steps 3] [--eval]
-        [--table FILE]
+    python bench/networks.py [--library timm ...] [--models resnet18 ...] [--grids N=2 H=2,W=2 ...] [--steps 3]
+        [--eval] [--table FILE]
+    python bench/networks.py --list [--library timm ...]
 
-Small configurations and random weights, every parameter drawn anew (heads of zeros and scales of 1e-6 hide errors), in
-float64. A line a model: calls of ATen's operators and how many sorts of them, what ran whole and its share of the
-flops, seconds of the import, of the processor, and torch.export's among them; then a line a grid: errors of outputs,
-of gradients of inputs, of parameters, of buffers, and of what steps of training change, relative to the largest entry
-(docs/design.md, Networks), bytes sent by all ranks in a step, seconds of compiling. Models of packages that are not
-installed are left out.
+The models are those of bench/zoo, a table a library. Small configurations and random weights, every parameter drawn
+anew (heads of zeros and scales of 1e-6 hide errors), in float64. A line a model: calls of ATen's operators and how many
+sorts of them, what ran whole and its share of the flops, seconds of the import, of the processor, and torch.export's
+among them; then a line a grid: errors of outputs, of gradients of inputs, of parameters, of buffers, and of what steps
+of training change, relative to the largest entry (docs/design.md, Networks), bytes sent by all ranks in a step, seconds
+of compiling. Models of packages that are not installed are left out.
 
 Some cast to float32 inside, whatever they are given. What such a one rounds itself is measured: its graph with every
 cast left out, against it. On ranks it may be 1e-6 off, or four times as far as it is from that.
@@ -33,12 +34,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from networks_on_ranks import Imported, check, draw_parameters, imported, random_input, truth_of
-from public_models import MODELS
+from zoo import LIBRARIES, MODELS
 
 from convgen.errors import InputError
 from convgen.operations.calls import Whole
 from convgen.operations.row import At, Operation
 from convgen.spec.aten.describe import describe
+from convgen.spec.text import parse_grid
 from convgen.verify.graph_reference import run_graph
 
 FLAT = ("N=2", "H=2", "H=3", "C=2", "H=2,W=2", "N=2,C=2")
@@ -172,7 +174,9 @@ def table_row(line: str, rows: Sequence[tuple[str, tuple[float, ...]]]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", nargs="*", choices=MODELS, default=[*MODELS])
+    parser.add_argument("--library", nargs="*", choices=LIBRARIES, default=[*LIBRARIES], help="all by default")
+    parser.add_argument("--models", nargs="*", choices=MODELS, metavar="MODEL", help="instead of whole libraries")
+    parser.add_argument("--list", action="store_true", help="the models' names, and no more")
     parser.add_argument("--grids", nargs="*", help="N=2 H=2,W=2 ...; by default some for each model")
     parser.add_argument(
         "--table", help="file that gets a line of Markdown a model: grids that are right, largest errors"
@@ -180,9 +184,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=3, help="of training, compared after the first gradients")
     parser.add_argument("--eval", action="store_true", help="in evaluation, else in training")
     asked = parser.parse_args(arguments)
+    names = asked.models or [name for library in asked.library for name in LIBRARIES[library]]
+    if asked.list:
+        print("\n".join(names))
+        return 0
     torch.set_default_dtype(torch.float64)
     wrong = 0
-    for name in asked.models:
+    for name in names:
         try:
             made = a_model(name, not asked.eval)
             if made is None:
@@ -201,7 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows: list[tuple[str, tuple[float, ...]]] = []
         truth = truth_of(given, steps=0 if asked.eval else asked.steps)
         for text in asked.grids or (DEEP if deep else FLAT):
-            grid = {a: int(n) for a, n in (part.split("=") for part in text.split(","))}
+            grid = parse_grid(text)
             try:
                 found = check(given, grid, truth=truth)
             except InputError as error:

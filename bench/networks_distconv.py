@@ -24,11 +24,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from options import options
 from torch import Tensor, nn
 
 from convgen.algebra.grid import Grid
 from convgen.network_compiler import compile_network
-from convgen.packages import files_of, load_package
+from convgen.packages import files_of, load_package, write_package
 from convgen.spec.exported import graph_of
 
 
@@ -53,16 +54,16 @@ class Messages:
         return self._plain(ops) if ops else []
 
 
-def rank_of(rank: int, ranks: int, options: argparse.Namespace, folder: str, port: int) -> None:
+def rank_of(rank: int, ranks: int, asked: argparse.Namespace, folder: str, port: int) -> None:
     warnings.simplefilter("ignore")
-    sys.path.insert(0, options.distconv)
+    sys.path.insert(0, asked.distconv)
     from distconv import DCTensor, DistConvDDP, ParallelStrategy
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
-    module, x = stack(), torch.randn(options.batch, 3, options.size, options.size)
+    module, x = stack(), torch.randn(asked.batch, 3, asked.size, asked.size)
     dist.broadcast(x, 0)
-    net = load_package(Path(folder))
+    net = load_package(Path(folder) / "net")
     mesh = net.init_mesh("cpu")
     ours = net.Network(mesh)
     ours.load_full(module.state_dict())
@@ -97,7 +98,7 @@ def rank_of(rank: int, ranks: int, options: argparse.Namespace, folder: str, por
             off = float((g - p.grad).abs().max() / p.grad.abs().max())
             assert off < 1e-3, f"{which}: the gradient of {name} is {off:.1e} off"
     times: dict[str, list[float]] = {"convgen": [], "DistConv": []}
-    for turn in range(options.rounds + 2):
+    for turn in range(asked.rounds + 2):
         for which, step in (("DistConv", step_of_theirs), ("convgen", step_of_ours)):
             dist.barrier()
             start = time.perf_counter()
@@ -119,18 +120,15 @@ def rank_of(rank: int, ranks: int, options: argparse.Namespace, folder: str, por
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--distconv", required=True, help="a checkout")
-    parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--size", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=15)
-    options, ranks = parser.parse_args(), 2
-    shape = (options.batch, 3, options.size, options.size)
+    asked, ranks = options(__doc__, distconv=("", "a checkout; needed"), batch=2, size=128, rounds=15), 2
+    if not asked.distconv:
+        raise SystemExit("--distconv CHECKOUT is needed: a folder with distconv of github.com/LBANN/DistConv")
+    shape = (asked.batch, 3, asked.size, asked.size)
     graph, tensors = graph_of(stack(), (torch.zeros(shape),), name="net")
     with tempfile.TemporaryDirectory() as folder:
-        for name, content in files_of(compile_network(graph, Grid((("H", ranks),))), tensors).items():
-            (Path(folder) / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-        mp.spawn(rank_of, args=(ranks, options, folder, 29500 + int(time.time()) % 1000), nprocs=ranks)
+        package = files_of(compile_network(graph, Grid((("H", ranks),))), tensors)
+        write_package(Path(folder) / "net", package, "the folder")
+        mp.spawn(rank_of, args=(ranks, asked, folder, 29500 + int(time.time()) % 1000), nprocs=ranks)
 
 
 if __name__ == "__main__":

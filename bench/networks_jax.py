@@ -13,7 +13,6 @@ and exchanges here.
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import re
@@ -32,6 +31,7 @@ import jax
 import jax.numpy as jnp
 import torch
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from options import options
 from torch import Tensor, nn
 
 from convgen.algebra.grid import Grid
@@ -41,6 +41,7 @@ from convgen.program.network import Program
 from convgen.spec.exported import graph_of
 from convgen.spec.graph import Call, Graph, Ref
 from examples.resnet import small_resnet
+from examples.vae_decoder import Residual
 
 LETTERS = "NCHW"
 
@@ -53,18 +54,6 @@ class Scored(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.body(x).square().mean()
-
-
-class Residual(nn.Module):
-    def __init__(self, channels: int, filters: int) -> None:
-        super().__init__()
-        self.norm1, self.conv1 = nn.GroupNorm(8, channels), nn.Conv2d(channels, filters, 3, padding=1)
-        self.norm2, self.conv2 = nn.GroupNorm(8, filters), nn.Conv2d(filters, filters, 3, padding=1)
-        self.skip = nn.Conv2d(channels, filters, 1) if channels != filters else nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.conv1(nn.functional.silu(self.norm1(x)))
-        return self.skip(x) + self.conv2(nn.functional.silu(self.norm2(y)))
 
 
 class Decoder(nn.Module):
@@ -215,33 +204,42 @@ def group_size(text: str, ranks: int) -> int:
     return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", named[2]))
 
 
-def xla(graph: Graph, letter: str, ranks: int, program: Program, told: bool) -> list[Counter[str]]:
-    """Of the loss, and of the loss with gradients.
-
-    Args:
-        told: it is told how every value lies, not the input and parameters alone.
-    """
-    learnt = {v.name: split_of(program, v.name) for v in graph.parameters}
-    mesh = jax.make_mesh((ranks,), ("ranks",), (AxisType.Auto,), devices=jax.devices()[:ranks])
+def splitting(devices: Sequence[Any]) -> Callable[[Sequence[Any], int | None], NamedSharding]:
+    """How a shape lies whose dimension is split over devices, which divide it."""
+    mesh = jax.make_mesh((len(devices),), ("ranks",), (AxisType.Auto,), devices=devices)
 
     def split(shape: Sequence[Any], d: int | None) -> NamedSharding:
-        there = d is not None and shape[d] % ranks == 0
+        there = d is not None and shape[d] % len(devices) == 0
         return NamedSharding(mesh, PartitionSpec(*((None,) * (d or 0) + ("ranks",) if there else ())))
 
-    whole = graph.at(graph.batch)
-    (image,) = whole.inputs
-    shapes = {v.name: jax.ShapeDtypeStruct(v.shape, jnp.float32) for v in whole.parameters}
-    x = jax.ShapeDtypeStruct(image.shape, jnp.float32)
-    buffers = {v.name: jnp.zeros(v.shape, jnp.float32) for v in whole.buffers}
+    return split
+
+
+def loss_of(whole: Graph, program: Program, split: Any, buffers: Mapping[str, Any], told: bool) -> Callable[..., Any]:
+    """The loss of parameters and an image.
+
+    Args:
+        told: XLA is told how every value lies, not the input and parameters alone.
+    """
+
+    def lies(name: str, value: Any) -> Any:
+        return jax.lax.with_sharding_constraint(value, split(value.shape, split_of(program, name)))
 
     def loss(parameters: Mapping[str, Any], x: Any) -> Any:
-        def lies(name: str, value: Any) -> Any:
-            return jax.lax.with_sharding_constraint(value, split(value.shape, split_of(program, name)))
+        values = {**parameters, **buffers, whole.inputs[0].name: x}
+        return in_jax(whole, values, lies if told else lambda _, value: value)
 
-        return in_jax(whole, {**parameters, **buffers, image.name: x}, lies if told else lambda _, value: value)
+    return loss
 
-    stored = {n: split(shapes[n].shape, d) for n, d in learnt.items()}
-    given = stored, split(image.shape, LETTERS.index(letter))
+
+def xla(graph: Graph, letter: str, ranks: int, program: Program, told: bool) -> list[Counter[str]]:
+    """Of the loss, and of the loss with gradients."""
+    whole, split = graph.at(graph.batch), splitting(jax.devices()[:ranks])
+    shapes = {v.name: jax.ShapeDtypeStruct(v.shape, jnp.float32) for v in whole.parameters}
+    x = jax.ShapeDtypeStruct(whole.inputs[0].shape, jnp.float32)
+    loss = loss_of(whole, program, split, {v.name: jnp.zeros(v.shape, jnp.float32) for v in whole.buffers}, told)
+    stored = {n: split(one.shape, split_of(program, n)) for n, one in shapes.items()}
+    given = stored, split(x.shape, LETTERS.index(letter))
     results = split((), None), stored
     both = (
         jax.jit(loss, in_shardings=given),
@@ -265,30 +263,27 @@ def split_of(program: Program, name: str) -> int | None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="")
-    parser.add_argument("--ranks", type=int, default=2)
-    options = parser.parse_args()
+    asked = options(__doc__, only="", ranks=2)
     warnings.simplefilter("ignore")
     more = 0
-    print(f"bytes that {options.ranks} ranks send; halos: collective-permutes in XLA, exchanges in convgen")
+    print(f"bytes that {asked.ranks} ranks send; halos: collective-permutes in XLA, exchanges in convgen")
     print(
         f"{'network':14}{'grid':6}{'pass':10}{'XLA':>12}{'convgen':>12}{'of XLA':>8}{'halos: XLA':>12}{'convgen':>12}"
     )
     for name, (make, shape) in NETWORKS.items():
-        if options.only not in name:
+        if asked.only not in name:
             continue
         torch.manual_seed(0)
         graph, _ = graph_of(Scored(make()), (torch.zeros(shape),), name="net")
         for letter in "NHC":
-            program = compile_network(graph, Grid(((letter, options.ranks),))).program
-            theirs = xla(graph, letter, options.ranks, program, told=letter == "C")
+            program = compile_network(graph, Grid(((letter, asked.ranks),))).program
+            theirs = xla(graph, letter, asked.ranks, program, told=letter == "C")
             for what, xs, ours in zip(("forward", "training"), theirs, here(program), strict=True):
                 a, b = xs.total(), ours.total()
                 more += b > a
                 halos = xs["collective-permute"], ours["exchange"]
                 print(
-                    f"{name:14}{letter + '=' + str(options.ranks):6}{what:10}{a:12,}{b:12,}{b / a if a else 1:8.2f}"
+                    f"{name:14}{letter + '=' + str(asked.ranks):6}{what:10}{a:12,}{b:12,}{b / a if a else 1:8.2f}"
                     f"{halos[0]:12,}{halos[1]:12,}",
                     flush=True,
                 )

@@ -12,7 +12,6 @@ networks_jax.py.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import math
 import os
@@ -32,13 +31,14 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from networks_jax import NETWORKS, Scored, in_jax, split_of
+from jax.sharding import NamedSharding
+from networks_jax import LETTERS, NETWORKS, Scored, loss_of, split_of, splitting
+from options import options
 from torch import nn
 
 from convgen.algebra.grid import Grid
 from convgen.network_compiler import compile_network
-from convgen.packages import files_of, load_package
+from convgen.packages import files_of, load_package, write_package
 from convgen.program.network import Program
 from convgen.spec.exported import graph_of
 from convgen.spec.graph import Graph
@@ -88,32 +88,16 @@ def torch_steps(model: Any, x: torch.Tensor) -> Steps:
 
 def jax_steps(graph: Graph, program: Program, letter: str, state: dict[str, Any], x: np.ndarray) -> Steps:
     """XLA's, over all processes."""
-    devices = jax.devices()
-    mesh = jax.make_mesh((len(devices),), ("ranks",), (AxisType.Auto,), devices=devices)
+    whole, split = graph.at(graph.batch), splitting(jax.devices())
 
-    def split(shape: Any, d: int | None) -> NamedSharding:
-        there = d is not None and shape[d] % len(devices) == 0
-        return NamedSharding(mesh, PartitionSpec(*((None,) * (d or 0) + ("ranks",) if there else ())))
-
-    def spread(name: str, value: np.ndarray, sharding: NamedSharding) -> Any:
+    def spread(value: np.ndarray, sharding: NamedSharding) -> Any:
         return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
 
-    told, whole = letter == "C", graph.at(graph.batch)
-    learnt = {
-        v.name: spread(v.name, state[v.name], split(state[v.name].shape, split_of(program, v.name)))
-        for v in whole.parameters
-    }
-    image = spread("x", x, split(x.shape, "NCHW".index(letter)))
+    named = {v.name: state[v.name] for v in whole.parameters}
+    learnt = {n: spread(value, split(value.shape, split_of(program, n))) for n, value in named.items()}
+    image = spread(x, split(x.shape, LETTERS.index(letter)))
     buffers = {v.name: np.zeros(v.shape, np.float32) for v in whole.buffers}
-
-    def loss(learnt: Any, x: Any) -> Any:
-        def lies(name: str, value: Any) -> Any:
-            return jax.lax.with_sharding_constraint(value, split(value.shape, split_of(program, name)))
-
-        (given,) = whole.inputs
-        values = {**buffers, **learnt, given.name: x}
-        return in_jax(whole, values, lies if told else lambda _, value: value)
-
+    loss = loss_of(whole, program, split, buffers, letter == "C")
     kept = {n: t.sharding for n, t in learnt.items()}
     both = jax.jit(jax.value_and_grad(loss), out_shardings=(None, kept))
     alone = jax.jit(loss)
@@ -141,7 +125,7 @@ def rank_main(rank: int, ranks: int, name: str, letter: str, folder: str, ports:
     state = {n: t.detach().numpy() for n, t in model.state_dict().items()}
     graph, _ = graph_of(model, (torch.zeros(x.shape),), name="net")
     program = compile_network(graph, Grid(((letter, ranks),))).program
-    net = load_package(Path(folder))
+    net = load_package(Path(folder) / "net")
     mesh = net.init_mesh("cpu")
     ours = net.Network(mesh)
     ours.load_full(model.state_dict())
@@ -180,8 +164,8 @@ def compared(name: str, letter: str, ranks: int, rounds: int) -> None:
     model, x = made(name)
     graph, tensors = graph_of(model, (torch.zeros(x.shape),), name="net")
     with tempfile.TemporaryDirectory() as folder:
-        for file, content in files_of(compile_network(graph, Grid(((letter, ranks),))), tensors).items():
-            (Path(folder) / file).write_bytes(content if isinstance(content, bytes) else content.encode())
+        package = files_of(compile_network(graph, Grid(((letter, ranks),))), tensors)
+        write_package(Path(folder) / "net", package, "the folder")
         context, base = mp.get_context("spawn"), 20000 + random.SystemRandom().randrange(20000)
         pipes = [context.Pipe() for _ in range(ranks + 1)]
         args = [(r, ranks, name, letter, folder, (base, base + 1), pipes[r][1]) for r in range(ranks)]
@@ -219,21 +203,16 @@ def compared(name: str, letter: str, ranks: int, rounds: int) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="")
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--letters", default="NHC")
-    options = parser.parse_args()
+    asked = options(__doc__, only="", ranks=2, rounds=9, letters="NHC")
     warnings.simplefilter("ignore")
-    print(f"{options.ranks} processes of one thread; the module on one process of {options.ranks}; ms, medians")
+    print(f"{asked.ranks} processes of one thread; the module on one process of {asked.ranks}; ms, medians")
     print(
         f"{'network':14}{'grid':6}{'pass':10}{'convgen':>10}{'XLA':>10}{'ratio':>8}{'least':>8}{'module':>10}{'ratio':>8}"
     )
     for name in CASES:
-        if options.only in name:
-            for letter in options.letters:
-                compared(name, letter, options.ranks, options.rounds)
+        if asked.only in name:
+            for letter in asked.letters:
+                compared(name, letter, asked.ranks, asked.rounds)
     return 0
 
 

@@ -37,6 +37,7 @@ from convgen.algebra.grid import Grid
 from convgen.cost.network_memory import network_memory
 from convgen.network_compiler import compile_network
 from convgen.spec.exported import graph_of
+from convgen.spec.text import parse_grid
 from examples.vae_decoder import Decoder
 
 MIB = 2**20
@@ -172,7 +173,7 @@ def learn(model: Any, call: Any, steps: int) -> list[float]:
 
 
 def run(name: str, grid: str, limit: int = 0, recompute: Sequence[str] = ()) -> list[dict[str, Any]]:
-    ranks = math.prod(int(part.split("=")[1]) for part in grid.split(","))
+    ranks = math.prod(parse_grid(grid).values())
     with tempfile.TemporaryDirectory() as folder:
         base = [sys.executable, __file__, "--only", name, "--grid", grid, "--limit", str(limit)]
         base += ["--recompute", *recompute] if recompute else []
@@ -209,7 +210,7 @@ def main() -> None:
         active: dict[str, float] = {}
         graph, _ = graph_of(make(), (torch.zeros(shape),), name=name)
         for grid in options.grids:
-            axes = tuple((a, int(n)) for a, n in (part.split("=") for part in grid.split(",")))
+            axes = tuple(parse_grid(grid).items())
             again = AGAIN[name] if options.again else ()
             said = network_memory(compile_network(graph, Grid(axes), again=again).program)
             peaks[name, grid] = measured = max(one["peak"] for one in run(name, grid, recompute=again))

@@ -9,13 +9,13 @@ of losses to the loss. With more than 1e-10 of any it ends with an error.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import math
 import time
 from typing import Any
 
 import torch
+from options import options
 from torch import Tensor, nn
 
 import convgen
@@ -124,20 +124,17 @@ def run(n: int, h: int, w: int, grid: str, steps: int, truth: tuple[list[float],
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--only", default="", help="cases whose text has this")
-    options = parser.parse_args()
+    asked = options(__doc__, steps=20, only=("", "cases whose text has this"))
     torch.set_num_threads(1)
     truths: dict[tuple[int, int, int], tuple[list[float], dict[str, Tensor]]] = {}
     worst = 0.0
     for n, h, w, grid in CASES:
-        if options.only not in f"{n} of {h}x{w} {grid}":
+        if asked.only not in f"{n} of {h}x{w} {grid}":
             continue
         if (n, h, w) not in truths:
             module = copy.deepcopy(resnet18())
-            truths[n, h, w] = losses_of(module, module, n, h, w, options.steps), module.state_dict()
-        worst = max(worst, run(n, h, w, grid, options.steps, truths[n, h, w]))
+            truths[n, h, w] = losses_of(module, module, n, h, w, asked.steps), module.state_dict()
+        worst = max(worst, run(n, h, w, grid, asked.steps, truths[n, h, w]))
     if worst > LIMIT:
         raise SystemExit(f"{worst:.1e} is more than {LIMIT}")
 

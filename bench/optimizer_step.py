@@ -8,17 +8,15 @@ numbers, of which a parameter has 144.
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import tempfile
 import time
-from pathlib import Path
 
 import torch
+from options import options
 
 from convgen.compiler import compile_layer
+from convgen.kernels.load import load_text
 from convgen.spec.reader import layer_from_dict
-from convgen.verify.program import load_module
 from convgen.verify.virtual import VirtualTransport, World
 
 LAYER = {
@@ -29,14 +27,8 @@ STEPS = {"default": {}, "loop": {"foreach": False}, "foreach": {"foreach": True}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=50)
-    parser.add_argument("--runs", type=int, default=30)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "step_layer.py"
-        path.write_text(compile_layer(layer_from_dict(LAYER)).module())
-        module = load_module(path)
+    asked = options(__doc__, layers=50, runs=30)
+    module = load_text(compile_layer(layer_from_dict(LAYER)).module())
 
     def program(end: VirtualTransport) -> None:
         torch.set_num_threads(1)
@@ -50,17 +42,17 @@ def main() -> None:
         for step, how in STEPS.items():
             optimizers: dict[str, torch.optim.Optimizer] = {}
             for kind, make in kinds.items():
-                weights = [make().weight for _ in range(options.layers)]
+                weights = [make().weight for _ in range(asked.layers)]
                 for w in weights:
                     w.grad = torch.ones_like(w)
                 optimizers[kind] = torch.optim.AdamW(weights, **how)
             times: dict[str, list[float]] = {kind: [] for kind in kinds}
-            for run in range(options.runs + 3):
+            for run in range(asked.runs + 3):
                 for kind, optimizer in optimizers.items():
                     start = time.process_time()
                     optimizer.step()
                     times[kind] += [time.process_time() - start] if run > 2 else []
-            row = [1e6 * statistics.median(of) / options.layers for of in times.values()]
+            row = [1e6 * statistics.median(of) / asked.layers for of in times.values()]
             print(f"AdamW {step:18s}" + "".join(f"{us:10.1f}" for us in row), flush=True)
 
     World(1).run(program)

@@ -10,20 +10,18 @@ shows the microseconds of a call that no arithmetic hides. docs/torch.md has the
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
+from options import options
 
 from convgen.compiler import compile_layer
+from convgen.kernels.load import load_text
 from convgen.spec.reader import layer_from_dict
-from convgen.verify.program import load_module
 from convgen.verify.virtual import VirtualTransport, World
 
 SIZES = {"large": ([8, 64, 56, 56], 64), "tiny": ([1, 4, 4, 4], 4)}
@@ -68,43 +66,36 @@ def calls(module: ModuleType, size: str, mesh: Any) -> dict[str, tuple[Callable[
 
 
 def measure(size: str, runs: int, repeats: int, threads: int) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"overhead_{size}.py"
-        path.write_text(compile_layer(layer_from_dict(layer(size))).module())
-        module = load_module(path)
+    module = load_text(compile_layer(layer_from_dict(layer(size))).module())
 
-        def program(end: VirtualTransport) -> None:
-            torch.set_num_threads(threads)
-            for name, (ours, theirs) in calls(module, size, module.init_mesh(transport=end)).items():
-                for _ in range(5):
-                    ours(), theirs()
-                ratios: dict[int, list[float]] = {0: [], 1: []}
-                extra: list[float] = []
-                for _ in range(repeats):
-                    pairs = [(seconds(ours), seconds(theirs)) for _ in range(runs)]
-                    for which, of in ratios.items():
-                        of.append(statistics.median(a[which] / b[which] for a, b in pairs))
-                    extra.append(statistics.median(a[1] - b[1] for a, b in pairs))
-                clock, cpu = (statistics.median(ratios[which]) for which in (0, 1))
-                spread = f"{min(ratios[1]):.3f} to {max(ratios[1]):.3f}"
-                print(
-                    f"{size}  {name:19s} {clock:.4f} by the clock, {cpu:.4f} of the processor ({spread}), "
-                    f"{1e6 * statistics.median(extra):.0f} us more",
-                    flush=True,
-                )
+    def program(end: VirtualTransport) -> None:
+        torch.set_num_threads(threads)
+        for name, (ours, theirs) in calls(module, size, module.init_mesh(transport=end)).items():
+            for _ in range(5):
+                ours(), theirs()
+            ratios: dict[int, list[float]] = {0: [], 1: []}
+            extra: list[float] = []
+            for _ in range(repeats):
+                pairs = [(seconds(ours), seconds(theirs)) for _ in range(runs)]
+                for which, of in ratios.items():
+                    of.append(statistics.median(a[which] / b[which] for a, b in pairs))
+                extra.append(statistics.median(a[1] - b[1] for a, b in pairs))
+            clock, cpu = (statistics.median(ratios[which]) for which in (0, 1))
+            spread = f"{min(ratios[1]):.3f} to {max(ratios[1]):.3f}"
+            print(
+                f"{size}  {name:19s} {clock:.4f} by the clock, {cpu:.4f} of the processor ({spread}), "
+                f"{1e6 * statistics.median(extra):.0f} us more",
+                flush=True,
+            )
 
-        World(1).run(program)
+    World(1).run(program)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=40)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    options = parser.parse_args()
-    print(f"median ratios to torch {torch.__version__} on {options.threads} threads")
-    measure("large", options.runs, options.repeats, options.threads)
-    measure("tiny", 10 * options.runs, options.repeats, options.threads)
+    asked = options(__doc__, runs=40, repeats=5, threads=torch.get_num_threads())
+    print(f"median ratios to torch {torch.__version__} on {asked.threads} threads")
+    measure("large", asked.runs, asked.repeats, asked.threads)
+    measure("tiny", 10 * asked.runs, asked.repeats, asked.threads)
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ from convgen.cost.machine import Machine
 from convgen.cost.machines import load_machine
 from convgen.cost.timeline import simulate
 from convgen.network_compiler import CompiledNetwork, compile_network, program_like
-from convgen.packages import files_of
+from convgen.packages import files_of, write_package
 from convgen.passes.bucket_gradients import BucketGradients
 from convgen.passes.chunk_collectives import ChunkCollectives
 from convgen.passes.contract import NetworkPass
@@ -161,9 +161,7 @@ def programs(case: Case) -> tuple[CompiledNetwork, dict[str, torch.Tensor], dict
 
 def write(compiled: CompiledNetwork, tensors: Any, program: Program, folder: Path) -> None:
     other = program_like(program, for_any_number(compiled.graph)[2])
-    folder.mkdir()
-    for file, content in files_of(replace(compiled, program=program, other=other), tensors).items():
-        (folder / file).write_bytes(content if isinstance(content, bytes) else content.encode())
+    write_package(folder, files_of(replace(compiled, program=program, other=other), tensors), "the folder")
 
 
 # ---- One case ----

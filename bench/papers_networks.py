@@ -24,6 +24,7 @@ from convgen.spec.graph import Graph
 from convgen.spec.graph_edit import with_dtype
 from convgen.spec.network_graph import network_graph
 from convgen.spec.network_reader import network_from_dict, read_network
+from convgen.spec.text import parse_grid
 from convgen.spec.yaml import read_yaml
 from convgen.verify.network import check_network
 
@@ -58,7 +59,7 @@ def main() -> None:
                 if text == "plan":
                     compiled, _ = plan_graph(graph, 4, Setting(machine=lassen))
                 else:
-                    axes = tuple((a, int(n)) for a, n in (one.split("=") for one in text.split(",")))
+                    axes = tuple(parse_grid(text).items())
                     if axes[0][0] == "N" and graph.batch < axes[0][1]:
                         continue
                     compiled = compile_network(graph, Grid(axes))

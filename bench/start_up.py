@@ -10,7 +10,6 @@ layers of torch.nn; images of 64 x 64.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import tempfile
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from options import options
 from torch import Tensor, nn
 
 import convgen
@@ -88,11 +88,7 @@ def started(name: str, ranks: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--networks", default=",".join(NETWORKS))
-    args = parser.parse_args()
+    args = options(__doc__, ranks=2, rounds=5, networks=",".join(NETWORKS))
     print(f"ranks {args.ranks}, rounds {args.rounds}: seconds of parallelize, without kept exports and with them")
     for name in args.networks.split(","):
         taken: dict[tuple[str, str], list[float]] = {}

@@ -7,11 +7,11 @@ Medians over runs after a warm-up, in this process. The limit is 0.5 s for 512 x
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 
 import numpy as np
+from options import options
 
 from convgen.sw26010.gemm.plan import GemmPlan
 from convgen.sw26010.gemm.run import Level, run_gemm
@@ -39,9 +39,7 @@ def seconds(size: int, blocks: tuple[int, int, int], level: Level, runs: int) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=5)
-    runs = parser.parse_args().runs
+    runs = options(__doc__, runs=5).runs
     print(f"{'size':>6}  {'level':<9}  {'median':>9}  {'slowest':>9}")
     for size, blocks, level in CASES:
         taken = seconds(size, blocks, level, runs)

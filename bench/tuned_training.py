@@ -32,6 +32,7 @@ from typing import Any
 
 import click
 import torch
+from rows import add, rows_of
 
 from convgen.kernels.load import load_text
 from convgen.kernels.problem import Problem
@@ -62,15 +63,6 @@ class Tuned:
     def claim(self) -> float:
         """ATen's time over the kernels', of all three phases."""
         return sum(r["aten_ms"] for r in self.records.values()) / sum(r["ms"] for r in self.records.values())
-
-
-def rows_of(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-
-def add(file: Path, row: dict[str, Any]) -> None:
-    with file.open("a") as out:
-        print(json.dumps(row), file=out)
 
 
 def layers(samples: int) -> list[dict[str, str]]:

@@ -30,11 +30,11 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import combinations
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import click
 import torch
+from rows import Rows, add, rows_of
 
 from convgen.kernels.config import parse_config
 from convgen.spec.target import CPU
@@ -59,16 +59,6 @@ a, parent = torch.randn(700, 700), os.getppid()
 while os.getppid() == parent:
     torch.mm(a, a)
 """
-Rows = list[dict[str, Any]]
-
-
-def rows_of(file: Path) -> Rows:
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-
-def add(file: Path, row: Mapping[str, Any]) -> None:
-    with file.open("a") as out:
-        print(json.dumps(row), file=out)
 
 
 # ---- Measuring -----------------------------------------------------------------------------------------------------
@@ -258,30 +248,17 @@ def report(file: Path, studies: Sequence[Path]) -> None:
 def planted(draws: int) -> None:
     """Kernels whose speed is known, three fresh runs of each draw."""
     sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
-    from planted_times import BUSY, QUIET, WILD, drawn_gains
-    from planted_times import tuned as drawn
+    from planted_times import BUSY, QUIET, WILD
+    from planted_times import counted as counted_of_planted
 
     print("| noise | entries | sure | wrong winners | gains of 5 % surely missed | flips | gains found | regret |")
     print("|---|---|---|---|---|---|---|---|")
     for name, noise in (("quiet", QUIET), ("busy", BUSY), ("wild", WILD)):
-        sure = wrong = missed = flips = pairs = found = of = 0
-        regrets: list[float] = []
         with tempfile.TemporaryDirectory() as folder:
-            for k in range(draws):
-                gains = drawn_gains(Random(k))
-                best, entries = max(gains.values()), [drawn(Path(folder), gains, noise, 1000 * k + r) for r in range(3)]
-                for e in entries:
-                    regrets.append(best / gains[e.kernel])
-                    sure += not e.doubt
-                    wrong += not e.doubt and gains[e.kernel] < 1
-                    missed += not e.doubt and e.kernel == "aten" and best > 1.05
-                    of += best > 1.05
-                    found += best > 1.05 and e.kernel != "aten"
-                for a, b in combinations([e for e in entries if not e.doubt], 2):
-                    pairs, flips = pairs + 1, flips + (a.kernel != b.kernel)
+            c = counted_of_planted(Path(folder), noise, draws)
         print(
-            f"| {name} | {3 * draws} | {sure} | {wrong} | {missed} | {flips} of {pairs} | {found} of {of} "
-            f"| {statistics.geometric_mean(regrets):.3f} |",
+            f"| {name} | {3 * draws} | {c.sure} | {c.wrong} | {c.missed} | {c.flips} of {c.pairs} "
+            f"| {c.found} of {c.of} | {statistics.geometric_mean(c.regrets):.3f} |",
             flush=True,
         )
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import combinations
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -131,3 +132,36 @@ def drawn_gains(rng: Random) -> dict[str, float]:
     for i in range(5):
         gains[f"product whole={i}"] = math.exp(rng.choice((-0.3, 0.0, 0.03, 0.08, 0.3)) + rng.gauss(0, 0.02))
     return gains
+
+
+@dataclass
+class Counts:
+    """Of draws of gains with three fresh runs each: entries that are sure, wrong, or surely miss 5 %; pairs of sure
+    ones, and those that differ; runs that may find a gain of 5 %, and that do; the best gain over the stored one's."""
+
+    sure: int = 0
+    wrong: int = 0
+    missed: int = 0
+    pairs: int = 0
+    flips: int = 0
+    of: int = 0
+    found: int = 0
+    regrets: list[float] = field(default_factory=list)
+
+
+def counted(folder: Path, noise: Noise, draws: int) -> Counts:
+    c = Counts()
+    for k in range(draws):
+        gains = drawn_gains(Random(k))
+        best, entries = max(gains.values()), [tuned(folder, gains, noise, 1000 * k + r) for r in range(3)]
+        for e in entries:
+            assert e.kernel == "aten" or gains[e.kernel] > 0.98, "slower, and stored"
+            c.regrets.append(best / gains[e.kernel])
+            c.sure += not e.doubt
+            c.wrong += not e.doubt and gains[e.kernel] < 1
+            c.missed += not e.doubt and e.kernel == "aten" and best > 1.05
+            c.of += best > 1.05
+            c.found += best > 1.05 and e.kernel != "aten"
+        for a, b in combinations([e for e in entries if not e.doubt], 2):
+            c.pairs, c.flips = c.pairs + 1, c.flips + (a.kernel != b.kernel)
+    return c

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 BENCH = Path(__file__).resolve().parent.parent / "bench"
+sys.path.append(str(BENCH))  # where they find what they share
 
 
 def bench_script(name: str) -> ModuleType:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from random import Random
 
+import distconv_cases
 import pytest
 import torch
 from sampling import draws
-from scripts import bench_script
 
 
 @pytest.mark.parametrize("kind", ["strides", "splitting", "periodic", "transposed", "channels_last", "wrong"])
 def test_published_cases_are_right(kind: str) -> None:
-    bench = bench_script("distconv_published")
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        cases = [*bench.KINDS[kind](8)]
+        cases = [*distconv_cases.KINDS[kind](8)]
         for case in Random(kind).sample(cases, draws(5)):
             assert case.check().right, case
     finally:
@@ -25,7 +24,7 @@ def test_published_cases_are_right(kind: str) -> None:
 
 def test_as_many_cases_as_there_are() -> None:
     """Splits of two dimensions are theirs in both orders, with 36 zero-padded and circular ones each on 9 ranks."""
-    counts = {name: len([*kind(8)]) for name, kind in bench_script("distconv_published").KINDS.items()}
+    counts = {name: len([*kind(8)]) for name, kind in distconv_cases.KINDS.items()}
     assert counts["basic"] == 2 * 18
     assert counts["strides"] == 2 * 18
     assert counts["splitting"] == 144 + 36 + 18

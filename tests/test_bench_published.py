@@ -10,6 +10,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import click
+import published_convolutions
 import pytest
 import torch
 from click.testing import CliRunner
@@ -33,8 +34,8 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     grouped = sample((2, 4, 6, 5), (6, 2, 3, 2), 6, groups=2)
     transposed = sample((3, 4), (3, 3, 3), 3, stride=(2,), padding=2, output_padding=(1,))
     cases = [
-        made.of_sample("conv2d", functional.conv2d, grouped),
-        made.of_sample("conv_transpose1d", functional.conv_transpose1d, transposed),
+        published_convolutions.of_sample("conv2d", functional.conv2d, grouped),
+        published_convolutions.of_sample("conv_transpose1d", functional.conv_transpose1d, transposed),
     ]
     monkeypatch.setattr(made, "SOURCES", {"opinfo": lambda seed: cases})
     return made
@@ -91,8 +92,8 @@ def beside(value: Tensor, number: int) -> Tensor:
 def test_wrong_kernels_are_told(
     bench: ModuleType, monkeypatch: pytest.MonkeyPatch, change: Callable[[Tensor, int], Tensor], what: str | None
 ) -> None:
-    interpret, numbers = bench.interpret, count()
-    monkeypatch.setattr(bench, "interpret", lambda *given: change(interpret(*given), next(numbers)))
+    interpret, numbers = published_convolutions.interpret, count()
+    monkeypatch.setattr(published_convolutions, "interpret", lambda *given: change(interpret(*given), next(numbers)))
     done = CliRunner().invoke(bench.main, ["--problems", "4", "--seconds", "600"])
     cases, runs, wrong = told(done.output.splitlines()[-1])
     assert done.exit_code == (what is not None) and cases == 2 and runs > 4, done.output
@@ -104,9 +105,9 @@ def test_what_is_read_otherwise_than_published_is_refused(bench: ModuleType) -> 
     (case, _) = bench.SOURCES["opinfo"](0)
     rows = {"stride": (1, 1), "dilation": (1, 1), "groups": 2}
     operands = tuple(case.given[n] for n in ("x", "w", "bias"))
-    bench.local("opinfo", "conv2d", False, operands, case.published, (0, 0), **rows)
+    published_convolutions.local("opinfo", "conv2d", False, operands, case.published, (0, 0), **rows)
     with pytest.raises(click.ClickException, match="another one than the published"):
-        bench.local("opinfo", "conv2d", False, operands, case.published, (0, 1), **rows)
+        published_convolutions.local("opinfo", "conv2d", False, operands, case.published, (0, 1), **rows)
     off = case.published + torch.eye(1, case.published.numel()).double().view(case.published.shape) * 1e-4
     with pytest.raises(click.ClickException, match="another one than the published"):
-        bench.local("opinfo", "conv2d", False, operands, off, (0, 0), **rows)
+        published_convolutions.local("opinfo", "conv2d", False, operands, off, (0, 0), **rows)

@@ -11,20 +11,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import changed_files
 import pytest
-from scripts import bench_script
+from scripts import BENCH
 
 from convgen.errors import InputError
 from convgen.packages import forget_package, load_package
 from convgen.verify.program import load_module
 
-fuzz_files: Any = bench_script("fuzz_files")
 NET = ["--grid", "N=2,H=2"]
 
 
 @pytest.fixture(scope="module")
 def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return fuzz_files.givens(tmp_path_factory.mktemp("given"))
+    return changed_files.givens(tmp_path_factory.mktemp("given"))
 
 
 def refused(given: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, words: list[str]) -> str:
@@ -36,7 +36,7 @@ def refused(given: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, old: str,
         (folder / name).write_bytes(data.encode() if isinstance(data, str) else data)
     monkeypatch.chdir(folder)
     before = sorted(p.relative_to(folder) for p in folder.parent.rglob("*"))
-    code, said = fuzz_files.call(words)
+    code, said = changed_files.call(words)
     assert code == 2, said
     assert sorted(p.relative_to(folder) for p in folder.parent.rglob("*")) == before, "something was written"
     assert f"{given.file}:{line})" in said, said
@@ -90,7 +90,7 @@ def test_graphs(
         text = given["graph"].text.replace(old, new)
         (folder / "net.yaml").write_text(text, encoding="utf-8")
         monkeypatch.chdir(folder)
-        code, said = fuzz_files.call(words)
+        code, said = changed_files.call(words)
         assert code == 2
     assert fact in said
 
@@ -128,20 +128,20 @@ def test_plans(
 def test_a_plan_says_the_file_that_priced_it(
     given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, data in {**given["plan"].beside, "m.yaml": fuzz_files.MACHINE}.items():
+    for name, data in {**given["plan"].beside, "m.yaml": changed_files.MACHINE}.items():
         (tmp_path / name).write_bytes(data.encode() if isinstance(data, str) else data)
     (tmp_path / "plans").mkdir()
     monkeypatch.chdir(tmp_path)
     plan = ["plan", "net.yaml", "--machine", "./m.yaml", "--ranks", "2", "-o", "plans/p.yaml"]
-    assert fuzz_files.call(plan)[0] == 0
+    assert changed_files.call(plan)[0] == 0
     assert 'machine: "../m.yaml"' in Path("plans/p.yaml").read_text()
-    assert fuzz_files.call(["compile", "plans/p.yaml", "-o", "o"])[0] == 0
+    assert changed_files.call(["compile", "plans/p.yaml", "-o", "o"])[0] == 0
     Path("m.yaml").unlink()
-    code, said = fuzz_files.call(["compile", "plans/p.yaml", "-o", "o"])
+    code, said = changed_files.call(["compile", "plans/p.yaml", "-o", "o"])
     assert code == 2 and "the plan's machine '../m.yaml'" in said and "plans/p.yaml:" in said
 
 
-@pytest.mark.parametrize("kind", fuzz_files.ODD)
+@pytest.mark.parametrize("kind", changed_files.ODD)
 def test_what_is_no_file_is_refused(given: dict[str, Any], kind: str, tmp_path: Path) -> None:
     """A pipe that nobody writes to, and a device without an end, are not read."""
     for name in ("graph", "layer", "plan", "network", "machine", "schedule", "csv", "tensors", "trace", "database"):
@@ -152,8 +152,8 @@ def test_what_is_no_file_is_refused(given: dict[str, Any], kind: str, tmp_path: 
         for file, data in one.beside.items():
             (work / "run" / file).write_bytes(data.encode() if isinstance(data, str) else data)
         (path := work / "run" / one.file).unlink(missing_ok=True)
-        fuzz_files.make_odd(kind, path)
-        code, said, _, effects = fuzz_files.limited(lambda one=one: fuzz_files.run(one.commands[0]), work)
+        changed_files.make_odd(kind, path)
+        code, said, _, effects = changed_files.limited(lambda one=one: changed_files.run(one.commands[0]), work)
         there = kind in ("nothing", "link to nothing") and name == "database"  # none is needed
         assert (code, effects) == (0 if there else 2, []), (name, said)
         assert there or "rror: " in said, said
@@ -163,15 +163,15 @@ def test_packages_say_their_format(given: dict[str, Any], tmp_path: Path, monkey
     for name, data in {
         **given["graph"].beside,
         "net.yaml": given["graph"].text,
-        "layer.yaml": fuzz_files.LAYER,
+        "layer.yaml": changed_files.LAYER,
     }.items():
         (tmp_path / name).write_bytes(data.encode() if isinstance(data, str) else data)
     monkeypatch.chdir(tmp_path)
-    assert fuzz_files.call(["compile", "net.yaml", *NET, "-o", "o"])[0] == 0
+    assert changed_files.call(["compile", "net.yaml", *NET, "-o", "o"])[0] == 0
     package = load_package(tmp_path / "o" / "Net")
     assert (package.FORMAT, package.SPEC["format"]) == (1, 1)
     forget_package(package)
-    assert fuzz_files.call(["compile", "layer.yaml", "-o", "o"])[0] == 0
+    assert changed_files.call(["compile", "layer.yaml", "-o", "o"])[0] == 0
     assert load_module(tmp_path / "o" / "tiny.py").SPEC["format"] == 1
     network = tmp_path / "o" / "Net" / "network.py"
     network.write_text(network.read_text().replace("\nFORMAT = 1\n", "\nFORMAT = 2\n"))
@@ -195,7 +195,7 @@ def test_batches_are_counted_as_the_graph_says(
         assert other != text
         Path("net.yaml").write_text(other, encoding="utf-8")
         for statistics in ("global", "local"):
-            code, said = fuzz_files.call(["check", "net.yaml", *NET, "--statistics", statistics])
+            code, said = changed_files.call(["check", "net.yaml", *NET, "--statistics", statistics])
             assert code == 0, said
 
 
@@ -204,8 +204,8 @@ def test_machines_that_take_for_ever_are_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("layer.yaml").write_text(given["machine"].beside["layer.yaml"], encoding="utf-8")
-    Path("m.yaml").write_text(fuzz_files.MACHINE.replace("launch_s: 1e-5", "launch_s: 9e18"), encoding="utf-8")
-    code, said = fuzz_files.call(["explain", "layer.yaml", "--machine", "m.yaml"])
+    Path("m.yaml").write_text(changed_files.MACHINE.replace("launch_s: 1e-5", "launch_s: 9e18"), encoding="utf-8")
+    code, said = changed_files.call(["explain", "layer.yaml", "--machine", "m.yaml"])
     assert code == 2 and "a step takes more than three days" in said
 
 
@@ -222,7 +222,7 @@ def test_what_runs_and_what_writes_is_seen(tmp_path: Path) -> None:
         __import__("boom")
         raise ValueError("no line")
 
-    code, said, _, effects = fuzz_files.limited(wrong, tmp_path)
+    code, said, _, effects = changed_files.limited(wrong, tmp_path)
     assert code == 3 and "Traceback" in said
     assert [e.split()[0] for e in effects] == ["import", "open", "subprocess.Popen"] and "wrong" in effects[1]
 
@@ -230,12 +230,12 @@ def test_what_runs_and_what_writes_is_seen(tmp_path: Path) -> None:
 def test_grids_are_bounded(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, data in given["plan"].beside.items():
         (tmp_path / name).write_bytes(data.encode() if isinstance(data, str) else data)
-    (tmp_path / "layer.yaml").write_text(fuzz_files.LAYER.replace("{N: 2, H: 2}", "{N: 99999999}"), encoding="utf-8")
-    (tmp_path / "l.csv").write_text(fuzz_files.CSV, encoding="utf-8")
+    (tmp_path / "layer.yaml").write_text(changed_files.LAYER.replace("{N: 2, H: 2}", "{N: 99999999}"), encoding="utf-8")
+    (tmp_path / "l.csv").write_text(changed_files.CSV, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     words: list[list[str]] = [["explain", f, "--grid", "N=99999999"] for f in ("net.yaml", "l.csv")]
     for one in (*words, ["explain", "layer.yaml"]):
-        code, said = fuzz_files.call(one)
+        code, said = changed_files.call(one)
         assert code == 2 and "ranks, more than 65536" in said, said
 
 
@@ -256,16 +256,16 @@ def test_newer_formats_are_refused(
     for text, wanted in ((bare, 0), (said_one + bare, 0), (newer + bare, 2)):
         Path(one.file).write_text(text, encoding="utf-8")
         words = [w.replace("check", "explain") for w in one.commands[0]] if name != "network" else list(one.commands[2])
-        code, said = fuzz_files.call(words)
+        code, said = changed_files.call(words)
         assert code == wanted, said
         assert wanted == 0 or ("this is format 2" in said and f"{one.file}:1" in said), said
 
 
 def test_a_short_draw_of_mutations() -> None:
     """Every format, a few, in processes of their own; `make fuzz minutes=n` takes as many as fit."""
-    words = [sys.executable, fuzz_files.__file__, "--draws", "3"]
-    environment = os.environ | {"PYTHONPATH": str(fuzz_files.ROOT), "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, str(BENCH / "fuzz_files.py"), "--draws", "3"]
+    environment = os.environ | {"PYTHONPATH": str(changed_files.ROOT), "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     counts = re.findall(r"^(\w+): 3 runs in \d+ s: \d taken, \d refused, 0 wrong$", ran.stdout, re.MULTILINE)
-    assert counts == list(fuzz_files.FORMATS)
+    assert counts == list(changed_files.FORMATS)

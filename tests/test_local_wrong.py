@@ -1,12 +1,13 @@
 """What oneDNN gets wrong is right in a module, and CONVGEN_CHECK_LOCAL sees a kernel that is wrong.
 
-The layers are of the kinds that templates/runtime/local.py lists; bench/local_fuzz.py finds more of them.
+The layers are of the kinds that templates/runtime/local.py lists, and some drawn; bench/local_fuzz.py draws many.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import drawn_layers
 import pytest
 import torch
 from modules import Case, draw, on_gpu, run
@@ -17,6 +18,7 @@ from convgen.spec.reader import layer_from_dict
 from convgen.verify.check import check
 from convgen.verify.program import global_tensors
 
+DRAWN = 25
 ONE = {"grid": {"N": 1}, "algorithm": "sample"}
 LAST = {"memory_format": "channels_last"}
 KINDS: dict[str, dict[str, Any]] = {
@@ -49,6 +51,12 @@ KINDS: dict[str, dict[str, Any]] = {
         "dtype": "float16",
     },
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(DRAWN))
+def test_drawn_layers_are_right(number: int) -> None:
+    case = drawn_layers.draw(0, number)
+    assert all(drawn_layers.over_limit(case, phase, "module") <= 1 for phase in drawn_layers.PHASES), case
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -6,26 +6,23 @@ import os
 import re
 import signal
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
 import torch
+from delayed_networks import check as check_delayed
 from fault_cases import GUARD_S, NEVER_S
-from free_networks import free_network, imported, passes_of
+from free_networks import imported
 from in_order import InOrder
 from networks_on_ranks import check, with_passes
 from networks_on_ranks import imported as module_of
-from operation_cases import a_grid
 from sampling import cases_of
 from small_networks import ResNet
-from test_networks_free import a_network
 from torch import nn
 
 from convgen.algebra.grid import Grid
@@ -182,57 +179,9 @@ def test_rows_of_padding_behind_a_halo() -> None:
 # ---- Order, delays, ends ----
 
 
-class Late:
-    """A rank's end of a world that is late by chance: up to 20 ms a collective."""
-
-    def __init__(self, end: Any, seed: int, most_s: float = 0.02) -> None:
-        self.end, self.draw, self.most_s = end, Random(f"{seed} {end.rank}"), most_s
-        self.rank, self.size, self.sent = end.rank, end.size, end.sent
-
-    def start(self, *what: Any) -> Any:
-        time.sleep(self.draw.choice((0, 0, 0, self.draw.random())) * self.most_s)
-        return self.end.start(*what)
-
-    def __getattr__(self, kind: str) -> Any:
-        collective = getattr(self.end, kind)
-
-        def late(*what: Any) -> Any:
-            time.sleep(self.draw.choice((0, 0, 0, self.draw.random())) * self.most_s)
-            return collective(*what)
-
-        return late
-
-
-def runs(module: nn.Module, x: torch.Tensor) -> bool:
-    try:
-        module(x)
-    except RuntimeError:
-        return False
-    return True
-
-
 @pytest.mark.parametrize("seed", cases_of(2, "test_random_networks_whatever_the_delays"))
 def test_random_networks_whatever_the_delays(seed: int, tmp_path: Path) -> None:
-    draw = Random(f"delays {seed}")
-    module, x = a_network(draw)
-    while not runs(module, x):  # a kernel may be larger than what is drawn for it
-        module, x = a_network(draw)
-    graph, _ = graph_of(module, (x.float(),), name="net")
-    grid, passes = a_grid(draw), passes_of(draw)
-    net = imported(free_network(draw, graph, grid, passes).package().files, tmp_path)
-
-    def program(end: Any) -> list[torch.Tensor]:
-        mesh = net.init_mesh("cpu", transport=end)
-        model = net.Network(mesh)
-        y = model(net.scatter("x", x.float(), mesh))
-        y.square().sum().backward()
-        return [y.detach(), *(g for g in model.full_gradients().values())]
-
-    prompt = World(grid.ranks).run(program)
-    late = World(grid.ranks).run(lambda end: program(Late(end, seed)))
-    assert all(
-        torch.equal(a, b) for one, other in zip(prompt, late, strict=True) for a, b in zip(one, other, strict=True)
-    )
+    check_delayed(seed, tmp_path, processes=False)
 
 
 def test_started_in_one_order_on_all_ranks(tmp_path: Path) -> None:

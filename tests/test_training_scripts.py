@@ -1,6 +1,6 @@
 """Training as people write it, by the same lines on one process and on two, with both kinds of parameters.
 
-The scripts are those of bench/training_scripts.py that need torch alone; what is refused is so on all ranks.
+The scripts are those of training_ranks.py that need torch alone; what is refused is so on all ranks.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripts import bench_script
+import training_ranks
 
-bench = bench_script("training_scripts")
 MIXED = "mixed torch.Tensor and DTensor"
 FLATTENED = "Attempted to flatten multiple dimensions"  # torch 2.11, of a DTensor that is split behind the first
 BLOCKS = "would take blocks for whole tensors"
@@ -53,17 +52,19 @@ def _cache(packages: Path, monkeypatch: pytest.MonkeyPatch, doubles: None) -> No
     monkeypatch.setenv("CONVGEN_CACHE", str(packages / "cache"))
 
 
-def outcomes(grid: str, names: Sequence[str], kinds: Sequence[str] = bench.KINDS) -> dict[tuple[str, str], Any]:
+def outcomes(
+    grid: str, names: Sequence[str], kinds: Sequence[str] = training_ranks.KINDS
+) -> dict[tuple[str, str], Any]:
     """By script and kind."""
-    (case,) = [case for case in bench.CASES if case.name == grid]
-    runs = [(s, kind) for s in bench.OF_TORCH if s.name in names for kind in kinds]
+    (case,) = [case for case in training_ranks.CASES if case.name == grid]
+    runs = [(s, kind) for s in training_ranks.OF_TORCH if s.name in names for kind in kinds]
     assert {s.name for s, _ in runs} == set(names)
-    found = bench.run(case, runs)
+    found = training_ranks.run(case, runs)
     return {(s.name, kind): one for (s, kind), one in zip(runs, found, strict=True)}
 
 
 def test_with_split_and_ragged_parameters() -> None:
-    names = [s.name for s in bench.OF_TORCH if s.name not in LEFT_OUT]
+    names = [s.name for s in training_ranks.OF_TORCH if s.name not in LEFT_OUT]
     for (name, kind), found in outcomes("C=2, ragged", names).items():
         refusal = REFUSED[kind].get(name)
         expected = "wrong" if name in WRONG else "refused" if refusal else "right"
@@ -82,16 +83,16 @@ def test_what_a_script_gives_is_compared() -> None:
     import torch
 
     true = {"model w": torch.tensor([1.0, -2.0, float("inf")]), "losses": torch.tensor([0.5])}
-    assert bench.error_of(dict(true), true)[0] == 0
-    far = bench.error_of(true | {"model w": torch.tensor([1.0, -2.5, float("inf")])}, true)
+    assert training_ranks.error_of(dict(true), true)[0] == 0
+    far = training_ranks.error_of(true | {"model w": torch.tensor([1.0, -2.5, float("inf")])}, true)
     assert far[1] == "model w" and far[0] > 0
-    assert bench.error_of(true | {"losses": torch.tensor([float("nan")])}, true) == (float("inf"), "losses")
-    assert bench.error_of({"losses": true["losses"]}, true)[0] == float("inf")
-    assert bench.error_of(true | {"losses": torch.zeros(2)}, true)[0] == float("inf")
+    assert training_ranks.error_of(true | {"losses": torch.tensor([float("nan")])}, true) == (float("inf"), "losses")
+    assert training_ranks.error_of({"losses": true["losses"]}, true)[0] == float("inf")
+    assert training_ranks.error_of(true | {"losses": torch.zeros(2)}, true)[0] == float("inf")
 
 
 def test_ranks_that_part_are_said_to() -> None:
-    right, refused = bench.Outcome("right", 1e-16), bench.Outcome("refused", text="ValueError: no")
-    assert bench.of_ranks([right, refused]).verdict == "parted"
-    assert bench.of_ranks([refused, refused]).verdict == "refused"
-    assert bench.of_ranks([right, bench.Outcome("wrong", 0.1, "model w")]).verdict == "wrong"
+    right, refused = training_ranks.Outcome("right", 1e-16), training_ranks.Outcome("refused", text="ValueError: no")
+    assert training_ranks.of_ranks([right, refused]).verdict == "parted"
+    assert training_ranks.of_ranks([refused, refused]).verdict == "refused"
+    assert training_ranks.of_ranks([right, training_ranks.Outcome("wrong", 0.1, "model w")]).verdict == "wrong"

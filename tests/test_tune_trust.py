@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import combinations
 from pathlib import Path
 from random import Random
 
 import pytest
-from planted_times import BUSY, QUIET, WILD, Noise, drawn_gains, tuned
+from planted_times import BUSY, QUIET, WILD, Noise, counted
 
 from convgen.tune.intervals import LEAST
 from convgen.tune.rounds import MORE, Length, Racer, run
@@ -18,22 +17,10 @@ DRAWN = 40
 @pytest.mark.parametrize(("noise", "share"), [(QUIET, 1.0), (BUSY, 0.9), (WILD, 0.7)], ids=["quiet", "busy", "wild"])
 def test_what_is_sure_is_right_whatever_the_noise(noise: Noise, share: float, tmp_path: Path) -> None:
     """No slower kernel is ever sure; of pairs of runs that are sure at most one in twenty differs; gains are found."""
-    wrong = missed = flips = pairs = found = of = 0
-    for k in range(DRAWN):
-        gains = drawn_gains(Random(k))
-        entries = [tuned(tmp_path, gains, noise, 1000 * k + r) for r in range(3)]
-        best = max(gains.values())
-        for e in entries:
-            assert e.kernel == "aten" or gains[e.kernel] > 0.98, "slower, and stored"
-            wrong += not e.doubt and gains[e.kernel] < 1
-            missed += not e.doubt and e.kernel == "aten" and best > 1.05
-            of += best > 1.05
-            found += best > 1.05 and e.kernel != "aten"
-        for a, b in combinations([e for e in entries if not e.doubt], 2):
-            pairs, flips = pairs + 1, flips + (a.kernel != b.kernel)
-    assert wrong == 0 and missed <= 0.02 * 3 * DRAWN
-    assert pairs > DRAWN / 4 and flips <= pairs / 20
-    assert of > DRAWN and found >= share * of
+    c = counted(tmp_path, noise, DRAWN)
+    assert c.wrong == 0 and c.missed <= 0.02 * 3 * DRAWN
+    assert c.pairs > DRAWN / 4 and c.flips <= c.pairs / 20
+    assert c.of > DRAWN and c.found >= share * c.of
 
 
 def test_a_race_goes_on_while_it_is_open_and_no_longer() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,28 +79,19 @@ def loop(model: Any, optimizer: Any, batches: Iterable[tuple[Tensor, Tensor]], t
     return {"model": model, "losses": losses}
 
 
-@script("SGD with momentum, Nesterov")
-def sgd(make: Make) -> Trained:
-    model = make()
-    return loop(model, torch.optim.SGD(model.parameters(), 0.1, 0.9, nesterov=True), make.batches())
+def plain(name: str, kind: Callable[..., Any], *given: Any, **how: Any) -> None:
+    """The plainest loop under an optimizer of torch's."""
+
+    @script(name)
+    def run(make: Make) -> Trained:
+        model = make()
+        return loop(model, kind(model.parameters(), *given, **how), make.batches())
 
 
-@script("AdamW")
-def adamw(make: Make) -> Trained:
-    model = make()
-    return loop(model, torch.optim.AdamW(model.parameters(), 0.01), make.batches())
-
-
-@script("AdamW, foreach=True")
-def adamw_foreach(make: Make) -> Trained:
-    model = make()
-    return loop(model, torch.optim.AdamW(model.parameters(), 0.01, foreach=True), make.batches())
-
-
-@script("AdamW, fused=True")
-def adamw_fused(make: Make) -> Trained:
-    model = make()
-    return loop(model, torch.optim.AdamW(model.parameters(), 0.01, fused=True), make.batches())
+plain("SGD with momentum, Nesterov", torch.optim.SGD, 0.1, 0.9, nesterov=True)
+plain("AdamW", torch.optim.AdamW, 0.01)
+plain("AdamW, foreach=True", torch.optim.AdamW, 0.01, foreach=True)
+plain("AdamW, fused=True", torch.optim.AdamW, 0.01, fused=True)
 
 
 def accumulate(make: Make, clip: Callable[[Any], Any]) -> Trained:
@@ -116,45 +108,29 @@ def accumulate(make: Make, clip: Callable[[Any], Any]) -> Trained:
     return {"model": model, "norms": norms}
 
 
-@script("accumulation, clip_grad_norm_")
-def clipping(make: Make) -> Trained:
-    return accumulate(make, lambda model: nn.utils.clip_grad_norm_(model.parameters(), 0.1))
+def in_two(model: Any) -> Any:
+    norm = nn.utils.get_total_norm([p.grad for p in model.parameters()])
+    nn.utils.clip_grads_with_norm_(model.parameters(), 0.1, norm)
+    return norm
 
 
-@script("clip_grad_norm_, foreach=True")
-def clipping_foreach(make: Make) -> Trained:
-    return accumulate(make, lambda model: nn.utils.clip_grad_norm_(model.parameters(), 0.1, foreach=True))
+def by_hand(model: Any) -> Any:
+    norm = sum(p.grad.square().sum() for p in model.parameters()) ** 0.5
+    for p in model.parameters():
+        p.grad.mul_(min(1.0, 0.1 / float(norm)))
+    return norm
 
 
-@script("clip_grad_norm_, norm_type=inf")
-def clipping_by_the_largest(make: Make) -> Trained:
-    return accumulate(make, lambda model: nn.utils.clip_grad_norm_(model.parameters(), 0.01, norm_type=float("inf")))
-
-
-@script("get_total_norm, clip_grads_with_norm_")
-def clipping_in_two(make: Make) -> Trained:
-    def clip(model: Any) -> Any:
-        norm = nn.utils.get_total_norm([p.grad for p in model.parameters()])
-        nn.utils.clip_grads_with_norm_(model.parameters(), 0.1, norm)
-        return norm
-
-    return accumulate(make, clip)
-
-
-@script("clip_grad_value_")
-def clipping_values(make: Make) -> Trained:
-    return accumulate(make, lambda model: nn.utils.clip_grad_value_(model.parameters(), 0.01))
-
-
-@script("clipping by hand")
-def clipping_by_hand(make: Make) -> Trained:
-    def clip(model: Any) -> Any:
-        norm = sum(p.grad.square().sum() for p in model.parameters()) ** 0.5
-        for p in model.parameters():
-            p.grad.mul_(min(1.0, 0.1 / float(norm)))
-        return norm
-
-    return accumulate(make, clip)
+CLIPPING: dict[str, Callable[[Any], Any]] = {
+    "accumulation, clip_grad_norm_": lambda m: nn.utils.clip_grad_norm_(m.parameters(), 0.1),
+    "clip_grad_norm_, foreach=True": lambda m: nn.utils.clip_grad_norm_(m.parameters(), 0.1, foreach=True),
+    "clip_grad_norm_, norm_type=inf": lambda m: nn.utils.clip_grad_norm_(m.parameters(), 0.01, float("inf")),
+    "get_total_norm, clip_grads_with_norm_": in_two,
+    "clip_grad_value_": lambda m: nn.utils.clip_grad_value_(m.parameters(), 0.01),
+    "clipping by hand": by_hand,
+}
+for name, clip in CLIPPING.items():
+    script(name)(partial(accumulate, clip=clip))
 
 
 @script("norms logged")
@@ -246,10 +222,7 @@ def lars(make: Make) -> Trained:
     return {"model": model}
 
 
-@script("Adafactor")
-def adafactor(make: Make) -> Trained:
-    model = make()
-    return loop(model, torch.optim.Adafactor(model.parameters(), 0.05), make.batches())
+plain("Adafactor", torch.optim.Adafactor, 0.05)
 
 
 @script("Adafactor of norms and biases, SGD of the rest")
@@ -327,14 +300,10 @@ def scaled(make: Make, model: Any, others: Callable[[Any, int], Any], parameters
     return {"model": model, "scales": scales}
 
 
-@script("GradScaler")
-def scaler(make: Make) -> Trained:
-    return scaled(make, make(), lambda y, i: 0.0)
-
-
-@script("GradScaler, everything overflows in a step")
-def scaler_overflows(make: Make) -> Trained:
-    return scaled(make, make(), lambda y, i: y.sum() * (1e308 if i == 2 else 0.0))
+script("GradScaler")(lambda make: scaled(make, make(), lambda y, i: 0.0))
+script("GradScaler, everything overflows in a step")(
+    lambda make: scaled(make, make(), lambda y, i: y.sum() * (1e308 if i == 2 else 0.0))
+)
 
 
 @script("GradScaler, one class of the last layer overflows in a step")

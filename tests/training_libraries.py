@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from training_steps import Make, Scripts, Trained, loop
+from training_steps import STEPS, Make, Scripts, Trained, loop
 
 from convgen.spec.torchvision_ops import declare_operators
 
@@ -29,83 +29,45 @@ def library(name: str) -> Any:
     return importlib.import_module(name)
 
 
-@script("timm: ModelEmaV3", needs="timm")
-def ema(make: Make) -> Trained:
+def averaged(make: Make, kind: str, **how: Any) -> Trained:
     model = make()
-    average = library("timm.utils").ModelEmaV3(model, decay=0.9)
+    average = getattr(library("timm.utils"), kind)(model, decay=0.9, **how)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    found = loop(model, optimizer, make.batches(), lambda: average.update(model))
-    x, labels = next(make.batches(1))
-    with torch.no_grad():
-        return found | {"ema": average.module, "validation": [F.cross_entropy(average(x), labels).item()]}
+    found = loop(model, optimizer, make.batches(), lambda: average.update(model)) | {"ema": average.module}
+    if kind == "ModelEmaV3" and not how:
+        x, labels = next(make.batches(1))
+        with torch.no_grad():
+            found["validation"] = [F.cross_entropy(average(x), labels).item()]
+    return found
 
 
-@script("timm: ModelEmaV3, foreach=False, without buffers", needs="timm")
-def ema_of_each(make: Make) -> Trained:
-    model = make()
-    average = library("timm.utils").ModelEmaV3(model, decay=0.9, use_warmup=True, foreach=False, exclude_buffers=True)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    return loop(model, optimizer, make.batches(), lambda: average.update(model)) | {"ema": average.module}
-
-
-@script("timm: ModelEmaV2", needs="timm")
-def ema_of_states(make: Make) -> Trained:
-    model = make()
-    average = library("timm.utils").ModelEmaV2(model, decay=0.9)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    return loop(model, optimizer, make.batches(), lambda: average.update(model)) | {"ema": average.module}
-
-
-def with_optimizer(make: Make, name: str, lr: float, **how: Any) -> Trained:
+def with_optimizer(make: Make, name: str, lr: float, batches: int = STEPS, **how: Any) -> Trained:
     """timm's factory, with its groups without decay."""
     model = make()
-    return loop(model, library("timm.optim").create_optimizer_v2(model, name, lr, 0.05, **how), make.batches())
+    optimizer = library("timm.optim").create_optimizer_v2(model, name, lr, 0.05, **how)
+    return loop(model, optimizer, make.batches(batches))
 
 
-@script("timm: LAMB", needs="timm")
-def lamb(make: Make) -> Trained:
-    return with_optimizer(make, "lamb", 0.02)
+def of_timm(name: str, run: Any, *given: Any, limit: float = 1e-9, **how: Any) -> None:
+    script(f"timm: {name}", needs="timm", limit=limit)(lambda make: run(make, *given, **how))
 
 
-@script("timm: LAMB, foreach=True", needs="timm")
-def lamb_foreach(make: Make) -> Trained:
-    return with_optimizer(make, "lamb", 0.02, foreach=True)
-
-
-@script("timm: LARS", needs="timm")
-def lars(make: Make) -> Trained:
-    return with_optimizer(make, "lars", 5.0, momentum=0.9, trust_coeff=0.01)
-
-
-@script("timm: LARS, foreach=True", needs="timm")
-def lars_foreach(make: Make) -> Trained:
-    return with_optimizer(make, "lars", 5.0, momentum=0.9, trust_coeff=0.01, foreach=True)
-
-
-@script("timm: Muon, of convolutions too (bfloat16)", needs="timm", limit=0.1)
-def muon(make: Make) -> Trained:
-    model = make()
-    return loop(model, library("timm.optim").create_optimizer_v2(model, "muon", 0.02, 0.05), make.batches(2))
-
-
-@script("timm: Adafactor", needs="timm")
-def adafactor(make: Make) -> Trained:
-    return with_optimizer(make, "adafactor", 0.02)
-
-
-@script("timm: Lion", needs="timm")
-def lion(make: Make) -> Trained:
-    return with_optimizer(make, "lion", 0.01)
-
-
-@script("timm: Adan", needs="timm")
-def adan(make: Make) -> Trained:
-    return with_optimizer(make, "adan", 0.01)
-
-
-@script("timm: Lookahead of RAdam", needs="timm")
-def lookahead(make: Make) -> Trained:
-    return with_optimizer(make, "lookahead_radam", 0.02)
+LARS: dict[str, Any] = {"momentum": 0.9, "trust_coeff": 0.01}
+of_timm("ModelEmaV3", averaged, "ModelEmaV3")
+of_timm(
+    "ModelEmaV3, foreach=False, without buffers", averaged, "ModelEmaV3", use_warmup=True, foreach=False,
+    exclude_buffers=True,
+)  # fmt: skip
+of_timm("ModelEmaV2", averaged, "ModelEmaV2")
+of_timm("LAMB", with_optimizer, "lamb", 0.02)
+of_timm("LAMB, foreach=True", with_optimizer, "lamb", 0.02, foreach=True)
+of_timm("LARS", with_optimizer, "lars", 5.0, **LARS)
+of_timm("LARS, foreach=True", with_optimizer, "lars", 5.0, **LARS, foreach=True)
+of_timm("Muon, of convolutions too (bfloat16)", with_optimizer, "muon", 0.02, 2, limit=0.1)
+of_timm("Adafactor", with_optimizer, "adafactor", 0.02)
+of_timm("Lion", with_optimizer, "lion", 0.01)
+of_timm("Adan", with_optimizer, "adan", 0.01)
+of_timm("Lookahead of RAdam", with_optimizer, "lookahead_radam", 0.02)
 
 
 @script("timm: adaptive clipping", needs="timm")
@@ -152,14 +114,8 @@ def accelerated(make: Make, every: bool) -> Trained:
     return {"model": accelerator.unwrap_model(model), "norms": norms}
 
 
-@script("Accelerate: all but the network prepared", needs="accelerate")
-def accelerate_optimizer(make: Make) -> Trained:
-    return accelerated(make, False)
-
-
-@script("Accelerate: the network prepared, too (DDP)", needs="accelerate")
-def accelerate_all(make: Make) -> Trained:
-    return accelerated(make, True)
+script("Accelerate: all but the network prepared", needs="accelerate")(lambda make: accelerated(make, False))
+script("Accelerate: the network prepared, too (DDP)", needs="accelerate")(lambda make: accelerated(make, True))
 
 
 @script("Lightning: Trainer, clipping, accumulation", needs="lightning")

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from public_makers import Make, small
 from torch import Tensor, nn
-from written_models import Of, conv
+
+from zoo.makers import Make, small
+from zoo.written.papers import Of, conv
 
 
 def stereo() -> nn.Module:
@@ -190,19 +191,10 @@ def hue() -> nn.Module:
 
 
 SHAPE = (3, 3, 13, 10)
-IDIOMS: Mapping[str, Make] = small(
-    {
-        "stereo": (stereo, (2, 6, 13, 14)),
-        "automaton": (automaton, SHAPE),
-        "skeleton": (skeleton, (2, 1, 6, 9, 7)),
-        "vlad": (vlad, SHAPE),
-        "sinkhorn": (sinkhorn, (2, 3, 7, 5)),
-        "rotations": (rotations, SHAPE),
-        "selective": (selective, (3, 3, 9)),
-        "points": (points, SHAPE),
-        "in_place": (in_place, SHAPE),
-        "sizes": (sizes, SHAPE),
-        "lovasz": (lovasz, SHAPE),
-        "hue": (hue, SHAPE),
-    }
-)
+# fmt: off
+IDIOMS: Mapping[str, Make] = small({
+    "stereo": (stereo, (2, 6, 13, 14)), "automaton": (automaton, SHAPE), "skeleton": (skeleton, (2, 1, 6, 9, 7)),
+    "vlad": (vlad, SHAPE), "sinkhorn": (sinkhorn, (2, 3, 7, 5)), "rotations": (rotations, SHAPE),
+    "selective": (selective, (3, 3, 9)), "points": (points, SHAPE), "in_place": (in_place, SHAPE),
+    "sizes": (sizes, SHAPE), "lovasz": (lovasz, SHAPE), "hue": (hue, SHAPE),
+})

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from public_makers import Make, small
 from torch import Tensor, nn
 from torch.nn.utils import weight_norm
-from written_models import Of, conv
+
+from zoo.makers import Make, small
+from zoo.written.papers import Of, conv
 
 # ---- Generators and flows ----
 
@@ -294,22 +295,11 @@ def ssim() -> nn.Module:
 
 SMALL = (3, 3, 26, 22)
 EVEN = (3, 3, 24, 20)
-LAYERS: Mapping[str, Make] = small(
-    {
-        "spade": (Spade, SMALL),
-        "glow": (Glow, EVEN),
-        "realnvp": (RealNVP, SMALL),
-        "vqvae": (VQVAE, EVEN),
-        "karras": (Karras, SMALL),
-        "blur_pool": (BlurPool, SMALL),
-        "soft_pool": (SoftPool, SMALL),
-        "frn": (FRN, SMALL),
-        "shuffle_attention": (ShuffleAttention, SMALL),
-        "reparametrised": (reparametrised, SMALL),
-        "coordinate_attention": (coordinate_attention, SMALL),
-        "eca_srm": (eca_srm, SMALL),
-        "kan": (KAN, SMALL),
-        "siren": (siren, (3, 3, 13, 10)),
-        "ssim": (ssim, SMALL),
-    }
-)
+# fmt: off
+LAYERS: Mapping[str, Make] = small({
+    "spade": (Spade, SMALL), "glow": (Glow, EVEN), "realnvp": (RealNVP, SMALL), "vqvae": (VQVAE, EVEN),
+    "karras": (Karras, SMALL), "blur_pool": (BlurPool, SMALL), "soft_pool": (SoftPool, SMALL), "frn": (FRN, SMALL),
+    "shuffle_attention": (ShuffleAttention, SMALL), "reparametrised": (reparametrised, SMALL),
+    "coordinate_attention": (coordinate_attention, SMALL), "eca_srm": (eca_srm, SMALL), "kan": (KAN, SMALL),
+    "siren": (siren, (3, 3, 13, 10)), "ssim": (ssim, SMALL),
+})

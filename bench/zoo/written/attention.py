@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from public_makers import Make, small
 from torch import Tensor, nn
-from written_models import Of, conv
+
+from zoo.makers import Make, small
+from zoo.written.papers import Of, conv
 
 # ---- Attention of many kinds ----
 
@@ -236,18 +237,11 @@ def dysample() -> nn.Module:
 
 SMALL = (3, 3, 26, 22)
 EVEN = (3, 3, 24, 20)
-ATTENTION: Mapping[str, Make] = small(
-    {
-        "non_local": (NonLocal, EVEN),
-        "criss_cross": (CrissCross, (3, 3, 13, 10)),
-        "dual_attention": (DualAttention, (3, 3, 13, 10)),
-        "swin_block": (Windows, SMALL),
-        "convnextv2_block": (convnextv2, SMALL),
-        "metaformer": (MetaFormer, (3, 3, 50, 45)),
-        "axial": (Axial, SMALL),
-        "transunet": (transunet, (3, 3, 24, 28)),
-        "deformable": (deformable, (3, 3, 13, 10)),
-        "warped": (warped, (3, 6, 13, 10)),
-        "dysample": (dysample, (3, 3, 13, 10)),
-    }
-)
+# fmt: off
+ATTENTION: Mapping[str, Make] = small({
+    "non_local": (NonLocal, EVEN), "criss_cross": (CrissCross, (3, 3, 13, 10)),
+    "dual_attention": (DualAttention, (3, 3, 13, 10)), "swin_block": (Windows, SMALL),
+    "convnextv2_block": (convnextv2, SMALL), "metaformer": (MetaFormer, (3, 3, 50, 45)), "axial": (Axial, SMALL),
+    "transunet": (transunet, (3, 3, 24, 28)), "deformable": (deformable, (3, 3, 13, 10)),
+    "warped": (warped, (3, 6, 13, 10)), "dysample": (dysample, (3, 3, 13, 10)),
+})

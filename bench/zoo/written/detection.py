@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from public_makers import Make, small
 from torch import Tensor, nn
-from written_models import Of, Sum, conv
+
+from zoo.makers import Make, small
+from zoo.written.papers import Of, Sum, conv
 
 # ---- Detection ----
 
@@ -253,17 +254,9 @@ def jpu() -> nn.Module:
 
 SMALL = (3, 3, 26, 22)
 EVEN = (3, 3, 24, 20)
-DENSE: Mapping[str, Make] = small(
-    {
-        "yolo": (yolo, EVEN),
-        "darknet": (darknet, EVEN),
-        "bifpn": (BiFPN, SMALL),
-        "fcos": (fcos, SMALL),
-        "centernet": (centernet, SMALL),
-        "hrnet": (HRNet, (3, 3, 26, 30)),
-        "u2net_whole": (U2Net, (3, 3, 27, 22)),
-        "aspp": (aspp, SMALL),
-        "carafe": (Carafe, (3, 3, 13, 10)),
-        "jpu": (jpu, SMALL),
-    }
-)
+# fmt: off
+DETECTION: Mapping[str, Make] = small({
+    "yolo": (yolo, EVEN), "darknet": (darknet, EVEN), "bifpn": (BiFPN, SMALL), "fcos": (fcos, SMALL),
+    "centernet": (centernet, SMALL), "hrnet": (HRNet, (3, 3, 26, 30)), "u2net_whole": (U2Net, (3, 3, 27, 22)),
+    "aspp": (aspp, SMALL), "carafe": (Carafe, (3, 3, 13, 10)), "jpu": (jpu, SMALL),
+})

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from public_makers import Make, small
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, weight_norm
+
+from zoo.makers import Make, small
 
 
 def conv(c: int, f: int, k: int = 3, s: int = 1, **more: Any) -> nn.Conv2d:
@@ -650,53 +651,25 @@ def wavelet() -> nn.Module:
 
 SMALL = (3, 3, 26, 22)
 EVEN = (3, 3, 24, 20)
-WRITTEN: Mapping[str, Make] = small(
-    {
-        "edsr": (edsr, SMALL),
-        "rcan": (rcan, SMALL),
-        "esrgan": (esrgan, SMALL),
-        "dncnn": (dncnn, SMALL),
-        "nafnet": (nafnet, (3, 3, 25, 22)),
-        "restormer": (restormer, EVEN),
-        "pix2pix": (pix2pix, (3, 3, 32, 24)),
-        "cyclegan": (cyclegan, EVEN),
-        "wgan_critic": (wgan_critic, (3, 3, 40, 64)),
-        "dcgan": (dcgan, (3, 12)),
-        "spectral_norm": (spectral, SMALL),
-        "weight_norm": (weight_normed, SMALL),
-        "stylegan": (stylegan, (3, 6)),
-        "pixelcnn": (pixelcnn, SMALL),
-        "gated_pixelcnn": (gated_pixelcnn, SMALL),
-        "wavenet": (Wave, (3, 1, 50)),
-        "convlstm": (ConvLSTM, (3, 3, 3, 14, 10)),
-        "convgru": (ConvGRU, SMALL),
-        "segnet": (SegNet, EVEN),
-        "u2net": (u2_block, (3, 3, 27, 22)),
-        "pspnet": (psp, SMALL),
-        "hourglass": (lambda: nn.Sequential(conv(3, 8), hourglass()), EVEN),
-        "msdnet": (msdnet, (3, 1, 26, 22)),
-        "cbam": (cbam, SMALL),
-        "coordconv": (coordconv, SMALL),
-        "octave": (lambda: nn.Sequential(conv(3, 8), Octave(), nn.ReLU(), conv(12, 3)), EVEN),
-        "involution": (lambda: nn.Sequential(conv(3, 8), Involution(), conv(8, 3)), SMALL),
-        "dynamic_conv": (dynamic_conv, SMALL),
-        "shift": (Ghost, SMALL),
-        "spatial_transformer": (stn, SMALL),
-        "correlation": (correlation, (3, 6, 26, 22)),
-        "surrogate": (surrogate, SMALL),
-        "stencils": (Stencils, (3, 2, 26, 22)),
-        "divergence_free": (divergence_free, SMALL),
-        "cosmoflow": (cosmoflow, (3, 1, 16, 20, 12)),
-        "turbulence": (turbulence, (2, 3, 8, 10, 6)),
-        "slowfast": (slowfast, (2, 3, 8, 18, 14)),
-        "tsm": (tsm, (2, 4, 3, 14, 10)),
-        "capsules": (capsules, SMALL),
-        "ibn": (ibn, SMALL),
-        "gram": (vgg_perceptual, SMALL),
-        "maxout": (maxout, SMALL),
-        "local_response": (local_response, SMALL),
-        "odd_activations": (odd_activations, SMALL),
-        "laplacian_pyramid": (laplacian_pyramid, EVEN),
-        "wavelet": (wavelet, EVEN),
-    }
-)
+# fmt: off
+PAPERS: Mapping[str, Make] = small({
+    "edsr": (edsr, SMALL), "rcan": (rcan, SMALL), "esrgan": (esrgan, SMALL), "dncnn": (dncnn, SMALL),
+    "nafnet": (nafnet, (3, 3, 25, 22)), "restormer": (restormer, EVEN), "pix2pix": (pix2pix, (3, 3, 32, 24)),
+    "cyclegan": (cyclegan, EVEN), "wgan_critic": (wgan_critic, (3, 3, 40, 64)), "dcgan": (dcgan, (3, 12)),
+    "spectral_norm": (spectral, SMALL), "weight_norm": (weight_normed, SMALL), "stylegan": (stylegan, (3, 6)),
+    "pixelcnn": (pixelcnn, SMALL), "gated_pixelcnn": (gated_pixelcnn, SMALL), "wavenet": (Wave, (3, 1, 50)),
+    "convlstm": (ConvLSTM, (3, 3, 3, 14, 10)), "convgru": (ConvGRU, SMALL), "segnet": (SegNet, EVEN),
+    "u2net": (u2_block, (3, 3, 27, 22)), "pspnet": (psp, SMALL),
+    "hourglass": (lambda: nn.Sequential(conv(3, 8), hourglass()), EVEN), "msdnet": (msdnet, (3, 1, 26, 22)),
+    "cbam": (cbam, SMALL), "coordconv": (coordconv, SMALL),
+    "octave": (lambda: nn.Sequential(conv(3, 8), Octave(), nn.ReLU(), conv(12, 3)), EVEN),
+    "involution": (lambda: nn.Sequential(conv(3, 8), Involution(), conv(8, 3)), SMALL),
+    "dynamic_conv": (dynamic_conv, SMALL), "shift": (Ghost, SMALL), "spatial_transformer": (stn, SMALL),
+    "correlation": (correlation, (3, 6, 26, 22)), "surrogate": (surrogate, SMALL),
+    "stencils": (Stencils, (3, 2, 26, 22)), "divergence_free": (divergence_free, SMALL),
+    "cosmoflow": (cosmoflow, (3, 1, 16, 20, 12)), "turbulence": (turbulence, (2, 3, 8, 10, 6)),
+    "slowfast": (slowfast, (2, 3, 8, 18, 14)), "tsm": (tsm, (2, 4, 3, 14, 10)), "capsules": (capsules, SMALL),
+    "ibn": (ibn, SMALL), "gram": (vgg_perceptual, SMALL), "maxout": (maxout, SMALL),
+    "local_response": (local_response, SMALL), "odd_activations": (odd_activations, SMALL),
+    "laplacian_pyramid": (laplacian_pyramid, EVEN), "wavelet": (wavelet, EVEN),
+})

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from public_makers import Make, small
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, weight_norm
-from written_models import Of, Sum, conv
+
+from zoo.makers import Make, small
+from zoo.written.papers import Of, Sum, conv
 
 # ---- Audio, one dimension ----
 
@@ -300,21 +301,11 @@ def p3d() -> nn.Module:
     )
 
 
-WAVES: Mapping[str, Make] = small(
-    {
-        "hifigan": (hifigan, (3, 6, 14)),
-        "period_discriminator": (period_discriminator, (3, 1, 50)),
-        "encodec": (Encodec, (3, 1, 51)),
-        "demucs": (Demucs, (3, 2, 84)),
-        "conv_tasnet": (ConvTasNet, (3, 1, 64)),
-        "sincnet": (SincNet, (3, 1, 64)),
-        "tcn": (tcn, (3, 4, 29)),
-        "inception_time": (inception_time, (3, 3, 50)),
-        "wave_unet": (wave_unet, (3, 2, 42)),
-        "fno": (Spectral, (3, 2, 14, 10)),
-        "periodic": (Wrapped, (3, 2, 14, 10)),
-        "pressure": (pressure, (3, 2, 18, 14)),
-        "vnet3d": (vnet3d, (2, 1, 8, 10, 6)),
-        "p3d": (p3d, (2, 3, 5, 14, 10)),
-    }
-)
+# fmt: off
+WAVES: Mapping[str, Make] = small({
+    "hifigan": (hifigan, (3, 6, 14)), "period_discriminator": (period_discriminator, (3, 1, 50)),
+    "encodec": (Encodec, (3, 1, 51)), "demucs": (Demucs, (3, 2, 84)), "conv_tasnet": (ConvTasNet, (3, 1, 64)),
+    "sincnet": (SincNet, (3, 1, 64)), "tcn": (tcn, (3, 4, 29)), "inception_time": (inception_time, (3, 3, 50)),
+    "wave_unet": (wave_unet, (3, 2, 42)), "fno": (Spectral, (3, 2, 14, 10)), "periodic": (Wrapped, (3, 2, 14, 10)),
+    "pressure": (pressure, (3, 2, 18, 14)), "vnet3d": (vnet3d, (2, 1, 8, 10, 6)), "p3d": (p3d, (2, 3, 5, 14, 10)),
+})
