@@ -2,9 +2,10 @@
 
     python bench/replay.py --base COMMIT [--emit schedule|module|cost] [--random 300] [--show 3] [--jobs 2]
 
-The corpus is made here and compiled by both: every layer of examples/; every layer of tuning/layers on several grids by
-each algorithm, grids with axes of one rank among them; and random layers of tests/generate.py with any storage and
-any roles. Refusals are outputs too. The base is checked out into a temporary worktree. Exit code 1: something differs.
+The corpus is made here and compiled by both: every layer of examples/; every layer of tuning/layers on several grids
+by each algorithm, grids with axes of one rank among them; random layers of tests/generate.py with any storage and any
+roles; networks of examples/, of which the bytes of each step are compared. Refusals are outputs too. The base is
+checked out into a temporary worktree. Exit code 1: something differs.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ TABLES = (
     ("stationary-w", "C=2,F=2"), ("stationary-w", "N=2,C=2,F=1"), ("integrated", "N=2,F=2,H=1"), ("auto", "a=2,b=2"),
     ("auto", "a=2,b=1,c=3"),
 )  # fmt: skip
+NETWORK_GRIDS = ("N=2", "H=2", "C=2", "N=2,H=2", "H=2,W=2", "C=2,F=2", "N=2,C=2", "H=3", "N=4")
 TARGETS = ("cpu", "cuda:sm_90", "sw26010")
 
 Case = tuple[str, list[str]]  # a file of the corpus, and the options that it is compiled with
@@ -37,7 +39,14 @@ Case = tuple[str, list[str]]  # a file of the corpus, and the options that it is
 
 def corpus(folder: Path, count: int) -> list[Case]:
     """Write the layers' files; the cases that are made of them."""
-    return [*_examples(), *_tables(folder), *_random(folder, count)]
+    return [*_examples(), *_tables(folder), *_random(folder, count), *networks()]
+
+
+def networks() -> Iterator[Case]:
+    """Bytes of each step of networks on several grids."""
+    for path in sorted((ROOT / "examples" / "networks").rglob("*.yaml")):
+        for grid in NETWORK_GRIDS:
+            yield str(path), ["--grid", grid, "--emit", "cost", "--json"]
 
 
 def _examples() -> Iterator[Case]:
@@ -95,12 +104,12 @@ def _random(folder: Path, count: int) -> Iterator[Case]:
 
 def compile_all(cases: Sequence[Case], emit: str) -> list[str]:
     """What the convgen on the path says to each case, in this process."""
-    from convgen.cli import main
+    from convgen.commands.main import main
 
     said: list[str] = []
     for file, options in cases:
         out, err = StringIO(), StringIO()
-        sys.argv = ["convgen", "compile", file, *options, "--emit", emit]
+        sys.argv = ["convgen", "compile", file, *options, *([] if "--emit" in options else ["--emit", emit])]
         sys.argv += ["--untuned"] if emit == "module" else []
         with redirect_stdout(out), redirect_stderr(err):
             try:
@@ -136,6 +145,7 @@ def main() -> None:
     parser.add_argument("--emit", choices=("schedule", "module", "cost"), default="schedule")
     parser.add_argument("--random", type=int, default=300, help="random layers")
     parser.add_argument("--show", type=int, default=3, help="differences that are printed")
+    parser.add_argument("--networks", action="store_true", help="networks alone")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--replay", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -145,7 +155,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as name:
         folder, base = Path(name), Path(name) / "base"
-        cases = corpus(folder, given.random)
+        cases = [*networks()] if given.networks else corpus(folder, given.random)
         subprocess.run(["git", "worktree", "add", "--quiet", "--detach", str(base), given.base], cwd=ROOT, check=True)
         try:
             before, after = (replayed(tree, cases, given.emit, given.jobs, folder) for tree in (base, ROOT))

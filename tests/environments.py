@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 EXTRAS = ("torch", "triton", "plot", "tune")
+BESIDE = {"oldest": ("pyparsing<3.3",), "newest": ()}  # the oldest matplotlib warns of names that later ones deprecate
 TOOLS = ("pytest", "pytest-xdist", "hypothesis")  # of the tests alone: always the newest
 
 
@@ -20,7 +21,7 @@ def requirements(kind: str, project: dict[str, object]) -> list[str]:
     named = [one for one in named if not one.startswith("convgen[")]
     if kind == "oldest":
         named = [re.sub(r">=([\d.]+).*", r"==\1.*", one) for one in named]
-    return [*named, *TOOLS]
+    return [*named, *BESIDE[kind], *TOOLS]
 
 
 if __name__ == "__main__":

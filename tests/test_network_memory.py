@@ -13,7 +13,6 @@ from convgen.cost.convolution_copies import copies
 from convgen.cost.network_memory import network_memory
 from convgen.network_compiler import compile_network
 from convgen.operations.convolution import Convolution
-from convgen.program.lines import Lines
 from convgen.program.network import Program
 from convgen.spec.exported import graph_of
 
@@ -44,23 +43,13 @@ def several(count: int, **grid: int) -> Program:
     return compile_network(graph, Grid(tuple(grid.items()))).program
 
 
-def test_a_function_keeps_what_it_names() -> None:
-    """x, x * w, and a result of each part are named by the network's function; the last part's three others by its own;
-    and what silu takes is kept of each part for backward."""
+def test_values_live_until_their_last_reader() -> None:
+    """x, and what silu takes of each part, are kept; beside them at most a gradient and the one that is made of it."""
     for count in (2, 3, 4):
         for ranks in (1, 2):
             found = network_memory(several(count, H=ranks))
             assert found.saved == (1 + count) * EACH // ranks
-            assert found.saved + found.passing == (2 + count + (count - 1) + 3) * EACH // ranks
-
-
-def test_names_end_with_their_function() -> None:
-    program = several(2, H=2)
-    names, rows = Lines(program).named_until(), [row.bound for row in program.rows]
-    ends = {row.module.split(".")[1]: i for i, row in enumerate(rows) if row.module.startswith("parts.")}
-    for row in rows:
-        inside = row.module.startswith("parts.") and not row.module.endswith("last")
-        assert names[row.makes[0]] == (ends[row.module.split(".")[1]] if inside else len(rows) - 1)
+            assert found.saved + found.passing == (1 + count + 2) * EACH // ranks
 
 
 def test_blocks_of_channels() -> None:

@@ -242,7 +242,7 @@ WRONG: dict[str, tuple[str, str, str, str]] = {
         "%deep_sum = ",
         "9 chunks of N",
     ),
-    "a sum in no bucket": ("%gate.dx1, ", "", "%deeper.dp = ", "is missing here"),
+    "a sum in no bucket": ("%gate.dx1, ", "", "%gate_sum.dx,dw = ", "is missing here"),
     "a step in a bucket that is none": (
         "%head.dx1, ",
         "%head.dx7, ",

@@ -205,10 +205,10 @@ def step_on_no_device(package: Any, monkeypatch: pytest.MonkeyPatch, second: Any
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
     monkeypatch.setattr(torch, "batch_norm_update_stats", lambda x, *_: (x.new_empty(x.shape[1]),) * 2)
 
-    def shares(self: Any, here: Any, dtype: torch.dtype) -> tuple[Tensor, float]:
-        return torch.empty(len(here.members(self.there.over)), dtype=dtype, device="meta"), 2.0
+    def shares(self: Any, ranks: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, float]:
+        return torch.empty(len(ranks), dtype=dtype, device="meta"), 2.0
 
-    monkeypatch.setattr(runtime.Joined, "shares", shares)
+    monkeypatch.setattr(runtime.Stand, "shares", shares)
 
     def step(end: VirtualTransport) -> None:
         mesh = package.init_mesh("meta", transport=end)

@@ -1,4 +1,4 @@
-"""What autograd keeps of a row's local code: asked of torch itself, on tensors without memory.
+"""What is kept of a row's local code for backward: asked of the operation, or of torch, on tensors without memory.
 
 Rows alike are asked once.
 """
@@ -68,8 +68,14 @@ def _asked(
         return tensor
 
     try:
-        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, _same):
-            made = [t for at, given in runs for t in operation.local(way, at, *given)]
+        if any(grads) and all(operation.has_vjp(way, at, *given) for at, given in runs):
+            with torch.no_grad():
+                each = [operation.kept(way, at, grads, *given) for at, given in runs]
+            made = [t for results, _ in each for t in results]
+            saved += [t for _, kept in each for t in kept if isinstance(t, torch.Tensor)]
+        else:
+            with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, _same):
+                made = [t for at, given in runs for t in operation.local(way, at, *given)]
     except (RuntimeError, NotImplementedError, ValueError, IndexError):  # without memory it can't run: all it has
         both: list[Kept] = [("operand", k, 0) for k, g in enumerate(grads) if g]
         return (*both, *(("result", j, 0) for j in range(len(operation.signatures[way].results)))), {}

@@ -38,8 +38,8 @@ from convgen.cost.flight_memory import (
     result_elements,
 )
 from convgen.cost.network import element_bytes
+from convgen.cost.overwriting import overwriting
 from convgen.operations.row import made_here
-from convgen.program.lines import Lines
 from convgen.program.network import Program, Stretch
 from convgen.program.rows import Chain, PlacedRow, index_sets
 
@@ -99,9 +99,7 @@ class MemoryWalk:
         self.size: dict[str, int] = {}
         for name, value in program.values.items():
             self.size[name] = self._stored(name) * element_bytes(value.dtype)
-        lines = Lines(program)
-        self.named = lines.named_until()
-        self.overwrites = {i for i in range(len(program.rows)) if lines.overwrites(i)}
+        self.overwrites = overwriting(program)
         self.parts = [parts_of(row, program.grid, rank) for row in program.rows]
         self.saved: list[dict[str, int]] = [self._of(i, row) for i, row in enumerate(program.rows)]
         self.again: dict[int, Stretch] = {}
@@ -231,9 +229,6 @@ class MemoryWalk:
         last: dict[str, int] = {}
         for i, row in enumerate(self.program.rows):
             last |= {self.root.get(v, v): i for v in row.bound.reads}
-        for value, until in self.named.items():
-            root = self.root.get(value, value)
-            last[root] = max(last.get(root, -1), until)
         outputs = {self.root.get(v, v) for _, v in self.program.outputs}
         held = {self.root.get(v.name, v.name) for v in self.program.values.values() if v.kind == "input"}
         live, keeps = {r: self.size[r] for r in held - own}, set[str]()

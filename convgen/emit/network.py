@@ -1,7 +1,7 @@
-"""A network's package: `network.py`, which reads like the model, beside the runtime.
+"""A network's package: `network.py`, rows and the steps that ranks run, beside the runtime.
 
-A function for each distinct block of the source, a line a row, above it what travels there. Rows that are alike are one
-constant. Sizes that follow the number of samples are written with N.
+Rows that are alike are one constant, and blocks of the source that are alike one text of steps. Sizes that follow the
+number of samples are written with N.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from convgen.algebra.redistribute import Conversion
 from convgen.cost.network import volume
 from convgen.emit.literals import WIDTH, filled, in_comment, literal
 from convgen.emit.module import environment
-from convgen.emit.names import a_name, constant, identifier, names_of, names_within, within
+from convgen.emit.names import a_name, constant, identifier
 from convgen.emit.paste import SharedRuntime, network_runtime
+from convgen.emit.steps_text import Names, StepBlock, by_block, section
 from convgen.errors import InternalError
 from convgen.kernels.of_rows import ConvolutionFile
-from convgen.operations.calls import Elementwise
 from convgen.operations.dropout import Bernoulli, Dropout, Noise
-from convgen.operations.moments import Moments
-from convgen.operations.part_norm import PartMoments, PartStatistics, PartUpdate
-from convgen.program.blocks import Block
-from convgen.program.lines import SIGNS, Lines, is_plain
+from convgen.program.lower import alternatives, lower
 from convgen.program.network import Program, label
-from convgen.program.network_text import show
-from convgen.program.norms import Norm, evaluated
-from convgen.program.rows import Chain, PlacedRow, Stored, reads_of
+from convgen.program.network_text import show, texts_of
+from convgen.program.norms import Norm, norms
+from convgen.program.rows import Chain, PlacedRow, Stored
+from convgen.program.steps import Step
 from convgen.spec.formats import FORMAT
 from convgen.spec.graph import LISTS, Module
 
 STATE = ("parameter", "buffer", "constant")
 NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.])")
+VALUES = re.compile(r"%\S+(?:, )?")  # in a step's text, which stand in its line
+TENSOR = re.compile(r"[^\s,:\[]+(?=\[)")
 
 
 @dataclass(frozen=True)
@@ -112,25 +112,17 @@ class _Writer:
         self.given, self.program = given, given.program
         self.rows: dict[str, str] = {}  # text of a row -> its constant
         self.used: set[str] = set()  # names of the runtime
-        self.functions: dict[
-            tuple[str, str], tuple[str, list[str]]
-        ] = {}  # by head and text: its name, modules that call
-        self.lines = Lines(self.program)
-        self.norms = self.lines.norms
-        self.top = names_of([*given.inputs, *self.lines.makers])
-        self.own = self.top  # names in the function that is being written
-        self.inside: dict[str, str] = {}  # values without a name: the call that makes them
-        self.pending: list[str] = []  # comments of these
+        self.sections: dict[str, tuple[str, list[str]]] = {}  # text of steps -> its constant, blocks that have it
+        self.names: set[str] = set()  # of these constants
+        self.lowered = lower(self.program, modes=given.modes)
+        self.norms, _ = norms(self.program)
 
     # ---------------------------------------------------------------- the file
     def text(self) -> tuple[str, list[str]]:
         p, g = self.program, self.given
-        body = self._compute()
+        listed = self._steps()
         rows = [f"{name} = {text}" for text, name in self.rows.items()]
-        functions = [
-            f'def {name}({head}) -> Any:\n    """{", ".join(paths)}"""\n{text}'
-            for (head, text), (name, paths) in self.functions.items()
-        ]
+        sections = [(name, paths, text) for text, (name, paths) in self.sections.items()]
         values = {n: self._value(n, n) for n in g.inputs}
         values |= {name: self._value(value, value) for name, value in p.outputs}
         numbers = {str(k): self._value(value, value) for k, (_, value) in enumerate(p.outputs)}
@@ -168,16 +160,15 @@ class _Writer:
             "modes": g.modes,
             "noise": any(isinstance(row.bound.operation, self.draws) for row in self.program.rows),
             "rows": rows,
-            "functions": functions,
-            "arguments": ", ".join(f"{self.top[n]}: Tensor" for n in g.inputs),
-            "body": body,
+            "sections": sections,
+            "listed": listed,
+            "outputs": {name: (slot, of) for name, slot, of in self.lowered.outputs},
             "constants": g.constants,
-            "buckets": self._buckets(),
             "kernels": g.kernels,
         }
         text = environment().get_template("network.py.jinja").render(**context)
-        always = {"BatchNorm", "Row", "Run", "Net", "NetworkModule", "clip_grad_norm_", "Block"}
-        always |= {"Bucket"} if p.buckets else set()
+        always = {"Row", "Section", "Steps", "Net", "NetworkModule", "clip_grad_norm_", "Block"}
+        always |= {"Norm"} if self.norms else set()
         always |= {"OfChildren"} if context["of_children"] else set()
         always |= {"KERNELS", "LocalConvolution", "LocalKernels"} if g.kernels else set()
         always |= {"EpilogueStep"} if any(k.epilogue for k in g.kernels) else set()
@@ -185,11 +176,6 @@ class _Writer:
         always |= {"MASKED", "MaskKernel"} if any(k.masks for k in g.kernels) else set()
         names = sorted(self.used | always)
         return text, names
-
-    def _buckets(self) -> list[tuple[str, Axes, list[tuple[str, str]]]]:
-        """Of each its name, its axes, and steps with the parameters whose gradients they are of."""
-        parameters = {m.step: m.value for m in self.program.backward()}
-        return [(b.name, b.over, [(s, parameters[s]) for s in b.steps]) for b in self.program.buckets]
 
     def _header(self) -> list[str]:
         p, source = self.program, in_comment(self.given.source or self.program.name)
@@ -212,141 +198,60 @@ class _Writer:
             raise InternalError(f"{here} at {self.given.batch} samples and {there} at {self.given.other_batch}")
         return "N" if times == 1 else f"{times}*N"
 
-    # ---------------------------------------------------------------- functions
-    def _compute(self) -> list[str]:
-        p = self.program
-        lines: list[str] = []
-        for block, numbers in self.lines.functions():
-            if not block.path:
-                for i in numbers:
-                    lines += self._line(i, "", "")
-                continue
-            stop = self.lines.stop(numbers)
-            made = [v for i in numbers for n in self.lines.parts(i) for v in p.rows[n].bound.makes if v]
-            reads = dict.fromkeys(v for i in numbers for n in self.lines.parts(i) for v in p.rows[n].bound.reads)
-            takes = [v for v in reads if v not in made and not self._is_state(v)]
-            gives = [v for v in made if self.lines.leaves(v, stop)]
-            lines += self._block(block, numbers, takes, made, gives)
-        outputs = [self._operand(v, "", "") for _, v in p.outputs]
-        if [n for n, _ in p.outputs] == ["output"]:
-            lines.append(f"return {outputs[0]}")
-        elif not all(n.isdecimal() for n, _ in p.outputs):
-            pairs = ", ".join(f"{literal(n)}: {v}" for (n, _), v in zip(p.outputs, outputs, strict=True))
-            lines.append(f"return {{{pairs}}}")
-        else:
-            lines.append(f"return ({', '.join(outputs)}{',' * (len(outputs) == 1)})")
-        return lines
-
     @property
     def draws(self) -> tuple[type, ...]:
         """What draws in evaluation, too."""
         return (Noise,) if "train" in self.given.modes else (Noise, Dropout, Bernoulli)
 
-    def _is_state(self, name: str) -> bool:
-        return self.program.values[name].kind in STATE
+    # ---------------------------------------------------------------- steps
+    def _steps(self) -> list[str]:
+        """The blocks' steps, those that are alike once; a line a block, in the order of forward."""
+        listed: list[str] = []
+        for block in by_block(self.program, self.lowered):
+            names = Names(block.path)
+            rows = {names.slot(name): self._constant(row, other) for name, row, other in self._rows_of(block)}
+            forward, backward = (
+                [names.line(s, self._comment(s)) for s in one] for one in (block.forward, block.backward)
+            )
+            norms = [self._norm(norm, names) for i, norm in self.norms.items() if i in block.rows]
+            text = section(rows, forward, backward, norms)
+            base = identifier(block.path or next(iter(names.labels), "network")).strip("_").upper()
+            own = a_name(f"{base}_BLOCK", self.names)
+            known = self.sections.setdefault(text, (own, []))
+            self.names.add(known[0])
+            known[1].append(block.path)
+            arguments = ", ".join(map(literal, (block.path, *names.outer)))
+            listed.append(f"{known[0]}.at({arguments})")
+        return listed
 
-    def _block(
-        self, block: Block, numbers: Sequence[int], takes: list[str], made: list[str], gives: list[str]
-    ) -> list[str]:
-        """A function for a block, unless an equal one is there; and the call of it."""
-        prefix, start = f"{block.path}.", identifier(block.path) + "_"
-        self.own = names_within(start, takes, made)
-        lines = [line for i in numbers for line in self._line(i, prefix, start)]
-        lines += [f"return {', '.join(self.own[v] for v in gives)}"] * bool(gives)  # else buffers alone
-        text = "\n".join(f"    {line}" for line in lines)
-        head = ", ".join(["run: Run", *(f"{self.own[v]}: Tensor" for v in takes)])
-        self.own = self.top
-        called = [name for name, _ in self.functions.values()]
-        own = a_name(identifier(block.path), {*called, *self.top.values()})
-        known = self.functions.setdefault((head, text), (own, []))
-        known[1].append(block.path)
-        within = f"run.within({literal(prefix)}, {literal(start)})"
-        given = [self.top[v] for v in takes]
-        call = f"{known[0]}({', '.join([within, *given])})"
-        if any(s.path == block.path for s in self.program.again):  # its insides are computed again in backward
-            call = f"{within}.again({', '.join([known[0], *given])})"
-        return [f"{', '.join(self.top[v] for v in gives)} = {call}" if gives else call]
+    def _rows_of(self, block: StepBlock) -> Iterator[tuple[str, PlacedRow, PlacedRow]]:
+        """Rows of a block by label, for the compiled number of samples and for another one."""
+        for i in block.rows:
+            row, other = self.program.rows[i], self.given.other.rows[i]
+            yield label(row), row, other
+            alternative = alternatives(self.program, i, self.given.modes)
+            if alternative is not None:
+                yield f"{label(row)}_running", alternative, alternative
 
-    def _line(self, i: int, prefix: str, start: str) -> list[str]:
-        """A row's comments and its call, and updates of buffers by what it makes."""
-        if i in self.norms:
-            return self._norm(self.norms[i], prefix, start)
-        row = self.program.rows[i]
-        makes = [self.own[v] if v else "_" for v in row.bound.makes]
-        operands = [self._operand(v, prefix, start) for v in row.bound.reads]
-        name = within(label(row), start)
-        call = plain_call(row, operands, self.lines.may_be_overwritten(i))
-        comments = [*self.pending, *(f"# {c}" for c in travels([row]))]
-        self.pending = []
-        if not call:
-            arguments = [self._constant(i), literal(name), *operands]
-            call = f"run({', '.join(arguments)})"
-        inside = f"{row.bound.module}.".startswith(prefix)
-        trains = f"run{'' if inside else '.whole'}.trains({literal(row.bound.module[len(prefix) * inside :])})"
-        if isinstance(row.bound.operation, PartStatistics | PartUpdate):
-            nothing = None if len(makes) == 1 else (None,) * len(makes)
-            call = f"{call} if {trains} else {nothing}"
-        if isinstance(row.bound.operation, Moments | PartMoments) and (other := evaluated(self.program, i)):
-            text = self._constructor(other, other)
-            known = self.rows.setdefault(text, constant(other.bound.operation.name, self.rows.values()))
-            buffers = ", ".join(self._operand(v, prefix, start) for v in other.bound.reads)
-            call = f"{call} if {trains} else run({known}, {literal(name + '_running')}, {buffers})"
-        drops = "train" in self.given.modes  # else what drops in evaluation was meant to
-        if isinstance(row.bound.operation, Dropout) and drops:
-            call = f"{call} if run.training else {operands[0]}"
-        if isinstance(row.bound.operation, Bernoulli) and drops:  # over its probability it is 1 in evaluation
-            call = f"{call} if run.training else {call}.fill_({literal(row.bound.operation.p)})"
-        if self.lines.is_operand(i):
-            self.inside[row.bound.makes[0]], self.pending = call, comments
-            return []
-        stored = ", ".join(self._typed(v) for v in row.bound.makes if v)
-        lines = [*comments, f"{', '.join(makes)} = {call}  # {stored}"]
-        for buffer, value in self.program.updates:
-            if value in row.bound.makes:
-                inside = f"run.update({literal(buffer.removeprefix(prefix))}"
-                inside = inside if buffer.startswith(prefix) else f"run.whole.update({literal(buffer)}"
-                lines.append(f"{inside}, {self.own[value]})")
-        return lines
+    def _norm(self, norm: Norm, names: Names) -> str:
+        of = (norm.moments, norm.coefficients, norm.centred, norm.renewed, norm.statistics, norm.counted)
+        labels = ["" if i is None else names.slot(label(self.program.rows[i])) for i in of]
+        given = [names.module(norm.module), *labels, norm.momentum, norm.eps]
+        return f"Norm({', '.join(map(literal, given))})"
 
-    def _norm(self, norm: Norm, prefix: str, start: str) -> list[str]:
-        rows = [self.program.rows[n] for n in norm.rows]
-        texts = [self._row(n, "    ") for n in (norm.moments, norm.coefficients, norm.centred)]
-        texts.append(f"momentum={literal(norm.momentum)}, eps={literal(norm.eps)}")
-        if norm.statistics is not None:
-            texts.append(f"statistics={self._row(norm.statistics, '    ')}")
-        text = "BatchNorm(\n    " + ",\n    ".join(texts) + ",\n)"
-        name = self.rows.setdefault(text, constant("batch_norm", self.rows.values()))
-        x, y = self._operand(rows[0].bound.reads[0], prefix, start), self.own[rows[-1].bound.makes[0]]
-        module = "" if f"{norm.module}." == prefix else norm.module.removeprefix(prefix)  # "": the block's own
-        made, called = self._typed(rows[-1].bound.makes[0]), within(label(rows[0]).removesuffix("_moments"), start)
-        arguments = [name, literal(called), x, literal(module)]
-        if others := [
-            self._operand(v, prefix, start) for v in rows[-1].bound.reads[2:]
-        ]:  # of rows that are one with it
-            arguments += [literal(within(label(rows[-1]), start)), *others]
-        return [*(f"# {c}" for c in travels(rows)), f"{y} = run.batch_norm({', '.join(arguments)})  # {made}"]
+    def _comment(self, step: Step) -> str:
+        """What a step is in the program's text."""
+        if step.flow is None:
+            return ""
+        texts = texts_of([step.flow], self.program, rows=True)
+        text = TENSOR.sub("", VALUES.sub("", texts[0].partition(" = ")[2])) if texts else ""
+        return " ".join(text.split())
 
-    def _typed(self, value: str) -> str:
-        return entries(self.program.values[value].stored)
-
-    def _operand(self, value: str, prefix: str, start: str) -> str:
-        if self.given.init.get(value) == "seed":
-            return "run.seed"
-        if value in self.inside:
-            return self.inside[value]
-        if not self._is_state(value):
-            return self.own[value]
-        own = value.startswith(prefix)
-        return f"run[{literal(value.removeprefix(prefix))}]" if own else f"run.whole[{literal(value)}]"
-
-    def _constant(self, i: int) -> str:
-        name = constant(self.program.rows[i].bound.operation.name, self.rows.values())
-        return self.rows.setdefault(self._row(i), name)
+    def _constant(self, row: PlacedRow, other: PlacedRow) -> str:
+        text = self._constructor(row, other)
+        return self.rows.setdefault(text, constant(row.bound.operation.name, self.rows.values()))
 
     # ---------------------------------------------------------------- rows
-    def _row(self, i: int, indent: str = "") -> str:
-        return self._constructor(self.program.rows[i], self.given.other.rows[i], indent)
-
     def _constructor(self, row: PlacedRow, other: PlacedRow, indent: str = "") -> str:
         operation = self._expression(row.bound.operation, other.bound.operation)
         reads = [both(f, s, b) for f, s, b in zip(row.fetch, row.reads, row.back, strict=True)]
@@ -359,8 +264,7 @@ class _Writer:
         inner: list[str] = []
         for k, one in row.derived:
             there = dict(other.derived)[k]
-            sources = reads_of(row.bound.operation, one.bound.reads)
-            inner.append(f"{k}: ({self._constructor(one, there, indent + '    ')}, {literal(tuple(sources))})")
+            inner.append(f"{k}: {self._constructor(one, there, indent + '    ')}")
         sides += [f"derived={{{', '.join(inner)}}}"] * bool(inner)
         head = f"Row(lambda N: {operation}, {literal(roles_text(row.roles))}"
         return f",\n    {indent}".join([head, *sides]) + ")"
@@ -400,49 +304,6 @@ def constructor(value: Any) -> str:
         items = [constructor(v) for v in value]  # pyright: ignore[reportUnknownVariableType]
         return "(" + ", ".join(items) + ("," if len(items) == 1 else "") + ")"
     return literal(value)
-
-
-def plain_call(row: PlacedRow, operands: Sequence[str], own: bool) -> str:
-    """Plain torch, where nothing moves and local code needs not know where it stands.
-
-    Args:
-        own: the first operand may be written over.
-    """
-    operation = row.bound.operation
-    if not is_plain(row):
-        return ""
-    assert isinstance(operation, Elementwise)
-    if sign := SIGNS.get(operation.op):
-        return f"{operands[0]}.add_({operands[1]})" if own and sign == "+" else f"{operands[0]} {sign} {operands[1]}"
-    return f"torch.{operation.name}{'_' if own and operation.name == 'relu' else ''}({operands[0]})"
-
-
-def travels(rows: Sequence[PlacedRow]) -> Iterator[str]:
-    """What moves for rows, forward and backward."""
-    forward: list[str] = []
-    backward: list[str] = []
-    for row in rows:
-        inputs, results = row.signature.inputs, row.signature.results
-        forward += [f"{inputs[k].name} {arrow(c)}" for k, c in enumerate(row.fetch) if moves(c)]
-        forward += [f"{results[k].name} {arrow(c)}" for k, c in enumerate(row.store) if moves(c)]
-        for k, one in row.derived:
-            inner = [f"{one.bound.reads[j]} {arrow(c)}" for j, c in enumerate(one.fetch) if moves(c)]
-            inner += [f"d{inputs[k].name} {arrow(c)}" for c in one.store if moves(c)]
-            backward += inner
-        backward += [f"d{results[k].name} {arrow(c)}" for k, c in enumerate(row.given) if moves(c)]
-        backward += [f"d{inputs[k].name} {arrow(c)}" for k, c in enumerate(row.back) if c and moves(c)]
-    texts = [("forward: " if backward else "") + "; ".join(forward)] * bool(forward)
-    texts += ["backward: " + "; ".join(backward)] * bool(backward)
-    if texts:
-        yield " | ".join(texts)
-
-
-def moves(chain: Chain) -> bool:
-    return any(c.kind != "slice" for c in chain)
-
-
-def arrow(chain: Chain) -> str:
-    return ", ".join(f"{kind_of(c)} {','.join(c.over)}" for c in chain if c.kind != "slice")
 
 
 def kind_of(c: Conversion) -> str:

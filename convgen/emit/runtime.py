@@ -23,8 +23,8 @@ PARTS = (
 
 # Only networks have these.
 NETWORK_PARTS: tuple[str, ...] = (
-    "convolved", "splits", "lanes", "buckets", "travel", "copies", "pieces", "chunks", "rows", "norms", "net",
-    "checkpoints", "run", "inside", "scopes", "steps", "network",
+    "convolved", "splits", "lanes", "travel", "copies", "pieces", "chunks", "rows", "listing", "norms", "checkpoints",
+    "local_code", "actions", "linked", "region", "net", "inside", "scopes", "steps", "network",
 )  # fmt: skip
 
 GPU_PARTS = ("convolved",)  # of these, only networks with kernels

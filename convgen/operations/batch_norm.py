@@ -140,6 +140,14 @@ class Centred(Operation):
         x, (mean, scale, shift) = operands
         return (centred(x, mean, scale, shift),)
 
+    @property
+    def leaves_results(self) -> bool:
+        return True
+
+    @property
+    def gives_anew(self) -> bool:
+        return True
+
     def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
         return True
 

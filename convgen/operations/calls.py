@@ -32,29 +32,40 @@ def operator_of(op: str) -> Any:
     return getattr(getattr(torch.ops.aten, name), kind or "default")
 
 
+class Call:
+    """An operator with its arguments, some of which are operands; what its schema says is looked up once."""
+
+    def __init__(self, op: str, args: tuple[Any, ...]) -> None:
+        self.function, self.given = operator_of(op), dict[str, Any]()
+        self.positional: list[Any] = []
+        self.devices: list[str] = []  # arguments that say where: where operands are
+        for wanted, arg in zip(self.function._schema.arguments, args, strict=True):
+            if wanted.name == "device":
+                self.devices.append(wanted.name)
+            elif wanted.name in ("dtype", "layout", "memory_format") and isinstance(arg, str):
+                arg = getattr(torch, arg)
+            if wanted.kwarg_only:
+                self.given[wanted.name] = arg
+            else:
+                self.positional.append(arg)
+
+    def __call__(self, operands: tuple[Any, ...]) -> Any:
+        given = self.given
+        if given:
+            here = operands[0].device if operands else None
+            given = {name: here if name in self.devices else _value(arg, operands) for name, arg in given.items()}
+        return self.function(*[_value(arg, operands) for arg in self.positional], **given)
+
+
 def call(op: str, args: tuple[Any, ...], operands: tuple[Any, ...]) -> Any:
     """The operator on operands; it is made where they are, whatever device its arguments name."""
-    found = operator_of(op)
-    here = operands[0].device if operands else None
-    given: dict[str, Any] = {}
-    positional: list[Any] = []
-    for wanted, arg in zip(found._schema.arguments, args, strict=True):
-        value = _value(arg, operands)
-        if wanted.name == "device":
-            value = here
-        elif wanted.name in ("dtype", "layout", "memory_format") and isinstance(value, str):
-            value = getattr(torch, value)
-        if wanted.kwarg_only:
-            given[wanted.name] = value
-        else:
-            positional.append(value)
-    return found(*positional, **given)
+    return Call(op, args)(operands)
 
 
 def _value(arg: Any, operands: tuple[Any, ...]) -> Any:
-    if isinstance(arg, Slot):
+    if type(arg) is Slot:
         return operands[arg.k]
-    if not isinstance(arg, tuple):
+    if type(arg) is not tuple:
         return arg
     items: tuple[Any, ...] = arg  # pyright: ignore[reportUnknownVariableType]
     return [_value(a, operands) for a in items]
@@ -132,21 +143,41 @@ class Elementwise(Operation):
         y = Operand("y", self.shape, own(*names))
         return (Signature(tuple(zip(names, self.shape, strict=True)), tuple(inputs), (y,), runs_empty=True),)
 
+    @cached_property
+    def _call(self) -> Call:
+        return Call(self.op, self.args)
+
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
-        made = call(self.op, self.args, operands)
+        made = self._call(operands)
         if self.shape in self.shapes:
             return (made,)
         return (made.expand([at.extent(i) for i in numbered(len(self.shape))]),)
 
     def local_over(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         x = operands[0]
-        if self.op not in ("relu", "add.Tensor") or self.args[:1] != (Slot(0),) or 0 in x.stride():
+        if not self.writes_over or 0 in x.stride():
             return self.local(way, at, *operands)
         if self.op == "relu":
             return (torch.relu_(x),)
-        if self.args[1:] != (Slot(1), 1) or x.shape != operands[1].shape or x.dtype != operands[1].dtype:
-            return self.local(way, at, *operands)
-        return (x.add_(operands[1]),)
+        return (x.add_(operands[1]),) if x.dtype == operands[1].dtype else self.local(way, at, *operands)
+
+    @property
+    def writes_over(self) -> bool:
+        """Whether the result can lie where the first operand does."""
+        if self.op == "relu":
+            return self.args == (Slot(0),)
+        return self.op == "add.Tensor" and self.args == (Slot(0), Slot(1), 1) and {*self.shapes} == {self.shape}
+
+    def kept_over(
+        self, way: int, at: At, wanted: Sequence[bool], *operands: Any
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        (y,) = self.local_over(way, at, *operands)  # of relu y is kept, of a sum nothing
+        assert self.sloped is not None
+        return (y,), self.sloped.kept(wanted, operands, y)
+
+    @property
+    def leaves_results(self) -> bool:
+        return self.op == "add.Tensor" and {*self.shapes} == {self.shape} and len(self.shapes) == 2
 
     @cached_property
     def sloped(self) -> Sloped | None:

@@ -197,18 +197,31 @@ class Convolution(Operation):
         here = self.convolved(way, at) if KERNELS else None
         return None if here is None else KERNELS.get((str(operands[0].dtype), here))
 
+    @property
+    def leaves_results(self) -> bool:
+        return True
+
+    @property
+    def gives_anew(self) -> bool:
+        return True
+
     def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
-        return self.phase != "backward_filter" and self._kernel(way, at, operands) is None
+        return self.phase == "forward" or (self.phase == "backward_data" and self._kernel(way, at, operands) is None)
 
     def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         x, w = operands
+        if (kernel := self._kernel(way, at, operands)) is not None:
+            return (kernel.made(self.phase, x, w),), (x, w)
         how = self._how(at, x)
         x = fit(x, how.have, how.read)
         return (how.of(x, w),), (x, w)
 
     def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
-        x, w = kept
-        how, (dy,) = self._how(at, x), dys
+        (x, w), (dy,) = kept, dys
+        if (kernel := self._kernel(way, at, kept)) is not None:
+            dx = kernel.made("backward_data", dy, w) if wanted[0] else None
+            return dx, kernel.made("backward_filter", dy, x) if wanted[1] else None
+        how = self._how(at, x)
         here, dy = how.channels, unfit(dy, how.made, how.want)
         if (here.lo, here.hi) != (0, here.channels):
             sizes = [dy.shape[0], here.channels, *dy.shape[2:]]
@@ -239,17 +252,23 @@ class Convolution(Operation):
         return LocalConvolution(channels, filters // here.groups, here.groups, dims)
 
     def _how(self, at: At, like: Any) -> HowConvolved:
-        """Of the phases that make an activation.
+        """Of the phases that make an activation, worked out once for a place.
 
         Args:
             like: of its type.
         """
+        exact = like.dtype == torch.float64
+        if (known := at.known.get((self, exact))) is None:
+            known = at.known[self, exact] = self._how_there(at, exact)
+        return known
+
+    def _how_there(self, at: At, exact: bool) -> HowConvolved:
         if self.phase == "backward_data":
             here, made = self._groups(at, "C", self._channels), self._read_by(at)
             settings = self._settings(here.groups, transposed=True)
             return HowConvolved(at.inside[0], at.windows[0], made, self._rows(at), here, settings)
         here = self._groups(at, "F", self._filters)
-        padding = self._padding(at, exact=like.dtype == torch.float64)
+        padding = self._padding(at, exact=exact)
         inside = [(lo - p, hi + p) for (lo, hi), p in zip(at.inside[0][2:], padding, strict=True)]
         wished = [w if p == 0 else i for w, i, p in zip(at.windows[0][2:], inside, padding, strict=True)]
         strides = [

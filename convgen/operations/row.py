@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -37,11 +37,13 @@ class At:
         blocks: of each index, its block.
         windows: of each operand and dimension, the rows wished for, in the relation's numbering.
         inside: of these, the rows that there are (all of them, where rows come round again).
+        known: what local code has worked out there.
     """
 
     blocks: Mapping[str, Interval]
     windows: tuple[tuple[Interval, ...], ...]
     inside: tuple[tuple[Interval, ...], ...]
+    known: dict[Any, Any] = field(default_factory=dict[Any, Any], compare=False, repr=False)
 
     def extent(self, index: str) -> int:
         """Elements of an index's block."""
@@ -218,6 +220,22 @@ class Operation(ABC):
     def local_over(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         """The same, where operand 0 is nobody else's: the result may lie in its memory."""
         return self.local(way, at, *operands)
+
+    def kept_over(
+        self, way: int, at: At, wanted: Sequence[bool], *operands: Any
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """`kept`, where operand 0 is nobody else's: the result may lie in its memory."""
+        return self.kept(way, at, wanted, *operands)
+
+    @property
+    def leaves_results(self) -> bool:
+        """Whether results are memory of their own that `vjp` does not read: their only reader may write there."""
+        return False
+
+    @property
+    def gives_anew(self) -> bool:
+        """Whether gradients by `vjp` are memory of their own."""
+        return False
 
     def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
         """Whether `kept` and `vjp` differentiate local code; elsewhere torch does."""

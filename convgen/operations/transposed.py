@@ -70,6 +70,14 @@ class TransposedConvolution(Operation):
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         return self.sum.local(*self.of_sum(way, at), *self._in_order(operands))
 
+    @property
+    def leaves_results(self) -> bool:
+        return True
+
+    @property
+    def gives_anew(self) -> bool:
+        return True
+
     def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
         return self.sum.has_vjp(*self.of_sum(way, at), *self._in_order(operands))
 

@@ -193,12 +193,15 @@ def _gradients(row: PlacedRow, number: int, wanted: list[bool]) -> Iterator[Flow
     fetch = {k: [m for m in steps if m.chain[0] == f"derived {k} fetch"] for k in derived}
     store = {k: [m for m in steps if m.chain[0] == f"derived {k} store"] for k in derived}
     early = [k for k, one in derived.items() if one.early is not None]
+    if between:  # rows of gradients read what the vjp makes of what lies between
+        yield from _vjp(row, number, wanted, steps)
     for k in early:
         yield from _started(whole[k], fetch[k])
     for k in derived:
         if k not in early:
             yield from _rest(whole[k], fetch[k], store[k])
-    yield from _vjp(row, number, wanted, steps)
+    if not between:
+        yield from _vjp(row, number, wanted, steps)
     for k in sorted(early, reverse=True):
         yield from _rest(whole[k], fetch[k], store[k])
 

@@ -109,7 +109,7 @@ class Program:
             for k, chain in enumerate(row.fetch):
                 yield from _named(chain, i, ("fetch", k), row.bound.reads[k], f"{label(row)}.{_name(row, k)}", row)
             for k, chain in enumerate(row.store):
-                step = f"{label(row)}_{k}" if k else label(row)
+                step = f"{label(row)}.{row.signature.results[k].name}" if k else label(row)
                 yield from _named(chain, i, ("store", k), row.bound.makes[k], step, row)
 
     def backward(self, *, of_inputs: bool = False) -> Iterator[Moved]:
@@ -209,4 +209,4 @@ def _name(row: PlacedRow, k: int) -> str:
 
 def _named(chain: Chain, number: int, of: tuple[str, int], value: str, step: str, row: PlacedRow) -> Iterator[Moved]:
     for i, conversion in enumerate(chain):
-        yield Moved(f"{step}_{i + 1}" if len(chain) > 1 else step, number, of, value, row, conversion)
+        yield Moved(f"{step}.{i + 1}" if len(chain) > 1 else step, number, of, value, row, conversion)

@@ -14,8 +14,8 @@ network NAME on grid(N=2, H=2) {
   return output = %conv
 }
 
-It holds all that the program says, and plan/program/edited.py reads it back. Forward has every row. Backward has what
-moves, and gradients with rows of their own; of local code's only what is in pieces.
+It holds all that the program says, and plan/program/edited.py reads it back. Its lines are the steps that ranks run, in
+their order (lower.py), but for those of evaluation and for what hands tensors on.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ from collections.abc import Iterable, Iterator
 
 from convgen.algebra.notation import entry_text, roles_text
 from convgen.operations.bound import Bound
-from convgen.program.flow import Flow, Local, Start, Wait, backward, forward, never_asked
+from convgen.program.flow import Flow, Local, Start, Wait, never_asked
+from convgen.program.lower import lower
 from convgen.program.network import Moved, Program, Value
+from convgen.program.steps import Step
 
 KINDS = ("input", "parameter", "buffer", "constant")
 FORWARD, BACKWARD, OF_INPUTS, NEVER = SECTIONS = ("forward:", "backward:", "backward of inputs:", "never asked for:")
@@ -39,10 +41,10 @@ def show(program: Program) -> str:
     lines += [f"  again: {', '.join(dict.fromkeys(s.path for s in program.again))}"] * bool(program.again)
     lines += [f"  {kind} {typed(v)}" for kind in KINDS for v in program.values.values() if v.kind == kind]
     texts = {
-        FORWARD: _texts(forward(program), program, rows=True),
-        BACKWARD: _texts(backward(program), program),
-        OF_INPUTS: _texts(backward(program, of_inputs=True), program),
-        NEVER: _texts(never_asked(program), program),
+        FORWARD: steps_texts(lower(program).forward, program),
+        BACKWARD: steps_texts(lower(program, of_inputs=False).backward, program),
+        OF_INPUTS: steps_texts(lower(program).backward, program),
+        NEVER: texts_of(never_asked(program), program),
     }
     said: Counter[str] = Counter(texts[BACKWARD])
     for section in (OF_INPUTS, NEVER):
@@ -75,7 +77,23 @@ def _beside(said: Counter[str], steps: list[str]) -> list[str]:
     return found
 
 
-def _texts(steps: Iterable[Flow], program: Program, *, rows: bool = False) -> list[str]:
+def steps_texts(steps: Iterable[Step], program: Program) -> list[str]:
+    """Lines of what ranks run: rows, gradients, sums of gradients, and what moves."""
+    found: list[str] = []
+    for step in steps:
+        if step.flow is not None:
+            found += texts_of([step.flow], program, rows=True)
+        elif step.kind == "add":
+            found.append(f"%{step.makes[0]} = add {', '.join(f'%{r}' for r in step.reads)}")
+    return found
+
+
+def texts_of(steps: Iterable[Flow], program: Program, *, rows: bool = False) -> list[str]:
+    """Lines of steps.
+
+    Args:
+        rows: whether rows that are computed whole have one.
+    """
     return [text for step in steps for text in _flow(step, program, rows)]
 
 
@@ -101,8 +119,7 @@ def _local(step: Local, program: Program, rows: bool) -> Iterator[str]:
     way = f" way={row.way}" if row.way else ""
     roles = f" {{{roles_text(row.roles)}}}" if row.roles else ""
     if step.operands:
-        if step.part != "whole":
-            yield f"%{step.name} = {row.bound.operation.name} vjp{_part(step)}"
+        yield f"%{step.name} = {row.bound.operation.name} vjp{_part(step)}"
     elif row is not whole:
         yield f"%{step.name} = {row.bound.operation.name} gradient{way}{_part(step)}{roles}"
     elif rows or step.part != "whole":

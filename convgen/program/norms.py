@@ -5,7 +5,7 @@ Those whose parameters and buffers lie as their channels do; others are printed 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from convgen.operations.batch_norm import Centred, Coefficients, RunningMoments
@@ -36,6 +36,8 @@ class Norm:
         moments, coefficients, centred: numbers of rows; the last may be one with rows behind it.
         momentum: of running statistics; 0 where there are none.
         statistics: of statistics by parts the row that averages these, where there are running ones.
+        renewed: the row of running ones.
+        counted: the row of how many batches there were.
     """
 
     module: str
@@ -45,6 +47,8 @@ class Norm:
     momentum: float
     eps: float
     statistics: int | None = None
+    renewed: int | None = None
+    counted: int | None = None
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -58,18 +62,18 @@ def norms(program: Program) -> tuple[dict[int, Norm], set[int]]:
     gone: set[int] = set()
     rows = program.rows
     updates = {value: buffer for buffer, value in program.updates}
-    counting = _counting(program)
+    counts = counting(program)
     for i, row in enumerate(rows):
         counted = f"{row.bound.module}.num_batches_tracked"
-        if counted in program.values and counted not in counting:  # a batch norm counts one batch a step
+        if counted in program.values and counted not in counts:  # a batch norm counts one batch a step
             continue
         if isinstance(row.bound.operation, PartMoments) and (one := _of_parts(program, i, row.bound.operation)):
             parts = {
                 *one.rows,
                 *_updates(program, one),
-                *([counting[counted]] if counted in counting else []),
+                *([counts[counted]] if counted in counts else []),
             }
-            found[i] = one
+            found[i] = replace(one, counted=counts.get(counted))
             gone |= parts - {i}
         if not isinstance(row.bound.operation, Moments):
             continue
@@ -104,8 +108,9 @@ def norms(program: Program) -> tuple[dict[int, Norm], set[int]]:
                 continue
             momentum = running.bound.operation.momentum
             parts.add(kinds[RunningStatistics])
-        parts |= {counting[counted]} if counted in counting else set()
-        found[i] = Norm(module, i, c, centred, momentum, operation.eps)
+        parts |= {counts[counted]} if counted in counts else set()
+        renewed = kinds.get(RunningStatistics)
+        found[i] = Norm(module, i, c, centred, momentum, operation.eps, None, renewed, counts.get(counted))
         gone |= parts - {i}
     return found, gone
 
@@ -144,7 +149,8 @@ def _of_parts(program: Program, i: int, moments: PartMoments) -> Norm | None:
     assert isinstance(update.bound.operation, PartUpdate)
     if any(rows[kinds[PartStatistics]].fetch):
         return None
-    return Norm(module, i, c, y, update.bound.operation.momentum, operation.eps, kinds[PartStatistics])
+    parts = kinds[PartStatistics], kinds[PartUpdate]
+    return Norm(module, i, c, y, update.bound.operation.momentum, operation.eps, *parts)
 
 
 def _updates(program: Program, norm: Norm) -> list[int]:
@@ -186,7 +192,7 @@ def _evaluated_by_parts(program: Program, row: PlacedRow, operation: PartMoments
     return None
 
 
-def _counting(program: Program) -> dict[str, int]:
+def counting(program: Program) -> dict[str, int]:
     """Rows that add one to a buffer, as batch norms count batches, by the buffer."""
     updates = set(program.updates)
     return {

@@ -13,40 +13,36 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from .blocks import Around, Block, Function
-from .buckets import Buckets
 from .checks import refuse_vmap
 
 
 class InsideAll(Function):
-    """Plain blocks of DTensors and Blocks, all in one node of autograd's graph: where buckets of gradients end.
-
-    `names`: of parameters, for `buckets`.
-    """
+    """Plain blocks of DTensors and Blocks, all in one node of autograd's graph; behind them a link without elements, by
+    which the graph leads to all of them."""
 
     @staticmethod
-    def forward(name: str, names: Sequence[str], buckets: Buckets | None, *of: Any) -> tuple[Tensor, ...]:
+    def forward(name: str, *of: Any) -> tuple[Tensor, ...]:
         blocks = (t._block if isinstance(t, Block) else t._local_tensor if isinstance(t, DTensor) else t for t in of)
-        return tuple([t.view_as(t) for t in blocks])
+        blocks = [t.view_as(t) for t in blocks]
+        return *blocks, blocks[0].new_empty(0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.name, ctx.names, ctx.buckets, *of = inputs
+        ctx.name, *of = inputs
         ctx.places = [(t.held, t.of) if isinstance(t, Block) else getattr(t, "_spec", None) for t in of]
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        if ctx.buckets is not None:
-            gradients = tuple(ctx.buckets.complete(ctx.names, gradients))
-        if torch.is_grad_enabled():
-            gradients = tuple([g if g is None else Once.apply(g, ctx.name) for g in gradients])
-        else:
+        gradients = gradients[:-1]  # none of the link
+        if not torch.is_grad_enabled():
             gradients = own_memory(gradients)
+        around = Around.apply if torch.is_grad_enabled() else Around.forward
         pairs = zip(gradients, ctx.places, strict=True)
-        return None, None, None, *[g if g is None or p is None else Around.apply(g, p) for g, p in pairs]
+        return None, *[g if g is None or p is None else around(g, p) for g, p in pairs]
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, name: str, names: Sequence[str], buckets: Any, *of: Any) -> Any:
+    def vmap(info: Any, in_dims: Any, name: str, *of: Any) -> Any:
         refuse_vmap(name)
 
 
@@ -62,23 +58,3 @@ def own_memory(gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
             seen.add(g.data_ptr())
         found.append(g)
     return tuple(found)
-
-
-class Once(Function):
-    """A gradient that has none: rows of gradients say nothing of what moves for theirs."""
-
-    @staticmethod
-    def forward(gradient: Tensor, name: str) -> Tensor:
-        return gradient.view_as(gradient)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        _, ctx.name = inputs
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        raise RuntimeError(f"{ctx.name}: gradients of a network's gradients are not supported; those of layers are")
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, gradient: Tensor, name: str) -> Any:
-        refuse_vmap(name)

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,7 @@ class Net(Plain):
         self.stored = {n: self.split(n, batch) for n in self.values}
         self._placements: dict[Any, list[Shard | Replicate] | None] = {}
         self._gathers = 0
+        self._last: tuple[Callable[[], object], str] = (lambda: None, "")  # a mesh, and the key of the place on it
 
     def split(self, name: str, batch: int) -> Split:
         shape, text = self.values[name]
@@ -103,7 +105,10 @@ class Net(Plain):
         return make_mesh(self, device_type or self.device, ranks, transport, timeout, process_group)  # type: ignore[arg-type]
 
     def place(self, mesh: DeviceMesh) -> Place:
-        return places[place_key(self, mesh)]  # type: ignore[arg-type]
+        of, key = self._last
+        if of() is not mesh or key not in places:
+            self._last = of, key = weakref.ref(mesh), place_key(self, mesh)  # type: ignore[arg-type]
+        return places[key]
 
     def here(self, mesh: DeviceMesh) -> RowHere:
         return RowHere(self, self.place(mesh), 0)  # type: ignore[arg-type]
@@ -148,6 +153,15 @@ class Net(Plain):
         if tuple(shape) != layout.extents:
             raise ValueError(f"{self.name}: the whole {name} has shape {list(pattern)}, got {tuple(shape)}")
         return layout
+
+
+class Sized:
+    """What rows ask of a network in a call: of so many samples."""
+
+    def __init__(self, net: Net, batch: int) -> None:
+        self.net, self.batch = net, batch
+        self.name, self.grid, self.sums, self.device = net.name, net.grid, net.sums, net.device
+        self.dtype, self.wide = net.dtype, net.wide
 
 
 class ScatterValue(Function):

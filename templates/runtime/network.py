@@ -19,16 +19,18 @@ from torch.distributed.tensor import DTensor
 from convgen.operations.dropout import EVALUATION
 
 from .blocks import Block, fits_ddp
-from .buckets import Bucket, Buckets
 from .checkpoints import is_kept_elsewhere, kept
 from .checks import refuse_forward_mode, refuse_vmap
 from .clipping import local
 from .copies import compare_copies, compares, refuse_nans
 from .envelope import enter, sampled
 from .inside import InsideAll
-from .net import Net, gathered
+from .linked import Linked
+from .listing import Steps
+from .mesh import Place
+from .net import Net, Sized, gathered
 from .parameters import as_dtensor, as_held
-from .run import Called, Run
+from .region import Called, run_steps
 from .scopes import Known, Scope, of_kind
 from .splits import block_of
 from .steps import GraphedStep
@@ -57,6 +59,7 @@ class NetworkModule(Known):
     """
 
     _net: ClassVar[Net]
+    _steps: ClassVar[Steps]
     _aliases: ClassVar[Mapping[str, str]] = {}
     _frozen: ClassVar[tuple[str, ...]] = ()  # of parameters: what the source does not train
     # Modules of the source: paths, in order, with the number of their kind or the path of the same one before; and the
@@ -71,7 +74,6 @@ class NetworkModule(Known):
     _modes: ClassVar[tuple[str, ...]] = ("train", "eval")
     _noise: ClassVar[bool] = False  # it draws in evaluation, too
     _constants: ClassVar[Mapping[str, Tensor]] = {}
-    _buckets: ClassVar[Sequence[Bucket]] = ()
 
     def __init__(self, mesh: DeviceMesh, *, seed: int = 0, parameters: str = "dtensors") -> None:
         super().__init__()
@@ -404,27 +406,42 @@ class NetworkModule(Known):
                 yield ValueError(f"{net.name}: this rank's block of {name} has shape {wanted}, got {got}{hint}")
 
     def _run(self, given: Sequence[Tensor], known: Mapping[str, Any], count: int, here: RowHere) -> Any:
-        net = self._net
-        inputs = [i for i, t in enumerate(given) if torch.is_grad_enabled() and t.requires_grad]
-        given = list(given)
-        inside = InsideAll.apply(net.name, (), None, *(given[i] for i in inputs)) if inputs else ()
-        for i, t in zip(inputs, inside, strict=True):
-            given[i] = t
-        blocks = {n: local(t) for n, t in known.items()}
-        learns = [n for n in self._learnt if known[n].requires_grad]
-        buckets = Buckets(self._buckets, learns, here) if self._buckets and torch.is_grad_enabled() else None
-        inside = InsideAll.apply(net.name, learns, buckets, *(known[n] for n in learns)) if learns else ()
-        blocks |= zip(learns, inside, strict=True)
-        drawn = next((blocks[n] for n in self._seeds), None)
-        mask = None if drawn is None else self._mask(drawn)
+        net, grads = self._net, torch.is_grad_enabled()
+        slots = dict(zip(self._inputs, given, strict=True)) | {f"[{n}]": local(t) for n, t in known.items()}
+        learns = {n: t for n, t in zip(self._inputs, given, strict=True) if grads and t.requires_grad}
+        count_of_inputs = len(learns)
+        learns |= {n: known[n] for n in self._learnt if grads and known[n].requires_grad}
+        tensors = InsideAll.apply(net.name, *learns.values()) if learns else ()
+        drawn = next((slots[f"[{n}]"] for n in self._seeds), None)
+        if drawn is not None:
+            mask = self._mask(drawn)
+            slots |= {f"[{n}]": mask for n in self._seeds}
         self._calls += 1
         nans: list[str] | None = [] if compares(self._calls) else None
-        called = Called(self, here.place, count, blocks, mask, buckets, self.training, self._apart(), nans=nans)
-        made = self.compute(Run(called), *given)
+        names = tuple(learns)
+        own = (*names[:count_of_inputs], *(f"[{n}]" for n in names[count_of_inputs:]))
+        call = Called(self._linked(here.place, count), names, own, slots, nans)
+        made = self._as_given(run_steps(call, tensors))
         if nans is not None:
             refuse_nans(here, "".join(nans))
             compare_copies(here, {n: (t, net.stored[n]) for n, t in known.items()}, "parameters and buffers")
-        return kept(made) if torch.is_grad_enabled() and is_kept_elsewhere() else made
+        return kept(made) if grads and is_kept_elsewhere() else made
+
+    def _linked(self, place: Place, count: int) -> Linked:
+        """The steps in this mode, for so many samples."""
+        net, apart = self._net, self._apart()
+        known: dict[Any, Linked] = cast(Any, place.known).setdefault(("linked", net.identity), {})
+        key = count, self.training, apart
+        if key not in known:
+            known[key] = Linked(self._steps, Sized(net, count), place, lambda name: self.training != (name in apart))
+        return known[key]
+
+    def _as_given(self, made: list[Tensor]) -> Any:
+        """Outputs as the source has them: one, by names, or a tuple."""
+        names = list(self._steps.outputs)
+        if names == ["output"]:
+            return made[0]
+        return tuple(made) if all(n.isdecimal() for n in names) else dict(zip(names, made, strict=True))
 
     def _mask(self, drawn: Tensor) -> Tensor:
         """The seed and the step of this call; calls in evaluation are counted apart, above the 32 bits of those in
@@ -456,9 +473,6 @@ class NetworkModule(Known):
                 self._masks.pop(next(iter(self._masks)))
         drawn[1] += 1 if self.training else 1 << 32
         return now
-
-    def compute(self, run: Run, *given: Tensor) -> Any:
-        raise NotImplementedError
 
 
 def initial(how: str, shape: tuple[int, ...], seed: int, number: int) -> Tensor:

@@ -1,21 +1,26 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportIncompatibleMethodOverride=false
 # (what torch leaves untyped or private, and calls by another signature than it declares)
-"""A batch norm's rows at once: fewer nodes of autograd's graph, and few passes over what is in memory.
+"""A batch norm's steps with few passes over what is in memory.
 
-    rows:      moments  merge  |  coefficients  y            dp  all_reduce  dcoefficients  dmoments  dx + dx
-    at once:   moments  merge  |  y                          dp  all_reduce  dx
+    step            as its row says                 here
+    moments         [count, mean, M2]               mean and variance
+    merge           of these                        of these, by shares
+    coefficients    [mean, weight / deviation, bias] mean, variance, weight and bias as they are
+    centred         (x - mean) * a + b              ATen's
+    backward        dp; dcoefficients; dmoments; dx + dx    dp; dcoefficients; dx at once
 
-The collectives are the rows', with their names, elements and order.
+The collectives are the rows', with their names, elements and order. Steps of rows between which anything else moves are
+as their rows say.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from convgen.operations.batch_norm import (
     Centred,
@@ -25,33 +30,56 @@ from convgen.operations.batch_norm import (
     normalised_sums,
     statistics_of,
 )
-from convgen.operations.moments import batch_normed
+from convgen.operations.moments import settled
+from convgen.operations.part_norm import PartMoments
 
-from .blocks import Unmapped
-from .buckets import Buckets
-from .checks import refuse_vmap
 from .conversions import named
-from .lanes import noted
+from .listing import Line, Norm
 from .mesh import Place
 from .rows import Stand
-from .travel import Move, RowHere, moved, travel
+from .travel import RowHere
 
-Pair = tuple[Tensor | None, Tensor | None]
+Step = Callable[..., Any]
+Statistics = tuple[Tensor, Tensor]
 
 
-class Joined:
-    """The rows of a batch norm as they stand in calls.
+class AtOnce:
+    """Statistics that are made with y; `running`: those that are renewed then."""
+
+    running: tuple[Tensor | None, Tensor | None] = (None, None)
+
+
+class NormHere:
+    """A batch norm on this rank.
 
     Args:
-        moments, coefficients, centred: its rows.
+        training: whether its module is.
     """
 
-    def __init__(self, moments: Stand, coefficients: Stand, centred: Stand, eps: float) -> None:
-        self.moments, self.coefficients, self.centred, self.eps = moments, coefficients, centred, eps
-        is_alone = isinstance(centred.operation, Centred)  # not one row with others behind it
-        self.is_silent = is_alone and centred.is_silent and coefficients.is_silent and not moments.store[0]
-        self.is_joint = is_alone and self._is_joint()
-        self._shares: dict[tuple[int, torch.dtype], tuple[Tensor, float]] = {}
+    def __init__(self, norm: Norm, stands: dict[str, Stand], place: Place, training: bool) -> None:
+        self.norm, self.place, self.eps = norm, place, norm.eps
+        self.training = training or f"{norm.moments}_running" not in stands  # has statistics of the batch
+        self.moments, self.coefficients = stands[norm.moments], stands[norm.coefficients]
+        self.centred = stands[norm.centred]
+        self.of_parts = isinstance(self.moments.operation, PartMoments)
+        if training:
+            self._refuse_one()
+        is_alone = self.of_parts or isinstance(self.centred.operation, Centred)  # no row is one with it
+        silent = self.centred.is_silent and self.coefficients.is_silent and not self.moments.store[0]
+        self.is_local = is_alone and (silent or self.of_parts)
+        self.is_joint = is_alone and not self.is_local and self._is_joint()
+        self.is_alone = self.is_local and self.training and not self.of_parts  # on one rank
+        self.here = RowHere(self.moments, place, 0)  # type: ignore[arg-type]
+
+    def _refuse_one(self) -> None:
+        of = cast(Any, self.moments.operation).of
+        if self.of_parts:
+            of.check()
+        elif of.count == 1:
+            name, module, shape = self.moments.name, self.norm.module, list(of.shape)
+            raise ValueError(
+                f"{name}: {module}: expected more than 1 value per channel when training, got input size {shape}"
+            )
 
     def _is_joint(self) -> bool:
         """Whether nothing moves but moments forward, and backward the coefficients' gradient over the same ranks."""
@@ -61,133 +89,159 @@ class Joined:
             return False
         others = (*m.fetch, *m.given, *m.back, *y.fetch, *y.store, *y.given, y.back[0])
         rows = (m.row, c.row, y.row, derived.row)
-        kinds = self.there.kind == "merge" and self.back.kind == "all_reduce" and self.there.over == self.back.over
+        (there,), (back,) = m.store[0], y.back[1]
+        kinds = there.kind == "merge" and back.kind == "all_reduce" and there.over == back.over
         return kinds and not any(others) and all(r.early is None and r.chunks is None for r in rows)
 
-    @property
-    def there(self) -> Move:
-        """The merge of moments."""
-        return self.moments.store[0][0]
+    def step(self, kind: str, key: str) -> Step | None:
+        """What a step of its rows does here; None for what the row says."""
+        norm = self.norm
+        if not (self.is_local or self.is_joint):
+            return None
+        known: dict[tuple[str, str], Step] = {
+            ("forward", norm.moments): self._moments,
+            ("forward", f"{norm.moments}_running"): self._running,
+            ("forward", norm.coefficients): self._coefficients,
+            ("forward", norm.centred): self._centred,
+            ("vjp", norm.centred): self._sums,
+            ("vjp", norm.coefficients): self._vectors,
+            ("forward", f"{norm.moments}.dx"): self._dx,
+        }
+        if self.is_joint:
+            known["store", norm.moments] = self._merge
+        if norm.counted:
+            known["forward", norm.counted] = self._count
+        if norm.renewed:
+            known["forward", norm.renewed] = self._renew_by_parts if self.of_parts else self._renew
+        if norm.averaged:
+            known["forward", norm.averaged] = self._averaged
+        return known.get((kind, key))
 
-    @property
-    def back(self) -> Move:
-        """The sum of the coefficients' gradient."""
-        return self.centred.back[1][0]
+    def acts_in_place(self, line: Line) -> bool:
+        """Whether a step renews buffers itself, so that no other has to."""
+        keys = (self.norm.counted, self.norm.renewed)
+        return line.kind == "forward" and line.key in keys and self.step("forward", line.key) is not None
 
-    def shares(self, here: RowHere, dtype: torch.dtype) -> tuple[Tensor, float]:
-        """Of all elements those of each rank, and how many there are."""
-        key = (here.place.me, dtype)
-        if key not in self._shares:
-            counts = self.moments.counts(here.members(self.there.over), self.moments.device, torch.float64)[:, 0]
-            total = float(counts.sum())
-            self._shares[key] = (counts / total).to(dtype), total
-        return self._shares[key]
+    # ---- forward ----
 
-    def statistics(self, x: Tensor, here: RowHere) -> tuple[Tensor, Tensor]:
-        """Mean and variance of all ranks' x."""
-        with noted("local", self.moments.label):
-            own = statistics_of(x)
-        there = self.there
-        with noted("move", there.step), named(there.step, "all_gather", there.over, here):
+    def _moments(self, x: Tensor) -> Any:
+        if self.is_alone:
+            return AtOnce()
+        own = statistics_of(x)
+        return own if self.is_joint else tuple(own.view(2, -1).unbind())
+
+    def _merge(self, own: Tensor) -> Statistics:
+        ((there,), here) = self.moments.store[0], self.here
+        with named(there.step, "all_gather", there.over, here):
             group = here.group(there.over)
             parts = here.place.transport.all_gather(own, [own.numel()] * len(group.ranks), group)
-        shares, _ = self.shares(here, own.dtype)
+        shares, _ = self._shares(own.dtype)
         return merged_statistics(parts.view(len(shares), -1), shares)
 
-    def run(self, place: Place, x: Tensor, w: Tensor | None, b: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """y; of all ranks' x the mean and the unbiased variance."""
-        here = RowHere(self.moments, place, 0)  # type: ignore[arg-type]
-        with torch.no_grad():
-            mean, variance = self.statistics(x.detach(), here)
-            _, total = self.shares(here, mean.dtype)
-        y = AtOnce.apply(x, w, b, mean, variance, self, place)
-        return y, mean, variance * (total / (total - 1))
+    def _shares(self, dtype: torch.dtype) -> tuple[Tensor, float]:
+        """Of all elements those of each rank, and how many there are."""
+        return self.moments.shares(self.here.members(self.moments.store[0][0].over), dtype)
 
+    def _running(self, mean: Tensor, variance: Tensor) -> Statistics:
+        wide = torch.promote_types(mean.dtype, torch.float32)
+        return mean.to(wide), variance.to(wide)
 
-class AtOnce(Unmapped):
-    """y, and the gradients of x, weight and bias, through the statistics too."""
+    def _renew(self, running_mean: Tensor, running_var: Tensor, statistics: Statistics | AtOnce) -> tuple[None, None]:
+        """Running statistics, where they are."""
+        if isinstance(statistics, AtOnce):
+            statistics.running = running_mean, running_var
+            return None, None
+        (mean, variance), momentum = statistics, self.norm.momentum
+        count = self._shares(mean.dtype)[1] if self.is_joint else cast(Any, self.moments.operation).of.count
+        running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+        running_var.lerp_((variance * (count / (count - 1))).to(running_var.dtype), momentum)
+        return None, None
 
-    @staticmethod
-    def forward(
-        x: Tensor, w: Tensor | None, b: Tensor | None, mean: Tensor, variance: Tensor, of: Joined, place: Place
-    ) -> Tensor:
-        with noted("local", of.centred.label):
-            return normalised(x, (mean, variance), w, b, of.eps)
+    def _count(self, counted: Tensor) -> None:
+        """One batch more, where they are counted."""
+        counted.add_(1)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        x, w, b, mean, variance, ctx.of, ctx.place = inputs
-        ctx.types = [None if t is None else t.dtype for t in (w, b)]
-        ctx.save_for_backward(x, w, mean, variance)
+    def _averaged(self, statistics: Statistics) -> Tensor:
+        """A rank's addend of running statistics that are averages of the parts'."""
+        mean, variance = statistics
+        operation: Any = self.moments.operation
+        (box,) = self.moments.at(self.place).inside
+        count = math.prod(hi - lo for d, (lo, hi) in enumerate(box) if d != 1)
+        unbiased = variance * (count / max(count - 1, 1))
+        return torch.stack([mean, unbiased]) * (count / operation.of.count)
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> Any:
-        of, place, (x, w, mean, variance) = ctx.of, ctx.place, ctx.saved_tensors
-        statistics = mean, variance
-        refuse_vmap(of.moments.name)  # of jacrev, and of is_grads_batched
-        here, x, dy = RowHere(of.centred, place, 0), x.contiguous(), dy.contiguous()  # type: ignore[arg-type]
-        with torch.autocast(of.moments.device, enabled=False):
-            a = torch.rsqrt(variance + of.eps)
-            a = a if w is None else a.mul_(w)
-            with noted("local", of.back.step):
-                sums = normalised_sums(dy, x, statistics, a, of.eps)
-            _, *found = gradients = travel(sums.view(3, -1), of.centred.back[1], here)
-            dx = None
-            if ctx.needs_input_grad[0]:
-                _, total = of.shares(RowHere(of.moments, place, 0), a.dtype)  # type: ignore[arg-type]
-                with noted("local", f"{of.moments.label}.dx"):
-                    dx = normalised_dx(dy, x, statistics, a, gradients[1:] / total, of.eps)
-        found = [None if kind is None else t.to(kind) for kind, t in zip(ctx.types, found, strict=True)]
-        return dx, *found, None, None, None, None
+    def _renew_by_parts(self, running_mean: Tensor, running_var: Tensor, averaged: Tensor) -> tuple[None, None]:
+        for old, new in zip((running_mean, running_var), averaged, strict=True):
+            old.lerp_(new.to(old.dtype), self.norm.momentum)
+        return None, None
 
+    def _coefficients(self, statistics: Statistics | AtOnce, *vectors: Tensor) -> tuple[Any, None]:
+        operation: Any = self.coefficients.operation
+        w = vectors[0] if operation.weight else None
+        b = vectors[-1] if operation.bias else None
+        return (statistics, w, b), None
 
-class Alone:
-    """The rows of a batch norm of a rank's block by its own statistics, which is ATen's: what moves are gradients of
-    parameters, and running statistics.
+    def _centred(self, x: Tensor, p: Any) -> tuple[Tensor, Any]:
+        statistics, w, b = p
+        if isinstance(statistics, AtOnce):
+            return self._at_once(x, w, b, statistics)
+        mean, variance = statistics
+        y = normalised(x, (mean, variance), w, b, self.eps) if x.numel() else x.clone()
+        return y, (x, w, b, mean, variance)
 
-    Args:
-        statistics: the row of running ones.
-    """
-
-    def __init__(self, moments: Stand, coefficients: Stand, statistics: Stand | None, eps: float) -> None:
-        self.moments, self.coefficients, self.statistics, self.eps = moments, coefficients, statistics, eps
-
-    def run(self, place: Place, x: Tensor, vectors: Pair, buckets: Buckets | None) -> tuple[Tensor, Tensor]:
-        """y, and a rank's addend of the running statistics: [2, C]."""
-        wide = torch.promote_types(x.dtype, torch.float32)
-        w, b = self._moved(place, vectors, wide, buckets)
-        own = x.new_zeros(2, x.shape[1], dtype=wide)
+    def _at_once(self, x: Tensor, w: Tensor | None, b: Tensor | None, of: AtOnce) -> tuple[Tensor, Any]:
+        """Of one rank that has all of x: ATen's, which makes statistics, running ones and y."""
         if not x.numel():
-            return of_nothing(x, w, b), own
-        with noted("local", self.moments.label):
-            y = batch_normed(x, w, b, own[0], own[1], True, 1.0, self.eps)
-        return y, own * (x.numel() / x.shape[1] / cast(Any, self.moments.operation).of.count)  # autograd keeps own
+            nothing = torch.zeros(x.shape[1], dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
+            return x.clone(), (x, w, b, nothing, nothing)
+        x, shape = settled(x), x.shape
+        given = x.flatten(2) if x.dim() > 3 and 1 in shape[:2] else x  # as batch_normed has it
+        found = torch.native_batch_norm(given, w, b, *of.running, True, self.norm.momentum, self.eps)
+        return found[0].view(shape), (x, w, b, *found[1:])
 
-    def evaluated(
-        self, place: Place, x: Tensor, vectors: Pair, running: tuple[Tensor, Tensor], buckets: Buckets | None
-    ) -> Tensor:
-        """y by running statistics."""
-        wide = torch.promote_types(x.dtype, torch.float32)
-        w, b = self._moved(place, vectors, wide, buckets)
-        mean, variance = (t.to(wide) for t in running)
+    # ---- backward ----
+
+    def _sums(self, kept: Any, dy: Tensor, needed: Sequence[bool]) -> tuple[Any, Any]:
+        """The gradients of x, where it is complete, and of what is made of weight, bias and moments."""
+        x, w, b, mean, variance = kept
+        x, dy, shape = x.contiguous(), dy.contiguous(), x.shape
+        if self.is_joint:
+            a = self._scale(w, variance)
+            dx = None if self.training or not needed[0] else dy * a.view(-1, *[1] * (x.dim() - 2)).to(dy.dtype)
+            return dx, normalised_sums(dy, x, (mean, variance), a, self.eps).view(3, -1)
         if not x.numel():
-            return of_nothing(x, w, b)
-        return batch_normed(x, w, b, mean, variance, False, 0.0, self.eps)
+            return dy, (torch.zeros_like(mean), torch.zeros_like(mean))
+        if x.dim() > 3 and 1 in shape[:2]:  # as batch_normed has it
+            x, dy = x.flatten(2), dy.flatten(2)
+        wide = None if w is None else w.to(mean.dtype)
+        if not self.training:
+            of = mean, variance, None, None
+        elif self.is_alone:
+            of = None, None, mean, variance  # which is 1 / deviation
+        else:
+            of = None, None, mean, torch.rsqrt(variance + self.eps)
+        backward = torch.ops.aten.native_batch_norm_backward
+        mask = [needed[0], needed[1] and w is not None, needed[1] and b is not None]
+        dx, dw, db = backward(dy, x, wide, *of, self.training, self.eps, mask)
+        return None if dx is None else dx.view(shape), (dw, db)
 
-    def _moved(self, place: Place, vectors: Pair, wide: torch.dtype, buckets: Buckets | None) -> list[Tensor | None]:
-        """Weight and bias, of which each rank has the gradient of its own block."""
-        stand, here = self.coefficients, RowHere(self.coefficients, place, 0)  # type: ignore[arg-type]
-        chains = iter(zip(stand.fetch[1:], stand.back[1:], strict=True))
-        return [None if v is None else moved(v, *next(chains), here, buckets).to(wide) for v in vectors]
+    def _scale(self, w: Tensor | None, variance: Tensor) -> Tensor:
+        a = torch.rsqrt(variance + self.eps)
+        return a if w is None else a.mul_(w)
 
-    def averaged(self, place: Place, own: Tensor) -> Tensor:
-        """The sum of the ranks' addends."""
-        stand = self.statistics
-        assert stand is not None
-        return travel(own, stand.store[0], RowHere(stand, place, 0))  # type: ignore[arg-type]
+    def _vectors(self, kept: Any, dp: Any, needed: Sequence[bool]) -> tuple[Any, ...]:
+        """Of moments, weight and bias."""
+        operation: Any = self.coefficients.operation
+        moments, dw, db = (dp, dp[1], dp[2]) if self.is_joint else (None, *dp)
+        found = [t for t, there in ((dw, operation.weight), (db, operation.bias)) if there]
+        return moments, *found
 
-
-def of_nothing(x: Tensor, *vectors: Tensor | None) -> Tensor:
-    """What a rank without elements makes; in the graph like any other, so that all come to the same gradients."""
-    return sum((v.sum().to(x.dtype) * 0 for v in vectors if v is not None), x.clone())
+    def _dx(self, dm: Any, statistics: Any, x: Tensor, kept: Any = None, dy: Tensor | None = None) -> Tensor | None:
+        """The gradient of x, through y and through moments."""
+        if not self.is_joint or dm is None:
+            return None
+        _, w, _, mean, variance = kept
+        assert dy is not None
+        _, total = self._shares(mean.dtype)
+        a = self._scale(w, variance)
+        return normalised_dx(dy.contiguous(), x.contiguous(), (mean, variance), a, dm[1:] / total, self.eps)

@@ -1,5 +1,4 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportIncompatibleMethodOverride=false, reportPrivateUsage=false
 # (what torch leaves untyped or private, and calls by another signature than it declares)
 """Rows in pieces: the interior while the halo travels, then the boundary.
 
@@ -18,7 +17,7 @@ the outer one's boundary goes from end to end, corners included, and the inner o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -26,14 +25,13 @@ from torch import Tensor
 
 from convgen.operations.row import At
 
-from .blocks import Unmapped
-from .conversions import missing, named, pack, unflat, within
+from .conversions import missing, named, within
 from .lanes import Pending, begin, noted
 from .layout import Box, common
+from .travel import Move, Packing, RowHere, slices
 
 if TYPE_CHECKING:
     from .rows import Stand
-    from .travel import Move, RowHere
 
 HALOS = "halos"
 
@@ -81,200 +79,110 @@ def _piece(stand: Stand, here: RowHere, k: int, blocks: Any) -> Share:
     return Share(at, tuple(box))
 
 
+class Sent(NamedTuple):
+    """A halo's gradient on its way, and that of the strips, of which some stays."""
+
+    pending: Pending
+    strips: Sequence[Tensor]
+
+
+Copy = tuple[int, Any, Any]  # from a part, by its number, to where, from where in it
+
+
 class Halo:
-    """What a rank's window lacks, under way; and its gradient, on the way back.
+    """What a rank's window lacks, and its gradient on the way back; boxes are worked out once."""
 
-    Attributes:
-        sends, receives: boxes to and from each rank of the group.
-        of: where the memory of the result's gradient begins, once it is there.
-    """
+    def __init__(self, move: Move, step_back: str, here: RowHere, pieces: Pieces) -> None:
+        self.move, self.step_back, self.here, layer = move, step_back, here, here.layer
+        sends, receives = missing(move.src, move.dst, move.over, here)
+        self.own, boxes = here.held(move.src), [p.box for p in pieces.boundary]
+        self.inner = pieces.interior.box if pieces.interior else tuple((lo, lo) for lo, _ in self.own)
+        self.group, self.is_all = here.group(move.over), self.inner == self.own
+        self.sent, self.got = Packing(here.frame(move.src), sends, layer), [layer.size(b, "") for b in receives]
+        self.came = [layer.shape(b, "") for b in receives]
+        self.shapes, self.shape = [layer.shape(b, "") for b in boxes], layer.shape(self.own, "")
+        self.to_strips = [_copies(box, [self.own, *receives], layer) for box in boxes]
+        self.to_addends = [_copies(box, boxes, layer) for box in receives]
+        self.to_own = _copies(self.own, [*boxes, *sends], layer)
+        self.to_inner = slices(self.own, common(self.own, self.inner))
+        self.returned = [layer.shape(b, "") for b in sends]
 
-    def __init__(self, move: Move, step_back: str, x: Tensor, here: RowHere) -> None:
-        self.move, self.step_back, self.here = move, step_back, here
-        self.sends, self.receives = missing(move.src, move.dst, move.over, here)
-        self.own, self.of = here.held(move.src), 0
-        packed = pack(x.detach(), here.frame(move.src), self.sends, "", here.layer)
-        self.pending = self._begin(move.step, packed, self.sends, self.receives)
+    def start(self, x: Tensor) -> Pending:
+        return self._begin(self.move.step, self.sent.packed(x.contiguous()), (self.sent.sizes, self.got))
 
-    def _begin(self, step: str, packed: Tensor, sends: Sequence[Box], receives: Sequence[Box]) -> Pending:
-        splits = tuple([self.here.layer.size(b, "") for b in boxes] for boxes in (sends, receives))
+    def _begin(self, step: str, packed: Tensor, splits: tuple[list[int], list[int]]) -> Pending:
         with named(step, "exchange", self.move.over, self.here):
-            group = self.here.group(self.move.over)
-            return begin(self.here.place.transport, "exchange", packed, splits, group, HALOS)
+            return begin(self.here.place.transport, "exchange", packed, splits, self.group, HALOS)
 
-    def _wait(self, step: str, boxes: Sequence[Box]) -> Iterator[tuple[Box, Tensor]]:
+    def _wait(self, pending: Pending, step: str, shapes: Sequence[tuple[int, ...]], sizes: list[int]) -> list[Tensor]:
         with noted("wait", step), named(step, "exchange", self.move.over, self.here):
-            got = self.pending.wait()
-        for box, part in zip(boxes, got.split([self.here.layer.size(b, "") for b in boxes]), strict=True):
-            if part.numel():
-                yield box, unflat(part, self.here.layer.shape(box, ""), self.here.layer)
+            got = pending.wait()
+        return [part.view(shape) for part, shape in zip(got.split(sizes), shapes, strict=True)]
 
-    def strips(self, x: Tensor, boxes: Sequence[Box]) -> tuple[Tensor, ...]:
+    def strips(self, pending: Pending, x: Tensor) -> tuple[Tensor, ...]:
         """What the boundary reads: own rows, and those that have arrived."""
-        there = [(self.own, x), *self._wait(self.move.step, self.receives)]
-        made = [x.new_empty(self.here.layer.shape(box, "")) for box in boxes]
-        for strip, box in zip(made, boxes, strict=True):
-            for held, part in there:
-                both = common(held, box)
-                if self.here.layer.size(both, ""):
-                    within(strip, box, both).copy_(within(part, held, both))
+        there = [x, *self._wait(pending, self.move.step, self.came, self.got)]
+        made = [x.new_empty(shape) for shape in self.shapes]
+        for strip, copies in zip(made, self.to_strips, strict=True):
+            for n, to, of in copies:
+                strip[to].copy_(there[n][of])
         return tuple(made)
 
-    def send_back(self, gradients: Sequence[Tensor], boxes: Sequence[Box]) -> None:
+    def start_back(self, strips: Sequence[Tensor], like: torch.dtype) -> Sent:
         """Gradients of what has arrived, to where it came from; of own rows they stay."""
-        self.parts = [*zip(boxes, gradients, strict=True)]
-        wide = torch.promote_types(self.here.group(self.move.over).wide, gradients[0].dtype)
+        wide, device = torch.promote_types(self.group.wide, like), self.here.layer.device
         addends: list[Tensor] = []
-        for box in self.receives:
-            addend = gradients[0].new_zeros(self.here.layer.shape(box, ""), dtype=wide)
-            _add(addend, box, self.parts, self.here)
-            addends.append(addend.reshape(-1))
-        packed = torch.cat(addends).to(gradients[0].dtype)
-        self.pending = self._begin(self.step_back, packed, self.receives, self.sends)
+        for shape, copies in zip(self.came, self.to_addends, strict=True):
+            addend = torch.zeros(shape, dtype=wide, device=device)
+            for n, to, of in copies:
+                addend[to].add_(strips[n][of])
+            addends.append(addend.view(-1))
+        packed = torch.cat(addends).to(like)
+        return Sent(self._begin(self.step_back, packed, (self.got, self.sent.sizes)), strips)
 
-    def add_to(self, inside: Tensor, box: Box) -> Tensor:
-        """The gradient of own rows: that of the interior, which stands at `box`, of the boundary, and what arrives."""
-        wide = torch.promote_types(self.here.group(self.move.over).wide, inside.dtype)
-        if box == self.own:
-            total = inside if inside.dtype == wide and self._is_ours(inside) else inside.to(wide, copy=True)
-        else:
-            total = inside.new_zeros(self.here.layer.shape(self.own, ""), dtype=wide)
-            if inside.numel():
-                within(total, self.own, box).copy_(inside)
-        _add(total, self.own, [*self.parts, *self._wait(self.step_back, self.sends)], self.here)
-        del self.parts
-        return total.to(inside.dtype)
-
-    def _is_ours(self, inside: Tensor) -> bool:
-        """Whether nobody else has this gradient, so that it may be written over: an operation that reads windows made
-        it, and it is no view of the result's gradient."""
-        lies = any(inside.is_contiguous(memory_format=f) for f in (torch.contiguous_format, torch.channels_last))
-        return lies and not inside.requires_grad and inside.untyped_storage().data_ptr() != self.of
-
-
-def _add(total: Tensor, place: Box, parts: Sequence[tuple[Box, Tensor]], here: RowHere) -> None:
-    """Parts of a tensor to what of it stands at a place."""
-    for box, part in parts:
-        both = common(place, box)
-        if here.layer.size(both, ""):
-            within(total, place, both).add_(within(part, box, both))
-
-
-class Inner(Unmapped):
-    """Of a block what the interior reads; its gradient waits for what the boundary's sends back.
-
-    `link` has no elements: through it backward comes here after the boundary.
-    """
-
-    @staticmethod
-    def forward(x: Tensor, halo: Halo, box: Box) -> tuple[Tensor, Tensor]:
-        return within(x, halo.own, box), x.new_empty(0)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        _, ctx.halo, ctx.box = inputs
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor, link: Tensor) -> Any:
-        return ctx.halo.add_to(gradient, ctx.box), None, None
-
-
-class Boundary(Unmapped):
-    """What the boundary reads, once the halo is there, and a link for those ranks that have no boundary."""
-
-    @staticmethod
-    def forward(link: Tensor, x: Tensor, halo: Halo, boxes: Sequence[Box]) -> tuple[Tensor, ...]:
-        return *halo.strips(x, boxes), x.new_empty(0)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        _, _, ctx.halo, ctx.boxes = inputs
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        *strips, link = gradients
-        ctx.halo.send_back([*strips, link], [*ctx.boxes, tuple((0, 0) for _ in ctx.halo.own)])
-        return link, None, None, None
-
-
-class Join(Unmapped):
-    """Pieces of a result, put together."""
-
-    @staticmethod
-    def forward(link: Tensor, halo: Halo | None, whole: Box, places: Sequence[Box], *pieces: Tensor) -> Tensor:
-        if tuple(places) == (whole,):
-            return pieces[0].view_as(pieces[0])
-        out = pieces[0].new_empty([hi - lo for lo, hi in whole])
-        for place, piece in zip(places, pieces, strict=True):
-            within(out, whole, place).copy_(piece)
-        return out
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        link, ctx.halo, ctx.whole, ctx.places, *_ = inputs
-        ctx.like = link.dtype
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        if ctx.halo is not None:
-            ctx.halo.of = gradient.untyped_storage().data_ptr()
-        parts = [within(gradient, ctx.whole, place) for place in ctx.places]
-        return gradient.new_empty(0, dtype=ctx.like), None, None, None, *parts
-
-
-class Cut(Unmapped):
-    """Pieces of what stands for a result; their gradients are put together."""
-
-    @staticmethod
-    def forward(stands: Tensor, whole: Box, places: Sequence[Box]) -> tuple[Tensor, ...]:
-        return tuple(within(stands, whole, place) for place in places)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        _, ctx.whole, ctx.places = inputs
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        out = gradients[0].new_empty([hi - lo for lo, hi in ctx.whole])
-        for place, gradient in zip(ctx.places, gradients, strict=True):
-            within(out, ctx.whole, place).copy_(gradient)
-        return out, None, None
-
-
-class Early:
-    """A row whose halo is under way: made before its other operands are fetched, so that backward, which goes the other
-    way, has handed in their gradients when it waits."""
-
-    def __init__(self, stand: Stand, here: RowHere, k: int, x: Tensor) -> None:
-        (move,), back = stand.fetch[k], stand.back[k]
-        self.stand, self.here, self.k, self.x = stand, here, k, x.contiguous()
-        self.halo = Halo(move, back[0].step if back else move.step, self.x, here)
-        self.pieces = pieces_of(stand, here, k)
-        nowhere = tuple((lo, lo) for lo, _ in self.halo.own)
-        box = self.pieces.interior.box if self.pieces.interior else nowhere
-        self.inside, self.link = Inner.apply(self.x, self.halo, box)
-
-    def made(self, parts: Sequence[Tensor], between: Tensor | None = None) -> Tensor:
-        """The result on this rank; autograd goes through.
+    def wait_back(self, sent: Sent, inside: Tensor | None, dy: Tensor) -> Tensor:
+        """The gradient of own rows: that of the interior, of the boundary, and what arrives.
 
         Args:
-            parts: as local code takes them, but for operand k.
-            between: of a fused row, what stands for what its convolution makes.
+            inside: of the interior, which may be written over where nobody else has it; dy: of the result.
         """
-        stand, (interior, boundary) = self.stand, self.pieces
-        whole = stand.result_box(stand.at(self.here.place))
-        places = [stand.result_box(p.at) for p in (interior, *boundary) if p]
-        stands = [None] * len(places) if between is None else list(Cut.apply(between, whole, places))
-        made = [] if interior is None else [self._of(interior, self.inside, parts, stands.pop(0))]
-        *strips, link = Boundary.apply(self.link, self.x.detach(), self.halo, [p.box for p in boundary])
-        for piece, strip, one in zip(boundary, strips, stands, strict=True):
-            made.append(self._of(piece, strip, parts, one))
-        return Join.apply(link, self.halo, whole, places, *made)
+        if inside is None:
+            inside = dy.new_empty([hi - lo for lo, hi in self.inner])
+        wide = torch.promote_types(self.group.wide, inside.dtype)
+        if self.is_all:
+            is_ours = inside.dtype == wide and lies_alone(inside, dy)
+            total = inside if is_ours else inside.to(wide, copy=True)
+        else:
+            total = inside.new_zeros(self.shape, dtype=wide)
+            if inside.numel():
+                total[self.to_inner].copy_(inside)
+        parts = [*sent.strips, *self._wait(sent.pending, self.step_back, self.returned, self.sent.sizes)]
+        for n, to, of in self.to_own:
+            total[to].add_(parts[n][of])
+        return total.to(inside.dtype)
 
-    def _of(self, piece: Share, tensor: Tensor, parts: Sequence[Tensor], between: Tensor | None) -> Tensor:
-        k, stand = self.k, self.stand
-        given = [*parts[:k], stand.cut(k, tensor, piece.box, piece.at), *parts[k + 1 :]]
-        if between is not None:
-            return stand.fused(piece.at, given, between)
-        (made,) = stand.local(piece.at, given)
-        return made
+
+def _copies(box: Box, parts: Sequence[Box], layer: Any) -> list[Copy]:
+    """Of parts what lies in a box."""
+    found: list[Copy] = []
+    for n, part in enumerate(parts):
+        both = common(box, part)
+        if layer.size(both, ""):
+            found.append((n, slices(box, both), slices(part, both)))
+    return found
+
+
+def lies_alone(inside: Tensor, dy: Tensor) -> bool:
+    """Whether nobody else has a gradient: it is dense, and no view of the result's."""
+    lies = any(inside.is_contiguous(memory_format=f) for f in (torch.contiguous_format, torch.channels_last))
+    return lies and inside.untyped_storage().data_ptr() != dy.untyped_storage().data_ptr()
+
+
+def put_together(whole: Box, places: Sequence[Box], pieces: Sequence[Tensor]) -> Tensor:
+    """Pieces of a tensor as one."""
+    if tuple(places) == (whole,):
+        return pieces[0]
+    out = pieces[0].new_empty([hi - lo for lo, hi in whole])
+    for place, piece in zip(places, pieces, strict=True):
+        within(out, whole, place).copy_(piece)
+    return out

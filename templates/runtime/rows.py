@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, cast
 
@@ -20,16 +20,11 @@ from convgen.algebra.signature import Operand
 from convgen.operations.row import At, Operation, nest, standing
 
 from .blocks import Unmapped
-from .buckets import Buckets
-from .checks import refuse_vmap
-from .chunks import Chunked
 from .here import held_at
-from .lanes import noted
 from .layout import Box, common, interval
 from .mesh import Place, coordinates, members
-from .pieces import Early
 from .splits import Plain, Split, axes_of
-from .travel import Chain, Move, RowHere, moved
+from .travel import Chain, Move
 
 CHAIN = re.compile(r"\[([^\]]*)\]|(\w+)\(([\w,]*)\)")
 
@@ -53,9 +48,6 @@ class Reach:
         return self.frame(layer, at, batch)
 
 
-Slots = dict[int, list[Callable[[], tuple[Tensor, ...]]]]  # by operand, what finishes its gradient
-
-
 class Stand(Plain):
     """A row for so many samples: its operation, its layouts, and what conversions ask of a layer."""
 
@@ -65,18 +57,18 @@ class Stand(Plain):
         self.name, self.grid, self.sums, self.device = net.name, net.grid, net.sums, net.device
         self.dtype, self.wide = net.dtype, net.wide
         inputs, results = self.signature.inputs, self.signature.results
-        made = [f"{label}_{j}" if j else label for j in range(len(results))]
+        made = [f"{label}.{r.name}" if j else label for j, r in enumerate(results)]
         self.fetch = tuple(self._chain(c, o, f"{label}.{o.name}") for c, o in zip(row.fetch, inputs, strict=True))
         self.back = tuple(self._chain(c, o, f"{label}.d{o.name}") for c, o in zip(row.back, inputs, strict=True))
         self.store = tuple(self._chain(c, o, n) for c, o, n in zip(row.store, results, made, strict=True))
         self.given = tuple(self._chain(c, o, f"{label}.d{o.name}") for c, o in zip(row.given, results, strict=True))
         self.windows = tuple(self._layouts(c, o)[-1] for c, o in zip(row.fetch, inputs, strict=True))
         self.is_silent = not any((*self.fetch, *self.back, *self.store, *self.given))
-        self.derived = {k: one.stand(net, f"{label}.d{inputs[k].name}") for k, (one, _) in row.derived.items()}
-        self.joined: Any = None  # of a batch norm's first row, what its rows are together
+        self.derived = {k: one.stand(net, f"{label}.d{inputs[k].name}") for k, one in row.derived.items()}
         self._ats: dict[int, At] = {}
         self._still: dict[int, bool] = {}
         self._counts: dict[Any, Tensor] = {}
+        self._totals: dict[tuple[int, ...], float] = {}
 
     def is_still(self, move: Move) -> bool:
         """Whether an exchange moves nothing, for any rank: blocks that meet for so many samples and not for others."""
@@ -111,13 +103,20 @@ class Stand(Plain):
     def _chain(self, text: str, operand: Operand, step: str) -> Chain:
         layouts = self._layouts(text, operand)
         kinds = [(m[2], tuple(filter(None, m[3].split(",")))) for m in CHAIN.finditer(text) if m[2]]
-        names = [f"{step}_{i + 1}" if len(kinds) > 1 else step for i in range(len(kinds))]
+        names = [f"{step}.{i + 1}" if len(kinds) > 1 else step for i in range(len(kinds))]
         return tuple(
             Move(kind, over, *pair, name)
             for (kind, over), pair, name in zip(kinds, pairwise(layouts), names, strict=True)
         )
 
     # ---- Where local code stands ----
+
+    def moves(self) -> Iterator[tuple[str, Move]]:
+        """Conversions of the row, each with the chain that it is of; those of its gradients' rows are theirs."""
+        sides = {"fetch": self.fetch, "store": self.store, "given": self.given, "back": self.back}
+        for side, chains in sides.items():
+            for chain in chains:
+                yield from ((side, move) for move in chain)
 
     def at(self, place: Place) -> At:
         return self.at_rank(place.me)
@@ -130,6 +129,15 @@ class Stand(Plain):
             found = torch.stack([operation.counts(self.row.way, self.at_rank(p)) for p in ranks])
             self._counts[key] = found.to(device, dtype)
         return self._counts[key]
+
+    def shares(self, ranks: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, float]:
+        """Of all elements that moments are of those of each of these ranks, and how many there are."""
+        counts = self.counts(ranks, self.device, torch.float64)[:, 0]
+        key = (ranks, "shares", dtype)
+        if key not in self._counts:
+            self._totals[ranks] = float(counts.sum())
+            self._counts[key] = (counts / self._totals[ranks]).to(dtype)
+        return self._counts[key], self._totals[ranks]
 
     def at_rank(self, me: int) -> At:
         """Where the rank at a position stands."""
@@ -177,138 +185,46 @@ class Stand(Plain):
                 tensor = tensor.narrow(d, parts[0][0] - first, parts[0][1] - parts[0][0])
         return tensor
 
-    # ---- Running ----
+    def narrowed(self, k: int, held: Box, at: At) -> tuple[tuple[int, int, int], ...] | None:
+        """What `cut` takes of an operand: (dimension, first row, rows); None where rows come round again."""
+        found: list[tuple[int, int, int]] = []
+        for d, made in enumerate(self.signature.inputs[k].dims):
+            (first, last), (lo, hi) = held[d], at.inside[k][d]
+            if made.relation is not None:
+                parts = made.relation.fold(*at.windows[k][d], self.signature.inputs[k].shape[d])
+                parts = [p for p in parts if p[1] > p[0]]
+                if len(parts) > 1:
+                    return None
+                lo, hi = (parts[0][0], parts[0][1]) if parts else (first, first)
+            if (lo, hi) != (first, last):
+                found.append((d, lo - first, hi - lo))
+        return tuple(found)
 
-    def run(self, place: Place, operands: Sequence[Tensor], buckets: Buckets | None = None) -> tuple[Tensor, ...]:
-        """This rank's blocks of the results, of its blocks of the operands; autograd goes through.
+    # ---- Local code ----
 
-        Args:
-            buckets: that take gradients which this call's steps make.
-        """
-        return self.begun(place, operands, buckets)()
-
-    def early(self, place: Place, x: Tensor) -> Early | None:
-        """The halo of its early operand, under way before other operands are there; of a row without derived ones."""
-        here = RowHere(self, place, 0)  # type: ignore[arg-type]
-        return None if self.row.early is None else Early(self, here, self.row.early, x)
-
-    def begun(
-        self, place: Place, operands: Sequence[Tensor], buckets: Buckets | None, early: Early | None = None
-    ) -> Callable[[], tuple[Tensor, ...]]:
-        """The same in two: its halo is under way, if it is early; what is returned does the rest.
-
-        Args:
-            early: its halo, if it has been under way before.
-        """
-        here, at = RowHere(self, place, 0), self.at(place)  # type: ignore[arg-type]
-        asked = [k for k in self.derived if torch.is_grad_enabled() and operands[k].requires_grad]
-        slots: Slots = {k: [] for k in asked if self.derived[k].row.early is not None}
-        operands = [Later.apply(t, slots[k]) if k in slots else t for k, t in enumerate(operands)]
-        taken = [t.detach() if k in self.derived else t for k, t in enumerate(operands)]
-        if self.row.early is not None and early is None:
-            early = Early(self, here, self.row.early, taken[self.row.early])
-        chunked = None if self.row.chunks is None else self._chunked(taken, here)
-        between = bool(asked) and self.operation.has_between
-
-        def attached(*results: Tensor) -> Any:
-            return Attach.apply(self, place, buckets, slots, len(results), *results, *operands)
-
-        def stands() -> Tensor:
-            """For what the convolution of a fused row makes."""
-            return attached(taken[0].new_zeros(1).expand(self.made_shape(self.signature.results[0], at)))
-
-        def rest() -> tuple[Tensor, ...]:
-            later = self.row.early if chunked is None else chunked.k
-            parts = [
-                t if k == later else moved(t, self.fetch[k], self.back[k], here, buckets) for k, t in enumerate(taken)
-            ]
-            boxes = [here.held(layout) for layout in self.windows]
-            if chunked is not None:
-                made = (chunked.made([None if k == later else t for k, t in enumerate(parts)], boxes),)
-            else:
-                parts = [t if k == later else self.cut(k, t, boxes[k], at) for k, t in enumerate(parts)]
-                if early is not None:
-                    made = (early.made(parts, stands() if between else None),)
-                else:
-                    made = (self.fused(at, parts, stands()),) if between else self.local(at, parts)
-            results = made
-            if chunked is None or not chunked.of_result:
-                results = tuple(moved(t, self.store[j], self.given[j], here, buckets) for j, t in enumerate(made))
-            if asked and not between:
-                again = attached(*results)
-                results = again if isinstance(again, tuple) else (again,)
-            return results
-
-        return rest
-
-    def _chunked(self, operands: Sequence[Tensor], here: RowHere) -> Chunked:
-        assert self.row.chunks is not None
-        k = self.row.chunks[2]
-        return Chunked(self, here, None if k is None else operands[k])
-
-    def local(self, at: At, parts: list[Tensor]) -> tuple[Tensor, ...]:
+    def local(self, at: At, parts: Sequence[Tensor], is_nothing: bool) -> tuple[Tensor, ...]:
         """What is made of these blocks."""
-        shapes = [self.made_shape(r, at) for r in self.signature.results]
-        empty = any(not p.numel() for p in parts) or not any(map(math.prod, shapes))
-        if empty and not self.signature.runs_empty:
-            return tuple(self._nothing(r, s, parts) for r, s in zip(self.signature.results, shapes, strict=True))
-        with noted("local", self.label):
-            return self.operation.local(self.row.way, at, *parts)
+        if is_nothing:
+            return tuple([self._nothing(r, self.made_shape(r, at), parts) for r in self.signature.results])
+        return self.operation.local(self.row.way, at, *parts)
 
-    def fused(self, at: At, parts: list[Tensor], between: Tensor) -> Tensor:
+    def fused(self, at: At, parts: Sequence[Tensor], between: Tensor) -> Tensor:
         """The same of a convolution and what follows it as one, whose gradients' rows read that of what lies between.
 
         Args:
             between: stands for that: a tensor of its shape, whose gradient it gets.
         """
-        (result,) = self.signature.results
         operation: Any = self.operation  # of parts
-        if any(not p.numel() for p in parts) or not between.numel():
-            return self._nothing(result, list(between.shape), [*parts, between])
-        with noted("local", self.label):
-            kernel = operation.kernel(at, parts)
-            if kernel is None:
-                return operation.behind(at, Valued.apply(between, operation.first(at, *parts)), *parts)
-            return kernel(operation, at, between, *parts)
+        kernel = operation.kernel(at, parts)
+        if kernel is None:
+            return operation.behind(at, Valued.apply(between, operation.first(at, *parts)), *parts)
+        return kernel(operation, at, between, *parts)
 
-    def _nothing(self, result: Operand, shape: list[int], parts: list[Tensor]) -> Tensor:
-        """Where a rank has nothing to add; in the graph like any other, so that all come to the same gradients."""
-        if result.integer:
-            return torch.zeros(shape, dtype=torch.int64, device=self.device)
+    def _nothing(self, result: Operand, shape: list[int], parts: Sequence[Tensor]) -> Tensor:
+        """Where a rank has nothing to add."""
         floats = [p for p in parts if p.is_floating_point()]
-        kind = floats[0].dtype if floats else self.dtype
-        made = torch.zeros(shape, dtype=kind, device=self.device)
-        return made + sum(p.flatten()[:0].sum().to(kind) for p in floats if p.requires_grad)
-
-    def gradients(
-        self,
-        place: Place,
-        dys: Sequence[Tensor | None],
-        results: Any,
-        operands: Any,
-        needed: Sequence[bool],
-        buckets: Buckets | None,
-        slots: Slots,
-    ) -> list[Tensor | None]:
-        """Of the operands that have rows for them, from the gradients of the results. Those whose halo is started early
-        come first, and are finished behind the others, in their slots.
-
-        Args:
-            needed: by operand.
-        """
-        found: list[Tensor | None] = [None] * len(operands)
-        for k in sorted((k for k in self.derived if needed[k]), key=lambda k: k not in slots):
-            one = self.derived[k]
-            reads: list[Tensor] = []
-            for kind, j in self.row.derived[k][1]:
-                dy = dys[j] if kind == "gradient" else None
-                t = operands[j] if kind == "operand" else results[j] if kind == "result" else dy
-                reads.append(torch.zeros_like(results[j]) if t is None else t)
-            if k in slots:
-                slots[k].append(one.begun(place, reads, buckets))
-            else:
-                (found[k],) = one.run(place, reads, buckets)
-        return found
+        kind = torch.int64 if result.integer else floats[0].dtype if floats else self.dtype
+        return torch.zeros(shape, dtype=kind, device=self.device)
 
 
 class Row:
@@ -320,7 +236,7 @@ class Row:
         reads: for each operand how it is stored and fetched, and behind a bar how its gradient comes back:
             `[N * H *] exchange(H) [N * H+ *] | [N * H+ *] exchange_add(H) [N * H *]`.
         makes: for each result how it is made and stored, and behind a bar how its gradient is fetched.
-        derived: by operand the row that makes its gradient, and where that row finds its operands.
+        derived: by operand the row that makes its gradient.
         early: the operand whose halo travels while the row's interior is computed; or, of a gradient that is not
             `split`, while other gradients of its row are.
         chunks: an index, in how many chunks of it the row is computed, the operand that travels by them or None, and
@@ -335,7 +251,7 @@ class Row:
         makes: Sequence[str],
         *,
         way: int = 0,
-        derived: dict[int, tuple[Row, tuple[tuple[str, int], ...]]] | None = None,
+        derived: dict[int, Row] | None = None,
         early: int | None = None,
         split: bool = True,
         chunks: tuple[str, int, int | None, bool] | None = None,
@@ -368,56 +284,6 @@ def _sides(texts: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-
-
-class Later(Unmapped):
-    """An operand whose gradient is begun in Attach's backward and finished here, after all that autograd comes to
-    between: the other gradients of its row."""
-
-    @staticmethod
-    def forward(operand: Tensor, slot: list[Any]) -> Tensor:
-        return operand.view_as(operand)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        _, ctx.slot = inputs
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor | None) -> Any:
-        assert gradient is None  # Attach alone reads the operand
-        if not ctx.slot:
-            return None, None
-        (found,) = ctx.slot.pop()()
-        return found, None
-
-
-class Attach(Unmapped):
-    """Results as they are; gradients of some operands from rows of their own."""
-
-    @staticmethod
-    def forward(stand: Stand, place: Place, buckets: Buckets | None, slots: Slots, count: int, *values: Tensor) -> Any:
-        results = tuple(t.view_as(t) for t in values[:count])
-        return results if count > 1 else results[0]
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.stand, ctx.place, ctx.buckets, ctx.slots, ctx.count, *values = inputs
-        ctx.save_for_backward(*values)
-        outputs = output if isinstance(output, tuple) else (output,)
-        ctx.mark_non_differentiable(*(t for t in outputs if not t.is_floating_point()))
-
-    @staticmethod
-    def backward(ctx: Any, *dys: Any) -> Any:
-        refuse_vmap(ctx.stand.name)  # of jacrev, and of is_grads_batched
-        values = ctx.saved_tensors
-        results, operands = values[: ctx.count], values[ctx.count :]
-        dys = tuple(None if g is None else g.contiguous() for g in dys)
-        with torch.autocast(ctx.stand.device, enabled=False):  # where all of backward runs under it
-            needed = ctx.needs_input_grad[5 + ctx.count :]
-            found = ctx.stand.gradients(ctx.place, dys, results, operands, needed, ctx.buckets, ctx.slots)
-        through = tuple(g if r.is_floating_point() else None for g, r in zip(dys, results, strict=True))
-        return None, None, None, None, None, *through, *found
 
 
 class Valued(Unmapped):

@@ -1,10 +1,11 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportIncompatibleMethodOverride=false
-# (what torch leaves untyped or private, and calls by another signature than it declares)
-"""From one layout of a network's value to another, and gradients the way back."""
+# (what torch leaves untyped or private)
+"""From one layout of a network's value to another."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -12,23 +13,9 @@ from torch import Tensor
 
 from convgen.algebra.layout import Axes
 
-from .blocks import Unmapped
-from .buckets import Buckets
-from .conversions import (
-    all_gather,
-    all_reduce,
-    flat,
-    named,
-    pack,
-    rearrange,
-    reduce_scatter,
-    take,
-    unflat,
-    within,
-)
+from .conversions import all_gather, consecutive, failure, missing, reduce_scatter, take, within
 from .here import Here, held_at
-from .lanes import noted
-from .layout import Box, common
+from .layout import Box, block, common
 from .transport import Group
 
 
@@ -69,65 +56,109 @@ class RowHere(Here):
         )
 
 
-def moved(tensor: Tensor, there: Chain, back: Chain, here: RowHere, buckets: Buckets | None = None) -> Tensor:
-    """A tensor in another layout; its gradient comes the way back, in buckets where these take it."""
-    if not there and not back:
-        return tensor
-    if not (torch.is_grad_enabled() and tensor.requires_grad):
-        return travel(tensor, there, here, buckets)
-    return Travel.apply(tensor, there, back, here, buckets)
+Moving = Callable[[Tensor], Tensor]
+Slices = tuple[slice, ...]
 
 
-class Travel(Unmapped):
-    """Conversions one way, and those of the gradient the other way."""
+def way_of(move: Move, here: RowHere) -> Moving:
+    """A conversion on this rank, with boxes, splits and groups made once; of any type."""
+    over, step = move.over, move.step
+    way, kind = _way(move, here)
 
-    @staticmethod
-    def forward(tensor: Tensor, there: Chain, back: Chain, here: RowHere, buckets: Buckets | None) -> Tensor:
-        made = travel(tensor, there, here, buckets)
-        return made.view_as(made) if made is tensor else made
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        _, ctx.there, ctx.back, ctx.here, ctx.buckets = inputs
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        dx = Travel.apply(gradient.contiguous(), ctx.back, ctx.there, ctx.here, ctx.buckets)
-        return dx, None, None, None, None
-
-
-def travel(tensor: Tensor, chain: Chain, here: RowHere, buckets: Buckets | None = None) -> Tensor:
-    """One conversion after the other; a gradient that is in a bucket is handed in."""
-    for move in chain:
+    def travel(tensor: Tensor) -> Tensor:
         if tensor.dtype == torch.bool:
-            return travel(tensor.to(torch.uint8), chain, here).bool()
-        if buckets is not None and move.step in buckets:
-            return buckets.give(move.step, tensor)
-        with noted("move", move.step):
-            tensor = converted(tensor.contiguous(), move, here)
-    return tensor
+            return travel(tensor.to(torch.uint8)).bool()
+        if not kind:
+            return way(tensor.contiguous())
+        try:
+            return way(tensor.contiguous())
+        except Exception as error:
+            what = f"step %{step} = {kind} over {','.join(over)}"
+            raise failure(what, here, here.group(over).ranks, error) from error
+
+    return travel
 
 
-def converted(tensor: Tensor, move: Move, here: RowHere) -> Tensor:
-    """A tensor after one conversion."""
+def _way(move: Move, here: RowHere) -> tuple[Moving, str]:
+    """The conversion, and what of a transport it is; "" where it names its errors itself, or sends nothing."""
     kind, over, src, dst, step = move
     if kind in ("exchange", "exchange_add") and cast(Any, here.layer).is_still(move):
-        return placed(tensor, here.held(src), here.held(dst))
+        return lambda tensor: placed(tensor, here.held(src), here.held(dst)), ""
+    group, splits = here.group(over), [here.layer.size(held_at(here.layer, src, p, 0), "") for p in here.members(over)]
+    transport, shape = here.place.transport, here.shape(dst)
     match kind:
         case "slice":
-            return take(tensor, src, dst, here)
-        case "all_gather":
-            return all_gather(step, tensor, src, dst, over, here)
-        case "reduce_scatter":
-            return reduce_scatter(step, tensor, src, dst, over, here)
+            return lambda tensor: take(tensor, src, dst, here), ""
         case "all_reduce":
-            return all_reduce(step, tensor, src, dst, over, here)
+            count = math.prod(here.shape(src))
+            parts = [hi - lo for lo, hi in (block(0, count, len(splits), i) for i in range(len(splits)))]
+            return lambda tensor: transport.all_reduce(tensor.view(-1), parts, group).view(shape), kind
         case "exchange_add":
-            return exchange_add(step, tensor, src, dst, over, here)
+            return _adding(move, here), "exchange"
         case "merge":
-            return merge(step, tensor, over, here)
+            return lambda tensor: merged(tensor, splits, over, here), "all_gather"
+        case "exchange" | "all_to_all":
+            return _exchanging(move, here), kind
+        case "all_gather":
+            return lambda tensor: all_gather(step, tensor, src, dst, over, here), ""
         case _:
-            return rearrange(step, kind, tensor, src, dst, over, here)
+            return lambda tensor: reduce_scatter(step, tensor, src, dst, over, here), ""
+
+
+def slices(outer: Box, inner: Box) -> Slices:
+    """Where a box stands in a piece that stands at `outer`."""
+    return tuple([slice(lo - start, max(hi, lo) - start) for (start, _), (lo, hi) in zip(outer, inner, strict=True)])
+
+
+class Packing:
+    """Boxes of a piece, one behind the other, flat.
+
+    Args:
+        outer: where the piece stands; `boxes`: one for each rank of a group.
+    """
+
+    def __init__(self, outer: Box, boxes: Sequence[Box], layer: Any) -> None:
+        self.sizes = [layer.size(box, "") for box in boxes]
+        self.is_flat = consecutive(boxes, outer, "", layer)
+        self.parts = [
+            (slices(outer, box), n, layer.shape(box, "")) for box, n in zip(boxes, self.sizes, strict=True) if n
+        ]
+
+    def packed(self, tensor: Tensor) -> Tensor:
+        if self.is_flat:
+            return tensor.view(-1)
+        parts = [tensor[where].reshape(-1) for where, *_ in self.parts]
+        return torch.cat(parts) if len(parts) > 1 else parts[0].contiguous() if parts else tensor.new_empty(0)
+
+    def unpack(self, elements: Tensor, tensor: Tensor) -> None:
+        """To their places in a piece."""
+        at = 0
+        for where, n, shape in self.parts:
+            tensor[where].copy_(elements.narrow(0, at, n).view(shape))
+            at += n
+
+
+def _exchanging(move: Move, here: RowHere) -> Moving:
+    """What each rank needs and does not own comes from the rank of the group that owns it."""
+    kind, over, src, dst, _ = move
+    sends, receives = missing(src, dst, over, here)
+    whole, need, frame = here.frame(dst), here.held(dst), here.frame(src)
+    given, got = Packing(frame, sends, here.layer), Packing(whole, receives, here.layer)
+    mine, shape, group = common(here.held(src), need), here.shape(dst), here.group(over)
+    to, own, padded, splits = slices(whole, mine), slices(frame, mine), whole != need, (given.sizes, got.sizes)
+    has_own = bool(here.layer.size(mine, ""))
+    transport = here.place.transport
+    send = transport.all_to_all if kind == "all_to_all" else transport.exchange
+
+    def way(tensor: Tensor) -> Tensor:
+        there = send(given.packed(tensor), splits, group)
+        out = tensor.new_zeros(shape) if padded else tensor.new_empty(shape)
+        if has_own:
+            out[to].copy_(tensor[own])
+        got.unpack(there, out)
+        return out
+
+    return way
 
 
 def placed(value: Tensor, held: Box, kept: Box) -> Tensor:
@@ -141,33 +172,39 @@ def placed(value: Tensor, held: Box, kept: Box) -> Tensor:
     return out
 
 
-def exchange_add(step: str, value: Tensor, src: Any, dst: Any, axes: Axes, here: RowHere) -> Tensor:
+def _adding(move: Move, here: RowHere) -> Moving:
     """Parts that overlap, added where they are stored: in rank order, in a wide type, rounded once."""
-    stand, me = here.layer, here.place.me
-    held, kept = here.held(src), here.held(dst)
-    peers = here.members(axes)
+    stand, me, src, dst = here.layer, here.place.me, move.src, move.dst
+    held, kept, peers = here.held(src), here.held(dst), here.members(move.over)
     nothing = tuple((0, 0) for _ in held)
     sends = [nothing if p == me else common(held, held_at(stand, dst, p, 0)) for p in peers]
     receives = [nothing if p == me else common(held_at(stand, src, p, 0), kept) for p in peers]
-    splits = [stand.size(b, "") for b in sends], [stand.size(b, "") for b in receives]
-    packed = pack(value, held, sends, "", stand)
-    with named(step, "exchange", axes, here):
-        got = here.place.transport.exchange(packed, splits, here.group(axes))
-    total = torch.zeros(here.shape(dst), dtype=here.group(axes).wide, device=value.device)
-    for p, piece, box in zip(peers, got.split(splits[1]), receives, strict=True):
+    given, sizes = Packing(held, sends, stand), [stand.size(b, "") for b in receives]
+    addends: list[tuple[Slices, Slices | None, int, int, tuple[int, ...]]] = []
+    at = 0
+    for p, box, n in zip(peers, receives, sizes, strict=True):
         mine = common(held, kept) if p == me else box
         if stand.size(mine, ""):
-            addend = within(value, held, mine) if p == me else unflat(piece, stand.shape(mine, ""), stand)
-            within(total, kept, mine).add_(addend)
-    return total.to(value.dtype)
+            own = slices(held, mine) if p == me else None
+            addends.append((slices(kept, mine), own, at, n, stand.shape(mine, "")))
+        at += n
+    group, shape, transport = here.group(move.over), here.shape(dst), here.place.transport
+
+    def way(tensor: Tensor) -> Tensor:
+        got = transport.exchange(given.packed(tensor), (given.sizes, sizes), group)
+        total = torch.zeros(shape, dtype=group.wide, device=tensor.device)
+        for to, own, start, n, part in addends:
+            total[to].add_(got.narrow(0, start, n).view(part) if own is None else tensor[own])
+        return total.to(tensor.dtype)
+
+    return way
 
 
-def merge(step: str, value: Tensor, axes: Axes, here: RowHere) -> Tensor:
+def merged(value: Tensor, splits: Sequence[int], axes: Axes, here: RowHere) -> Tensor:
     """Moments [count, mean, M2] of the union of the ranks' parts, the same on all. Counts don't travel."""
     group, own = here.group(axes), value[1:].contiguous()
-    with named(step, "all_gather", axes, here):
-        got = here.place.transport.all_gather(flat(own, here.layer), [own.numel()] * len(group.ranks), group)
-    mean, m2 = got.view(len(group.ranks), *own.shape).unbind(1)
+    got = here.place.transport.all_gather(own.view(-1), [own.numel()] * len(splits), group)
+    mean, m2 = got.view(len(splits), *own.shape).unbind(1)
     count = cast(Any, here.layer).counts(here.members(axes), value.device, value.dtype)
     total = count.sum(0)
     whole = (count * mean).sum(0) / total.clamp(min=1)

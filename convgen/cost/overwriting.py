@@ -1,0 +1,30 @@
+"""Rows that write their result over their first operand, as ranks do where nobody else has it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from convgen.operations.calls import Elementwise
+from convgen.program.network import Program
+
+
+def overwriting(program: Program) -> frozenset[int]:
+    """Numbers of such rows: nothing else reads the operand, and neither does the gradient of what makes it
+    (templates/runtime/actions.py, may_write_over)."""
+    readers = Counter(v for row in program.rows for v in row.bound.reads)
+    makers = {v: i for i, row in enumerate(program.rows) for v in row.bound.makes if v}
+    outputs = {v for _, v in program.outputs}
+    again = {i: s.path for s in program.again for i in range(s.start, s.stop)}
+    found: set[int] = set()
+    for i, row in enumerate(program.rows):
+        operation = row.bound.operation
+        if not isinstance(operation, Elementwise) or not operation.writes_over or row.fetch[0]:
+            continue
+        value = row.bound.reads[0]
+        maker = makers.get(value)
+        if readers[value] != 1 or value in outputs or maker is None or again.get(maker) != again.get(i):
+            continue
+        before = program.rows[maker]
+        if before.bound.operation.leaves_results and not any(before.store) and before.chunks is None:
+            found.add(i)
+    return frozenset(found)

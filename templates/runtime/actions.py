@@ -1,0 +1,446 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownLambdaType=false
+# (what torch leaves untyped or private, and calls by another signature than it declares)
+"""What a rank does in each kind of step: a function of what the step reads, that gives what it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .chunks import Chunked
+from .conversions import named, within
+from .lanes import begin, noted
+from .layout import Box, block
+from .listing import Line, Steps
+from .local_code import LocalCode
+from .mesh import Place
+from .norms import NormHere
+from .pieces import Halo, Pieces, pieces_of, put_together
+from .rows import Stand
+from .travel import Move, RowHere, way_of
+
+GRADIENTS = "gradients"
+CHAINS: tuple[str, ...] = ("fetch", "store", "given", "back")  # steps that convert something and wait for it
+Action = Callable[..., Any]
+Flags = tuple[bool, ...]
+
+
+def keeps_graph() -> bool:
+    """Whether the backward pass at work leaves graphs for another one."""
+    return torch._C._autograd._get_current_graph_task_keep_graph()  # type: ignore[attr-defined]
+
+
+class Actions:
+    """Of a network's steps on this rank, for so many samples.
+
+    Args:
+        ctx: what rows ask of a network: name, grid, sums, types, device, and the number of samples.
+        trains: by module of a batch norm, whether it is in training.
+    """
+
+    def __init__(self, steps: Steps, ctx: Any, place: Place, trains: Callable[[str], bool]) -> None:
+        self.place, self.ctx = place, ctx
+        self.stands: dict[str, Stand] = {}
+        for label, row in steps.rows.items():
+            stand = self.stands[label] = row.stand(ctx, label)
+            self.stands |= {one.label: one for one in stand.derived.values()}
+        self.moves: dict[tuple[str, str], tuple[Stand, Move]] = {
+            (side, m.step): (s, m) for s in self.stands.values() for side, m in s.moves()
+        }
+        self.norms = [NormHere(n, self.stands, place, trains(n.module)) for n in steps.norms]
+        self.joints = {n.norm.moments: n for n in self.norms if n.is_joint}
+        self._codes: dict[Any, Any] = {}
+
+    def here(self, stand: Stand) -> RowHere:
+        return RowHere(stand, self.place, 0)  # type: ignore[arg-type]
+
+    def action(self, line: Line, wants: Flags, needed: Flags, read: Flags, over: bool) -> Action:
+        """What a step does.
+
+        Args:
+            wants: of a step that keeps something for backward by operand whether it wants a gradient, and whether what
+                lies between does.
+            needed: by slot that it makes, whether somebody reads it; read: by slot that it reads, whether it is there.
+            over: whether nobody else has what it reads first, so that it may be written over.
+        """
+        for norm in self.norms:
+            found = norm.step(line.kind, line.key)
+            if found is not None and line.kind == "vjp":
+                return _with(found, needed, len(line.makes))
+            if found is not None:
+                keeps = line.key in (norm.norm.coefficients, norm.norm.centred)
+                return _one(found) if keeps and len(line.makes) == 1 else found
+        if over:
+            return self._add_over if line.kind == "add" else self._forward_over(line, wants)
+        kind = "move" if line.kind in CHAINS else "send" if line.kind.startswith("send_") else line.kind
+        return getattr(self, f"_{kind}")(line, wants, needed, read)
+
+    def stand(self, line: Line) -> Stand:
+        return self.stands[line.key]
+
+    def _boxes(self, stand: Stand) -> list[Box]:
+        here = self.here(stand)
+        return [here.held(layout) for layout in stand.windows]
+
+    def _code(self, key: Any, made: Callable[[], Any]) -> Any:
+        """Made once, for forward and backward."""
+        if key not in self._codes:
+            self._codes[key] = made()
+        return self._codes[key]
+
+    # ---- Rows as a whole ----
+
+    def _whole(self, key: str, wants: Flags) -> LocalCode:
+        stand = self.stands[key]
+        count = len(stand.signature.inputs)
+        between = wants[count:] == (True,)
+        code: LocalCode = self._code(
+            ("whole", key, wants),
+            lambda: LocalCode(stand, stand.at(self.place), self._boxes(stand), wants[:count], between),
+        )
+        return code
+
+    def _forward(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
+        code = self._whole(line.key, wants)
+        if not code.keeps:
+            run = code.run if all(read) else _with_zeros(code, code.run)
+            return _one(run) if len(line.makes) == 1 else _several(run, len(line.makes))
+
+        def forward(*operands: Tensor) -> tuple[Any, ...]:
+            made, kept = code.forward(*operands)
+            return *made, (code, kept)
+
+        return forward
+
+    def _forward_over(self, line: Line, wants: Flags) -> Action:
+        code = self._whole(line.key, wants)
+        if not code.keeps:
+            return _one(code.run_over) if len(line.makes) == 1 else _several(code.run_over, len(line.makes))
+
+        def forward(*operands: Tensor) -> tuple[Any, ...]:
+            made, kept = code.forward(*operands, over=True)
+            return *made, (code, kept)
+
+        return forward
+
+    def may_write_over(self, line: Line, maker: Line) -> bool:
+        """Whether a step can write over what it reads first, which this step has made and leaves to it."""
+        if line.kind == "add":
+            if maker.kind in ("back", "wait_back"):
+                _, move = self.moves["back", maker.key]
+                return move.kind not in ("slice", "exchange")
+            return maker.kind == "vjp" and self.stands[maker.key].operation.gives_anew
+        leaves = maker.kind in ("forward", "boundary") and self.stands[maker.key].operation.leaves_results
+        if line.kind != "forward" or not leaves or line.key not in self.stands:
+            return False
+        code = self._whole(line.key, ())
+        return code.is_whole and not code.is_nothing and not self.stands[maker.key].operation.has_between
+
+    def _vjp(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
+        def vjp(kept: Any, *dys: Tensor | None) -> Any:
+            code, kept = kept
+            found = code.backward(kept, needed, [None if d is None else d.contiguous() for d in dys], keeps_graph())
+            return found if len(found) > 1 else found[0]
+
+        return vjp
+
+    # ---- In pieces ----
+
+    def _pieces(self, key: str) -> tuple[Stand, Pieces, Halo, int]:
+        def made() -> tuple[Stand, Pieces, Halo, int]:
+            stand = self.stands[key]
+            k = stand.row.early
+            assert k is not None
+            here, back, (move,) = self.here(stand), stand.back[k], stand.fetch[k]
+            pieces = pieces_of(stand, here, k)
+            return stand, pieces, Halo(move, back[0].step if back else move.step, here, pieces), k
+
+        return self._code(("pieces", key), made)
+
+    def _piece(self, key: str, number: int, wants: Flags) -> LocalCode:
+        """The interior, -1, or a piece of the boundary."""
+        stand, pieces, _, k = self._pieces(key)
+        piece = pieces.interior if number < 0 else pieces.boundary[number]
+        assert piece is not None
+        boxes = self._boxes(stand)
+        boxes[k] = piece.box
+        count = len(boxes)
+        return self._code(
+            ("piece", key, number, wants),
+            lambda: LocalCode(stand, piece.at, boxes, wants[:count], wants[count:] == (True,)),
+        )
+
+    def _of_move(self, line: Line) -> tuple[Stand, Pieces, Halo, int]:
+        side = "back" if line.kind.endswith("_back") else "fetch"
+        return self._pieces(self.moves[side, line.key][0].label)
+
+    def _start(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
+        return self._of_move(line)[2].start
+
+    def _wait(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
+        strips = self._of_move(line)[2].strips
+        return lambda pending, x: strips(pending, x.contiguous())
+
+    def _interior(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
+        _, pieces, halo, k = self._pieces(line.key)
+        if pieces.interior is None:
+            return lambda *_: (None, None) if len(line.makes) > 1 else None
+        code, box = self._piece(line.key, -1, wants), pieces.interior.box
+
+        def interior(*operands: Tensor) -> Any:
+            given = [*operands]
+            given[k] = within(given[k].contiguous(), halo.own, box)
+            (made,), kept = code.forward(*given)
+            return (made, kept) if len(line.makes) > 1 else made
+
+        return interior
+
+    def _boundary(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
+        stand, pieces, _, k = self._pieces(line.key)
+        whole = stand.result_box(stand.at(self.place))
+        interior = pieces.interior if line.reads[1] != "_" else None
+        places = [stand.result_box(p.at) for p in (interior, *pieces.boundary) if p]
+        codes = [self._piece(line.key, n, wants) for n in range(len(pieces.boundary))]
+
+        def boundary(strips: Sequence[Tensor], inner: Tensor | None, *operands: Tensor) -> Any:
+            made = [] if inner is None else [inner]
+            kept: list[Any] = []
+            for code, strip in zip(codes, strips, strict=True):
+                (one,), of_one = code.forward(*operands[:k], strip, *operands[k + 1 :])
+                made.append(one)
+                kept.append(of_one)
+            whole_one = put_together(whole, places, made)
+            return (whole_one, tuple(kept)) if len(line.makes) > 1 else whole_one
+
+        return boundary
+
+    def _vjp_boundary(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
+        """Gradients of the strips, and what the boundary adds to those of other operands."""
+        stand, pieces, _, k = self._pieces(line.key)
+        whole = stand.result_box(stand.at(self.place))
+        places = [stand.result_box(p.at) for p in pieces.boundary]
+        codes = [self._piece(line.key, n, wants) for n in range(len(pieces.boundary))]
+        has_between = len(needed) > len(stand.signature.inputs)
+
+        def vjp(kept: Sequence[Any], dy: Tensor) -> Any:
+            dy = dy.contiguous()
+            strips: list[Tensor | None] = []
+            totals: list[Any] = [None] * len(needed)
+            between: list[Tensor | None] = []
+            for code, of_one, place in zip(codes, kept, places, strict=True):
+                found = code.backward(of_one, needed, [within(dy, whole, place)], keeps_graph())
+                strips.append(found[k])
+                if has_between:
+                    between.append(found.pop())
+                for j, g in enumerate(found):
+                    if j != k and g is not None:
+                        old = totals[j]
+                        totals[j] = g if old is None else old + g
+            if has_between:
+                only = places == [whole]
+                totals[-1] = between[0] if only else [*zip(places, between, strict=True)]
+            totals[k] = tuple(strips)
+            return totals if len(totals) > 1 else totals[0]
+
+        return vjp
+
+    def _vjp_interior(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
+        """The interior's gradients, with what the boundary adds to them."""
+        stand, pieces, *_ = self._pieces(line.key)
+        if pieces.interior is None:  # on this rank
+
+            def passed_on(kept: Any, *rest: Any) -> Any:
+                *parts, _ = rest  # none of dy
+                return parts if len(parts) > 1 else parts[0]
+
+            return passed_on
+        whole = stand.result_box(stand.at(self.place))
+        place, code = stand.result_box(pieces.interior.at), self._piece(line.key, -1, wants)
+        has_between = len(needed) > len(stand.signature.inputs)
+
+        def vjp(kept: Any, *rest: Any) -> Any:
+            *parts, dy = rest
+            found: list[Any] = code.backward(kept, needed, [within(dy.contiguous(), whole, place)], keeps_graph())
+            if has_between:
+                between, together = found.pop(), parts.pop()
+                together = [(place, between), *together]
+                found.append(put_together(whole, [p for p, _ in together], [g for _, g in together]))
+                parts.append(None)
+            made = [g if p is None else p if g is None else p + g for p, g in zip(parts, found, strict=True)]
+            return made if len(made) > 1 else made[0]
+
+        return vjp
+
+    def _start_back(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
+        start, dtype = self._of_move(line)[2].start_back, self.ctx.dtype
+        return lambda strips: start(strips, strips[0].dtype if strips else dtype)
+
+    def _wait_back(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
+        return self._of_move(line)[2].wait_back
+
+    # ---- In chunks ----
+
+    def _chunked(self, key: str) -> Chunked:
+        return self._code(("chunks", key), lambda: Chunked(self.stands[key], self.here(self.stands[key])))
+
+    def _chunk_of(self, line: Line) -> tuple[Chunked, int]:
+        key, _, number = line.key.rpartition(":")
+        return self._chunked(key), int(number) - 1
+
+    def _chunk_code(self, chunked: Chunked, j: int, wants: Flags) -> LocalCode:
+        stand, count = chunked.stand, len(chunked.held)
+        return self._code(
+            ("chunk", stand.label, j, wants),
+            lambda: LocalCode(
+                stand, chunked.parts[j].at, [chunked.box(k, j) for k in range(count)], wants[:count],
+            ),
+        )  # fmt: skip
+
+    def _chunk(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
+        chunked, j = self._chunk_of(line)
+        if j >= len(chunked.parts):
+            return lambda *_: (None,) * len(line.makes)
+        code, has_come, k = self._chunk_code(chunked, j, wants), line.makes[1] != "_", chunked.k
+
+        def chunk(before: Tensor | None, *operands: Tensor) -> Any:
+            given, rows = [*operands], None
+            if has_come:
+                assert k is not None
+                given[k], rows = chunked.arrived(j, given[k], before)
+            (piece,), kept = code.forward(*chunked.operands(j, given, has_come=has_come))
+            return (piece, rows, kept) if len(line.makes) > 2 else (piece, rows)
+
+        return chunk
+
+    def _join(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
+        joined = self._chunked(line.key).joined
+        return lambda *pieces: joined(pieces)
+
+    def _vjp_chunk(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
+        chunked, j = self._chunk_of(line)
+        if j >= len(chunked.parts):
+            return lambda *_: (None,) * len(line.makes)
+        code, k = self._chunk_code(chunked, j, wants), chunked.k
+
+        def vjp(kept: Any, carried: Tensor | None, dy: Tensor) -> Any:
+            dy = chunked.gradient(j, dy).contiguous()
+            found = code.backward(kept, needed[1:], [dy], keeps_graph())
+            rest = None
+            if k is not None and needed[1 + k]:
+                gradient = found[k]
+                assert gradient is not None
+                found[k], rest = chunked.brought(j, gradient, carried)
+            return rest, *found
+
+        return vjp
+
+    def _vjp_join(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
+        key, _, operand = line.key.rpartition("/")
+        chunked, k = self._chunked(key), int(operand)
+        if k == chunked.k:
+            return lambda *gradients: chunked.collected(gradients)
+        return lambda *gradients: chunked.summed(k, gradients)
+
+    def _send(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
+        step, _, number = line.key.rpartition(":")
+        side = line.kind.removeprefix("send_")
+        stand, j = self.moves[side, step][0], int(number) - 1
+        chunked = self._chunked(stand.label)
+        if j >= len(chunked.parts):
+            return lambda *_: None
+        return lambda value: chunked.start(side, j, line.key, value)
+
+    def _wait_chunk(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
+        return lambda going: None if going is None else going.wait()
+
+    # ---- What moves ----
+
+    def _move(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
+        stand, move = self.moves[line.kind, line.key]
+        return way_of(move, self.here(stand))
+
+    def _start_bucket(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
+        """Gradients in one all-reduce; of those that nobody asks for, nothing."""
+        name, _, axes = line.key.partition(":")
+        over, here = tuple(axes.split(",")), RowHere(self.ctx.net, self.place, 0)
+        group = here.group(over)
+
+        def start(*gradients: Tensor | None) -> Any:
+            parts = [g for g, there in zip(gradients, read, strict=True) if there and g is not None]
+            packed = torch.cat([g.reshape(-1) for g in parts])
+            ranks = len(group.ranks)
+            splits = [hi - lo for lo, hi in (block(0, packed.numel(), ranks, i) for i in range(ranks))]
+            with named(name, "all_reduce", over, here):
+                pending = begin(here.place.transport, "all_reduce", packed, splits, group, GRADIENTS, owns=True)
+            shapes = [g.shape if there and g is not None else None for g, there in zip(gradients, read, strict=True)]
+            return pending, shapes, lambda: named(name, "all_reduce", over, here)
+
+        return start
+
+    def _wait_bucket(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
+        def wait(sent: Any) -> Any:
+            pending, shapes, context = sent
+            with noted("wait", line.key.partition(":")[0]), context():
+                whole = pending.wait()
+            parts = iter(whole.split([s.numel() for s in shapes if s is not None]))
+            found = [None if s is None else next(parts).view(s) for s in shapes]
+            return found if len(found) > 1 else found[0]
+
+        return wait
+
+    # ---- Others ----
+
+    def _add(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
+        return lambda a, b: b if a is None else a if b is None else a + b
+
+    def _add_over(self, a: Tensor | None, b: Tensor | None) -> Any:
+        if a is None or b is None:
+            return b if a is None else a
+        return a.add_(b) if a.dtype == b.dtype and a.is_contiguous() else a + b
+
+    def _same(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
+        return lambda value: value
+
+    def _fill(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
+        value: float = self.stand(line).operation.p  # type: ignore[attr-defined]
+        return lambda drawn: torch.full_like(drawn, value)
+
+    def _update(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
+        name = f"{self.ctx.name}: {line.key}"
+
+        def update(value: Tensor, buffer: Tensor) -> None:
+            if buffer.shape != value.shape:  # copy_ would spread it
+                sizes = f"{list(buffer.shape)} here, its new value {list(value.shape)}"
+                raise RuntimeError(f"{name} is {sizes}")
+            buffer.copy_(value)
+
+        return update
+
+
+def _with(found: Action, needed: Flags, makes: int) -> Action:
+    return lambda *reads: found(*reads, needed) if makes > 1 else found(*reads, needed)[0]
+
+
+def _one(run: Callable[..., tuple[Any, ...]]) -> Action:
+    return lambda *operands: run(*operands)[0]
+
+
+def _several(run: Callable[..., tuple[Any, ...]], makes: int) -> Action:
+    """With nothing in the place of what a step would keep."""
+    return lambda *operands: (*(made := run(*operands)), *(None,) * (makes - len(made)))
+
+
+def _with_zeros(code: LocalCode, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Gradients' rows of a result that no loss depends on."""
+
+    def filled(*operands: Tensor | None) -> Any:
+        kind = next(t.dtype for t in operands if t is not None and t.is_floating_point())
+        shapes = [[hi - lo for lo, hi in box] for box in code.boxes]
+        device: Mapping[str, Any] = {"dtype": kind, "device": code.stand.device}
+        return run(*[torch.zeros(s, **device) if t is None else t for t, s in zip(operands, shapes, strict=True)])
+
+    return filled

@@ -1,0 +1,328 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
+# (what torch leaves untyped or private)
+"""A network's steps as one rank runs them in one kind of call: which are wanted, what each does, how long slots live.
+
+Backward has those steps alone that lead from gradients that are there to gradients that are asked for; forward keeps
+what these read.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .actions import CHAINS, Action, Actions, Flags
+from .copies import first_nan
+from .lanes import noted
+from .listing import NOTHING, Line, Steps
+from .mesh import Place
+
+LABELLED: tuple[str, ...] = ("forward", "interior", "boundary", "chunk", "join")  # what a look for NaNs has by name
+NOTED: Mapping[str, str] = dict.fromkeys(LABELLED, "local") | dict.fromkeys(CHAINS, "move")  # as a profile has them
+
+
+class Chosen(NamedTuple):
+    """A step of backward: by slot that it makes whether anybody reads it, by slot that it reads whether it is there."""
+
+    line: Line
+    makes: Flags
+    reads: Flags
+
+
+class Code(NamedTuple):
+    """A step that is ready to run: slots by number, and those that nobody reads any more; `over`: it writes over what
+    it reads first."""
+
+    action: Action
+    reads: tuple[int, ...]
+    makes: tuple[int, ...]
+    ends: tuple[int, ...]
+    line: Line
+    over: bool
+
+
+class Forward(NamedTuple):
+    """Attributes:
+    size: how many slots; `given`: by name those of inputs, parameters and buffers; `kept`: that backward reads.
+    """
+
+    codes: list[Code]
+    size: int
+    given: dict[str, int]
+    outputs: list[int]
+    kept: list[int]
+
+
+class Backward(NamedTuple):
+    """Attributes:
+    kept, given: slots of what forward has kept, and of outputs' gradients; `found`: by name those of gradients.
+    """
+
+    codes: list[Code]
+    size: int
+    kept: list[int]
+    given: list[int]
+    found: dict[str, int]
+
+
+class Linked:
+    """The steps for so many samples, in one mode.
+
+    Args:
+        trains: by module, whether it is in training; "" is the network.
+    """
+
+    def __init__(self, steps: Steps, ctx: Any, place: Place, trains: Callable[[str], bool]) -> None:
+        self.steps, self.ctx = steps, ctx
+        self.actions = Actions(steps, ctx, place, trains)
+        self.forward_lines = [
+            line for line in steps.forward if line.when is None or trains(line.when[0]) == line.when[1]
+        ]
+        here = (line for line in steps.backward if line.when is None or trains(line.when[0]) == line.when[1])
+        made_by = {n: line for line in steps.backward for n in line.makes}
+        self.backward_lines = [self._with_gradient(line, made_by) for line in here]
+        self.known = {n for line in self.forward_lines for n in line.makes} | {NOTHING}
+        self._forwards: dict[Any, tuple[Forward, list[str], dict[str, Flags]]] = {}
+        self._backwards: dict[Any, Backward] = {}
+
+    def _with_gradient(self, line: Line, made_by: dict[str, Line]) -> Line:
+        """The gradient through a batch norm's moments, where it is made with that through y, reads what that reads."""
+        label = line.key.removesuffix(".dx")
+        joint = self.actions.joints.get(label) if line.kind == "forward" and label != line.key else None
+        if joint is None:
+            return line
+        of_y = next(v for v in self.steps.backward if v.kind == "vjp" and v.key == joint.norm.centred)
+        return line._replace(reads=(*line.reads, *of_y.reads))
+
+    # ---- What is wanted ----
+
+    def _wanted(self, asked: Collection[str], dys: Collection[str]) -> list[Chosen]:
+        """Steps from these outputs' gradients to the gradients of these inputs and parameters."""
+        there, again = set(dys), set[str]()
+        flying: dict[str, Flags] = {}
+        reached: list[tuple[Line, Flags]] = []
+        gradients = {n for line in self.backward_lines if not line.again for n in line.makes} | {
+            of for _, of in self.steps.outputs.values()
+        }
+        for line in self.backward_lines:
+            reads = tuple([n in there or n in again or n not in gradients for n in line.reads])
+            of_gradients = [n in there for n in line.reads if n in gradients and n not in again]
+            if line.again:
+                again |= {*line.makes}
+            elif of_gradients and not any(of_gradients):
+                continue
+            elif line.kind == "start_bucket":
+                flying[line.makes[0]] = reads
+                there |= {*line.makes}
+            elif line.kind == "wait_bucket":
+                pairs = zip(line.makes, flying[line.reads[0]], strict=True)
+                there |= {n for n, comes in pairs if comes}
+            else:
+                there |= {*line.makes}
+            reached.append((line, reads))
+        needed, found = set[str](), list[Chosen]()
+        used: dict[str, Flags] = {}
+        for line, reads in reversed(reached):
+            makes = tuple([n in needed and n != NOTHING for n in line.makes])
+            if line.kind == "gradient":
+                if line.key not in asked:
+                    continue
+            elif line.kind == "wait_bucket":
+                makes = tuple([m and n in there for m, n in zip(makes, line.makes, strict=True)])
+                used[line.reads[0]] = makes
+                if not any(makes):
+                    continue
+            elif line.kind == "start_bucket":
+                if line.makes[0] not in used or not any(used[line.makes[0]]):
+                    continue
+                reads = tuple([r and u for r, u in zip(reads, used[line.makes[0]], strict=True)])
+            elif not any(makes):
+                continue
+            found.append(Chosen(line, makes, reads))
+            needed |= {n for n, r in zip(line.reads, reads, strict=True) if r}
+        return found[::-1]
+
+    # ---- Forward ----
+
+    def forward(self, learns: tuple[str, ...], *, first: bool = True) -> Forward:
+        """
+        Args:
+            learns: inputs and parameters that want gradients.
+        """
+        key = learns
+        if key not in self._forwards:
+            self._forwards[key] = self._forward(learns)
+        return self._forwards[key][0]
+
+    def _forward(self, learns: tuple[str, ...]) -> tuple[Forward, list[str], dict[str, Flags]]:
+        wanted = self._wanted(learns, [of for _, of in self.steps.outputs.values()]) if learns else []
+        again = {n for w in wanted if w.line.again for n in w.line.makes}
+        wants = _wants(wanted)
+        outputs = [slot for slot, _ in self.steps.outputs.values()]
+        lines = self.forward_lines
+        made = {n for line in lines for n in line.makes}
+        given = dict.fromkeys(n for line in lines for n in line.reads if n not in made and n != NOTHING)
+        given |= dict.fromkeys(n for n in outputs if n not in made)
+        later = [n for w in wanted for n, r in zip(w.line.reads, w.reads, strict=True) if r]
+        known = made | {*given} | {n for n in later if n.startswith("[")}
+        kept = [n for n in dict.fromkeys(later) if n in known and n not in again and n != NOTHING]
+        given |= dict.fromkeys(n for n in kept if n not in made)
+        # What nobody reads is not made, but for what others wait for, or what renews buffers itself.
+        own = [line for line in lines if any(norm.acts_in_place(line) for norm in self.actions.norms)]
+        renewed = {n for line in own for n in line.makes}
+        needed, chosen = {*outputs, *kept}, list[Chosen]()
+        for line in reversed(lines):
+            makes = tuple([n in needed for n in line.makes])
+            if line.kind == "update" and line.reads[0] in renewed:
+                continue
+            if any(makes) or line in own or line.kind not in ("forward", "same", "fill"):
+                chosen.append(Chosen(line, makes, (True,) * len(line.reads)))
+                needed |= {*line.reads}
+        chosen = chosen[::-1]
+        numbers = _numbers([*given, *(n for w in chosen for n in w.line.makes)])
+        stays = {*outputs, *kept}
+        codes = self._codes(chosen, numbers, stays, wants)
+        done = Forward(
+            codes, len(numbers), {n: numbers[n] for n in given}, [numbers[n] for n in outputs],
+            [numbers[n] for n in kept],
+        )  # fmt: skip
+        return done, kept, wants
+
+    def _codes(
+        self, wanted: Sequence[Chosen], numbers: dict[str, int], stays: Collection[str], wants: dict[str, Flags]
+    ) -> list[Code]:
+        last: dict[str, int] = {}
+        makers: dict[str, Line] = {}
+        for n, w in enumerate(wanted):
+            for name in (*w.line.makes, *w.line.reads):
+                last[name] = n
+            makers |= dict.fromkeys(w.line.makes, w.line)
+        readers = Counter(name for w in wanted for name in w.line.reads)
+        alone = {n: line for n, line in makers.items() if readers[n] == 1 and n not in stays}  # another may keep it
+        codes: list[Code] = []
+        for n, (line, makes, reads) in enumerate(wanted):
+            ends = {name for name in (*line.makes, *line.reads) if last[name] == n and name not in stays}
+            kept = next((k for k in (*line.makes, *line.reads) if k in wants), "")
+            over = self._may_write_over(line, alone)
+            if line.kind == "add" and not over:
+                swapped = line._replace(reads=line.reads[::-1])
+                if self._may_write_over(swapped, alone):
+                    line, reads, over = swapped, reads[::-1], True
+            given = line, wants.get(kept, ()), makes, reads, over
+            action = self.actions.action(*given) if line.kind != "gradient" else _none
+            read = [numbers[name] if there else numbers[NOTHING] for name, there in zip(line.reads, reads, strict=True)]
+            made = [numbers[name] for name in line.makes]
+            ended = sorted(numbers[name] for name in ends if name != NOTHING)
+            codes.append(Code(action, tuple(read), tuple(made), tuple(ended), line, over))
+        return codes
+
+    def _may_write_over(self, line: Line, alone: Mapping[str, Line]) -> bool:
+        """Whether a step can write over what it reads first.
+
+        Args:
+            alone: by slot that one step alone reads, its maker.
+        """
+        maker = alone.get(next(iter(line.reads), NOTHING)) if line.kind in ("forward", "add") else None
+        return maker is not None and self.actions.may_write_over(line, maker)
+
+    # ---- Backward ----
+
+    def backward(self, learns: tuple[str, ...], asked: tuple[str, ...], dys: Flags) -> Backward:
+        """
+        Args:
+            learns: as forward had them; `asked`: those of them whose gradients are wanted.
+            dys: by output, whether it has a gradient.
+        """
+        key = (learns, asked, dys)
+        if key not in self._backwards:
+            self._backwards[key] = self._backward(*key)
+        return self._backwards[key]
+
+    def _backward(self, learns: tuple[str, ...], asked: tuple[str, ...], dys: Flags) -> Backward:
+        self.forward(learns)
+        _, kept, wants = self._forwards[learns]
+        given = [of for _, of in self.steps.outputs.values()]
+        wanted = self._wanted(asked, [of for of, there in zip(given, dys, strict=True) if there])
+        numbers = _numbers([*kept, *given, *(n for w in wanted for n in (*w.line.makes, *w.line.reads))])
+        found = {w.line.key: w.line.reads[0] for w in wanted if w.line.kind == "gradient"}
+        codes = self._codes(wanted, numbers, {*found.values()}, wants)
+        codes = [code for code in codes if code.line.kind != "gradient"]
+        return Backward(
+            codes, len(numbers), [numbers[n] for n in kept], [numbers[n] for n in given],
+            {name: numbers[slot] for name, slot in found.items()},
+        )  # fmt: skip
+
+
+def _none(*reads: Any) -> None:
+    return None
+
+
+def _numbers(names: Sequence[str]) -> dict[str, int]:
+    """Of each slot a number; the first is nothing."""
+    return {name: n for n, name in enumerate(dict.fromkeys([NOTHING, *names]))}
+
+
+def _wants(wanted: Sequence[Chosen]) -> dict[str, Flags]:
+    """Of what forward keeps, which gradients of its step backward makes of it: by operand, and of what lies between."""
+    found: dict[str, Flags] = {}
+    for line, makes, _ in wanted:
+        if not line.kind.startswith("vjp") or line.kind == "vjp_join":
+            continue
+        flags = makes[1:] if line.kind == "vjp_chunk" else makes  # behind what is carried to the chunk before
+        old = found.get(line.reads[0], (False,) * len(flags))
+        found[line.reads[0]] = tuple([a or b for a, b in zip(old, flags, strict=True)])
+    return found
+
+
+def execute(codes: Sequence[Code], slots: list[Any]) -> None:
+    """Run steps, one after the other."""
+    if torch.autograd._profiler_enabled():
+        execute_noted(codes, slots)
+        return
+    for action, reads, makes, ends, *_ in codes:
+        made = action(*[slots[n] for n in reads])
+        if len(makes) == 1:
+            slots[makes[0]] = made
+        elif makes:
+            for n, one in zip(makes, made, strict=False):
+                slots[n] = one
+        made = None
+        for n in ends:
+            slots[n] = None
+        slots[0] = None
+
+
+def execute_noted(codes: Sequence[Code], slots: list[Any], nans: list[str] | None = None) -> None:
+    """The same, where a profiler is at work, or where the first row that makes a NaN is looked for.
+
+    Args:
+        nans: takes the words for it.
+    """
+    for action, numbers, makes, ends, line, over in codes:
+        reads = [slots[n] for n in numbers]
+        with noted(NOTED.get(line.kind, line.kind), line.key.partition(":")[0]):
+            made = action(*reads)
+        for n, one in zip(makes, [made] if len(makes) == 1 else made or (), strict=False):
+            slots[n] = one
+        slots[0] = None
+        if nans is not None and not nans and line.kind in LABELLED:
+            there = [slots[n] for n in makes if n]
+            nans.extend(filter(None, [first_nan(line.key, _flat(there), _flat(reads[over:]))]))
+        del reads, made
+        for n in ends:
+            slots[n] = None
+
+
+def _flat(values: Sequence[Any]) -> list[Tensor]:
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif type(value) is tuple:
+            found += _flat(value)
+    return found

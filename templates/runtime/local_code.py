@@ -1,0 +1,197 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportIncompatibleMethodOverride=false
+# (what torch leaves untyped or private, and calls by another signature than it declares)
+"""Local code of a row where it stands, forward and backward.
+
+An operation that says its own gradient (`Operation.vjp`) is called as plain functions of tensors. Of another, torch
+keeps a graph of its own, which holds what autograd saves and nothing more: its leaves and roots are edges, no tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
+
+from convgen.operations.row import At
+
+from .blocks import Function
+from .checkpoints import is_kept_elsewhere
+from .layout import Box
+
+if TYPE_CHECKING:
+    from .rows import Stand
+
+Narrowed = tuple[tuple[int, int, int], ...]  # of an operand: dimension, first row, rows
+
+
+class Graph(NamedTuple):
+    """What torch keeps of local code: an edge for each result and each operand that wants a gradient."""
+
+    roots: tuple[Any, ...]
+    leaves: tuple[Any, ...]
+    types: tuple[torch.dtype, ...]
+
+
+class Nothing(NamedTuple):
+    """What is kept where a rank computes nothing: types of operands."""
+
+    types: tuple[torch.dtype, ...]
+
+
+class Leaf(Function):
+    """A tensor at which a graph begins, and which the graph does not hold."""
+
+    @staticmethod
+    def forward(anchor: Tensor, tensor: Tensor) -> Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return None, None
+
+
+def leaf(tensor: Tensor) -> Tensor:
+    return Leaf.apply(torch.zeros((), requires_grad=True), tensor.detach())
+
+
+class LocalCode:
+    """A part of a row on this rank.
+
+    Args:
+        at: where it stands.
+        boxes: of each operand what is given of it; local code may take fewer rows.
+        wants: by operand, whether it wants a gradient.
+        between: whether the gradient of what a convolution makes within the row is wanted (Fused).
+    """
+
+    def __init__(
+        self, stand: Stand, at: At, boxes: Sequence[Box], wants: Sequence[bool] = (), between: bool = False
+    ) -> None:
+        self.stand, self.at, self.boxes, self.between = stand, at, boxes, between
+        self.wants = tuple(wants) or (False,) * len(boxes)
+        self.keeps = any(self.wants) or between
+        cuts = [stand.narrowed(k, box, at) for k, box in enumerate(boxes)]
+        self.cuts: tuple[Narrowed, ...] | None = None if None in cuts else tuple(c for c in cuts if c is not None)
+        self.is_whole = self.cuts is not None and not any(self.cuts)
+        self.shapes = [stand.made_shape(r, at) for r in stand.signature.results]
+        read = [math.prod(hi - lo for lo, hi in operand) for operand in at.inside]
+        self.is_nothing = not (stand.signature.runs_empty or (all(read) and all(map(math.prod, self.shapes))))
+        self.says: bool | None = None  # whether the operation says its gradient
+
+    def run_over(self, *operands: Tensor) -> tuple[Tensor, ...]:
+        """Results alone, which may lie in the first operand's memory."""
+        return self.stand.operation.local_over(self.stand.row.way, self.at, *operands)
+
+    def run(self, *operands: Tensor) -> tuple[Tensor, ...]:
+        """Results alone."""
+        if not self.is_whole:
+            operands = self._cut(operands)
+        return self.stand.local(self.at, operands, self.is_nothing)
+
+    def _cut(self, operands: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        if self.is_whole:
+            return tuple(operands)
+        return tuple([self.stand.cut(k, t, self.boxes[k], self.at) for k, t in enumerate(operands)])
+
+    def forward(self, *operands: Tensor, over: bool = False) -> tuple[tuple[Tensor, ...], Any]:
+        """Results, and what backward reads.
+
+        Args:
+            over: whether results may lie in the first operand's memory.
+        """
+        if not self.keeps:
+            return self.run(*operands), None
+        types = tuple([t.dtype for t in operands])
+        if self.is_nothing:
+            return self.stand.local(self.at, operands, True), Nothing(types)
+        if self.says is None:
+            plain = self.cuts is not None and not self.between
+            operation, way = self.stand.operation, self.stand.row.way
+            self.says = plain and operation.has_vjp(way, self.at, *self._cut(operands))
+        if self.says and over:
+            return self.stand.operation.kept_over(self.stand.row.way, self.at, self.wants, *operands)
+        if self.says:
+            return self.stand.operation.kept(self.stand.row.way, self.at, self.wants, *self._cut(operands))
+        if is_kept_elsewhere():  # by hooks, which see no graphs: what torch differentiates is computed again
+            return self.run(*operands), ("operands", *operands)
+        return self._graph(operands, types)
+
+    def _graph(self, operands: Sequence[Tensor], types: tuple[torch.dtype, ...]) -> tuple[tuple[Tensor, ...], Graph]:
+        with torch.enable_grad():
+            leaves = [leaf(t) if w else t for t, w in zip(operands, self.wants, strict=True)]
+            begun = [t if w else None for t, w in zip(leaves, self.wants, strict=True)]
+            parts = self._cut(leaves)
+            if self.between:
+                stands = leaf(parts[0].new_zeros(1).expand(self.shapes[0]))
+                begun.append(stands)
+                made = (self.stand.fused(self.at, parts, stands),)
+            else:
+                made = self.stand.local(self.at, parts, False)
+            roots = tuple([get_gradient_edge(t) if t.requires_grad else None for t in made])
+            edges = tuple([None if t is None else get_gradient_edge(t) for t in begun])
+        return tuple([t.detach() for t in made]), Graph(roots, edges, types)
+
+    def backward(
+        self, kept: Any, needed: Sequence[bool], dys: Sequence[Tensor | None], keep: bool
+    ) -> list[Tensor | None]:
+        """Gradients of operands, and of what lies between.
+
+        Args:
+            needed: by operand, and perhaps of what lies between; keep: whether another backward pass may come.
+        """
+        count = len(self.boxes) + self.between
+        if len(needed) > count:
+            return [*self.backward(kept, needed[:count], dys, keep), None]
+        if kept and isinstance(kept[0], str):
+            _, *operands = kept
+            _, kept = self._graph(operands, tuple([t.dtype for t in operands]))
+            keep = False
+        if isinstance(kept, Nothing):
+            return [self._zeros(k, kept.types) if n else None for k, n in enumerate(needed)]
+        if isinstance(kept, Graph):
+            return self._through(kept, needed, dys, keep)
+        found = self.stand.operation.vjp(self.stand.row.way, self.at, needed, kept, *dys)
+        if self.is_whole:
+            return list(found)
+        return [None if g is None else self._widened(k, g) for k, g in enumerate(found)]
+
+    def _through(
+        self, kept: Graph, needed: Sequence[bool], dys: Sequence[Tensor | None], keep: bool
+    ) -> list[Tensor | None]:
+        pairs = [(r, dy) for r, dy in zip(kept.roots, dys, strict=True) if r is not None and dy is not None]
+        edges = [e for e, n in zip(kept.leaves, needed, strict=True) if n]
+        found: Sequence[Tensor | None] = [None] * len(edges)
+        if pairs and edges:
+            roots, given = zip(*pairs, strict=True)
+            found = torch.autograd.grad(roots, edges, given, retain_graph=keep, allow_unused=True)
+        each = iter(found)
+        gradients = [next(each) if n else None for n in needed]
+        return [
+            self._zeros(k, kept.types) if g is None and n else g
+            for k, (g, n) in enumerate(zip(gradients, needed, strict=True))
+        ]
+
+    def _zeros(self, k: int, types: Sequence[torch.dtype]) -> Tensor:
+        if k == len(self.boxes):  # of what lies between
+            return torch.zeros(self.shapes[0], dtype=types[0], device=self.stand.device)
+        return torch.zeros([hi - lo for lo, hi in self.boxes[k]], dtype=types[k], device=self.stand.device)
+
+    def _widened(self, k: int, gradient: Tensor) -> Tensor:
+        """The gradient of all rows that were given, of that of the rows that were taken."""
+        assert self.cuts is not None
+        if not self.cuts[k]:
+            return gradient
+        out = inner = gradient.new_zeros([hi - lo for lo, hi in self.boxes[k]])
+        for d, first, rows in self.cuts[k]:
+            inner = inner.narrow(d, first, rows)
+        inner.copy_(gradient)
+        return out
