@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import sys
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from free_networks import imported
 from test_networks_gpu import loaded
 from torch import Tensor, nn
 
@@ -18,7 +20,8 @@ from convgen.algebra.grid import Grid
 from convgen.network_compiler import CompiledNetwork, compile_network
 from convgen.program.lower import lower
 from convgen.program.network_text import BACKWARD, FORWARD, steps_texts
-from convgen.program.steps import Step
+from convgen.program.steps import Lowered, Step
+from convgen.program.verify.steps import step_faults
 from convgen.spec.exported import graph_of
 from convgen.verify.virtual import VirtualTransport, World
 
@@ -113,3 +116,105 @@ def test_ranks_run_the_steps_that_are_printed(
     assert backward == [(s.kind, s.key) for s in of_training(steps.backward, ()) if s.kind != "gradient"]
     assert steps_texts(steps.forward, one.program) == lines(net.SCHEDULE, FORWARD)
     assert steps_texts(steps.backward, one.program) == lines(net.SCHEDULE, BACKWARD)
+
+
+EDITS: dict[str, tuple[Callable[[list[str]], list[str]], str]] = {
+    "a step gone": (lambda s: [t for t in s if not t.startswith("~0, ~0.kept =")], "no step makes|no step before it"),
+    "a step twice": (
+        lambda s: [t for one in s for t in ([one, one] if one.startswith("~2, ") else [one])],
+        "before it makes",
+    ),
+    "a step behind its reader": (
+        lambda s: [*(t for t in s if not t.startswith("~0.x =")), *(t for t in s if t.startswith("~0.x ="))],
+        "no step before it makes stem_0.x",
+    ),
+    "a slot that is not there": (
+        lambda s: [t.replace("forward ~2 (~1)", "forward ~2 (~7)") for t in s],
+        "no step makes stem_7",
+    ),
+    "a kind that is not there": (lambda s: [t.replace("= fetch ~0.x", "= bring ~0.x") for t in s], "no kind bring"),
+    "a row that is not there": (lambda s: [t.replace("forward ~2 (", "forward ~9 (") for t in s], "no row stem_9"),
+    "no step": (lambda s: [t.replace("~0.x = fetch", "~0.x fetch") for t in s], "cannot read the step"),
+}
+
+
+@pytest.mark.parametrize("what", EDITS)
+def test_an_edited_step_that_cant_be_is_refused(what: str, tmp_path: Path) -> None:
+    edit, words = EDITS[what]
+    one, tensors, x = compiled("resnet", {"H": 2})
+    files = one.package(constants=bool(tensors)).files
+    head, mark, text = files["network.py"].partition('    },\n    """\n')
+    steps, end, rest = text.partition('    """,')
+    edited = [f"    {line}" for line in edit([line.strip() for line in steps.splitlines()])]
+    changed = head + mark + "\n".join(edited) + "\n" + end + rest
+    assert changed != files["network.py"]
+
+    def program(transport: VirtualTransport) -> None:
+        net = imported(files | {"network.py": changed}, tmp_path)
+        mesh = net.init_mesh("cpu", transport=transport)
+        net.Network(mesh)(net.scatter("image", x, mesh)).sum().backward()
+
+    with pytest.raises(Exception, match=words):
+        World(2).run(program)
+
+
+def test_an_edited_step_is_what_ranks_run(tmp_path: Path) -> None:
+    """A rectifier less, forward and backward."""
+    one, _, x = compiled("resnet", {"N": 2})
+    files = one.package().files
+    text = files["network.py"].replace("~2, ~2.kept = forward ~2 (~1)", "~2 = same ~2 (~1)", 1)
+    text = text.replace("~2.dx0 = vjp ~2 (~2.kept, ~2.grad)", "~2.dx0 = same ~2 (~2.grad)", 1)
+    module = EXAMPLES["resnet"]()[0]
+    module.stem[2] = nn.Identity()
+    net = imported(files | {"network.py": text}, tmp_path)
+
+    def program(end: VirtualTransport) -> tuple[Tensor, dict[str, Tensor]]:
+        mesh = net.init_mesh("cpu", transport=end)
+        model = net.Network(mesh)
+        model.load_full(module.state_dict())
+        y = net.gather("output", model(net.scatter("image", x, mesh)), mesh)
+        y.square().sum().backward()
+        return y.detach(), model.full_gradients()
+
+    found, gradients = World(2).run(program)[0]
+    y = module(x)
+    y.square().sum().backward()
+    torch.testing.assert_close(found, y.detach(), rtol=1e-4, atol=1e-4)
+    largest = max(float(p.grad.abs().max()) for p in module.parameters() if p.grad is not None)
+    for name, p in module.named_parameters():
+        torch.testing.assert_close(gradients[name], p.grad, rtol=1e-3, atol=1e-4 * largest)
+
+
+# ---- What is planted into the list is found ----
+
+
+def planted(lowered: Lowered) -> Iterator[tuple[str, Lowered, bool]]:
+    """Lists with one mistake each; of a step that makes what nobody reads, and hands nothing on, it is none."""
+    for section in ("forward", "backward"):
+        steps: tuple[Step, ...] = getattr(lowered, section)
+        later = lowered.backward if section == "forward" else ()
+        for n, step in enumerate(steps):
+            read = {r for s in (*steps[n + 1 :], *later) for r in s.reads} | {slot for _, slot, _ in lowered.outputs}
+            matters = bool({*step.makes} & read) or step.kind in ("update", "gradient")
+            said = f"{section} {step.kind} {step.key}"
+            yield f"{said} gone", replace(lowered, **{section: (*steps[:n], *steps[n + 1 :])}), matters
+            makes = any(m != "_" for m in step.makes) or step.kind in ("update", "gradient")
+            yield f"{said} twice", replace(lowered, **{section: (*steps[: n + 1], step, *steps[n + 1 :])}), makes
+            reader = next((m for m in range(n + 1, len(steps)) if {*step.makes} & {*steps[m].reads}), None)
+            if reader is not None and steps[reader].when in (None, step.when):
+                behind = (*steps[:n], *steps[n + 1 : reader + 1], step, *steps[reader + 1 :])
+                yield f"{said} behind its reader", replace(lowered, **{section: behind}), True
+
+
+@pytest.mark.parametrize("of_inputs", [False, True])
+@pytest.mark.parametrize(("name", "grid"), [("resnet", {"N": 2, "H": 2}), ("unet3d", {"C": 2, "H": 2})], ids=str)
+def test_no_step_can_be_missing_late_or_twice(name: str, grid: dict[str, int], of_inputs: bool) -> None:
+    program = compiled(name, grid)[0].program
+    lowered = lower(program, of_inputs=of_inputs)
+    assert not [*step_faults(program, lowered, of_inputs=of_inputs)]
+    kinds = {s.kind for s in lowered.steps()}
+    assert {"start", "wait", "wait_bucket", "vjp_boundary", "add"} <= kinds or {"fetch", "vjp", "add"} <= kinds
+    mistakes = [(what, one) for what, one, matters in planted(lowered) if matters]
+    assert len(mistakes) > 300
+    missed = [what for what, one in mistakes if not any(step_faults(program, one, of_inputs=of_inputs))]
+    assert not missed, missed

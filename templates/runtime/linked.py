@@ -168,6 +168,10 @@ class Linked:
         made = {n for line in lines for n in line.makes}
         given = dict.fromkeys(n for line in lines for n in line.reads if n not in made and n != NOTHING)
         given |= dict.fromkeys(n for n in outputs if n not in made)
+        net = self.ctx.net
+        unknown = [n for n in given if (n[1:-1] if n.startswith("[") else n) not in net.values]
+        if unknown:
+            raise ValueError(f"{net.name}: no step makes {', '.join(unknown)}, and no input or parameter is called so")
         later = [n for w in wanted for n, r in zip(w.line.reads, w.reads, strict=True) if r]
         known = made | {*given} | {n for n in later if n.startswith("[")}
         kept = [n for n in dict.fromkeys(later) if n in known and n not in again and n != NOTHING]

@@ -19,6 +19,14 @@ LINE = re.compile(r"(?:(.+?) = )?(\w+) (\S+) \(([^()]*)\)(?: when (training|eval
 OUTER = re.compile(r"\$(\d+)")
 NOTHING = "_"
 OF_STATE = ("update", "gradient")  # steps whose key is a parameter, a buffer or an input
+OF_ROWS = ("forward", "interior", "boundary", "chunk", "join", "vjp", "vjp_interior", "vjp_boundary", "vjp_chunk")
+STEP_KINDS = frozenset(
+    {
+        *OF_STATE, *OF_ROWS, "vjp_join", "fetch", "store", "given", "back", "start", "start_back", "start_bucket",
+        "send_fetch", "send_store", "send_given", "send_back", "wait", "wait_back", "wait_chunk", "wait_bucket", "add",
+        "same", "fill",
+    }
+)  # fmt: skip
 
 
 class Line(NamedTuple):
@@ -116,11 +124,45 @@ class Steps:
         self.forward = [line for block, names in blocks for line in lines_of(block.forward, names)]
         self.backward = [line for block, names in reversed(blocks) for line in lines_of(block.backward, names)]
         self.rows = {names.slot(label): row for block, names in blocks for label, row in block.rows.items()}
+        self._refuse_disorder()
         self.norms = [
             n._replace(module=names.module(n.module), **{role: names.slot(getattr(n, role)) for role in LABELS})
             for block, names in blocks
             for n in block.norms
         ]
+
+    def _refuse_disorder(self) -> None:
+        """Refuse an edited list in which a step reads what no step before it makes, or two make one slot."""
+        outputs = {of for _, of in self.outputs.values()}
+        labels = {*self.rows} | {f"{label}.d" for label, row in self.rows.items() if row.derived}
+        for line in (*self.forward, *self.backward):
+            of = line.key.partition(":")[0]
+            if line.kind in OF_ROWS and of not in labels and f"{of.rpartition('.d')[0]}.d" not in labels:
+                raise ValueError(f"step {said(line)}: there is no row {of}")
+        every = {n for line in (*self.forward, *self.backward) for n in line.makes} | outputs
+        for training in (True, False):
+            made = {NOTHING}
+            for lines, given in ((self.forward, set[str]()), (self.backward, outputs)):
+                made |= given
+                for line in in_mode(lines, training):
+                    late = [n for n in line.reads if n in every and n not in made]
+                    twice = [n for n in line.makes if n in made and n != NOTHING]
+                    if late and (training or line.kind != "add"):  # in evaluation some gradients have no addend
+                        raise ValueError(f"step {said(line)}: no step before it makes {', '.join(late)}")
+                    if twice:
+                        raise ValueError(f"step {said(line)}: a step before it makes {', '.join(twice)}")
+                    made |= {*line.makes}
+
+
+def said(line: Line) -> str:
+    """A step as it is written, with whole names."""
+    makes = f"{', '.join(line.makes)} = " * bool(line.makes)
+    return f"{makes}{line.kind} {line.key} ({', '.join(line.reads)})"
+
+
+def in_mode(lines: Sequence[Line], training: bool) -> list[Line]:
+    """Steps of the mode in which all modules are."""
+    return [line for line in lines if line.when is None or line.when[1] == training]
 
 
 def lines_of(text: str, names: Within) -> Iterator[Line]:
@@ -133,6 +175,8 @@ def lines_of(text: str, names: Within) -> Iterator[Line]:
         if match is None:
             raise ValueError(f"cannot read the step {line!r}; steps are like: a, b = forward row (x, y)")
         makes, kind, key, reads, mode, module, again = match.groups()
+        if kind not in STEP_KINDS:
+            raise ValueError(f"step {line!r}: there is no kind {kind}; kinds are {', '.join(sorted(STEP_KINDS))}")
         key = names.module(key) if kind in OF_STATE else names.slot(key)
         when = None if mode is None else (names.module(module), mode == "training")
         made, read = ([names.slot(n) for n in (text or "").split(", ") if n] for text in (makes, reads))

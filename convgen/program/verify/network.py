@@ -13,6 +13,7 @@
 | once | over the ranks of different roles every term is computed once; ranks without a role compute alike |
 | kept | buffers become values of their own layout, and nothing partial is stored |
 | flights | what travels meanwhile (program/verify/flights.py) |
+| steps | the list that ranks run has each slot made once, before it is read (program/verify/steps.py) |
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from convgen.errors import InternalError
 from convgen.program.network import Program, label
 from convgen.program.rows import Chain, PlacedRow, index_sets, nameless, stored_by_name
 from convgen.program.verify.flights import flight_faults
+from convgen.program.verify.steps import lowered_faults
 from convgen.program.verify.typed import collective_over, untyped
 from convgen.program.verify.values import value_faults
 
@@ -48,6 +50,15 @@ def verify_network(program: Program) -> None:
 
 def faults(program: Program) -> Iterator[str]:
     """What is wrong, in order; what stands behind the first may follow from it, or fail to be looked at."""
+    is_right = True
+    for fault in _of_program(program):
+        is_right = False
+        yield fault
+    if is_right:  # else it can't be lowered
+        yield from lowered_faults(program)
+
+
+def _of_program(program: Program) -> Iterator[str]:
     yield from value_faults(program)
     for row in program.rows:
         yield from (f"{label(row)}: {fault}" for fault in _row(nameless(row), program.grid))
