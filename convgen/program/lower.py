@@ -20,6 +20,7 @@ from convgen.program.rows import Chain, PlacedRow, reads_of
 from convgen.program.steps import NOTHING, Kind, Lowered, Step, state_slot
 
 When = tuple[str, bool] | None
+OF_ALL_MODES = ("add", "same", "fill", "update", "gradient", "start_bucket", "wait_bucket")
 SENDS: dict[str, Kind] = {"fetch": "send_fetch", "store": "send_store", "given": "send_given", "back": "send_back"}
 
 
@@ -55,11 +56,14 @@ class _Lowering:
         self.again = {i for s in program.again for i in range(s.start, s.stop)}
         self.alternatives: dict[int, PlacedRow | None] = {}
         self.updates = {value: buffer for buffer, value in program.updates}
-        counts = counting(program)
+        counts = {*counting(program).values()}
+        read = {v for row in program.rows for v in row.bound.reads} | {v for _, v in program.outputs}
         self.of_training = {
             i
             for i, row in enumerate(program.rows)
-            if isinstance(row.bound.operation, PartStatistics | PartUpdate | RunningStatistics) or i in counts.values()
+            if isinstance(row.bound.operation, PartStatistics)
+            or ((i in counts or isinstance(row.bound.operation, PartUpdate | RunningStatistics))
+            and read.isdisjoint(row.bound.makes))
         }
         self.is_again = False
 
@@ -90,6 +94,8 @@ class _Lowering:
         self, kind: Kind, key: str, makes: Sequence[str], reads: Sequence[str], row: int, step: flow.Flow | None = None,
         when: When = None,
     ) -> None:  # fmt: skip
+        if when is None and kind not in OF_ALL_MODES:
+            when = self._when(row)
         self.steps.append(Step(kind, key, tuple(makes), tuple(reads), row, when, step, self.is_again))
 
     def _into(self, value: str, gradient: str, row: int) -> None:
@@ -170,16 +176,15 @@ class _Lowering:
 
     def _move(self, moved: Moved) -> None:
         i, d, which, k, n, count = self._where(moved)
-        when = self._when(i)
         if which == "fetch":
             if n == 0:
                 self.now.pop((i, d, "fetch", k), None)
             made = self._slot(moved.step)
-            self._add("fetch", moved.step, [made], [self._operand(i, k, d)], i, moved, when)
+            self._add("fetch", moved.step, [made], [self._operand(i, k, d)], i, moved)
             self.now[i, d, "fetch", k] = made
         elif which == "store":
             made = self._slot(self._result(i, d, k) if n == count - 1 else moved.step)
-            self._add("store", moved.step, [made], [self.now[i, d, "made", k]], i, moved, when)
+            self._add("store", moved.step, [made], [self.now[i, d, "made", k]], i, moved)
             self._made(i, d, k, made, is_last=n == count - 1)
             if n == count - 1 and d is None:
                 if (alternative := self._alternative(i)) is not None:
@@ -228,7 +233,7 @@ class _Lowering:
         if placed.early is not None:
             self._piece(local, i, d, operands, kept)
             return
-        when, alternative = self._when(i), self._alternative(i)
+        alternative = self._alternative(i)
         draws = d is None and self.trains and isinstance(placed.bound.operation, Bernoulli)
         made: list[str] = []
         for j, _ in enumerate(placed.signature.results):
@@ -236,7 +241,7 @@ class _Lowering:
             unread = d is None and not placed.bound.makes[j] and not placed.store[j]
             name = f"{base}.drawn" if draws else f"{base}.made" if placed.store[j] else base
             made.append(NOTHING if unread else self._slot(name))
-        self._add("forward", key, [*made, *kept], operands, i, local, when)
+        self._add("forward", key, [*made, *kept], operands, i, local)
         if kept:
             self.now[i, "kept"] = kept[0]
         for j, slot in enumerate(made):
