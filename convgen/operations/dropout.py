@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from convgen.algebra.signature import WHOLE, Operand, Signature
 from convgen.late import torch
-from convgen.operations.row import At, Derived, Operation, numbered, numbers, own
+from convgen.operations.row import At, Derived, Operation, numbered, numbers, on_device, own
 
 WORD = 0xFFFFFFFF
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -23,11 +23,8 @@ EVALUATION = 1 << 31  # calls in evaluation are steps from here on
 DIGITS = {"float64": 32, "float32": 24, "float16": 11, "bfloat16": 8}  # binary, of uniform numbers below 1
 
 
-def philox(counter: tuple[Any, Any, Any, Any], key: tuple[Any, Any]) -> tuple[Any, Any, Any, Any]:
-    """Ten rounds on four words of 32 bits: Python's integers, or tensors of int64 that hold them.
-
-    A product of two words may pass 2**63; what is shifted and masked of it is right in two's complement as well.
-    """
+def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Ten rounds on four words of 32 bits."""
     a, b, c, d = counter
     k, m = key
     for _ in range(10):
@@ -38,7 +35,9 @@ def philox(counter: tuple[Any, Any, Any, Any], key: tuple[Any, Any]) -> tuple[An
 
 
 def words(shape: tuple[int, ...], at: At, drawn: Any, call: int) -> tuple[Any, Any, Any, Any]:
-    """Words of 32 bits for each element of this rank's block, by its number in the whole.
+    """Words of 32 bits for each element of this rank's block, by its number in the whole, as int64.
+
+    A product of two words may pass 2**63; what is shifted and masked of it is right in two's complement as well.
 
     Args:
         drawn: (seed, step).
@@ -47,8 +46,19 @@ def words(shape: tuple[int, ...], at: At, drawn: Any, call: int) -> tuple[Any, A
     number = drawn.new_zeros(())
     for d, n in enumerate(shape):
         number = number * n + numbers(at.blocks[f"d{d}"], drawn).view(-1, *[1] * (len(shape) - 1 - d))
-    seed, step = drawn[0], drawn[1]
-    return philox((number & WORD, number >> 32, step & WORD, call), (seed & WORD, seed >> 32 & WORD))
+    ones, (seed, step) = [1] * number.dim(), drawn
+    rounds = on_device(tuple(r * w & WORD for r in range(10) for w in WEYL), torch.int64, drawn.device).view(10, 2)
+    keys = (rounds + torch.stack([seed, seed >> 32]) & WORD).view(10, 2, *ones)
+    times = on_device(MULTIPLIERS, torch.int64, drawn.device).view(2, *ones)
+    # philox's rounds, of a and c, and of b and d, at once: of few elements calls of ATen are what it costs.
+    even = torch.stack([number & WORD, (step & WORD).expand(number.shape)])
+    odd = torch.stack([number >> 32, torch.full_like(number, call)])
+    for key in keys.unbind():
+        product = even * times
+        even = (product >> 32 & WORD).flip(0) ^ odd ^ key
+        odd = (product & WORD).flip(0)
+    (a, c), (b, d) = even, odd
+    return a, b, c, d
 
 
 def all_words(count: int, drawn: Any, call: int) -> list[tuple[int, int, int, int]]:

@@ -62,8 +62,10 @@ class _Lowering:
             i
             for i, row in enumerate(program.rows)
             if isinstance(row.bound.operation, PartStatistics)
-            or ((i in counts or isinstance(row.bound.operation, PartUpdate | RunningStatistics))
-            and read.isdisjoint(row.bound.makes))
+            or (
+                (i in counts or isinstance(row.bound.operation, PartUpdate | RunningStatistics))
+                and read.isdisjoint(row.bound.makes)
+            )
         }
         self.is_again = False
 

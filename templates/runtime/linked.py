@@ -47,8 +47,10 @@ class Code(NamedTuple):
 
 
 class Forward(NamedTuple):
-    """Attributes:
-    size: how many slots; `given`: by name those of inputs, parameters and buffers; `kept`: that backward reads.
+    """Forward, ready to run.
+
+    Attributes:
+        size: how many slots; `given`: by name those of inputs, parameters and buffers; `kept`: that backward reads.
     """
 
     codes: list[Code]
@@ -59,8 +61,10 @@ class Forward(NamedTuple):
 
 
 class Backward(NamedTuple):
-    """Attributes:
-    kept, given: slots of what forward has kept, and of outputs' gradients; `found`: by name those of gradients.
+    """Backward, ready to run.
+
+    Attributes:
+        kept, given: slots of what forward has kept, and of outputs' gradients; `found`: by name those of gradients.
     """
 
     codes: list[Code]
@@ -84,13 +88,11 @@ class Linked:
             line for line in steps.forward if line.when is None or trains(line.when[0]) == line.when[1]
         ]
         here = (line for line in steps.backward if line.when is None or trains(line.when[0]) == line.when[1])
-        made_by = {n: line for line in steps.backward for n in line.makes}
-        self.backward_lines = [self._with_gradient(line, made_by) for line in here]
-        self.known = {n for line in self.forward_lines for n in line.makes} | {NOTHING}
+        self.backward_lines = [self._with_gradient(line) for line in here]
         self._forwards: dict[Any, tuple[Forward, list[str], dict[str, Flags]]] = {}
         self._backwards: dict[Any, Backward] = {}
 
-    def _with_gradient(self, line: Line, made_by: dict[str, Line]) -> Line:
+    def _with_gradient(self, line: Line) -> Line:
         """The gradient through a batch norm's moments, where it is made with that through y, reads what that reads."""
         label = line.key.removesuffix(".dx")
         joint = self.actions.joints.get(label) if line.kind == "forward" and label != line.key else None
@@ -149,15 +151,14 @@ class Linked:
 
     # ---- Forward ----
 
-    def forward(self, learns: tuple[str, ...], *, first: bool = True) -> Forward:
+    def forward(self, learns: tuple[str, ...]) -> Forward:
         """
         Args:
             learns: inputs and parameters that want gradients.
         """
-        key = learns
-        if key not in self._forwards:
-            self._forwards[key] = self._forward(learns)
-        return self._forwards[key][0]
+        if learns not in self._forwards:
+            self._forwards[learns] = self._forward(learns)
+        return self._forwards[learns][0]
 
     def _forward(self, learns: tuple[str, ...]) -> tuple[Forward, list[str], dict[str, Flags]]:
         wanted = self._wanted(learns, [of for _, of in self.steps.outputs.values()]) if learns else []
