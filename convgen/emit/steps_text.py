@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from convgen.emit.literals import WIDTH, literal
 from convgen.emit.names import identifier
-from convgen.program.blocks import Block, blocks
+from convgen.program.blocks import LONGEST, Block, blocks
 from convgen.program.network import Program
 from convgen.program.norms import norms
 from convgen.program.steps import NOTHING, Lowered, Step
@@ -63,7 +63,7 @@ def _places(program: Program) -> _Places:
     modules = [row.bound.module for row in program.rows]
     _, others = norms(program)  # of a batch norm the first row counts
     counted = [i for i in range(len(modules)) if i not in others]
-    functions = blocks([modules[i] for i in counted])
+    functions = _merged(blocks([modules[i] for i in counted]))
     known = {i: n for n, block in enumerate(functions) for i in counted[block.start : block.stop]}
     of: list[int] = []
     for i, module in enumerate(modules):
@@ -72,6 +72,18 @@ def _places(program: Program) -> _Places:
             known[i] = known[behind] if behind is not None and (not of or known[behind] >= of[-1]) else of[-1]
         of.append(max(known[i], of[-1] if of else 0))
     return _Places(functions, of)
+
+
+def _merged(found: Sequence[Block]) -> list[Block]:
+    """With the rows of the network's own function that stand side by side as one block, of at most LONGEST rows."""
+    merged: list[Block] = []
+    for block in found:
+        last = merged[-1] if merged else None
+        if last is not None and last.path == block.path == "" and block.stop - last.start <= LONGEST:
+            merged[-1] = Block("", last.start, block.stop)
+        else:
+            merged.append(block)
+    return merged
 
 
 class Names:
