@@ -40,10 +40,11 @@ def show(program: Program) -> str:
     lines += [f"  statistics: {program.statistics}"] * (program.statistics != "global")
     lines += [f"  again: {', '.join(dict.fromkeys(s.path for s in program.again))}"] * bool(program.again)
     lines += [f"  {kind} {typed(v)}" for kind in KINDS for v in program.values.values() if v.kind == kind]
+    whole, without = lower(program), lower(program, of_inputs=False)
     texts = {
-        FORWARD: steps_texts(lower(program).forward, program),
-        BACKWARD: steps_texts(lower(program, of_inputs=False).backward, program),
-        OF_INPUTS: steps_texts(lower(program).backward, program),
+        FORWARD: steps_texts(whole.forward, program),
+        BACKWARD: steps_texts(without.backward, program),
+        OF_INPUTS: steps_texts(whole.backward, program),
         NEVER: texts_of(never_asked(program), program),
     }
     said: Counter[str] = Counter(texts[BACKWARD])
