@@ -24,7 +24,8 @@ from convgen.emit.steps_text import Names, StepBlock, by_block, section
 from convgen.errors import InternalError
 from convgen.kernels.of_rows import ConvolutionFile
 from convgen.operations.dropout import Bernoulli, Dropout, Noise
-from convgen.program.lower import alternatives, lower
+from convgen.program.lower import lower
+from convgen.program.lower_forward import alternatives
 from convgen.program.network import Program, label
 from convgen.program.network_text import show, texts_of
 from convgen.program.norms import Norm, norms
