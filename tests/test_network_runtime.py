@@ -140,7 +140,7 @@ def test_rows_are_the_same_where_convgen_is_not(tmp_path: Path) -> None:
             rows = [row, *(d.operation for d in row.gradients.values())]
             cases += [(repr(r), [(str(s), repr(s)) for s in r.signatures], 0, "", [], ()) for r in rows[1:]]
             seen |= {type(r).__name__ for r in rows}
-    assert seen == set(names) - {"Operation", "LinearMap", "Drawn"}
+    assert seen == set(names) - {"Operation", "LinearMap", "Drawn", "ByCourse"}
     assert sum(bool(at) for *_, at, _, _ in cases) > 50
     torch.save(cases, tmp_path / "cases.pt")
     (tmp_path / "runtime_of_rows.py").write_text(network_runtime(names).text, encoding="utf-8")

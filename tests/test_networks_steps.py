@@ -8,11 +8,12 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from free_networks import imported
+from runtime_parts import ROOT
 from test_networks_gpu import loaded
 from torch import Tensor, nn
 
@@ -20,12 +21,14 @@ from convgen.algebra.grid import Grid
 from convgen.network_compiler import CompiledNetwork, compile_network
 from convgen.program.lower import lower
 from convgen.program.network_text import BACKWARD, FORWARD, steps_texts
-from convgen.program.steps import Lowered, Step
+from convgen.program.steps import Kind, Lowered, Step
 from convgen.program.verify.steps import step_faults
 from convgen.spec.exported import graph_of
 from convgen.verify.virtual import VirtualTransport, World
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(ROOT))
+from runtime.listing import STEP_KINDS  # isort: skip
+
 Ran = tuple[str, str]  # of a step its kind and its key
 
 
@@ -46,6 +49,10 @@ def compiled(name: str, grid: dict[str, int]) -> tuple[CompiledNetwork, dict[str
     module, x = EXAMPLES[name]()
     graph, tensors = graph_of(module.train(), (x,), name=name)
     return compile_network(graph, Grid(tuple(grid.items()))), tensors, x
+
+
+def test_a_package_reads_every_kind_of_step() -> None:
+    assert set(get_args(Kind)) == STEP_KINDS
 
 
 class Watch:
@@ -212,7 +219,7 @@ def test_no_step_can_be_missing_late_or_twice(name: str, grid: dict[str, int], o
     program = compiled(name, grid)[0].program
     lowered = lower(program, of_inputs=of_inputs)
     assert not [*step_faults(program, lowered, of_inputs=of_inputs)]
-    kinds = {s.kind for s in lowered.steps()}
+    kinds = {s.kind for s in (*lowered.forward, *lowered.backward)}
     assert {"start", "wait", "wait_bucket", "vjp_boundary", "add"} <= kinds or {"fetch", "vjp", "add"} <= kinds
     mistakes = [(what, one) for what, one, matters in planted(lowered) if matters]
     assert len(mistakes) > 300

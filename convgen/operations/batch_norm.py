@@ -140,12 +140,10 @@ class Centred(Operation):
         x, (mean, scale, shift) = operands
         return (centred(x, mean, scale, shift),)
 
-    @property
-    def leaves_results(self) -> bool:
-        return True
+    gives_anew = True
 
     @property
-    def gives_anew(self) -> bool:
+    def leaves_results(self) -> bool:
         return True
 
     def has_vjp(self, way: int, at: At, *operands: Any) -> bool:

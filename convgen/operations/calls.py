@@ -5,6 +5,7 @@ Arguments are those of the operator's schema, all of them; operands are `Slot`s 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -297,7 +298,40 @@ class Whole(Operation):
 
 
 @dataclass(frozen=True)
-class Along(Operation):
+class ByCourse(Operation):
+    """A call of an operator whose gradients are said by its courses (along_gradients.py), where it has any."""
+
+    op: str
+    args: tuple[Any, ...]
+
+    @property
+    def name(self) -> str:
+        return self.op.partition(".")[0]
+
+    @cached_property
+    @abstractmethod
+    def courses(self) -> tuple[Course | None, ...] | None:
+        """How it is differentiated, by operand; None where that isn't known."""
+
+    def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
+        return _results(call(self.op, self.args, operands))
+
+    def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
+        return self.courses is not None
+
+    def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        made = self.local(way, at, *operands)
+        assert self.courses is not None
+        return made, kept_of_course(self.courses, wanted, operands, made)
+
+    def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
+        assert self.courses is not None
+        numbers = [a for a in self.args if not isinstance(a, Slot)]
+        return gradients_by_course(self.courses, numbers, at, wanted, kept, dys[0])
+
+
+@dataclass(frozen=True)
+class Along(ByCourse):
     """An operator that computes along some dimensions, whole, and alike for every number of the others.
 
     Attributes:
@@ -306,17 +340,11 @@ class Along(Operation):
         integers: numbers of results that have no gradient.
     """
 
-    op: str
-    args: tuple[Any, ...]
     shape: tuple[int, ...]
     over: tuple[int, ...]
     results: tuple[tuple[int, ...], ...]
     integers: tuple[int, ...] = ()
     differentiable: bool = True
-
-    @property
-    def name(self) -> str:
-        return self.op.partition(".")[0]
 
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
@@ -336,26 +364,9 @@ class Along(Operation):
         )
         return (Signature(extents, (Operand("x", self.shape, dims, gradient=self.differentiable),), results),)
 
-    def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
-        return _results(call(self.op, self.args, operands))
-
     @cached_property
     def courses(self) -> tuple[Course | None, ...] | None:
-        """How it is differentiated; None where that isn't known."""
         return courses_of(self.op, (self.differentiable,)) if 0 not in self.integers else None
-
-    def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
-        return self.courses is not None
-
-    def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        made = self.local(way, at, *operands)
-        assert self.courses is not None
-        return made, kept_of_course(self.courses, wanted, operands, made)
-
-    def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
-        assert self.courses is not None
-        numbers = [a for a in self.args if not isinstance(a, Slot)]
-        return gradients_by_course(self.courses, numbers, at, wanted, kept, dys[0])
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """Number by number of a dimension that is left."""
@@ -369,7 +380,7 @@ class Along(Operation):
 
 
 @dataclass(frozen=True)
-class Apart(Operation):
+class Apart(ByCourse):
     """An operator that computes alike and apart for every number of some indices, with all else whole: a recurrent
     layer for each sample, places of maxima for each channel.
 
@@ -382,8 +393,6 @@ class Apart(Operation):
         flops: for each element that the indices say.
     """
 
-    op: str
-    args: tuple[Any, ...]
     shapes: tuple[tuple[int, ...], ...]
     dims: tuple[tuple[str, ...], ...]
     results: tuple[tuple[int, ...], ...]
@@ -392,10 +401,6 @@ class Apart(Operation):
     integers: tuple[int, ...] = ()
     differentiable: tuple[bool, ...] = ()
     flops: int = 1
-
-    @property
-    def name(self) -> str:
-        return self.op.partition(".")[0]
 
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
@@ -412,28 +417,11 @@ class Apart(Operation):
         )
         return (Signature(self.extents, inputs, results),)
 
-    def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
-        return _results(call(self.op, self.args, operands))
-
     @cached_property
     def courses(self) -> tuple[Course | None, ...] | None:
-        """How it is differentiated; None where that isn't known."""
         in_order = [a.k for a in self.args if isinstance(a, Slot)] == [*range(len(self.shapes))]
         smooth = self.differentiable or (True,) * len(self.shapes)
         return courses_of(self.op, smooth) if in_order and 0 not in self.integers else None
-
-    def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
-        return self.courses is not None
-
-    def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        made = self.local(way, at, *operands)
-        assert self.courses is not None
-        return made, kept_of_course(self.courses, wanted, operands, made)
-
-    def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
-        assert self.courses is not None
-        numbers = [a for a in self.args if not isinstance(a, Slot)]
-        return gradients_by_course(self.courses, numbers, at, wanted, kept, dys[0])
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """Number by number of the first index."""

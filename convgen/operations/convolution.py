@@ -197,12 +197,10 @@ class Convolution(Operation):
         here = self.convolved(way, at) if KERNELS else None
         return None if here is None else KERNELS.get((str(operands[0].dtype), here))
 
-    @property
-    def leaves_results(self) -> bool:
-        return True
+    gives_anew = True
 
     @property
-    def gives_anew(self) -> bool:
+    def leaves_results(self) -> bool:
         return True
 
     def has_vjp(self, way: int, at: At, *operands: Any) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
 from math import prod
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from convgen.algebra.conv import Conv, Phase
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
@@ -144,7 +144,13 @@ def _hash_once(self: Operation) -> int:
 
 
 class Operation(ABC):
-    """A row. Frozen, with the extents of what it is applied to."""
+    """A row. Frozen, with the extents of what it is applied to.
+
+    Attributes:
+        gives_anew: whether gradients by `vjp` are memory of their own.
+    """
+
+    gives_anew: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         cls.__hash__ = _hash_once  # rows are keys of every cache
@@ -230,11 +236,6 @@ class Operation(ABC):
     @property
     def leaves_results(self) -> bool:
         """Whether results are memory of their own that `vjp` does not read: their only reader may write there."""
-        return False
-
-    @property
-    def gives_anew(self) -> bool:
-        """Whether gradients by `vjp` are memory of their own."""
         return False
 
     def has_vjp(self, way: int, at: At, *operands: Any) -> bool:

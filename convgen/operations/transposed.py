@@ -70,12 +70,10 @@ class TransposedConvolution(Operation):
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         return self.sum.local(*self.of_sum(way, at), *self._in_order(operands))
 
-    @property
-    def leaves_results(self) -> bool:
-        return True
+    gives_anew = True
 
     @property
-    def gives_anew(self) -> bool:
+    def leaves_results(self) -> bool:
         return True
 
     def has_vjp(self, way: int, at: At, *operands: Any) -> bool:

@@ -5,12 +5,12 @@ What backward reads of forward is what its slots say: nothing is kept beside. Or
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from convgen.operations.dropout import Dropout
 from convgen.program import flow
-from convgen.program.lower_forward import Forward
+from convgen.program.lower_forward import Forward, When
 from convgen.program.network import Moved, Program, label
 from convgen.program.steps import NOTHING, Lowered, Step
 
@@ -41,7 +41,7 @@ class _Lowering(Forward):
         for name, value in self.program.values.items():
             if value.kind in kinds and name in self.grads:
                 backward = _behind(backward, Step("gradient", name, (), (self.grads[name],), 0))
-        return Lowered(tuple(forward), tuple(backward), tuple(outputs))
+        return Lowered(tuple(forward), tuple(_in_modes(backward)), tuple(outputs))
 
     # ---------------------------------------------------------------- backward
     def _backward(self, step: flow.Flow) -> None:
@@ -59,14 +59,15 @@ class _Lowering(Forward):
             case flow.Start():
                 if step.bucket is not None:
                     self._start_bucket(step)
-                elif step.moved[0].chain[0] == "back" and step.lane != flow.CHUNKS:
+                elif _is_halo_back(step):
                     self._start_back(step)
                 else:
                     self._repeat(step)
             case flow.Wait():
-                if step.name in self.sent:
+                _, start = self.flying[step.name]
+                if start.bucket is not None:
                     self._wait_bucket(step)
-                elif ("back", step.name) in self.now:
+                elif _is_halo_back(start):
                     self._wait_back(step)
                 else:
                     self._repeat(step)
@@ -90,7 +91,7 @@ class _Lowering(Forward):
             return
         if row.early is not None:
             self._vjp_piece(local, i, operands, dys, between)
-            if local.part == "whole" and (i, "dpart") in self.now:  # nothing goes on its way between
+            if local.part == "whole" and i in self.parts:  # nothing goes on its way between
                 self._vjp_piece(local, i, operands, dys, between)
             return
         made = {k: self._slot(self._gradient(i, k)) for k in operands}
@@ -122,7 +123,7 @@ class _Lowering(Forward):
         row, key = local.placed, self._key(i)
         k, count = row.early, len(row.signature.inputs)
         rest = [j for j in operands if j != k]
-        parts = self.now.pop((i, "dpart"), None)
+        parts = self.parts.pop(i, None)
         is_interior = parts is not None
         is_part = not is_interior and (i, "kept inner") in self.now
         made = {j: self._slot(f"{self._gradient(i, j)}{'.boundary' if is_part else ''}") for j in rest}
@@ -134,11 +135,11 @@ class _Lowering(Forward):
             makes.append(self._slot(f"{key}.between{'.boundary' if is_part else ''}"))
         if is_interior:
             assert parts is not None
-            self._add("vjp_interior", key, makes, [self.now[i, "kept inner"], *parts.split(), *dys], i, local)
+            self._add("vjp_interior", key, makes, [self.now[i, "kept inner"], *parts, *dys], i, local)
         else:
             self._add("vjp_boundary", key, makes, [self.now[i, "kept"], *dys], i, local)
         if is_part:
-            self.now[i, "dpart"] = " ".join(NOTHING if j == k else slot for j, slot in enumerate(makes))
+            self.parts[i] = [NOTHING if j == k else slot for j, slot in enumerate(makes)]
             return
         if not is_interior:
             self.now[i, "dinner"] = NOTHING
@@ -152,10 +153,11 @@ class _Lowering(Forward):
         i = moved.row
         handle = self._slot(f"{moved.step}.sent")
         self._add("start_back", moved.step, [handle], [self.now[i, "dstrips"]], i, start)
-        self.now["back", moved.step], self.now["of", moved.step] = handle, str(i)
+        self.flying[start.name] = handle, start
 
     def _wait_back(self, wait: flow.Wait) -> None:
-        handle, i = self.now.pop(("back", wait.name)), int(self.now["of", wait.name])
+        handle, start = self.flying.pop(wait.name)
+        i = start.moved[0].row
         row = self.program.rows[i]
         assert row.early is not None
         made, dy = self._slot(wait.name), self._dy(i, 0)
@@ -200,15 +202,14 @@ class _Lowering(Forward):
         assert start.bucket is not None
         key = f"{start.name}:{','.join(start.bucket.over)}"
         self._add("start_bucket", key, [handle], reads, start.moved[-1].row, start)
-        self.now["bucket", start.name] = handle
-        self.sent[start.name] = [f"{m.value} {m.step}" for m in start.moved]
+        self.flying[start.name] = handle, start
 
     def _wait_bucket(self, wait: flow.Wait) -> None:
-        sums = [one.split(" ") for one in self.sent[wait.name]]
-        made = [self._slot(step) for _, step in sums]
-        self._add("wait_bucket", wait.name, made, [self.now["bucket", wait.name]], 0, wait)
-        for (value, _), slot in zip(sums, made, strict=True):
-            self._into(value, slot, 0)
+        handle, start = self.flying.pop(wait.name)
+        made = [self._slot(m.step) for m in start.moved]
+        self._add("wait_bucket", wait.name, made, [handle], 0, wait)
+        for moved, slot in zip(start.moved, made, strict=True):
+            self._into(moved.value, slot, 0)
 
 
 def _is_of_forward(step: flow.Flow, program: Program) -> bool:
@@ -224,8 +225,27 @@ def _is_of_forward(step: flow.Flow, program: Program) -> bool:
             return False
 
 
+def _is_halo_back(start: flow.Start) -> bool:
+    """Whether it is the gradient of a halo that goes on its way."""
+    return start.moved[0].chain[0] == "back" and start.lane != flow.CHUNKS
+
+
 def _behind(steps: list[Step], last: Step) -> list[Step]:
     """Steps, with one behind the step that makes what it reads."""
     at = next((n for n, one in enumerate(steps) if last.reads[0] in one.makes), len(steps) - 1)
     row = steps[at].row if steps else 0
     return [*steps[: at + 1], replace(last, row=row), *steps[at + 1 :]]
+
+
+def _in_modes(steps: Sequence[Step]) -> Iterator[Step]:
+    """Steps, where sums and what is handed on are of training if all that they read is: moments' gradients, where
+    running ones stand for them in evaluation."""
+    made: dict[str, set[When]] = {}
+    for step in steps:
+        if step.kind in ("add", "gradient"):
+            modes = set[When]().union(*(made.get(n, {None}) for n in step.reads))
+            if all(mode is not None and mode[1] for mode in modes):
+                step = replace(step, when=min(filter(None, modes)))
+        for n in step.makes:
+            made.setdefault(n, set()).add(step.when)
+        yield step

@@ -40,7 +40,8 @@ class Forward:
         self.names.update(self.slots.values())
         self.grads: dict[str, str] = {}
         self.now: dict[tuple[object, ...], str] = {}  # of a row, where what it fetches, makes and gives back stands
-        self.sent: dict[str, list[str]] = {}  # of a bucket, steps whose sums it brings
+        self.flying: dict[str, tuple[str, flow.Start]] = {}  # by name, what waits for it reads this slot
+        self.parts: dict[int, list[str]] = {}  # of a row in pieces, what the boundary adds to gradients
         self.again = {i for s in program.again for i in range(s.start, s.stop)}
         self.alternatives: dict[int, PlacedRow | None] = {}
         self.updates = {value: buffer for buffer, value in program.updates}
@@ -270,20 +271,14 @@ class Forward:
             return
         handle = self._slot(f"{moved.step}.sent")
         self._add("start", moved.step, [handle], [self._operand(i, k, d)], i, start)
-        self.now["halo", moved.step] = handle
-        self.now["of", moved.step] = str(i)
-        self.now["place", moved.step] = str(k if d is None else d)
-        self.now["side", moved.step] = "" if d is None else "derived"
+        self.flying[start.name] = handle, start
 
     def _wait(self, wait: flow.Wait) -> None:
-        handle = self.now.pop(("halo", wait.name), None)
-        if handle is None:
-            self._wait_chunk(wait)
+        handle, start = self.flying.pop(wait.name)
+        if start.lane == flow.CHUNKS:
+            self._wait_chunk(wait, handle, start)
             return
-        i = int(self.now["of", wait.name])
-        d = int(self.now["place", wait.name]) if self.now["side", wait.name] else None
-        k = self._placed(i, d).early
-        assert k is not None
+        i, d, _, k, _, _ = self._where(start.moved[0])
         strips = self.now[i, d, "strips"] = self._slot(f"{wait.name}.strips")
         self._add("wait", wait.name, [strips], [handle, self._operand(i, k, d)], i, wait)
 
@@ -318,33 +313,28 @@ class Forward:
             case _:
                 reads = [self.now[i, "dpiece", start.chunk]]
         self._add(SENDS[which], start.name, [handle], reads, i, start)
-        self.now["chunk", start.name] = handle
-        self.now["of", start.name] = f"{i} {'' if d is None else d}"
-        self.now["place", start.name] = f"{which} {k} {start.chunk}"
+        self.flying[start.name] = handle, start
 
-    def _wait_chunk(self, wait: flow.Wait) -> None:
-        handle = self.now.pop(("chunk", wait.name))
-        of, _, number = self.now["of", wait.name].partition(" ")
-        i, d = int(of), int(number) if number else None
-        which, k, j = self.now["place", wait.name].split()
+    def _wait_chunk(self, wait: flow.Wait, handle: str, start: flow.Start) -> None:
+        (i, d, which, k, _, _), j = self._where(start.moved[0]), start.chunk
         made = self._slot(f"{wait.name}.there")
         self._add("wait_chunk", wait.name, [made], [handle], i, wait)
         row, count = self._placed(i, d), self._placed(i, d).chunks
         assert count is not None
         match which:
             case "fetch":
-                self.now[i, d, "come", int(j)] = made
+                self.now[i, d, "come", j] = made
             case "store":
-                self.now[i, d, "piece", int(j)] = made
-                if all((i, d, "waited", n) in self.now for n in range(1, count.count + 1) if n != int(j)):
+                self.now[i, d, "piece", j] = made
+                if all((i, d, "waited", n) in self.now for n in range(1, count.count + 1) if n != j):
                     self._join(i, d)
-                self.now[i, d, "waited", int(j)] = made
+                self.now[i, d, "waited", j] = made
             case "given":
-                self.now[i, "dcome", int(j)] = made
+                self.now[i, "dcome", j] = made
             case _:
-                self.now[i, "dpiece", int(j)] = made
-                if int(j) == 1:
-                    self._collect(i, int(k), row)
+                self.now[i, "dpiece", j] = made
+                if j == 1:
+                    self._collect(i, k, row)
 
     def _chunk(self, local: flow.Local, i: int, d: int | None, operands: list[str], kept: list[str]) -> None:
         """A chunk of a row. What has come for it stands in its operand's place; some may be with the chunk before."""

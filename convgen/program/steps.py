@@ -14,7 +14,7 @@
 | add | adds gradients of one value | both |
 | same, fill | passes a value on; fills it with a number | it |
 | update | renews a buffer | its new value |
-| gradient, output | hands a gradient, or a result, to the caller | it |
+| gradient | hands a gradient to the caller | it |
 
 A slot has one maker. `_` is a value that nobody reads, or none. A step may be of training alone, or of evaluation.
 
@@ -23,7 +23,6 @@ Source: docs/design.md, A step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,7 +32,7 @@ Kind = Literal[
     "forward", "interior", "boundary", "chunk", "join", "vjp", "vjp_interior", "vjp_boundary", "vjp_chunk", "vjp_join",
     "fetch", "store", "given", "back", "start", "start_back", "send_fetch", "send_store", "send_given", "send_back",
     "start_bucket", "wait", "wait_back", "wait_chunk", "wait_bucket",
-    "add", "same", "fill", "update", "gradient", "output",
+    "add", "same", "fill", "update", "gradient",
 ]  # fmt: skip
 NOTHING = "_"
 
@@ -43,7 +42,7 @@ class Step:
     """A step of the list.
 
     Attributes:
-        key: what it is of: a row's label, a conversion's name, a buffer, a parameter, an output.
+        key: what it is of: a row's label, a conversion's name, a buffer, a parameter or an input.
         makes, reads: slots.
         row: the row at whose place it stands.
         when: the module in whose training, or evaluation, it is run; None for both.
@@ -72,10 +71,6 @@ class Lowered:
     forward: tuple[Step, ...]
     backward: tuple[Step, ...]
     outputs: tuple[tuple[str, str, str], ...]
-
-    def steps(self) -> Iterator[Step]:
-        yield from self.forward
-        yield from self.backward
 
 
 def state_slot(name: str) -> str:

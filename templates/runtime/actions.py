@@ -51,8 +51,11 @@ class Actions:
         self.moves: dict[tuple[str, str], tuple[Stand, Move]] = {
             (side, m.step): (s, m) for s in self.stands.values() for side, m in s.moves()
         }
-        self.norms = [NormHere(n, self.stands, place, trains(n.module)) for n in steps.norms]
-        self.joints = {n.norm.moments: n for n in self.norms if n.is_joint}
+        norms = [NormHere(n, self.stands, place, trains(n.module)) for n in steps.norms]
+        self.joints = {n.norm.moments: n for n in norms if n.is_joint}
+        self.of_norms = {key: step for n in norms for key, step in n.steps().items()}
+        self.in_place = {key for n in norms for key in n.in_place()}  # of these, what renews buffers itself
+        self.keep = {key for n in norms for key in (n.norm.coefficients, n.norm.centred)}
         self._codes: dict[Any, Any] = {}
 
     def here(self, stand: Stand) -> RowHere:
@@ -67,15 +70,13 @@ class Actions:
             needed: by slot that it makes, whether somebody reads it; read: by slot that it reads, whether it is there.
             over: whether nobody else has what it reads first, so that it may be written over.
         """
-        for norm in self.norms:
-            found = norm.step(line.kind, line.key)
-            if found is not None and line.kind == "vjp":
-                return _with(found, needed, len(line.makes))
-            if found is not None:
-                keeps = line.key in (norm.norm.coefficients, norm.norm.centred)
-                return _one(found) if keeps and len(line.makes) == 1 else found
+        found = self.of_norms.get((line.kind, line.key))
+        if found is not None and line.kind == "vjp":
+            return _with(found, needed, len(line.makes))
+        if found is not None:
+            return _one(found) if line.key in self.keep and len(line.makes) == 1 else found
         if over:
-            return self._add_over if line.kind == "add" else self._forward_over(line, wants)
+            return self._add_over if line.kind == "add" else self._forward(line, wants, needed, read, over=True)
         kind = "move" if line.kind in CHAINS else "send" if line.kind.startswith("send_") else line.kind
         return getattr(self, f"_{kind}")(line, wants, needed, read)
 
@@ -104,25 +105,14 @@ class Actions:
         )
         return code
 
-    def _forward(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
+    def _forward(self, line: Line, wants: Flags, needed: Flags, read: Flags, over: bool = False) -> Action:
         code = self._whole(line.key, wants)
         if not code.keeps:
-            run = code.run if all(read) else _with_zeros(code, code.run)
+            run = _with_zeros(code) if not all(read) else code.run_over if over else code.run
             return _one(run) if len(line.makes) == 1 else _several(run, len(line.makes))
 
         def forward(*operands: Tensor) -> tuple[Any, ...]:
-            made, kept = code.forward(*operands)
-            return *made, (code, kept)
-
-        return forward
-
-    def _forward_over(self, line: Line, wants: Flags) -> Action:
-        code = self._whole(line.key, wants)
-        if not code.keeps:
-            return _one(code.run_over) if len(line.makes) == 1 else _several(code.run_over, len(line.makes))
-
-        def forward(*operands: Tensor) -> tuple[Any, ...]:
-            made, kept = code.forward(*operands, over=True)
+            made, kept = code.forward(*operands, over=over)
             return *made, (code, kept)
 
         return forward
@@ -434,13 +424,13 @@ def _several(run: Callable[..., tuple[Any, ...]], makes: int) -> Action:
     return lambda *operands: (*(made := run(*operands)), *(None,) * (makes - len(made)))
 
 
-def _with_zeros(code: LocalCode, run: Callable[..., Any]) -> Callable[..., Any]:
+def _with_zeros(code: LocalCode) -> Callable[..., Any]:
     """Gradients' rows of a result that no loss depends on."""
 
     def filled(*operands: Tensor | None) -> Any:
         kind = next(t.dtype for t in operands if t is not None and t.is_floating_point())
         shapes = [[hi - lo for lo, hi in box] for box in code.boxes]
         device: Mapping[str, Any] = {"dtype": kind, "device": code.stand.device}
-        return run(*[torch.zeros(s, **device) if t is None else t for t, s in zip(operands, shapes, strict=True)])
+        return code.run(*[torch.zeros(s, **device) if t is None else t for t, s in zip(operands, shapes, strict=True)])
 
     return filled

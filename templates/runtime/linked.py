@@ -19,7 +19,7 @@ from torch import Tensor
 from .actions import CHAINS, Action, Actions, Flags
 from .copies import first_nan
 from .lanes import noted
-from .listing import NOTHING, Line, Steps
+from .listing import NOTHING, Line, Steps, in_mode
 from .mesh import Place
 
 LABELLED: tuple[str, ...] = ("forward", "interior", "boundary", "chunk", "join")  # what a look for NaNs has by name
@@ -84,11 +84,8 @@ class Linked:
     def __init__(self, steps: Steps, ctx: Any, place: Place, trains: Callable[[str], bool]) -> None:
         self.steps, self.ctx = steps, ctx
         self.actions = Actions(steps, ctx, place, trains)
-        self.forward_lines = [
-            line for line in steps.forward if line.when is None or trains(line.when[0]) == line.when[1]
-        ]
-        here = (line for line in steps.backward if line.when is None or trains(line.when[0]) == line.when[1])
-        self.backward_lines = [self._with_gradient(line) for line in here]
+        self.forward_lines = in_mode(steps.forward, trains)
+        self.backward_lines = [self._with_gradient(line) for line in in_mode(steps.backward, trains)]
         self._forwards: dict[Any, tuple[Forward, list[str], dict[str, Flags]]] = {}
         self._backwards: dict[Any, Backward] = {}
 
@@ -178,7 +175,7 @@ class Linked:
         kept = [n for n in dict.fromkeys(later) if n in known and n not in again and n != NOTHING]
         given |= dict.fromkeys(n for n in kept if n not in made)
         # What nobody reads is not made, but for what others wait for, or what renews buffers itself.
-        own = [line for line in lines if any(norm.acts_in_place(line) for norm in self.actions.norms)]
+        own = {line for line in lines if (line.kind, line.key) in self.actions.in_place}
         renewed = {n for line in own for n in line.makes}
         needed, chosen = {*outputs, *kept}, list[Chosen]()
         for line in reversed(lines):

@@ -10,7 +10,7 @@ constant, `_` for what nobody reads. A step may be of a module's training or eva
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from .rows import Row
@@ -140,11 +140,12 @@ class Steps:
             if line.kind in OF_ROWS and of not in labels and f"{of.rpartition('.d')[0]}.d" not in labels:
                 raise ValueError(f"step {said(line)}: there is no row {of}")
         every = {n for line in (*self.forward, *self.backward) for n in line.makes} | outputs
-        for training in (True, False):
+        modes: tuple[tuple[bool, Callable[[str], bool]], ...] = ((True, lambda _: True), (False, lambda _: False))
+        for training, trains in modes:
             made = {NOTHING}
             for lines, given in ((self.forward, set[str]()), (self.backward, outputs)):
                 made |= given
-                for line in in_mode(lines, training):
+                for line in in_mode(lines, trains):
                     late = [n for n in line.reads if n in every and n not in made]
                     twice = [n for n in line.makes if n in made and n != NOTHING]
                     if late and (training or line.kind != "add"):  # in evaluation some gradients have no addend
@@ -160,9 +161,13 @@ def said(line: Line) -> str:
     return f"{makes}{line.kind} {line.key} ({', '.join(line.reads)})"
 
 
-def in_mode(lines: Sequence[Line], training: bool) -> list[Line]:
-    """Steps of the mode in which all modules are."""
-    return [line for line in lines if line.when is None or line.when[1] == training]
+def in_mode(lines: Sequence[Line], trains: Callable[[str], bool]) -> list[Line]:
+    """Steps that are run.
+
+    Args:
+        trains: by module, whether it is in training.
+    """
+    return [line for line in lines if line.when is None or trains(line.when[0]) == line.when[1]]
 
 
 def lines_of(text: str, names: Within) -> Iterator[Line]:

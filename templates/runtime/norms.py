@@ -34,7 +34,7 @@ from convgen.operations.moments import settled
 from convgen.operations.part_norm import PartMoments
 
 from .conversions import named
-from .listing import Line, Norm
+from .listing import Norm
 from .mesh import Place
 from .rows import Stand
 from .travel import RowHere
@@ -68,6 +68,7 @@ class NormHere:
         silent = self.centred.is_silent and self.coefficients.is_silent and not self.moments.store[0]
         self.is_local = is_alone and (silent or self.of_parts)
         self.is_joint = is_alone and not self.is_local and self._is_joint()
+        self.is_quick = self.is_local or self.is_joint  # its steps are not as its rows say
         self.is_alone = self.is_local and self.training and not self.of_parts  # on one rank
         self.here = RowHere(self.moments, place, 0)  # type: ignore[arg-type]
 
@@ -93,11 +94,11 @@ class NormHere:
         kinds = there.kind == "merge" and back.kind == "all_reduce" and there.over == back.over
         return kinds and not any(others) and all(r.early is None and r.chunks is None for r in rows)
 
-    def step(self, kind: str, key: str) -> Step | None:
-        """What a step of its rows does here; None for what the row says."""
+    def steps(self) -> dict[tuple[str, str], Step]:
+        """By kind and key the steps of its rows that do something else here than the rows say."""
         norm = self.norm
-        if not (self.is_local or self.is_joint):
-            return None
+        if not self.is_quick:
+            return {}
         known: dict[tuple[str, str], Step] = {
             ("forward", norm.moments): self._moments,
             ("forward", f"{norm.moments}_running"): self._running,
@@ -109,18 +110,18 @@ class NormHere:
         }
         if self.is_joint:
             known["store", norm.moments] = self._merge
-        if norm.counted:
-            known["forward", norm.counted] = self._count
-        if norm.renewed:
-            known["forward", norm.renewed] = self._renew_by_parts if self.of_parts else self._renew
         if norm.averaged:
             known["forward", norm.averaged] = self._averaged
-        return known.get((kind, key))
+        return known | self.in_place()
 
-    def acts_in_place(self, line: Line) -> bool:
-        """Whether a step renews buffers itself, so that no other has to."""
-        keys = (self.norm.counted, self.norm.renewed)
-        return line.kind == "forward" and line.key in keys and self.step("forward", line.key) is not None
+    def in_place(self) -> dict[tuple[str, str], Step]:
+        """Those of them that renew buffers themselves, so that no other step has to."""
+        known: dict[tuple[str, str], Step] = {}
+        if self.is_quick and self.norm.counted:
+            known["forward", self.norm.counted] = self._count
+        if self.is_quick and self.norm.renewed:
+            known["forward", self.norm.renewed] = self._renew_by_parts if self.of_parts else self._renew
+        return known
 
     # ---- forward ----
 
