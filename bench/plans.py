@@ -34,7 +34,6 @@ from convgen.plan.program.ranks import SCOUTED, grids_of
 from convgen.plan.program.search import Effort, Search
 from convgen.plan.program.tables import Question
 from convgen.plan.setting import Setting
-from convgen.program.products import is_product
 from convgen.spec.aten.describe import describe
 from convgen.spec.network_graph import network_graph, read_network_graph
 from convgen.spec.network_reader import network_from_dict, read_network, with_batch
@@ -194,7 +193,7 @@ def stages(counts: tuple[int, int]) -> None:
             _, plan = plan_graph(graph, count, setting)
             found: dict[str, list[frozenset[str]]] = {}
             for row in plan.program.rows:
-                if is_product(row.bound.operation):
+                if row.bound.operation.is_product:
                     stage = row.bound.module.split("_")[0]
                     stage = stage[:4] if stage.startswith("res") else stage
                     rows = (row, *(one for _, one in row.derived))

@@ -31,7 +31,10 @@ TABLES = (
     ("stationary-w", "C=2,F=2"), ("stationary-w", "N=2,C=2,F=1"), ("integrated", "N=2,F=2,H=1"), ("auto", "a=2,b=2"),
     ("auto", "a=2,b=1,c=3"),
 )  # fmt: skip
-NETWORK_GRIDS = ("N=2", "H=2", "C=2", "N=2,H=2", "H=2,W=2", "C=2,F=2", "N=2,C=2", "H=3", "N=4")
+NETWORK_GRIDS = (
+    "N=2", "H=2", "C=2", "N=2,H=2", "H=2,W=2", "C=2,F=2", "N=2,C=2", "H=3", "N=4", "W=2", "C=2,H=2", "H=4", "C=3",
+    "N=2,C=2,H=2", "N=2,H=2,W=2",
+)  # fmt: skip
 TARGETS = ("cpu", "cuda:sm_90", "sw26010")
 
 Case = tuple[str, list[str]]  # a file of the corpus, and the options that it is compiled with

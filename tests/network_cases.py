@@ -8,25 +8,26 @@ from random import Random
 
 from operation_cases import CASES, Case, filled, moments_given, normal, shape_of, whole
 
-from convgen.operations.batch_norm import Centred, Coefficients, RunningMoments
+from convgen.operations.averaged import Averaged
+from convgen.operations.batch_norm import Centred, Coefficients
 from convgen.operations.calls import Elementwise, Slot, Whole
-from convgen.operations.moments import Averaged
+from convgen.operations.running import RunningMoments
 
 
 def centred_rows(draw: Random) -> Case:
-    return filled(draw, Centred(shape_of(draw, draw.randint(2, 5), 5)), normal)
+    return filled(draw, Centred(Averaged(shape_of(draw, draw.randint(2, 5), 5), (1,))), normal)
 
 
 def running_moments(draw: Random) -> Case:
     channels = draw.randint(1, 7)
-    return RunningMoments(channels), [normal(draw, (channels,)), normal(draw, (channels,)) ** 2]
+    return RunningMoments((("C", channels),)), [normal(draw, (channels,)), normal(draw, (channels,)) ** 2]
 
 
 def coefficients(draw: Random) -> Case:
     channels, weight, bias = draw.randint(1, 7), draw.random() < 0.7, draw.random() < 0.7
     vectors = [normal(draw, (channels,)) for there in (weight, bias) if there]
     m = moments_given(draw, Averaged((2, channels, 4), (1,)))
-    return Coefficients(channels, 1e-3, weight, bias), [m, *vectors]
+    return Coefficients((("C", channels),), 1e-3, weight, bias), [m, *vectors]
 
 
 def elementwise(draw: Random) -> Case:

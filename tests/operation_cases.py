@@ -23,7 +23,8 @@ from convgen.algebra.relations import Blocks, Taps
 from convgen.algebra.signature import Operand, Signature
 from convgen.operations.attention import Attention
 from convgen.operations.average_pooling import AdaptiveAveragePool, AveragePool
-from convgen.operations.batch_norm import Centred
+from convgen.operations.averaged import Averaged
+from convgen.operations.batch_norm import Centred, Coefficients
 from convgen.operations.bias import AddBias, SumBias
 from convgen.operations.bound import Bound
 from convgen.operations.calls import Along, Apart, Slot
@@ -36,22 +37,13 @@ from convgen.operations.indexing import Embedding, GridSample, IndexRows
 from convgen.operations.linear_maps import Adjoint
 from convgen.operations.losses import CrossEntropy, SquaredError
 from convgen.operations.max_pooling import AdaptiveMaxPool, AdaptiveMaxPoolGradient, MaxPool
-from convgen.operations.moments import Averaged, Deviation, Moments, MomentsGradient, Normalise, RunningStatistics
-from convgen.operations.part_norm import (
-    PartCentred,
-    PartCoefficients,
-    Parted,
-    PartMoments,
-    PartMomentsGradient,
-    PartRunning,
-    PartStatistics,
-    PartUpdate,
-)
+from convgen.operations.moments import Deviation, Moments, MomentsGradient, Normalise
 from convgen.operations.pixels import PixelShuffle, PixelUnshuffle
 from convgen.operations.pointwise import Pointwise, affine, bias, prelu
 from convgen.operations.reductions import Reduce
 from convgen.operations.row import Operation
 from convgen.operations.rows import Concatenate, PadMode, flipped, padded, rolled, sliced
+from convgen.operations.running import PartStatistics, RunningMoments, RunningStatistics
 from convgen.operations.softmax import Softmax
 from convgen.operations.transposed import TransposedConvolution, transposed_convolution
 from convgen.operations.upsampling import Upsample
@@ -320,47 +312,48 @@ def moments(draw: Random) -> Case:
     return filled(draw, Moments(averaged(draw)), whole)
 
 
-def moments_given(draw: Random, of: Averaged | Parted) -> torch.Tensor:
+def moments_given(draw: Random, of: Averaged) -> torch.Tensor:
     """Some moments: a count, a mean, a positive sum of squares."""
     m = normal(draw, of.moments)
     m[0], m[2] = of.count, m[2].abs() * of.count + 1
     return m
 
 
-def parted(draw: Random) -> Parted:
+def parted(draw: Random) -> Averaged:
     """Parts of samples, and of rows too; some without elements."""
     shape = tuple(draw.randint(1, 6) for _ in range(draw.randint(2, 4)))
     dims = tuple(d for d in range(len(shape)) if d != 1 and (d == 0 or draw.random() < 0.5))
     sizes = [tuple(draw.randint(1, 3) for _ in range(draw.randint(1, 2))) for _ in dims]
-    return Parted(shape, dims, tuple(Blocks(shape[d], s) for d, s in zip(dims, sizes, strict=True)))
+    blocks = tuple((d, Blocks(shape[d], s)) for d, s in zip(dims, sizes, strict=True))
+    return Averaged(shape, tuple(sorted((1, *dims))), 1, blocks)
 
 
 def part_moments(draw: Random) -> Case:
-    return filled(draw, PartMoments(parted(draw)), normal)
+    return filled(draw, Moments(parted(draw)), normal)
 
 
-def parts_given(draw: Random, of: Parted, operation: Any) -> Case:
+def parts_given(draw: Random, of: Averaged, operation: Any) -> Case:
     """Some moments, those of parts without elements zeros, as they come."""
     m = moments_given(draw, of)
-    for k, d in enumerate(of.kept, 1):
-        if d in of.of:
-            there = torch.tensor([len(of.of[d].row(o)) > 0 for o in range(of.of[d].count)])
+    for k, d in enumerate(of.keep, 1):
+        if d in of.blocks:
+            there = torch.tensor([len(of.blocks[d].row(o)) > 0 for o in range(of.blocks[d].count)])
             m = m * there.view([-1 if j == k else 1 for j in range(m.dim())])
     return operation, [m if o.name == "m" else normal(draw, o.shape) for o in operation.signatures[0].inputs]
 
 
 def part_moments_gradient(draw: Random) -> Case:
     of = parted(draw)
-    return parts_given(draw, of, PartMomentsGradient(of))
+    return parts_given(draw, of, MomentsGradient(of))
 
 
 def part_coefficients(draw: Random) -> Case:
     of = parted(draw)
-    return parts_given(draw, of, PartCoefficients(of, 1e-3, draw.random() < 0.7, draw.random() < 0.7))
+    return parts_given(draw, of, Coefficients(of.extents, 1e-3, draw.random() < 0.7, draw.random() < 0.7))
 
 
 def part_centred(draw: Random) -> Case:
-    return filled(draw, PartCentred(parted(draw)), normal)
+    return filled(draw, Centred(parted(draw)), normal)
 
 
 def part_statistics(draw: Random) -> Case:
@@ -371,11 +364,11 @@ def part_statistics(draw: Random) -> Case:
 
 
 def part_update(draw: Random) -> Case:
-    return filled(draw, PartUpdate(draw.randint(1, 6), 0.3), normal)
+    return filled(draw, RunningStatistics(draw.randint(1, 6), 0.3, of_parts=True), normal)
 
 
 def part_running(draw: Random) -> Case:
-    return filled(draw, PartRunning(parted(draw)), normal)
+    return filled(draw, RunningMoments(parted(draw).extents), normal)
 
 
 def moments_gradient(draw: Random) -> Case:
@@ -562,7 +555,10 @@ def fused(draw: Random) -> Case:
             Bound(Pointwise("tanh", y, (y,)), ("b0",), ("c",)),
         ]
         if draw.random() < 0.4:
-            bounds = [Bound(Centred(y), ("x", "p"), ("a",)), Bound(Pointwise("sigmoid", y, (y,)), ("a",), ("c",))]
+            bounds = [
+                Bound(Centred(Averaged(y, (1,))), ("x", "p"), ("a",)),
+                Bound(Pointwise("sigmoid", y, (y,)), ("a",), ("c",)),
+            ]
         rows = tuple(replace(s, extent=n) for s, n in zip(spatial(draw, dims, most), y[2:], strict=True))
         more = [Bound(Convolution("forward", Conv(y[0], y[1], draw.randint(1, 3), rows)), ("c", "v"), ("y",))]
         if draw.random() < 0.3:

@@ -20,12 +20,13 @@ from convgen.algebra.grid import Grid
 from convgen.algebra.relations import Taps
 from convgen.operations.attention import Attention
 from convgen.operations.average_pooling import AdaptiveAveragePool, AveragePool
+from convgen.operations.averaged import Averaged
 from convgen.operations.contraction import linear
 from convgen.operations.convolution import Convolution
 from convgen.operations.dropout import Dropout
 from convgen.operations.losses import SquaredError
 from convgen.operations.max_pooling import AdaptiveMaxPool, MaxPool
-from convgen.operations.moments import Averaged, Moments, Normalise
+from convgen.operations.moments import Moments, Normalise
 from convgen.operations.pointwise import Pointwise, affine, bias
 from convgen.operations.reductions import Reduce
 from convgen.operations.row import Operation

@@ -19,6 +19,7 @@ from convgen.kernels.facts import facts, launches
 from convgen.kernels.load import load_text
 from convgen.kernels.problem import LocalDim, Problem
 from convgen.kernels.source import Kernel, kernel_module
+from convgen.operations.averaged import Averaged
 from convgen.operations.batch_norm import Centred
 from convgen.operations.calls import Elementwise, Slot
 from convgen.operations.pointwise import Pointwise, affine, bias
@@ -55,7 +56,7 @@ def drawn(rng: random.Random, shape: tuple[int, ...]) -> Behind:
     ones: list[Behind] = [
         Behind(bias(shape), 0, (vector,)),
         Behind(affine(shape), 0, (vector, vector)),
-        Behind(Centred(shape), 0, ((3, shape[1]),)),
+        Behind(Centred(Averaged(shape, (1,))), 0, ((3, shape[1]),)),
         Behind(Pointwise("relu", shape, (shape,)), 0, ()),
         Behind(Elementwise("relu", (a,), shape, (shape,)), 0, ()),
         Behind(Elementwise("silu", (a,), shape, (shape,)), 0, ()),

@@ -30,17 +30,19 @@ from convgen.algebra.conv import Conv, Spatial
 from convgen.algebra.grid import Grid
 from convgen.algebra.relations import Taps
 from convgen.operations.attention import Attention
+from convgen.operations.averaged import Averaged
 from convgen.operations.contraction import linear, matrix_product
 from convgen.operations.convolution import Convolution
 from convgen.operations.dropout import Dropout, philox
 from convgen.operations.indexing import Embedding, IndexRows
 from convgen.operations.losses import CrossEntropy, SquaredError
 from convgen.operations.max_pooling import MaxPool
-from convgen.operations.moments import Averaged, Deviation, Moments, Normalise, RunningStatistics
+from convgen.operations.moments import Deviation, Moments, Normalise
 from convgen.operations.pixels import PixelShuffle, PixelUnshuffle
 from convgen.operations.pointwise import FUNCTIONS, affine, prelu
 from convgen.operations.row import At, standing
 from convgen.operations.rows import PadMode, flipped, padded, rolled, sliced
+from convgen.operations.running import RunningStatistics
 from convgen.operations.transposed import TransposedConvolution, transposed_convolution
 from convgen.operations.views import View, matches
 

@@ -11,6 +11,7 @@ from convgen.algebra.relations import Taps
 from convgen.algebra.signature import Made, Operand, Signature
 from convgen.operations.attention import Attention
 from convgen.operations.average_pooling import AdaptiveAveragePool, AveragePool
+from convgen.operations.averaged import Averaged
 from convgen.operations.calls import Along, Apart, Slot
 from convgen.operations.contraction import linear, matrix_product
 from convgen.operations.convolution import Convolution
@@ -18,12 +19,13 @@ from convgen.operations.dropout import Bernoulli, Dropout, Noise
 from convgen.operations.indexing import Embedding, GridSample, IndexRows
 from convgen.operations.losses import CrossEntropy
 from convgen.operations.max_pooling import AdaptiveMaxPool, MaxPool
-from convgen.operations.moments import Averaged, Deviation, Moments, MomentsGradient, Normalise, RunningStatistics
+from convgen.operations.moments import Deviation, Moments, MomentsGradient, Normalise
 from convgen.operations.pixels import PixelShuffle
 from convgen.operations.pointwise import Pointwise, bias
 from convgen.operations.reductions import Reduce
 from convgen.operations.row import Operation
 from convgen.operations.rows import Concatenate, flipped, padded, rolled
+from convgen.operations.running import RunningStatistics
 from convgen.operations.softmax import Softmax
 from convgen.operations.transposed import transposed_convolution
 from convgen.operations.upsampling import Upsample

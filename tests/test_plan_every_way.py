@@ -17,7 +17,6 @@ from convgen.operations.contraction import linear
 from convgen.operations.row import Operation
 from convgen.plan.program.candidates import Way
 from convgen.plan.program.every_way import every_way
-from convgen.program.products import is_product
 from convgen.program.rows import serves
 
 
@@ -42,7 +41,7 @@ def test_every_way_is_found_as_if_each_were_tried(machine: str) -> None:
     draw = Random(f"every way {machine}")
     rows = {row.bound.operation for made in (resnet, unet) for row in compiled(made, H=2)[0].program.rows}
     operations = [*rows, *(one.operation for row in rows for one in row.gradients.values()), linear((6, 10), 12)]
-    products = sorted({o for o in operations if is_product(o)}, key=repr)
+    products = sorted({o for o in operations if o.is_product}, key=repr)
     assert len(products) > 5
     for operation in draw.sample(products, min(len(products), draws(12))):
         grid = Grid(tuple((a, draw.choice((2, 3, 4, 5, 7))) for a in "abc"[: draw.randrange(4)]))

@@ -33,7 +33,6 @@ from convgen.plan.program.tables import Question
 from convgen.plan.program.written import plan_of
 from convgen.plan.setting import Setting
 from convgen.program.network import label
-from convgen.program.products import is_product
 from convgen.program.rows import PlacedRow, Stored, place
 from convgen.spec.aten.describe import describe
 from convgen.spec.exported import graph_of
@@ -104,7 +103,7 @@ def test_a_plan_is_the_least_of_all(seed: int) -> None:
                 others[i] = min(others.get(i, with_other), with_other)
     assert prod(len(search.domains[n]) for n in variables) > 1
     assert found.time_ps == least
-    assert found.runner_up.keys() == {i for i in others if is_product(found.program.rows[i].bound.operation)}
+    assert found.runner_up.keys() == {i for i in others if found.program.rows[i].bound.operation.is_product}
     for i, (_, more) in found.runner_up.items():
         assert found.time_ps + more == others[i]
 

@@ -15,7 +15,6 @@ from typing import NamedTuple
 from convgen.cost.network import element_bytes
 from convgen.operations.bound import Bound
 from convgen.program.network import Program, Value, asked
-from convgen.program.products import is_product
 from convgen.program.rows import PlacedRow, index_sets
 
 PARAMETERS, HELD, OUTPUT = "parameters", "gathered, held for backward", "outputs and error signals"
@@ -55,7 +54,7 @@ def every_output(program: Program, parameter_bytes: Callable[[str], int]) -> Ite
         elif name not in maker:
             yield Kept(None, value.kind, size * element_bytes(value.dtype))
     for i, row in enumerate(program.rows):
-        if is_product(row.bound.operation) and (held := _held(program, row, asked(row.bound, wanted))):
+        if row.bound.operation.is_product and (held := _held(program, row, asked(row.bound, wanted))):
             yield Kept(i, HELD, held)
 
 

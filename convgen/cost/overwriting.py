@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-from convgen.operations.calls import Elementwise
 from convgen.program.network import Program
 
 
@@ -18,7 +17,7 @@ def overwriting(program: Program) -> frozenset[int]:
     found: set[int] = set()
     for i, row in enumerate(program.rows):
         operation = row.bound.operation
-        if not isinstance(operation, Elementwise) or not operation.writes_over or row.fetch[0]:
+        if not operation.writes_over or row.fetch[0]:
             continue
         value = row.bound.reads[0]
         maker = makers.get(value)

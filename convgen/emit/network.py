@@ -23,7 +23,7 @@ from convgen.emit.paste import SharedRuntime, network_runtime
 from convgen.emit.steps_text import Names, StepBlock, by_block, section
 from convgen.errors import InternalError
 from convgen.kernels.of_rows import ConvolutionFile
-from convgen.operations.dropout import Bernoulli, Dropout, Noise
+from convgen.operations.row import Operation
 from convgen.program.lower import lower
 from convgen.program.lower_forward import alternatives
 from convgen.program.network import Program, label
@@ -159,7 +159,7 @@ class _Writer:
             "inputs": g.inputs,
             "types": tuple(p.values[n].dtype for n in g.inputs),
             "modes": g.modes,
-            "noise": any(isinstance(row.bound.operation, self.draws) for row in self.program.rows),
+            "noise": any(self._draws(row.bound.operation) for row in self.program.rows),
             "rows": rows,
             "sections": sections,
             "listed": listed,
@@ -199,10 +199,9 @@ class _Writer:
             raise InternalError(f"{here} at {self.given.batch} samples and {there} at {self.given.other_batch}")
         return "N" if times == 1 else f"{times}*N"
 
-    @property
-    def draws(self) -> tuple[type, ...]:
-        """What draws in evaluation, too."""
-        return (Noise,) if "train" in self.given.modes else (Noise, Dropout, Bernoulli)
+    def _draws(self, operation: Operation) -> bool:
+        """Whether it does in evaluation, too."""
+        return operation.draws and ("train" not in self.given.modes or operation.in_evaluation == "itself")
 
     # ---------------------------------------------------------------- steps
     def _steps(self) -> list[str]:

@@ -20,8 +20,9 @@ from convgen.errors import InternalError
 # In the order of imports: each uses those before it.
 ROWS = (
     "row", "linear_maps", "convolution", "transposed", "max_pooling", "average_pooling", "upsampling", "rows", "views",
-    "pixels", "elementwise_gradients", "pointwise", "dropout", "moments", "contraction", "softmax", "attention",
-    "along_gradients", "reductions", "losses", "fourier", "indexing", "calls", "batch_norm", "part_norm", "fused",
+    "pixels", "elementwise_gradients", "pointwise", "dropout", "averaged", "moments", "contraction", "softmax",
+    "attention", "along_gradients", "reductions", "losses", "fourier", "indexing", "calls", "batch_norm",
+    "running", "fused",
 )  # fmt: skip
 PACKAGE_PARTS = (
     "late", "algebra/blocks", "algebra/relations", "algebra/layout", "algebra/signature", "algebra/conv",
@@ -37,8 +38,8 @@ TAKEN: Mapping[str, tuple[str, ...]] = {
 KEPT: Mapping[str, tuple[str, ...]] = {"Conv": ("direct", "direct_phase", "letters")}
 # Of rows, what only tests, prices and reports ask.
 COMPILERS = (
-    "reference", "work", "launches", "undone", "passes", "rides", "normalises", "convolves", "convolutions",
-    "takes_steps", "kernel_steps", "hands_gradient_on", "runs_whole", "as_convolution",
+    "reference", "work", "launches", "undone", "passes", "rides", "is_product", "joins", "normalises", "convolves",
+    "convolutions", "takes_steps", "kernel_steps", "hands_gradient_on", "runs_whole", "as_convolution",
 )  # fmt: skip
 TORCH = Import("torch", "torch")
 # What stands for the compiler's, which is of arrays too.

@@ -15,7 +15,6 @@ from convgen.cost.rows import hidden_of, price_on
 from convgen.explain.planned_steps import Step, Steps
 from convgen.plan.program.ranks import NetworkPlan
 from convgen.program.network import Program, label
-from convgen.program.products import is_product
 from convgen.program.rows import PlacedRow, Stored
 
 ACTIVATIONS = ("input", "made")
@@ -132,7 +131,7 @@ def layers_of(found: NetworkPlan, machine: Machine, dtype: str) -> list[Layer]:
     layers: list[Layer] = []
     for numbers in _groups(program):
         rows = [program.rows[i] for i in numbers]
-        own = [i for i in numbers if is_product(program.rows[i].bound.operation)]
+        own = [i for i in numbers if program.rows[i].bound.operation.is_product]
         first = own[0] if own else None
         runner = None
         if first is not None and first in found.runner_up:
@@ -178,7 +177,7 @@ def _groups(program: Program) -> Iterator[Sequence[int]]:
     group: list[int] = []
     for i, row in enumerate(program.rows):
         last = program.rows[i - 1].bound.module if i else None
-        again = is_product(row.bound.operation) and any(is_product(program.rows[n].bound.operation) for n in group)
+        again = row.bound.operation.is_product and any(program.rows[n].bound.operation.is_product for n in group)
         if group and (row.bound.module != last or again or not row.bound.module):
             yield group
             group = []

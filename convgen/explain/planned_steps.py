@@ -9,7 +9,6 @@ from convgen.algebra.notation import roles_text
 from convgen.cost.moving import PICOSECONDS
 from convgen.cost.rows import Price
 from convgen.program.network import Moved, Program, asked
-from convgen.program.products import is_product
 from convgen.program.rows import PlacedRow, index_sets
 
 
@@ -78,7 +77,7 @@ class Steps:
                 yield from moved(("store",), one, "backward")
         if back := [k for k, chain in enumerate(row.back) if chain is not None and wanted[k]]:
             yield from moved(("given",), row, "backward")
-            apart = is_product(row.bound.operation)  # of others one pass may be for all
+            apart = row.bound.operation.is_product  # of others one pass may be for all
             for some in [[k] for k in back] if apart else [back]:
                 which = ", ".join(f"d{names[k].name}" for k in some)
                 yield self._local(row, "backward", f"{which} by the vjp", some)
@@ -100,7 +99,7 @@ class Steps:
         measured = self.price.measured(operation, row.way, roles, back)
         how = ", measured" if measured else ""
         kind, asked = operation.name, [row.signature.inputs[k].name for k in back or ()]
-        if is_product(operation) and len(asked) == 1 and asked[0] in operation.gradients:
+        if operation.is_product and len(asked) == 1 and asked[0] in operation.gradients:
             kind = operation.gradients[asked[0]].operation.name
         flops = sum(n * one.work.flops for n, one in self.price.launches(operation, row.way, roles, back))
         return Step(phase, kind, what + how, ps, flops=flops, measured=measured)

@@ -55,6 +55,10 @@ class AveragePool(LinearMap):
     divisor: int | None = None
 
     @property
+    def joins(self) -> bool:
+        return True
+
+    @property
     def maps(self) -> Mapping[int, int]:
         return dict(enumerate(self.out, 2))
 

@@ -1,6 +1,7 @@
 """Batch norm after its moments: coefficients a channel, and y = (x - mean) * a + b.
 
-So the gradients of moments, weight and bias are sums of three numbers a channel, in one message.
+So the gradients of moments, weight and bias are sums of three numbers a channel, in one message. Of parts
+(averaged.py) each has coefficients of its own.
 """
 
 from __future__ import annotations
@@ -10,32 +11,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from convgen.algebra.signature import WHOLE, Operand, Signature
+from convgen.algebra.signature import Operand, Signature
 from convgen.late import torch
-from convgen.operations.moments import batch_normed, centred, centred_back, centred_kept, settled
-from convgen.operations.row import At, EpilogueStep, Operation, Passes, numbered, own, read_here
-
-
-@dataclass(frozen=True)
-class RunningMoments(Operation):
-    """Moments [1, mean, variance] of buffers, for evaluation."""
-
-    channels: int
-
-    @cached_property
-    def signatures(self) -> tuple[Signature, ...]:
-        (c,) = own("C")
-        buffers = tuple(Operand(name, (self.channels,), (c,), gradient=False) for name in ("mean", "variance"))
-        m = Operand("m", (3, self.channels), (WHOLE, c), gradient=False)
-        return (Signature((("C", self.channels),), buffers, (m,)),)
-
-    def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
-        mean, variance = (t.to(torch.promote_types(t.dtype, torch.float32)) for t in operands)
-        return (torch.stack([torch.ones_like(mean), mean, variance]),)
-
-    def reference(self, *operands: Any) -> tuple[Any, ...]:
-        mean, variance = operands
-        return (torch.stack([variance * 0 + 1, mean, variance]),)
+from convgen.operations.averaged import Averaged
+from convgen.operations.moments import batch_normed, by_channel, centred, centred_back, centred_kept, settled
+from convgen.operations.row import At, EpilogueStep, Operation, Passes, numbered, own, summed_to
 
 
 @dataclass(frozen=True)
@@ -43,10 +23,11 @@ class Coefficients(Operation):
     """[mean, weight / sqrt(variance + eps), bias] of moments [count, mean, M2].
 
     Attributes:
+        extents: indices of moments and their extents; C is the channels'.
         weight, bias: whether there are such operands, in this order.
     """
 
-    channels: int
+    extents: tuple[tuple[str, int], ...]
     eps: float
     weight: bool = True
     bias: bool = True
@@ -57,66 +38,85 @@ class Coefficients(Operation):
 
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
-        (c,) = own("C")
+        indices, shape = zip(*self.extents, strict=True)
         names = [name for name, there in (("w", self.weight), ("b", self.bias)) if there]
-        vectors = [Operand(name, (self.channels,), (c,)) for name in names]
-        m, p = (Operand(name, (3, self.channels), (WHOLE, c)) for name in "mp")
-        return (Signature((("C", self.channels),), (m, *vectors), (p,)),)
+        vectors = [Operand(name, (shape[self._channels],), own("C")) for name in names]
+        m, p = (Operand(name, (3, *shape), own(None, *indices)) for name in "mp")
+        return (Signature(self.extents, (m, *vectors), (p,)),)
+
+    @property
+    def _channels(self) -> int:
+        return [i for i, _ in self.extents].index("C")
+
+    def _wide(self, vector: Any, like: Any) -> Any:
+        vector = vector.to(like.dtype)
+        return (
+            vector
+            if vector.dim() == like.dim()
+            else vector.view([-1 if k == self._channels else 1 for k in range(like.dim())])
+        )
+
+    def _inverse(self, m: Any) -> Any:
+        """1 / deviation; of a part without elements a number, which nothing reads."""
+        count, _, m2 = m
+        if len(self.extents) == 1:
+            return torch.rsqrt(m2 / count + self.eps)
+        return torch.rsqrt(torch.where(count > 0, m2 / count.clamp(min=1) + self.eps, 1.0))
+
+    def _of(self, m: Any, inverse: Any, vectors: Sequence[Any]) -> Any:
+        mean, scale = m[1], inverse
+        if self.weight:
+            scale = scale * self._wide(vectors[0], scale)
+        shift = self._wide(vectors[-1], scale).expand_as(mean) if self.bias else torch.zeros_like(mean)
+        return torch.stack([mean, scale, shift])
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         m, *vectors = operands
-        count, mean, m2 = m
-        scale = torch.rsqrt(m2 / count + self.eps)
-        if self.weight:
-            scale = scale * vectors[0].to(scale.dtype)
-        shift = vectors[-1].to(scale.dtype) if self.bias else torch.zeros_like(mean)
-        return (torch.stack([mean, scale, shift]),)
+        return (self._of(m, self._inverse(m), vectors),)
 
     def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
         return True
 
     def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         m, *vectors = operands
-        count, mean, m2 = m
-        inverse = scale = torch.rsqrt(m2 / count + self.eps)
-        if self.weight:
-            scale = scale * vectors[0].to(scale.dtype)
-        shift = vectors[-1].to(scale.dtype) if self.bias else torch.zeros_like(mean)
-        of_m, of_w = wanted[0], self.weight and wanted[1]
+        inverse, of_m, of_w = self._inverse(m), wanted[0], self.weight and wanted[1]
         read = m if of_m else None, inverse if of_m or of_w else None, vectors[0] if self.weight and of_m else None
-        return (torch.stack([mean, scale, shift]),), (*read, *(t.dtype for t in vectors))
+        return (self._of(m, inverse, vectors),), (*read, *(t.dtype for t in vectors))
 
     def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
         (m, inverse, w, *dtypes), (dmean, dscale, dshift) = kept, dys[0]
         found: list[Any] = [None]
         if wanted[0]:
             count, _, m2 = m
-            dr = dscale * w.to(dscale.dtype) if self.weight else dscale
+            dr = dscale * self._wide(w, dscale) if self.weight else dscale
             dv = -0.5 * dr * inverse.pow(3)
+            if len(self.extents) > 1:
+                dv, count = torch.where(count > 0, dv, 0), count.clamp(min=1)
             found[0] = torch.stack([-dv * ((m2 / count) / count), dmean, dv / count])
         if self.weight:
-            found.append((dscale * inverse).to(dtypes[0]) if wanted[1] else None)
+            found.append(self._vector(dscale * inverse, dtypes[0]) if wanted[1] else None)
         if self.bias:
-            found.append(dshift.to(dtypes[-1]) if wanted[-1] else None)
+            found.append(self._vector(dshift, dtypes[-1]) if wanted[-1] else None)
         return tuple(found)
 
+    def _vector(self, gradient: Any, dtype: Any) -> Any:
+        parts = [k for k in range(gradient.dim()) if k != self._channels]
+        return (gradient.sum(parts) if parts else gradient).to(dtype)
+
     def reference(self, *operands: Any) -> tuple[Any, ...]:
-        """Channel by channel."""
         m, *vectors = operands
-        weights = vectors[0] if self.weight else torch.ones_like(m[0])
-        biases = vectors[-1] if self.bias else torch.zeros_like(m[0])
-        rows = [
-            torch.stack([mean, w / (m2 / count + self.eps).sqrt(), b])
-            for (count, mean, m2), w, b in zip(m.unbind(1), weights, biases, strict=True)
-        ]
-        return (torch.stack(rows, 1),)
+        one = torch.ones_like(m[0])
+        weights = self._wide(vectors[0], m[0]) * one if self.weight else one
+        biases = self._wide(vectors[-1], m[0]) * one if self.bias else 0 * one
+        spread = torch.where(m[0] > 0, m[2] / m[0].clamp(min=1) + self.eps, one)
+        return (torch.stack([m[1], weights * spread**-0.5, biases]),)
 
 
 @dataclass(frozen=True)
 class Centred(Operation):
-    """(x - mean) * a + b of x[N, C, ...] and coefficients [mean, a, b] a channel."""
+    """(x - mean) * a + b of x[N, C, ...] and coefficients [mean, a, b] a channel, or of x's part."""
 
-    shape: tuple[int, ...]
+    of: Averaged
 
     @property
     def passes(self) -> Passes:
@@ -126,19 +126,27 @@ class Centred(Operation):
     def normalises(self) -> bool:
         return True
 
+    @property
+    def joins(self) -> bool:
+        return not self.of.parts
+
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
-        names = numbered(len(self.shape))
-        x, y = (Operand(name, self.shape, own(*names)) for name in "xy")
-        p = Operand("p", (3, self.shape[1]), own(None, "d1"))
-        return (Signature(tuple(zip(names, self.shape, strict=True)), (x, p), (y,)),)
+        names = numbered(len(self.of.shape))
+        x, y = (Operand(name, self.of.shape, own(*names)) for name in "xy")
+        return (Signature(tuple(zip(names, self.of.shape, strict=True)), (x, self.of.read("p")), (y,)),)
 
     def as_epilogue(self, k: int) -> EpilogueStep | None:
-        return EpilogueStep("({x} - {0}) * {1} + {2}", (("channel", 3),)) if k == 0 else None
+        if k or self.of.parts:
+            return None
+        return EpilogueStep("({x} - {0}) * {1} + {2}", (("channel", 3),))
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
-        x, (mean, scale, shift) = operands
-        return (centred(x, mean, scale, shift),)
+        x, p = operands
+        mean, scale, shift = self.of.spread(at, 1, p)
+        if by_channel(x, scale):
+            return (centred(x, mean.flatten(), scale.flatten(), shift.flatten()),)
+        return (((x - mean) * scale + shift).to(x.dtype),)
 
     gives_anew = True
 
@@ -150,18 +158,29 @@ class Centred(Operation):
         return True
 
     def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        x, (mean, scale, shift) = operands
-        kept = given, mean, scale, ones = centred_kept(x, mean, scale)
-        y = torch.batch_norm(given, scale, shift, mean, ones, False, 0.0, 0.0, False)
+        x, p = operands
+        mean, scale, shift = self.of.spread(at, 1, p)
+        if not by_channel(x, scale):
+            return self.local(way, at, x, p), (x if wanted[1] else None, mean, scale)
+        kept = given, mean, scale, ones = centred_kept(x, mean.flatten(), scale.flatten())
+        y = torch.batch_norm(given, scale, shift.flatten(), mean, ones, False, 0.0, 0.0, False)
         return (y if given.dim() == x.dim() else torch.ops.aten._unsafe_view(y, x.shape),), kept
 
     def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
-        dx, *others = centred_back(dys[0], kept, read_here(at, 0), *wanted)
-        return dx, torch.stack(others) if wanted[1] else None
+        (dy,), (x, mean, scale, *ones) = dys, kept
+        if ones:
+            dx, *others = centred_back(dy, kept, dy.shape, *wanted)
+            shape = [-1, *[1] * (dy.dim() - 2)]
+            return dx, self.of.unspread(at, 1, [t.view(shape)[None] for t in others]) if wanted[1] else None
+        dx = (dy.to(scale.dtype) * scale).to(dy.dtype) if wanted[0] else None
+        if not wanted[1]:
+            return dx, None
+        wide = dy.to(scale.dtype)
+        found = (summed_to(t, scale.shape) for t in (-wide * scale, wide * (x - mean), wide))
+        return dx, self.of.unspread(at, 1, tuple(found))
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
-        x, p = operands
-        mean, scale, shift = (t.view(-1, *[1] * (x.dim() - 2)) for t in p)
+        x, (mean, scale, shift) = operands[0], self.of.at_elements(operands[1])
         return ((x - mean) * scale + shift,)
 
 

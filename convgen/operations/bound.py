@@ -14,9 +14,11 @@ class Bound:
     Attributes:
         reads, makes: names of values, as its signatures order operands and results; a result that nobody reads is "".
         module: of the source, for messages.
+        norm: of a batch norm's rows, which one it is.
     """
 
     operation: Operation
     reads: tuple[str, ...]
     makes: tuple[str, ...]
     module: str = ""
+    norm: str = ""

@@ -132,6 +132,10 @@ class Elementwise(Operation):
         """Of one number, such as how many batches there were."""
         return not self.shape
 
+    @property
+    def joins(self) -> bool:
+        return True
+
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
         names, inputs = numbered(len(self.shape)), list[Operand]()

@@ -39,6 +39,10 @@ class Contraction(Operation):
         first, second = operands.split(",")
         return first, second, result
 
+    @property
+    def is_product(self) -> bool:
+        return True
+
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
         extent = dict(self.extents)

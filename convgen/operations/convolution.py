@@ -132,6 +132,14 @@ class Convolution(Operation):
         }
 
     # ---------------------------------------------------------------- signatures
+    @property
+    def is_product(self) -> bool:
+        return True
+
+    @property
+    def joins(self) -> bool:
+        return True
+
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
         """Groups as nests, then cut; of dw each with the rows of y as blocks, then with those of x, as dx has them."""

@@ -79,6 +79,9 @@ class Dropout(Operation):
     p: float
     call: int = 0
 
+    draws = True
+    in_evaluation = "same"
+
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
         names = numbered(len(self.shape))
@@ -124,6 +127,8 @@ class Drawn(Operation):
 
     shape: tuple[int, ...]
 
+    draws = True
+
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
         names = numbered(len(self.shape))
@@ -143,6 +148,8 @@ class Bernoulli(Drawn):
     p: float
     call: int = 0
     dtype: str = "float64"
+
+    in_evaluation = "fill"
 
     @property
     def _least(self) -> int:

@@ -4,96 +4,24 @@ Moments are (count, mean, sum of squared deviations M2): disjoint parts merge wi
 squares loses the variance once the mean is large. A merge is no sum: dx has a row of its own, pointwise in the merged
 moments, dx = dmean / n + 2 (x - mean) dM2.
 
-| norm | keeps | size |
-|---|---|---|
-| batch | C | 1 |
-| instance | N, C | 1 |
-| group | N, C | channels of a group |
-| layer, RMS | the leading dimensions | 1 |
-
-Batch norm over parts of the samples ([SP] III-B: over a sample's ranks, or local) is this of x viewed as (parts,
-samples of one, C, rows) with parts and C kept.
-
 Source: Chan, Golub and LeVeque, Updating Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979,
-Eqs. 2.1; [SP] III-B for the choice of what is averaged.
+Eqs. 2.1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from math import prod
 from typing import Any, cast
 
-from convgen.algebra.relations import Ratio
+from convgen.algebra.relations import Blocks, Ratio
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
 from convgen.late import torch
-from convgen.operations.row import At, Derived, Operation, numbered, numbers, own, read_here, summed_to
-
-
-@dataclass(frozen=True)
-class Averaged:
-    """What moments are of.
-
-    Attributes:
-        shape: of x.
-        keep: dimensions that have moments of their own, in order; the others are averaged.
-        size: elements of dimension 1 that share theirs (channels of a group).
-    """
-
-    shape: tuple[int, ...]
-    keep: tuple[int, ...]
-    size: int = 1
-
-    @property
-    def moments(self) -> tuple[int, ...]:
-        """Shape of the moments."""
-        return (3, *(self.shape[d] // (self.size if d == 1 else 1) for d in self.keep))
-
-    @property
-    def count(self) -> int:
-        """Elements that share their moments."""
-        return prod(self.shape) // prod(self.moments[1:])
-
-    def groups(self, x: Any) -> Any:
-        """x with what shares its moments in one dimension, the last."""
-        rest = [d for d in range(len(self.shape)) if d not in self.keep]
-        x = x.permute(*self.keep, *rest).reshape(*(self.shape[d] for d in self.keep), -1)
-        if self.size == 1:
-            return x
-        k = self.keep.index(1)
-        return x.unflatten(k, (-1, self.size)).movedim(k + 1, -1).flatten(-2)
-
-    def leading(self, x: Any, *numbers: Any) -> Any:
-        """x as [1, what is kept, what is averaged] where these are the first and the last dimensions, of which every
-        element has its own of `numbers`; else None."""
-        kept = prod(x.shape[: len(self.keep)])
-        first = self.keep == tuple(range(len(self.keep))) and x.numel()
-        return x.reshape(1, kept, -1) if first and all(t.numel() == kept for t in numbers) else None
-
-    def read(self, name: str) -> Operand:
-        """Moments as x's blocks read them."""
-        dims = (Made((f"d{d}",), Ratio(1, self.size) if d == 1 and self.size > 1 else None) for d in self.keep)
-        return Operand(name, self.moments, (WHOLE, *dims))
-
-    def spread(self, at: At, operand: int, moments: Any) -> Any:
-        """Moments as read, for each of x's elements here: [3, ...], extents 1 where it is averaged."""
-        if self.size > 1:
-            k = 1 + self.keep.index(1)
-            channels = numbers(at.blocks["d1"], moments) // self.size - at.inside[operand][k][0]
-            moments = moments.index_select(k, channels)
-        return moments.reshape(3, *(at.extent(f"d{d}") if d in self.keep else 1 for d in range(len(self.shape))))
-
-    def unspread(self, at: At, operand: int, found: Sequence[Any]) -> Any:
-        """The gradient of moments as read, of three that `spread` has made."""
-        given, shape = torch.stack(list(found)), read_here(at, operand)
-        if self.size == 1:
-            return given.reshape(shape)
-        k = 1 + self.keep.index(1)
-        channels = numbers(at.blocks["d1"], given) // self.size - at.inside[operand][k][0]
-        wide = given.reshape([len(channels) if d == k else n for d, n in enumerate(shape)])
-        return wide.new_zeros(shape).index_add_(k, channels, wide)
+from convgen.operations.averaged import Averaged
+from convgen.operations.row import At, Derived, Operation, numbered, numbers, on_device, own, read_here, summed_to
 
 
 @dataclass(frozen=True)
@@ -107,17 +35,23 @@ class Moments(Operation):
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
         of, names = self.of, numbered(len(self.of.shape))
-        kept = [names[d] for d in of.keep]
+        kept = [of.index(d) for d in of.keep]
         if of.size == 1:
-            return (self._signature(of.shape, own(*names), own(*kept)),)
-        groups = tuple(n // of.size if d == 1 else n for d, n in enumerate(of.shape))
+            indices = [f"p{d}" if d in of.blocks else name for d, name in enumerate(names)]
+            extents = (of.blocks[d].count if d in of.blocks else n for d, n in enumerate(of.shape))
+            reads = tuple(Made((i,), of.blocks.get(d)) for d, i in enumerate(indices))
+            return (self._signature(zip(indices, extents, strict=True), reads, own(*kept)),)
+        groups = (n // of.size if d == 1 else n for d, n in enumerate(of.shape))
         reads = tuple(Made((i,), Ratio(1, 1, of.size) if d == 1 else None) for d, i in enumerate(names))
         summed = (None if d == 1 else names[d] for d in of.keep)
-        return self._signature(groups, reads, own(*kept)), self._signature(of.shape, own(*names), own(*summed))
+        return (
+            self._signature(zip(names, groups, strict=True), reads, own(*kept)),
+            self._signature(zip(names, of.shape, strict=True), own(*names), own(*summed)),
+        )
 
-    def _signature(self, extents: tuple[int, ...], x: tuple[Made, ...], m: tuple[Made, ...]) -> Signature:
+    def _signature(self, extents: Iterable[tuple[str, int]], x: tuple[Made, ...], m: tuple[Made, ...]) -> Signature:
         return Signature(
-            tuple(zip(numbered(len(extents)), extents, strict=True)),
+            tuple(extents),
             (Operand("x", self.of.shape, x),),
             (Operand("m", self.of.moments, (WHOLE, *m)),),
             reduction="merge",
@@ -126,6 +60,8 @@ class Moments(Operation):
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         (x,), of = operands, self.of
         x = x.to(torch.promote_types(x.dtype, torch.float32))
+        if of.parts:
+            return (self._of_parts(at, x),)
         averaged = [d for d in range(len(of.shape)) if d not in of.keep]
         differentiated = torch.is_grad_enabled() and x.requires_grad  # of one rank's; else a row of its own does it
         if of.keep == (1,) and of.size == 1 and not differentiated:
@@ -145,7 +81,7 @@ class Moments(Operation):
 
     def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         (m,) = self.local(way, at, *operands)
-        return (m,), (m, operands[0]) if self.of.count > 1 else (operands[0].dtype,)
+        return (m,), (m, operands[0]) if self.of.count > 1 or self.of.parts else (operands[0].dtype,)
 
     def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
         """Of the rank's own moments: dmean / n + 2 (x - mean) dM2."""
@@ -163,29 +99,80 @@ class Moments(Operation):
             lo, hi = at.inside[0][1]
             groups = numbers((lo, hi), moments) // of.size - (at.blocks["d1"][0] if way == 0 else 0)
             moments = moments.index_select(1 + of.keep.index(1), groups)
+        for d, blocks in of.parts:
+            first = at.blocks[f"p{d}"][0]
+            which = tuple(blocks.number(r) - first for r in range(*at.inside[0][d]))
+            moments = moments.index_select(1 + of.keep.index(d), on_device(which, torch.int64, moments.device))
         return moments.reshape(3, *(n if d in of.keep else 1 for d, n in enumerate(shape)))
+
+    def _of_parts(self, at: At, x: Any) -> Any:
+        found = [_of_part(x[box]) for box in self._boxes(at)]
+        counts = [at.extent(f"p{d}") for d, _ in self.of.parts]
+        m = torch.stack(found, -1).unflatten(-1, counts)  # [3, C, parts...]
+        there = tuple(1 + self.of.keep.index(d) for d, _ in self.of.parts)
+        return m.movedim(tuple(range(2, 2 + len(counts))), there)
+
+    def _boxes(self, at: At) -> Iterator[tuple[slice, ...]]:
+        """Of what is here of x, part after part, the last dimension's fastest."""
+        of = self.of
+        for at_parts in product(*(range(*at.blocks[f"p{d}"]) for d, _ in of.parts)):
+            box = [slice(None)] * len(of.shape)
+            for (d, blocks), o in zip(of.parts, at_parts, strict=True):
+                (lo, hi), (first, last) = blocks.block(o), at.inside[0][d]
+                box[d] = slice(max(lo, first) - first, max(min(hi, last), lo, first) - first)
+            yield tuple(box)
 
     def counts(self, way: int, at: At) -> Any:
         """Of a rank's part, which its blocks say: they need not travel."""
         of = self.of
         rest = prod(at.extent(f"d{d}") for d in range(len(of.shape)) if d not in of.keep)
-        shape = [at.extent(f"d{d}") for d in of.keep]
-        if of.size == 1 or way == 0:
-            return torch.full(shape, rest * of.size)
-        k = of.keep.index(1)
-        channels = torch.bincount(numbers(at.blocks["d1"], torch.empty(0)) // of.size, minlength=of.moments[1 + k])
-        shape[k] = -1
-        return (rest * channels).view([-1 if j == k else 1 for j in range(len(shape))]).expand(shape)
+        shape = [at.extent(of.index(d)) for d in of.keep]
+        found = torch.full([1] * len(shape), rest * (of.size if way == 0 else 1))
+        for k, d in enumerate(of.keep):
+            if d in of.blocks:
+                (first, last), blocks = at.inside[0][d], (of.blocks[d].block(o) for o in range(*at.blocks[f"p{d}"]))
+                rows = torch.tensor([max(min(hi, last) - max(lo, first), 0) for lo, hi in blocks], dtype=found.dtype)
+            elif d == 1 and way == 1:
+                rows = torch.bincount(numbers(at.blocks["d1"], torch.empty(0)) // of.size, minlength=of.moments[1 + k])
+                shape[k] = len(rows)
+            else:
+                continue
+            found = found * rows.view([-1 if j == k else 1 for j in range(len(shape))])
+        return found.expand(shape)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """From the sum and the sum of squares: enough in float64."""
-        x, count = self.of.groups(operands[0]), self.of.count
+        (x,), of = operands, self.of
+        if of.parts:
+            return (self._reference_of_parts(x),)
+        x, count = of.groups(x), of.count
         total, squares = x.sum(-1), x.square().sum(-1)
         return (torch.stack([torch.full_like(total, count), total / count, squares - total**2 / count]),)
+
+    def _reference_of_parts(self, x: Any) -> Any:
+        """From sums of those elements that are of a part, by the numbers of the parts of all."""
+        of = self.of
+        sums = torch.stack([torch.ones_like(x), x, x.square()])
+        for d in (d for d in range(len(of.shape)) if d != 1):
+            blocks = of.blocks.get(d, Blocks(of.shape[d], (1,)))
+            which = torch.tensor([[float(r in blocks.row(o)) for r in range(of.shape[d])] for o in range(blocks.count)])
+            sums = (sums.movedim(1 + d, -1) @ which.to(x.dtype).T).movedim(-1, 1 + d)
+        count, total, squares = sums.reshape(of.moments)
+        mean = total / count.clamp(min=1)
+        return torch.stack([count, mean, squares - count * mean**2])
 
     @cached_property
     def gradients(self) -> Mapping[str, Derived]:
         return {"x": Derived(MomentsGradient(self.of), ("dm", "m", "x"))}
+
+
+def _of_part(x: Any) -> Any:
+    """[3, C] of x[N, C, ...]."""
+    dims = [0, *range(2, x.dim())]
+    if not x.numel():
+        return x.new_zeros(3, x.shape[1]) + x.sum()
+    differentiated = torch.is_grad_enabled() and x.requires_grad  # of one rank's; else a row of its own does it
+    return moments_of(x, dims) if differentiated else moments_by_channel(x)
 
 
 def moments_of(x: Any, dims: list[int]) -> Any:
@@ -222,6 +209,11 @@ def settled(x: Any) -> Any:
     """
     odd = x.dim() > 3 and x.shape[0] == 1 and x.stride(0) != x.numel()
     return x.contiguous() if odd else x
+
+
+def by_channel(x: Any, t: Any) -> bool:
+    """Whether numbers that spread over x[N, C, ...] are one a channel."""
+    return t.numel() == t.shape[1] == x.shape[1]
 
 
 def centred(x: Any, mean: Any, scale: Any, shift: Any) -> Any:
@@ -298,11 +290,10 @@ class MomentsGradient(Operation):
         return (Signature(extents, (self.of.read("dm"), self.of.read("m"), x), (dx,)),)
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
-        if self.of.keep == (1,) and self.of.size == 1:  # (x - mean) * a + b, which ATen does at once
-            (_, dmean, dm2), (count, mean, _), x = operands
-            return (centred(x, mean, 2 * dm2, dmean / count),)
         _, dmean, dm2 = self.of.spread(at, 0, operands[0])
         count, mean, _ = self.of.spread(at, 1, operands[1])
+        if by_channel(operands[2], dm2):  # (x - mean) * a + b, which ATen does at once
+            return (centred(operands[2], mean.flatten(), 2 * dm2.flatten(), (dmean / count).flatten()),)
         if (rows := self.of.leading(operands[2], mean, dm2, dmean)) is not None:
             scale, shift = 2 * dm2, dmean / count
             return (centred(rows, mean.flatten(), scale.flatten(), shift.flatten()).view(operands[2].shape),)
@@ -311,13 +302,8 @@ class MomentsGradient(Operation):
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """Autograd of the moments' own, where m is that of x."""
         dm, m, x = operands
-        wide = [n if d in self.of.keep else 1 for d, n in enumerate(self.of.shape)]
-        k = [1 + self.of.keep.index(1)] if self.of.size > 1 else []
-
-        def spread(t: Any) -> Any:
-            return (t.repeat_interleave(self.of.size, k[0] - 1) if k else t).reshape(wide)
-
-        return (spread(dm[1] / m[0]) + 2 * x * spread(dm[2]) - 2 * spread(m[1] * dm[2]),)
+        at_once = self.of.at_elements(torch.stack([dm[1] / m[0], dm[2], m[1] * dm[2]]))
+        return (at_once[0] + 2 * x * at_once[1] - 2 * at_once[2],)
 
 
 @dataclass(frozen=True)
@@ -376,56 +362,9 @@ class Normalise(Operation):
         return dx, self.of.unspread(at, 1, (-dv * ((m2 / count) / count), dmean, dv / count))
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
-        (x, m), wide = operands, [n if d in self.of.keep else 1 for d, n in enumerate(self.of.shape)]
-        if self.of.size > 1:
-            m = m.repeat_interleave(self.of.size, 1 + self.of.keep.index(1))
-        count, mean, m2 = (t.reshape(wide) for t in m)
+        x, (count, mean, m2) = operands[0], self.of.at_elements(operands[1])
         variance = m2 / count + (mean**2 if self.rms else 0)
         return ((x if self.rms else x - mean) / (variance + self.eps).sqrt(),)
-
-
-def updated_buffers(name: str, count: int, channels: int) -> Signature:
-    """Mean and variance a channel, and `count` numbers that a step has found, to new ones; without gradients."""
-    (c,) = own("C")
-    buffers = [Operand(old, (channels,), (c,), gradient=False) for old in ("mean", "variance")]
-    found = Operand(name, (count, channels), (WHOLE, c), gradient=False)
-    new = [Operand(f"new_{b.name}", b.shape, b.dims, gradient=False) for b in buffers]
-    return Signature((("C", channels),), (*buffers, found), tuple(new))
-
-
-def averaged_buffers(buffers: Sequence[Any], found: Sequence[Any], momentum: float) -> tuple[Any, ...]:
-    """(1 - momentum) of the old and momentum of what is found, which may be wider than buffers."""
-    pairs = zip(buffers, found, strict=True)
-    return tuple(old.to(now.dtype).lerp(now, momentum).to(old.dtype) for old, now in pairs)
-
-
-@dataclass(frozen=True)
-class RunningStatistics(Operation):
-    """Batch norm's buffers after a step: (1 - momentum) of the old and momentum of the new mean and unbiased variance.
-
-    An Update: from buffers and moments, without gradient.
-    """
-
-    channels: int
-    momentum: float = 0.1
-
-    @property
-    def rides(self) -> bool:
-        return True
-
-    @cached_property
-    def signatures(self) -> tuple[Signature, ...]:
-        return (updated_buffers("m", 3, self.channels),)
-
-    def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
-        mean, variance, m = (t.detach() for t in operands)
-        return averaged_buffers((mean, variance), (m[1], m[2] / (m[0] - 1)), self.momentum)
-
-    def reference(self, *operands: Any) -> tuple[Any, ...]:
-        mean, variance, m = (t.detach() for t in operands)
-        k = self.momentum
-        unbiased = m[2] / m[0] * (m[0] / (m[0] - 1))
-        return (1 - k) * mean + k * m[1], (1 - k) * variance + k * unbiased
 
 
 @dataclass(frozen=True)

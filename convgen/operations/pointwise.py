@@ -97,6 +97,10 @@ class Pointwise(Operation):
         places = self.places or ((),) * len(self.shapes)
         return tuple(p or tuple(last[len(last) - len(s) :]) for p, s in zip(places, self.shapes, strict=True))
 
+    @property
+    def joins(self) -> bool:
+        return True
+
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
         names, inputs = numbered(len(self.shape)), list[Operand]()

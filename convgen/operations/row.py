@@ -148,9 +148,13 @@ class Operation(ABC):
 
     Attributes:
         gives_anew: whether gradients by `vjp` are memory of their own.
+        draws: whether it makes random numbers.
+        in_evaluation: what it is there, of a network that is trained, too: itself, its first operand, or ones.
     """
 
     gives_anew: ClassVar[bool] = False
+    draws: ClassVar[bool] = False
+    in_evaluation: ClassVar[Literal["itself", "same", "fill"]] = "itself"
 
     def __init_subclass__(cls) -> None:
         cls.__hash__ = _hash_once  # rows are keys of every cache
@@ -163,6 +167,19 @@ class Operation(ABC):
     @property
     def rides(self) -> bool:
         """Whether it makes a few numbers a channel, or one, within a call that others need."""
+        return False
+
+    @property
+    def is_product(self) -> bool:
+        """Whether it is a convolution, a transposed one, or a contraction, of which linear layers are some.
+
+        These take most of a step, hold what they gather, and have roles of their own; other rows follow them.
+        """
+        return False
+
+    @property
+    def joins(self) -> bool:
+        """Whether it may be one row with those around it: element by element, or by rows that are read in order."""
         return False
 
     @property
@@ -232,6 +249,11 @@ class Operation(ABC):
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """`kept`, where operand 0 is nobody else's: the result may lie in its memory."""
         return self.kept(way, at, wanted, *operands)
+
+    @property
+    def writes_over(self) -> bool:
+        """Whether `local_over` and `kept_over` may write where operand 0 lies."""
+        return False
 
     @property
     def leaves_results(self) -> bool:

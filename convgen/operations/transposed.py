@@ -47,6 +47,14 @@ class TransposedConvolution(Operation):
         """The same sum, under a convolution's names."""
         return Convolution(self.conv.direct_phase(self.phase), self.conv.direct)
 
+    @property
+    def is_product(self) -> bool:
+        return True
+
+    @property
+    def joins(self) -> bool:
+        return True
+
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
         return tuple(

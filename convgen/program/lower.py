@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from convgen.operations.dropout import Dropout
 from convgen.program import flow
 from convgen.program.lower_forward import Forward, When
 from convgen.program.network import Moved, Program, label
@@ -100,9 +99,8 @@ class _Lowering(Forward):
             makes.append(self._slot(f"{key}.between"))
             self.now[i, "between"] = makes[-1]
         self._add("vjp", key, makes, [self.now[i, "kept"], *dys], i, local)
-        if self.trains and isinstance(row.bound.operation, Dropout):
-            self.steps[-1] = replace(self.steps[-1], when=("", True))
-            self._add("same", key, makes[:1], dys[:1], i, None, ("", False))
+        if self.trains and row.bound.operation.in_evaluation == "same":
+            self._same(key, makes[:1], dys[:1], i)
         for k in operands:
             self._found(i, k, made[k])
 

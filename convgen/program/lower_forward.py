@@ -6,9 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from convgen.operations.dropout import Bernoulli, Dropout
-from convgen.operations.moments import Moments, RunningStatistics
-from convgen.operations.part_norm import PartMoments, PartStatistics, PartUpdate
+from convgen.operations.running import PartStatistics, RunningStatistics
 from convgen.program import flow
 from convgen.program.network import Moved, Program, asked, label
 from convgen.program.norms import counting, evaluated
@@ -22,8 +20,7 @@ SENDS: dict[str, Kind] = {"fetch": "send_fetch", "store": "send_store", "given":
 
 def alternatives(program: Program, i: int, modes: Sequence[str]) -> PlacedRow | None:
     """The row that stands in evaluation for a row of moments, if it is one and has running ones."""
-    is_one = "train" in modes and isinstance(program.rows[i].bound.operation, Moments | PartMoments)
-    return evaluated(program, i) if is_one else None
+    return evaluated(program, i) if "train" in modes else None
 
 
 class Forward:
@@ -52,8 +49,7 @@ class Forward:
             for i, row in enumerate(program.rows)
             if isinstance(row.bound.operation, PartStatistics)
             or (
-                (i in counts or isinstance(row.bound.operation, PartUpdate | RunningStatistics))
-                and read.isdisjoint(row.bound.makes)
+                (i in counts or isinstance(row.bound.operation, RunningStatistics)) and read.isdisjoint(row.bound.makes)
             )
         }
         self.is_again = False
@@ -71,6 +67,11 @@ class Forward:
         if when is None and kind not in OF_ALL_MODES:
             when = self._when(row)
         self.steps.append(Step(kind, key, tuple(makes), tuple(reads), row, when, step, self.is_again))
+
+    def _same(self, key: str, makes: Sequence[str], reads: Sequence[str], row: int) -> None:
+        """The step before is of training; in evaluation what it makes is what it reads."""
+        self.steps[-1] = replace(self.steps[-1], when=("", True))
+        self._add("same", key, makes, reads, row, None, ("", False))
 
     def _into(self, value: str, gradient: str, row: int) -> None:
         """A value's gradient gets an addend."""
@@ -208,7 +209,7 @@ class Forward:
             self._piece(local, i, d, operands, kept)
             return
         alternative = self._alternative(i)
-        draws = d is None and self.trains and isinstance(placed.bound.operation, Bernoulli)
+        draws = d is None and self.trains and placed.bound.operation.in_evaluation == "fill"
         made: list[str] = []
         for j, _ in enumerate(placed.signature.results):
             base = self._result(i, d, j)
@@ -221,9 +222,8 @@ class Forward:
         for j, slot in enumerate(made):
             if slot != NOTHING:
                 self._made(i, d, j, slot, is_last=not placed.store[j])
-        if self.trains and isinstance(placed.bound.operation, Dropout):
-            self.steps[-1] = replace(self.steps[-1], when=("", True))
-            self._add("same", key, made[:1], operands[:1], i, None, ("", False))
+        if self.trains and placed.bound.operation.in_evaluation == "same":
+            self._same(key, made[:1], operands[:1], i)
         if draws:
             drawn, base = made[0], self._result(i, d, 0)
             made[0] = self._slot(f"{base}.made" if placed.store[0] else base)

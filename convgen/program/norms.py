@@ -1,31 +1,24 @@
-"""Batch norms of a network's program, each a line of its package: the rows that they are made of.
+"""Batch norms of a network's program: rows that one call of the source became (spec/aten/norms.py says which).
 
-Those whose parameters and buffers lie as their channels do; others are printed row by row.
+Those whose parameters and buffers are their module's run in fewer passes over memory (templates/runtime/norms.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
-from convgen.operations.batch_norm import Centred, Coefficients, RunningMoments
+from convgen.operations.averaged import Averaged
+from convgen.operations.batch_norm import Centred, Coefficients
 from convgen.operations.bound import Bound
 from convgen.operations.calls import Elementwise
 from convgen.operations.fused import Fused
-from convgen.operations.moments import Moments, RunningStatistics
-from convgen.operations.part_norm import (
-    PartCentred,
-    PartCoefficients,
-    PartMoments,
-    PartRunning,
-    PartStatistics,
-    PartUpdate,
-)
+from convgen.operations.moments import Moments
 from convgen.operations.row import Operation
+from convgen.operations.running import PartStatistics, RunningMoments, RunningStatistics
 from convgen.program.network import Program
 from convgen.program.rows import PlacedRow, place
-
-NEAR = 5  # rows behind the moments, in which those of the same batch norm stand as spec/aten describes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,135 +53,81 @@ def norms(program: Program) -> tuple[dict[int, Norm], set[int]]:
     """Batch norms by the number of their first row, and rows that they stand for."""
     found: dict[int, Norm] = {}
     gone: set[int] = set()
-    rows = program.rows
-    updates = {value: buffer for buffer, value in program.updates}
+    groups: dict[str, dict[type[Operation], int]] = {}
+    for i, row in enumerate(program.rows):
+        if row.bound.norm:
+            groups.setdefault(row.bound.norm, {})[_kind(row.bound.operation)] = i
     counts = counting(program)
-    for i, row in enumerate(rows):
-        counted = f"{row.bound.module}.num_batches_tracked"
-        if counted in program.values and counted not in counts:  # a batch norm counts one batch a step
-            continue
-        if isinstance(row.bound.operation, PartMoments) and (one := _of_parts(program, i, row.bound.operation)):
-            parts = {
-                *one.rows,
-                *_updates(program, one),
-                *([counts[counted]] if counted in counts else []),
-            }
-            found[i] = replace(one, counted=counts.get(counted))
-            gone |= parts - {i}
-        if not isinstance(row.bound.operation, Moments):
-            continue
-        (m,) = row.bound.makes
-        readers = [j for j in range(i + 1, min(i + NEAR, len(rows))) if m in rows[j].bound.reads]
-        kinds = {type(rows[j].bound.operation): j for j in readers}
-        if Coefficients not in kinds or not set(kinds) <= {Coefficients, RunningStatistics}:
-            continue
-        c, module = kinds[Coefficients], row.bound.module
-        (coefficients,) = rows[c].bound.makes
-        operation = rows[c].bound.operation
-        assert isinstance(operation, Coefficients)
-        centred = next(j for j in range(c + 1, len(rows)) if coefficients in rows[j].bound.reads)
-        if not _centres(rows[centred].bound.operation):
-            continue
-        own = {"weight": operation.weight, "bias": operation.bias}
-        own |= dict.fromkeys(("running_mean", "running_var"), RunningStatistics in kinds)
-        wanted = [f"{module}.{n}" for n in ("weight", "bias") if own[n]]
-        others = [n for n, there in own.items() if not there and f"{module}.{n}" in program.values]
-        if list(rows[c].bound.reads[1:]) != wanted or others:  # of a module that is more than a batch norm
-            continue
-        momentum, parts = 0.0, {i, c, centred}
-        if RunningStatistics in kinds:
-            running = rows[kinds[RunningStatistics]]
-            assert isinstance(running.bound.operation, RunningStatistics)
-            buffers = [f"{module}.running_mean", f"{module}.running_var"]
-            if (
-                not running.is_silent
-                or list(running.bound.reads[:2]) != buffers
-                or [updates.get(v) for v in running.bound.makes] != buffers
-            ):
-                continue
-            momentum = running.bound.operation.momentum
-            parts.add(kinds[RunningStatistics])
-        parts |= {counts[counted]} if counted in counts else set()
-        renewed = kinds.get(RunningStatistics)
-        found[i] = Norm(module, i, c, centred, momentum, operation.eps, None, renewed, counts.get(counted))
-        gone |= parts - {i}
+    for kinds in groups.values():
+        if {Moments, Coefficients, Centred} <= set(kinds) and (one := _norm(program, kinds, counts)) is not None:
+            found[one.moments] = one
+            rows = (one.moments, one.statistics, one.coefficients, one.centred, one.renewed, one.counted)
+            gone |= {i for i in rows if i is not None} - {one.moments}
     return found, gone
 
 
-def _of_parts(program: Program, i: int, moments: PartMoments) -> Norm | None:
-    """A batch norm whose parts are the ranks' blocks: nothing moves for x, moments and y."""
-    rows, of = program.rows, moments.of
-    (m,) = rows[i].bound.makes
-    after = [j for j in range(i + 1, min(i + 6, len(rows))) if rows[j].bound.module == rows[i].bound.module]
-    kinds = {type(rows[j].bound.operation): j for j in reversed(after)}
-    if PartCoefficients not in kinds or PartCentred not in kinds:
+def _kind(operation: Operation) -> type[Operation]:
+    """Of what a row begins with; more may be one row with a batch norm's last (wide.py)."""
+    return type(operation.parts[0].operation if isinstance(operation, Fused) else operation)
+
+
+def _norm(program: Program, kinds: Mapping[type[Operation], int], counts: Mapping[str, int]) -> Norm | None:
+    """A batch norm of these rows, if its values are those of its module, and nothing else of it is theirs."""
+    rows, module = program.rows, program.rows[kinds[Moments]].bound.module
+    moments, coefficients = rows[kinds[Moments]].bound.operation, rows[kinds[Coefficients]].bound.operation
+    assert isinstance(moments, Moments) and isinstance(coefficients, Coefficients)
+    own = {"weight": coefficients.weight, "bias": coefficients.bias}
+    own |= dict.fromkeys(("running_mean", "running_var"), RunningStatistics in kinds)
+    wanted = tuple(f"{module}.{n}" for n in ("weight", "bias") if own[n])
+    others = any(not there and f"{module}.{n}" in program.values for n, there in own.items())
+    counted = f"{module}.num_batches_tracked"
+    uncounted = counted in program.values and counted not in counts  # a batch norm counts one batch a step
+    if rows[kinds[Coefficients]].bound.reads[1:] != wanted or others or uncounted:
         return None
-    c, y, module = kinds[PartCoefficients], kinds[PartCentred], rows[i].bound.module
-    operation, roles = rows[c].bound.operation, dict(rows[i].roles)
-    assert isinstance(operation, PartCoefficients)
-    own = {"weight": operation.weight, "bias": operation.bias}
-    own |= dict.fromkeys(("running_mean", "running_var"), PartUpdate in kinds)
-    wanted = (m, *(f"{module}.{n}" for n in ("weight", "bias") if own[n]))
-    if any(not there and f"{module}.{n}" in program.values for n, there in own.items()):
+    if moments.of.parts and _moves(program, kinds, moments.of):
         return None
-    is_one = all(prod(program.grid.sizes[a] for a in roles.get(f"p{d}", ())) == of.of[d].count for d in of.dims)
-    moved = [*rows[c].fetch, *rows[c].store, *rows[c].given, rows[c].back[0]]
-    for row in (rows[i], rows[y], *(one for _, one in rows[i].derived)):
-        moved += [*row.fetch, *row.store, *row.given, *row.back]
-    read_by = {v: [j for j, row in enumerate(rows) if v in row.bound.reads] for v in (m, *rows[c].bound.makes)}
-    alone = set(read_by[m]) <= {c, kinds.get(PartStatistics)} and read_by[rows[c].bound.makes[0]] == [y]
-    if not (is_one and alone) or any(moved) or rows[c].bound.reads != wanted:
-        return None
-    if PartUpdate not in kinds:
-        return Norm(module, i, c, y, 0.0, operation.eps)
-    update, buffers = rows[kinds[PartUpdate]], (f"{module}.running_mean", f"{module}.running_var")
+    one = Norm(
+        module, kinds[Moments], kinds[Coefficients], kinds[Centred], 0.0, coefficients.eps, kinds.get(PartStatistics),
+        counted=counts.get(counted),
+    )  # fmt: skip
+    if RunningStatistics not in kinds:
+        return one
+    row, buffers = rows[kinds[RunningStatistics]], (f"{module}.running_mean", f"{module}.running_var")
     updates = {value: buffer for buffer, value in program.updates}
-    renewed = tuple(updates.get(v) for v in update.bound.makes)
-    if not update.is_silent or update.bound.reads[:2] != buffers or renewed != buffers or PartStatistics not in kinds:
+    renewed = tuple(updates.get(v) for v in row.bound.makes)
+    if not row.is_silent or row.bound.reads[:2] != buffers or renewed != buffers:
         return None
-    assert isinstance(update.bound.operation, PartUpdate)
-    if any(rows[kinds[PartStatistics]].fetch):
-        return None
-    parts = kinds[PartStatistics], kinds[PartUpdate]
-    return Norm(module, i, c, y, update.bound.operation.momentum, operation.eps, *parts)
+    assert isinstance(row.bound.operation, RunningStatistics)
+    return replace(one, momentum=row.bound.operation.momentum, renewed=kinds[RunningStatistics])
 
 
-def _updates(program: Program, norm: Norm) -> list[int]:
-    """Rows that make the new values of its buffers."""
-    buffers = {f"{norm.module}.running_mean", f"{norm.module}.running_var"}
-    made = {value for buffer, value in program.updates if buffer in buffers}
-    return [j for j, row in enumerate(program.rows) if made & set(row.bound.makes)]
+def _moves(program: Program, kinds: Mapping[type[Operation], int], of: Averaged) -> bool:
+    """Whether parts are not the ranks' blocks, or anything moves for x, moments and y."""
+    rows, sizes = program.rows, program.grid.sizes
+    moments, coefficients, centred = (rows[kinds[kind]] for kind in (Moments, Coefficients, Centred))
+    roles = dict(moments.roles)
+    if any(prod(sizes[a] for a in roles.get(f"p{d}", ())) != blocks.count for d, blocks in of.parts):
+        return True
+    moved = [*coefficients.fetch, *coefficients.store, *coefficients.given, coefficients.back[0]]
+    for row in (moments, centred, *(one for _, one in moments.derived)):
+        moved += [*row.fetch, *row.store, *row.given, *row.back]
+    if PartStatistics in kinds:
+        moved += rows[kinds[PartStatistics]].fetch
+    return any(moved)
 
 
-def _centres(operation: Operation) -> bool:
-    """Whether a row begins with what a batch norm ends with; more may be one row with it (wide.py)."""
-    first = operation.parts[0].operation if isinstance(operation, Fused) else operation
-    return isinstance(first, Centred)
-
-
-def evaluated(program: Program, moments: int) -> PlacedRow | None:
+def evaluated(program: Program, i: int) -> PlacedRow | None:
     """Of moments that have running ones, the row that stands in evaluation for theirs: of what the buffers hold."""
-    row = program.rows[moments]
-    (m,) = row.bound.makes
-    if isinstance(row.bound.operation, PartMoments):
-        return _evaluated_by_parts(program, row, row.bound.operation)
-    for other in program.rows[moments + 1 :]:
-        if isinstance(other.bound.operation, RunningStatistics) and m in other.bound.reads:
-            channels, stored = other.bound.operation.channels, program.values[m].stored
-            buffers = other.bound.reads[:2]
-            bound = Bound(RunningMoments(channels), buffers, (m,), row.bound.module)
-            reads = [program.values[b].stored for b in buffers]
-            return place(bound, program.grid, 0, {"C": stored[1]}, reads, [stored])
-    return None
-
-
-def _evaluated_by_parts(program: Program, row: PlacedRow, operation: PartMoments) -> PlacedRow | None:
+    row = program.rows[i]
+    if not isinstance(row.bound.operation, Moments) or not row.bound.norm:
+        return None
     for other in program.rows:
-        if isinstance(other.bound.operation, PartUpdate) and other.bound.module == row.bound.module:
-            bound = Bound(PartRunning(operation.of), other.bound.reads[:2], row.bound.makes, row.bound.module)
-            indices = {i for i, _ in operation.of.extents}
-            roles = {i: axes for i, axes in row.roles if i in indices}
-            return place(bound, program.grid, 0, roles, list(other.reads[:2]), list(row.makes))
+        if isinstance(other.bound.operation, RunningStatistics) and other.bound.norm == row.bound.norm:
+            extents, buffers, (m,) = row.bound.operation.of.extents, other.bound.reads[:2], row.bound.makes
+            bound = Bound(RunningMoments(extents), buffers, (m,), row.bound.module, row.bound.norm)
+            stored, reads = program.values[m].stored, [program.values[b].stored for b in buffers]
+            roles = {index: axes for (index, _), axes in zip(extents, stored[1:], strict=True)}
+            return place(bound, program.grid, 0, roles, reads, [stored])
     return None
 
 

@@ -20,19 +20,12 @@ import numpy as np
 
 from convgen.algebra.relations import ReadBy, Taps, Through
 from convgen.algebra.signature import Made, Operand, Signature
-from convgen.operations.average_pooling import AveragePool
-from convgen.operations.batch_norm import Centred
 from convgen.operations.bound import Bound
-from convgen.operations.calls import Elementwise
-from convgen.operations.convolution import Convolution
 from convgen.operations.fused import MADE, Fused, Link
-from convgen.operations.pointwise import Pointwise
-from convgen.operations.transposed import TransposedConvolution
 from convgen.program.network import Program
 from convgen.program.rows import PlacedRow, Stored, place
 
 Group = tuple[int, ...]  # numbers of rows of the network as it is described, in order
-JOINING = (Centred, Elementwise, Pointwise, Convolution, TransposedConvolution, AveragePool)
 IN_ORDER = (Taps, ReadBy, Through)
 
 
@@ -61,7 +54,7 @@ def chains(program: Program) -> list[Group]:
 def _joins(row: PlacedRow) -> bool:
     operation = row.bound.operation
     plain = len(row.bound.makes) == 1 and row.signature.reduction == "sum" and row.chunks is None
-    return plain and row.way == 0 and isinstance(operation, JOINING) and len(row.signature.results[0].shape) > 2
+    return plain and row.way == 0 and operation.joins and len(row.signature.results[0].shape) > 2
 
 
 def _before(
@@ -127,7 +120,7 @@ def joined(bounds: Sequence[Bound]) -> Bound:
                 sources.append(len(reads))
                 reads.append(v)
         parts.append(Link(bound.operation, tuple(sources)))
-    return Bound(Fused(tuple(parts)), tuple(reads), bounds[-1].makes, bounds[-1].module)
+    return Bound(Fused(tuple(parts)), tuple(reads), bounds[-1].makes, bounds[-1].module, bounds[0].norm)
 
 
 def joined_rows(bounds: Sequence[Bound], groups: Sequence[Group]) -> tuple[Bound, ...]:

@@ -31,7 +31,6 @@ from convgen.operations.batch_norm import (
     statistics_of,
 )
 from convgen.operations.moments import settled
-from convgen.operations.part_norm import PartMoments
 
 from .conversions import named
 from .listing import Norm
@@ -61,7 +60,7 @@ class NormHere:
         self.training = training or f"{norm.moments}_running" not in stands  # has statistics of the batch
         self.moments, self.coefficients = stands[norm.moments], stands[norm.coefficients]
         self.centred = stands[norm.centred]
-        self.of_parts = isinstance(self.moments.operation, PartMoments)
+        self.of_parts = bool(cast(Any, self.moments.operation).of.parts)
         if training:
             self._refuse_one()
         is_alone = self.of_parts or isinstance(self.centred.operation, Centred)  # no row is one with it

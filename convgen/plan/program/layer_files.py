@@ -18,7 +18,6 @@ from convgen.algebra.layout import Axes
 from convgen.algebra.space import Space
 from convgen.errors import InputError
 from convgen.program.network import Program
-from convgen.program.products import is_product
 from convgen.program.rows import PlacedRow, Stored
 from convgen.spec.build import layer_from_dict
 from convgen.spec.formats import FORMAT, KEY
@@ -53,7 +52,7 @@ def layers_data(network: Network, program: Program, target: Target) -> Iterator[
             rows.setdefault(node.name, []).append(row)
     for name, own in rows.items():
         node = network.node[name]
-        if node.conv is not None and any(is_product(row.bound.operation) for row in own):
+        if node.conv is not None and any(row.bound.operation.is_product for row in own):
             yield _data(network, node, node.conv, own, program, target)
 
 
@@ -92,7 +91,7 @@ def _data(
     network: Network, node: Node, conv: Conv, rows: Sequence[PlacedRow], program: Program, target: Target
 ) -> dict[str, Any]:
     """`rows`: of the node; what pads x may stand before the product, what adds the bias behind it."""
-    (row,) = (row for row in rows if is_product(row.bound.operation))
+    (row,) = (row for row in rows if row.bound.operation.is_product)
     read = rows[0].bound.reads[0], row.bound.reads[1], rows[-1].bound.makes[0]
     x, w, y = (program.values[v].stored for v in read)
     one = len(conv.shape("x")) - len(x)  # a linear layer is a convolution of one row

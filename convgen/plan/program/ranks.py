@@ -26,7 +26,6 @@ from convgen.plan.program.fitting import Fitted, fitted
 from convgen.plan.program.search import Effort, Found, Search, TooLittleMemory
 from convgen.plan.program.written import plan_of, program_of
 from convgen.program.network import Program
-from convgen.program.products import is_product
 from convgen.spec.placement import MAX_RANKS
 
 SCOUT = Effort(ways=2, others=6, stored=5, parameters=3, apart=False)
@@ -72,7 +71,7 @@ def check_ranks(parts: Parts, grid: Grid | None, ranks: int) -> None:
     """Raises InputError: more ranks than can be, or an axis that splits nothing."""
     if ranks > MAX_RANKS:
         raise InputError(f"{ranks} ranks, more than {MAX_RANKS}", hint=f"--ranks up to {MAX_RANKS}")
-    products = [bound for bound in parts.rows if is_product(bound.operation)]
+    products = [bound for bound in parts.rows if bound.operation.is_product]
     extents = [(n, bound.module) for bound in products for s in bound.operation.signatures for _, n in s.extents]
     most, where = max(extents, key=lambda pair: pair[0], default=(MAX_RANKS, ""))
     sizes = [size for _, size in grid.axes] if grid is not None else primes(ranks)

@@ -39,7 +39,6 @@ from convgen.plan.program.candidates import (
 from convgen.plan.program.products import MOST, best_ways
 from convgen.plan.program.tables import Answer, Asking, Choice, Option, Question, Table, choices, fastest, placed
 from convgen.program.network import FLOATS, Program, Value, asked, differentiable, smooth
-from convgen.program.products import is_product
 from convgen.program.rows import PlacedRow, Stored, kept, serves
 from convgen.spec.text import gib
 
@@ -173,7 +172,7 @@ class Search:
         values = {n: t.shape for n, t in self.tensors.items() if n not in self.own and n not in self.fixed}
         self.ways: dict[int, tuple[Way, ...]] = {}
         for i, bound in enumerate(self.rows):
-            if is_product(bound.operation):
+            if bound.operation.is_product:
                 parameters = tuple(v in self.own for v in bound.reads)
                 self.ways[i] = best_ways(bound.operation, self.price, parameters, self.effort.ways)
         liked: dict[tuple[int, ...], tuple[Stored, ...]] = {}
@@ -249,7 +248,7 @@ class Search:
         sources |= {f"d{name}": stored for name, stored in made.items()}
         sources |= {name: stored for name, stored in made.items() if name not in sources}
         for name, one in operation.gradients.items():
-            like = named_alike(one.operation, ways, self.bare) if is_product(one.operation) else ()
+            like = named_alike(one.operation, ways, self.bare) if one.operation.is_product else ()
             reads, makes = [sources[r] for r in one.reads], [sources[name] or ()]
             others = self._ways(one.operation, reads, makes, self.effort.others)
             yield name, tuple(dict.fromkeys([*like, *others]))
@@ -409,7 +408,7 @@ class Search:
     def _choices(self, question: Question, short: bool) -> list[Choice]:
         """What a row may be for each storage of its values."""
         answer = self._answer(question)
-        if not short or not is_product(question.operation):
+        if not short or not question.operation.is_product:
             return [fastest(answer)]
         answers = [answer, self._answer(question, again=True)] if self.room.regather else [answer]
         return choices(answers)

@@ -22,7 +22,6 @@ from convgen.operations.bound import Bound
 from convgen.operations.row import Operation
 from convgen.plan.parts import Room
 from convgen.plan.program.candidates import Way
-from convgen.program.products import is_product
 from convgen.program.rows import PlacedRow, Stored, place, place_gradient, stored_by_name
 
 Table = NDArray[np.int64]
@@ -121,7 +120,7 @@ class Asking:
         self.numbers = {o.name: k for k, o in enumerate(question.operation.signatures[0].inputs)}
         self.places = [k for k, c in enumerate(question.operands) if c is not None]
         self.shape = [len(question.operands[k] or ()) for k in self.places] + [len(c) for c in question.results]
-        self.product = is_product(question.operation)
+        self.product = question.operation.is_product
         self._found: dict[object, Table] = {}
 
     def answer(self) -> Answer:

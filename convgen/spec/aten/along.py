@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
+from convgen.operations.averaged import Averaged
 from convgen.operations.calls import Along, Slot
 from convgen.operations.indexing import Embedding, GridSample, IndexRows
-from convgen.operations.moments import Averaged, Deviation, Moments
+from convgen.operations.moments import Deviation, Moments
 from convgen.operations.reductions import Reduce
 from convgen.spec.aten import picks
 from convgen.spec.aten.reader import FLOATS, Reader, Tensor, knows

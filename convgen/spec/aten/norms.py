@@ -6,17 +6,11 @@ from typing import Any
 
 from convgen.algebra.relations import Blocks
 from convgen.late import torch
-from convgen.operations.batch_norm import Centred, Coefficients, RunningMoments
-from convgen.operations.moments import Averaged, Moments, Normalise, RunningStatistics
-from convgen.operations.part_norm import (
-    PartCentred,
-    PartCoefficients,
-    Parted,
-    PartMoments,
-    PartStatistics,
-    PartUpdate,
-)
+from convgen.operations.averaged import Averaged
+from convgen.operations.batch_norm import Centred, Coefficients
+from convgen.operations.moments import Moments, Normalise
 from convgen.operations.pointwise import Pointwise, affine, bias
+from convgen.operations.running import PartStatistics, RunningMoments, RunningStatistics
 from convgen.spec.aten.reader import Reader, Tensor, knows
 from convgen.spec.graph import Call
 from convgen.spec.graph_parts import Parts
@@ -31,59 +25,47 @@ def batch_norm(reader: Reader, call: Call) -> bool:
     y, *new = call.results
     if not training and mean is None:
         return False
-    if training and parts:
-        _by_parts(reader, call, parted(x.shape, parts[0]))
-        return True
-    of = Averaged(x.shape, (1,))
+    of = averaged(x.shape, parts[0] if training and parts else ())
     name = next(v.name for v in call.results if v is not None)
-    m = reader.made(f"{name}_moments", of.moments, "float64" if x.dtype == "float64" else "float32")
+    reader.norm = name
+    m = reader.made(f"{name}_moments", of.moments, _wide(x))
     if training:
         reader.add(Moments(of), [x], [m.name])
         if mean is not None and any(new):
-            running = RunningStatistics(x.shape[1], float(momentum))  # type: ignore[arg-type]
+            found = m
+            if of.parts:
+                found = reader.made(f"{name}_statistics", (2, x.shape[1]), m.dtype)
+                reader.add(PartStatistics(of), [m], [found.name])
+            running = RunningStatistics(x.shape[1], float(momentum), bool(of.parts))  # type: ignore[arg-type]
             makes = [v.name if v is not None else "" for v in new]
-            reader.add(running, [reader.of(mean), reader.of(variance), m], makes)
+            reader.add(running, [reader.of(mean), reader.of(variance), found], makes)
     else:
-        reader.add(RunningMoments(x.shape[1]), [reader.of(mean), reader.of(variance)], [m.name])
+        reader.add(RunningMoments(of.extents), [reader.of(mean), reader.of(variance)], [m.name])
     if y is not None:
-        _by_channel(reader, x, m, w, b, float(eps), y.name)  # type: ignore[arg-type]
+        _by_channel(reader, of, x, m, w, b, float(eps), y.name)  # type: ignore[arg-type]
+    reader.norm = ""
     return True
 
 
-def parted(shape: tuple[int, ...], given: Any) -> Parted:
-    """Parts as a graph's call has them: pairs of a dimension and the sizes of the axes that split it."""
+def averaged(shape: tuple[int, ...], given: Any) -> Averaged:
+    """What a batch norm's moments are of; parts as a graph's call has them: pairs of a dimension and the sizes of the
+    axes that split it (spec/graph_parts.py)."""
     parts: Parts = given
-    return Parted(shape, tuple(d for d, _ in parts), tuple(Blocks(shape[d], sizes) for d, sizes in parts))
+    blocks = tuple((d, Blocks(shape[d], sizes)) for d, sizes in parts)
+    return Averaged(shape, tuple(sorted((1, *(d for d, _ in parts)))), 1, blocks)
 
 
-def _by_parts(reader: Reader, call: Call, of: Parted) -> None:
-    """Batch norm in training whose parts have statistics of their own (spec/graph_parts.py)."""
-    given, w, b, mean, variance, _, momentum, eps, _ = call.args
-    x, (y, *new) = reader.of(given), call.results
-    name = next(v.name for v in call.results if v is not None)
-    dtype = "float64" if x.dtype == "float64" else "float32"
-    m = reader.made(f"{name}_moments", of.moments, dtype)
-    reader.add(PartMoments(of), [x], [m.name])
-    if mean is not None and any(new):
-        s = reader.made(f"{name}_statistics", (2, x.shape[1]), dtype)
-        reader.add(PartStatistics(of), [m], [s.name])
-        makes = [v.name if v is not None else "" for v in new]
-        update = PartUpdate(x.shape[1], float(momentum))  # type: ignore[arg-type]
-        reader.add(update, [reader.of(mean), reader.of(variance), s], makes)
-    if y is None:
-        return
-    p = reader.made(f"{y.name}_coefficients", of.moments, dtype)
-    vectors = [reader.of(v) for v in (w, b) if v is not None]
-    reader.add(PartCoefficients(of, float(eps), w is not None, b is not None), [m, *vectors], [p.name])  # type: ignore[arg-type]
-    reader.add(PartCentred(of), [x, p], [y.name])
+def _wide(x: Tensor) -> str:
+    """The type of moments."""
+    return "float64" if x.dtype == "float64" else "float32"
 
 
-def _by_channel(reader: Reader, x: Tensor, m: Tensor, w: Any, b: Any, eps: float, makes: str) -> None:
+def _by_channel(reader: Reader, of: Averaged, x: Tensor, m: Tensor, w: Any, b: Any, eps: float, makes: str) -> None:
     """x by moments a channel."""
     p = reader.made(f"{makes}_coefficients", m.shape, m.dtype)
     vectors = [reader.of(v) for v in (w, b) if v is not None]
-    reader.add(Coefficients(x.shape[1], eps, w is not None, b is not None), [m, *vectors], [p.name])
-    reader.add(Centred(x.shape), [x, p], [makes])
+    reader.add(Coefficients(of.extents, eps, w is not None, b is not None), [m, *vectors], [p.name])
+    reader.add(Centred(of), [x, p], [makes])
 
 
 def _normalised(reader: Reader, of: Averaged, x: Tensor, m: Tensor, w: Any, b: Any, eps: float, makes: str) -> None:
@@ -122,12 +104,13 @@ def group_norm(reader: Reader, call: Call) -> bool:
         _, w, b, mean, variance, own, _, eps, *_ = call.args
         size = 1
         if not own:
-            m = reader.made(f"{y.name}_moments", (3, x.shape[1]), "float64" if x.dtype == "float64" else "float32")
-            reader.add(RunningMoments(x.shape[1]), [reader.of(mean), reader.of(variance)], [m.name])
-            _by_channel(reader, x, m, w, b, float(eps), y.name)  # type: ignore[arg-type]
+            channels = averaged(x.shape, ())
+            m = reader.made(f"{y.name}_moments", channels.moments, _wide(x))
+            reader.add(RunningMoments(channels.extents), [reader.of(mean), reader.of(variance)], [m.name])
+            _by_channel(reader, channels, x, m, w, b, float(eps), y.name)  # type: ignore[arg-type]
             return True
     of = Averaged(x.shape, (0, 1), size)
-    m = reader.made(f"{y.name}_moments", of.moments, "float64" if x.dtype == "float64" else "float32")
+    m = reader.made(f"{y.name}_moments", of.moments, _wide(x))
     reader.add(Moments(of), [x], [m.name])
     _normalised(reader, of, x, m, w, b, float(eps), y.name)  # type: ignore[arg-type]
     return True
@@ -145,7 +128,7 @@ def layer_norm(reader: Reader, call: Call) -> bool:
     eps = torch.finfo(getattr(torch, x.dtype)).eps if eps is None else eps
     last = len(shape)  # type: ignore[arg-type]
     of = Averaged(x.shape, tuple(range(len(x.shape) - last)))
-    m = reader.made(f"{y.name}_moments", of.moments, "float64" if x.dtype == "float64" else "float32")
+    m = reader.made(f"{y.name}_moments", of.moments, _wide(x))
     reader.add(Moments(of), [x], [m.name])
     steps = [(name, reader.of(v)) for name, v in (("mul", w), ("add", b)) if v is not None]
     here = reader.made(f"{y.name}_normal", x.shape, x.dtype) if steps else reader.tensors[y.name]

@@ -39,6 +39,7 @@ class Reader:
     Attributes:
         rows: those found so far; `calls` the number of the call that each is of.
         whole: operators that run whole, by call.
+        norm: of a batch norm's rows, which one it is.
         taken: names of all that calls give, which no value between rows may have, of an earlier call either.
     """
 
@@ -48,6 +49,7 @@ class Reader:
     whole: list[int] = field(default_factory=list[int])
     number: int = 0
     module: str = ""
+    norm: str = ""
     taken: frozenset[str] = frozenset()
 
     def of(self, arg: Any) -> Tensor:
@@ -57,7 +59,7 @@ class Reader:
 
     def add(self, operation: Operation, reads: Sequence[Tensor], makes: Sequence[str]) -> None:
         """A row; results have the dtype of the call's, or are known already."""
-        self.rows.append(Bound(operation, tuple(t.name for t in reads), tuple(makes), self.module))
+        self.rows.append(Bound(operation, tuple(t.name for t in reads), tuple(makes), self.module, self.norm))
         self.calls.append(self.number)
 
     def elementwise(self, op: str, args: Any, y: Tensor, *, smooth: bool = True) -> bool:
