@@ -18,7 +18,8 @@ from test_networks_gpu import loaded
 from torch import Tensor, nn
 
 from convgen.algebra.grid import Grid
-from convgen.network_compiler import CompiledNetwork, compile_network
+from convgen.network_compiler import MEANWHILE, CompiledNetwork, compile_network
+from convgen.passes.contract import NetworkPass
 from convgen.program.lower import lower
 from convgen.program.network_text import BACKWARD, FORWARD, steps_texts
 from convgen.program.steps import Kind, Lowered, Step
@@ -45,10 +46,12 @@ EXAMPLES = {
 GRIDS = ({"N": 2}, {"H": 2}, {"C": 2}, {"N": 2, "H": 2})
 
 
-def compiled(name: str, grid: dict[str, int]) -> tuple[CompiledNetwork, dict[str, Tensor], Tensor]:
+def compiled(
+    name: str, grid: dict[str, int], passes: Sequence[NetworkPass] | None = None
+) -> tuple[CompiledNetwork, dict[str, Tensor], Tensor]:
     module, x = EXAMPLES[name]()
     graph, tensors = graph_of(module.train(), (x,), name=name)
-    return compile_network(graph, Grid(tuple(grid.items()))), tensors, x
+    return compile_network(graph, Grid(tuple(grid.items())), passes=passes), tensors, x
 
 
 def test_a_package_reads_every_kind_of_step() -> None:
@@ -104,14 +107,19 @@ def of_training(steps: Sequence[Step], read: Collection[str]) -> list[Step]:
     return found[::-1]
 
 
+@pytest.mark.parametrize("passes", (None, MEANWHILE), ids=("by the timeline", "all that may travel"))
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_ranks_run_the_steps_that_are_printed(
-    name: str, grid: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    grid: dict[str, int],
+    passes: Sequence[NetworkPass] | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Names, kinds and order of all that is computed, sent, waited for and added; of a step that hands something on,
     gives a gradient to autograd or renews a buffer the text has no line, or another."""
-    one, tensors, x = compiled(name, grid)
+    one, tensors, x = compiled(name, grid, passes)
     with loaded(one, tensors, tmp_path) as net:
         watch = Watch(net, monkeypatch)
         forward, backward = World(one.program.grid.ranks).run(lambda end: watch.step(net, x, end))[0]
