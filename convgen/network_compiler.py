@@ -296,6 +296,10 @@ def plan_graph(
         InputError: nothing that is searched fits the memory, or the ranks can't be used.
     """
     check_statistics(setting.statistics)
+    if graph.given and grid is None:
+        axes = sorted({a for one in graph.given for a in one.axes})
+        fact = f"{graph.name} says how rows are laid out over {', '.join(axes)}, and not how many ranks these have"
+        raise InputError(fact, graph.given[0].path, hint=f"--grid {','.join(f'{a}=2' for a in axes)}")
     machine, room, dtype = setting.machine, setting.bounded, setting.dtype or _dtype(graph)
     graph, described, _ = _described(graph)
     parts = _parts(graph, described, setting.statistics)
@@ -334,8 +338,9 @@ def on_one_rank(compiled: CompiledNetwork) -> Program:
 
 def _by_samples(compiled: CompiledNetwork, ranks: int) -> Program:
     grid, statistics = Grid((("N", ranks),)), compiled.program.statistics
-    program = lay_out(network_parts(compiled.graph, compiled.described), grid, "sample")
-    return _with_statistics(compiled.graph, compiled.described, program, statistics, "sample")[2]
+    graph = replace(compiled.graph, given=())
+    program = lay_out(network_parts(graph, compiled.described), grid, "sample")
+    return _with_statistics(graph, compiled.described, program, statistics, "sample")[2]
 
 
 def _described(graph: Graph) -> tuple[Graph, Described, Described]:
@@ -419,7 +424,7 @@ def network_parts(graph: Graph, described: Described) -> Parts:
         Tensor(t.name, t.shape, t.dtype, t.kind, _letters(t.shape, t.floats) if t.name in inputs else ())
         for t in described.tensors.values()
     ]
-    return Parts(graph.name, tensors, described.rows, graph.updates, graph.outputs)
+    return Parts(graph.name, tensors, described.rows, graph.updates, graph.outputs, given=graph.given)
 
 
 def _letters(shape: tuple[int, ...], floats: bool) -> tuple[str, ...]:

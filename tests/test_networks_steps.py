@@ -107,7 +107,7 @@ def of_training(steps: Sequence[Step], read: Collection[str]) -> list[Step]:
     return found[::-1]
 
 
-@pytest.mark.parametrize("passes", (None, MEANWHILE), ids=("by the timeline", "all that may travel"))
+@pytest.mark.parametrize("passes", [None, MEANWHILE], ids=("by the timeline", "all that may travel"))
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_ranks_run_the_steps_that_are_printed(

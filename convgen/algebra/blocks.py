@@ -10,6 +10,7 @@ Works on plain integers and on arrays (one entry a rank) alike.
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any, TypeVar
 
 import numpy as np
@@ -76,3 +77,19 @@ def span(
     most_of: Any = max if isinstance(count, int) else np.maximum
     end = start + most_of(count - 1, 0) * unit + (hi - lo) * (count > 0)
     return plain(start), plain(end)
+
+
+def groups_are_plain(extent: int, groups: int, sizes: tuple[int, ...]) -> bool:
+    """Whether blocks of whole groups, or of parts of one, are the blocks of as many elements that no group is told of.
+
+    Args:
+        sizes: ranks of the axes that split the dimension, outermost first.
+
+    Example:
+        >>> groups_are_plain(12, 4, (2,)), groups_are_plain(12, 3, (2,)), groups_are_plain(12, 3, (3, 2))
+        (True, False, True)
+    """
+    index = tuple(np.indices(sizes).reshape(len(sizes), prod(sizes)))
+    zero = np.zeros(prod(sizes), dtype=np.int64)
+    nested, flat = (span(extent, n, sizes, index, zero) for n in (groups, 1))
+    return all(np.array_equal(a, b) for a, b in zip(nested, flat, strict=True))

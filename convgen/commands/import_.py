@@ -21,6 +21,7 @@ from convgen.files import check_file, keep_input, write_file
 from convgen.spec.graph import DTYPES
 from convgen.spec.names import did_you_mean
 from convgen.spec.network_reader import is_network_file
+from convgen.spec.source import locate
 from convgen.spec.text import number_of, one_line, shown
 
 if TYPE_CHECKING:
@@ -104,7 +105,12 @@ def _written(file: str, others: object) -> Graph:
     if others:
         fact = f"{file} says its input, and is of training and evaluation"
         raise InputError(f"--input, --args, --eval: {fact}", hint="without them")
-    return read_network_graph(file)
+    graph = read_network_graph(file)
+    if graph.given:
+        fact = f"{graph.name} says how rows are laid out, and a graph's file has no word for that"
+        error = InputError(fact, graph.given[0].path, hint=f"convgen compile {file}, or plan, takes it as it is")
+        raise locate(error, graph.source_file)
+    return graph
 
 
 def _refuse_whole(graph: Graph) -> None:

@@ -134,10 +134,7 @@ def compile_files(
 
     if target is not None:
         read_target(target)
-    if statistics is not None:
-        raise InputError(f"--statistics {statistics} is of a network's batch norms; {files[0]} is a layer's file")
-    if recompute is not None:
-        raise InputError(f"--recompute {recompute} is of a network's blocks; {files[0]} is a layer's file")
+    check_only_of_networks(files[0], statistics, recompute)
     options = "".join(
         f" --{name} {value}"
         for name, value in (("target", target), ("machine", machine), ("objective", objective))
@@ -165,6 +162,14 @@ def compile_files(
         compiled.append(one if schedule is None else one.with_schedule(read_schedule(schedule), schedule))
     _refuse_same_names(compiled)
     return _with_measured(compiled, quiet=measured == "quietly") if measured else compiled
+
+
+def check_only_of_networks(file: str, statistics: str | None, recompute: str | None) -> None:
+    """Raises InputError: a layer's file has no use for one of these."""
+    if statistics is not None:
+        raise InputError(f"--statistics {statistics} is of a network's batch norms; {file} is a layer's file")
+    if recompute is not None:
+        raise InputError(f"--recompute {recompute} is of a network's blocks; {file} is a layer's file")
 
 
 def _check_there(file: str) -> None:

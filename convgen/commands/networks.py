@@ -71,12 +71,7 @@ def compile_graphs(
     name = files[0]
     _refuse(name, others)
     made_for = read_target(target or "cpu").known()
-    if schedule is not None and machine is not None:
-        fact = f"--machine chooses what travels meanwhile, and {schedule} says it"
-        raise InputError(fact, hint="without --machine")
-    if passes and (schedule is not None or machine is not None):
-        other = f"{schedule} says it" if schedule is not None else f"so does --machine {machine}"
-        raise InputError(f"--pass {passes[0]} says what travels meanwhile, and {other}", hint="one of the two")
+    check_meanwhile(schedule, machine, passes)
     plans = [file for file in files if is_plan_file(file)]
     options = {"--grid": grid, "--algorithm": algorithm, "--statistics": statistics, "--recompute": recompute}
     _refuse_twice(files, plans, schedule, [flag for flag, value in options.items() if value is not None])
@@ -102,7 +97,7 @@ def compile_graphs(
     said = f" --grid {','.join(f'{a}={n}' for a, n in axes.items())}" * bool(axes)
     said += "".join(f" --{k} {v}" for k, v in named.items() if v)
     said += "".join(f" --pass '{text}'" for text in passes)
-    chain = _named(passes) if passes else None
+    chain = named_passes(passes)
     found: list[CompiledFile] = []
     seen: dict[str, str] = {}
     for file in files:
@@ -158,12 +153,24 @@ def compile_graphs(
     return found
 
 
-def _named(texts: Sequence[str]) -> list[NetworkPass]:
-    """The passes that texts name, in the order in which each finds what it needs.
+def check_meanwhile(schedule: str | None, machine: str | None, passes: Sequence[str]) -> None:
+    """Raises InputError: options say twice what travels while others compute."""
+    if schedule is not None and machine is not None:
+        fact = f"--machine chooses what travels meanwhile, and {schedule} says it"
+        raise InputError(fact, hint="without --machine")
+    if passes and (schedule is not None or machine is not None):
+        other = f"{schedule} says it" if schedule is not None else f"so does --machine {machine}"
+        raise InputError(f"--pass {passes[0]} says what travels meanwhile, and {other}", hint="one of the two")
+
+
+def named_passes(texts: Sequence[str]) -> list[NetworkPass] | None:
+    """The passes that texts name, in the order in which each finds what it needs; None for none.
 
     Raises:
         InputError: there is no such pass, or one is given twice.
     """
+    if not texts:
+        return None
     from convgen.network_compiler import MEANWHILE
     from convgen.passes.contract import read_pass
 
@@ -260,30 +267,13 @@ def _warn(found: Sequence[CompiledFile]) -> None:
         click.echo(f"warning: {line}", err=True)
 
 
-def _one_rows(
-    files: Sequence[str], *, grid: str | None, algorithm: str | None, dtype: str | None, target: str | None,
-    machine: str | None, statistics: str | None, schedule: str | None, passes: Sequence[str] = (),
-    after: Sequence[After] = (), **others: Any,
-) -> list[CompiledFile]:  # fmt: skip
+def _one_rows(files: Sequence[str], *, untuned: bool, **options: Any) -> list[CompiledFile]:
+    """`untuned`: a network's kernels are so anyway."""
     if are_graphs(files):
         raise InputError(f"--overlap is of layers: {files[0]} is a network, which overlaps", hint="without --overlap")
-    _refuse(files[0], others)
-    for flag, value in (("--target", target if target != "cpu" else None), ("--statistics", statistics)):
-        if value is not None:
-            raise InputError(f"{flag} {value}: with --overlap a layer is a network for cpu", hint=f"without {flag}")
-    if passes:
-        fact = f"--pass {passes[0]}: with --overlap a timeline says what travels meanwhile"
-        raise InputError(fact, hint="without --pass; or without --overlap, for the passes of a layer")
-    if schedule is not None and machine is not None:
-        fact = f"--machine chooses what travels meanwhile, and {schedule} says it"
-        raise InputError(fact, hint="without --machine")
     from convgen.commands.one_row import compile_one_rows
-    from convgen.cost.machines import load_machine
 
-    chosen = load_machine(machine) if machine is not None else None
-    said = {"machine": machine, "schedule": schedule and Path(schedule).name}
-    command = f"convgen compile --overlap {Path(files[0]).name}" + "".join(f" --{k} {v}" for k, v in said.items() if v)
-    return compile_one_rows(list(files), grid, algorithm, dtype, chosen, command, schedule, after)
+    return compile_one_rows(files, command=f"convgen compile --overlap {Path(files[0]).name}", **options)
 
 
 def _echo_cost(found: Sequence[CompiledFile], as_json: bool) -> None:

@@ -169,8 +169,7 @@ def _read(file: str, batch: int | None) -> tuple[Network | None, Graph]:
     network = read_network(file)
     if batch is not None:
         network = with_batch(network, batch)
-    in_torch = replace(network, dtype="float32") if network.dtype == "tfloat32" else network
-    return network, replace(network_graph(in_torch, source=Path(file).name), source_file=network.source)
+    return network, replace(network_graph(network, source=Path(file).name), source_file=network.source)
 
 
 def _setting(network: Network | None, graph: Graph, options: dict[str, Any]) -> tuple[Setting, Target]:

@@ -62,16 +62,16 @@ def simulate_command(
     if recorded is not None and as_json:
         raise InputError("--measured is laid beside the text", hint="without --json")
     chosen = load_machine(machine)
+    modelled = machine if options["schedule"] is None else None  # a text says what travels meanwhile
     of_inputs = not are_graphs([file])
     if of_inputs:
-        several = compile_one_rows([file], machine=chosen, command="", **options)
+        several = compile_one_rows([file], machine=modelled, **options)
         if len(several) != 1:
             raise InputError(
                 f"{file} has {len(several)} layers: one is simulated at a time", hint="a file of one layer"
             )
         one = several[0]
     else:
-        modelled = machine if options["schedule"] is None else None  # a text says what travels meanwhile
         (one,) = compile_graphs([file], target=None, machine=modelled, **options)
     program, dtype = one.compiled.program, one.compiled.dtype
     share: Any = links

@@ -362,9 +362,12 @@ class Convolution(Operation):
         return other_phases(self.phase, lambda phase: replace(self, phase=phase))
 
     def work(self, way: int, at: At) -> Work:
-        """Two flops a product; padding and rows that nobody reads count as read."""
-        signature = self.signatures[way]
-        products = prod(at.extent(i) for i, _ in signature.extents) * self.conv.taps
+        """Two flops a product, every tap of every row of y here, read or made; padding counts as read."""
+        signature, letters = self.signatures[way], self.conv.letters
+        makes = MAKES[self.phase]
+        rows_of_x = makes == "x" or (makes == "w" and way % 2 == 1)  # are blocks: of y there are those that they read
+        rows = [_count(r) for r in at.inside[0][2:]] if rows_of_x else [at.extent(i) for i in letters]
+        products = prod(at.extent(i) for i, _ in signature.extents if i not in letters) * prod(rows) * self.conv.taps
         if self.conv.groups > 1 and "G" not in signature.extent:
             products *= self._channels if "F" in signature.extent else self._filters
         return Work(2 * products, touched(at, signature))

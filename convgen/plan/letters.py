@@ -14,7 +14,7 @@ Source: docs/design.md, Networks; the algorithms are [CF] 3.1 to 3.4's and [INT]
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
@@ -28,6 +28,7 @@ from convgen.cost.network import bytes_of
 from convgen.errors import InputError
 from convgen.operations.bound import Bound
 from convgen.operations.row import Operation
+from convgen.plan.given import given_rows, place_given
 from convgen.plan.parts import Parts, Tensor
 from convgen.program.network import Program, Value
 from convgen.program.rows import PlacedRow, Stored, index_of, kept, place, serves, stored_by_name
@@ -41,30 +42,31 @@ def lay_out(parts: Parts, grid: Grid, algorithm: str | None = None) -> Program:
     Args:
         algorithm: of ALGORITHMS; by default the one that has the grid's letters.
     Raises:
-        InputError: a letter that no algorithm, or this one, has.
+        InputError: a letter that no algorithm, or this one, has; or a row that is given as none can be.
     """
     name, tensors, rows, updates, outputs, *_ = parts
-    rule = _rule(grid, algorithm)
+    rule = _rule(grid, algorithm, {a for one in parts.given for a in one.axes})
     bare = Grid(tuple((a, n) for a, n in grid.axes if n > 1))
-    known: dict[str, Stored] = {}
+    given = given_rows(rows, parts.given, grid)
     by_name = {t.name: t for t in tensors}
-    for t in tensors:
-        if t.kind == "input":
-            known[t.name] = rule.of_input(t, bare)
-    rule = replace(rule, begins=_nowhere(known.values(), bare, rule))
-    reached = set(known)  # values that depend on an input
+    inputs = {t.name: given.stored.get(t.name) or rule.of_input(t, bare) for t in tensors if t.kind == "input"}
+    rule = replace(rule, begins=_nowhere(inputs.values(), bare, rule))
+    known: dict[str, Stored] = {**given.stored, **inputs}
+    reached = set(inputs)  # values that depend on an input
     placed: list[PlacedRow] = []
     buffer_of = {value: buffer for buffer, value in reversed(updates)}
-    for bound in rows:
+    for i, bound in enumerate(rows):
         reads = tuple(known.get(v) for v in bound.reads)
         flows = tuple(v in reached for v in bound.reads) if rule.begins else ()
         reached |= {v for v in bound.makes if any(flows)}
         row, stored, made = _placed(bound.operation, reads, bare, rule, flows)
         known |= {v: s for v, s in zip(bound.reads, stored, strict=True) if v not in known}
-        held = tuple(known.get(buffer_of.get(v, ""), s) for v, s in zip(bound.makes, made, strict=True))
-        if held != made:  # a buffer's new value is stored as the buffer is
+        held = tuple(
+            given.stored.get(v) or known.get(buffer_of.get(v, ""), s) for v, s in zip(bound.makes, made, strict=True)
+        )
+        if held != made:  # as is given, or as the buffer whose new value it is
             row, made = _with_gradients(row.bound, bare, row.way, dict(row.roles), stored, held), held
-        placed.append(replace(row, bound=bound))
+        placed.append(place_given(i, replace(row, bound=bound), bare, given))
         known |= {v: s for v, s in zip(bound.makes, made, strict=True) if v}
         known |= {b: known[v] for b, v in updates if v in bound.makes and b not in known}
     for t in tensors:
@@ -105,10 +107,11 @@ class Rule:
         return tuple(stored)
 
 
-def _rule(grid: Grid, algorithm: str | None) -> Rule:
-    letters = [a for a, n in grid.axes if n > 1]
-    for a, n in grid.axes:
-        if n > 1 and a not in "NCFDHW":
+def _rule(grid: Grid, algorithm: str | None, given: Collection[str] = ()) -> Rule:
+    """`given`: axes that rows name themselves, whatever these are called."""
+    letters = [a for a, n in grid.axes if n > 1 and a not in given]
+    for a in letters:
+        if a not in "NCFDHW":
             fact = f"axis {a} of {grid} is no letter that a network's dimensions carry"
             raise InputError(fact, ("grid", a), hint="axes N, C, F, D, H or W")
     if algorithm is None:

@@ -11,6 +11,7 @@ from convgen.algebra.layout import Axes
 from convgen.cost.network import element_bytes
 from convgen.operations.bound import Bound
 from convgen.program.network import Program
+from convgen.spec.graph import GivenRow
 from convgen.spec.layer import DTYPE_BYTES
 
 Keep = Literal["every", "needed"]
@@ -73,6 +74,7 @@ class Parts(NamedTuple):
         fixed: how values are stored, of those of which it is given.
         parted: the network whose statistics are of parts of how a program is laid out ([SP] III-B), and whether what is
             normalised shall stay so; None: they are not.
+        given: rows that a file lays out (given.py).
     """
 
     name: str
@@ -82,3 +84,4 @@ class Parts(NamedTuple):
     outputs: Sequence[tuple[str, str]]
     fixed: Mapping[str, tuple[Axes, ...]] = MappingProxyType({})
     parted: Callable[[Program, bool], Parts] | None = None
+    given: tuple[GivenRow, ...] = ()

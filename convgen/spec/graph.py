@@ -11,9 +11,9 @@ Dtypes, layouts, memory formats and devices are text, as torch prints them witho
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias, cast
+from typing import Literal, TypeAlias, cast
 
-from convgen.spec.source import Source
+from convgen.spec.source import KeyPath, Source
 
 DTYPES = ("float64", "float32", "float16", "bfloat16", "bool", "uint8", "int8", "int16", "int32", "int64")
 
@@ -113,6 +113,33 @@ class Module:
     same: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenRow:
+    """How a convolution of a network is laid out, in the words of a layer's file (spec/layer.py).
+
+    Args:
+        module: that its calls are of, or are children of.
+        stored: of x, w and y the axes that split each dimension, outermost first; of w two.
+        roles: of the phases that say them (axis, role), an outer axis of a role before an inner one.
+        rows: of backward-filter: whether rows of y or of x are its blocks; None: whichever sends less.
+        hold_x: what backward-filter reads of x that forward has moved.
+        path: where the file says it.
+    """
+
+    module: str
+    stored: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]
+    roles: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
+    rows: Literal["output", "input"] | None = None
+    hold_x: Literal["gathered", "stored"] = "gathered"
+    path: KeyPath = field(default=(), compare=False)
+
+    @property
+    def axes(self) -> frozenset[str]:
+        """Of the grid, those that it names."""
+        stored = (a for _, dims in self.stored for some in dims for a in some)
+        return frozenset((*stored, *(a for _, pairs in self.roles for a, _ in pairs)))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Graph:
     """A module's forward pass.
@@ -127,6 +154,7 @@ class Graph:
             tuple, without those that are None; nested ones with points between.
         aliases: (another name in the state dict, name of the parameter or buffer that it is too).
         modules: of the source, each before its children; none in files that were made before these were kept.
+        given: rows whose layout is given; a graph's file has none.
     """
 
     name: str
@@ -142,6 +170,7 @@ class Graph:
     outputs: tuple[tuple[str, str], ...]
     aliases: tuple[tuple[str, str], ...]
     modules: tuple[Module, ...] = ()
+    given: tuple[GivenRow, ...] = ()
     source_file: Source = field(default_factory=Source, compare=False)
 
     @property

@@ -95,6 +95,7 @@ class _Reader:
             outputs=self.pairs(data, "outputs"),
             aliases=self.pairs(data, "aliases", held),
             modules=self.modules(data.get("modules")),
+            given=(),
             source_file=self.source,
         )
 

@@ -8,14 +8,16 @@ from functools import cached_property
 from math import prod
 
 from convgen.algebra.conv import Conv, Spatial
-from convgen.spec.layer import DTYPE_BYTES
+from convgen.spec.layer import DTYPE_BYTES, Layer
 from convgen.spec.source import KeyPath, Source
 
+# How a node is laid out, as a layer's file says it.
+PLACED = ("distribution", "roles")
 # What a node does, and the keys that it takes besides name, kind and from; "!" marks those it needs.
 KINDS: dict[str, tuple[str, ...]] = {
-    "conv": ("out_channels!", "kernel_size!", "stride", "padding", "dilation", "groups", "bias"),
+    "conv": ("out_channels!", "kernel_size!", "stride", "padding", "dilation", "groups", "bias", *PLACED),
     "conv_transpose": (
-        "out_channels!", "kernel_size!", "stride", "padding", "output_padding", "dilation", "groups", "bias",
+        "out_channels!", "kernel_size!", "stride", "padding", "output_padding", "dilation", "groups", "bias", *PLACED,
     ),
     "max_pool": ("kernel_size!", "stride", "padding", "dilation"),
     "avg_pool": ("kernel_size!", "stride", "padding"),
@@ -43,6 +45,8 @@ class Node:
         shape: of its output, (N, C, spatial...); () for the loss.
         conv: the index space of a convolution, transposed or not; of a linear layer, as a 1x1 convolution on one
             pixel; of a pooling, as a depthwise convolution. None for the others.
+        layer: a convolution as a layer on a grid of the axes that its `distribution` and `roles` name; None where it
+            has none.
         path: where the file says it.
     """
 
@@ -51,6 +55,7 @@ class Node:
     inputs: tuple[str, ...]
     shape: tuple[int, ...]
     conv: Conv | None = None
+    layer: Layer | None = None
     path: KeyPath = field(default=(), compare=False)
 
     @property

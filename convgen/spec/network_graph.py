@@ -23,15 +23,17 @@ from pathlib import Path
 from convgen.algebra.conv import Conv
 from convgen.errors import InputError
 from convgen.spec.exported_names import result_names
-from convgen.spec.graph import Arg, Call, Graph, Ref, Samples, Size, Value
+from convgen.spec.graph import Arg, Call, GivenRow, Graph, Ref, Samples, Size, Value
 from convgen.spec.graph_edit import BATCH_NORM, renamed
 from convgen.spec.layer import Layer
 from convgen.spec.network import Network, Node
 from convgen.spec.network_reader import read_network
+from convgen.spec.source import KeyPath
 from convgen.spec.taken import NETWORK
 
 LOSS = "softmax_loss"
 INPUT, TARGET = "input", "target"
+ROW = "conv"  # the module of a layer's row
 
 
 def read_network_graph(path: str | Path) -> Graph:
@@ -52,7 +54,7 @@ def network_graph(network: Network, *, source: str = "") -> Graph:
     """
     writer = _Writer(network.name, source or network.name, network.dtype, network.batch)
     first, *nodes = network.nodes
-    writer.inputs.append(Value(name=INPUT, shape=_sized(first.shape), dtype=network.dtype))
+    writer.inputs.append(Value(name=INPUT, shape=_sized(first.shape), dtype=writer.dtype))
     values, last = {first.name: INPUT}, INPUT
     for node in nodes:
         shapes = [network.node[name].shape for name in node.inputs]
@@ -63,47 +65,58 @@ def network_graph(network: Network, *, source: str = "") -> Graph:
             writer.outputs["loss"] = writer.call("cross_entropy_loss", args, (), "")
             continue
         values[node.name] = last = writer.node(node, [values[name] for name in node.inputs], shapes)
-    return writer.graph({"output": last} | writer.outputs)
+    given = tuple(given_row(module_of(n), n.layer, n.path) for n in nodes if n.layer is not None)
+    return replace(writer.graph({"output": last} | writer.outputs), given=given)
+
+
+def module_of(node: Node) -> str:
+    """What a node's module is called: attributes of the package's own modules are taken."""
+    return node.name + "_" * (node.name in NETWORK)
+
+
+def given_row(module: str, layer: Layer, path: KeyPath = ()) -> GivenRow:
+    """How a layer with a distribution is laid out, as a row of a network."""
+    d = layer.distribution
+    stored = () if d is None else (("x", d.x), ("w", d.w), ("y", d.y))
+    return GivenRow(module=module, stored=stored, roles=layer.roles, hold_x=layer.options.hold_x, path=path)
 
 
 def node_of(network: Network, module: str) -> Node | None:
     """The node that a call is of, by the call's module; None: a call of no node's."""
     name = module.split(".")[0]
     known = network.node.get(name) or network.node.get(name.removesuffix("_"))
-    return known if known is not None and name in (known.name, known.name + "_" * (known.name in NETWORK)) else None
+    return known if known is not None and name in (known.name, module_of(known)) else None
 
 
 def layer_graph(layer: Layer) -> Graph:
-    """A layer as the graph of a network of one row: input "x", output "y".
+    """A layer as the graph of a network of one row: input "x", output "y". Its layout is not in it, nor its memory
+    format: a package takes tensors of any.
 
     Raises:
-        InputError: it has what networks have not: layouts and roles of its own, channels last, a type that is no
-            torch type, a target other than cpu.
+        InputError: it has what networks have not: a mesh's target, kernels by name, native sums, TF32 products.
     """
-    other = {
-        "layouts of its own": layer.distribution is not None,
-        "roles of its own": bool(layer.roles),
-        f"target {layer.target.text}": layer.target.text != "cpu",
-        "memory_format channels_last": layer.memory_format == "channels_last",
-        f"dtype {layer.dtype}": layer.dtype == "tfloat32",
-        "kernels of its own": bool(layer.options.kernels),
-        "native sums": layer.options.sums != "ordered",
+    conv, target = layer.conv, layer.target
+    lacks = {
+        f"target {target.text}": (target.is_mesh, "target: cpu, cuda or hip"),
+        f"dtype {layer.dtype}": (layer.dtype == "tfloat32" and not target.is_cpu, "dtype: float32"),
+        "kernels by name": (bool(layer.options.kernels), "options without kernels"),
+        "native sums": (layer.options.sums != "ordered", "options: {sums: ordered}"),
     }
-    for what, is_so in other.items():
+    for what, (is_so, hint) in lacks.items():
         if is_so:
-            fact = f"{layer.name} has {what}, and overlaps as a network of one row, which has not"
-            raise InputError(fact, hint="a named algorithm or auto, contiguous, target cpu, default options")
-    conv = layer.conv
+            fact = f"{layer.name} has {what}, which a network of one row has not"
+            raise InputError(fact, hint=f"{hint}; or the layer's module, without --overlap")
     writer = _Writer(layer.name, layer.name, layer.dtype, conv.batch)
-    writer.inputs.append(Value(name="x", shape=_sized(conv.shape("x")), dtype=layer.dtype))
-    return writer.graph({"y": writer.convolution(conv, "conv", "x", conv.shape("x"), conv.shape("y"))})
+    writer.inputs.append(Value(name="x", shape=_sized(conv.shape("x")), dtype=writer.dtype))
+    return writer.graph({"y": writer.convolution(conv, ROW, "x", conv.shape("x"), conv.shape("y"))})
 
 
 class _Writer:
     """Calls, one after the other, and what they read."""
 
     def __init__(self, name: str, source: str, dtype: str, batch: int) -> None:
-        self.name, self.source, self.dtype, self.batch = name, source, dtype, batch
+        self.name, self.source, self.batch = name, source, batch
+        self.dtype = "float32" if dtype == "tfloat32" else dtype  # of tensors
         self.inputs: list[Value] = []
         self.parameters: list[Value] = []
         self.buffers: list[Value] = []
@@ -150,7 +163,7 @@ class _Writer:
     def node(self, node: Node, reads: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> str:
         """The calls of a node that is no loss."""
         x, shape, dims = reads[0], shapes[0], len(shapes[0]) - 2
-        node = replace(node, name=node.name + "_" * (node.name in NETWORK))  # modules of the package are called so
+        node = replace(node, name=module_of(node))
         match node.kind:
             case "conv" | "conv_transpose" if node.conv is not None:
                 return self.convolution(node.conv, node.name, x, shape, node.shape)
@@ -187,7 +200,14 @@ class _Writer:
                 raise ValueError(node.kind)
 
     def convolution(self, conv: Conv, name: str, x: str, shape: Sequence[int], made: Sequence[int]) -> str:
-        """A convolution, transposed or not, of any padding."""
+        """A convolution of any padding, or a transposed one.
+
+        Raises:
+            InputError: a transposed one whose crops differ on both sides, which ATen has not.
+        """
+        if conv.transposed and any(s.pad_lo != s.pad_hi for s in conv.spatial):
+            fact = f"{name}: {conv.name} with padding {[[s.pad_lo, s.pad_hi] for s in conv.spatial]}"
+            raise InputError(f"{fact} cuts off other rows below than above", ("padding",), hint="as many on both sides")
         dims = len(conv.spatial)
         kernel, stride, padding, dilation = taps(conv)
         channels, filters = conv.channels, conv.filters

@@ -117,7 +117,10 @@ def _made(one: Written, shapes: dict[str, tuple[int, ...]]) -> Node:
         own = Note("node", f"{one.name}: {one.kind} of {reads}", one.path)
         error.notes = (own, *(n for n in error.notes if n.label != "layer"), *one.notes)
         raise
-    return Node(name=one.name, kind=one.kind, inputs=one.inputs, shape=made.shape, conv=made.conv, path=one.path)
+    return Node(
+        name=one.name, kind=one.kind, inputs=one.inputs, shape=made.shape, conv=made.conv, layer=made.layer,
+        path=one.path,
+    )  # fmt: skip
 
 
 def _sorted(written: Sequence[Written]) -> list[Written]:

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 from convgen.algebra.conv import Conv, Spatial
 from convgen.errors import InputError
 from convgen.spec.build import layer_from_dict
-from convgen.spec.network import JOINS, KINDS
-from convgen.spec.text import shown
+from convgen.spec.layer import Layer
+from convgen.spec.network import JOINS, KINDS, PLACED
+from convgen.spec.text import as_list, shown
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A node's output and, where it has one, its index space."""
+    """A node's output and, where it has one, its index space; `layer` as a node has it."""
 
     shape: Shape
     conv: Conv | None = None
+    layer: Layer | None = None
 
 
 def infer(kind: str, attributes: Mapping[str, Any], inputs: Mapping[str, Shape]) -> Made:
@@ -38,11 +40,12 @@ def infer(kind: str, attributes: Mapping[str, Any], inputs: Mapping[str, Shape])
     (first, shape), *_ = inputs.items()
     match kind:
         case "conv" | "conv_transpose":
-            conv = _conv(kind, attributes, first, shape)
-            return Made(conv.shape("y"), conv)
+            layer = _layer(kind, attributes, first, shape)
+            placed = layer if any(key in attributes for key in PLACED) else None
+            return Made(layer.conv.shape("y"), layer.conv, placed)
         case "max_pool" | "avg_pool":
             whole = {"out_channels": shape[1], "groups": shape[1], "stride": attributes.get("kernel_size")}
-            conv = _conv("conv", {**whole, **attributes}, first, shape)
+            conv = _layer("conv", {**whole, **attributes}, first, shape).conv
             return Made(conv.shape("y"), conv)
         case "linear":
             if prod(shape[2:]) != 1:
@@ -91,13 +94,25 @@ def _same(kind: str, inputs: Mapping[str, Shape], dims: Iterable[int]) -> Shape:
     return shape
 
 
-def _conv(kind: str, attributes: Mapping[str, Any], name: str, shape: Shape) -> Conv:
-    """A convolution's or pooling's index space: what a layer file with these keys describes."""
+def _layer(kind: str, attributes: Mapping[str, Any], name: str, shape: Shape) -> Layer:
+    """A convolution's or pooling's index space: what a layer file with these keys describes, on a grid of the axes that
+    they name."""
     if not 3 <= len(shape) <= 5:
         fact = f"it reads {name} of shape {list(shape)}: a convolution or pooling takes 1 to 3 spatial dimensions"
         raise InputError(fact, ("from",), hint="linear for features without space")
-    data = {"name": "node", "layer": f"{kind}{len(shape) - 2}d", "input": list(shape), "grid": {"N": 1}}
-    return layer_from_dict(data | dict(attributes)).conv
+    grid = dict.fromkeys(_axes(attributes), 1) or {"N": 1}
+    data = {"name": "node", "layer": f"{kind}{len(shape) - 2}d", "input": list(shape), "grid": grid}
+    return layer_from_dict(data | dict(attributes))
+
+
+def _axes(attributes: Mapping[str, Any]) -> Iterator[str]:
+    """Names of axes in a node's distribution and roles, as far as these are what they should be."""
+    said = (attributes.get(key) for key in PLACED)
+    distribution, roles = (cast("dict[str, object]", one) if isinstance(one, dict) else {} for one in said)
+    names = [entry for entries in distribution.values() for entry in as_list(entries) or ()]
+    names = [name for entry in names for name in (as_list(entry) or [entry])]
+    names += [axis for phase in roles.values() if isinstance(phase, dict) for axis in cast("dict[str, object]", phase)]
+    yield from (name for name in names if isinstance(name, str) and name not in ("*", "none"))
 
 
 def _linear(attributes: Mapping[str, Any], shape: Shape) -> Made:

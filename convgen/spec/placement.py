@@ -87,7 +87,7 @@ def _tensor(tensor: str, entries: Sequence[Entry], grid: Grid, conv: Conv) -> tu
     for i, entry in enumerate(entries):
         axes = tuple(entry) if isinstance(entry, list) else () if entry in (None, "*", "none") else (str(entry),)
         for axis in axes:
-            _check_axis_of_grid(axis, grid, (*path, i), f"distribution.{tensor}", '; "*" for no axis')
+            check_axis_of_grid(axis, grid, (*path, i), f"distribution.{tensor}", '; "*" for no axis')
             if axis in seen:
                 fact = f"axis '{axis}' stands twice in distribution.{tensor}"
                 raise InputError(fact, (*path, i), hint="an axis splits one dimension of a tensor, once")
@@ -110,7 +110,7 @@ def build_roles(form: RolesForm, grid: Grid, conv: Conv) -> tuple[tuple[str, tup
             continue
         for axis, role in roles.items():
             path = ("roles", phase, axis)
-            _check_axis_of_grid(axis, grid, path, f"roles.{phase}", "")
+            check_axis_of_grid(axis, grid, path, f"roles.{phase}")
             if role is not None and role not in known:
                 fact = f"{conv.name} has no role {shown(role)}, given to axis '{axis}' in {phase}"
                 raise InputError(fact, path, hint=f"one of {', '.join(known)}")
@@ -118,7 +118,8 @@ def build_roles(form: RolesForm, grid: Grid, conv: Conv) -> tuple[tuple[str, tup
     return tuple(result)
 
 
-def _check_axis_of_grid(axis: str, grid: Grid, path: KeyPath, place: str, more: str) -> None:
+def check_axis_of_grid(axis: str, grid: Grid, path: KeyPath, place: str, more: str = "") -> None:
+    """Raises InputError: the grid lacks an axis. `more`: what else may stand there."""
     if axis not in grid.sizes:
         fact = f"axis {shown(axis)} of {place} is not in the grid"
         raise InputError(

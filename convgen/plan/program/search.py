@@ -18,13 +18,14 @@ from convgen.algebra.grid import Grid
 from convgen.cost.every_output import outputs_of_layers
 from convgen.cost.machine import Machine
 from convgen.cost.network import element_bytes
-from convgen.cost.rows import Price, price_on
+from convgen.cost.rows import Price, price_on, program_cost
 from convgen.errors import InputError
 from convgen.operations.bound import Bound
 from convgen.operations.row import Operation
 from convgen.plan.exact.bounded import DoesNotFit, solve
 from convgen.plan.exact.eliminate import Elimination, Factor, Problem
 from convgen.plan.exact.longest_path import Vertex, longest_paths
+from convgen.plan.given import given_rows, place_given
 from convgen.plan.parts import ANY, Parts, Room
 from convgen.plan.program.candidates import (
     Way,
@@ -141,8 +142,10 @@ class Search:
         Args:
             room: for values kept for backward, parameters, gradients and optimizer's states.
         """
-        self.name, tensors, rows, updates, outputs, self.given, _ = parts
+        self.name, tensors, rows, updates, outputs, fixed, *_ = parts
         self.rows, self.updates, self.outputs = tuple(rows), tuple(updates), tuple(outputs)
+        self.placed = given_rows(self.rows, parts.given, grid)
+        self.given = {**fixed, **self.placed.stored}
         self.grid, self.effort, self.room = grid, effort, room
         self.counted = replace(room, memory_bytes=None, regather=False)
         self.bare = Grid(tuple((a, n) for a, n in grid.axes if n > 1))
@@ -155,8 +158,9 @@ class Search:
                 first.setdefault(v, i)
                 readers[v] = readers.get(v, 0) + 1
         # A parameter that one row reads is stored as that row wants it; others are copies.
-        self.own = {n for n, t in self.tensors.items() if t.kind == "parameter" and readers.get(n) == 1}
-        self.fixed = {n for n, t in self.tensors.items() if t.kind in GIVEN and n not in self.own}
+        free = {n: t.kind for n, t in self.tensors.items() if n not in self.placed.stored}
+        self.own = {n for n, kind in free.items() if kind == "parameter" and readers.get(n) == 1}
+        self.fixed = {n for n, kind in free.items() if kind in GIVEN and n not in self.own}
         self.fixed |= {v for _, v in self.updates}
         self.asked = _asked_on(self.price)
         self._bytes: dict[object, Table] = {}
@@ -172,7 +176,9 @@ class Search:
         values = {n: t.shape for n, t in self.tensors.items() if n not in self.own and n not in self.fixed}
         self.ways: dict[int, tuple[Way, ...]] = {}
         for i, bound in enumerate(self.rows):
-            if bound.operation.is_product:
+            if said := self.placed.ways.get((i, "forward")):
+                self.ways[i] = tuple((way, tuple(roles.items())) for way, roles in said)
+            elif bound.operation.is_product:
                 parameters = tuple(v in self.own for v in bound.reads)
                 self.ways[i] = best_ways(bound.operation, self.price, parameters, self.effort.ways)
         liked: dict[tuple[int, ...], tuple[Stored, ...]] = {}
@@ -313,6 +319,7 @@ class Search:
             placed(choice, self._cell(i, chosen), bound, self.price)
             for i, (bound, choice) in enumerate(zip(self.rows, taken, strict=True))
         ]
+        rows = [place_given(i, row, self.bare, self.placed) for i, row in enumerate(rows)]
         stored = {n: d[chosen[n]] for n, d in self.domains.items()}
         for row in rows:
             stored |= {v: s for v, s in zip(row.bound.reads, row.reads, strict=True) if v in self.own}
@@ -335,7 +342,10 @@ class Search:
             return constant + problem.total(longest_paths(problem, self._vertices(taken)))[0]
 
         by_paths = heuristic if compared else None
-        return Found(program, constant + cost, tables.held + memory, len(problem.sizes), cells, second, by_paths)
+        takes = constant + cost
+        if self.placed.ways:  # tables know nothing of gradients' ways that are given
+            takes = program_cost(program, self.price.machine, self.price.dtype).time_ps
+        return Found(program, takes, tables.held + memory, len(problem.sizes), cells, second, by_paths)
 
     def time_ps(self) -> int:
         """Of the best program.

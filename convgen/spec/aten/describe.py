@@ -75,7 +75,11 @@ def describe(graph: Graph) -> Described:
     for kind, values in (*given, ("constant", graph.constants)):
         for v in values:
             reader.tensors[v.name] = Tensor(v.name, tuple(map(int, v.shape)), v.dtype, kind)  # type: ignore[arg-type]
+    padded = convolutions.own_padding(graph)
     for number, call in enumerate(graph.calls):
+        call = padded.get(number, call)
+        if call is None:
+            continue
         for v in call.results:
             if v is not None:
                 reader.tensors[v.name] = Tensor(v.name, tuple(map(int, v.shape)), v.dtype, "made")  # type: ignore[arg-type]
