@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from convgen.algebra.algorithms import ALGORITHMS
 from convgen.algebra.grid import Grid
@@ -21,7 +21,9 @@ from convgen.cost.machine import Machine
 from convgen.cost.machines import load_machine
 from convgen.emit.network import NetworkInput, Package, emit_network
 from convgen.errors import InputError
-from convgen.kernels.of_rows import convolution_files
+from convgen.kernels.config import Config
+from convgen.kernels.of_rows import ConvolutionFile, Measured, convolution_files
+from convgen.kernels.problem import Problem
 from convgen.knobs import verify_schedules
 from convgen.operations.bound import Bound
 from convgen.operations.views import MANY
@@ -79,6 +81,7 @@ class CompiledNetwork:
     Attributes:
         plain: the program with every collective waited for at once.
         other: the same for another number of samples.
+        measured: configurations of a GPU's kernels that the tuner's databases say (tune/apply.py).
     """
 
     graph: Graph
@@ -89,10 +92,16 @@ class CompiledNetwork:
     algorithm: str | None
     target: Target = CPU
     command: str = ""
+    measured: Measured = field(default_factory=dict[tuple[Problem, ...], Config])
 
     @property
     def dtype(self) -> str:
         return _dtype(self.graph)
+
+    @property
+    def kernels(self) -> tuple[ConvolutionFile, ...]:
+        """Files of kernels; none on a CPU, where ATen convolves."""
+        return convolution_files(self.program, self.target.known(), self.measured) if self.target.is_gpu else ()
 
     @property
     def calls(self) -> tuple[int, ...]:
@@ -136,7 +145,7 @@ class CompiledNetwork:
                 source=g.source,
                 command=self.command,
                 constants=constants,
-                kernels=convolution_files(self.program, self.target.known()) if self.target.is_gpu else (),
+                kernels=self.kernels,
             )
         )
 

@@ -33,6 +33,8 @@ from convgen.spec.exported_examples import Inputs
 from convgen.spec.graph_parts import check_statistics
 from convgen.spec.target import Target, read_target
 from convgen.spec.text import parse_grid, shown
+from convgen.tune.apply import with_measured_networks
+from convgen.tune.lookup import remembered
 from convgen.whole import Call, model_class
 
 if TYPE_CHECKING:
@@ -73,7 +75,8 @@ def from_torch(
         statistics: of batch norms in training: of the whole batch (global), of a sample's ranks' samples (spatial), or
             of a rank's block (local); the running ones are the parts' average.
         recompute: modules of the source that backward computes again, so that only what they take is kept.
-        target: cpu, or a GPU, as `cuda:sm_90` or `hip:gfx942`, whose convolutions are Triton's.
+        target: cpu, or a GPU, as `cuda:sm_90` or `hip:gfx942`, whose convolutions are Triton's, tuned where
+            `convgen tune` has measured them.
         name: of the network; by default the module's class's.
     Raises:
         InputError: the module can't be traced, or not be right on many ranks; an axis that is no letter.
@@ -291,7 +294,8 @@ class _How:
         chosen = load_machine(self.machine) if self.machine is not None else None
         key = (answer.text, tuple(self.axes.items()), self.algorithm, self.statistics)
         key = (*key, *([repr(chosen)] if chosen else []), *self.recompute)
-        key = (*key, *([str(self.made_for)] if self.made_for.is_gpu else []))
+        target = self.made_for
+        key = (*key, *([str(target), remembered(target).identity] if target.is_gpu else []))
         return cached(answer.name, key_of(key, tensors))
 
     def compiled(self, answer: Answer) -> dict[str, bytes]:
@@ -310,4 +314,5 @@ class _How:
             command=f"convgen.from_torch(module, example_inputs, {said})",
             target=self.made_for,
         )
+        (compiled,), _ = with_measured_networks([compiled])
         return files_of(compiled, answer.tensors) | {IDLE: "\n".join(compiled.idle_lines).encode()}

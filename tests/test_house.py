@@ -18,8 +18,8 @@ PACKAGE = Path(convgen.__file__).parent
 ROOMS = (
     "__init__", "errors", "knobs", "resources", "free_memory", "late", "interrupts",
     "algebra", "operations", "spec", "files", "pictures", "program", "passes", "cost", "plan",
-    "kernels", "sw26010", "emit", "compiler", "network_compiler", "package_cache", "packages", "exports", "agreement",
-    "whole", "parallel", "explain", "tune", "calibrate", "verify",
+    "kernels", "sw26010", "emit", "compiler", "network_compiler", "tune", "package_cache", "packages", "exports",
+    "agreement", "whole", "parallel", "explain", "calibrate", "verify",
     "commands", "cli", "__main__",
 )  # fmt: skip
 MESH_ROOMS = (

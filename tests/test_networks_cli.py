@@ -212,9 +212,9 @@ def test_what_makes_no_sense_is_refused(files: Path) -> None:
     assert "--dtype int8 is no type of floats" in refused("compile", files, *GRID, "--dtype", "int8")
     for command, *words in (
         ("compile", "--dump-ir=shar"),
-        ("compile", "--memory-format", "channels_last"), ("compile", "--untuned"),
+        ("compile", "--memory-format", "channels_last"),
         ("compile", "--objective", "bytes"), ("compile", "--emit", "kernels"),
-        ("check", "--interpret"), ("check", "--untuned"),
+        ("check", "--interpret"),
     ):  # fmt: skip
         assert words[0] in refused(command, files, *GRID, *words)
     assert "cuda:sm_70: no kernels are made for sm_70" in refused("compile", files, *GRID, "--target", "cuda:sm_70")

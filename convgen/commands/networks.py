@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 LAYERS_ONLY = {
     "memory_format": "is of layers",
-    "untuned": "is of layers: a network's kernels are untuned",
     "objective": "is of layers: a network's plan is for the least seconds",
 }
 FLAGS = {"memory_format": "--memory-format"}
@@ -54,6 +54,7 @@ def compile_graphs(
     recompute: str | None = None,
     schedule: str | None = None,
     passes: Sequence[str] = (),
+    measured: bool | Literal["quietly"] = False,
     after: Sequence[After] = (),
     **others: Any,
 ) -> list[CompiledFile]:
@@ -65,6 +66,7 @@ def compile_graphs(
         schedule: file of a program's text, for one network.
         passes: that say what travels meanwhile, such as "bucket-gradients{mebibytes=1}", instead of a timeline; they
             run in the pipeline's order.
+        measured: a GPU's kernels are from the tuner's databases; remarks on those that it lacks go to stderr.
         after: told each stage when it is done.
         others: options that layers have; refused where they are given.
     """
@@ -150,7 +152,16 @@ def compile_graphs(
         except InputError as error:
             raise locate(error, graph.source_file) from None
         found.append(CompiledFile(file, made, tensors))
-    return found
+    return _with_measured(found, quiet=measured == "quietly") if measured else found
+
+
+def _with_measured(found: Sequence[CompiledFile], *, quiet: bool) -> list[CompiledFile]:
+    from convgen.tune.apply import with_measured_networks
+
+    made, remarks = with_measured_networks([one.compiled for one in found])
+    for remark in [] if quiet else remarks:
+        click.echo(remark, err=True)
+    return [replace(one, compiled=network) for one, network in zip(found, made, strict=True)]
 
 
 def check_meanwhile(schedule: str | None, machine: str | None, passes: Sequence[str]) -> None:
@@ -235,12 +246,15 @@ def compile_networks(
     as_json: bool,
     overlap: bool,
     after: Sequence[After] = (),
+    *,
+    untuned: bool,
     **options: Any,
 ) -> None:
     """Packages DIR/NAME, or the stage asked for.
 
     Args:
         overlap: the files are of layers, each of which is a network of one row.
+        untuned: a GPU's kernels are the default ones.
         after: told each stage when it is done.
     """
     if emit == "kernels":
@@ -248,7 +262,10 @@ def compile_networks(
         raise InputError(fact, hint="--emit module, schedule or cost")
     from convgen.passes.contract import tell
 
-    found = (_one_rows if overlap else compile_graphs)(files, after=after, **options)
+    if overlap:
+        found = _one_rows(files, after=after, **options)
+    else:
+        found = compile_graphs(files, after=after, measured=emit in (None, "module") and not untuned, **options)
     _warn(found)
     if emit == "module":
         click.echo("\n".join(one.compiled.package().files["network.py"] for one in found), nl=False)
@@ -305,10 +322,11 @@ def _write(found: Sequence[CompiledFile], folder: Path) -> None:
 
 
 def check_network_file(
-    file: str, processes: bool, interpret: bool, as_json: bool, timeout: float, derived: bool, **options: Any
-) -> None:
+    file: str, processes: bool, interpret: bool, as_json: bool, timeout: float, derived: bool, *, untuned: bool,
+    **options: Any,
+) -> None:  # fmt: skip
     """Run every rank on this machine, and compare with the graph on one device."""
-    (one,) = compile_graphs([file], **options)
+    (one,) = compile_graphs([file], measured="quietly" if as_json and not untuned else not untuned, **options)
     _warn([one])
     need_device(one.compiled.target, processes, interpret)
     import json

@@ -14,6 +14,7 @@ import click
 
 from convgen.commands import completion
 from convgen.commands.inputs import Finite, compile_files, layer_options, need
+from convgen.commands.networks import are_graphs, compile_graphs
 from convgen.commands.outputs import OutputFolder, Picture
 from convgen.errors import InputError
 from convgen.kernels.partition import SPLITS, Split
@@ -68,9 +69,7 @@ def tune(files: Sequence[str], **given: Any) -> None:
         if options["explain"] is not None and options[other]:
             name = "json" if other == "as_json" else other
             raise InputError(f"--explain is text and measures nothing: it takes no --{name}", hint=f"without --{name}")
-    compiled = compile_files(files, **given)
-    wanted = _wanted(compiled, options)
-    target_of = _one_target(compiled)
+    wanted, target_of = (_of_networks if are_graphs(files) else _of_layers)(files, given, options)
     if not target_of.is_cpu:
         need("triton", f"kernels for {target_of} are compiled by triton")
     if options["explain"] is not None:
@@ -81,6 +80,21 @@ def tune(files: Sequence[str], **given: Any) -> None:
         _rank(wanted, target_of, options)
     else:
         _measure(wanted, device, target_of, options)
+
+
+def _of_layers(files: Sequence[str], given: dict[str, Any], options: dict[str, Any]) -> tuple[list[Wanted], Target]:
+    compiled = compile_files(files, **given)
+    return _wanted(compiled, options), _one_target(compiled)
+
+
+def _of_networks(files: Sequence[str], given: dict[str, Any], options: dict[str, Any]) -> tuple[list[Wanted], Target]:
+    from convgen.tune.wanted import of_networks
+
+    if options["partitions"] is not None:
+        fact = f"--partitions is of layers, {files[0]} is a network"
+        raise InputError(fact, hint="a grid for each: --grid N=2, --grid N=4")
+    compiled = [one.compiled for one in compile_graphs(files, **given)]
+    return of_networks(compiled), compiled[0].target
 
 
 def _wanted(compiled: Sequence[Compiled], options: dict[str, Any]) -> list[Wanted]:

@@ -1,4 +1,4 @@
-"""From measured kernels to a layer that names them, and what is said of those that there are none for."""
+"""From measured kernels to what is compiled with them, and what is said of those that there are none for."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from convgen.kernels.choose import local_problems
+from convgen.kernels.config import Config
+from convgen.kernels.problem import Problem
 from convgen.program.nodes import is_convolution
 from convgen.spec.target import Target
 from convgen.tune.lookup import Found, Remembered, remembered
 
 if TYPE_CHECKING:
     from convgen.compiler import Compiled
+    from convgen.network_compiler import CompiledNetwork
 
 
 SHOWN = 3  # remarks of one kind
@@ -21,7 +24,7 @@ SHOWN = 3  # remarks of one kind
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What was found for a phase of a layer."""
+    """What was found for a phase of a layer, or of a network's row."""
 
     layer: str
     phase: str
@@ -65,6 +68,33 @@ def with_measured(compiled: Sequence[Compiled]) -> tuple[list[Compiled], list[st
                         named[step.phase] = "aten"
         options = replace(one.layer.options, kernels=tuple(named.items()))
         made.append(replace(one, layer=replace(one.layer, options=options)))
+    return made, _remarks(looked, known)
+
+
+def with_measured_networks(compiled: Sequence[CompiledNetwork]) -> tuple[list[CompiledNetwork], list[str]]:
+    """Networks whose kernels on a GPU are those that were measured for them, or for their nearest neighbours.
+
+    A kernel with steps behind its sum has the configuration of the sum.
+
+    Returns:
+        The networks, and remarks on what was not found, or not used.
+    Raises:
+        InputError: a database is broken.
+    """
+    known: dict[Target, Remembered] = {}
+    made: list[CompiledNetwork] = []
+    looked: list[Looked] = []
+    for one in compiled:
+        measured: dict[tuple[Problem, ...], Config] = {}
+        for file in one.kernels:
+            if (memory := known.get(one.target)) is None:
+                memory = known[one.target] = remembered(one.target)
+            for problems in file.problems:
+                found = memory.kernel(problems)
+                uses = [row for row, phase in file.uses if phase == problems[0].phase]
+                looked += [Looked(uses[0], problems[0].phase, found)] if uses else []
+                measured |= {problems: found.config} if found.config is not None else {}
+        made.append(replace(one, measured=measured))
     return made, _remarks(looked, known)
 
 

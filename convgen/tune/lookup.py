@@ -71,6 +71,11 @@ class Remembered:
         near = self._nearest(problem, problems)
         return near or Found(None, "default", f"nothing like it was measured on {self.device.name}")
 
+    @property
+    def identity(self) -> str:
+        """Text of all that what is found depends on."""
+        return repr((self.device, versions(self.target), [database for _, database in self.files]))
+
     def measured_s(self, problem: Problem) -> float | None:
         """Seconds of the fastest kernel of just this problem; None where it was not measured."""
         found = self._entry(key_of(problem))

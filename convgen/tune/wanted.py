@@ -1,9 +1,9 @@
-"""The local problems to tune: of layers as they are compiled, or of a layer that 1, 2, 4, ... ranks share."""
+"""The local problems to tune: of layers and networks as compiled, or of a layer that 1, 2, 4, ... ranks share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -19,11 +19,13 @@ from convgen.tune.key import key_of
 
 if TYPE_CHECKING:
     from convgen.compiler import Compiled
+    from convgen.network_compiler import CompiledNetwork
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Where a problem comes from: a phase of a layer, and how it is split where that is not the layer's own doing."""
+    """Where a problem comes from: a phase of a layer, or of a network's row, and how it is split where that is not the
+    layer's own doing."""
 
     layer: str
     phase: str
@@ -58,6 +60,26 @@ def of_layers(compiled: Iterable[Compiled]) -> list[Wanted]:
                 problem = largest(local_problems(one.layer, one.schedule, one.space, step))
                 if problem.flops:
                     _add(found, problem, Use(one.layer.name, step.phase))
+    return list(found.values())
+
+
+def of_networks(compiled: Iterable[CompiledNetwork]) -> list[Wanted]:
+    """The same of the rows of networks for a GPU; without the steps behind a sum.
+
+    Raises:
+        InputError: of a CPU's there is nothing to tune.
+    """
+    found: dict[str, Wanted] = {}
+    for one in compiled:
+        if not one.target.is_gpu:
+            fact = f"{one.graph.name}: for {one.target.text} a network's convolutions are ATen's, which nothing tunes"
+            raise InputError(fact, hint="--target cuda:sm_90; or a layer's file")
+        for file in one.kernels:
+            for problems in file.problems:
+                problem = replace(largest(problems), epilogue=())
+                for row, phase in file.uses:
+                    if phase == problem.phase:
+                        _add(found, problem, Use(row, phase))
     return list(found.values())
 
 
