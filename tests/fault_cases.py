@@ -29,7 +29,7 @@ CALLS = (
     "all_gather_single", "all_gather_into_tensor", "all_gather", "all_reduce", "all_to_all_single", "reduce_scatter",
     "batch_isend_irecv", "isend", "irecv", "send", "recv", "broadcast", "barrier",
 )  # fmt: skip
-SEND = "send of a group"
+SEND, SHORT = "send of a group", "send by a socket"
 
 
 def fault_layer(name: str, algorithm: str, grid: dict[str, int], conv: Conv = CONV, **changes: Any) -> Case:
@@ -56,13 +56,18 @@ def hold(until: Path) -> None:
         time.sleep(0.01)
 
 
-def watch() -> list[tuple[str, str]]:
-    """What this process hands to torch.distributed from now on: the calls, and the types of their tensors."""
+def watch(runtime: Any) -> list[tuple[str, str]]:
+    """What this process hands to torch.distributed and to sockets from now on: the calls, and their tensors' types.
+
+    Args:
+        runtime: a module's or a package's.
+    """
     seen: list[tuple[str, str]] = []
 
     def watched(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **options: Any) -> Any:
-            given = args[1][0] if name == SEND else args[0] if args else None
+            given = args[0] if args else None
+            given = args[1][0] if name == SEND else args[2] if name == SHORT else given
             seen.append((name, str(given.dtype) if isinstance(given, Tensor) else ""))
             return call(*args, **options)
 
@@ -72,6 +77,7 @@ def watch() -> list[tuple[str, str]]:
         if hasattr(dist, name):
             setattr(dist, name, watched(name, getattr(dist, name)))
     dist.ProcessGroup.send = watched(SEND, dist.ProcessGroup.send)  # type: ignore[method-assign]
+    runtime.Meeting.send = watched(SHORT, runtime.Meeting.send)
     return seen
 
 

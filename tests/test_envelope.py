@@ -16,7 +16,7 @@ from modules import Case
 from torch import Tensor, nn
 
 import convgen
-from convgen.packages import load_package
+from convgen.packages import load_package, runtime_of
 from convgen.verify.processes import spawn
 
 
@@ -186,7 +186,7 @@ def test_nothing_moves_where_ranks_differ() -> None:
     def program(rank: int) -> tuple[str, list[tuple[str, str]]]:
         mesh = net.init_mesh("cpu", timeout=NEVER_S)
         model, x = net.Network(mesh).train(rank == 0), net.scatter("x", X, mesh)
-        seen = watch()
+        seen = watch(runtime_of(net))
         return told(lambda: model(x)), seen
 
     for text, seen in spawn(program, 2, GUARD_S):

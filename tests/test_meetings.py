@@ -7,10 +7,12 @@ import tempfile
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from fault_cases import GUARD_S, fault_layer, told
 
 from convgen.verify.processes import spawn
@@ -103,3 +105,22 @@ def test_who_does_not_come_is_named_in_time() -> None:
 
     for said in everyone(program)[1:]:
         assert said == ["TimeoutError: rank 0: timed out", "ConnectionError: rank 0 was lost before: timed out"]
+
+
+def test_tensors_of_any_length_arrive() -> None:
+    """Short ones by sockets, others by gloo, some of both in one exchange; nothing of it is left in the next."""
+    made = runtime()
+
+    def program(rank: int) -> None:
+        end, draw = made.TorchTransport(WAIT, "cpu"), Random(0)
+        for number in range(60):
+            ranks = draw.choice([(0, 1, 2), (2, 0, 1), (0, 2)])
+            lengths = {(a, b): draw.choice([0, 1, 100, 8192, 8193, 30000]) * (a != b) for a in ranks for b in ranks}
+            if rank in ranks:
+                sent = [torch.full((lengths[rank, r],), 100.0 * rank + number, dtype=torch.float64) for r in ranks]
+                splits = [lengths[rank, r] for r in ranks], [lengths[r, rank] for r in ranks]
+                got = end.exchange(torch.cat(sent), splits, made.Group(ranks, "ordered")).split(splits[1])
+                for r, part in zip(ranks, got, strict=True):
+                    assert torch.equal(part, torch.full_like(part, 100.0 * r + number)), (number, rank, r)
+
+    spawn(program, 3, GUARD_S)

@@ -110,7 +110,7 @@ def test_other_modules(tmp_path: Path, change: str, how: str, agree: bool) -> No
         which = rank % 2
         module = load_module(paths[which])
         mesh = module.init_mesh("cpu", timeout=NEVER_S)
-        seen = watch()
+        seen = watch(module)
         error = told(lambda: first_call(how, module, global_tensors(cases[which].layer), mesh))
         return error, seen, module.LAYER.identity.hex()[:8]
 
@@ -135,7 +135,7 @@ def test_the_same_module_from_other_folders(tmp_path: Path) -> None:
     def program(rank: int) -> list[tuple[str, str]]:
         module = load_module(tmp_path / str(rank) / "moved.py")
         mesh = module.init_mesh("cpu", timeout=NEVER_S)
-        seen = watch()
+        seen = watch(module)
         for _ in range(2):
             first_call("conv", module, global_tensors(case.layer), mesh)
         return seen
@@ -194,7 +194,7 @@ def test_a_late_rank(tmp_path: Path, case: Case, when: str) -> None:
     begin = f"TimeoutError: {case.layer.name}: ranks [1] did not come to "
     assert any(error.startswith(begin + step) for step in steps), error
     if case is HALO and when in ("in forward", "backward"):
-        assert "over H: with rank 1: " in error
+        assert "over H: rank 1: " in error
 
 
 def test_nobody_comes_to_make_the_mesh(tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_a_rank_that_is_gone(tmp_path: Path, case: Case, when: str, how: str) ->
     step = {"first": "conv, call 1: ", "second": "conv, call 2: "}.get(when, f"step %{STEPS[case.layer.name][0]} = ")
     assert error.startswith(f"RuntimeError: {case.layer.name}: ranks [1] did not come to {step}"), error
     if case is HALO and when == "in forward":
-        assert "over H: with rank 1: " in error
+        assert "over H: rank 1: " in error
 
 
 @pytest.mark.parametrize("when", ["first", "second"])

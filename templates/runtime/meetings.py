@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 PLACE = 108  # bytes of a socket's address, at the most
 PATIENCE = timedelta(minutes=30)  # torch's own, where a group has no time-out
@@ -25,7 +26,8 @@ class Meeting:
 
     Ranks of one machine and one user speak through sockets of theirs. By gloo a message wakes threads of both ranks
     three times, which takes longer than a small step (bench/envelope.py); ranks that don't all reach one another's
-    sockets tell it by gloo.
+    sockets tell it by gloo. So do tensors that are short travel (transport.py), between ranks of which each other's
+    sockets are in `peers`.
     """
 
     def __init__(self, group: dist.ProcessGroup, members: Sequence[int], me: int) -> None:
@@ -42,6 +44,8 @@ class Meeting:
         self.unread: Callable[[], list[bytes]] | None = None
         self.ended = ""  # why nothing can be told any more
         self.peers = self._connected()
+        for peer in self.peers.values():
+            peer.settimeout(self.patience.total_seconds())
         weakref.finalize(self, _close, [*self.peers.values()])
 
     def _connected(self) -> dict[int, socket.socket]:
@@ -71,7 +75,6 @@ class Meeting:
                 return {}
             for _ in self.members[self.me + 1 :]:
                 peer, _ = own.accept()
-                peer.settimeout(self.patience.total_seconds())
                 found[int.from_bytes(_received(peer, 4), "big")] = peer
         if set(found) != {*range(len(self.members))} - {self.me}:
             raise ConnectionError("a process that is no rank of this mesh has come to where its ranks meet")
@@ -107,6 +110,17 @@ class Meeting:
                 peer.sendall(mine)
         self.unread = answers
         return answers
+
+    def send(self, member: int, part: Tensor) -> None:
+        """What all sockets between two ranks have room for: then nobody waits here for whom waits for him."""
+        if self.ended:
+            raise ConnectionError(self.ended)
+        with _Ending(self, member):
+            self.peers[member].sendall(_raw(part))
+
+    def receive(self, member: int, part: Tensor) -> None:
+        with _Ending(self, member):
+            _fill(self.peers[member], _raw(part))
 
     def _by_gloo(self, mine: bytes, timeout: timedelta) -> Callable[[], list[bytes]]:
         out = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
@@ -148,11 +162,20 @@ def _close(sockets: Iterable[socket.socket]) -> None:
         one.close()
 
 
+def _raw(part: Tensor) -> memoryview:
+    raw: Any = part.detach().view(torch.uint8).numpy()
+    return memoryview(raw)
+
+
 def _received(peer: socket.socket, size: int) -> bytes:
-    found = b""
-    while len(found) < size:
-        part = peer.recv(size - len(found))
-        if not part:
+    found = bytearray(size)
+    _fill(peer, memoryview(found))
+    return bytes(found)
+
+
+def _fill(peer: socket.socket, space: memoryview) -> None:
+    while space:
+        count = peer.recv_into(space)
+        if not count:
             raise ConnectionError("it has closed its connection")
-        found += part
-    return found
+        space = space[count:]

@@ -28,7 +28,9 @@ from .meetings import Meeting
 shared: dict[str, Any] = sys.modules.setdefault("_convgen_shared", ModuleType("_convgen_shared")).__dict__
 
 Splits = Sequence[int]
+Message = tuple[int, int, Callable[..., Any], Tensor]  # from, to, which half of it this rank has, what travels
 SHORT = 1 << 20  # bytes of a vector: a longer one is summed in place
+TOLD = 1 << 16  # bytes of a message, at the most, that ranks of one machine send by sockets: which hold two of them
 RECENT_S = 10.0  # seconds for which a rank that has failed is known to have done so
 TIMED_OUT = re.compile(r"\btim(?:ed?[ -]?out|eout)\b", re.IGNORECASE)
 
@@ -135,6 +137,7 @@ class TorchTransport:
         self.owns = False  # whether nobody needs what it is given any more, so that sums may be written over it
         # Torch owns the groups: one that outlived destroy_process_group would take the interpreter down at its end.
         self._groups: dict[tuple[int, ...], weakref.ref[dist.ProcessGroup]] = {}
+        self._meetings: dict[tuple[int, ...], Meeting] = {}  # of these groups
 
     def process_group(self, ranks: Sequence[int]) -> dist.ProcessGroup:
         """torch's group of these ranks, in the order of their numbers; only they take part in making it."""
@@ -146,6 +149,8 @@ class TorchTransport:
             if self.device == "cuda":
                 # A batch of messages may leave ranks out only where a collective of all came first.
                 dist.all_reduce(torch.zeros(1, device=self.device), group=known)
+            elif self.device == "cpu" and known._get_backend(torch.device("cpu")).name() == "gloo":
+                self._meetings[ranks] = Meeting(known, ranks, ranks.index(self.rank))
             self._groups[ranks] = weakref.ref(known)
         return known
 
@@ -197,8 +202,12 @@ class TorchTransport:
         messages.sort(key=lambda m: (min(m[:2]), max(m[:2]), m[0]))
         if not messages:
             return
+        handle = self.process_group(group.ranks)
+        messages = self._send_and_receive_short(messages, tuple(sorted(group.ranks)))
         peers = [src + dst - self.rank for src, dst, _, _ in messages]
-        handle, pairs = self.process_group(group.ranks), zip(messages, peers, strict=True)
+        pairs = zip(messages, peers, strict=True)
+        if not messages:
+            return
         if self.device == "cpu":  # no batch is needed, and torch's takes longer than a short message
             ranks = sorted(group.ranks)
             work = [_posted(handle, how is dist.isend, part, ranks.index(peer)) for (_, _, how, part), peer in pairs]
@@ -210,6 +219,24 @@ class TorchTransport:
             except Exception as error:
                 with_whom = f"with rank {peers[i]}: " if len(work) == len(peers) else ""  # NCCL's is one for all
                 raise RuntimeError(f"{with_whom}{error}") from error
+
+    def _send_and_receive_short(self, messages: list[Message], ranks: tuple[int, ...]) -> list[Message]:
+        """Between ranks of one machine, by sockets: that wakes one thread of a rank, where gloo wakes three.
+
+        Returns:
+            the other messages.
+        """
+        meeting = self._meetings.get(ranks)
+        if meeting is None or not meeting.peers:
+            return messages
+        short = [m for m in messages if m[3].nbytes <= TOLD]
+        for src, dst, _, part in short:
+            if src == self.rank:
+                meeting.send(ranks.index(dst), part)
+        for src, dst, _, part in short:
+            if dst == self.rank:
+                meeting.receive(ranks.index(src), part)
+        return [m for m in messages if m[3].nbytes > TOLD]
 
     def _is_pair(self, group: Group) -> bool:
         """Two ranks without a GPU: a message each way is as many bytes as gloo's collective, in one round, and
