@@ -262,10 +262,12 @@ def compile_networks(
         raise InputError(fact, hint="--emit module, schedule or cost")
     from convgen.passes.contract import tell
 
+    tuned = emit in (None, "module") and not untuned
     if overlap:
         found = _one_rows(files, after=after, **options)
+        found = _with_measured(found, quiet=False) if tuned else found
     else:
-        found = compile_graphs(files, after=after, measured=emit in (None, "module") and not untuned, **options)
+        found = compile_graphs(files, after=after, measured=tuned, **options)
     _warn(found)
     if emit == "module":
         click.echo("\n".join(one.compiled.package().files["network.py"] for one in found), nl=False)
@@ -284,8 +286,7 @@ def _warn(found: Sequence[CompiledFile]) -> None:
         click.echo(f"warning: {line}", err=True)
 
 
-def _one_rows(files: Sequence[str], *, untuned: bool, **options: Any) -> list[CompiledFile]:
-    """`untuned`: a network's kernels are so anyway."""
+def _one_rows(files: Sequence[str], **options: Any) -> list[CompiledFile]:
     if are_graphs(files):
         raise InputError(f"--overlap is of layers: {files[0]} is a network, which overlaps", hint="without --overlap")
     from convgen.commands.one_row import compile_one_rows
