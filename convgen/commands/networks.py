@@ -304,11 +304,22 @@ def _write(found: Sequence[CompiledFile], folder: Path) -> None:
 # ---- convgen check, convgen explain ----
 
 
+def compile_one(file: str, *, overlap: bool, **options: Any) -> CompiledFile:
+    """The network of a file.
+
+    Args:
+        overlap: it is of a layer, which is a network of one row.
+    """
+    found = _one_rows([file], **options) if overlap else compile_graphs([file], **options)
+    if len(found) != 1:
+        raise InputError(f"{file} has {len(found)} layers: it takes one at a time", hint="a YAML file of one layer")
+    return found[0]
+
+
 def check_network_file(
-    file: str, processes: bool, interpret: bool, as_json: bool, timeout: float, derived: bool, **options: Any
+    one: CompiledFile, processes: bool, interpret: bool, as_json: bool, timeout: float, derived: bool
 ) -> None:
     """Run every rank on this machine, and compare with the graph on one device."""
-    (one,) = compile_graphs([file], **options)
     _warn([one])
     need_device(one.compiled.target, processes, interpret)
     import json
@@ -340,9 +351,8 @@ def check_network_file(
         raise SystemExit(1)
 
 
-def explain_network(file: str, plot: Path | None, as_json: bool, **options: Any) -> None:
+def explain_network(one: CompiledFile, plot: Path | None, as_json: bool) -> None:
     """What moves for each row, forward and backward, and what runs whole; drawn, where a plot is asked for."""
-    (one,) = compile_graphs([file], **options)
     from convgen.explain.program import program_cost_json, program_text
 
     page = None
