@@ -361,3 +361,13 @@ def test_two_layouts_of_one_value_are_refused(tmp_path: Path) -> None:
     assert isinstance(done.exception, InputError) and "stored as [*, p, *, *] and as [*, *, p, *]" in str(
         done.exception
     )
+
+
+def test_a_layer_is_checked_and_explained_as_a_network(tmp_path: Path) -> None:
+    file = written(tmp_path)
+    done = convgen("check", file, "--overlap")
+    assert done.exit_code == 0 and "gradients of inputs" in done.output, done.output
+    done = convgen("explain", file, "--overlap")
+    assert done.exit_code == 0 and "memory of the fullest rank" in done.output, done.output
+    done = convgen("explain", data_file("tuning", "layers", "resnet50.csv"), "--overlap", "--grid", "N=2")
+    assert isinstance(done.exception, InputError) and "one at a time" in str(done.exception)

@@ -8,8 +8,16 @@ from typing import Any
 import click
 
 from convgen.commands import completion
-from convgen.commands.inputs import Finite, compile_files, layer_options, need_device, schedule_options, untuned_option
-from convgen.commands.networks import are_graphs, check_network_file
+from convgen.commands.inputs import (
+    Finite,
+    compile_files,
+    layer_options,
+    need_device,
+    overlap_option,
+    schedule_options,
+    untuned_option,
+)
+from convgen.commands.networks import are_graphs, check_network_file, compile_one
 from convgen.commands.progress import progress
 from convgen.errors import InputError
 from convgen.spec.source import locate
@@ -27,6 +35,7 @@ LONGEST_S = 10**6  # of --timeout: the clocks behind it overflow somewhere above
     help="Seconds after which processes are given up.",
 )  # fmt: skip
 @click.option("--tolerance", "derived", is_flag=True, help="Say, too, what tolerances are derived from.")
+@overlap_option
 @untuned_option
 @schedule_options
 @layer_options
@@ -37,14 +46,17 @@ def check_command(
     as_json: bool,
     timeout: float,
     derived: bool,
+    overlap: bool,
     untuned: bool,
     **options: Any,
 ) -> None:
     """Compile, run every rank on this machine, and compare with a single-device float64 reference."""
-    if are_graphs([file]):
-        check_network_file(file, processes, interpret, as_json, timeout, derived, untuned=untuned, **options)
+    measured: Any = "quietly" if as_json and not untuned else not untuned
+    if are_graphs([file]) or overlap:
+        one = compile_one(file, overlap=overlap, measured=measured, **options)
+        check_network_file(one, processes, interpret, as_json, timeout, derived)
         return
-    all_compiled = compile_files([file], **options, measured="quietly" if as_json and not untuned else not untuned)
+    all_compiled = compile_files([file], **options, measured=measured)
     for one in all_compiled:
         one.module()  # refuses a target without an emitter before torch is needed
     layer = all_compiled[0].layer

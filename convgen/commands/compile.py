@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from convgen.commands import completion
-from convgen.commands.inputs import compile_files, layer_options, need, schedule_options, untuned_option
+from convgen.commands.inputs import (
+    compile_files,
+    layer_options,
+    need,
+    overlap_option,
+    schedule_options,
+    untuned_option,
+)
 from convgen.commands.networks import are_graphs, compile_networks
 from convgen.commands.outputs import OutputFolder
 from convgen.commands.stages import Bare, look_options, looking
@@ -32,9 +39,7 @@ STAGES = ("module", "schedule", "cost", "kernels")
 @click.option("-o", "--output", type=OutputFolder(), metavar="DIR", help="Where NAME.py is written.  [default: .]")
 @click.option("--emit", type=click.Choice(STAGES), help="Print a stage to stdout instead of writing modules.")
 @click.option("--json", "as_json", is_flag=True, help="With --emit cost or kernels: JSON.")
-@click.option(
-    "--overlap", is_flag=True, help="A layer as a network of one row, whose communication travels while it computes."
-)
+@overlap_option
 @look_options
 @schedule_options
 @untuned_option

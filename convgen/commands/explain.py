@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from convgen.commands import completion
-from convgen.commands.inputs import compile_files, layer_options, schedule_options
-from convgen.commands.networks import are_graphs, explain_network
+from convgen.commands.inputs import compile_files, layer_options, overlap_option, schedule_options
+from convgen.commands.networks import are_graphs, compile_one, explain_network
 from convgen.commands.outputs import Picture
 from convgen.errors import InputError
 
@@ -25,12 +25,13 @@ from convgen.errors import InputError
     "(png, svg, pdf).",
 )
 @click.option("--json", "as_json", is_flag=True, help="The numbers as JSON.")
+@overlap_option
 @schedule_options
 @layer_options
-def explain_command(file: str, plot: Path | None, as_json: bool, **options: Any) -> None:
+def explain_command(file: str, plot: Path | None, as_json: bool, overlap: bool, **options: Any) -> None:
     """Roles, schedule, and per step its elements, bytes, seconds and formula."""
-    if are_graphs([file]):
-        explain_network(file, plot, as_json, **options)
+    if are_graphs([file]) or overlap:
+        explain_network(compile_one(file, overlap=overlap, **options), plot, as_json)
         return
     from convgen.explain.text import cost_json, explain_text
 

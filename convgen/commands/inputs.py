@@ -93,6 +93,9 @@ def schedule_options(command: Any) -> Any:
     return command
 
 
+overlap_option = click.option(
+    "--overlap", is_flag=True, help="A layer as a network of one row, whose communication travels while it computes."
+)
 untuned_option = click.option("--untuned", is_flag=True, help="Default kernels, without the tuner's databases.")
 
 

@@ -54,7 +54,6 @@ def compile_graphs(
     recompute: str | None = None,
     schedule: str | None = None,
     passes: Sequence[str] = (),
-    measured: bool | Literal["quietly"] = False,
     after: Sequence[After] = (),
     **others: Any,
 ) -> list[CompiledFile]:
@@ -66,7 +65,6 @@ def compile_graphs(
         schedule: file of a program's text, for one network.
         passes: that say what travels meanwhile, such as "bucket-gradients{mebibytes=1}", instead of a timeline; they
             run in the pipeline's order.
-        measured: a GPU's kernels are from the tuner's databases; remarks on those that it lacks go to stderr.
         after: told each stage when it is done.
         others: options that layers have; refused where they are given.
     """
@@ -152,7 +150,7 @@ def compile_graphs(
         except InputError as error:
             raise locate(error, graph.source_file) from None
         found.append(CompiledFile(file, made, tensors))
-    return _with_measured(found, quiet=measured == "quietly") if measured else found
+    return found
 
 
 def _with_measured(found: Sequence[CompiledFile], *, quiet: bool) -> list[CompiledFile]:
@@ -262,12 +260,9 @@ def compile_networks(
         raise InputError(fact, hint="--emit module, schedule or cost")
     from convgen.passes.contract import tell
 
-    tuned = emit in (None, "module") and not untuned
-    if overlap:
-        found = _one_rows(files, after=after, **options)
-        found = _with_measured(found, quiet=False) if tuned else found
-    else:
-        found = compile_graphs(files, after=after, measured=tuned, **options)
+    found = networks_of(
+        files, overlap=overlap, measured=emit in (None, "module") and not untuned, after=after, **options
+    )
     _warn(found)
     if emit == "module":
         click.echo("\n".join(one.compiled.package().files["network.py"] for one in found), nl=False)
@@ -286,12 +281,24 @@ def _warn(found: Sequence[CompiledFile]) -> None:
         click.echo(f"warning: {line}", err=True)
 
 
-def _one_rows(files: Sequence[str], **options: Any) -> list[CompiledFile]:
-    if are_graphs(files):
-        raise InputError(f"--overlap is of layers: {files[0]} is a network, which overlaps", hint="without --overlap")
-    from convgen.commands.one_row import compile_one_rows
+def networks_of(
+    files: Sequence[str], *, overlap: bool, measured: bool | Literal["quietly"] = False, **options: Any
+) -> list[CompiledFile]:
+    """The networks of files.
 
-    return compile_one_rows(files, command=f"convgen compile --overlap {Path(files[0]).name}", **options)
+    Args:
+        overlap: the files are of layers, each of which is a network of one row.
+        measured: a GPU's kernels are from the tuner's databases; remarks on those that it lacks go to stderr.
+    """
+    if not overlap:
+        found = compile_graphs(files, **options)
+    elif are_graphs(files):
+        raise InputError(f"--overlap is of layers: {files[0]} is a network, which overlaps", hint="without --overlap")
+    else:
+        from convgen.commands.one_row import compile_one_rows
+
+        found = compile_one_rows(files, command=f"convgen compile --overlap {Path(files[0]).name}", **options)
+    return _with_measured(found, quiet=measured == "quietly") if measured else found
 
 
 def _echo_cost(found: Sequence[CompiledFile], as_json: bool) -> None:
@@ -322,12 +329,18 @@ def _write(found: Sequence[CompiledFile], folder: Path) -> None:
 # ---- convgen check, convgen explain ----
 
 
+def compile_one(file: str, **options: Any) -> CompiledFile:
+    """The network of a file that has one; options are those of `networks_of`."""
+    found = networks_of([file], **options)
+    if len(found) != 1:
+        raise InputError(f"{file} has {len(found)} layers: it takes one at a time", hint="a YAML file of one layer")
+    return found[0]
+
+
 def check_network_file(
-    file: str, processes: bool, interpret: bool, as_json: bool, timeout: float, derived: bool, *, untuned: bool,
-    **options: Any,
-) -> None:  # fmt: skip
+    one: CompiledFile, processes: bool, interpret: bool, as_json: bool, timeout: float, derived: bool
+) -> None:
     """Run every rank on this machine, and compare with the graph on one device."""
-    (one,) = compile_graphs([file], measured="quietly" if as_json and not untuned else not untuned, **options)
     _warn([one])
     need_device(one.compiled.target, processes, interpret)
     import json
@@ -359,9 +372,8 @@ def check_network_file(
         raise SystemExit(1)
 
 
-def explain_network(file: str, plot: Path | None, as_json: bool, **options: Any) -> None:
+def explain_network(one: CompiledFile, plot: Path | None, as_json: bool) -> None:
     """What moves for each row, forward and backward, and what runs whole; drawn, where a plot is asked for."""
-    (one,) = compile_graphs([file], **options)
     from convgen.explain.program import program_cost_json, program_text
 
     page = None

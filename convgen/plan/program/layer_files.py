@@ -9,13 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from convgen.algebra.blocks import span
+from convgen.algebra.blocks import groups_are_plain
 from convgen.algebra.conv import Conv
 from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes
-from convgen.algebra.space import Space
 from convgen.errors import InputError
 from convgen.program.network import Program
 from convgen.program.rows import PlacedRow, Stored
@@ -134,12 +131,9 @@ def _check_groups(node: Node, conv: Conv, grid: Grid, layouts: Mapping[str, tupl
     """Blocks of a layer's channels are whole groups or parts of one; a network's are of channels."""
     if conv.groups == 1:
         return
-    space, zero = Space(conv, grid), np.zeros(grid.ranks, dtype=np.int64)
     for tensor, extent in (("x", conv.channels), ("y", conv.filters)):
         axes = layouts[tensor][1]
-        lo, hi = space.block(tensor, 1, axes)
-        own = span(extent, 1, tuple(grid.sizes[a] for a in axes), tuple(grid.coordinates[a] for a in axes), zero)
-        if not (np.array_equal(lo, own[0]) and np.array_equal(hi, own[1])):
+        if not groups_are_plain(extent, conv.groups, tuple(grid.sizes[a] for a in axes)):
             fact = (
                 f"{node.name}: blocks of {extent} channels over {','.join(axes)} cut its {conv.groups} groups unevenly"
             )
