@@ -32,6 +32,7 @@ from convgen.passes.chunk_collectives import ChunkCollectives
 from convgen.passes.contract import After, NetworkPass, run_passes, tell
 from convgen.passes.fuse_epilogues import FuseEpilogues
 from convgen.passes.fuse_masks import FuseMasks
+from convgen.passes.fuse_rims import FuseRims
 from convgen.passes.parameters_first import ParametersFirst
 from convgen.passes.start_halos import StartHalos
 from convgen.passes.widen_halos import WidenHalos
@@ -41,7 +42,7 @@ from convgen.plan.idle import idle_axes, idle_lines
 from convgen.plan.letters import lay_out
 from convgen.plan.parts import Parts, Tensor
 from convgen.plan.program.by_timeline import by_timeline
-from convgen.plan.program.edited import ProgramText, in_flight, laid_out
+from convgen.plan.program.edited import ProgramText, in_flight, laid_out, refuse_forms
 from convgen.plan.program.overlapped import overlapped
 from convgen.plan.program.ranks import NetworkPlan, check_ranks, plan_counted, plan_network, widened
 from convgen.plan.program.refusal import refusal
@@ -68,7 +69,7 @@ LETTERS = {1: ("N",), 2: ("N", "C"), 3: ("N", "C", "W"), 4: ("N", "C", "H", "W")
 MEANWHILE: tuple[NetworkPass, ...] = (
     WidenHalos(), ChunkCollectives(), StartHalos(), ParametersFirst(), BucketGradients(),
 )  # fmt: skip
-FUSING: tuple[NetworkPass, ...] = (FuseEpilogues(), FuseMasks())
+FUSING: tuple[NetworkPass, ...] = (FuseEpilogues(), FuseMasks(), FuseRims())
 OVERLAP = "overlap"  # the stage that chooses among the former by a timeline
 PROGRAMS = ("lower", OVERLAP, *(p.name for p in (*MEANWHILE, *FUSING)))  # stages after which there is a program
 OF_NUMBERS = {1: ("N",), 2: ("N", "W"), 3: ("N", "H", "W"), 4: ("N", "D", "H", "W")}  # of labels: no channels
@@ -281,6 +282,8 @@ def compile_text(graph: Graph, text: ProgramText, *, command: str = "", target: 
         graph = with_statistics(graph, text.statistics, text.values, text.grid)
     except InputError as error:
         raise locate(error, text.source()) from None
+    if not target.reads_parts:
+        refuse_forms(text)
     graph, described, _ = _described(graph)
     program = laid_out(text, network_parts(graph, described))
     made = _compiled(graph, described, program, "edited", command, lambda program, _: in_flight(text, program))

@@ -14,13 +14,12 @@ from itertools import pairwise, permutations
 
 from convgen.algebra.conv import Phase
 from convgen.algebra.layout import Axes, Layout, Window
-from convgen.algebra.redistribute import COLLECTIVES, Kind
+from convgen.algebra.redistribute import COLLECTIVES, FORMS, Kind
 from convgen.algebra.roles import ORDER, Roles
 from convgen.algebra.space import Space
 from convgen.operations.layer import ROWS_OF_X
 from convgen.program.forms import parts
 from convgen.program.nodes import (
-    FORMS,
     GIVEN,
     PHASES,
     RESULTS,

@@ -123,6 +123,17 @@ def other_reductions(program: Program) -> Iterator[Program]:
     return _changed(program, change)
 
 
+def other_forms(program: Program) -> Iterator[Program]:
+    """What a conversion makes comes otherwise than as a tensor, where no kernel reads it so."""
+
+    def change(c: Conversion) -> Iterator[Conversion | None]:
+        yield replace(c, form="parts")
+        if c.kind != "exchange" or c.reduction is not None or not c.dst.has_window:
+            yield replace(c, form="rim")
+
+    return _changed(program, change)
+
+
 def other_ranks(program: Program) -> Iterator[Program]:
     """A conversion over an axis less; a collective over one more."""
 
@@ -165,7 +176,8 @@ def buffers_elsewhere(program: Program) -> Iterator[Program]:
 PROGRAMS = {
     f.__name__: f
     for f in (
-        rows_gone, rows_late, rows_twice, other_shapes, stored_elsewhere, other_kinds, other_reductions, other_ranks,
+        rows_gone, rows_late, rows_twice, other_shapes, stored_elsewhere, other_kinds, other_reductions, other_forms,
+        other_ranks,
         conversions_gone, gradients_forgotten, buffers_elsewhere,
     )
 }  # fmt: skip

@@ -26,6 +26,10 @@ from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.signature import Reduction
 
 Kind = Literal["slice", "reduce_scatter", "all_reduce", "all_to_all", "all_gather", "exchange"]
+# whole: a tensor. parts: its channels in equal parts, one behind the other, as an all_gather delivers and a
+# reduce_scatter takes them. rim: of a window the boxes around the rank's own block, as an exchange delivers them.
+Form = Literal["whole", "parts", "rim"]
+FORMS: tuple[Form, ...] = ("whole", "parts", "rim")
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "exchange")
 
 
@@ -36,6 +40,7 @@ class Conversion:
     Attributes:
         reduction: of an exchange: parts overlap and are added; of an all_gather: blocks are addends, which every rank
             reduces alike. The kinds that sum by nature have none.
+        form: how a row of a network takes what is brought; of layers the schedule says it.
     """
 
     kind: Kind
@@ -43,6 +48,7 @@ class Conversion:
     src: Layout
     dst: Layout
     reduction: Reduction | None = None
+    form: Form = "whole"
 
 
 def redistribute(space: IndexSets, src: Layout, dst: Layout) -> tuple[Conversion, ...]:

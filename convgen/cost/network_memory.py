@@ -27,6 +27,7 @@ import numpy as np
 from convgen.algebra.blocks import span
 from convgen.algebra.index_sets import IndexSets
 from convgen.algebra.layout import Layout
+from convgen.algebra.redistribute import Conversion
 from convgen.algebra.wants import layout
 from convgen.cost.autograd import kept_of
 from convgen.cost.convolution_copies import copies
@@ -119,6 +120,12 @@ class MemoryWalk:
     def _bytes(self, layout_: Layout, sets: IndexSets, dtype: str) -> int:
         return int(sets.elements(layout_)[self.rank]) * element_bytes(dtype)
 
+    def _received(self, c: Conversion, sets: IndexSets, dtype: str) -> int:
+        """Bytes of what a rank has not had."""
+        own, need = sets.held(c.src)[self.rank], sets.held(c.dst)[self.rank]
+        common = np.minimum(own[:, 1], need[:, 1]) - np.maximum(own[:, 0], need[:, 0])
+        return int((need[:, 1] - need[:, 0]).prod() - np.maximum(common, 0).prod()) * element_bytes(dtype)
+
     def _size_of(self, name: str) -> int:
         """Bytes of an element."""
         return element_bytes(self.program.values[name].dtype)
@@ -133,7 +140,9 @@ class MemoryWalk:
         strips = {f"{i} twice": overlap_elements(row, self.program.grid, self.rank) * first}
         for k, (name, chain) in enumerate(zip(bound.reads, row.fetch, strict=True)):
             root = self.root.get(name, name)
-            if moves(chain) and not (k == row.early and row.split):  # the interior reads the value itself
+            if chain and chain[-1].form == "rim":  # beside the value itself
+                self.size[f"{i} fetched {k}"] = self._received(chain[-1], sets, values[name].dtype)
+            elif moves(chain) and not (k == row.early and row.split):  # the interior reads the value itself
                 root = f"{i} fetched {k}"
                 self.size[root] = self._bytes(chain[-1].dst, sets, values[name].dtype)
             here.append(root)
@@ -144,6 +153,8 @@ class MemoryWalk:
             asked = [g or k in between for k, g in enumerate(asked)]
             more, aliases = kept_of(bound.operation, row.way, self.parts[i], dtypes, asked, row.early)
             found = tuple(one for one in more if one in found or one[0] != "operand" or one[1] not in derived)
+        if bound.operation.convolves and any(c.form == "rim" for chain in row.fetch for c in chain):
+            found = tuple(("operand", k, 0) for k in range(len(here)))  # a kernel keeps what it reads
         kept: dict[str, int] = {}
         results: list[str] = []
         for j, (name, chain) in enumerate(zip(bound.makes, row.store, strict=True)):
@@ -162,6 +173,9 @@ class MemoryWalk:
                 )
                 self.size.setdefault(root, size)
                 kept[root] = self.size[root] if kind != "within" else size
+                rim = f"{i} fetched {place}"
+                if kind == "operand" and rim in self.size:
+                    kept[rim] = self.size[rim]
             self.size |= strips
             kept |= {root: size for root, size in strips.items() if size and found}
             if row.derived:  # their rows read stored values

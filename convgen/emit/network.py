@@ -172,6 +172,7 @@ class _Writer:
         always |= {"Norm"} if self.norms else set()
         always |= {"OfChildren"} if context["of_children"] else set()
         always |= {"KERNELS", "LocalConvolution", "LocalKernels"} if g.kernels else set()
+        always |= {"RIMS"} if any(k.rim for k in g.kernels) else set()
         always |= {"EpilogueStep"} if any(k.epilogue for k in g.kernels) else set()
         always |= {"EPILOGUES", "EpilogueKernel"} if any(k.epilogue and not k.masks for k in g.kernels) else set()
         always |= {"MASKED", "MaskKernel"} if any(k.masks for k in g.kernels) else set()
@@ -307,6 +308,8 @@ def constructor(value: Any) -> str:
 
 
 def kind_of(c: Conversion) -> str:
+    if c.form != "whole":
+        return f"{c.kind}_{c.form}"
     named: Mapping[tuple[str, str | None], str] = {
         ("exchange", "sum"): "exchange_add",
         ("all_gather", "merge"): "merge",

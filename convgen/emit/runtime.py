@@ -23,7 +23,7 @@ PARTS = (
 
 # Only networks have these.
 NETWORK_PARTS: tuple[str, ...] = (
-    "convolved", "splits", "lanes", "travel", "copies", "pieces", "chunks", "rows", "listing", "norms", "checkpoints",
+    "travel", "convolved", "splits", "lanes", "copies", "pieces", "chunks", "rows", "listing", "norms", "checkpoints",
     "local_code", "actions", "linked", "region", "net", "inside", "scopes", "steps", "network",
 )  # fmt: skip
 

@@ -16,11 +16,14 @@ from convgen.kernels.problem import LocalDim, Problem
 from convgen.kernels.source import Kernel, kernel_module
 from convgen.operations.convolution import MAKES, READS, Convolution, LocalConvolution
 from convgen.operations.row import Epilogue
+from convgen.program.forms import boxes
 from convgen.program.network import FLOATS, Program, label
 from convgen.program.nodes import Phase
-from convgen.program.rows import PlacedRow, at_rank
+from convgen.program.rows import PlacedRow, at_rank, index_sets
 from convgen.spec.target import Target
 
+# The activation that a kernel can read in two places.
+RIM_OF: Mapping[Phase, str] = {"forward": "x", "backward_data": "y", "backward_filter": "x"}
 Measured = Mapping[tuple[Problem, ...], Config]  # configurations of kernels for these problems, one a rank
 
 
@@ -33,6 +36,7 @@ class ConvolutionFile:
         last: channels are last in memory.
         problems: of each kernel, one for each of `held`.
         uses: rows that run a kernel, and its phase; gradients' phases may have none.
+        rim: the activation that comes as a block and boxes around it: x, y, or none.
         epilogue: of a file of one kernel alone, what that does behind its sum.
         masks: that kernel is backward-data's, else it is forward's.
     """
@@ -47,6 +51,7 @@ class ConvolutionFile:
     measured: Measured = field(default_factory=dict[tuple[Problem, ...], Config], compare=False)
     epilogue: Epilogue = ()
     masks: bool = False
+    rim: str = ""
 
     @property
     def keeps(self) -> bool:
@@ -78,6 +83,7 @@ class OfRow(NamedTuple):
         held: what ranks convolve, of how many samples.
         steps: operations behind it that its kernel does, by their names.
         masks: they are the gradient of what stands before it, behind backward-data.
+        rim: the activation that comes as a block and boxes around it, and of how many boxes at most.
     """
 
     row: str
@@ -87,6 +93,7 @@ class OfRow(NamedTuple):
     epilogue: Epilogue
     steps: str
     masks: bool
+    rim: tuple[str, int] = ("", 0)
 
 
 def convolution_files(
@@ -99,16 +106,25 @@ def convolution_files(
     Args:
         measured: configurations that are taken instead of the default ones.
     """
-    alike: dict[tuple[str, tuple[LocalConvolution, ...]], list[OfRow]] = {}
+    alike: dict[tuple[str, tuple[LocalConvolution, ...], str], list[OfRow]] = {}
+    most: dict[str, int] = {}  # kernels that ranks of several rows share take the boxes of any of them
     for one in local_convolutions(program):
-        alike.setdefault((one.dtype, tuple(dict.fromkeys(local for local, _ in one.held))), []).append(one)
+        tensor, count = one.rim
+        most[tensor] = max(count, most.get(tensor, 0))
+        alike.setdefault((one.dtype, tuple(dict.fromkeys(local for local, _ in one.held)), tensor), []).append(one)
     found: list[ConvolutionFile] = []
-    for number, ((dtype, held), rows) in enumerate(alike.items(), 1):
+    for number, ((dtype, held, rim), rows) in enumerate(alike.items(), 1):
         last, batch = (
             target.memory_format(len(held[0].dims)) == "channels_last",
             max(n for r in rows for _, n in r.held),
         )
-        problems = {phase: tuple(problem_of(one, phase, batch, dtype, last) for one in held) for phase in READS}
+        run = {phase for row in rows for phase in row.phases} if rim else {*READS}
+        problems: dict[Phase, tuple[Problem, ...]] = {}
+        for phase in READS:
+            if phase in run:
+                count = most[rim] if rim == RIM_OF[phase] else None
+                made = (problem_of(one, phase, batch, dtype, last) for one in held)
+                problems[phase] = tuple(replace(one, rim=count) for one in made)
         behind: dict[tuple[Epilogue, bool], list[OfRow]] = {}
         plain: list[tuple[str, Phase]] = []
         for row in rows:
@@ -117,13 +133,13 @@ def convolution_files(
             own = _with_steps(row.masks) if row.epilogue else ""
             plain.extend((row.row, phase) for phase in row.phases if phase != own)
         name, uses, rest = f"convolution_{number}", tuple(dict.fromkeys(plain)), (target, measured or {})
-        found.append(ConvolutionFile(name, dtype, held, last, tuple(problems.values()), uses, *rest))
+        found.append(ConvolutionFile(name, dtype, held, last, tuple(problems.values()), uses, *rest, rim=rim))
         for n, ((epilogue, masks), of) in enumerate(behind.items(), 1):
             phase = _with_steps(masks)
             made = (tuple(replace(p, epilogue=epilogue) for p in problems[phase]),)
             rows_of: dict[tuple[str, Phase], None] = {(row.row, phase): None for row in of if phase in row.phases}
             file = f"{name}_{of[-1].steps}_{n}"
-            found.append(ConvolutionFile(file, dtype, held, last, made, tuple(rows_of), *rest, epilogue, masks))
+            found.append(ConvolutionFile(file, dtype, held, last, made, tuple(rows_of), *rest, epilogue, masks, rim))
     return tuple(found)
 
 
@@ -160,7 +176,16 @@ def local_convolutions(program: Program) -> Iterator[OfRow]:
             done, masks, steps = operation.kernel_steps
             for held, run in zip(of_ranks, phases, strict=True):
                 if held:
-                    yield OfRow(label(row), run, dtype, held, done, steps, masks)
+                    yield OfRow(label(row), run, dtype, held, done, steps, masks, _rim(placed, run[0], program.grid))
+
+
+def _rim(row: PlacedRow, phase: Phase, grid: Grid) -> tuple[str, int]:
+    """Of the kernel's phase, the activation that comes as a rim, and its boxes on the rank that has most."""
+    for c in (chain[-1] for chain in row.fetch if chain and chain[-1].form == "rim"):
+        count = boxes(index_sets(row.signature, grid), c.src, c.dst, c.over)
+        assert count is not None
+        return RIM_OF[phase], int(count.max())
+    return "", 0
 
 
 def _convolutions(row: PlacedRow, grid: Grid) -> Iterator[Convolution]:

@@ -48,10 +48,92 @@ class LocalConvolution(NamedTuple):
     dims: tuple[tuple[int, ...], ...]
 
 
+class RimPlaces:
+    """Where a rank's own block and boxes around it lie in the window that a kernel reads.
+
+    Attributes:
+        shape: of the window.
+        own: of the block first row and rows of each dimension.
+        lines: of each box its start in a buffer, first rows, rows.
+        last: channels are last in the buffer.
+    """
+
+    def __init__(
+        self, window: Sequence[Interval], own: Sequence[Interval], boxes: Sequence[Sequence[Interval]]
+    ) -> None:
+        self.shape, self.last = tuple([_count(rows) for rows in window]), len(window) > 3
+        starts = [lo for lo, _ in window[2:]]
+        self.own = tuple([n for (lo, hi), start in zip(own[2:], starts, strict=True) for n in (lo - start, hi - lo)])
+        lines, at = list[tuple[int, ...]](), 0
+        for box in boxes:
+            rows = [_count(one) for one in box]
+            if prod(rows):
+                lines.append((at, *[lo - start for (lo, _), start in zip(box[2:], starts, strict=True)], *rows[2:]))
+            at += prod(rows)
+        self.lines = tuple(lines)
+        self._tables: dict[Any, Any] = {}
+
+    def table(self, device: Any) -> Any:
+        """The lines on a device, brought there once."""
+        if device not in self._tables:
+            lines = torch.tensor(self.lines, dtype=torch.int64).view(len(self.lines), 2 * len(self.shape) - 3)
+            self._tables[device] = lines.to(device)
+        return self._tables[device]
+
+
+class Rimmed:
+    """An activation as a kernel can read it: a rank's own block, and what an exchange brought around it, flat.
+
+    Attributes:
+        stands: zeros without memory, whose gradient is the window's, for torch's graphs; None without one.
+    """
+
+    def __init__(self, own: Any, rim: Any, around: RimPlaces, stands: Any = None) -> None:
+        self.own, self.rim, self.around, self.shape, self.stands = own, rim, around, around.shape, stands
+
+    @property
+    def dtype(self) -> Any:
+        return self.own.dtype
+
+    @property
+    def device(self) -> Any:
+        return self.own.device
+
+    def numel(self) -> int:
+        return prod(self.shape)
+
+    def is_floating_point(self) -> bool:
+        return True
+
+    def new_zeros(self, *shape: int) -> Any:
+        return self.own.new_zeros(*shape)
+
+    def whole(self) -> Any:
+        """The window as one tensor."""
+        (n, c, *extents), out = self.shape, self.own.new_empty(self.shape)
+        firsts, counts = self.around.own[::2], self.around.own[1::2]
+        inside = [slice(max(f, 0), max(min(f + m, e), f, 0)) for f, m, e in zip(firsts, counts, extents, strict=True)]
+        there = [slice(i.start - f, i.stop - f) for i, f in zip(inside, firsts, strict=True)]
+        out[(..., *inside)] = self.own[(..., *there)]
+        for start, *line in self.around.lines:
+            lows, rows = line[: len(extents)], line[len(extents) :]
+            box = self.rim[start : start + n * c * prod(rows)]
+            box = box.view(n, *rows, c).movedim(-1, 1) if self.around.last else box.view(n, c, *rows)
+            out[(..., *[slice(lo, lo + m) for lo, m in zip(lows, rows, strict=True)])] = box
+        return out if self.stands is None else out + self.stands
+
+
+def assembled(operands: Sequence[Any]) -> list[Any]:
+    """Operands as ATen takes them."""
+    return [t.whole() if isinstance(t, Rimmed) else t for t in operands]
+
+
 # Kernels in the place of ATen's convolutions, by dtype and what they convolve: a GPU's package fills it.
 KERNELS: dict[tuple[str, LocalConvolution], Callable[..., Any]] = {}
-# The same of forward convolutions with steps behind them.
-EPILOGUES: dict[tuple[str, LocalConvolution, Epilogue], Callable[..., Any]] = {}
+# The same, where they read a block and boxes around it; of the activation, x or y, that has them.
+RIMS: dict[tuple[str, LocalConvolution, str], Callable[..., Any]] = {}
+# The same of forward convolutions with steps behind them; of the activation that has boxes around it, if any.
+EPILOGUES: dict[tuple[str, LocalConvolution, Epilogue, str], Callable[..., Any]] = {}
 # The same of convolutions behind a step whose gradient backward-data's kernel makes.
 MASKED: dict[tuple[str, LocalConvolution, Epilogue], Callable[..., Any]] = {}
 
@@ -195,15 +277,21 @@ class Convolution(Operation):
         if kernel is not None:
             return (kernel(self.phase, *operands),)
         if self.phase == "backward_filter":
-            return (self._backward_filter(way, at, *operands),)
-        x, w = operands
+            return (self._backward_filter(way, at, *assembled(operands)),)
+        x, w = assembled(operands)
         how = self._how(at, x)
         return (how.of(fit(x, how.have, how.read), w),)
 
     def _kernel(self, way: int, at: At, operands: Sequence[Any]) -> Any:
         """What computes it in the place of ATen."""
-        here = self.convolved(way, at) if KERNELS else None
-        return None if here is None else KERNELS.get((str(operands[0].dtype), here))
+        here = self.convolved(way, at) if KERNELS or RIMS else None
+        if here is None:
+            return None
+        dtype = str(operands[0].dtype)
+        for tensor, operand in zip(READS[self.phase], operands, strict=True):
+            if isinstance(operand, Rimmed):
+                return RIMS.get((dtype, here, tensor))
+        return KERNELS.get((dtype, here))
 
     gives_anew = True
 
@@ -218,6 +306,7 @@ class Convolution(Operation):
         x, w = operands
         if (kernel := self._kernel(way, at, operands)) is not None:
             return (kernel.made(self.phase, x, w),), (x, w)
+        x, w = assembled(operands)
         how = self._how(at, x)
         x = fit(x, how.have, how.read)
         return (how.of(x, w),), (x, w)

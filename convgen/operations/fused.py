@@ -32,7 +32,7 @@ from typing import Any
 from convgen.algebra.relations import Relation, Through
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
 from convgen.late import torch
-from convgen.operations.convolution import EPILOGUES, MASKED, Convolution
+from convgen.operations.convolution import EPILOGUES, MASKED, Convolution, Rimmed
 from convgen.operations.row import At, Derived, Epilogue, Launch, Operation, Work, standing, touched
 
 MADE = -1  # as a source: what the part before made
@@ -172,7 +172,7 @@ class Fused(Operation):
         local = part.operation.convolved(0, here)
         if local is None or any(k == "element" and t.dtype != x.dtype for k, t in zip(kinds, others, strict=True)):
             return None
-        return EPILOGUES.get((str(x.dtype), local, self.epilogue))
+        return EPILOGUES.get((str(x.dtype), local, self.epilogue, "x" if isinstance(x, Rimmed) else ""))
 
     def _masked(self, at: At, operands: Sequence[Any]) -> Any:
         """What convolves what the first part makes, and makes the gradient of what that reads."""

@@ -21,10 +21,11 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from convgen.algebra.layout import Layout
+from convgen.algebra.redistribute import Form
 from convgen.algebra.space import Space
 from convgen.passes.contract import Context, SchedulePass
-from convgen.program.forms import boxes, parts
-from convgen.program.nodes import GIVEN, Compute, Convert, Form, Schedule, Step, is_convolution, reads
+from convgen.program.forms import LEAST_PART, MOST_BOXES, boxes, parts
+from convgen.program.nodes import GIVEN, Compute, Convert, Schedule, Step, is_convolution, reads
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,8 @@ class FuseLayouts(SchedulePass):
     """
 
     name: ClassVar[str] = "fuse-layouts"
-    least_part: int = 16
-    most_boxes: int = 3
+    least_part: int = LEAST_PART
+    most_boxes: int = MOST_BOXES
 
     def run(self, schedule: Schedule, context: Context) -> Schedule:
         forms = self._forms(schedule, context.space) if context.target.reads_parts else {}

@@ -7,12 +7,18 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from convgen.algebra.grid import Grid
+from convgen.algebra.index_sets import IndexSets
 from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.space import Space
 from convgen.program.nodes import RESULTS, Compute, Convert, Schedule, Step, is_convolution, reads
+from convgen.program.rows import PlacedRow, at_rank, index_sets
+
+LEAST_PART = 16  # channels: fewer would leave a matrix unit's step half empty
+MOST_BOXES = 3  # of a rim: each costs every row of a tile a comparison
 
 
-def groups_of(space: Space, over: Axes) -> NDArray[np.int64]:
+def groups_of(space: IndexSets, over: Axes) -> NDArray[np.int64]:
     """For every rank the ranks of its group in grid order: [ranks, members]."""
     _, group = np.unique(space.grid.group_ids(over), return_inverse=True)
     return space.grid.groups(over)[group]
@@ -36,12 +42,12 @@ def parts(space: Space, whole: Layout, cut: Layout, over: Axes) -> int:
     return size if fits and np.all(outer[:, 1] - outer[:, 0] == size * count) else 0
 
 
-def boxes(space: Space, src: Layout, dst: Layout, over: Axes) -> NDArray[np.int64] | None:
+def boxes(space: IndexSets, src: Layout, dst: Layout, over: Axes) -> NDArray[np.int64] | None:
     """How many boxes each rank receives around its block for a window; None where more than rows change.
 
     With run-time samples in mind: a box counts though it may have no samples.
     """
-    if src.axes != dst.axes or src.has_window or src.tensor not in ("x", "y"):
+    if src.axes != dst.axes or src.has_window or src.partial:
         return None
     own, need = space.held(src)[:, 2:], space.held(dst)[:, 2:]
     members = groups_of(space, over)
@@ -49,6 +55,38 @@ def boxes(space: Space, src: Layout, dst: Layout, over: Axes) -> NDArray[np.int6
     hi = np.minimum(own[members][..., 1], need[:, None, :, 1])
     others = members != np.arange(len(members))[:, None]
     return ((hi > lo).all(axis=-1) & others).sum(axis=1)
+
+
+def rim_faults(row: PlacedRow, k: int, grid: Grid) -> Iterator[str]:
+    """Why a network's row can't read operand k as a rank's own block and the boxes around it, if it can't."""
+    name, chain, operation = row.signature.inputs[k].name, row.fetch[k], row.bound.operation
+    epilogue, masks, _ = operation.kernel_steps
+    if operation.convolves is None and (masks or not epilogue):
+        yield f"{operation.name} reads {name} as one tensor"
+        return
+    if [(c.kind, c.reduction) for c in chain] != [("exchange", None)]:
+        yield f"{name} is fetched by {[c.kind for c in chain]}, no exchange alone"
+        return
+    if row.early is not None or row.chunks is not None:
+        yield f"{operation.name} is computed in pieces"
+        return
+    ((c,), sets) = chain, index_sets(row.signature, grid)
+    if not c.dst.has_window or boxes(sets, c.src, c.dst, c.over) is None:
+        yield f"more than rows change from {c.src} to {c.dst}"
+        return
+    for rank, held in enumerate(sets.held(c.dst)):
+        at = at_rank(row, grid, rank)
+        for one, way, here in operation.convolutions(row.way, at):
+            of_filter = one.phase == "backward_filter" and way % 2
+            if of_filter or (one.phase == "backward_data" and any(b is not None for b in row.back)):
+                yield f"the kernel of the filter's gradient reads {name} as one tensor"
+                return
+            if one.convolved(way, here) is None:
+                yield f"rank {rank}'s block cuts groups"
+                return
+        if not np.array_equal(np.array(at.inside[k]), held):
+            yield f"rank {rank} reads {at.inside[k]} of what it has of {name}, {held.tolist()}"
+            return
 
 
 def check_forms(schedule: Schedule, space: Space) -> Iterator[tuple[Step | None, str]]:

@@ -142,4 +142,5 @@ def _step(m: Moved, chunk: int = 0) -> str:
     name, cut = m.step, ""
     if chunk and (chunks := m.placed.chunks):
         name, cut = f"{m.step}:{chunk}", f" chunk {chunk}/{chunks.count} of {chunks.index}"
-    return f"%{name} = {c.kind}{how} %{m.value}{over}{cut} : {c.dst}"
+    form = f" as={c.form}" * (c.form != "whole")
+    return f"%{name} = {c.kind}{how} %{m.value}{over}{cut}{form} : {c.dst}"

@@ -20,14 +20,10 @@ from typing import Literal, TypeGuard
 from convgen.algebra.conv import PHASES, Phase
 from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes, Layout
-from convgen.algebra.redistribute import Kind
+from convgen.algebra.redistribute import Form, Kind
 from convgen.algebra.roles import Roles
 from convgen.operations.layer import CONVOLUTIONS, ROWS_OF_X, TRANSPOSED
 
-# whole: a tensor. parts: its channels in equal parts, one behind the other, as an all_gather delivers and a
-# reduce_scatter takes them. rim: of a window the boxes around the rank's own block, as an exchange delivers them.
-Form = Literal["whole", "parts", "rim"]
-FORMS: tuple[Form, ...] = ("whole", "parts", "rim")
 RESULTS = ("y", "dx", "dw", "db")  # leave the module
 GIVEN = ("x", "w", "bias", "dy")
 TENSOR_OF = {"x": "x", "dx": "x", "w": "w", "dw": "w", "y": "y", "dy": "y", "bias": "bias", "db": "bias"}

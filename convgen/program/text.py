@@ -18,11 +18,11 @@ from convgen.algebra.conv import SPATIAL_NAMES
 from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes, Layout, Window
 from convgen.algebra.notation import axes_of, roles_of
-from convgen.algebra.redistribute import COLLECTIVES
+from convgen.algebra.redistribute import COLLECTIVES, FORMS, Form
 from convgen.algebra.roles import ORDER, Roles
 from convgen.errors import InputError
 from convgen.operations.layer import WAYS
-from convgen.program.nodes import FORMS, PHASES, Compute, Convert, Form, Schedule, Step, reads
+from convgen.program.nodes import PHASES, Compute, Convert, Schedule, Step, reads
 from convgen.spec.placement import build_grid
 from convgen.spec.text import shown
 

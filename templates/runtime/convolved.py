@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from convgen.operations.convolution import MAKES, READS, LocalConvolution, Phase
+from convgen.operations.convolution import MAKES, READS, LocalConvolution, Phase, Rimmed
 from convgen.operations.fused import Fused
 from convgen.operations.row import At, Epilogue
 
 from .blocks import Unmapped
+from .travel import CHANNELS_LAST
 
 
 class LocalKernels:
@@ -27,21 +28,33 @@ class LocalKernels:
 
     def __init__(self, module: Any, local: LocalConvolution, last: bool) -> None:
         self.module, self.local = module, local
-        formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-        self.format = formats[len(local.dims) + 2] if last else torch.contiguous_format
+        self.format = CHANNELS_LAST[len(local.dims) + 2] if last else torch.contiguous_format
 
-    def __call__(self, phase: Phase, *operands: Tensor) -> Tensor:
+    def __call__(self, phase: Phase, *operands: Any) -> Tensor:
+        if any(isinstance(t, Rimmed) for t in operands):  # of a row that says its gradient, or needs none
+            return self.made(phase, *operands)
         return Convolved.apply(self, phase, *operands)
 
-    def made(self, phase: Phase, *operands: Tensor) -> Tensor:
+    def made(self, phase: Phase, *operands: Any) -> Tensor:
         """What a phase makes; the first operand is an activation."""
         out = self.empty(phase, operands[0])
         if not all(t.numel() for t in (*operands, out)):
             return out.zero_()
-        getattr(self.module, phase)(*[self.dense(t) for t in operands], out, self.sizes(self.module, operands[0]))
+        given, rims = self.given(*operands)
+        getattr(self.module, phase)(*given, out, self.sizes(self.module, operands[0]), *rims)
         return out
 
-    def empty(self, phase: Phase, like: Tensor) -> Tensor:
+    def given(self, *operands: Any) -> tuple[list[Tensor], list[Any]]:
+        """Tensors as kernels take them, and what is around one of them."""
+        tensors = [self.dense(t.own if isinstance(t, Rimmed) else t) for t in operands]
+        return tensors, [self._rim(t) for t in operands if isinstance(t, Rimmed)]
+
+    def _rim(self, of: Rimmed) -> Any:
+        around, buffer = of.around, of.rim.detach()
+        buffer = buffer.clone() if buffer.data_ptr() % 16 else buffer
+        return self.module.Rim(buffer, around.table(buffer.device), around.own, around.lines)
+
+    def empty(self, phase: Phase, like: Any) -> Tensor:
         """For what a phase makes of as many samples as an activation has."""
         c, samples = self.local, like.shape[0]
         xs, ys, taps, *_ = zip(*c.dims, strict=True)
@@ -52,7 +65,7 @@ class LocalKernels:
         }
         return torch.empty(shapes[MAKES[phase]], dtype=like.dtype, device=like.device, memory_format=self.format)
 
-    def sizes(self, module: Any, like: Tensor) -> Any:
+    def sizes(self, module: Any, like: Any) -> Any:
         """A kernel's Sizes, for as many samples as an activation has."""
         c = self.local
         xs, ys, _, _, _, below = zip(*c.dims, strict=True)
@@ -75,43 +88,52 @@ class EpilogueKernel:
     def __init__(self, module: Any, plain: LocalKernels, keeps: bool) -> None:
         self.module, self.plain, self.keeps = module, plain, keeps
 
-    def __call__(self, fused: Fused, at: At, between: Tensor | None, *operands: Tensor) -> Tensor:
-        return ConvolvedThen.apply(self, fused, at, between, *operands)
+    def __call__(self, fused: Fused, at: At, between: Tensor | None, *operands: Any) -> Tensor:
+        x, *others = operands
+        if isinstance(x, Rimmed):
+            return ConvolvedThen.apply(self, fused, at, x, between, x.stands, *others)
+        return ConvolvedThen.apply(self, fused, at, None, between, x, *others)
 
-    def made(self, keep: bool, *operands: Tensor) -> tuple[Tensor, Tensor | None]:
+    def made(self, keep: bool, *operands: Any) -> tuple[Tensor, Tensor | None]:
         """What is made of x, w and the steps' operands; and the sum before the steps, where it is to be kept."""
         made = self.plain.empty("forward", operands[0])
         before = torch.empty_like(made) if keep else None
         x, w, *others = operands
-        given = [self.plain.dense(t) for t in (x, w)]
+        given, rims = self.plain.given(x, w)
         given += [self.plain.dense(t) if t.shape == made.shape else t.detach().reshape(-1).contiguous() for t in others]
         given += [made if before is None else before] if self.keeps else []
-        self.module.forward(*given, made, self.plain.sizes(self.module, x))
+        self.module.forward(*given, made, self.plain.sizes(self.module, x), *rims)
         return made, before
 
 
 class ConvolvedThen(Unmapped):
     """A convolution and what follows it. Where rows of their own make its operands' gradients, `between` stands for
-    what it makes: a tensor of that shape, without its values, whose gradient these rows read."""
+    what it makes: a tensor of that shape, without its values, whose gradient these rows read. Where x is rimmed, its
+    operand has no values either."""
 
     @staticmethod
     def forward(
-        ctx: Any, kernel: EpilogueKernel, fused: Fused, at: At, between: Tensor | None, *operands: Tensor
-    ) -> Tensor:
-        wanted = ctx.needs_input_grad[3:]
+        ctx: Any, kernel: EpilogueKernel, fused: Fused, at: At, rimmed: Rimmed | None, between: Tensor | None,
+        *operands: Any,
+    ) -> Tensor:  # fmt: skip
+        wanted = ctx.needs_input_grad[4:]
+        operands = operands if rimmed is None else (rimmed, *operands[1:])
         made, before = kernel.made(kernel.keeps and any(wanted), *operands)
         ctx.kernel, ctx.fused, ctx.at = kernel, fused, at
         x, w, *others = operands
-        ctx.shapes = [t.shape for t in others]
-        kept = (x if wanted[2] else None, w if wanted[1] else None)
-        ctx.save_for_backward(*kept, *((made,) if before is None else (before, *others)))
+        ctx.shapes, ctx.around, rim = [t.shape for t in others], None, None
+        if isinstance(x, Rimmed):
+            x, rim, ctx.around = x.own, x.rim, x.around
+        kept = (x, rim) if wanted[2] else (None, None)
+        ctx.save_for_backward(*kept, w if wanted[1] else None, *((made,) if before is None else (before, *others)))
         return made
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dmade: Tensor) -> Any:
-        x, w, kept, *others = ctx.saved_tensors
-        between, wants_x, wants_w, *wanted = ctx.needs_input_grad[3:]
+        x, rim, w, kept, *others = ctx.saved_tensors
+        x = x if rim is None else Rimmed(x, rim, ctx.around)
+        between, wants_x, wants_w, *wanted = ctx.needs_input_grad[4:]
         if ctx.kernel.keeps:
             with torch.enable_grad():
                 leaves = [kept.detach().requires_grad_()]
@@ -124,7 +146,7 @@ class ConvolvedThen(Unmapped):
             dsum, dothers = summed_back(ctx.fused, dmade, kept, ctx.shapes, wanted)
         dx = ctx.kernel.plain.made("backward_data", dsum, w) if wants_x else None
         dw = ctx.kernel.plain.made("backward_filter", dsum, x) if wants_w else None
-        return None, None, None, dsum if between else None, dx, dw, *dothers
+        return None, None, None, None, dsum if between else None, dx, dw, *dothers
 
 
 def summed_back(

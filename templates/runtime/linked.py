@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from convgen.operations.convolution import Rimmed
+
 from .actions import CHAINS, Action, Actions, Flags
 from .copies import first_nan
 from .lanes import noted
@@ -325,6 +327,8 @@ def _flat(values: Sequence[Any]) -> list[Tensor]:
     for value in values:
         if isinstance(value, Tensor):
             found.append(value)
+        elif isinstance(value, Rimmed):
+            found += value.own, value.rim
         elif type(value) is tuple:
             found += _flat(value)
     return found

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
+from convgen.operations.convolution import Rimmed
 from convgen.operations.row import At
 
 from .blocks import Function
@@ -59,7 +60,10 @@ class Leaf(Function):
         return None, None
 
 
-def leaf(tensor: Tensor) -> Tensor:
+def leaf(tensor: Any) -> Any:
+    if isinstance(tensor, Rimmed):
+        stands = leaf(tensor.new_zeros(1).expand(tensor.shape))
+        return Rimmed(tensor.own, tensor.rim, tensor.around, stands)
     return Leaf.apply(torch.zeros((), requires_grad=True), tensor.detach())
 
 
@@ -128,7 +132,10 @@ class LocalCode:
     def _graph(self, operands: Sequence[Tensor], types: tuple[torch.dtype, ...]) -> tuple[tuple[Tensor, ...], Graph]:
         with torch.enable_grad():
             leaves = [leaf(t) if w else t for t, w in zip(operands, self.wants, strict=True)]
-            begun = [t if w else None for t, w in zip(leaves, self.wants, strict=True)]
+            begun = [
+                (t.stands if isinstance(t, Rimmed) else t) if w else None
+                for t, w in zip(leaves, self.wants, strict=True)
+            ]
             parts = self._cut(leaves)
             if self.between:
                 stands = leaf(parts[0].new_zeros(1).expand(self.shapes[0]))

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from convgen.operations.convolution import Rimmed
+
 from .actions import keeps_graph
 from .blocks import Function, Unmapped
 from .checks import refuse_vmap
@@ -175,6 +177,8 @@ def _flattened(value: Any, flat: list[Tensor]) -> Any:
     if isinstance(value, Tensor):
         flat.append(value)
         return Numbered(len(flat) - 1)
+    if isinstance(value, Rimmed):
+        return Rimmed(_flattened(value.own, flat), _flattened(value.rim, flat), value.around)
     return value
 
 
@@ -183,4 +187,6 @@ def _unflattened(value: Any, flat: Sequence[Tensor]) -> Any:
         return flat[value.of]
     if type(value) is tuple:
         return tuple([_unflattened(one, flat) for one in value])
+    if isinstance(value, Rimmed):
+        return Rimmed(_unflattened(value.own, flat), _unflattened(value.rim, flat), value.around)
     return value

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from convgen.algebra.layout import Axes
+from convgen.operations.convolution import Rimmed, RimPlaces
 
 from .conversions import all_gather, consecutive, failure, missing, reduce_scatter, take, within
 from .here import Here, held_at
@@ -21,7 +22,7 @@ from .transport import Group
 
 class Move(NamedTuple):
     """A step between two layouts, over the ranks that differ along some axes. `exchange_add` sums parts that overlap,
-    `merge` moments of disjoint parts."""
+    `exchange_rim` leaves a halo beside the block, `merge` is of moments of disjoint parts."""
 
     kind: str
     over: Axes
@@ -56,7 +57,8 @@ class RowHere(Here):
         )
 
 
-Moving = Callable[[Tensor], Tensor]
+Moving = Callable[[Tensor], Any]
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 Slices = tuple[slice, ...]
 
 
@@ -64,14 +66,15 @@ def way_of(move: Move, here: RowHere) -> Moving:
     """A conversion on this rank, with boxes, splits and groups made once; of any type."""
     over, step = move.over, move.step
     way, kind = _way(move, here)
+    memory = CHANNELS_LAST if move.kind == "exchange_rim" else {}
 
-    def travel(tensor: Tensor) -> Tensor:
+    def travel(tensor: Tensor) -> Any:
         if tensor.dtype == torch.bool:
             return travel(tensor.to(torch.uint8)).bool()
         if not kind:
             return way(tensor.contiguous())
         try:
-            return way(tensor.contiguous())
+            return way(tensor.contiguous(memory_format=memory.get(tensor.dim(), torch.contiguous_format)))
         except Exception as error:
             what = f"step %{step} = {kind} over {','.join(over)}"
             raise failure(what, here, here.group(over).ranks, error) from error
@@ -97,6 +100,8 @@ def _way(move: Move, here: RowHere) -> tuple[Moving, str]:
             return _adding(move, here), "exchange"
         case "merge":
             return lambda tensor: merged(tensor, splits, over, here), "all_gather"
+        case "exchange_rim":
+            return _with_rim(move, here), "exchange"
         case "exchange" | "all_to_all":
             return _exchanging(move, here), kind
         case "all_gather":
@@ -115,11 +120,12 @@ class Packing:
 
     Args:
         outer: where the piece stands; `boxes`: one for each rank of a group.
+        last: with channels last.
     """
 
-    def __init__(self, outer: Box, boxes: Sequence[Box], layer: Any) -> None:
-        self.sizes = [layer.size(box, "") for box in boxes]
-        self.is_flat = consecutive(boxes, outer, "", layer)
+    def __init__(self, outer: Box, boxes: Sequence[Box], layer: Any, *, last: bool = False) -> None:
+        self.sizes, self.last = [layer.size(box, "") for box in boxes], last
+        self.is_flat = not last and consecutive(boxes, outer, "", layer)
         self.parts = [
             (slices(outer, box), n, layer.shape(box, "")) for box, n in zip(boxes, self.sizes, strict=True) if n
         ]
@@ -127,7 +133,8 @@ class Packing:
     def packed(self, tensor: Tensor) -> Tensor:
         if self.is_flat:
             return tensor.view(-1)
-        parts = [tensor[where].reshape(-1) for where, *_ in self.parts]
+        tensors = [tensor[where] for where, *_ in self.parts]
+        parts = [(t.movedim(1, -1) if self.last else t).reshape(-1) for t in tensors]
         return torch.cat(parts) if len(parts) > 1 else parts[0].contiguous() if parts else tensor.new_empty(0)
 
     def unpack(self, elements: Tensor, tensor: Tensor) -> None:
@@ -159,6 +166,16 @@ def _exchanging(move: Move, here: RowHere) -> Moving:
         return out
 
     return way
+
+
+def _with_rim(move: Move, here: RowHere) -> Moving:
+    """What each rank needs and does not own stays as it arrives, box behind box, beside what it owns."""
+    (sends, receives), own = missing(move.src, move.dst, move.over, here), here.held(move.src)
+    around = RimPlaces(here.held(move.dst), own, receives)
+    given = Packing(own, sends, here.layer, last=around.last)
+    splits = given.sizes, [here.layer.size(box, "") for box in receives]
+    transport, group = here.place.transport, here.group(move.over)
+    return lambda tensor: Rimmed(tensor, transport.exchange(given.packed(tensor), splits, group), around)
 
 
 def placed(value: Tensor, held: Box, kept: Box) -> Tensor:

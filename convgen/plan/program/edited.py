@@ -28,6 +28,7 @@ from convgen.plan.program.written import program_of
 from convgen.program.again import stretches
 from convgen.program.chunks import chunk_faults
 from convgen.program.early import early_faults, interior_rows
+from convgen.program.forms import rim_faults
 from convgen.program.network import Bucket, Moved, Program, Value, label
 from convgen.program.network_text import BACKWARD, FORWARD, KINDS, SECTIONS, head, show
 from convgen.program.rows import Chunks, PlacedRow, place
@@ -48,6 +49,7 @@ _TYPE = re.compile(r"([^\s,\[\]]+)\[([^\]]*)\]")
 _MADE = re.compile(r"(%\S+(?:, %\S+)*) = .* : (.+)")
 _MOVE = re.compile(rf"%\S+ = (?:start )?(?:{'|'.join(('slice', *COLLECTIVES))})(?: add| merge)? %.*")
 _STARTED = re.compile(r"%(\S+) = start .* : .*")
+_RIM = re.compile(r"%(\S+) = exchange .* as=rim : .*")
 _BUCKET = re.compile(r"%(bucket_\w+) = start all_reduce (%\S+(?:, %\S+)*) over=(\S+)")
 _PART = r"interior|boundary|chunk [0-9]{1,6}/[0-9]{1,6} of \w+"
 _ROW = re.compile(rf"(?: way=([0-9]{{1,4}}))?(?: ({_PART}))?(?: \{{(.*)\}})?(?: :.*)?")
@@ -338,6 +340,14 @@ def _later(text: ProgramText) -> Iterator[Numbered]:
     yield from (one for name, steps in text.sections.items() if name != FORWARD for one in steps)
 
 
+def refuse_forms(text: ProgramText) -> None:
+    """Raises InputError: something comes otherwise than as a tensor, which only a GPU's kernels take."""
+    for number, line in text.lines:
+        if _RIM.fullmatch(line):
+            fact = f"as=rim is for a GPU's kernels, ATen's convolutions take tensors: {line!r}"
+            raise text.refused(number, fact, "the line without as=rim; or --target cuda:sm_90")
+
+
 # ---------------------------------------------------------------- in flight
 def in_flight(text: ProgramText, program: Program) -> Program:
     """The program with what the text has started, in pieces and in buckets; it says what the text says.
@@ -351,6 +361,7 @@ def in_flight(text: ProgramText, program: Program) -> Program:
         for number, line in steps
         if (match := _STARTED.fullmatch(line))
     }
+    rims = {match[1]: number for number, line in text.lines if (match := _RIM.fullmatch(line))}
     bounds = [row.bound for row in program.rows]
     wrong: list[_Wrong] = []
     (said, _), own = _rows(text, bounds), _gradients(text, bounds)
@@ -363,11 +374,13 @@ def in_flight(text: ProgramText, program: Program) -> Program:
             of = own[i, names[k].name]
             pieces = any(p in ("interior", "boundary") for p in of.parts)
             name = f"{base}.d{names[k].name}"
-            derived.append((k, _flying(wrong, name, one, program.grid, of, started, pieces)))
+            one = _flying(wrong, name, one, program.grid, of, started, pieces)
+            derived.append((k, _with_rims(wrong, name, one, program.grid, rims)))
         row = replace(row, derived=tuple(derived))
         early = ahead.get(i, 0) if names and f"{base}.{names[0].name}" in started else 0
         pieces = not early or any(p in ("interior", "boundary") for p in said[i].parts)
         row = _flying(wrong, base, row, program.grid, said[i], started, pieces)
+        row = _with_rims(wrong, base, row, program.grid, rims)
         rows.append(row if row.early is None else replace(row, ahead=early))
     program = replace(program, rows=tuple(rows))
     program = replace(program, buckets=tuple(_buckets(text, program, wrong)))
@@ -410,6 +423,19 @@ def _flying(
         found = ["some rank has no interior"]
     wrong += [_Wrong(started[name], f"%{name} can't be started early: {fault}") for fault in found]
     return row if found else replace(row, early=k, split=pieces)
+
+
+def _with_rims(wrong: list[_Wrong], base: str, row: PlacedRow, grid: Grid, rims: Mapping[str, int]) -> PlacedRow:
+    """A row, or a gradient's, that reads boxes around its own block where the text says so."""
+    fetch = [*row.fetch]
+    for k, operand in enumerate(row.signature.inputs):
+        if (number := rims.get(name := f"{base}.{operand.name}")) is None:
+            continue
+        found = [f"%{name} can't come as a rim: {fault}" for fault in rim_faults(row, k, grid)]
+        wrong += [_Wrong(number, fact) for fact in found]
+        if not found:
+            fetch[k] = (replace(row.fetch[k][0], form="rim"),)
+    return replace(row, fetch=tuple(fetch))
 
 
 def _buckets(text: ProgramText, program: Program, wrong: list[_Wrong]) -> Iterator[Bucket]:
