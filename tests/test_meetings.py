@@ -108,19 +108,34 @@ def test_who_does_not_come_is_named_in_time() -> None:
 
 
 def test_tensors_of_any_length_arrive() -> None:
-    """Short ones by sockets, others by gloo, some of both in one exchange; nothing of it is left in the next."""
+    """Short ones by sockets, others by gloo, some of both in one exchange; at once, or while others are under way."""
     made = runtime()
 
     def program(rank: int) -> None:
         end, draw = made.TorchTransport(WAIT, "cpu"), Random(0)
-        for number in range(60):
+        begun: list[Callable[[], None]] = []
+
+        def begin(ranks: tuple[int, ...], lengths: dict[tuple[int, int], int], number: int) -> Callable[[], None]:
+            sent = [torch.full((lengths[rank, r],), 100.0 * rank + number, dtype=torch.float64) for r in ranks]
+            splits, group = ([lengths[s] for s in ((rank, r), (r, rank))] for r in ranks), made.Group(ranks, "ordered")
+            to, fro = zip(*splits, strict=True)
+            got, others = end.start_exchange(torch.cat(sent), (to, fro), group)
+
+            def end_it() -> None:
+                end.receive_short()
+                end.send_and_receive_long(others, group)
+                for r, part in zip(ranks, got.split(fro), strict=True):
+                    assert torch.equal(part, torch.full_like(part, 100.0 * r + number)), (number, rank, r)
+
+            return end_it
+
+        for number in range(90):
             ranks = draw.choice([(0, 1, 2), (2, 0, 1), (0, 2)])
             lengths = {(a, b): draw.choice([0, 1, 100, 8192, 8193, 30000]) * (a != b) for a in ranks for b in ranks}
-            if rank in ranks:
-                sent = [torch.full((lengths[rank, r],), 100.0 * rank + number, dtype=torch.float64) for r in ranks]
-                splits = [lengths[rank, r] for r in ranks], [lengths[r, rank] for r in ranks]
-                got = end.exchange(torch.cat(sent), splits, made.Group(ranks, "ordered")).split(splits[1])
-                for r, part in zip(ranks, got, strict=True):
-                    assert torch.equal(part, torch.full_like(part, 100.0 * r + number)), (number, rank, r)
+            begun.append(begin(ranks, lengths, number) if rank in ranks else lambda: None)
+            gathered = end.all_gather(torch.tensor([rank + number]), (1, 1, 1), made.Group((0, 1, 2), "ordered"))
+            assert gathered.tolist() == [number, 1 + number, 2 + number]
+            while len(begun) > draw.choice([0, 0, 2, 4]):
+                begun.pop(0)()
 
     spawn(program, 3, GUARD_S)

@@ -113,7 +113,7 @@ class Actions:
 
         def forward(*operands: Tensor) -> tuple[Any, ...]:
             made, kept = code.forward(*operands, over=over)
-            return *made, (code, kept)
+            return *made, kept
 
         return forward
 
@@ -131,8 +131,9 @@ class Actions:
         return code.is_whole and not code.is_nothing and not self.stands[maker.key].operation.has_between
 
     def _vjp(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
+        code = self._whole(line.key, wants)
+
         def vjp(kept: Any, *dys: Tensor | None) -> Any:
-            code, kept = kept
             found = code.backward(kept, needed, [None if d is None else d.contiguous() for d in dys], keeps_graph())
             return found if len(found) > 1 else found[0]
 

@@ -72,6 +72,17 @@ class Landed:
         return self._result
 
 
+class Arriving:
+    """An exchange of which short messages are received when it is waited for."""
+
+    def __init__(self, end: Any, others: Pending) -> None:
+        self._end, self._others = end, others
+
+    def wait(self) -> Tensor:
+        self._end.receive_short()
+        return self._others.wait()
+
+
 class Streamed:
     """A collective on another stream of a GPU: the host doesn't wait for it, the stream that reads its result does."""
 
@@ -124,8 +135,22 @@ class Lane:
         weakref.finalize(self, end_lane, self._flights, settled).atexit = False
 
     def start(self, kind: str, tensor: Tensor, splits: Any, group: Group) -> Flight:
+        return self._fly(lambda: getattr(self.end, kind)(tensor, splits, group), group)
+
+    def start_exchange(self, end: Any, tensor: Tensor, splits: Any, group: Group) -> Pending:
+        """Short messages need no thread: they are sent at once, and received by who waits."""
+        self.end.process_group(group.ranks)  # of all its ranks, even if few of them have long messages
+        out, others = end.start_exchange(tensor, splits, group)
+
+        def rest() -> Tensor:
+            self.end.send_and_receive_long(others, group)
+            return out
+
+        return Arriving(end, self._fly(rest, group) if others else Landed(out))
+
+    def _fly(self, collective: Callable[[], Tensor], group: Group) -> Flight:
         self.end.process_group(group.ranks)  # made here: groups of the same ranks are told apart by their order
-        flight = Flight(lambda: getattr(self.end, kind)(tensor, splits, group))
+        flight = Flight(collective)
         self._flights.put(flight)
         return flight
 
@@ -171,4 +196,7 @@ def begin(
     lanes = shared.setdefault("lanes", weakref.WeakKeyDictionary()).setdefault(transport, {})
     if lane not in lanes:
         lanes[lane] = (StreamLane if tensor.is_cuda else Lane)(transport, lane, owns)
-    return lanes[lane].start(kind, tensor, splits, group)
+    made = lanes[lane]
+    if kind == "exchange" and isinstance(made, Lane):
+        return made.start_exchange(transport, tensor, splits, group)
+    return made.start(kind, tensor, splits, group)

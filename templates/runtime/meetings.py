@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 PLACE = 108  # bytes of a socket's address, at the most
+ROOM = 1 << 18  # bytes of a message that is under way, more than any tensor has that is sent so
 PATIENCE = timedelta(minutes=30)  # torch's own, where a group has no time-out
 
 
@@ -46,6 +47,7 @@ class Meeting:
         self.peers = self._connected()
         for peer in self.peers.values():
             peer.settimeout(self.patience.total_seconds())
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, ROOM)
         weakref.finalize(self, _close, [*self.peers.values()])
 
     def _connected(self) -> dict[int, socket.socket]:
@@ -112,7 +114,7 @@ class Meeting:
         return answers
 
     def send(self, member: int, part: Tensor) -> None:
-        """What all sockets between two ranks have room for: then nobody waits here for whom waits for him."""
+        """A tensor for which a socket has room that holds no other: then nobody waits here for who waits for them."""
         if self.ended:
             raise ConnectionError(self.ended)
         with _Ending(self, member):

@@ -9,8 +9,8 @@ checkpoints see it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -108,7 +108,7 @@ class Region(Unmapped):
 
     @staticmethod
     def backward(ctx: Any, *dys: Tensor | None) -> Any:
-        saved = ctx.saved_tensors
+        saved = iter(ctx.saved_tensors)
         kept = [_unflattened(one, saved) for one in ctx.shape]
         del saved
         asked = ctx.needs_input_grad[1:]
@@ -138,7 +138,7 @@ class Transformed(Unmapped):
 
     @staticmethod
     def backward(ctx: Any, *dys: Tensor | None) -> Any:
-        saved = ctx.saved_tensors
+        saved = iter(ctx.saved_tensors)
         kept = [_unflattened(one, saved) for one in ctx.call.kept]
         return None, *_through_steps(ctx.call, ctx.link, ctx.needs_input_grad[1:], dys[: ctx.count], kept)
 
@@ -164,29 +164,25 @@ class Once(Function):
         refuse_vmap(name)
 
 
-class Numbered(NamedTuple):
-    """A tensor of what is kept: its number."""
-
-    of: int
+A_TENSOR = object()  # stands in what is kept where a tensor was
 
 
 def _flattened(value: Any, flat: list[Tensor]) -> Any:
-    """What is kept, with numbers in the place of its tensors."""
+    """What is kept, without its tensors."""
     if type(value) is tuple:
         return tuple([_flattened(one, flat) for one in cast(Sequence[Any], value)])
     if isinstance(value, Tensor):
         flat.append(value)
-        return Numbered(len(flat) - 1)
+        return A_TENSOR
     if isinstance(value, Rimmed):
         return Rimmed(_flattened(value.own, flat), _flattened(value.rim, flat), value.around)
     return value
 
 
-def _unflattened(value: Any, flat: Sequence[Tensor]) -> Any:
-    if type(value) is Numbered:
-        return flat[value.of]
+def _unflattened(value: Any, flat: Iterator[Tensor]) -> Any:
+    """What is kept, with its tensors."""
     if type(value) is tuple:
         return tuple([_unflattened(one, flat) for one in value])
     if isinstance(value, Rimmed):
         return Rimmed(_unflattened(value.own, flat), _unflattened(value.rim, flat), value.around)
-    return value
+    return next(flat) if value is A_TENSOR else value

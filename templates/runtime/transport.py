@@ -30,7 +30,7 @@ shared: dict[str, Any] = sys.modules.setdefault("_convgen_shared", ModuleType("_
 Splits = Sequence[int]
 Message = tuple[int, int, Callable[..., Any], Tensor]  # from, to, which half of it this rank has, what travels
 SHORT = 1 << 20  # bytes of a vector: a longer one is summed in place
-TOLD = 1 << 16  # bytes of a message, at the most, that ranks of one machine send by sockets: which hold two of them
+TOLD = 1 << 16  # bytes of a message, at the most, that ranks of one machine send by sockets
 RECENT_S = 10.0  # seconds for which a rank that has failed is known to have done so
 TIMED_OUT = re.compile(r"\btim(?:ed?[ -]?out|eout)\b", re.IGNORECASE)
 
@@ -138,6 +138,7 @@ class TorchTransport:
         # Torch owns the groups: one that outlived destroy_process_group would take the interpreter down at its end.
         self._groups: dict[tuple[int, ...], weakref.ref[dist.ProcessGroup]] = {}
         self._meetings: dict[tuple[int, ...], Meeting] = {}  # of these groups
+        self._coming: list[tuple[Meeting, int, Tensor]] = []  # short messages: who sends them, and where they go
 
     def process_group(self, ranks: Sequence[int]) -> dist.ProcessGroup:
         """torch's group of these ranks, in the order of their numbers; only they take part in making it."""
@@ -188,11 +189,19 @@ class TorchTransport:
         return in_order
 
     def _send_and_receive(self, sends: list[Tensor], receives: list[Tensor], group: Group) -> None:
-        """Point to point, only between ranks that have something for each other: one batch.
+        """Point to point, only between ranks that have something for each other."""
+        others = self._start_short(sends, receives, group)
+        self.receive_short()
+        self.send_and_receive_long(others, group)
 
-        NCCL runs the messages of a pair in the order in which they are posted. Here it is one order for all ranks:
-        pair by pair, and of a pair what its lower rank sends first. So the earliest message that is not over has
-        both its ranks waiting for it, whatever runs them, and no order can block.
+    def _start_short(self, sends: list[Tensor], receives: list[Tensor], group: Group) -> list[Message]:
+        """Send short messages by sockets, between ranks of one machine: that wakes one thread of a rank, where gloo
+        wakes three. They are received by `receive_short`, or before others are sent: then a socket holds one more.
+
+        Returns:
+            the other messages. NCCL runs those of a pair in the order in which they are posted. Here it is one order
+            for all ranks: pair by pair, and of a pair what its lower rank sends first. So the earliest message that is
+            not over has both its ranks waiting for it, whatever runs them, and no order can block.
         """
         me = group.ranks.index(self.rank)
         receives[me].copy_(sends[me])
@@ -200,14 +209,28 @@ class TorchTransport:
         messages += [(peer, self.rank, dist.irecv, part) for peer, part in zip(group.ranks, receives, strict=True)]
         messages = [m for m in messages if m[0] != m[1] and m[3].numel()]
         messages.sort(key=lambda m: (min(m[:2]), max(m[:2]), m[0]))
+        meeting = self._meeting_of(group) if messages else None
+        if meeting is None:
+            return messages
+        self.receive_short()
+        for src, dst, _, part in messages:
+            if part.nbytes <= TOLD and src == self.rank:
+                meeting.send(meeting.members.index(dst), part)
+            elif part.nbytes <= TOLD:
+                self._coming.append((meeting, meeting.members.index(src), part))
+        return [m for m in messages if m[3].nbytes > TOLD]
+
+    def receive_short(self) -> None:
+        coming, self._coming = self._coming, []
+        for meeting, member, part in coming:
+            meeting.receive(member, part)
+
+    def send_and_receive_long(self, messages: list[Message], group: Group) -> None:
+        """By the backend, in one batch."""
         if not messages:
             return
-        handle = self.process_group(group.ranks)
-        messages = self._send_and_receive_short(messages, tuple(sorted(group.ranks)))
         peers = [src + dst - self.rank for src, dst, _, _ in messages]
-        pairs = zip(messages, peers, strict=True)
-        if not messages:
-            return
+        handle, pairs = self.process_group(group.ranks), zip(messages, peers, strict=True)
         if self.device == "cpu":  # no batch is needed, and torch's takes longer than a short message
             ranks = sorted(group.ranks)
             work = [_posted(handle, how is dist.isend, part, ranks.index(peer)) for (_, _, how, part), peer in pairs]
@@ -220,28 +243,21 @@ class TorchTransport:
                 with_whom = f"with rank {peers[i]}: " if len(work) == len(peers) else ""  # NCCL's is one for all
                 raise RuntimeError(f"{with_whom}{error}") from error
 
-    def _send_and_receive_short(self, messages: list[Message], ranks: tuple[int, ...]) -> list[Message]:
-        """Between ranks of one machine, by sockets: that wakes one thread of a rank, where gloo wakes three.
-
-        Returns:
-            the other messages.
-        """
-        meeting = self._meetings.get(ranks)
-        if meeting is None or not meeting.peers:
-            return messages
-        short = [m for m in messages if m[3].nbytes <= TOLD]
-        for src, dst, _, part in short:
-            if src == self.rank:
-                meeting.send(ranks.index(dst), part)
-        for src, dst, _, part in short:
-            if dst == self.rank:
-                meeting.receive(ranks.index(src), part)
-        return [m for m in messages if m[3].nbytes > TOLD]
+    def _meeting_of(self, group: Group) -> Meeting | None:
+        """Sockets between these ranks, where all of them have some."""
+        self.process_group(group.ranks)
+        meeting = self._meetings.get(tuple(sorted(group.ranks)))
+        return meeting if meeting is not None and meeting.peers else None
 
     def _is_pair(self, group: Group) -> bool:
         """Two ranks without a GPU: a message each way is as many bytes as gloo's collective, in one round, and
         quicker."""
         return self.device == "cpu" and len(group.ranks) == 2
+
+    def _is_quick(self, group: Group, nbytes: int) -> bool:
+        """Whether a message of at most so many bytes from each rank to each other is quicker than a collective."""
+        is_short = self.device == "cpu" and nbytes <= TOLD
+        return self._is_pair(group) or (is_short and self._meeting_of(group) is not None)
 
     def absent(self, what: str, ranks: Sequence[int]) -> list[int]:
         """Of ranks among which something has failed, those that say of nothing within a second that it has: late or
@@ -269,7 +285,7 @@ class TorchTransport:
     def all_gather(self, tensor: Tensor, splits: Splits, group: Group) -> Tensor:
         out = tensor.new_empty(sum(splits))
         even = len(set(splits)) == 1 and list(group.ranks) == sorted(group.ranks)
-        if even and not self._is_pair(group):
+        if even and not self._is_quick(group, tensor.nbytes):
             # torch 2.13 has a new name for it and deprecates the old one.
             gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
             gather(out, tensor, group=self.process_group(group.ranks))
@@ -281,7 +297,8 @@ class TorchTransport:
         me = group.ranks.index(self.rank)
         if group.sums == "ordered":
             mine = (splits[me],) * len(splits)
-            return ordered_sum(self.all_to_all(tensor, (splits, mine), group), len(splits), group)
+            move = self.exchange if self._is_quick(group, tensor.nbytes) else self.all_to_all
+            return ordered_sum(move(tensor, (splits, mine), group), len(splits), group)
         order = sorted(range(len(splits)), key=group.ranks.__getitem__)
         parts, out = tensor.split(list(splits)), tensor.new_empty(splits[me])
         dist.reduce_scatter(out, [parts[i] for i in order], group=self.process_group(group.ranks))
@@ -318,3 +335,11 @@ class TorchTransport:
         out = tensor.new_empty(sum(splits[1]))
         self._send_and_receive(list(tensor.split(list(splits[0]))), list(out.split(list(splits[1]))), group)
         return out
+
+    def start_exchange(
+        self, tensor: Tensor, splits: tuple[Splits, Splits], group: Group
+    ) -> tuple[Tensor, list[Message]]:
+        """The result, which short messages fill in `receive_short`, and the other messages that fill it."""
+        out = tensor.new_empty(sum(splits[1]))
+        others = self._start_short(list(tensor.split(list(splits[0]))), list(out.split(list(splits[1]))), group)
+        return out, others
