@@ -97,12 +97,14 @@ class Candidates:
         return _Grown((uneven, rated.price), letters, rated)
 
     def _is_first(self, letters: tuple[str, ...]) -> bool:
-        """Whether axes that may change places (as many ranks, links that are alike) are in the order of letters."""
+        """Whether axes that may change places are in the order of letters: of as many ranks, nothing given of them, on
+        links that are alike."""
         *before, last = letters
         sizes, names = self.grid.sizes, self.grid.names
         alike = [r for r, a in zip(before, names, strict=False) if sizes[a] == sizes[names[len(before)]]]
         place = (*self.letters, "").index
-        return not alike or len(self.price.machine.levels) > 1 or place(alike[-1]) <= place(last)
+        fixed = bool(self.given) or len(self.price.machine.levels) > 1
+        return not alike or fixed or place(alike[-1]) <= place(last)
 
     def _nests(self, letters: tuple[str, ...]) -> Nests:
         of = dict(zip(self.grid.names, letters, strict=False))
