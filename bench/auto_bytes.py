@@ -28,11 +28,9 @@ from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.roles import Roles
 from convgen.algebra.space import Space
+from convgen.cost.layer_price import LayerPrice, sent_bytes
 from convgen.cost.machines import load_machine
-from convgen.cost.model import Model
-from convgen.plan.candidates import Candidates
-from convgen.plan.roles_only import search_roles
-from convgen.plan.terms import Terms
+from convgen.plan.layer_search import LayerSearch
 from convgen.resources import data_file
 from convgen.spec.reader import read_csv
 
@@ -44,20 +42,22 @@ WITHIN = 0.97  # of those ratios, or better
 
 def layer_bytes(conv: Conv, grid: Grid, nestings: Sequence[Axes]) -> tuple[int, int, str]:
     """Bytes with free roles, bytes of the better of stationary-x and -y, and how the former come about."""
-    space = Space(conv, grid)
-    terms = Terms(Model(space, load_machine("cpu"), "float32"), "bytes", hold_gathered=True, bias=False)
-    candidates, axes = Candidates(space), grid.names
+    price, axes = LayerPrice(Space(conv, grid), load_machine("cpu"), "float32", "bytes"), grid.names
+
+    def least(stored: dict[str, Layout], roles: dict[str, Roles]) -> tuple[int, dict[str, Roles]]:
+        found = LayerSearch(price, True, {t: one.axes for t, one in stored.items()}, roles).found()
+        return sent_bytes(found.price), dict(found.roles)
+
     free: list[tuple[int, str]] = []
     rows = ((),) * len(conv.spatial)
     for weights, y_axes in product(((axes, ()), ((), axes)), nestings):
         stored = {"x": Layout("x", ((), axes, *rows)), "w": Layout("w", weights), "y": Layout("y", ((), y_axes, *rows))}
-        cost, roles = search_roles(terms, candidates, stored, {})
-        free.append((cost[0], f"{stored['w']} {stored['y']}; " + ", ".join(str(roles[phase]) for phase in PHASES)))
+        sent, roles = least(stored, {})
+        free.append((sent, f"{stored['w']} {stored['y']}; " + ", ".join(str(roles[phase]) for phase in PHASES)))
     named: list[int] = []
     for name, letter in (("stationary-x", "C"), ("stationary-y", "F")):
         stored = stored_layouts(name, conv, {letter: axes})
-        roles = dict.fromkeys(PHASES, Roles(((letter, axes),)))
-        named.append(terms.total(stored, roles)[0])
+        named.append(least(stored, dict.fromkeys(PHASES, Roles(((letter, axes),))))[0])
     found, how = min(free)
     return found, min(named), how
 

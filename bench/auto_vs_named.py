@@ -10,29 +10,49 @@ empty too. Fails if one of them is modelled faster than auto on any layer.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 from options import options
 
+from convgen.algebra.algorithms import ALGORITHMS, stored_layouts
 from convgen.algebra.conv import PHASES, Conv
 from convgen.algebra.grid import Grid
+from convgen.algebra.layout import Layout
+from convgen.algebra.roles import Roles, default_nesting, nest, settle_groups
 from convgen.algebra.space import Space
+from convgen.cost.layer_price import LayerPrice
 from convgen.cost.machine import Machine
 from convgen.cost.machines import load_machine
-from convgen.cost.model import PICOSECONDS, Model
-from convgen.plan.auto import named_plan, search
-from convgen.plan.candidates import Candidates, named_problems
-from convgen.plan.moves import Plan
-from convgen.plan.terms import Terms
+from convgen.cost.model import PICOSECONDS
+from convgen.cost.schedule import schedule_cost
+from convgen.errors import InputError
+from convgen.passes.contract import Context
+from convgen.passes.fuse_bias import FuseBias
+from convgen.passes.share import Share
+from convgen.plan.layer_search import FoundLayout, LayerSearch
+from convgen.program.build import lower
 from convgen.resources import data_file
 from convgen.spec.reader import read_csv
+from convgen.spec.target import CPU
 
 GRIDS = [{"a": 4}, {"a": 2, "b": 2}, {"a": 3, "b": 2}, {"a": 2, "b": 2, "c": 2}, {"a": 4, "b": 4}]
 MACHINES = ("cpu", "cuda")
 DOCS = Path(__file__).resolve().parent.parent / "docs" / "studies" / "auto.md"
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Layouts and roles, picoseconds and the bytes that a rank sends."""
+
+    stored: Mapping[str, Layout]
+    roles: Mapping[str, Roles]
+    cost: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -47,14 +67,34 @@ class Result:
 @cache
 def compare(conv: Conv, grid: Grid, machine: Machine) -> Result:
     space = Space(conv, grid)
-    terms = Terms(Model(space, machine, "float32"), "seconds", hold_gathered=True, bias=conv.bias)
-    candidates = Candidates(space)
+    price, context = LayerPrice(space, machine, "float32"), Context(space, CPU)
+
+    def plan(found: FoundLayout) -> Plan:
+        schedule = lower("layer", space, found.stored, found.roles, bias=conv.bias)
+        cost = schedule_cost(Share().run(FuseBias().run(schedule, context), context), price.model)
+        assert cost.time_ps() == found.price
+        return Plan(found.stored, found.roles, (found.price, cost.sent_bytes()))
+
     named = [
-        (named_plan(terms, candidates, stored, roles), name)
-        for name, stored, roles in named_problems(candidates, allow_empty=True)
+        (LayerSearch(price, True, {t: one.axes for t, one in stored.items()}, roles).found(), name)
+        for name, stored, roles in named_layouts(conv, grid)
     ]
-    plan, name = min(named, key=lambda one: one[0].cost)
-    return Result(search(terms, candidates).plan, plan, name)
+    best, name = min(named, key=lambda one: one[0].price)
+    return Result(plan(LayerSearch(price, True, {}, {}).found()), plan(best), name)
+
+
+def named_layouts(conv: Conv, grid: Grid) -> Iterator[tuple[str, dict[str, Layout], dict[str, Roles]]]:
+    """Every named algorithm under every assignment of its letters to the grid's axes."""
+    space = Space(conv, grid)
+    for name, algorithm in ALGORITHMS.items():
+        letters = [a for a in algorithm.letters if a not in "DHW" or a in conv.letters]
+        letters += ["G"] if conv.groups > 1 else []
+        for assigned in product(letters, repeat=len(grid.names)):
+            of = dict(zip(grid.names, assigned, strict=True))
+            stored = stored_layouts(name, conv, {r: tuple(a for a in of if of[a] == r) for r in letters})
+            with suppress(InputError):
+                nests = nest(default_nesting(space, "forward", of, stored))
+                yield name, stored, {phase: settle_groups(conv, grid, phase, nests) for phase in PHASES}
 
 
 def layers(network: str, grid: dict[str, int]) -> list[tuple[str, Conv]]:

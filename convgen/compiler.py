@@ -18,8 +18,6 @@ from dataclasses import dataclass, replace
 from convgen.algebra.space import Space
 from convgen.cost.machine import Machine
 from convgen.cost.machines import default_machine
-from convgen.cost.model import Model
-from convgen.cost.schedule import schedule_cost
 from convgen.emit.local_mesh import MeshPlans, mesh_plans
 from convgen.emit.module import emit_module
 from convgen.emit.paste import SharedRuntime
@@ -105,13 +103,12 @@ class Compiled:
         schedule = read_edited(text, file, expected)
         if schedule == self.schedule:
             return self
-        cost = schedule_cost(schedule, Model(self.space, self.machine, layer.dtype))
         stored = {tensor: layout for tensor, layout in schedule.stored if tensor != "bias"}
         told = ("edited: the schedule is given",)
         made = replace(
             self,
             layer=replace(layer, options=replace(layer.options, hold_x=schedule.hold_x)),
-            choice=Choice(stored, dict(schedule.roles), "edited", told, cost.seconds(), cost.sent_bytes()),
+            choice=Choice(stored, dict(schedule.roles), "edited", told),
             schedule=schedule,
             options=f"{self.options} --schedule {layer.name}.txt",
         )

@@ -11,7 +11,6 @@ In every case backward-filter goes by output rows or by input rows, whichever is
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -21,14 +20,10 @@ from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Layout
 from convgen.algebra.roles import Roles, default_nesting, nest, settle_groups
 from convgen.algebra.space import Space
+from convgen.cost.layer_price import LayerPrice, Objective
 from convgen.cost.machine import Machine
-from convgen.cost.model import PICOSECONDS, Model
 from convgen.passes.drop_single_rank import without
-from convgen.plan.auto import Found, search
-from convgen.plan.candidates import Candidates
-from convgen.plan.role_search import best_roles
-from convgen.plan.roles_only import search_roles
-from convgen.plan.terms import Cost, Objective, Terms
+from convgen.plan.layer_search import FoundLayout, LayerSearch
 from convgen.spec.layer import Layer
 
 __all__ = ["Choice", "Objective", "choose"]
@@ -43,15 +38,12 @@ class Choice:
         roles: settled roles of each phase.
         label: "stationary-x", "given", "given, roles searched", or "auto".
         explanation: sentences on how it was found.
-        seconds, sent_bytes: modelled, as `schedule_cost` of the shared schedule has them.
     """
 
     stored: dict[str, Layout]
     roles: dict[str, Roles]
     label: str
     explanation: tuple[str, ...]
-    seconds: float
-    sent_bytes: int
 
 
 def choose(layer: Layer, space: Space, machine: Machine, objective: Objective = "seconds") -> Choice:
@@ -63,102 +55,74 @@ def choose(layer: Layer, space: Space, machine: Machine, objective: Objective = 
     Raises:
         InputError: roles that can't work with the layer's groups.
     """
-    gathered = layer.options.hold_x == "gathered"
-    if layer.distribution is None and layer.algorithm in (None, "auto"):
-        found = _searched(layer.conv, layer.grid, space.virtual_padding, machine, layer.dtype, objective, gathered)
-        return _choice(found.plan.stored, found.plan.roles, "auto", _told(found), found.plan.cost, objective)
-    terms = Terms(Model(space, machine, layer.dtype), objective, hold_gathered=gathered, bias=layer.conv.bias)
-    return _given(layer, terms) if layer.distribution is not None else _named(layer.algorithm or "", layer, terms)
+    if layer.distribution is not None:
+        label, told, stored, roles = _given(layer)
+    elif layer.algorithm in (None, "auto"):
+        label, told, stored, roles = "auto", "", {}, {}
+    else:
+        label, told, stored, roles = _named(layer.algorithm, layer, space)
+    single = frozenset(name for name, size in layer.grid.axes if size == 1)
+    found = _searched(
+        layer.conv,
+        Grid(tuple((a, n) for a, n in layer.grid.axes if n > 1)),
+        space.virtual_padding,
+        machine,
+        layer.dtype,
+        objective,
+        layer.options.hold_x == "gathered",
+        tuple(layout.without(single) for layout in stored.values()),
+        tuple((phase, without(r, single)) for phase, r in roles.items()),
+    )
+    chosen = {phase: Roles(roles.get(phase, r).nests, r.rows) for phase, r in found.roles.items()}
+    return Choice(stored or dict(found.stored), chosen, label, (told or _told(found, objective),))
 
 
 @lru_cache(maxsize=1024)
 def _searched(
-    conv: Conv, grid: Grid, virtual: bool, machine: Machine, dtype: str, objective: Objective, gathered: bool
-) -> Found:
-    """What `auto` finds; networks have many layers alike."""
-    space = Space(conv, grid, virtual_padding=virtual)
-    terms = Terms(Model(space, machine, dtype), objective, hold_gathered=gathered, bias=conv.bias)
-    return search(terms, Candidates(space))
+    conv: Conv,
+    bare: Grid,
+    virtual: bool,
+    machine: Machine,
+    dtype: str,
+    objective: Objective,
+    held: bool,
+    stored: tuple[Layout, ...],
+    roles: tuple[tuple[str, Roles], ...],
+) -> FoundLayout:
+    """What is least of what is left open; networks have many layers alike."""
+    price = LayerPrice(Space(conv, bare, virtual_padding=virtual), machine, dtype, objective)
+    return LayerSearch(price, held, {one.tensor: one.axes for one in stored}, dict(roles)).found()
 
 
-def _told(found: Found) -> tuple[str, ...]:
-    """How the search went, in words."""
-    start = f"{found.start} as {' '.join(str(layout) for layout in found.start_plan.stored.values())}"
-    if found.plan == found.start_plan:
-        return (f"the best found is {start}",)
-    return (f"found from {start}",)
+def _told(found: FoundLayout, objective: Objective) -> str:
+    """How much less is modelled than with the same roles in every phase, which the named algorithms have."""
+    alike = found.alike or found.price
+    if found.price >= alike:
+        return f"the same roles in every phase have the fewest modelled {objective}"
+    less = 100 * (1 - found.price / alike)
+    return f"{less:.2g} % fewer modelled {objective} than the best with the same roles in every phase"
 
 
-def _named(name: str, layer: Layer, terms: Terms) -> Choice:
+Laid = tuple[str, str, dict[str, Layout], dict[str, Roles]]  # label, how it was found, layouts, roles
+
+
+def _named(name: str, layer: Layer, space: Space) -> Laid:
     conv, grid = layer.conv, layer.grid
     stored = stored_layouts(name, conv, letters_of(grid))
     letters = {a: a for a in grid.names}
     roles = {
-        phase: settle_groups(conv, grid, phase, nest(default_nesting(terms.space, phase, letters, stored)))
+        phase: settle_groups(conv, grid, phase, nest(default_nesting(space, phase, letters, stored)))
         for phase in PHASES
     }
-    cost, chosen = _best(terms, stored, {phase: (r,) for phase, r in roles.items()})
-    rows = chosen["backward_filter"].rows
-    roles["backward_filter"] = Roles(roles["backward_filter"].nests, rows)
-    return _choice(stored, roles, name, (f"{name}: each letter in its own role",), cost, terms.objective)
+    return name, f"{name}: each letter in its own role", stored, roles
 
 
-def _given(layer: Layer, terms: Terms) -> Choice:
+def _given(layer: Layer) -> Laid:
     given = layer.distribution
     assert given is not None
     stored = {"x": Layout("x", given.x), "w": Layout("w", given.w), "y": Layout("y", given.y)}
-    written = {phase: settle_groups(layer.conv, layer.grid, phase, nest(pairs)) for phase, pairs in layer.roles}
-    choices = {phase: (roles,) for phase, roles in written.items()}
-    if len(written) == len(PHASES):
-        cost, roles = _best(terms, stored, choices)
-        rows = roles["backward_filter"].rows
-        written["backward_filter"] = Roles(written["backward_filter"].nests, rows)
-        return _choice(stored, written, "given", ("storage and roles as given",), cost, terms.objective)
-    single = _single(layer)
-    bare = {tensor: layout.without(single) for tensor, layout in stored.items()}
-    candidates = Candidates(terms.space)
-    fixed = {phase: _rows(candidates, phase, without(r[0], single)) for phase, r in choices.items()}
-    cost, roles = search_roles(terms, candidates, bare, fixed)
-    chosen = {phase: written.get(phase, roles[phase]) for phase in PHASES}
-    chosen["backward_filter"] = Roles(chosen["backward_filter"].nests, roles["backward_filter"].rows)
-    searched = ", ".join(phase for phase in PHASES if phase not in written)
-    return _choice(
-        stored,
-        chosen,
-        "given, roles searched",
-        (f"storage as given, roles searched for {searched}",),
-        cost,
-        terms.objective,
-    )
-
-
-def _best(
-    terms: Terms, stored: Mapping[str, Layout], roles: Mapping[str, Sequence[Roles]]
-) -> tuple[Cost, dict[str, Roles]]:
-    """The cheaper rows for roles that are otherwise fixed, axes of one rank left out as the passes do."""
-    candidates = Candidates(terms.space)
-    single = frozenset(name for name, size in terms.space.grid.axes if size == 1)
-    bare = {tensor: layout.without(single) for tensor, layout in stored.items()}
-    fixed = {phase: _rows(candidates, phase, without(r[0], single)) for phase, r in roles.items()}
-    return best_roles(terms, bare, fixed)
-
-
-def _rows(candidates: Candidates, phase: str, roles: Roles) -> tuple[Roles, ...]:
-    return candidates.rows_choices(roles) if phase == "backward_filter" else (roles,)
-
-
-def _single(layer: Layer) -> frozenset[str]:
-    return frozenset(name for name, size in layer.grid.axes if size == 1)
-
-
-def _choice(
-    stored: Mapping[str, Layout],
-    roles: Mapping[str, Roles],
-    label: str,
-    explanation: tuple[str, ...],
-    cost: Cost,
-    objective: Objective,
-) -> Choice:
-    time_ps, sent = cost if objective == "seconds" else cost[::-1]
-    ordered = {phase: roles[phase] for phase in PHASES}
-    return Choice(dict(stored), ordered, label, explanation, time_ps / PICOSECONDS, sent)
+    roles = {phase: settle_groups(layer.conv, layer.grid, phase, nest(pairs)) for phase, pairs in layer.roles}
+    open_ = ", ".join(phase for phase in PHASES if phase not in roles)
+    if not open_:
+        return "given", "storage and roles as given", stored, roles
+    return "given, roles searched", f"storage as given, roles searched for {open_}", stored, roles

@@ -137,10 +137,12 @@ class Search:
         dtype: str,
         effort: Effort = THOROUGH,
         room: Room = ANY,
+        price: Price | None = None,
     ) -> None:
         """
         Args:
             room: for values kept for backward, parameters, gradients and optimizer's states.
+            price: of rows, instead of the machine's.
         """
         self.name, tensors, rows, updates, outputs, fixed, *_ = parts
         self.rows, self.updates, self.outputs = tuple(rows), tuple(updates), tuple(outputs)
@@ -149,7 +151,7 @@ class Search:
         self.grid, self.effort, self.room = grid, effort, room
         self.counted = replace(room, memory_bytes=None, regather=False)
         self.bare = Grid(tuple((a, n) for a, n in grid.axes if n > 1))
-        self.price = price_on(self.bare, machine, dtype)
+        self.price = price or price_on(self.bare, machine, dtype)
         self.tensors = {t.name: t for t in tensors}
         first: dict[str, int] = {}
         readers: dict[str, int] = {}
@@ -162,7 +164,7 @@ class Search:
         self.own = {n for n, kind in free.items() if kind == "parameter" and readers.get(n) == 1}
         self.fixed = {n for n, kind in free.items() if kind in GIVEN and n not in self.own}
         self.fixed |= {v for _, v in self.updates}
-        self.asked = _asked_on(self.price)
+        self.asked = _asked_on(self.price) if price is None else Asked()
         self._bytes: dict[object, Table] = {}
         self.shown = outputs_of_layers(self.rows, self.outputs)
         self.domains = self._domains()

@@ -1,0 +1,128 @@
+"""The price of a layer's rows, by which a search finds the least of what `schedule_cost` counts.
+
+Convolutions take what they do in a layer's module, blocks of channels are of whole groups, and the bias goes with y:
+the convolution adds it where it makes y as y is stored. What two rows share is said apart (`shared`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+
+from convgen.algebra.index_sets import IndexSets
+from convgen.algebra.involved import NAME, converted
+from convgen.algebra.layout import Axes, Layout
+from convgen.algebra.redistribute import Conversion
+from convgen.algebra.signature import Reduction, Signature
+from convgen.algebra.space import Space
+from convgen.algebra.tensors import Tensor
+from convgen.algebra.wants import layouts
+from convgen.cost.machine import Machine
+from convgen.cost.model import Model, StepCost
+from convgen.cost.moving import Counts, Moves, Priced
+from convgen.cost.rows import Price, held
+from convgen.operations.row import Operation
+from convgen.program.build import bias_layout
+from convgen.program.rows import Stored
+
+Objective = Literal["seconds", "bytes"]
+SENT, TOOK = 1 << 16, 1 << 22  # a byte; picoseconds of one unit, which decide where as many bytes are sent
+
+
+def price_of(step: StepCost, objective: Objective) -> int:
+    """Picoseconds; or bytes, of which as many are told apart by time."""
+    return step.time_ps if objective == "seconds" else step.sent_bytes * SENT + step.time_ps // TOOK
+
+
+def sent_bytes(price: int) -> int:
+    """Of a price in bytes, the bytes."""
+    return price // SENT
+
+
+class _Sent(Moves):
+    """Conversions by the bytes that a rank sends."""
+
+    def _measured(self, c: Conversion, sent: int, modelled_s: float) -> Priced:
+        found = super()._measured(c, sent, modelled_s)
+        return Priced(sent, sent * self.element_bytes * SENT + found.ps // TOOK)
+
+
+class LayerPrice(Price):
+    """What the steps of a layer cost, in picoseconds, or in bytes that a rank sends.
+
+    Args:
+        space: of a grid without axes of one rank.
+    """
+
+    def __init__(self, space: Space, machine: Machine, dtype: str, objective: Objective = "seconds") -> None:
+        super().__init__(space.grid, machine, dtype)
+        self.space, self.model = space, Model(space, machine, dtype)
+        self.objective: Objective = objective
+        self.moves = self.model.moves if objective == "seconds" else _Sent(space.grid, machine, self.element_bytes)
+        self.sets = {name: self._alone(tensor) for name, tensor in space.conv.tensors.items()}
+        self._locals: dict[tuple[str, int, tuple[tuple[str, Axes], ...]], int] = {}
+        self._begun: dict[tuple[IndexSets, Stored, Layout], tuple[tuple[Conversion, int], ...]] = {}
+
+    def _alone(self, tensor: Tensor) -> IndexSets:
+        rows = {(NAME, d): rows for (name, d), rows in self.space.conv.rows.items() if name == tensor.name}
+        one = {NAME: replace(tensor, name=NAME)}
+        return IndexSets(self.space.grid, one, rows, virtual_padding=self.space.virtual_padding)
+
+    def tensors(self, signature: Signature) -> dict[str, IndexSets]:
+        return self.sets
+
+    def local(
+        self,
+        operation: Operation,
+        way: int,
+        roles: Mapping[str, Axes],
+        asked: Collection[int] | None = None,
+        derived: Collection[int] = (),
+    ) -> int:
+        key = operation.name, way, tuple(roles.items())
+        if (found := self._locals.get(key)) is None:
+            first, second, made = layouts(self.space, operation.signatures[way], roles)
+            step = self.model.convolution((first, second, made))
+            found = self._locals[key] = held(price_of(step, self.objective))
+        return found
+
+    def reduced(self, sets: IndexSets, made: Layout, stored: tuple[Stored, ...], reduction: Reduction) -> Counts:
+        found = super().reduced(sets, made, stored, reduction)
+        if sets is self.sets["y"] and self.space.conv.bias:
+            found = found + np.array([self._bias(made, s) for s in stored], dtype=np.int64)
+        return found
+
+    def _bias(self, made: Layout, stored: Stored) -> int:
+        """Adding the bias to y, summing its gradient from the stored dy, and over ranks."""
+        y, model = Layout("y", stored), self.model
+        bias = bias_layout({"y": y})
+        summed = self.grid.ordered(a for d, axes in enumerate(stored) if d != 1 for a in axes)
+        steps = [model.sum_bias(y), *(step for _, step in model.chain(Layout("bias", bias.axes, partial=summed), bias))]
+        if made != Layout(NAME, stored) or self.space.conv.transposed:
+            steps.append(model.add_bias(y))
+        return sum(price_of(step, self.objective) for step in steps)
+
+    def shared(self, sets: IndexSets, stored: tuple[Stored, ...], one: Layout, other: Layout) -> Counts:
+        """What is saved where two rows read a value: from each of these the conversions that both begin with."""
+
+        def saved(stored: Stored) -> int:
+            total = 0
+            for (a, price), (b, _) in zip(
+                self._chain(sets, stored, one), self._chain(sets, stored, other), strict=False
+            ):
+                if a != b:
+                    break
+                total += price
+            return total
+
+        return np.array([saved(s) for s in stored], dtype=np.int64)
+
+    def _chain(self, sets: IndexSets, stored: Stored, wanted: Layout) -> tuple[tuple[Conversion, int], ...]:
+        key = sets, stored, wanted
+        if (found := self._begun.get(key)) is None:
+            chain = converted(sets, Layout(NAME, stored), wanted)
+            found = self._begun[key] = tuple((c, self.moves.conversion(sets, c)) for c in chain)
+        return found
