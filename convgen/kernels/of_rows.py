@@ -114,10 +114,8 @@ def convolution_files(
         alike.setdefault((one.dtype, tuple(dict.fromkeys(local for local, _ in one.held)), tensor), []).append(one)
     found: list[ConvolutionFile] = []
     for number, ((dtype, held, rim), rows) in enumerate(alike.items(), 1):
-        last, batch = (
-            target.memory_format(len(held[0].dims)) == "channels_last",
-            max(n for r in rows for _, n in r.held),
-        )
+        last = target.memory_format(len(held[0].dims)) == "channels_last"
+        batch = max(n for row in rows for _, n in row.held)
         run = {phase for row in rows for phase in row.phases} if rim else {*READS}
         problems: dict[Phase, tuple[Problem, ...]] = {}
         for phase in READS:
@@ -158,7 +156,7 @@ def local_convolutions(program: Program) -> Iterator[OfRow]:
         of_rows = {conv.phase for _, one in row.derived for conv in _convolutions(one, program.grid)}
         for placed in (row, *(one for _, one in row.derived)):
             operation = placed.bound.operation
-            back: list[Phase] = [phase for phase in MAKES if phase not in of_rows] if placed is row else []
+            back: list[Phase] = [phase for phase in MAKES if phase not in of_rows and placed is row]
             of_ranks: list[list[tuple[LocalConvolution, int]]] = []
             phases: list[tuple[Phase, ...]] = []
             for rank in range(program.grid.ranks):
@@ -166,9 +164,6 @@ def local_convolutions(program: Program) -> Iterator[OfRow]:
                     for k, (conv, way, here) in enumerate(operation.convolutions(placed.way, part.at)):
                         if k == len(of_ranks):
                             of_ranks.append([])
-                            back: list[Phase] = (
-                                [phase for phase in MAKES if phase not in of_rows] if placed is row else []
-                            )
                             phases.append((conv.phase, *(phase for phase in back if phase != conv.phase)))
                         one, (lo, hi) = conv.convolved(way, here), here.inside[0][0]
                         if one is not None and hi > lo and is_something(one):

@@ -18,7 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 PLACE = 108  # bytes of a socket's address, at the most
-ROOM = 1 << 18  # bytes of a message that is under way, more than any tensor has that is sent so
+ROOM = 1 << 18  # bytes that are under way: asked of the system, which has at least LEAST, and counts its own
+LEAST = 1 << 17  # twice the longest tensor that is sent so
 PATIENCE = timedelta(minutes=30)  # torch's own, where a group has no time-out
 
 
@@ -47,7 +48,6 @@ class Meeting:
         self.peers = self._connected()
         for peer in self.peers.values():
             peer.settimeout(self.patience.total_seconds())
-            peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, ROOM)
         weakref.finalize(self, _close, [*self.peers.values()])
 
     def _connected(self) -> dict[int, socket.socket]:
@@ -58,7 +58,7 @@ class Meeting:
             own, place = None, b""
             with suppress(OSError, AttributeError):  # no folder, too long a path, a system without such sockets
                 folder = stack.enter_context(TemporaryDirectory(prefix="convgen-", ignore_cleanup_errors=True))
-                own = stack.enter_context(socket.socket(socket.AF_UNIX))
+                own = _with_room(stack.enter_context(socket.socket(socket.AF_UNIX)))
                 own.bind(there := str(Path(folder) / "s").encode())  # in a folder that its owner alone may enter
                 own.listen(len(self.members))
                 place = there
@@ -67,7 +67,7 @@ class Meeting:
             with suppress(OSError, AttributeError):
                 for i, there in enumerate(places[: self.me]):
                     reached = False
-                    found[i] = socket.socket(socket.AF_UNIX)
+                    found[i] = _with_room(socket.socket(socket.AF_UNIX))
                     found[i].connect(there)
                     found[i].sendall(self.me.to_bytes(4, "big"))
                     reached = place != b""
@@ -76,7 +76,7 @@ class Meeting:
                 _close(found.values())
                 return {}
             for _ in self.members[self.me + 1 :]:
-                peer, _ = own.accept()
+                peer = _with_room(own.accept()[0])
                 found[int.from_bytes(_received(peer, 4), "big")] = peer
         if set(found) != {*range(len(self.members))} - {self.me}:
             raise ConnectionError("a process that is no rank of this mesh has come to where its ranks meet")
@@ -162,6 +162,14 @@ class _Ending:
 def _close(sockets: Iterable[socket.socket]) -> None:
     for one in sockets:
         one.close()
+
+
+def _with_room(one: socket.socket) -> socket.socket:
+    """Raises OSError: the system has less room for what is under way."""
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, ROOM)
+    if one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) < LEAST:
+        raise OSError(f"a socket has less than {LEAST} bytes of room")
+    return one
 
 
 def _raw(part: Tensor) -> memoryview:

@@ -203,14 +203,14 @@ class TorchTransport:
             for all ranks: pair by pair, and of a pair what its lower rank sends first. So the earliest message that is
             not over has both its ranks waiting for it, whatever runs them, and no order can block.
         """
+        meeting = self._meeting_of(group)  # made by all ranks of the group, even those without messages
         me = group.ranks.index(self.rank)
         receives[me].copy_(sends[me])
         messages = [(self.rank, peer, dist.isend, part) for peer, part in zip(group.ranks, sends, strict=True)]
         messages += [(peer, self.rank, dist.irecv, part) for peer, part in zip(group.ranks, receives, strict=True)]
         messages = [m for m in messages if m[0] != m[1] and m[3].numel()]
         messages.sort(key=lambda m: (min(m[:2]), max(m[:2]), m[0]))
-        meeting = self._meeting_of(group) if messages else None
-        if meeting is None:
+        if meeting is None or not messages:
             return messages
         self.receive_short()
         for src, dst, _, part in messages:
