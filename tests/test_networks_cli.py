@@ -226,6 +226,13 @@ def test_what_makes_no_sense_is_refused(files: Path) -> None:
     assert "a command for each" in refused("compile", files, layer, *GRID)
 
 
+def test_kernels_of_a_network_and_the_rows_that_run_them(files: Path) -> None:
+    done = convgen("compile", files, "--grid", "H=2", "--target", "cuda:sm_90", "--emit", "kernels", "--json")
+    records = json.loads(done.stdout)
+    assert done.exit_code == 0 and all(r["registers"] > 0 for r in records)
+    assert {r["phase"] for r in records if r["rows"]} == {"forward", "backward_data", "backward_filter"}
+
+
 def test_check(files: Path) -> None:
     done = convgen("check", files, "--grid", "H=2", "--json")
     (report,) = json.loads(done.stdout)

@@ -14,7 +14,7 @@ from convgen.commands import completion
 from convgen.commands.inputs import (
     compile_files,
     layer_options,
-    need,
+    need_kernels,
     overlap_option,
     schedule_options,
     untuned_option,
@@ -105,17 +105,10 @@ def _print(
 def _emit_kernels(all_compiled: Sequence[Compiled], as_json: bool) -> None:
     """Sources of the local kernels, and what each compiles to for the target."""
     for one in all_compiled:
-        if not one.layer.target.has_programs:
-            raise InputError(
-                f"target {one.layer.target.text} has no generated kernels: its local convolution is ATen's",
-                path=("target",),
-                hint="--target cuda:sm_90, hip:gfx942 or sw26010; or --emit module, schedule or cost",
-            )
+        need_kernels(one.layer.target)
     records: list[dict[str, Any]] = []
     for one in all_compiled:
         if one.layer.target.is_gpu:
-            need("torch", "kernels are compiled as torch would launch them")
-            need("triton", "compiling kernels needs triton, though no GPU")
             from convgen.explain.kernels import kernels_json, kernels_text
         else:
             from convgen.explain.mesh import mesh_kernels_json as kernels_json

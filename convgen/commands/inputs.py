@@ -167,6 +167,17 @@ def compile_files(
     return _with_measured(compiled, quiet=measured == "quietly") if measured else compiled
 
 
+def need_kernels(target: Target) -> None:
+    """Raises InputError: a target has no kernels, or what compiles them is not there."""
+    if not target.has_programs:
+        fact = f"target {target.text} has no generated kernels: its local convolution is ATen's"
+        hint = "--target cuda:sm_90, hip:gfx942 or sw26010; or --emit module, schedule or cost"
+        raise InputError(fact, path=("target",), hint=hint)
+    if target.is_gpu:
+        need("torch", "kernels are compiled as torch would launch them")
+        need("triton", "compiling kernels needs triton, though no GPU")
+
+
 def check_only_of_networks(file: str, statistics: str | None, recompute: str | None) -> None:
     """Raises InputError: a layer's file has no use for one of these."""
     if statistics is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from convgen.commands.compiled_file import CompiledFile
-from convgen.commands.inputs import need, need_device, parse_grid, read_schedule
+from convgen.commands.inputs import need, need_device, need_kernels, parse_grid, read_schedule
 from convgen.commands.progress import progress
 from convgen.errors import InputError
 from convgen.spec.graph_reader import is_graph_file
@@ -255,21 +255,23 @@ def compile_networks(
         untuned: a GPU's kernels are the default ones.
         after: told each stage when it is done.
     """
-    if emit == "kernels":
-        fact = f"{files[0]} is a network's graph, whose local code is ATen's: it has no generated kernels"
-        raise InputError(fact, hint="--emit module, schedule or cost")
     from convgen.passes.contract import tell
 
+    tuned: Any = emit in (None, "module", "kernels") and not untuned
     found = networks_of(
-        files, overlap=overlap, measured=emit in (None, "module") and not untuned, after=after, **options
+        files, overlap=overlap, measured="quietly" if tuned and as_json else tuned, after=after, **options
     )
     _warn(found)
+    for one in found if emit == "kernels" else ():
+        need_kernels(one.compiled.target)
     if emit == "module":
         click.echo("\n".join(one.compiled.package().files["network.py"] for one in found), nl=False)
     elif emit == "schedule":
         click.echo("\n".join(one.compiled.package().files["schedule.txt"] for one in found), nl=False)
     elif emit == "cost":
         _echo_cost(found, as_json)
+    elif emit == "kernels":
+        _echo_kernels(found, as_json)
     else:
         _write(found, folder or Path())
     tell(after, "emit", None)
@@ -299,6 +301,18 @@ def networks_of(
 
         found = compile_one_rows(files, command=f"convgen compile --overlap {Path(files[0]).name}", **options)
     return _with_measured(found, quiet=measured == "quietly") if measured else found
+
+
+def _echo_kernels(found: Sequence[CompiledFile], as_json: bool) -> None:
+    import json
+
+    from convgen.explain.kernels import network_kernels_json, network_kernels_text
+
+    if as_json:
+        records = [record for one in found for record in network_kernels_json(one.compiled)]
+        click.echo(json.dumps(records, indent=1))
+    else:
+        click.echo("\n".join(network_kernels_text(one.compiled) for one in found))
 
 
 def _echo_cost(found: Sequence[CompiledFile], as_json: bool) -> None:

@@ -1,9 +1,9 @@
-"""A layer's local kernels: their sources, and what each compiles to for its target."""
+"""Local kernels of a layer, or of a network for a GPU: their sources, and what each compiles to for its target."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from convgen.compiler import Compiled
 from convgen.cost.traffic import elements_summed
@@ -16,6 +16,9 @@ from convgen.kernels.load import load_text
 from convgen.kernels.pack import copy_launches, copy_module
 from convgen.kernels.source import kernel_module
 from convgen.spec.target import Target
+
+if TYPE_CHECKING:
+    from convgen.network_compiler import CompiledNetwork
 
 FIELDS = ("registers", "spill_bytes", "shared_bytes", "matrix_instructions", "widest_global_load_bytes")
 
@@ -92,13 +95,39 @@ def _sums(compiled: Compiled, target: Target) -> Iterator[dict[str, Any]]:
 
 def kernels_text(compiled: Compiled) -> str:
     """The source of the convolution kernels, below a table of what they compile to."""
-    rows = kernels_json(compiled)
+    head = f"{compiled.layer.name} for {compiled.layer.target.text}"
+    return "\n".join(_table(head, kernels_json(compiled))) + "\n" + kernel_module(compiled.kernels())
+
+
+def network_kernels_json(compiled: CompiledNetwork) -> list[dict[str, Any]]:
+    """A record for each kernel of a network's files, with the rows that run it."""
+    found: list[dict[str, Any]] = []
+    for file in compiled.kernels:
+        for record in records(file.name, file.kernels):
+            rows = [row for row, phase in file.uses if phase == record["phase"]]
+            found.append({"network": compiled.graph.name} | record | {"rows": rows})
+            del found[-1]["ranks"]
+    return found
+
+
+def network_kernels_text(compiled: CompiledNetwork) -> str:
+    """The source of each file of kernels, below a table of what they compile to, and which rows run them."""
+    rows, texts = network_kernels_json(compiled), list[str]()
+    for file in compiled.kernels:
+        own = [r for r in rows if r["layer"] == file.name]
+        lines = _table(f"{compiled.graph.name}/{file.name}.py for {compiled.target.text}", own)
+        runs = {r["phase"]: f"#   {r['phase']}: {', '.join(r['rows'])}" for r in own if r["rows"]}
+        texts.append("\n".join([*lines, *runs.values()]) + f"\n{kernel_module(file.kernels)}")
+    return "\n".join(texts)
+
+
+def _table(head: str, rows: Sequence[dict[str, Any]]) -> list[str]:
+    """What kernels compile to, in comments."""
     width = max(len(r["name"]) for r in rows)
-    lines = [f"# {compiled.layer.name} for {compiled.layer.target.text}"]
+    lines = [f"# {head}"]
     lines.append(f"# {'kernel':<{width}}  registers  spilled  shared  matrix instructions  widest load{BOUND}")
     for r in rows:
         columns = zip(FIELDS, (9, 7, 6, 19, 11), strict=True)
         facts = "  ".join(f"{r[field]:>{wide}}" for field, wide in columns)
         lines.append(f"# {r['name']:<{width}}  {facts}{_bound(r)}".rstrip())
-    kernels = compiled.kernels()
-    return "\n".join(lines) + "\n" + kernel_module(kernels)
+    return lines
