@@ -31,6 +31,7 @@ Splits = Sequence[int]
 Message = tuple[int, int, Callable[..., Any], Tensor]  # from, to, which half of it this rank has, what travels
 SHORT = 1 << 20  # bytes of a vector: a longer one is summed in place
 TOLD = 1 << 16  # bytes of a message, at the most, that ranks of one machine send by sockets
+FEW = 16  # ranks, at the most, of a group that does so: each has a socket to each other, and files are few
 RECENT_S = 10.0  # seconds for which a rank that has failed is known to have done so
 TIMED_OUT = re.compile(r"\btim(?:ed?[ -]?out|eout)\b", re.IGNORECASE)
 
@@ -150,8 +151,9 @@ class TorchTransport:
             if self.device == "cuda":
                 # A batch of messages may leave ranks out only where a collective of all came first.
                 dist.all_reduce(torch.zeros(1, device=self.device), group=known)
-            elif self.device == "cpu" and known._get_backend(torch.device("cpu")).name() == "gloo":
-                self._meetings[ranks] = Meeting(known, ranks, ranks.index(self.rank))
+            elif self.device == "cpu" and len(ranks) <= FEW:
+                if known._get_backend(torch.device("cpu")).name() == "gloo":
+                    self._meetings[ranks] = Meeting(known, ranks, ranks.index(self.rank))
             self._groups[ranks] = weakref.ref(known)
         return known
 
