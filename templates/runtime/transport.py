@@ -123,6 +123,10 @@ def default_timeout(device: str = "cpu", group: dist.ProcessGroup | None = None)
     return getattr(options, "_timeout", None)
 
 
+def _is_of_gloo(group: Any) -> bool:
+    return group._get_backend(torch.device("cpu")).name() == "gloo"
+
+
 class TorchTransport:
     """torch.distributed behind the seam. A process group for each set of ranks, made on first use."""
 
@@ -151,9 +155,8 @@ class TorchTransport:
             if self.device == "cuda":
                 # A batch of messages may leave ranks out only where a collective of all came first.
                 dist.all_reduce(torch.zeros(1, device=self.device), group=known)
-            elif self.device == "cpu" and len(ranks) <= FEW:
-                if known._get_backend(torch.device("cpu")).name() == "gloo":
-                    self._meetings[ranks] = Meeting(known, ranks, ranks.index(self.rank))
+            elif self.device == "cpu" and len(ranks) <= FEW and _is_of_gloo(known):
+                self._meetings[ranks] = Meeting(known, ranks, ranks.index(self.rank))
             self._groups[ranks] = weakref.ref(known)
         return known
 
