@@ -9,28 +9,28 @@ empty too. Fails if one of them is modelled faster than auto on any layer.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from itertools import product
 from pathlib import Path
 
 from options import options
 
-from convgen.algebra.algorithms import ALGORITHMS, stored_layouts
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+from named_layouts import named_layouts  # isort: skip
+
 from convgen.algebra.conv import PHASES, Conv
 from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Layout
-from convgen.algebra.roles import Roles, default_nesting, nest, settle_groups
+from convgen.algebra.roles import Roles
 from convgen.algebra.space import Space
 from convgen.cost.layer_price import LayerPrice
 from convgen.cost.machine import Machine
 from convgen.cost.machines import load_machine
 from convgen.cost.model import PICOSECONDS
 from convgen.cost.schedule import schedule_cost
-from convgen.errors import InputError
 from convgen.passes.contract import Context
 from convgen.passes.fuse_bias import FuseBias
 from convgen.passes.share import Share
@@ -81,20 +81,6 @@ def compare(conv: Conv, grid: Grid, machine: Machine) -> Result:
     ]
     best, name = min(named, key=lambda one: one[0].price)
     return Result(plan(LayerSearch(price, True, {}, {}).found()), plan(best), name)
-
-
-def named_layouts(conv: Conv, grid: Grid) -> Iterator[tuple[str, dict[str, Layout], dict[str, Roles]]]:
-    """Every named algorithm under every assignment of its letters to the grid's axes."""
-    space = Space(conv, grid)
-    for name, algorithm in ALGORITHMS.items():
-        letters = [a for a in algorithm.letters if a not in "DHW" or a in conv.letters]
-        letters += ["G"] if conv.groups > 1 else []
-        for assigned in product(letters, repeat=len(grid.names)):
-            of = dict(zip(grid.names, assigned, strict=True))
-            stored = stored_layouts(name, conv, {r: tuple(a for a in of if of[a] == r) for r in letters})
-            with suppress(InputError):
-                nests = nest(default_nesting(space, "forward", of, stored))
-                yield name, stored, {phase: settle_groups(conv, grid, phase, nests) for phase in PHASES}
 
 
 def layers(network: str, grid: dict[str, int]) -> list[tuple[str, Conv]]:

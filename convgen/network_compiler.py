@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from convgen.algebra.algorithms import ALGORITHMS
 from convgen.algebra.grid import Grid
@@ -99,7 +100,7 @@ class CompiledNetwork:
     def dtype(self) -> str:
         return _dtype(self.graph)
 
-    @property
+    @cached_property
     def kernels(self) -> tuple[ConvolutionFile, ...]:
         """Files of kernels; none on a CPU, where ATen convolves."""
         return convolution_files(self.program, self.target.known(), self.measured) if self.target.is_gpu else ()

@@ -9,19 +9,18 @@ from random import Random
 
 import pytest
 from generate import random_conv, random_problem
+from named_layouts import named_layouts
 from passing import passed
 
-from convgen.algebra.algorithms import ALGORITHMS, stored_layouts
 from convgen.algebra.conv import PHASES, TENSORS, Conv, Spatial
 from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes, Layout
-from convgen.algebra.roles import Roles, default_nesting, nest, settle_groups
+from convgen.algebra.roles import Roles, nest
 from convgen.algebra.space import Space
 from convgen.compiler import compile_layer
 from convgen.cost.layer_price import LayerPrice, Objective, sent_bytes
 from convgen.cost.machines import load_machine
 from convgen.cost.schedule import ScheduleCost, schedule_cost
-from convgen.errors import InputError
 from convgen.passes.drop_single_rank import DropSingleRank, without
 from convgen.passes.fuse_bias import FuseBias
 from convgen.passes.hold_x import HoldX
@@ -69,21 +68,11 @@ def least(
 
 
 def named(conv: Conv, grid: Grid) -> Iterator[tuple[str, dict[str, Layout], dict[str, Roles]]]:
-    """Every named algorithm under every assignment of its letters to axes that leaves no rank empty."""
+    """The named algorithms' that leave no rank empty."""
     space = Space(conv, grid)
-    for name, algorithm in ALGORITHMS.items():
-        letters = [a for a in algorithm.letters if a not in "DHW" or a in conv.letters]
-        letters += ["G"] if conv.groups > 1 else []
-        for assigned in product(letters, repeat=len(grid.names)):
-            of = dict(zip(grid.names, assigned, strict=True))
-            stored = stored_layouts(name, conv, {r: tuple(a for a in of if of[a] == r) for r in letters})
-            try:
-                nests = nest(default_nesting(space, "forward", of, stored))
-                roles = {phase: settle_groups(conv, grid, phase, nests) for phase in PHASES}
-            except InputError:
-                continue
-            if all(space.empty_ranks(layout) == 0 for layout in stored.values()):
-                yield name, stored, roles
+    for name, stored, roles in named_layouts(conv, grid):
+        if all(space.empty_ranks(layout) == 0 for layout in stored.values()):
+            yield name, stored, roles
 
 
 @pytest.mark.parametrize("objective", ["seconds", "bytes"])

@@ -139,3 +139,19 @@ def test_tensors_of_any_length_arrive() -> None:
                 begun.pop(0)()
 
     spawn(program, 3, GUARD_S)
+
+
+def test_what_could_not_be_received_is_not_passed_over() -> None:
+    """Else the next tensor's bytes would be taken for another's."""
+    made, taken = runtime(), list[int]()
+
+    def lost(member: int, part: Any) -> None:
+        raise ConnectionError("rank 0 was lost")
+
+    end = object.__new__(made.TorchTransport)
+    ends = SimpleNamespace(receive=lost), SimpleNamespace(receive=lambda member, part: taken.append(member))
+    end._coming = [(ends[1], 1, None), (ends[0], 0, None), (ends[1], 2, None)]
+    for _ in range(2):
+        with pytest.raises(ConnectionError, match="rank 0 was lost"):
+            end.receive_short()
+    assert taken == [1] and len(end._coming) == 2

@@ -18,6 +18,7 @@ from convgen.kernels.source import kernel_module
 from convgen.spec.target import Target
 
 if TYPE_CHECKING:
+    from convgen.kernels.of_rows import ConvolutionFile
     from convgen.network_compiler import CompiledNetwork
 
 FIELDS = ("registers", "spill_bytes", "shared_bytes", "matrix_instructions", "widest_global_load_bytes")
@@ -101,20 +102,21 @@ def kernels_text(compiled: Compiled) -> str:
 
 def network_kernels_json(compiled: CompiledNetwork) -> list[dict[str, Any]]:
     """A record for each kernel of a network's files, with the rows that run it."""
-    found: list[dict[str, Any]] = []
-    for file in compiled.kernels:
-        for record in records(file.name, file.kernels):
-            rows = [row for row, phase in file.uses if phase == record["phase"]]
-            found.append({"network": compiled.graph.name} | record | {"rows": rows})
-            del found[-1]["ranks"]
-    return found
+    name = compiled.graph.name
+    return [{"network": name} | record for file in compiled.kernels for record in _records_of(file)]
+
+
+def _records_of(file: ConvolutionFile) -> Iterator[dict[str, Any]]:
+    for record in records(file.name, file.kernels):
+        del record["ranks"]
+        yield record | {"rows": [row for row, phase in file.uses if phase == record["phase"]]}
 
 
 def network_kernels_text(compiled: CompiledNetwork) -> str:
     """The source of each file of kernels, below a table of what they compile to, and which rows run them."""
-    rows, texts = network_kernels_json(compiled), list[str]()
+    texts: list[str] = []
     for file in compiled.kernels:
-        own = [r for r in rows if r["layer"] == file.name]
+        own = list(_records_of(file))
         lines = _table(f"{compiled.graph.name}/{file.name}.py for {compiled.target.text}", own)
         runs = {r["phase"]: f"#   {r['phase']}: {', '.join(r['rows'])}" for r in own if r["rows"]}
         texts.append("\n".join([*lines, *runs.values()]) + f"\n{kernel_module(file.kernels)}")

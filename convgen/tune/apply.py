@@ -94,7 +94,7 @@ def with_measured_networks(compiled: Sequence[CompiledNetwork]) -> tuple[list[Co
                 uses = [row for row, phase in file.uses if phase == problems[0].phase]
                 looked += [Looked(uses[0], problems[0].phase, found)] if uses else []
                 measured |= {problems: found.config} if found.config is not None else {}
-        made.append(replace(one, measured=measured))
+        made.append(replace(one, measured=measured) if measured else one)
     return made, _remarks(looked, known)
 
 

@@ -19,8 +19,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 PLACE = 108  # bytes of a socket's address, at the most
-ROOM = 1 << 18  # bytes that are under way: asked of the system, which has at least LEAST, and counts its own
-LEAST = 1 << 17  # twice the longest tensor that is sent so
+TOLD = 1 << 16  # bytes of a tensor, at the most, that goes from rank to rank so
+LEAST = 2 * TOLD  # bytes of room for what is under way
+ROOM = 2 * LEAST  # is asked of the system, which counts its own bytes, too
 PATIENCE = timedelta(minutes=30)  # torch's own, where a group has no time-out
 
 
@@ -95,8 +96,6 @@ class Meeting:
             return self._by_gloo(mine, patience)
         if self.unread is not None:  # messages have no number: each is read before the next
             self.unread()
-        if self.ended:
-            raise ConnectionError(self.ended)
         got: list[bytes] = []
 
         def answers() -> list[bytes]:
@@ -116,8 +115,6 @@ class Meeting:
 
     def send(self, member: int, part: Tensor) -> None:
         """A tensor for which a socket has room that holds no other: then nobody waits here for who waits for them."""
-        if self.ended:
-            raise ConnectionError(self.ended)
         with _Ending(self, member):
             self.peers[member].sendall(_raw(part))
 
@@ -148,7 +145,8 @@ class _Ending:
         self.meeting, self.member = meeting, member
 
     def __enter__(self) -> None:
-        pass
+        if self.meeting.ended:
+            raise ConnectionError(self.meeting.ended)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
@@ -175,6 +173,8 @@ def _with_room(one: socket.socket) -> socket.socket:
 
 def _raw(part: Tensor) -> memoryview:
     """A contiguous tensor's bytes; not by numpy, which takes it for its own: such a storage can't be resized."""
+    if not part.is_contiguous():
+        raise ValueError(f"a tensor of strides {part.stride()} is sent: its elements have to lie side by side")
     return memoryview((ctypes.c_ubyte * part.nbytes).from_address(part.data_ptr())).cast("B")
 
 

@@ -115,12 +115,9 @@ class NormHere:
 
     def in_place(self) -> dict[tuple[str, str], Step]:
         """Those of them that renew buffers themselves, so that no other step has to."""
-        known: dict[tuple[str, str], Step] = {}
-        if self.is_quick and self.norm.counted:
-            known["forward", self.norm.counted] = self._count
-        if self.is_quick and self.norm.renewed:
-            known["forward", self.norm.renewed] = self._renew_by_parts if self.of_parts else self._renew
-        return known
+        renew = self._renew_by_parts if self.of_parts else self._renew
+        found: dict[str | None, Step] = {self.norm.counted: self._count, self.norm.renewed: renew}
+        return {("forward", name): step for name, step in found.items() if name and self.is_quick}
 
     # ---- forward ----
 

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .meetings import Meeting
+from .meetings import TOLD, Meeting
 
 # What all generated modules of a process share, whatever their runtime: places by the key of their mesh, who defined
 # which op, the class of Blocks, and process groups.
@@ -30,7 +30,6 @@ shared: dict[str, Any] = sys.modules.setdefault("_convgen_shared", ModuleType("_
 Splits = Sequence[int]
 Message = tuple[int, int, Callable[..., Any], Tensor]  # from, to, which half of it this rank has, what travels
 SHORT = 1 << 20  # bytes of a vector: a longer one is summed in place
-TOLD = 1 << 16  # bytes of a message, at the most, that ranks of one machine send by sockets
 FEW = 16  # ranks, at the most, of a group that does so: each has a socket to each other, and files are few
 RECENT_S = 10.0  # seconds for which a rank that has failed is known to have done so
 TIMED_OUT = re.compile(r"\btim(?:ed?[ -]?out|eout)\b", re.IGNORECASE)
@@ -226,9 +225,10 @@ class TorchTransport:
         return [m for m in messages if m[3].nbytes > TOLD]
 
     def receive_short(self) -> None:
-        coming, self._coming = self._coming, []
-        for meeting, member, part in coming:
+        while self._coming:
+            meeting, member, part = self._coming[0]
             meeting.receive(member, part)
+            del self._coming[0]  # what could not be received stays, so that nothing behind it is taken for it
 
     def send_and_receive_long(self, messages: list[Message], group: Group) -> None:
         """By the backend, in one batch."""
