@@ -9,7 +9,7 @@ minutes ?= 1
 
 BIN    := $(VENV)/bin
 # Tests start many processes, which need not compile what the first has compiled.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -W error -n $(JOBS) --maxprocesses 8 --dist worksteal -q
+PYTEST := env PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -W error -n $(JOBS) --maxprocesses 8 --dist worksteal -q
 LAYER  := examples/res5a_branch2b.yaml
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 

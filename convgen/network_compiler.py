@@ -461,7 +461,8 @@ def placed_again(row: PlacedRow, bound: Bound, grid: Grid) -> PlacedRow:
     for k, one in row.derived:
         name = row.signature.inputs[k].name
         derived[name] = place_gradient(bound, name, grid, one.way, dict(one.roles), names)
-    return place(bound, grid, row.way, dict(row.roles), row.reads, row.makes, derived)
+    again = place(bound, grid, row.way, dict(row.roles), row.reads, row.makes, derived)
+    return replace(again, holds=row.holds)
 
 
 def program_like(program: Program, described: Described) -> Program:

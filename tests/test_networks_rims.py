@@ -238,7 +238,7 @@ def test_a_filters_gradient_by_a_row_of_its_own_reads_a_rim() -> None:
     one, tensors = small("H=2", "float64")
     line = "    %_2.dw = conv_forward vjp\n"
     assert line in show(one.program)
-    moved = "    %_2.dw.x = exchange %2.weight over=H as=rim : x[*, *, H+(1,1), *]\n"
+    moved = "    %_2.dw.x = exchange %_1 over=H as=rim : x[*, *, H+(1,1), *]\n"
     text = show(one.program).replace(line, f"{moved}    %_2.dw = conv_backward_filter gradient {{H=H}}\n")
     edited = compile_text(one.graph, read_text(text, "small.txt"), target=SM_90)
     assert [file.uses for file in edited.kernels if ("_2", "backward_filter") in file.uses and file.rim == "x"]

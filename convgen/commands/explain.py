@@ -25,14 +25,25 @@ from convgen.errors import InputError
     "(png, svg, pdf).",
 )
 @click.option("--json", "as_json", is_flag=True, help="The numbers as JSON.")
+@click.option("--row", metavar="NAME", help="Of a network: every step of this row, with elements, bytes and formula.")
 @overlap_option
 @schedule_options
 @layer_options
-def explain_command(file: str, plot: Path | None, as_json: bool, overlap: bool, **options: Any) -> None:
+def explain_command(
+    file: str, plot: Path | None, as_json: bool, row: str | None, overlap: bool, **options: Any
+) -> None:
     """Roles, schedule, and per step its elements, bytes, seconds and formula."""
     if are_graphs([file]) or overlap:
-        explain_network(compile_one(file, overlap=overlap, **options), plot, as_json)
+        one = compile_one(file, overlap=overlap, **options)
+        if row is not None:
+            from convgen.explain.row import row_text
+
+            click.echo(row_text(one.compiled, row))
+            return
+        explain_network(one, plot, as_json)
         return
+    if row is not None:
+        raise InputError(f"--row is of networks, {file} is a layer", hint="without --row; or --overlap, as a network")
     from convgen.explain.text import cost_json, explain_text
 
     all_compiled = compile_files([file], **options)

@@ -78,7 +78,7 @@ def chunk_record(program: Program, start: Start) -> dict[str, Any]:
         "step": start.name,
         "collective": c.kind,
         "axes": list(c.over),
-        "bytes_sent_per_rank": [int(n) * element_bytes(_dtype(program, moved)) for n in sent],
+        "bytes_sent_per_rank": [int(n) * element_bytes(dtype_of(program, moved)) for n in sent],
         "of": [moved.step],
         "lane": start.lane,
     }
@@ -105,7 +105,7 @@ def _record(program: Program, moved: Moved) -> Iterator[dict[str, Any]]:
     c = moved.conversion
     if c.kind == "slice":
         return
-    size = element_bytes(_dtype(program, moved))
+    size = element_bytes(dtype_of(program, moved))
     sent = sent_elements(index_sets(moved.placed.signature, program.grid), c)
     if c.kind == "exchange" and not sent.any():
         return
@@ -117,7 +117,7 @@ def _record(program: Program, moved: Moved) -> Iterator[dict[str, Any]]:
     }
 
 
-def _dtype(program: Program, moved: Moved) -> str:
+def dtype_of(program: Program, moved: Moved) -> str:
     """Of what moves; a result that nobody reads has the type of what it is made of."""
     if moved.value in program.values:
         return program.values[moved.value].dtype

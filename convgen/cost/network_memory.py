@@ -43,6 +43,7 @@ from convgen.cost.overwriting import overwriting
 from convgen.operations.row import made_here
 from convgen.program.network import Program, Stretch
 from convgen.program.rows import Chain, PlacedRow, index_sets
+from convgen.program.shared import shared
 
 Kept = tuple[str, int]  # a root's name, bytes
 
@@ -182,6 +183,8 @@ class MemoryWalk:
                 for name in (*bound.reads, *filter(None, bound.makes)):
                     root = self.root.get(name, name)
                     kept[root] = self.size[root]
+                for k, _ in shared(row, tuple(grads)).held.values():
+                    kept[f"{i} fetched {k}"] = self.size[f"{i} fetched {k}"]
         return kept
 
     def _taken(self, stretch: Stretch) -> set[str]:

@@ -31,6 +31,7 @@ from convgen.errors import InputError
 from convgen.operations.row import Launch, Operation, Work, repeats
 from convgen.program.network import Program, asked
 from convgen.program.rows import Chain, PlacedRow, Roles, Stored, index_sets, sides
+from convgen.program.shared import shared
 from convgen.spec.layer import DTYPE_BYTES
 
 LONGEST = 1 << 56  # picoseconds of a step, added up in 64 bits
@@ -315,14 +316,16 @@ def row_cost(
     derived = {k for k, _ in row.derived}
     back = [k for k, chain in enumerate(row.back) if chain is not None and wanted[k] and k not in derived]
     between = row.between(wanted)
+    once = shared(row, tuple(wanted))
     if back:
-        moving += sum(price.chain(row, c) for c, r in zip(row.given, row.signature.results, strict=True) if r.gradient)
+        for j, (chain, result) in enumerate(zip(row.given, row.signature.results, strict=True)):
+            moving += price.chain(row, chain[once.given[j][1] if j in once.given else 0 :]) if result.gradient else 0
         moving += sum(price.chain(row, row.back[k] or ()) for k in back if row.bound.reads[k] not in hidden)
     if back or between:
         computing += price.local(row.bound.operation, row.way, dict(row.roles), [*back, *between], between)
     for k, one in row.derived:
         if wanted[k]:
-            moving += sum(price.chain(one, c) for c in one.fetch)
+            moving += sum(price.chain(one, c[once.served((k, j)) :]) for j, c in enumerate(one.fetch))
             moving += sum(price.chain(one, c) for c in one.store if row.bound.reads[k] not in hidden)
             computing += price.local(one.bound.operation, one.way, dict(one.roles))
     return computing, moving

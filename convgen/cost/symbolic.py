@@ -144,7 +144,7 @@ def _conversion(
     step: Convert, src: Layout, sizes: Sizes, element_bytes: Expr, algorithm: str, link: Link | None
 ) -> Formula:
     zero = sympy().Integer(0)
-    elements = _sent(step, src, sizes)
+    elements = sent_by(step.kind, step.over, src, step.type, sizes)
     if elements is None:
         return Formula(None, zero, zero, None)
     peers = sizes.neighbours(src, step.type) if step.kind == "exchange" else sizes.ranks(step.over) - 1
@@ -154,10 +154,10 @@ def _conversion(
     return Formula(elements, zero, zero, time)
 
 
-def _sent(step: Convert, src: Layout, sizes: Sizes) -> Expr | None:
-    """Elements that an interior rank sends."""
-    g = sizes.ranks(step.over)
-    match step.kind:
+def sent_by(kind: str, over: Iterable[str], src: Layout, dst: Layout, sizes: Sizes) -> Expr | None:
+    """Elements that an interior rank sends for a conversion; None where there is no closed form."""
+    g = sizes.ranks(over)
+    match kind:
         case "slice":
             return sympy().Integer(0)
         case "all_gather":
@@ -167,9 +167,9 @@ def _sent(step: Convert, src: Layout, sizes: Sizes) -> Expr | None:
         case "all_reduce":
             return 2 * (g - 1) / g * sizes.own(src)
         case "all_to_all":
-            return (g - 1) / g * sizes.own(src) if _moves_cleanly(src, step.type) else None
-        case "exchange":
-            return sizes.halo(src, step.type) if src.axes == step.type.axes else None
+            return (g - 1) / g * sizes.own(src) if _moves_cleanly(src, dst) else None
+        case _:
+            return sizes.halo(src, dst) if src.axes == dst.axes else None
 
 
 def _moves_cleanly(src: Layout, dst: Layout) -> bool:
@@ -198,6 +198,10 @@ class Sizes:
             return symbol("K") ** len(rows)
         return prod(symbol(f"K_{s.name}") for s in self.conv.spatial)
 
+    def inner(self, tensor: str) -> Expr:
+        """Elements for each of its dimensions' indices."""
+        return self.taps() if tensor == "w" else sympy().Integer(1)
+
     def extent(self, tensor: str, dim: int) -> Expr:
         """The whole dimension."""
         d = self.conv.dims(tensor)[dim]
@@ -212,9 +216,8 @@ class Sizes:
 
     def own(self, layout: Layout, *, frame: bool = False) -> Expr:
         """Elements that the rank holds; with `frame` the zero rows of its window too."""
-        taps = self.taps() if layout.tensor == "w" else 1
         rows = (self.rows(layout, i, frame=frame) for i in range(len(layout.axes)))
-        return prod(rows, start=sympy().Integer(1)) * taps
+        return prod(rows, start=sympy().Integer(1)) * self.inner(layout.tensor)
 
     def frame(self, layout: Layout) -> Expr:
         """Elements of the rank's block with its window, zero rows included unless padding is virtual."""
@@ -261,8 +264,7 @@ class Sizes:
             if dst.axes[i]:
                 below, above = min(below, before_below), min(above, before_above)
             had *= own + below + above
-        taps = self.taps() if src.tensor == "w" else 1
-        return (needed - had) * taps
+        return (needed - had) * self.inner(src.tensor)
 
     def neighbours(self, src: Layout, dst: Layout) -> Expr:
         """Ranks that an interior rank receives from, where no halo is wider than a block."""

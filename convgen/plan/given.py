@@ -8,20 +8,22 @@ network's are of channels, so where the two differ the row is refused.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from convgen.algebra.blocks import groups_are_plain
 from convgen.algebra.conv import Conv, Phase
 from convgen.algebra.grid import Grid
-from convgen.algebra.layout import Axes, Layout
+from convgen.algebra.layout import Axes
 from convgen.algebra.notation import entry_text
-from convgen.algebra.roles import nest, settle_groups
+from convgen.algebra.roles import Roles, nest, settle_groups
 from convgen.algebra.wants import layout
 from convgen.cost.network import bytes_of
 from convgen.errors import InputError
 from convgen.operations.bound import Bound
 from convgen.operations.row import Operation
 from convgen.program.rows import PlacedRow, Stored, index_sets, place, place_gradient, serves, stored_by_name
+from convgen.program.shared import could_hold
 from convgen.spec.graph import GivenRow
 from convgen.spec.placement import check_axis_of_grid
 
@@ -58,19 +60,25 @@ def given_rows(rows: Sequence[Bound], given: Iterable[GivenRow], grid: Grid) -> 
     for one in given:
         _check_axes(one, grid)
         own = [i for i, bound in enumerate(rows) if bound.module.partition(".")[0] == one.module]
-        (i,) = (i for i in own if rows[i].operation.convolves is not None)
+        (i,) = (i for i in own if rows[i].operation.is_product)
         bound, conv = rows[i], _conv(rows[i].operation)
         values = {"x": bound.reads[:1], "w": bound.reads[1:2], "y": (bound.makes[0], rows[own[-1]].makes[0])}
         for tensor, axes in one.stored:
             bare = tuple(tuple(a for a in some if grid.sizes[a] > 1) for some in axes)
-            _check_groups(one, conv, grid, tensor, bare)
-            whole = (*bare, *((),) * len(conv.spatial)) if tensor == "w" else bare
+            if conv is None:  # a linear layer, which has no row
+                whole = bare[:2]
+            else:
+                _check_groups(one, conv, grid, tensor, bare)
+                whole = (*bare, *((),) * len(conv.spatial)) if tensor == "w" else bare
             for value in values[tensor]:
                 if stored.setdefault(value, whole) != whole:
                     _refuse_two(one, tensor, value, stored[value], whole)
-        for behind in own[own.index(i) + 1 :]:  # the bias is added where y is
+        for behind in own[own.index(i) + 1 :]:  # the bias is added where y is, and lies there
             (result,) = rows[behind].operation.signatures[0].results
             there = zip(result.dims, stored.get(rows[behind].makes[0], ()), strict=False)
+            for value, operand in zip(rows[behind].reads, rows[behind].operation.signatures[0].inputs, strict=True):
+                if len(operand.shape) == 1 and (y := stored.get(rows[behind].makes[0])) is not None:
+                    stored.setdefault(value, (y[1],))
             ways[behind, "forward"] = ((0, {m.indices[0]: axes for m, axes in there if axes}),)
         for phase, pairs in one.roles:
             ways[i, phase] = _ways(one, bound.operation, grid, phase, pairs)
@@ -101,7 +109,8 @@ def place_given(number: int, placed: PlacedRow, grid: Grid, given: Given) -> Pla
         if anew or not any(_is_vjp(bound.operation, tensor, grid, (way, roles), own) for own in options):
             rows = (place_gradient(bound, tensor, grid, *own, names) for own in options)
             derived[tensor] = min(rows, key=lambda row: bytes_of(row, grid))
-    return place(bound, grid, way, roles, placed.reads, placed.makes, derived)
+    row = place(bound, grid, way, roles, placed.reads, placed.makes, derived)
+    return row if number in given.refetched else replace(row, holds=bool(could_hold(row)))
 
 
 def _is_vjp(operation: Operation, tensor: str, grid: Grid, forward: Way, own: Way) -> bool:
@@ -112,18 +121,19 @@ def _is_vjp(operation: Operation, tensor: str, grid: Grid, forward: Way, own: Wa
     there = {o.name: layout(sets, o.name, signature.wants(o, forward[1])) for o in signature.inputs}
     for result in signature.results:
         made = layout(sets, result.name, signature.wants(result, forward[1]))
-        there[f"d{result.name}"] = Layout(result.name, made.axes, made.windows)
+        there[f"d{result.name}"] = replace(made, partial=())
     reads = [layout(others, o.name, other.wants(o, own[1])) for o in other.inputs]
     (wanted,) = (o for o in signature.inputs if o.name == tensor)
-    made = layout(others, tensor, other.wants(other.results[0], own[1]))
-    return [there[source] for source in one.reads] == reads and made == layout(
-        sets, tensor, signature.gradient(wanted, forward[1])
-    )
+    (result,) = other.results
+    made = layout(others, result.name, other.wants(result, own[1]))
+    found = layout(sets, tensor, signature.gradient(wanted, forward[1]))
+    pairs = [(made, found), *((read, there[source]) for read, source in zip(reads, one.reads, strict=True))]
+    return all((a.axes, a.windows, a.partial) == (b.axes, b.windows, b.partial) for a, b in pairs)
 
 
-def _conv(operation: Operation) -> Conv:
-    assert operation.convolves is not None
-    return operation.convolves[1]
+def _conv(operation: Operation) -> Conv | None:
+    """Of a convolution; a linear layer has none."""
+    return None if operation.convolves is None else operation.convolves[1]
 
 
 def _ways(
@@ -132,6 +142,8 @@ def _ways(
     """Signatures of a phase's operation, and roles under which local code takes its blocks."""
     conv, tensor = _conv(operation), next((t for t, p in GRADIENTS.items() if p == phase), "y")
     bare = [(axis, role) for axis, role in pairs if grid.sizes[axis] > 1]
+    if conv is None:
+        return ((0, _of_linear(one, operation, phase, nest(bare))),)
     try:
         roles = dict(settle_groups(conv, grid, phase, nest(bare)).nests)
     except InputError as error:
@@ -157,6 +169,16 @@ def _ways(
     fact = f"{phase} by {said} splits {conv.groups} groups as no row of a network does"
     hint = "as many groups on each rank; within a group channels that are made, not those that are summed over"
     raise InputError(fact, (*one.path, "roles", phase), hint=hint)
+
+
+def _of_linear(one: GivenRow, operation: Operation, phase: str, roles: Roles) -> dict[str, Axes]:
+    """A linear layer's roles, by its own indices. Raises InputError: a role that it has not."""
+    names = {role: index for index, role in operation.as_convolution.items()}
+    for role, axes in roles.nests:
+        if role not in names:
+            fact = f"a linear layer has no role {role}, which {phase} gives {entry_text(axes)}"
+            raise InputError(fact, (*one.path, "roles", phase, axes[0]), hint=f"{', '.join(names)} or none")
+    return {names[role]: axes for role, axes in roles.nests}
 
 
 def _check_axes(one: GivenRow, grid: Grid) -> None:

@@ -20,6 +20,7 @@ from typing import Literal
 
 from convgen.program.network import Bucket, Moved, Program, asked, gradients, label
 from convgen.program.rows import Chunks, PlacedRow
+from convgen.program.shared import in_order
 
 GRADIENTS, HALOS, CHUNKS = "gradients", "halos", "chunks"  # lanes
 
@@ -185,7 +186,7 @@ def _gradients(row: PlacedRow, number: int, wanted: list[bool]) -> Iterator[Flow
     others, last first, as autograd comes to their operands."""
     steps = [*gradients(row, number, wanted)]
     base, names = label(row), row.signature.inputs
-    derived = {k: one for k, one in row.derived if wanted[k]}
+    derived = dict(in_order(row, tuple(wanted)))
     between = row.between(wanted)
     if between and not any(chain is not None and wanted[k] for k, chain in enumerate(row.back)):
         yield Local(f"{base}.d{row.bound.operation.name}", number, row, between)

@@ -84,7 +84,7 @@ class _Lowering(Forward):
         between = len(operands) < len(local.operands)
         dys: list[str] = []
         for j, result in enumerate(row.signature.results):
-            dys.append((self.now.get((i, "dy", j)) or self._dy(i, j)) if result.gradient else NOTHING)
+            dys.append(self._given(i, j) if result.gradient else NOTHING)
         if local.part == "chunk":
             self._vjp_chunk(local, i, operands, dys)
             return

@@ -11,6 +11,7 @@ from convgen.program import flow
 from convgen.program.network import Moved, Program, asked, label
 from convgen.program.norms import counting, evaluated
 from convgen.program.rows import Chain, PlacedRow, reads_of
+from convgen.program.shared import Place, Shared, shared
 from convgen.program.steps import NOTHING, Kind, Step, state_slot
 
 When = tuple[str, bool] | None
@@ -101,6 +102,10 @@ class Forward:
         row = self.program.rows[i]
         if d is None:
             return self.slots[row.bound.reads[k]]
+        if (held := self._shared(i).held.get((d, k))) is not None:
+            return self.now[i, None, "fetch", held[0], held[1] - 1]
+        if (other := self._shared(i).rows.get((d, k))) is not None:
+            return self._fetched(i, *other)
         kind, j = reads_of(row.bound.operation, self._placed(i, d).bound.reads)[k]
         if kind == "operand":
             return self.slots[row.bound.reads[j]]
@@ -109,6 +114,21 @@ class Forward:
         if (between := self.now.get((i, "between"))) is not None:
             return between
         return self._dy(i, j)
+
+    def _shared(self, i: int) -> Shared:
+        row = self.program.rows[i]
+        return shared(row, tuple(asked(row.bound, self.wanted)))
+
+    def _fetched(self, i: int, place: Place, count: int) -> str:
+        """What a gradient's row has fetched of an operand, by so many conversions."""
+        return self.now[i, place[0], "fetch", place[1], count - 1]
+
+    def _given(self, i: int, j: int) -> str:
+        """A result's gradient, as far as it has been fetched for local code's vjp."""
+        if (i, "dy", j) in self.now:
+            return self.now[i, "dy", j]
+        once = self._shared(i).given
+        return self._fetched(i, *once[j]) if j in once else self._dy(i, j)
 
     def _dy(self, i: int, j: int) -> str:
         return self.grads.get(self.program.rows[i].bound.makes[j], NOTHING)
@@ -156,7 +176,7 @@ class Forward:
                 self.now.pop((i, d, "fetch", k), None)
             made = self._slot(moved.step)
             self._add("fetch", moved.step, [made], [self._operand(i, k, d)], i, moved)
-            self.now[i, d, "fetch", k] = made
+            self.now[i, d, "fetch", k] = self.now[i, d, "fetch", k, n] = made
         elif which == "store":
             made = self._slot(self._result(i, d, k) if n == count - 1 else moved.step)
             self._add("store", moved.step, [made], [self.now[i, d, "made", k]], i, moved)
@@ -166,7 +186,7 @@ class Forward:
                     self._evaluated(i, alternative, made)
                 self._renew(i, k)
         elif which == "given":
-            source = self.now[i, "dy", k] if n else self._dy(i, k)
+            source = self._given(i, k)
             made = self.now[i, "dy", k] = self._slot(moved.step)
             self._add("given", moved.step, [made], [source], i, moved)
         else:

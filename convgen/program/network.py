@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Literal
 
 from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes
 from convgen.algebra.redistribute import Conversion
 from convgen.operations.bound import Bound
-from convgen.program.rows import Chain, PlacedRow, Stored
+from convgen.program.rows import Chain, PlacedRow, Stored, reads_of
+from convgen.program.shared import in_order, shared
 
 FLOATS = frozenset({"float64", "float32", "bfloat16", "float16"})
 Kind = Literal["input", "parameter", "buffer", "constant", "made"]
@@ -180,22 +182,30 @@ def gradients(row: PlacedRow, number: int, wanted: Sequence[bool]) -> Iterator[M
         wanted: by operand.
     """
     base, names = label(row), row.signature.inputs
-    for k, one in row.derived:
-        if wanted[k]:
-            for j, chain in enumerate(one.fetch):
-                step = f"{base}.d{names[k].name}.{one.signature.inputs[j].name}"
-                yield from _named(chain, number, (f"derived {k} fetch", j), row.bound.reads[k], step, one)
-            step = f"{base}.d{names[k].name}"
-            yield from _named(one.store[0], number, (f"derived {k} store", 0), row.bound.reads[k], step, one)
+    once = shared(row, tuple(wanted))
+    for k, one in in_order(row, tuple(wanted)):
+        step = f"{base}.d{names[k].name}"
+        for j, chain in enumerate(one.fetch):
+            of, value = f"{step}.{one.signature.inputs[j].name}", _read(row, k, one, j)
+            moved = _named(chain, number, (f"derived {k} fetch", j), value, of, one)
+            yield from islice(moved, once.served((k, j)), None)
+        yield from _named(one.store[0], number, (f"derived {k} store", 0), row.bound.reads[k], step, one)
     back = [k for k, chain in enumerate(row.back) if chain is not None and wanted[k]]
     if not back:
         return
     for k, chain in reversed([*enumerate(row.given)]):
         if row.signature.results[k].gradient:
             step = f"{base}.d{row.signature.results[k].name}"
-            yield from _named(chain, number, ("given", k), row.bound.makes[k], step, row)
+            moved = _named(chain, number, ("given", k), row.bound.makes[k], step, row)
+            yield from islice(moved, once.given[k][1] if k in once.given else 0, None)
     for k in reversed(back):
         yield from _named(row.back[k] or (), number, ("back", k), row.bound.reads[k], f"{base}.d{names[k].name}", row)
+
+
+def _read(row: PlacedRow, k: int, one: PlacedRow, j: int) -> str:
+    """The value that a gradient's row reads, or whose gradient."""
+    kind, n = reads_of(row.bound.operation, one.bound.reads)[j]
+    return row.bound.reads[n] if kind == "operand" else row.bound.makes[n] or row.bound.reads[k]
 
 
 def label(row: PlacedRow) -> str:

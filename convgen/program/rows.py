@@ -69,6 +69,7 @@ class PlacedRow:
             gradient that is not `split`, while other gradients of its row are.
         ahead: rows before its own at which an early halo is started.
         chunks: along which what moves travels while other chunks are computed.
+        holds: what it fetches stays until backward, for gradients' rows that would fetch the same (program/shared.py).
     """
 
     bound: Bound
@@ -85,6 +86,7 @@ class PlacedRow:
     split: bool = True
     ahead: int = 0
     chunks: Chunks | None = None
+    holds: bool = False
 
     @cached_property
     def _hash(self) -> int:

@@ -28,7 +28,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "add": (),
     "concat": (),
     "flatten": (),
-    "linear": ("out_features!", "bias"),
+    "linear": ("out_features!", "bias", *PLACED),
     "softmax_loss": (),
 }  # fmt: skip
 JOINS = ("add", "concat")

@@ -122,7 +122,29 @@ def _linear(attributes: Mapping[str, Any], shape: Shape) -> Made:
     if not isinstance(bias, bool):
         raise InputError(f"bias can't be {shown(bias)}", ("bias",), hint="true or false")
     conv = Conv(shape[0], shape[1], features, (Spatial("W", 1, kernel=1),), bias=bias)
-    return Made((shape[0], features, *shape[2:]), conv)
+    layer = None
+    if placed := {key: attributes[key] for key in PLACED if key in attributes}:
+        if isinstance(placed.get("distribution"), dict):
+            placed["distribution"] = _of_one_row(placed["distribution"], shape)
+        layer = _layer("conv", {"out_channels": features, "kernel_size": 1, "bias": bias, **placed}, "it", (*shape, 1))
+    return Made((shape[0], features, *shape[2:]), conv, layer)
+
+
+def _of_one_row(distribution: Mapping[str, object], shape: Shape) -> dict[str, object]:
+    """A linear layer's, as that of a convolution of one row."""
+    found = dict(distribution)
+    for tensor in ("x", "y"):
+        entries = as_list(found.get(tensor))
+        if entries is None:
+            continue
+        if len(entries) != len(shape):
+            fact = f"distribution.{tensor} has {len(entries)} entries, {tensor} has {len(shape)} dimensions to split"
+            names = "N, C" if tensor == "x" else "N, F"
+            example = ", ".join(['"*"'] * len(shape))
+            hint = f"an entry each for {names}, e.g. {tensor}: [{example}]"
+            raise InputError(fact, ("distribution", tensor), hint=hint)
+        found[tensor] = [*entries, "*"]
+    return found
 
 
 def keys_of(kind: str) -> tuple[str, ...]:

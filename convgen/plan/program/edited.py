@@ -32,6 +32,7 @@ from convgen.program.forms import rim_faults
 from convgen.program.network import Bucket, Moved, Program, Value, label
 from convgen.program.network_text import BACKWARD, FORWARD, KINDS, SECTIONS, head, show
 from convgen.program.rows import Chunks, PlacedRow, place
+from convgen.program.shared import could_hold
 from convgen.program.text import grid_of
 from convgen.program.verify.network import faults
 from convgen.program.wide import Group, chains, joined, joined_rows
@@ -361,6 +362,7 @@ def in_flight(text: ProgramText, program: Program) -> Program:
         for number, line in steps
         if (match := _STARTED.fullmatch(line))
     }
+    moved = {line[1:].partition(" = ")[0].partition(".1 = ")[0] for _, line in _later(text)}
     rims = {match[1]: number for number, line in text.lines if (match := _RIM.fullmatch(line))}
     bounds = [row.bound for row in program.rows]
     wrong: list[_Wrong] = []
@@ -376,7 +378,8 @@ def in_flight(text: ProgramText, program: Program) -> Program:
             name = f"{base}.d{names[k].name}"
             one = _flying(wrong, name, one, program.grid, of, started, pieces)
             derived.append((k, _with_rims(wrong, name, one, program.grid, rims)))
-        row = replace(row, derived=tuple(derived))
+        held = (f"{base}.d{names[k].name}.{dict(derived)[k].signature.inputs[j].name}" for k, j in could_hold(row))
+        row = replace(row, derived=tuple(derived), holds=any(step not in moved for step in held))
         early = ahead.get(i, 0) if names and f"{base}.{names[0].name}" in started else 0
         pieces = not early or any(p in ("interior", "boundary") for p in said[i].parts)
         row = _flying(wrong, base, row, program.grid, said[i], started, pieces)

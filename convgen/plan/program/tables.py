@@ -7,9 +7,10 @@ its own, whichever is cheaper there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -218,7 +219,7 @@ class Asking:
         must = set(names) if signature.reduction != "sum" else {n for n in names if self._gathers(n)}
         every = ({n for b, n in enumerate(names) if bits >> b & 1} for bits in range(1 << len(names)))
         choices = [some for some in every if must <= some]
-        options: list[Table] = []
+        options: list[tuple[Table, dict[str, Table]]] = []  # costs, and cells' numbers of a way of each row
         for rows in choices:
             table = np.zeros(self.shape, dtype=np.int64)
             by_vjp = [k for k in vjp if signature.inputs[k].name not in rows]
@@ -226,17 +227,48 @@ class Asking:
                 table = table + vjp[k]
             if by_vjp:
                 table = table + given + self.price.local(operation, number, dict(roles), by_vjp)
-            for n in rows:
-                if self.q.wanted[self.numbers[n]]:
-                    table = table + own[n][0].min(0)
-            options.append(table)
-        stacked = np.stack(options)
+            wanted = {n: own[n] for n in names if n in rows and self.q.wanted[self.numbers[n]]}
+            least = sum((tables.min(0) for tables, _ in wanted.values()), table)
+            ways = {n: own[n][0].argmin(0) for n in rows}
+            options.append((least, ways))
+            for numbers, saved in self._shared(way, wanted, with_vjp=bool(by_vjp)):
+                costs = sum((own[n][0][i] for n, i in numbers.items()), table) - saved
+                costs = sum((own[n][0].min(0) for n in wanted if n not in numbers), costs)
+                options.append((costs, ways | {n: np.full(self.shape, i) for n, i in numbers.items()}))
+        stacked = np.stack([costs for costs, _ in options])
         best, which = stacked.min(0), stacked.argmin(0)
         for n in names:
-            taken = np.isin(which, [i for i, rows in enumerate(choices) if n in rows])
-            cells = np.where(taken, own[n][0].argmin(0), -1)
+            cells = np.full(self.shape, -1)
+            for i, (_, ways) in enumerate(options):
+                cells = np.where(which == i, ways[n], cells) if n in ways else cells
             chosen[n] = (cells, own[n][1])
         return total + best, chosen
+
+    def _shared(
+        self, way: Way, own: Mapping[str, tuple[Table, list[Way]]], *, with_vjp: bool
+    ) -> Iterator[tuple[dict[str, int], Table]]:
+        """Gradients' rows by ways that fetch the result's gradient alike, or as the vjp does, and what that saves."""
+        q, price, signature = self.q, self.price, self.q.operation.signatures[way[0]]
+        if len(signature.results) != 1:
+            return
+        ((result,), stored) = signature.results, q.results[0]
+        groups: dict[object, tuple[Table, dict[str, list[int]]]] = {}  # what is fetched, and ways by row
+        makes = replace(price.wants(signature, result, way[1]), partial=())
+        for name, (_, ways) in own.items():
+            one = q.operation.gradients[name]
+            for i, (number, roles) in enumerate(ways):
+                theirs = one.operation.signatures[number]
+                operand = next(o for o, r in zip(theirs.inputs, one.reads, strict=True) if r == f"d{result.name}")
+                sets, wants = price.tensors(theirs)[operand.name], price.wants(theirs, operand, roles)
+                key = (wants, sets) if wants.has_window else wants
+                group = groups.setdefault(key, (price.fetched(sets, stored, wants), {}))
+                group[1].setdefault(name, []).append(i)
+        for key, (costs, of) in groups.items():
+            by_vjp = with_vjp and key == makes
+            for some in product(*([None, *numbers] for numbers in of.values())) if costs.any() else ():
+                numbers = {name: i for name, i in zip(of, some, strict=True) if i is not None}
+                if (fewer := len(numbers) + by_vjp - 1) > 0:
+                    yield numbers, self._spread(costs * fewer, 0, result=True)
 
     def _gathers(self, name: str) -> bool:
         """Whether this gradient must be a row of its own, which reads operands as they are stored."""
