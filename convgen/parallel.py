@@ -83,7 +83,8 @@ def from_torch(
     Example:
         >>> import torch
         >>> net = from_torch(torch.nn.Conv2d(3, 8, 3, padding=1), (torch.zeros(4, 3, 8, 8),), grid="N=2,H=2")
-        >>> net.NET.values["output"]
+        >>> shape, layout = net.NET.values["output"]
+        >>> shape, str(layout)
         (('N', 8, 8, 8), '[N * H *]')
     """
     check_statistics(statistics)

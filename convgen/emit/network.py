@@ -13,7 +13,7 @@ from typing import Any
 
 from convgen import __version__
 from convgen.algebra.layout import Axes, Layout
-from convgen.algebra.notation import entry_text, roles_text
+from convgen.algebra.notation import entry_text
 from convgen.algebra.redistribute import Conversion
 from convgen.cost.network import volume
 from convgen.emit.literals import WIDTH, filled, in_comment, literal
@@ -111,6 +111,7 @@ def _imports(runtime: SharedRuntime, names: Sequence[str]) -> str:
 class _Writer:
     def __init__(self, given: NetworkInput) -> None:
         self.given, self.program = given, given.program
+        self.layouts: dict[tuple[tuple[Axes, ...], tuple[int, ...]], str] = {}  # a layout -> its constant
         self.rows: dict[str, str] = {}  # text of a row -> its constant
         self.used: set[str] = set()  # names of the runtime
         self.sections: dict[str, tuple[str, list[str]]] = {}  # text of steps -> its constant, blocks that have it
@@ -161,6 +162,7 @@ class _Writer:
             "modes": g.modes,
             "noise": any(self._draws(row.bound.operation) for row in self.program.rows),
             "rows": rows,
+            "layouts": [(name, axes, reads, bracketed(axes, reads)) for (axes, reads), name in self.layouts.items()],
             "sections": sections,
             "listed": listed,
             "outputs": {name: (slot, of) for name, slot, of in self.lowered.outputs},
@@ -170,6 +172,7 @@ class _Writer:
         text = environment().get_template("network.py.jinja").render(**context)
         always = {"Row", "Section", "Steps", "Net", "NetworkModule", "clip_grad_norm_", "Block"}
         always |= {"Norm"} if self.norms else set()
+        always |= {n for n in ("Distribution", "Side", "To") if f"{n}(" in text}
         always |= {"OfChildren"} if context["of_children"] else set()
         always |= {"KERNELS", "LocalConvolution", "LocalKernels"} if g.kernels else set()
         always |= {"RIMS"} if any(k.rim for k in g.kernels) else set()
@@ -187,9 +190,19 @@ class _Writer:
             f"{source} on {p.grid}; schedule.txt has every step, volume.json what each sends.",
         ]
 
+    def _at(self, axes: Sequence[Axes], reads: tuple[int, ...] = ()) -> str:
+        """The constant of a layout."""
+        key = tuple(axes), reads
+        if key not in self.layouts:
+            words = ["".join(a) or "x" for a in axes]
+            words = [w + "r" * (d in reads) for d, w in enumerate(words)]
+            taken = {*self.layouts.values(), *self.names, *self.rows.values()}
+            self.layouts[key] = a_name("_".join(["L", *words]), taken)
+        return self.layouts[key]
+
     def _value(self, name: str, other: str) -> tuple[tuple[Any, ...], str]:
         here, there = self.program.values[name], self.given.other.values[other]
-        return tuple(self._size(a, b) for a, b in zip(here.shape, there.shape, strict=True)), entries(here.stored)
+        return tuple(self._size(a, b) for a, b in zip(here.shape, there.shape, strict=True)), self._at(here.stored)
 
     def _size(self, here: int, there: int) -> int | str:
         """A number, or so many times the samples."""
@@ -255,8 +268,8 @@ class _Writer:
     # ---------------------------------------------------------------- rows
     def _constructor(self, row: PlacedRow, other: PlacedRow, indent: str = "") -> str:
         operation = self._expression(row.bound.operation, other.bound.operation)
-        reads = [both(f, s, b) for f, s, b in zip(row.fetch, row.reads, row.back, strict=True)]
-        makes = [both(s, stored, g) for s, stored, g in zip(row.store, row.makes, row.given, strict=True)]
+        reads = [self._side(f, s, b) for f, s, b in zip(row.fetch, row.reads, row.back, strict=True)]
+        makes = [self._side(s, stored, g) for s, stored, g in zip(row.store, row.makes, row.given, strict=True)]
         sides = [_listed(reads, indent), _listed(makes, indent)]
         sides += [f"way={row.way}"] * bool(row.way)
         sides += [f"early={row.early}"] * (row.early is not None) + ["split=False"] * (not row.split)
@@ -267,8 +280,21 @@ class _Writer:
             there = dict(other.derived)[k]
             inner.append(f"{k}: {self._constructor(one, there, indent + '    ')}")
         sides += [f"derived={{{', '.join(inner)}}}"] * bool(inner)
-        head = f"Row(lambda N: {operation}, {literal(roles_text(row.roles))}"
+        head = f"Row(lambda N: {operation}, {literal(dict(row.roles))}"
         return f",\n    {indent}".join([head, *sides]) + ")"
+
+    def _side(self, chain: Chain, stored: Stored, back: Chain | None) -> str:
+        """An operand's layouts, or a result's, and what moves between them; and of its gradient."""
+        start = self._layout(chain[0].src) if chain else self._at(stored)
+        if not chain and not back:
+            return start
+        steps = "".join(f'To("{kind_of(c)}", {literal(c.over)}, {self._layout(c.dst)}), ' for c in chain)
+        found = [start, f"({steps.strip()})" if len(chain) < 2 else f"({steps.strip(', ')})"]
+        found += [self._side(back, stored, None)] if back else []
+        return f"Side({', '.join(found)})"
+
+    def _layout(self, layout: Layout) -> str:
+        return self._at(layout.axes, tuple(d for d, w in enumerate(layout.windows) if w is not None))
 
     def _expression(self, operation: Any, other: Any) -> str:
         """How an operation is made, with N where a size follows the number of samples."""
@@ -283,15 +309,10 @@ class _Writer:
 
 def _listed(texts: Sequence[str], indent: str) -> str:
     """A list in one line, or a line each where that is too long."""
-    line = "[" + ", ".join(map(literal, texts)) + "]"
+    line = "[" + ", ".join(texts) + "]"
     if len(line) + len(indent) < WIDTH - 8:
         return line
-    return "[" + f",\n     {indent}".join(map(literal, texts)) + "]"
-
-
-def both(there: Chain, stored: Stored, back: Chain | None) -> str:
-    """A chain, and behind a bar that of the gradient."""
-    return chain_text(there, stored) + (f" | {chain_text(back, stored)}" if back else "")
+    return "[" + f",\n     {indent}".join(texts) + "]"
 
 
 def constructor(value: Any) -> str:
@@ -317,19 +338,6 @@ def kind_of(c: Conversion) -> str:
     return named.get((c.kind, c.reduction), c.kind)
 
 
-def chain_text(chain: Chain, stored: Stored) -> str:
-    """`[N * H *] exchange(H) [N * H+ *]`."""
-    if not chain:
-        return entries(stored)
-    text = _layout(chain[0].src)
-    return text + "".join(f" {kind_of(c)}({','.join(c.over)}) {_layout(c.dst)}" for c in chain)
-
-
-def _layout(layout: Layout) -> str:
-    return entries(layout.axes, [w is not None for w in layout.windows])
-
-
-def entries(axes: Sequence[Axes], windows: Sequence[bool] = ()) -> str:
-    """`[N * H+ (F,C)]`."""
-    marks = windows or [False] * len(axes)
-    return "[" + " ".join(entry_text(a) + "+" * m for a, m in zip(axes, marks, strict=True)) + "]"
+def bracketed(axes: Sequence[Axes], reads: Sequence[int]) -> str:
+    """`[N, *, H+, (F,C)]`."""
+    return "[" + ", ".join(entry_text(a) + "+" * (d in reads) for d, a in enumerate(axes)) + "]"

@@ -86,7 +86,7 @@ class Steps:
     def _moved(self, m: Moved, phase: str) -> Step:
         c = m.conversion
         sent, ps = self.price.moves.moved(index_sets(m.placed.signature, self.program.grid), c)
-        is_sum = phase == "backward" and m.value in self.hidden and m.chain[0].split()[-1] in ("store", "back")
+        is_sum = phase == "backward" and m.value in self.hidden and m.is_of_gradient
         over = f" over {','.join(c.over)}" if c.over else ""
         size = self.price.element_bytes
         return Step(

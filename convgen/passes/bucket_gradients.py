@@ -75,7 +75,7 @@ class BucketGradients(NetworkPass):
 
 def summed_parameters(program: Program) -> list[Moved]:
     """All-reduces of backward whose sums are gradients of parameters, and nothing else is; in backward's order."""
-    wanted, every = program.differentiable(of_inputs=False), [*program.backward()]
+    wanted, every = program.differentiable(of_inputs=False), [m for m in program.backward() if m.is_of_gradient]
     found: dict[str, list[Moved]] = {}
     for m in every:
         found.setdefault(m.value, []).append(m)

@@ -114,9 +114,11 @@ def renamed(before: Program, after: Program) -> Iterator[Bucket]:
     steps: dict[str, str] = {}
     of: dict[str, list[str]] = {}
     for m in after.backward():
-        of.setdefault(m.value, []).append(m.step)
+        if m.is_of_gradient:
+            of.setdefault(m.value, []).append(m.step)
     for m in before.backward():
-        steps[m.step] = of[m.value].pop(0)
+        if m.is_of_gradient:
+            steps[m.step] = of[m.value].pop(0)
     order = {m.step: n for n, m in enumerate(after.backward())}
     for bucket in before.buckets:
         yield replace(bucket, steps=tuple(sorted((steps[s] for s in bucket.steps), key=order.__getitem__)))

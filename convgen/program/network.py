@@ -56,6 +56,11 @@ class Moved:
     placed: PlacedRow
     conversion: Conversion
 
+    @property
+    def is_of_gradient(self) -> bool:
+        """Whether it brings an operand's gradient to where the operand is stored."""
+        return self.chain[0] == "back" or self.chain[0].endswith(" store")
+
 
 @dataclass(frozen=True, slots=True)
 class Bucket:

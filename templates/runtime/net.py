@@ -22,7 +22,7 @@ from .copies import compare_copies, compares
 from .envelope import code_of, enter
 from .mesh import Place, make_mesh, place_key, places
 from .parameters import find_placements
-from .splits import Plain, Split, axes_of, block_of
+from .splits import Distribution, Plain, Split, block_of
 from .transport import Transport
 from .travel import RowHere
 
@@ -40,7 +40,7 @@ class Net(Plain):
     Args:
         spec, schedule: the network in a graph file's keys, and its program's text; alike on all ranks of a mesh.
         batch: the number of samples that it was compiled for.
-        values: inputs and outputs: shape and layout, `[N * H *]`.
+        values: inputs and outputs: shape, and how they are laid out.
         state: parameters and buffers: the same, how torch fills them, and a buffer's dtype ("" for a parameter).
     """
 
@@ -55,12 +55,12 @@ class Net(Plain):
         device: str,
         sums: str,
         identity: str,
-        values: Mapping[str, tuple[Sequence[Size], str]],
-        state: Mapping[str, tuple[Sequence[Size], str, str, str]],
+        values: Mapping[str, tuple[Sequence[Size], Distribution]],
+        state: Mapping[str, tuple[Sequence[Size], Distribution, str, str]],
     ) -> None:
         self.name, self.file, self.grid, self.batch = name, file, grid, batch
         self.dtype, self.device, self.sums, self.state = dtype, device, sums, state
-        self.values = {**values, **{n: (shape, text) for n, (shape, text, _, _) in state.items()}}
+        self.values = {**values, **{n: (shape, there) for n, (shape, there, _, _) in state.items()}}
         self.wide = torch.float64 if dtype == torch.float64 else torch.float32
         folder = Path(file).parent
         files = [path for ending in ("*.py", "*.pt") for path in sorted(folder.glob(ending))]
@@ -72,8 +72,8 @@ class Net(Plain):
         self._last: tuple[Callable[[], object], str] = (lambda: None, "")  # a mesh, and the key of the place on it
 
     def split(self, name: str, batch: int) -> Split:
-        shape, text = self.values[name]
-        return Split(name, sized(shape, batch), axes_of(text)[0])
+        shape, there = self.values[name]
+        return Split(name, sized(shape, batch), there.axes)
 
     # ---- What conversions and parameters ask of a layer ----
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, cast
@@ -23,10 +22,8 @@ from .blocks import Unmapped
 from .here import held_at
 from .layout import Box, common, interval
 from .mesh import Place, coordinates, members
-from .splits import Plain, Split, axes_of
+from .splits import Distribution, Plain, Side, Split
 from .travel import Chain, Move
-
-CHAIN = re.compile(r"\[([^\]]*)\]|(\w+)\(([\w,]*)\)")
 
 
 class Reach:
@@ -86,27 +83,26 @@ class Stand(Plain):
 
     # ---- Layouts ----
 
-    def _layouts(self, chain: str, operand: Operand) -> list[Any]:
-        return [self._read(m[0], operand) for m in CHAIN.finditer(chain) if m[0].startswith("[")]
+    def _layouts(self, side: Side, operand: Operand) -> list[Any]:
+        return [self._read(one, operand) for one in (side.start, *(to.made for to in side.steps))]
 
-    def _read(self, text: str, operand: Operand) -> Any:
-        axes, read = axes_of(text)
-        blocks = Split(operand.name, operand.shape, axes)
-        if not any(read):
+    def _read(self, there: Distribution, operand: Operand) -> Any:
+        blocks = Split(operand.name, operand.shape, there.axes)
+        if not there.reads:
             return blocks
         windows = tuple(
-            (made.relation, self.signature.extent[made.indices[0]]) if is_read and made.relation else None
-            for is_read, made in zip(read, operand.dims, strict=True)
+            (made.relation, self.signature.extent[made.indices[0]]) if d in there.reads and made.relation else None
+            for d, made in enumerate(operand.dims)
         )
         return Reach(blocks, windows)
 
-    def _chain(self, text: str, operand: Operand, step: str) -> Chain:
-        layouts = self._layouts(text, operand)
-        kinds = [(m[2], tuple(filter(None, m[3].split(",")))) for m in CHAIN.finditer(text) if m[2]]
-        names = [f"{step}.{i + 1}" if len(kinds) > 1 else step for i in range(len(kinds))]
+    def _chain(self, side: Side | None, operand: Operand, step: str) -> Chain:
+        if side is None:
+            return ()
+        pairs = zip(side.steps, pairwise(self._layouts(side, operand)), strict=True)
+        several = len(side.steps) > 1
         return tuple(
-            Move(kind, over, *pair, name)
-            for (kind, over), pair, name in zip(kinds, pairwise(layouts), names, strict=True)
+            Move(to.kind, to.over, *pair, f"{step}.{i}" if several else step) for i, (to, pair) in enumerate(pairs, 1)
         )
 
     # ---- Where local code stands ----
@@ -232,10 +228,9 @@ class Row:
 
     Args:
         operation: for a number of samples.
-        roles: the grid's axes that split each index, outermost first: `N=N H=(H,W)`.
-        reads: for each operand how it is stored and fetched, and behind a bar how its gradient comes back:
-            `[N * H *] exchange(H) [N * H+ *] | [N * H+ *] exchange_add(H) [N * H *]`.
-        makes: for each result how it is made and stored, and behind a bar how its gradient is fetched.
+        roles: by index the grid's axes that split it, outermost first.
+        reads: for each operand how it is stored and fetched, and how its gradient comes back.
+        makes: for each result how it is made and stored, and how its gradient is fetched.
         derived: by operand the row that makes its gradient.
         early: the operand whose halo travels while the row's interior is computed; or, of a gradient that is not
             `split`, while other gradients of its row are.
@@ -246,9 +241,9 @@ class Row:
     def __init__(
         self,
         operation: Callable[[int], Operation],
-        roles: str,
-        reads: Sequence[str],
-        makes: Sequence[str],
+        roles: dict[str, Axes],
+        reads: Sequence[Side | Distribution],
+        makes: Sequence[Side | Distribution],
         *,
         way: int = 0,
         derived: dict[int, Row] | None = None,
@@ -257,11 +252,9 @@ class Row:
         chunks: tuple[str, int, int | None, bool] | None = None,
     ) -> None:
         self.operation, self.way, self.derived, self.early, self.split = operation, way, derived or {}, early, split
-        self.chunks = chunks
-        pairs = (word.split("=") for word in roles.split())
-        self.roles: dict[str, Axes] = {index: tuple(axes.strip("()").split(",")) for index, axes in pairs}
-        self.fetch, self.back = _sides(reads)
-        self.store, self.given = _sides(makes)
+        self.chunks, self.roles = chunks, roles
+        self.fetch, self.store = ([s if isinstance(s, Side) else Side(s) for s in sides] for sides in (reads, makes))
+        self.back, self.given = ([side.back for side in sides] for sides in (self.fetch, self.store))
         self._stands: dict[Any, Stand] = {}
 
     def stand(self, net: Any, label: str) -> Stand:
@@ -275,12 +268,6 @@ class Row:
             operation = self.operation(net.batch).for_any(self.operation)
             self._stands.setdefault(key, Stand(self, operation, net, label))  # one, if threads make it at once
         return self._stands[key]
-
-
-def _sides(texts: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What stands before the bars, and behind them."""
-    pairs = [text.partition(" | ")[::2] for text in texts]
-    return tuple(before for before, _ in pairs), tuple(behind for _, behind in pairs)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

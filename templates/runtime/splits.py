@@ -1,9 +1,8 @@
-"""Blocks of tensors as networks have them, and their text."""
+"""Blocks of tensors as networks have them, and how rows' operands and results are laid out."""
 
 from __future__ import annotations
 
 import math
-import re
 from typing import Any, NamedTuple
 
 import torch
@@ -16,14 +15,43 @@ from .here import frame_at
 from .layout import Box, interval
 from .mesh import Place
 
-ENTRY = re.compile(r"(\*|\w+|\([\w,]+\))(\+?)")
+
+class Distribution(NamedTuple):
+    """How a tensor is laid out.
+
+    Attributes:
+        axes: of each dimension the axes that split it, outermost first.
+        reads: dimensions of which a rank has the rows that its block of an index reads.
+    """
+
+    axes: tuple[Axes, ...]
+    reads: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        entries = [f"({','.join(a)})" if len(a) > 1 else "".join(a) or "*" for a in self.axes]
+        return f"[{' '.join(e + '+' * (d in self.reads) for d, e in enumerate(entries))}]"
 
 
-def axes_of(text: str) -> tuple[tuple[Axes, ...], tuple[bool, ...]]:
-    """Of `[N * H+ (F,C)]` the axes that split each dimension, and whether it is the rows that a block reads."""
-    entries = [e for word in text[1:-1].split(" ") if (e := ENTRY.fullmatch(word))]
-    axes = tuple(() if e[1] == "*" else tuple(e[1].strip("()").split(",")) for e in entries)
-    return axes, tuple(bool(e[2]) for e in entries)
+class To(NamedTuple):
+    """A conversion of a tensor: its kind, over which axes, and how the tensor is laid out then."""
+
+    kind: str
+    over: Axes
+    made: Distribution
+
+
+class Side(NamedTuple):
+    """An operand of a row, or a result.
+
+    Attributes:
+        start: how it is stored, or made.
+        steps: that bring it to how the row wants it, or to how it is stored.
+        back: the same of its gradient.
+    """
+
+    start: Distribution
+    steps: tuple[To, ...] = ()
+    back: Side | None = None
 
 
 class Split(NamedTuple):

@@ -57,7 +57,7 @@ def _buckets(program: Program) -> Iterator[str]:
         for step in bucket.steps:
             for m in steps.get(step, []):
                 value = program.values[m.value]
-                if value.kind != "parameter" or m.chain[0] == "given":
+                if value.kind != "parameter" or not m.is_of_gradient:
                     yield f"{bucket.name}: {step} is no gradient of a parameter"
                 if m.placed.chunks is not None and m.chain == ("back", m.placed.chunks.operand):
                     yield f"{bucket.name}: {step} travels by chunks"
@@ -69,7 +69,8 @@ def _buckets(program: Program) -> Iterator[str]:
     of_values: dict[str, list[bool]] = {}
     for step, several in steps.items():
         for m in several:
-            of_values.setdefault(m.value, []).append(step in inside)
+            if m.is_of_gradient:
+                of_values.setdefault(m.value, []).append(step in inside)
     yield from (
         f"only some sums of {v}'s gradient are in buckets" for v, those in of_values.items() if len({*those}) > 1
     )
@@ -112,7 +113,6 @@ def _read(program: Program, local: Local, flying: dict[str, Start]) -> Iterator[
                 yield f"{local.title} reads {name} before it is waited for"
             if kind == "store" and local.row != m.row and m.value in program.rows[local.row].bound.reads:
                 yield f"{local.title} reads {m.value} before {name} is waited for"
-            gradient = kind == "back" or kind.endswith(" store")
             makes = program.rows[local.row].bound.makes
-            if gradient and m.value in makes and local.row != m.row:
+            if m.is_of_gradient and m.value in makes and local.row != m.row:
                 yield f"{local.title} reads the gradient of {m.value} before {name} is waited for"
