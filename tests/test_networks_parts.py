@@ -26,6 +26,8 @@ from convgen.algebra.grid import Grid
 from convgen.cost.network import volume
 from convgen.errors import InputError
 from convgen.network_compiler import CompiledNetwork, compile_text, program_like
+from convgen.operations.convolution import READS, to_parts
+from convgen.packages import kernel_modules, runtime_of
 from convgen.passes.chunk_collectives import ChunkCollectives
 from convgen.passes.fuse_forms import FuseForms
 from convgen.plan.program.edited import read_text
@@ -35,6 +37,7 @@ from convgen.program.rows import PlacedRow, in_parts
 from convgen.program.verify.network import faults, verify_network
 from convgen.spec.aten.samples import for_any_number
 from convgen.spec.exported import graph_of
+from convgen.verify.interpreter import launch
 from convgen.verify.network import check_network, report_text
 
 GRIDS = ({"F": 2}, {"C": 2}, {"C": 2, "F": 2}, {"F": 3}, {"N": 2, "C": 2}, {"H": 2, "F": 2}, {"C": 2, "H": 3})
@@ -168,6 +171,25 @@ def test_ranks_without_a_kernel_put_parts_together(grid: str, monkeypatch: pytes
     monkeypatch.setattr("convgen.network_compiler.convolution_files", lambda *_: ())
     report = check_network(one, tensors, interpret=True)
     assert report.ok, report_text(report)
+
+
+def test_a_kernel_takes_a_tensor_where_parts_are_due(tmp_path: Path) -> None:
+    """As zeros are that stand for a gradient that nothing gives."""
+    one, tensors = small("C=2,F=2")
+    with loaded(one, tensors, tmp_path) as package:
+        runtime, found = runtime_of(package), 0
+        for module in kernel_modules(package):
+            module.launch = launch
+        for (_, local), kernels in runtime.KERNELS.items():
+            (xs, ys, taps, *_), parts = zip(*local.dims, strict=True), {"x": local.x_parts, "y": local.y_parts}
+            shapes = {"x": (2, local.channels, *xs), "y": (2, local.filters, *ys)}
+            shapes["w"] = (local.filters, local.channels, *taps)
+            for phase, names in READS.items() if max(parts.values()) > 1 else ():
+                whole = [torch.randn(shapes[t], dtype=torch.float64) for t in names]
+                given = [to_parts(t, parts[n]) if parts.get(n, 1) > 1 else t for t, n in zip(whole, names, strict=True)]
+                torch.testing.assert_close(kernels.made(phase, *whole), kernels.made(phase, *given), rtol=0, atol=0)
+                found += any(a is not b for a, b in zip(whole, given, strict=True))
+    assert found
 
 
 # ---- What is gone ----
