@@ -32,8 +32,8 @@ from convgen.passes.bucket_gradients import BucketGradients
 from convgen.passes.chunk_collectives import ChunkCollectives
 from convgen.passes.contract import After, NetworkPass, run_passes, tell
 from convgen.passes.fuse_epilogues import FuseEpilogues
+from convgen.passes.fuse_forms import FuseForms
 from convgen.passes.fuse_masks import FuseMasks
-from convgen.passes.fuse_rims import FuseRims
 from convgen.passes.parameters_first import ParametersFirst
 from convgen.passes.start_halos import StartHalos
 from convgen.passes.widen_halos import WidenHalos
@@ -70,7 +70,7 @@ LETTERS = {1: ("N",), 2: ("N", "C"), 3: ("N", "C", "W"), 4: ("N", "C", "H", "W")
 MEANWHILE: tuple[NetworkPass, ...] = (
     WidenHalos(), ChunkCollectives(), StartHalos(), ParametersFirst(), BucketGradients(),
 )  # fmt: skip
-FUSING: tuple[NetworkPass, ...] = (FuseEpilogues(), FuseMasks(), FuseRims())
+FUSING: tuple[NetworkPass, ...] = (FuseEpilogues(), FuseMasks(), FuseForms())
 OVERLAP = "overlap"  # the stage that chooses among the former by a timeline
 PROGRAMS = ("lower", OVERLAP, *(p.name for p in (*MEANWHILE, *FUSING)))  # stages after which there is a program
 OF_NUMBERS = {1: ("N",), 2: ("N", "W"), 3: ("N", "H", "W"), 4: ("N", "D", "H", "W")}  # of labels: no channels

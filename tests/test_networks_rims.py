@@ -21,7 +21,7 @@ from convgen.cost.network import volume
 from convgen.cost.network_memory import network_memory
 from convgen.errors import InputError
 from convgen.network_compiler import CompiledNetwork, compile_network, compile_text
-from convgen.passes.fuse_rims import FuseRims
+from convgen.passes.fuse_forms import FuseForms
 from convgen.passes.start_halos import StartHalos
 from convgen.plan.program.edited import read_text
 from convgen.program.forms import rim_faults
@@ -81,11 +81,13 @@ def rims(program: Program) -> list[PlacedRow]:
 
 
 def without(program: Program) -> Program:
-    """The same program with every halo put together."""
+    """The same program with everything a tensor."""
 
     def whole(row: PlacedRow) -> PlacedRow:
-        fetch = tuple(tuple(replace(c, form="whole") for c in chain) for chain in row.fetch)
-        return replace(row, fetch=fetch, derived=tuple((k, whole(one)) for k, one in row.derived))
+        for side in ("fetch", "store", "given", "back"):
+            chains = [c and tuple(replace(one, form="whole") for one in c) for c in getattr(row, side)]
+            row = replace(row, **{side: tuple(chains)})
+        return replace(row, derived=tuple((k, whole(one)) for k, one in row.derived))
 
     return replace(program, rows=tuple(map(whole, program.rows)))
 
@@ -254,7 +256,7 @@ def test_a_text_that_asks_for_what_cannot_be_is_refused() -> None:
     with pytest.raises(InputError, match=r"%_5.x can't come as a rim: max_pool reads x as one tensor"):
         compile_text(one.graph, read_text(wrong, "small.txt"), target=SM_90)
     parts = text.replace("as=rim", "as=parts", 1)
-    with pytest.raises(InputError, match="does not follow"):
+    with pytest.raises(InputError, match="no all_gather at that end"):
         compile_text(one.graph, read_text(parts, "small.txt"), target=SM_90)
     with pytest.raises(InputError, match="ATen's convolutions take tensors"):
         compile_text(one.graph, read_text(text, "small.txt"))
@@ -284,7 +286,7 @@ def test_the_pass_leaves_what_travels_and_few_channels() -> None:
     one, _ = small()
     early = StartHalos().run(without(one.plain))
     in_pieces = [row for row in rows_of(early) if row.early is not None and row.bound.operation.convolves]
-    assert in_pieces and not [row for row in rims(FuseRims().run(early)) if row.early is not None]
-    assert not rims(FuseRims(least_part=64).run(without(one.program)))
-    assert not rims(FuseRims(most_boxes=0).run(without(one.program)))
-    assert FuseRims().run(one.program) is one.program
+    assert in_pieces and not [row for row in rims(FuseForms().run(early)) if row.early is not None]
+    assert not rims(FuseForms(least_part=64).run(without(one.program)))
+    assert not rims(FuseForms(most_boxes=0).run(without(one.program)))
+    assert FuseForms().run(one.program) is one.program

@@ -40,7 +40,8 @@ class Conversion:
     Attributes:
         reduction: of an exchange: parts overlap and are added; of an all_gather: blocks are addends, which every rank
             reduces alike. The kinds that sum by nature have none.
-        form: how a row of a network takes what is brought; of layers the schedule says it.
+        form: how a row of a network takes what is brought, or has made what is scattered; of layers the schedule says
+            it.
     """
 
     kind: Kind

@@ -40,12 +40,15 @@ class LocalConvolution(NamedTuple):
         channels, filters: of a group.
         dims: of each dimension rows of x and of y, kernel, stride, dilation, and zero rows below x's first row as seen
             from y's first one.
+        x_parts, y_parts: channels of x (filters of y) lie in so many equal parts; 1 is an ordinary tensor.
     """
 
     channels: int
     filters: int
     groups: int
     dims: tuple[tuple[int, ...], ...]
+    x_parts: int = 1
+    y_parts: int = 1
 
 
 class RimPlaces:
@@ -123,9 +126,21 @@ class Rimmed:
         return out if self.stands is None else out + self.stands
 
 
-def assembled(operands: Sequence[Any]) -> list[Any]:
-    """Operands as ATen takes them."""
-    return [t.whole() if isinstance(t, Rimmed) else t for t in operands]
+def of_parts(elements: Any, count: int, shape: Sequence[int]) -> Any:
+    """Equal parts of channels that lie one behind the other, flat, as a tensor of this shape; channels are last in each
+    part, but of one dimension."""
+    n, c, *rows = shape
+    if len(rows) > 1:
+        parts = elements.view(count, n, *rows, c // count).movedim(-1, 2)
+    else:
+        parts = elements.view(count, n, c // count, *rows)
+    return parts.movedim(0, 1).flatten(1, 2)
+
+
+def to_parts(tensor: Any, count: int) -> Any:
+    """A tensor's channels in equal parts one behind the other, flat, as `of_parts` takes them."""
+    parts = tensor.unflatten(1, (count, -1)).movedim(1, 0)
+    return (parts.movedim(2, -1) if tensor.dim() > 3 else parts).reshape(-1)
 
 
 # Kernels in the place of ATen's convolutions, by dtype and what they convolve: a GPU's package fills it.
@@ -277,10 +292,10 @@ class Convolution(Operation):
         if kernel is not None:
             return (kernel(self.phase, *operands),)
         if self.phase == "backward_filter":
-            return (self._backward_filter(way, at, *assembled(operands)),)
-        x, w = assembled(operands)
+            return (self._backward_filter(way, at, *self._tensors(at, operands)),)
+        x, w = self._tensors(at, operands)
         how = self._how(at, x)
-        return (how.of(fit(x, how.have, how.read), w),)
+        return (self._in_parts(at, how.of(fit(x, how.have, how.read), w)),)
 
     def _kernel(self, way: int, at: At, operands: Sequence[Any]) -> Any:
         """What computes it in the place of ATen."""
@@ -306,16 +321,19 @@ class Convolution(Operation):
         x, w = operands
         if (kernel := self._kernel(way, at, operands)) is not None:
             return (kernel.made(self.phase, x, w),), (x, w)
-        x, w = assembled(operands)
+        x, w = self._tensors(at, operands)
         how = self._how(at, x)
         x = fit(x, how.have, how.read)
-        return (how.of(x, w),), (x, w)
+        return (self._in_parts(at, how.of(x, w)),), (x, w)
 
     def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
-        (x, w), (dy,) = kept, dys
+        (x, w), (dy,), makes = kept, dys, MAKES[self.phase]
         if (kernel := self._kernel(way, at, kept)) is not None:
             dx = kernel.made("backward_data", dy, w) if wanted[0] else None
             return dx, kernel.made("backward_filter", dy, x) if wanted[1] else None
+        if dy.dim() == 1:
+            made = (x.shape[0], at.extent("C" if makes == "x" else "F"), *map(at.extent, self.conv.letters))
+            dy = of_parts(dy, at.parts[makes], made)
         how = self._how(at, x)
         here, dy = how.channels, unfit(dy, how.made, how.want)
         if (here.lo, here.hi) != (0, here.channels):
@@ -324,6 +342,22 @@ class Convolution(Operation):
         asked = [bool(wanted[0]), bool(wanted[1]), False]
         dx, dw, _ = torch.ops.aten.convolution_backward(dy, x, w, None, *how.settings, asked)
         return unfit(dx, how.have, how.read) if wanted[0] else None, dw if wanted[1] else None
+
+    def _tensors(self, at: At, operands: Sequence[Any]) -> list[Any]:
+        """Operands as ATen takes them."""
+        found: list[Any] = []
+        for name, tensor, inside in zip(READS[self.phase], operands, at.inside, strict=True):
+            if isinstance(tensor, Rimmed):
+                tensor = tensor.whole()
+            elif tensor.dim() == 1:
+                tensor = of_parts(tensor, at.parts[name], [_count(rows) for rows in inside])
+            found.append(tensor)
+        return found
+
+    def _in_parts(self, at: At, made: Any) -> Any:
+        """What ATen made, as it travels."""
+        count = at.parts.get(MAKES[self.phase], 1)
+        return made if count == 1 else to_parts(made, count)
 
     def convolved(self, way: int, at: At) -> LocalConvolution | None:
         """What a rank convolves of the rows that are there; None where its block cuts groups."""
@@ -344,7 +378,8 @@ class Convolution(Operation):
                 for t, x, y in zip(self.taps, xs, ys, strict=True)
             ]
         )
-        return LocalConvolution(channels, filters // here.groups, here.groups, dims)
+        parts = (at.parts.get("x", 1), at.parts.get("y", 1))
+        return LocalConvolution(channels, filters // here.groups, here.groups, dims, *parts)
 
     def _how(self, at: At, like: Any) -> HowConvolved:
         """Of the phases that make an activation, worked out once for a place.

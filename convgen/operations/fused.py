@@ -25,7 +25,7 @@ Source: docs/overlap.md, `widen-halos`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -120,7 +120,7 @@ class Fused(Operation):
         return self.epilogue or (), False, self.name.removeprefix("conv_forward_") if self.epilogue else ""
 
     def convolutions(self, way: int, at: At) -> Iterator[tuple[Convolution, int, At]]:
-        for part, here in self.standing_parts(at.blocks):
+        for part, here in self.standing_parts(at):
             yield from part.operation.convolutions(0, here)
 
     @cached_property
@@ -149,13 +149,13 @@ class Fused(Operation):
 
     def first(self, at: At, *operands: Any) -> Any:
         """What the first part makes."""
-        part, here = next(self.standing_parts(at.blocks))
+        part, here = next(self.standing_parts(at))
         (made,) = part.operation.local(0, here, *[operands[source] for source in part.sources])
         return made
 
     def behind(self, at: At, made: Any, *operands: Any) -> Any:
         """What the other parts make of what the first has made."""
-        _, *others = self.standing_parts(at.blocks)
+        _, *others = self.standing_parts(at)
         for part, here in others:
             given = [made if source == MADE else operands[source] for source in part.sources]
             (made,) = part.operation.local(0, here, *given)
@@ -165,7 +165,7 @@ class Fused(Operation):
         """What computes all of it in one launch, where a GPU's package has that for what a rank convolves here."""
         if not EPILOGUES or self.epilogue is None:
             return None
-        part, here = next(self.standing_parts(at.blocks))
+        part, here = next(self.standing_parts(at))
         assert isinstance(part.operation, Convolution)
         x, _, *others = operands
         kinds = [kind for step in self.epilogue for kind, _ in step.operands]
@@ -178,7 +178,7 @@ class Fused(Operation):
         """What convolves what the first part makes, and makes the gradient of what that reads."""
         if not MASKED or self.mask is None:
             return None
-        _, (part, here) = self.standing_parts(at.blocks)
+        _, (part, here) = self.standing_parts(at)
         assert isinstance(part.operation, Convolution)
         local = part.operation.convolved(0, here)
         return None if local is None else MASKED.get((str(operands[0].dtype), local, self.mask))
@@ -189,13 +189,13 @@ class Fused(Operation):
             return False
         return all(
             part.operation.has_vjp(0, here, *[operands[max(source, 0)] for source in part.sources])
-            for part, here in self.standing_parts(at.blocks)
+            for part, here in self.standing_parts(at)
         )
 
     def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """What parts keep, one behind the other; then how many things each keeps."""
         made, found, counts = None, list[Any](), list[int]()
-        for (part, here), asked in zip(self.standing_parts(at.blocks), self._asked(wanted), strict=True):
+        for (part, here), asked in zip(self.standing_parts(at), self._asked(wanted), strict=True):
             given = [made if source == MADE else operands[source] for source in part.sources]
             (made,), kept = (
                 part.operation.kept(0, here, asked, *given)
@@ -216,7 +216,7 @@ class Fused(Operation):
 
     def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
         found, dmade, end = list[Any]([None] * len(wanted)), dys[0], len(kept) - 1
-        parts = [*zip(self.standing_parts(at.blocks), self._asked(wanted), kept[-1], strict=True)]
+        parts = [*zip(self.standing_parts(at), self._asked(wanted), kept[-1], strict=True)]
         for (part, here), asked, count in reversed(parts):
             if not any(asked):
                 break
@@ -251,18 +251,22 @@ class Fused(Operation):
         """Part by part."""
         return tuple(
             Launch(link.operation, link.operation.work(0, here), tuple(s for s in link.sources if s != MADE))
-            for link, here in self.standing_parts(at.blocks)
+            for link, here in self.standing_parts(at)
         )
 
-    def standing_parts(self, blocks: Mapping[str, Any]) -> Iterator[tuple[Link, At]]:
-        """Where each part stands, for these blocks of the last result's indices; numbers, or arrays over ranks."""
+    def standing_parts(self, at: At) -> Iterator[tuple[Link, At]]:
+        """Where each part stands, for blocks of the last result's indices; numbers, or arrays over ranks."""
         for part, made in zip(self.parts, self.made, strict=True):
             own: dict[str, Any] = {i: (0, n) for i, n in part.signature.extents}
             (result,) = part.signature.results
             for wide, one, extent in zip(made, result.dims, result.shape, strict=True):
                 for i in _plain(one, part.signature).indices if wide.indices else ():
-                    own[i] = _interval(wide, blocks, extent)
-            yield part, standing(part.signature, own)
+                    own[i] = _interval(wide, at.blocks, extent)
+            here = standing(part.signature, own)
+            if at.parts:
+                named = [(o.name, f"x{s}") for o, s in zip(part.signature.inputs, part.sources, strict=True)]
+                here = replace(here, parts={name: at.parts[own] for name, own in named if own in at.parts})
+            yield part, here
 
 
 def _plain(made: Made, signature: Signature) -> Made:

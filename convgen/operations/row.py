@@ -38,12 +38,14 @@ class At:
         windows: of each operand and dimension, the rows wished for, in the relation's numbering.
         inside: of these, the rows that there are (all of them, where rows come round again).
         known: what local code has worked out there.
+        parts: by name, operands and results whose channels lie in so many equal parts one behind the other, flat.
     """
 
     blocks: Mapping[str, Interval]
     windows: tuple[tuple[Interval, ...], ...]
     inside: tuple[tuple[Interval, ...], ...]
     known: dict[Any, Any] = field(default_factory=dict[Any, Any], compare=False, repr=False)
+    parts: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def extent(self, index: str) -> int:
         """Elements of an index's block."""

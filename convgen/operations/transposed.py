@@ -108,7 +108,8 @@ class TransposedConvolution(Operation):
     def of_sum(self, way: int, at: At) -> tuple[int, At]:
         """The same way and place, as the sum has them."""
         blocks = {_other(i): block for i, block in at.blocks.items()}
-        return self._way(way), At(blocks, self._in_order(at.windows), self._in_order(at.inside))
+        parts = {_other(name): count for name, count in at.parts.items()}
+        return self._way(way), At(blocks, self._in_order(at.windows), self._in_order(at.inside), parts=parts)
 
 
 def _other(name: str) -> str:

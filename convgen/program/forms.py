@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from convgen.algebra.grid import Grid
 from convgen.algebra.index_sets import IndexSets
 from convgen.algebra.layout import Axes, Layout
+from convgen.algebra.redistribute import Form
 from convgen.algebra.space import Space
 from convgen.program.nodes import RESULTS, Compute, Convert, Schedule, Step, is_convolution, reads
 from convgen.program.rows import PlacedRow, at_rank, index_sets
@@ -25,12 +27,16 @@ def groups_of(space: IndexSets, over: Axes) -> NDArray[np.int64]:
 
 
 def parts(space: Space, whole: Layout, cut: Layout, over: Axes) -> int:
+    """Channels of one of the equal parts of a layer's activation; 0 where it has none, or channels come in groups."""
+    activation = whole.tensor in ("x", "y") and space.conv.groups == 1
+    return equal_parts(space, whole, cut, over) if activation else 0
+
+
+def equal_parts(space: IndexSets, whole: Layout, cut: Layout, over: Axes) -> int:
     """Channels of one part, where the members' blocks of `cut` are equal parts of `whole` along channels, in order.
 
-    0 where they are not: other dimensions are cut too, blocks differ in size, or channels come in groups.
+    0 where they are not: other dimensions are cut too, or blocks differ in size.
     """
-    if whole.tensor not in ("x", "y") or space.conv.groups > 1:
-        return 0
     same = [d for d in range(len(whole.axes)) if d != 1]
     if any(whole.axes[d] != cut.axes[d] or whole.windows[d] != cut.windows[d] for d in same):
         return 0
@@ -60,15 +66,11 @@ def boxes(space: IndexSets, src: Layout, dst: Layout, over: Axes) -> NDArray[np.
 def rim_faults(row: PlacedRow, k: int, grid: Grid) -> Iterator[str]:
     """Why a network's row can't read operand k as a rank's own block and the boxes around it, if it can't."""
     name, chain, operation = row.signature.inputs[k].name, row.fetch[k], row.bound.operation
-    epilogue, masks, _ = operation.kernel_steps
-    if operation.convolves is None and (masks or not epilogue):
-        yield f"{operation.name} reads {name} as one tensor"
+    if fault := _no_kernel(row, name):
+        yield fault
         return
     if [(c.kind, c.reduction) for c in chain] != [("exchange", None)]:
         yield f"{name} is fetched by {[c.kind for c in chain]}, no exchange alone"
-        return
-    if row.early is not None or row.chunks is not None:
-        yield f"{operation.name} is computed in pieces"
         return
     ((c,), sets) = chain, index_sets(row.signature, grid)
     if not c.dst.has_window or boxes(sets, c.src, c.dst, c.over) is None:
@@ -87,6 +89,88 @@ def rim_faults(row: PlacedRow, k: int, grid: Grid) -> Iterator[str]:
         if not np.array_equal(np.array(at.inside[k]), held):
             yield f"rank {rank} reads {at.inside[k]} of what it has of {name}, {held.tolist()}"
             return
+
+
+def _no_kernel(row: PlacedRow, name: str) -> str | None:
+    """Why no kernel takes what a row calls so otherwise than as a tensor."""
+    operation = row.bound.operation
+    epilogue, masks, _ = operation.kernel_steps
+    if operation.convolves is None and (masks or not epilogue):
+        return f"{operation.name} reads {name} as one tensor"
+    in_pieces = row.early is not None or row.chunks is not None
+    return f"{operation.name} is computed in pieces" if in_pieces else None
+
+
+def ends(row: PlacedRow, k: int, *, made: bool) -> list[tuple[str, int]]:
+    """Where what a kernel reads as operand k, or makes, travels, and its gradient: a field of the row, and the first or
+    last conversion of the chain there."""
+    if made:
+        return [("store", 0), ("given", -1)][: 1 + any(b is not None for b in row.back)]
+    return [("fetch", -1), ("back", 0)][: 1 + (row.back[k] is not None)]
+
+
+def ended(row: PlacedRow, k: int, form: Form, *, made: bool) -> PlacedRow:
+    """The row with that in a form, both ways; of a rim the gradient travels as a tensor."""
+    for side, n in ends(row, k, made=made)[: 1 if form == "rim" else None]:
+        chains = [*getattr(row, side)]
+        if chains[k]:
+            i = n % len(chains[k])
+            chains[k] = (*chains[k][:i], replace(chains[k][i], form=form), *chains[k][i + 1 :])
+        row = replace(row, **{side: tuple(chains)})
+    return row
+
+
+def part_faults(row: PlacedRow, k: int, grid: Grid, *, made: bool) -> Iterator[str]:
+    """Why what a network's row reads as operand k, or makes, can't lie in equal parts of its channels, if it can't."""
+    signature, sets, operation = row.signature, index_sets(row.signature, grid), row.bound.operation
+    name = (signature.results if made else signature.inputs)[k].name
+    if fault := _no_kernel(row, name):
+        yield fault
+        return
+    counts = set[int]()
+    for side, n in ends(row, k, made=made):
+        chain, kind = getattr(row, side)[k], "all_gather" if n else "reduce_scatter"
+        if not chain or (chain[n].kind, chain[n].reduction) != (kind, None):
+            yield f"{name} or its gradient travels by {[c.kind for c in chain]}, no {kind} at that end"
+            return
+        whole, cut = (chain[n].dst, chain[n].src) if n else (chain[n].src, chain[n].dst)
+        counts.add(grid.over(chain[n].over) if equal_parts(sets, whole, cut, chain[n].over) else 0)
+    if len(counts) > 1 or not min(counts):
+        yield f"channels of {name} are not in equal parts, the same for its gradient"
+        return
+    for rank in range(grid.ranks):
+        at = replace(at_rank(row, grid, rank), parts={name: min(counts)})
+        found = [(conv, here.parts) for conv, _, here in operation.convolutions(row.way, at)]
+        if not any({"x", "y"} & parts.keys() for _, parts in found):
+            yield f"{operation.name} takes {name} as one tensor"
+            return
+        if any(conv.conv.groups > 1 for conv, _ in found):
+            yield f"channels of {name} come in groups"
+            return
+        if not made and not np.array_equal(np.array(at.inside[k]), held := sets.held(row.fetch[k][-1].dst)[rank]):
+            yield f"rank {rank} reads {at.inside[k]} of what it has of {name}, {held.tolist()}"
+            return
+
+
+def form_faults(row: PlacedRow, grid: Grid) -> Iterator[str]:
+    """What comes or goes otherwise than as a tensor, and can't, or where nothing reads it so."""
+    plain = row
+    for k, chain in enumerate(row.fetch):
+        if chain and chain[-1].form == "rim":
+            plain = ended(plain, k, "whole", made=False)
+            yield from (f"a rim: {fault}" for fault in rim_faults(row, k, grid))
+    for made, operands in ((False, row.signature.inputs), (True, row.signature.results)):
+        for k, operand in enumerate(operands):
+            forms = {getattr(row, side)[k][n].form for side, n in ends(row, k, made=made) if getattr(row, side)[k]}
+            if forms == {"parts"}:
+                plain = ended(plain, k, "whole", made=made)
+                yield from (f"parts: {fault}" for fault in part_faults(row, k, grid, made=made))
+            elif "parts" in forms:
+                yield f"{operand.name} comes in parts, or its gradient, and the other does not"
+    for chain in (*plain.fetch, *plain.store, *plain.given, *(b or () for b in plain.back)):
+        for c in chain:
+            if c.form != "whole":
+                yield f"what {c.kind} makes comes as {c.form}, which nothing reads"
 
 
 def check_forms(schedule: Schedule, space: Space) -> Iterator[tuple[Step | None, str]]:

@@ -292,4 +292,14 @@ def at_rank(row: PlacedRow, grid: Grid, rank: int) -> At:
     for index, extent in signature.extents:
         axes = roles.get(index, ())
         blocks[index] = span(extent, 1, tuple(grid.sizes[a] for a in axes), tuple(at[a] for a in axes), 0)
-    return standing(signature, blocks)
+    at = standing(signature, blocks)
+    return replace(at, parts=parts) if (parts := in_parts(row, grid)) else at
+
+
+def in_parts(row: PlacedRow, grid: Grid) -> dict[str, int]:
+    """Operands and results that come, and go, in equal parts of their channels; into how many."""
+    ends = [
+        *((o.name, chain[-1:]) for o, chain in zip(row.signature.inputs, row.fetch, strict=True)),
+        *((o.name, chain[:1]) for o, chain in zip(row.signature.results, row.store, strict=True)),
+    ]
+    return {name: grid.over(c.over) for name, end in ends for c in end if c.form == "parts"}

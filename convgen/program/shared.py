@@ -79,6 +79,11 @@ def shared(row: PlacedRow, wanted: tuple[bool, ...]) -> Shared:
     return Shared(rows, held, given)
 
 
+def shares(row: PlacedRow) -> bool:
+    """Whether anything of it is fetched once for two readers."""
+    return any(shared(row, (True,) * len(row.bound.reads)))
+
+
 def could_hold(row: PlacedRow) -> frozenset[Place]:
     """What gradients' rows fetch as the row itself does."""
     return frozenset(shared(replace(row, holds=True), (True,) * len(row.bound.reads)).held)

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from convgen.operations.convolution import MAKES, READS, LocalConvolution, Phase, Rimmed
+from convgen.operations.convolution import MAKES, READS, LocalConvolution, Phase, Rimmed, to_parts
 from convgen.operations.fused import Fused
 from convgen.operations.row import At, Epilogue
 
@@ -28,6 +29,10 @@ class LocalKernels:
 
     def __init__(self, module: Any, local: LocalConvolution, last: bool) -> None:
         self.module, self.local = module, local
+        self.parts = {name: n for name, n in (("x", local.x_parts), ("y", local.y_parts)) if n > 1}
+        xs, ys, *_ = zip(*local.dims, strict=True)
+        each = {"x": local.channels * math.prod(xs), "y": local.filters * math.prod(ys)}
+        self.sample = {name: local.groups * n for name, n in each.items()}  # elements of one
         self.format = CHANNELS_LAST[len(local.dims) + 2] if last else torch.contiguous_format
 
     def __call__(self, phase: Phase, *operands: Any) -> Tensor:
@@ -37,16 +42,20 @@ class LocalKernels:
 
     def made(self, phase: Phase, *operands: Any) -> Tensor:
         """What a phase makes; the first operand is an activation."""
-        out = self.empty(phase, operands[0])
+        samples = self.samples(phase, operands[0])
+        out = self.empty(phase, samples, operands[0])
         if not all(t.numel() for t in (*operands, out)):
             return out.zero_()
-        given, rims = self.given(*operands)
-        getattr(self.module, phase)(*given, out, self.sizes(self.module, operands[0]), *rims)
+        given, rims = self.given(phase, *operands)
+        getattr(self.module, phase)(*given, out, self.sizes(self.module, samples), *rims)
         return out
 
-    def given(self, *operands: Any) -> tuple[list[Tensor], list[Any]]:
+    def given(self, phase: Phase, *operands: Any) -> tuple[list[Tensor], list[Any]]:
         """Tensors as kernels take them, and what is around one of them."""
-        tensors = [self.dense(t.own if isinstance(t, Rimmed) else t) for t in operands]
+        counts = [self.parts.get(name, 1) for name in READS[phase]]
+        whole = [t.own if isinstance(t, Rimmed) else t for t in operands]
+        # Zeros in the place of a gradient that nothing gives come as a tensor.
+        tensors = [self.dense(to_parts(t, n) if n > 1 < t.dim() else t) for t, n in zip(whole, counts, strict=True)]
         return tensors, [self._rim(t) for t in operands if isinstance(t, Rimmed)]
 
     def _rim(self, of: Rimmed) -> Any:
@@ -54,26 +63,33 @@ class LocalKernels:
         buffer = buffer.clone() if buffer.data_ptr() % 16 else buffer
         return self.module.Rim(buffer, around.table(buffer.device), around.own, around.lines)
 
-    def empty(self, phase: Phase, like: Any) -> Tensor:
-        """For what a phase makes of as many samples as an activation has."""
-        c, samples = self.local, like.shape[0]
+    def samples(self, phase: Phase, activation: Any) -> int:
+        """Of the activation that a phase reads first."""
+        return activation.shape[0] if len(activation.shape) > 1 else activation.numel() // self.sample[READS[phase][0]]
+
+    def empty(self, phase: Phase, samples: int, like: Any) -> Tensor:
+        """For what a phase makes of so many samples; flat, if in parts."""
+        c, made = self.local, MAKES[phase]
         xs, ys, taps, *_ = zip(*c.dims, strict=True)
+        if made in self.parts:
+            return torch.empty(samples * self.sample[made], dtype=like.dtype, device=like.device)
         shapes = {
             "x": (samples, c.groups * c.channels, *xs),
             "w": (c.groups * c.filters, c.channels, *taps),
             "y": (samples, c.groups * c.filters, *ys),
         }
-        return torch.empty(shapes[MAKES[phase]], dtype=like.dtype, device=like.device, memory_format=self.format)
+        return torch.empty(shapes[made], dtype=like.dtype, device=like.device, memory_format=self.format)
 
-    def sizes(self, module: Any, like: Any) -> Any:
-        """A kernel's Sizes, for as many samples as an activation has."""
+    def sizes(self, module: Any, samples: int) -> Any:
+        """A kernel's Sizes, for so many samples."""
         c = self.local
         xs, ys, _, _, _, below = zip(*c.dims, strict=True)
-        return module.Sizes(like.shape[0], xs, ys, below, c.channels, c.filters, c.groups)
+        return module.Sizes(samples, xs, ys, below, c.channels // c.x_parts, c.filters // c.y_parts, c.groups)
 
     def dense(self, tensor: Tensor) -> Tensor:
         """A tensor as kernels take it: it begins at 16 bytes, as a view of a larger one may not."""
-        tensor = tensor.detach().contiguous(memory_format=self.format)
+        memory = self.format if tensor.dim() > 1 else torch.contiguous_format
+        tensor = tensor.detach().contiguous(memory_format=memory)
         return tensor.clone() if tensor.data_ptr() % 16 else tensor
 
 
@@ -96,13 +112,14 @@ class EpilogueKernel:
 
     def made(self, keep: bool, *operands: Any) -> tuple[Tensor, Tensor | None]:
         """What is made of x, w and the steps' operands; and the sum before the steps, where it is to be kept."""
-        made = self.plain.empty("forward", operands[0])
+        samples = self.plain.samples("forward", operands[0])
+        made = self.plain.empty("forward", samples, operands[0])
         before = torch.empty_like(made) if keep else None
         x, w, *others = operands
-        given, rims = self.plain.given(x, w)
+        given, rims = self.plain.given("forward", x, w)
         given += [self.plain.dense(t) if t.shape == made.shape else t.detach().reshape(-1).contiguous() for t in others]
         given += [made if before is None else before] if self.keeps else []
-        self.module.forward(*given, made, self.plain.sizes(self.module, x), *rims)
+        self.module.forward(*given, made, self.plain.sizes(self.module, samples), *rims)
         return made, before
 
 
@@ -180,10 +197,11 @@ class MaskKernel:
 
     def back(self, dy: Tensor, w: Tensor, x: Tensor) -> Tensor:
         """The gradient of what x was made of."""
-        out = self.plain.empty("backward_data", dy)
+        out = self.plain.empty("backward_data", len(dy), dy)
         if not all(t.numel() for t in (dy, w, out)):
             return out.zero_()
-        self.module.backward_data(*[self.plain.dense(t) for t in (dy, w, x)], out, self.plain.sizes(self.module, dy))
+        sizes = self.plain.sizes(self.module, len(dy))
+        self.module.backward_data(*[self.plain.dense(t) for t in (dy, w, x)], out, sizes)
         return out
 
 

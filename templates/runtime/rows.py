@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, cast
 
@@ -60,6 +61,13 @@ class Stand(Plain):
         self.store = tuple(self._chain(c, o, n) for c, o, n in zip(row.store, results, made, strict=True))
         self.given = tuple(self._chain(c, o, f"{label}.d{o.name}") for c, o in zip(row.given, results, strict=True))
         self.windows = tuple(self._layouts(c, o)[-1] for c, o in zip(row.fetch, inputs, strict=True))
+        gathered = {o.name: c[-1] for o, c in zip(inputs, self.fetch, strict=True) if c}
+        scattered = {o.name: c[0] for o, c in zip(results, self.store, strict=True) if c}
+        self.parts = {
+            name: math.prod(self.grid[a] for a in move.over)
+            for name, move in (gathered | scattered).items()
+            if move.kind.endswith("_parts")
+        }
         self.is_silent = not any((*self.fetch, *self.back, *self.store, *self.given))
         self.derived = {k: one.stand(net, f"{label}.d{inputs[k].name}") for k, one in row.derived.items()}
         self._ats: dict[int, At] = {}
@@ -146,7 +154,8 @@ class Stand(Plain):
 
     def at_blocks(self, blocks: dict[str, tuple[int, int]]) -> At:
         """Where these blocks of the row's indices stand."""
-        return standing(self.signature, blocks)
+        at = standing(self.signature, blocks)
+        return replace(at, parts=self.parts) if self.parts else at
 
     def made_shape(self, result: Operand, at: At) -> list[int]:
         """Of a rank's part of a result."""

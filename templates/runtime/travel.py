@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from convgen.algebra.layout import Axes
-from convgen.operations.convolution import Rimmed, RimPlaces
+from convgen.operations.convolution import Rimmed, RimPlaces, of_parts, to_parts
 
 from .conversions import all_gather, consecutive, failure, missing, reduce_scatter, take, within
 from .here import Here, held_at
@@ -22,7 +22,8 @@ from .transport import Group
 
 class Move(NamedTuple):
     """A step between two layouts, over the ranks that differ along some axes. `exchange_add` sums parts that overlap,
-    `exchange_rim` leaves a halo beside the block, `merge` is of moments of disjoint parts."""
+    `exchange_rim` leaves a halo beside the block, `all_gather_parts` and `reduce_scatter_parts` have channels in parts
+    that lie one behind the other, `merge` is of moments of disjoint parts."""
 
     kind: str
     over: Axes
@@ -66,7 +67,7 @@ def way_of(move: Move, here: RowHere) -> Moving:
     """A conversion on this rank, with boxes, splits and groups made once; of any type."""
     over, step = move.over, move.step
     way, kind = _way(move, here)
-    memory = CHANNELS_LAST if move.kind == "exchange_rim" else {}
+    memory = CHANNELS_LAST if move.kind.endswith(("_rim", "_parts")) else {}
 
     def travel(tensor: Tensor) -> Any:
         if tensor.dtype == torch.bool:
@@ -102,6 +103,10 @@ def _way(move: Move, here: RowHere) -> tuple[Moving, str]:
             return lambda tensor: merged(tensor, splits, over, here), "all_gather"
         case "exchange_rim":
             return _with_rim(move, here), "exchange"
+        case "all_gather_parts":
+            return lambda tensor: transport.all_gather(to_parts(tensor, 1), splits, group), "all_gather"
+        case "reduce_scatter_parts":
+            return _scattering(move, here), "reduce_scatter"
         case "exchange" | "all_to_all":
             return _exchanging(move, here), kind
         case "all_gather":
@@ -176,6 +181,19 @@ def _with_rim(move: Move, here: RowHere) -> Moving:
     splits = given.sizes, [here.layer.size(box, "") for box in receives]
     transport, group = here.place.transport, here.group(move.over)
     return lambda tensor: Rimmed(tensor, transport.exchange(given.packed(tensor), splits, group), around)
+
+
+def _scattering(move: Move, here: RowHere) -> Moving:
+    """The rank's part of a sum of what lies in parts; zeros of a rank that computes nothing come as a tensor."""
+    shape, group, transport = here.shape(move.dst), here.group(move.over), here.place.transport
+    count = len(group.ranks)
+    splits = [math.prod(shape)] * count
+
+    def way(tensor: Tensor) -> Tensor:
+        packed = tensor if tensor.dim() == 1 else to_parts(tensor, count)
+        return of_parts(transport.reduce_scatter(packed, splits, group), 1, shape)
+
+    return way
 
 
 def placed(value: Tensor, held: Box, kept: Box) -> Tensor:

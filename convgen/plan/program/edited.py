@@ -16,7 +16,7 @@ from difflib import SequenceMatcher
 from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes
 from convgen.algebra.notation import axes_of, entries_of, is_one_each, roles_of
-from convgen.algebra.redistribute import COLLECTIVES
+from convgen.algebra.redistribute import COLLECTIVES, Form
 from convgen.errors import InputError, Note
 from convgen.free_memory import check_memory
 from convgen.operations.bound import Bound
@@ -28,11 +28,12 @@ from convgen.plan.program.written import program_of
 from convgen.program.again import stretches
 from convgen.program.chunks import chunk_faults
 from convgen.program.early import early_faults, interior_rows
-from convgen.program.forms import rim_faults
+from convgen.program.flow import never_asked
+from convgen.program.forms import ended, part_faults, rim_faults
 from convgen.program.network import Bucket, Moved, Program, Value, label
 from convgen.program.network_text import BACKWARD, FORWARD, KINDS, SECTIONS, head, show
 from convgen.program.rows import Chunks, PlacedRow, place
-from convgen.program.shared import could_hold
+from convgen.program.shared import could_hold, shares
 from convgen.program.text import grid_of
 from convgen.program.verify.network import faults
 from convgen.program.wide import Group, chains, joined, joined_rows
@@ -50,7 +51,7 @@ _TYPE = re.compile(r"([^\s,\[\]]+)\[([^\]]*)\]")
 _MADE = re.compile(r"(%\S+(?:, %\S+)*) = .* : (.+)")
 _MOVE = re.compile(rf"%\S+ = (?:start )?(?:{'|'.join(('slice', *COLLECTIVES))})(?: add| merge)? %.*")
 _STARTED = re.compile(r"%(\S+) = start .* : .*")
-_RIM = re.compile(r"%(\S+) = exchange .* as=rim : .*")
+_FORM = re.compile(r"%(\S+) = \w+ .* as=(rim|parts) : .*")
 _BUCKET = re.compile(r"%(bucket_\w+) = start all_reduce (%\S+(?:, %\S+)*) over=(\S+)")
 _PART = r"interior|boundary|chunk [0-9]{1,6}/[0-9]{1,6} of \w+"
 _ROW = re.compile(rf"(?: way=([0-9]{{1,4}}))?(?: ({_PART}))?(?: \{{(.*)\}})?(?: :.*)?")
@@ -344,9 +345,9 @@ def _later(text: ProgramText) -> Iterator[Numbered]:
 def refuse_forms(text: ProgramText) -> None:
     """Raises InputError: something comes otherwise than as a tensor, which only a GPU's kernels take."""
     for number, line in text.lines:
-        if _RIM.fullmatch(line):
-            fact = f"as=rim is for a GPU's kernels, ATen's convolutions take tensors: {line!r}"
-            raise text.refused(number, fact, "the line without as=rim; or --target cuda:sm_90")
+        if match := _FORM.fullmatch(line):
+            fact = f"as={match[2]} is for a GPU's kernels, ATen's convolutions take tensors: {line!r}"
+            raise text.refused(number, fact, f"the line without as={match[2]}; or --target cuda:sm_90")
 
 
 # ---------------------------------------------------------------- in flight
@@ -362,8 +363,7 @@ def in_flight(text: ProgramText, program: Program) -> Program:
         for number, line in steps
         if (match := _STARTED.fullmatch(line))
     }
-    moved = {line[1:].partition(" = ")[0].partition(".1 = ")[0] for _, line in _later(text)}
-    rims = {match[1]: number for number, line in text.lines if (match := _RIM.fullmatch(line))}
+    moved = {line[1:].partition(" = ")[0].removesuffix(".1") for _, line in _later(text)}
     bounds = [row.bound for row in program.rows]
     wrong: list[_Wrong] = []
     (said, _), own = _rows(text, bounds), _gradients(text, bounds)
@@ -376,16 +376,14 @@ def in_flight(text: ProgramText, program: Program) -> Program:
             of = own[i, names[k].name]
             pieces = any(p in ("interior", "boundary") for p in of.parts)
             name = f"{base}.d{names[k].name}"
-            one = _flying(wrong, name, one, program.grid, of, started, pieces)
-            derived.append((k, _with_rims(wrong, name, one, program.grid, rims)))
+            derived.append((k, _flying(wrong, name, one, program.grid, of, started, pieces)))
         held = (f"{base}.d{names[k].name}.{dict(derived)[k].signature.inputs[j].name}" for k, j in could_hold(row))
         row = replace(row, derived=tuple(derived), holds=any(step not in moved for step in held))
         early = ahead.get(i, 0) if names and f"{base}.{names[0].name}" in started else 0
         pieces = not early or any(p in ("interior", "boundary") for p in said[i].parts)
         row = _flying(wrong, base, row, program.grid, said[i], started, pieces)
-        row = _with_rims(wrong, base, row, program.grid, rims)
         rows.append(row if row.early is None else replace(row, ahead=early))
-    program = replace(program, rows=tuple(rows))
+    program = _with_forms(text, replace(program, rows=tuple(rows)), wrong)
     program = replace(program, buckets=tuple(_buckets(text, program, wrong)))
     _refuse_faults(text, program)
     _refuse_differing(text, program, wrong)
@@ -428,17 +426,27 @@ def _flying(
     return row if found else replace(row, early=k, split=pieces)
 
 
-def _with_rims(wrong: list[_Wrong], base: str, row: PlacedRow, grid: Grid, rims: Mapping[str, int]) -> PlacedRow:
-    """A row, or a gradient's, that reads boxes around its own block where the text says so."""
-    fetch = [*row.fetch]
-    for k, operand in enumerate(row.signature.inputs):
-        if (number := rims.get(name := f"{base}.{operand.name}")) is None:
-            continue
-        found = [f"%{name} can't come as a rim: {fault}" for fault in rim_faults(row, k, grid)]
-        wrong += [_Wrong(number, fact) for fact in found]
-        if not found:
-            fetch[k] = (replace(row.fetch[k][0], form="rim"),)
-    return replace(row, fetch=tuple(fetch))
+def _with_forms(text: ProgramText, program: Program, wrong: list[_Wrong]) -> Program:
+    """With boxes and parts where the text says so; of an operand and its gradient either line says it of both."""
+    forms: dict[str, tuple[int, Form]] = {}
+    for number, line in text.lines:
+        if match := _FORM.fullmatch(line):
+            forms[match[1]] = number, "rim" if match[2] == "rim" else "parts"
+    moved = (*program.forward(), *program.backward(of_inputs=True), *never_asked(program))
+    rows = [*program.rows]
+    for m in (m for m in moved if isinstance(m, Moved) and m.step in forms):
+        (number, form), (*of, side), k, row = forms[m.step], m.chain[0].split(), m.chain[1], rows[m.row]
+        one, made = dict(row.derived)[int(of[1])] if of else row, side in ("store", "given")
+        found = part_faults(one, k, program.grid, made=made) if form == "parts" else rim_faults(one, k, program.grid)
+        faults = ["it is no operand's"] if form == "rim" and side != "fetch" else [*found]
+        faults += ["gradients of its row share what they fetch"] * shares(program.rows[m.row])
+        how = "in parts" if form == "parts" else "as a rim"
+        wrong += [_Wrong(number, f"%{m.step} can't come {how}: {fault}") for fault in faults]
+        if not faults:
+            one = ended(one, k, form, made=made)
+            derived = tuple((n, one if of and n == int(of[1]) else other) for n, other in row.derived)
+            rows[m.row] = replace(row, derived=derived) if of else one
+    return replace(program, rows=tuple(rows))
 
 
 def _buckets(text: ProgramText, program: Program, wrong: list[_Wrong]) -> Iterator[Bucket]:

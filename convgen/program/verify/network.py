@@ -35,7 +35,7 @@ from convgen.algebra.signature import Reduction
 from convgen.algebra.tensors import Dim
 from convgen.algebra.wants import layout
 from convgen.errors import InternalError
-from convgen.program.forms import rim_faults
+from convgen.program.forms import form_faults
 from convgen.program.network import Program, label
 from convgen.program.rows import Chain, PlacedRow, index_sets, nameless, stored_by_name
 from convgen.program.verify.flights import flight_faults
@@ -94,7 +94,7 @@ def _faults(row: PlacedRow, grid: Grid, *, of_gradient: bool = False) -> Iterato
         by = signature.reduction if made.partial and signature.reduction != "sum" else None
         yield from _chain(name, made, here, store, sets, by)
         yield from _chain(f"d{name} fetched", here, replace(made, partial=()), given, sets)
-    yield from _forms(row, grid)
+    yield from form_faults(row, grid)
     yield from _at_hand(row, sets)
     yield from _once(row, sets)
     for k, one in row.derived:
@@ -147,17 +147,6 @@ def _step(c: Conversion, sets: IndexSets) -> Iterator[str]:
     supplied = (both * _same(grid, moving)).sum(axis=0)
     for rank in np.flatnonzero(supplied < volume(need))[:1]:
         yield f"{c.kind} over {c.over} gives rank {rank} {supplied[rank]} of {volume(need)[rank]} elements of {c.dst}"
-
-
-def _forms(row: PlacedRow, grid: Grid) -> Iterator[str]:
-    for k, chain in enumerate(row.fetch):
-        if chain and chain[-1].form == "rim":
-            yield from (f"a rim: {fault}" for fault in rim_faults(row, k, grid))
-    others = [*row.store, *row.given, *(b or () for b in row.back), *(chain[:-1] for chain in row.fetch)]
-    ends = [c for chain in row.fetch for c in chain[-1:] if c.form != "rim"]
-    for c in (*ends, *(c for chain in others for c in chain)):
-        if c.form != "whole":
-            yield f"what {c.kind} makes comes as {c.form}, which nothing reads"
 
 
 def _at_hand(row: PlacedRow, sets: IndexSets) -> Iterator[str]:
