@@ -14,6 +14,7 @@ from convgen.commands.completion import algorithms, grids, machines, targets
 from convgen.errors import InputError, installing
 from convgen.spec.formats import check_text_format
 from convgen.spec.reader import locate
+from convgen.spec.target import WRITTEN
 from convgen.spec.text import LONGEST, MAX_FILE_BYTES, parse_grid, read_text
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def layer_options(command: Any) -> Any:
     for option in (
         click.option(
             "--target", shell_complete=targets,
-            help="Instead of the file's: cpu, cuda[:sm_NN], hip[:gfxNNN] or sw26010.",
+            help=f"Instead of the file's: {WRITTEN}.",
         ),
         click.option(
             "--machine", shell_complete=machines,

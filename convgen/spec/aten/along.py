@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from convgen.operations.averaged import Averaged
@@ -132,6 +133,32 @@ def root(reader: Reader, x: Tensor, y: Tensor) -> None:
     from convgen.operations.pointwise import Pointwise
 
     reader.add(Pointwise("root", x.shape, (x.shape,)), [x], [y.name])
+
+
+@knows("renorm")
+def renorm(reader: Reader, call: Call) -> bool:
+    """Slices of one dimension scaled down to a norm, where theirs is larger: renorm(x, p, dim, maxnorm)."""
+    x, (result,) = reader.of(call.args[0]), call.results
+    _, order, given, most = call.args
+    if result is None or not x.floats:
+        return False
+    (d,) = dims_of(given, len(x.shape))
+    over = tuple(k for k in range(len(x.shape)) if k != d)
+    shape = tuple(n if k == d else 1 for k, n in enumerate(x.shape))
+    size, more, part, rest = (reader.made(f"{result.name}_{w}", shape, x.dtype) for w in ("norm", "more", "part", "by"))
+    large = reader.made(f"{result.name}_large", shape, "bool")
+    args = (Ref(x.name), order, over, True, None)
+    vector_norm(
+        reader,
+        replace(call, op="linalg_vector_norm", args=args, results=(replace(result, name=size.name, shape=shape),)),
+    )
+    reader.elementwise("gt.Scalar", (Ref(size.name), most), large, smooth=False)
+    reader.elementwise("add.Scalar", (Ref(size.name), 1e-7, 1), more)  # as ATen has it
+    reader.elementwise("reciprocal", (Ref(more.name),), part)
+    reader.elementwise("mul.Scalar", (Ref(part.name), most), rest)
+    by = reader.made(f"{result.name}_factor", shape, x.dtype)
+    reader.elementwise("where.ScalarOther", (Ref(large.name), Ref(rest.name), 1.0), by)
+    return reader.elementwise("mul.Tensor", (Ref(x.name), Ref(by.name)), reader.tensors[result.name])
 
 
 @knows("index.Tensor", "index_select")
