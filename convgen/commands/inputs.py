@@ -87,7 +87,8 @@ def schedule_options(command: Any) -> Any:
         click.option("--schedule", metavar="FILE", help="An edited schedule of the layer, or network: verified, used."),
         click.option(
             "--pass", "passes", multiple=True, metavar="NAME{OPTION=VALUE}",
-            help="Options of a pass, e.g. 'fuse-layouts{least_part=32}'.",
+            help="Options of a layer's pass, e.g. 'fuse-layouts{least_part=32}'; a network's, instead of those that a "
+            "timeline finds.",
         ),
     ):  # fmt: skip
         command = option(command)
