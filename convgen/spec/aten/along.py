@@ -143,22 +143,21 @@ def renorm(reader: Reader, call: Call) -> bool:
     if result is None or not x.floats:
         return False
     (d,) = dims_of(given, len(x.shape))
-    over = tuple(k for k in range(len(x.shape)) if k != d)
     shape = tuple(n if k == d else 1 for k, n in enumerate(x.shape))
-    size, more, part, rest = (reader.made(f"{result.name}_{w}", shape, x.dtype) for w in ("norm", "more", "part", "by"))
-    large = reader.made(f"{result.name}_large", shape, "bool")
-    args = (Ref(x.name), order, over, True, None)
-    vector_norm(
-        reader,
-        replace(call, op="linalg_vector_norm", args=args, results=(replace(result, name=size.name, shape=shape),)),
-    )
-    reader.elementwise("gt.Scalar", (Ref(size.name), most), large, smooth=False)
-    reader.elementwise("add.Scalar", (Ref(size.name), 1e-7, 1), more)  # as ATen has it
-    reader.elementwise("reciprocal", (Ref(more.name),), part)
-    reader.elementwise("mul.Scalar", (Ref(part.name), most), rest)
-    by = reader.made(f"{result.name}_factor", shape, x.dtype)
-    reader.elementwise("where.ScalarOther", (Ref(large.name), Ref(rest.name), 1.0), by)
-    return reader.elementwise("mul.Tensor", (Ref(x.name), Ref(by.name)), reader.tensors[result.name])
+
+    def made(op: str, *args: Any, dtype: str = x.dtype) -> Ref:
+        y = reader.made(f"{result.name}_{op.partition('.')[0]}", shape, dtype)
+        reader.elementwise(op, args, y, smooth=dtype == x.dtype)
+        return Ref(y.name)
+
+    norm = reader.made(f"{result.name}_norm", shape, x.dtype)
+    args = (Ref(x.name), order, tuple(k for k in range(len(x.shape)) if k != d), True, None)
+    of = replace(result, name=norm.name, shape=shape)
+    vector_norm(reader, replace(call, op="linalg_vector_norm", args=args, results=(of,)))
+    share = made("reciprocal", made("add.Scalar", Ref(norm.name), 1e-7, 1))  # as ATen has it
+    large = made("gt.Scalar", Ref(norm.name), most, dtype="bool")
+    by = made("where.ScalarOther", large, made("mul.Scalar", share, most), 1.0)
+    return reader.elementwise("mul.Tensor", (Ref(x.name), by), reader.tensors[result.name])
 
 
 @knows("index.Tensor", "index_select")
