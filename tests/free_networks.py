@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -19,12 +19,11 @@ from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes
 from convgen.algebra.signature import Signature
 from convgen.cost.network import volume
-from convgen.network_compiler import CompiledNetwork, for_any_batch, program_like
+from convgen.network_compiler import MEANWHILE, CompiledNetwork, for_any_batch, program_like
 from convgen.operations.bound import Bound
 from convgen.passes.bucket_gradients import BucketGradients
 from convgen.passes.chunk_collectives import ChunkCollectives
 from convgen.passes.contract import NetworkPass
-from convgen.passes.parameters_first import ParametersFirst
 from convgen.passes.start_halos import StartHalos
 from convgen.passes.widen_halos import WidenHalos
 from convgen.program.network import Program, Value
@@ -79,9 +78,9 @@ def passes_of(draw: Random) -> list[NetworkPass]:
     """Some passes that let things travel meanwhile, with any options, in any order; some twice."""
 
     def one() -> NetworkPass:
-        halos, count, size = draw.choice(("pieces", "whole")), draw.choice((2, 3, 4)), draw.choice((0, 1))
-        ways = (StartHalos(gradients=halos), ChunkCollectives(count), BucketGradients(size), WidenHalos())
-        return draw.choice((*ways, ParametersFirst()))
+        made = draw.choice(MEANWHILE)
+        ways = {"gradients": ("pieces", "whole"), "count": (2, 3, 4), "mebibytes": (0, 1)}
+        return replace(made, **{f.name: draw.choice(ways[f.name]) for f in fields(made) if f.name in ways})
 
     return [one() for _ in range(draw.randint(2, 5))]
 

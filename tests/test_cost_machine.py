@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from convgen.cost.machine import Level
-from convgen.cost.machines import TARGETS, default_machine, load_machine, machine_names
+from convgen.cost.machines import default_machine, load_machine, machine_names
 from convgen.errors import InputError
 from convgen.resources import data_file
 from convgen.spec.build import layer_from_dict
 from convgen.spec.layer import DTYPES, Layer
+from convgen.spec.target import KINDS
 
 PROBES = "measured_convolutions: [{channels: 1, filters: 1, taps: 1, pixels: 1, efficiency: "
 MISFITS = "measured_collectives: [{collective: all_reduce, "
@@ -25,7 +26,7 @@ def layer(**keys: object) -> Layer:
 
 
 def test_every_target_has_a_machine() -> None:
-    assert set(TARGETS) <= set(machine_names())
+    assert set(KINDS) <= set(machine_names())
     for target, machine in (("cpu", "cpu"), ("cuda:sm_90", "cuda"), ("hip:gfx942", "hip"), ("sw26010", "sw26010")):
         assert default_machine(layer(target=target)).name == machine
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
+from random import Random
+from types import ModuleType
 
+import operation_cases
 import pytest
 from sampling import ALL
 from scripts import script
 
 ROOT = Path(__file__).resolve().parent.parent
-BLOCK = re.compile(r"^```python\n# (convgen/spec/aten/\w+\.py)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
 
 # Studies' tables take long: make check looks at them as well.
 PLACES = (ROOT / "docs").rglob("*.md") if ALL else (ROOT / "docs").glob("*.md")
@@ -68,3 +70,17 @@ def test_contributings_describer_is_the_one_in_use() -> None:
         r"^```python\n# (convgen/spec/aten/\w+\.py)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL
     )
     assert code in (ROOT / file).read_text(encoding="utf-8")
+
+
+def test_contributings_operation_is_right_on_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    codes = re.findall(r"(?ms)^```python\n# (convgen/operations|tests/operation_cases)[^\n]*\n(.*?)^```$", text)
+    assert [where for where, _ in codes] == ["convgen/operations", "tests/operation_cases"]
+    module = ModuleType("convgen.operations.power_pooling")
+    monkeypatch.setitem(sys.modules, module.__name__, module)  # where dataclasses look
+    exec(compile(codes[0][1], module.__name__, "exec"), module.__dict__)
+    names = {**vars(operation_cases), "PowerPool": module.__dict__["PowerPool"]}
+    exec(compile(codes[1][1], "operation_cases", "exec"), names)
+    for seed in range(8):
+        draw = Random(f"contributing {seed}")
+        operation_cases.check(draw, *names["power_pool"](draw))

@@ -248,19 +248,19 @@ class Unknown(torch.nn.Module):
         self.conv = torch.nn.Conv2d(3, 4, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.renorm(self.conv(x), 2, 0, 1.0)
+        return self.conv(x).take(torch.arange(8))
 
 
 def test_what_runs_whole_is_listed_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     words = ("import", "test_networks_cli:Unknown", "--input", "2,3,6,6", "-o", "unknown.yaml")
-    assert "renorm in the module: 512 bytes" in refused(*words, "--strict")
+    assert "take in the module: 576 bytes" in refused(*words, "--strict")
     assert not (tmp_path / "unknown.yaml").exists()
     done = convgen(*words)
-    assert "1 operator that no row describes" in done.stdout and "512  renorm" in done.stdout
+    assert "1 operator that no row describes" in done.stdout and "576  take" in done.stdout
     explained = convgen("explain", "unknown.yaml", "--grid", "N=2").stdout
-    assert "1 operator that no row describes: " in explained and "renorm in the module" in explained
+    assert "1 operator that no row describes: " in explained and "take in the module" in explained
 
 
 def test_a_file_that_is_not_there_is_said_first(tmp_path: Path) -> None:

@@ -15,11 +15,12 @@ from small_networks import seeded
 from torch import Tensor, nn
 
 import convgen
+from convgen.algebra.algorithms import ALGORITHMS, Algorithm
 from convgen.algebra.grid import Grid
 from convgen.commands.main import cli
 from convgen.cost.axes import split_shares
 from convgen.cost.network import volume
-from convgen.errors import IdleAxisWarning
+from convgen.errors import IdleAxisWarning, InputError
 from convgen.network_compiler import CompiledNetwork, compile_network
 from convgen.program.verify.network import faults
 from convgen.spec.exported import graph_of
@@ -160,6 +161,13 @@ def test_a_letter_that_an_input_carries_stays_where_it_is() -> None:
 def stem() -> nn.Module:
     seeded()
     return nn.Conv2d(1, 3, 3, padding=1)
+
+
+def test_an_algorithm_whose_y_is_no_x_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network would follow its letters and have another algorithm's layout."""
+    monkeypatch.setitem(ALGORITHMS, "gathered-y", Algorithm("NDHWC", "C", "", "C", ""))
+    with pytest.raises(InputError, match="gathered-y splits y's filters otherwise than x's channels"):
+        compiled(lambda: nn.Conv2d(4, 4, 3), (2, 4, 8, 8), {"C": 2}, "gathered-y")
 
 
 def test_an_axis_that_splits_nothing_says_why_and_what_would() -> None:

@@ -44,9 +44,9 @@ def grids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[C
 
 
 def targets(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from convgen.cost.machines import TARGETS
+    from convgen.spec.target import KINDS
 
-    return _beginning(TARGETS, incomplete)
+    return _beginning(KINDS, incomplete)
 
 
 def _beginning(names: Sequence[str], start: str) -> list[CompletionItem]:

@@ -14,6 +14,7 @@ from convgen.commands.completion import algorithms, grids, machines, targets
 from convgen.errors import InputError, installing
 from convgen.spec.formats import check_text_format
 from convgen.spec.reader import locate
+from convgen.spec.target import WRITTEN
 from convgen.spec.text import LONGEST, MAX_FILE_BYTES, parse_grid, read_text
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def layer_options(command: Any) -> Any:
     for option in (
         click.option(
             "--target", shell_complete=targets,
-            help="Instead of the file's: cpu, cuda[:sm_NN], hip[:gfxNNN] or sw26010.",
+            help=f"Instead of the file's: {WRITTEN}.",
         ),
         click.option(
             "--machine", shell_complete=machines,
@@ -86,7 +87,8 @@ def schedule_options(command: Any) -> Any:
         click.option("--schedule", metavar="FILE", help="An edited schedule of the layer, or network: verified, used."),
         click.option(
             "--pass", "passes", multiple=True, metavar="NAME{OPTION=VALUE}",
-            help="Options of a pass, e.g. 'fuse-layouts{least_part=32}'.",
+            help="Options of a layer's pass, e.g. 'fuse-layouts{least_part=32}'; a network's, instead of those that a "
+            "timeline finds.",
         ),
     ):  # fmt: skip
         command = option(command)

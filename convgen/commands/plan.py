@@ -174,17 +174,17 @@ def _read(file: str, batch: int | None) -> tuple[Network | None, Graph]:
 
 def _setting(network: Network | None, graph: Graph, options: dict[str, Any]) -> tuple[Setting, Target]:
     """What is asked for, and what the layers' modules are for."""
-    from convgen.cost.machines import TARGETS, load_machine
+    from convgen.cost.machines import load_machine
     from convgen.plan.parts import Room
     from convgen.plan.setting import Setting
-    from convgen.spec.target import read_target
+    from convgen.spec.target import KINDS, read_target
 
     machine, target = load_machine(options["machine"]), options["target"]
     by_hand = network is not None
     if target is not None and not by_hand and not options["measured"]:
         fact = f"--target is of layers' modules; {graph.name} is from PyTorch, and its plan is of a machine"
         raise InputError(fact, hint=f"--machine here; convgen compile of the plan's file takes --target {target}")
-    if options["measured"] and target is None and machine.name not in TARGETS:
+    if options["measured"] and target is None and machine.name not in KINDS:
         raise InputError(
             f"--measured: of which device? Machine {machine.name} is of {machine.device or 'some device'}",
             hint="--target cpu, or --target cuda:sm_90, whose kernels convgen tune has measured",
@@ -192,7 +192,7 @@ def _setting(network: Network | None, graph: Graph, options: dict[str, Any]) -> 
     if by_hand and options["recompute"]:
         fact = f"--recompute: blocks are modules inside of others, and {graph.name}, written by hand, has none"
         raise InputError(fact, hint="--regather, --keep needed, or a network from PyTorch (convgen import)")
-    made_for = read_target(target or (machine.name if machine.name in TARGETS else "cpu"))
+    made_for = read_target(target or (machine.name if machine.name in KINDS else "cpu"))
     dtype = network.dtype if network is not None else None
     if options["measured"]:
         machine = _measured(machine, made_for, dtype or "float32")

@@ -15,8 +15,6 @@ from convgen.spec.names import did_you_mean
 from convgen.spec.source import locate
 from convgen.spec.text import shown
 
-TARGETS = ("cpu", "cuda", "hip", "sw26010")  # each has a machine of its name: one node of its kind
-
 
 def default_machine(layer: Layer) -> Machine:
     """The machine that a layer names, or one node of its target's kind.

@@ -10,6 +10,7 @@ import ast
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import convgen
@@ -17,16 +18,22 @@ from convgen.emit.runtime import NETWORK_PARTS, Import, Runtime, Statement, asse
 from convgen.emit.runtime import runtime as of_layers
 from convgen.errors import InternalError
 
+# Files of operations/ that no network has: what single layers are made of, and which values a row reads.
+OF_LAYERS = ("bias", "bound", "layer")
+_IMPORTS = re.compile(r"^from convgen\.operations\.(\w+) import", re.MULTILINE)
+
+
+def _operations() -> tuple[str, ...]:
+    """Files of operations/, each behind those that it imports."""
+    files = sorted((Path(convgen.__file__).parent / "operations").glob("*.py"))
+    texts = {f.stem: f.read_text(encoding="utf-8") for f in files if f.stem not in ("__init__", *OF_LAYERS)}
+    return tuple(TopologicalSorter({name: _IMPORTS.findall(text) for name, text in texts.items()}).static_order())
+
+
 # In the order of imports: each uses those before it.
-ROWS = (
-    "row", "linear_maps", "convolution", "transposed", "max_pooling", "average_pooling", "upsampling", "rows", "views",
-    "pixels", "elementwise_gradients", "pointwise", "dropout", "averaged", "moments", "contraction", "softmax",
-    "attention", "along_gradients", "reductions", "losses", "fourier", "indexing", "calls", "batch_norm",
-    "running", "fused",
-)  # fmt: skip
 PACKAGE_PARTS = (
     "late", "algebra/blocks", "algebra/relations", "algebra/layout", "algebra/signature", "algebra/conv",
-    *(f"operations/{name}" for name in ROWS),
+    *(f"operations/{name}" for name in _operations()),
 )  # fmt: skip
 # Of files that are mostly the compiler's, what a rank needs.
 TAKEN: Mapping[str, tuple[str, ...]] = {

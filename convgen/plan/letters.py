@@ -122,8 +122,10 @@ def _rule(grid: Grid, algorithm: str | None, given: Collection[str] = ()) -> Rul
         if a not in chosen.letters:
             fact = f"algorithm {algorithm} has no axis {a}; the grid is {grid}"
             raise InputError(fact, ("grid", a), hint=f"axes of {', '.join(chosen.letters)}, or another algorithm")
-    copied = ("F",) if algorithm == "integrated" else ()
-    return Rule(chosen.letters, ("F",), copied)
+    if {*chosen.x_channels} != {*chosen.y_filters}:
+        fact = f"algorithm {algorithm} splits y's filters otherwise than x's channels; a layer's y is the next one's x"
+        raise InputError(fact, hint="another algorithm; this one is of single layers")
+    return Rule(chosen.letters, ("F",), tuple(a for a in chosen.w_filters if a not in chosen.y_filters))
 
 
 def _nowhere(inputs: Iterable[Stored], grid: Grid, rule: Rule) -> Axes:

@@ -14,6 +14,7 @@ from convgen.errors import InputError, Note
 from convgen.spec.layer import ALGORITHM_NAMES
 from convgen.spec.names import did_you_mean
 from convgen.spec.source import KeyPath
+from convgen.spec.target import WRITTEN
 from convgen.spec.text import kind, number_of, one_line, shown
 
 MAX_SIZE = 2**31 - 1
@@ -101,7 +102,7 @@ class LayerForm(_Form):
     roles: RolesForm | None = Field(
         default=None, description="a mapping with forward, backward_data, backward_filter or some of them"
     )
-    target: str = Field(default="cpu", description="cpu, cuda[:sm_NN], hip[:gfxNNN] or sw26010")
+    target: str = Field(default="cpu", description=WRITTEN)
     machine: str | None = Field(default=None, description="text, a machine's name or file")
     options: OptionsForm = Field(
         default=OptionsForm(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from convgen.errors import InputError
 from convgen.spec.text import shown
@@ -12,6 +12,8 @@ from convgen.spec.text import shown
 Kind = Literal["cpu", "cuda", "hip", "sw26010"]
 MemoryFormat = Literal["contiguous", "channels_last"]
 
+KINDS: tuple[Kind, ...] = get_args(Kind)  # each has a machine of its name: one node of its kind
+WRITTEN = "cpu, cuda[:sm_NN], hip[:gfxNNN] or sw26010"
 _TARGET = re.compile(r"cpu|cuda(:sm_[1-9][0-9]{1,2})?|hip(:gfx[1-9][0-9a-f]{2,3})?|sw26010", re.ASCII)
 
 
@@ -20,7 +22,7 @@ class Target:
     """A CPU, a GPU architecture, or the SW26010.
 
     Attributes:
-        kind: each has a machine of its name.
+        kind: where local code comes from, and which machine models it.
         arch: 90 for sm_90, "gfx942" for AMD's; "" where there is only one.
         shared_bytes: of one program, at most; 0 where no kernels are made for it.
         processors: of the device that the sizes of a launch are chosen for.
@@ -53,6 +55,11 @@ class Target:
     def has_programs(self) -> bool:
         """Local convolutions are generated, not ATen's."""
         return self.is_gpu or self.is_mesh
+
+    @property
+    def has_families(self) -> bool:
+        """Local convolutions may be kernels of families (kernels/families), which the tuner measures."""
+        return self.is_cpu or self.is_gpu
 
     @property
     def pads_virtually(self) -> bool:
@@ -93,10 +100,10 @@ class Target:
         """Itself, for which kernels are made and tuned.
 
         Raises:
-            InputError: its architecture is none of those, or it has no kernels but a mesh.
+            InputError: its architecture is none of those, or it has no families of kernels.
         """
-        if self.is_mesh:
-            fact = "sw26010 has no families of kernels: its plans are chosen by counts"
+        if not self.has_families:
+            fact = f"{self.kind} has no families of kernels: its plans are chosen by counts"
             raise InputError(fact, ("target",), hint="convgen sw26010 conv")
         if self.is_gpu and not self.shared_bytes:
             others = (f"cuda:sm_{a}" for a in _CUDA) if self.kind == "cuda" else (f"hip:{a}" for a in _HIP)
@@ -127,14 +134,13 @@ CPU = Target("cpu", text="cpu")
 
 
 def read_target(text: str) -> Target:
-    """`cpu`, `cuda`, `cuda:sm_90`, `hip`, `hip:gfx942`, `sw26010`; whether kernels are made for it is not asked here.
+    """A target as WRITTEN says, such as `cuda:sm_90`; whether kernels are made for it is not asked here.
 
     Raises:
         InputError: it names no target.
     """
     if not _TARGET.fullmatch(text):
-        hint = "cpu, cuda, cuda:sm_90, hip, hip:gfx942 or sw26010"
-        raise InputError(f"target {shown(text)} is unknown", ("target",), hint=hint)
+        raise InputError(f"target {shown(text)} is unknown", ("target",), hint=f"{WRITTEN}; e.g. cuda:sm_90")
     kind, _, name = text.partition(":")
     match kind:
         case "cuda":

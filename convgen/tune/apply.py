@@ -46,7 +46,7 @@ def with_measured(compiled: Sequence[Compiled]) -> tuple[list[Compiled], list[st
     looked: list[Looked] = []
     for one in compiled:
         target = one.layer.target
-        if target.is_mesh:
+        if not target.has_families:
             made.append(one)
             continue
         if target not in known:

@@ -15,8 +15,6 @@ from pathlib import Path
 from convgen.knobs import cpu_threads
 from convgen.spec.target import Target
 
-PACKAGES = {"cpu": ("torch",), "cuda": ("torch", "triton"), "hip": ("torch", "triton")}
-
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -61,7 +59,7 @@ def this_gpu_name() -> str:
 def versions(target: Target) -> dict[str, str]:
     """Installed packages that a measured time depends on, without local parts (2.13.0 of 2.13.0+cpu)."""
     found: dict[str, str] = {}
-    for package in PACKAGES[target.kind]:
+    for package in ("torch", "triton") if target.is_gpu else ("torch",):
         try:
             found[package] = metadata.version(package).partition("+")[0]
         except metadata.PackageNotFoundError:

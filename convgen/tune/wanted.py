@@ -14,7 +14,6 @@ from convgen.kernels.partition import SPLITS, Split, local_problem, with_zero_ro
 from convgen.kernels.problem import Problem
 from convgen.program.nodes import PHASES, is_convolution
 from convgen.spec.layer import Layer
-from convgen.spec.target import Target
 from convgen.tune.key import key_of
 
 if TYPE_CHECKING:
@@ -105,15 +104,3 @@ def of_partitions(layers: Sequence[Layer], ways: Sequence[int], splits: Sequence
 
 def _add(found: dict[str, Wanted], problem: Problem, use: Use) -> None:
     found.setdefault(key_of(problem), Wanted(problem)).uses.append(use)
-
-
-def target_of(layer: Layer) -> Target:
-    """What a layer's kernels are made for.
-
-    Raises:
-        InputError: nothing is tuned for its target.
-    """
-    if layer.target.is_mesh:
-        fact = "nothing is tuned for sw26010: its plans are chosen by counts"
-        raise InputError(fact, ("target",), hint="convgen sw26010 conv")
-    return layer.target.known()

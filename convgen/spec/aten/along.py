@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from convgen.operations.averaged import Averaged
@@ -132,6 +133,31 @@ def root(reader: Reader, x: Tensor, y: Tensor) -> None:
     from convgen.operations.pointwise import Pointwise
 
     reader.add(Pointwise("root", x.shape, (x.shape,)), [x], [y.name])
+
+
+@knows("renorm")
+def renorm(reader: Reader, call: Call) -> bool:
+    """Slices of one dimension scaled down to a norm, where theirs is larger: renorm(x, p, dim, maxnorm)."""
+    x, (result,) = reader.of(call.args[0]), call.results
+    _, order, given, most = call.args
+    if result is None or not x.floats:
+        return False
+    (d,) = dims_of(given, len(x.shape))
+    shape = tuple(n if k == d else 1 for k, n in enumerate(x.shape))
+
+    def made(op: str, *args: Any, dtype: str = x.dtype) -> Ref:
+        y = reader.made(f"{result.name}_{op.partition('.')[0]}", shape, dtype)
+        reader.elementwise(op, args, y, smooth=dtype == x.dtype)
+        return Ref(y.name)
+
+    norm = reader.made(f"{result.name}_norm", shape, x.dtype)
+    args = (Ref(x.name), order, tuple(k for k in range(len(x.shape)) if k != d), True, None)
+    of = replace(result, name=norm.name, shape=shape)
+    vector_norm(reader, replace(call, op="linalg_vector_norm", args=args, results=(of,)))
+    share = made("reciprocal", made("add.Scalar", Ref(norm.name), 1e-7, 1))  # as ATen has it
+    large = made("gt.Scalar", Ref(norm.name), most, dtype="bool")
+    by = made("where.ScalarOther", large, made("mul.Scalar", share, most), 1.0)
+    return reader.elementwise("mul.Tensor", (Ref(x.name), by), reader.tensors[result.name])
 
 
 @knows("index.Tensor", "index_select")

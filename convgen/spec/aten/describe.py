@@ -3,49 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
+from pkgutil import iter_modules
 
 from convgen.errors import InputError
 from convgen.late import torch
 from convgen.operations.bound import Bound
 from convgen.operations.calls import Whole, operator_of
-from convgen.spec.aten import (
-    along,
-    convolutions,
-    dense,
-    elementwise,
-    fourier,
-    losses,
-    norms,
-    patches,
-    picks,
-    pooling,
-    products,
-    recurrent,
-    rows,
-    seeds,
-    views,
-)
+from convgen.spec import aten
+from convgen.spec.aten.convolutions import own_padding
 from convgen.spec.aten.reader import FLOATS, KNOWN, Reader, Tensor, slots
 from convgen.spec.graph import Call, Graph
 from convgen.spec.operators import impurity
 
-FAMILIES = (
-    along,
-    convolutions,
-    dense,
-    elementwise,
-    fourier,
-    losses,
-    norms,
-    patches,
-    picks,
-    pooling,
-    products,
-    recurrent,
-    rows,
-    seeds,
-    views,
-)  # each registers its own
+# Each registers its own; samples.py describes graphs by these.
+for _file in iter_modules(aten.__path__):
+    if _file.name not in ("describe", "samples"):
+        import_module(f"{aten.__name__}.{_file.name}")
 
 
 @dataclass(frozen=True)
@@ -75,7 +49,7 @@ def describe(graph: Graph) -> Described:
     for kind, values in (*given, ("constant", graph.constants)):
         for v in values:
             reader.tensors[v.name] = Tensor(v.name, tuple(map(int, v.shape)), v.dtype, kind)  # type: ignore[arg-type]
-    padded = convolutions.own_padding(graph)
+    padded = own_padding(graph)
     for number, call in enumerate(graph.calls):
         call = padded.get(number, call)
         if call is None:

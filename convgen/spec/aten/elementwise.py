@@ -36,6 +36,17 @@ def detach(reader: Reader, call: Call) -> bool:
     return result is not None and reader.elementwise(call.op, call.args, reader.tensors[result.name], smooth=False)
 
 
+@knows("rrelu")
+def rrelu(reader: Reader, call: Call) -> bool:
+    """rrelu(x, lower, upper, training): evaluated, a rectifier with the mean slope; trained it draws."""
+    x, lower, upper, training, *_ = call.args
+    (result,) = call.results
+    if training or result is None:
+        return False
+    slope = (float(lower) + float(upper)) / 2  # type: ignore[arg-type]
+    return reader.elementwise("leaky_relu", (x, slope), reader.tensors[result.name])
+
+
 @knows("floor_divide")
 def of_integers(reader: Reader, call: Call) -> bool:
     (result,) = call.results

@@ -7,10 +7,10 @@ from typing import Any
 
 from convgen.algebra.relations import Taps
 from convgen.operations.average_pooling import AdaptiveAveragePool, AveragePool
-from convgen.operations.calls import Apart, Slot
+from convgen.operations.calls import Apart
 from convgen.operations.max_pooling import AdaptiveMaxPool, MaxPool
 from convgen.operations.upsampling import Upsample
-from convgen.spec.aten.reader import Reader, knows, many, one_sample
+from convgen.spec.aten.reader import Reader, Tensor, knows, many, one_sample, slots
 from convgen.spec.graph import Call
 
 
@@ -23,7 +23,7 @@ def max_pool(reader: Reader, call: Call) -> bool:
     if len(x.shape) != n + 2:
         return False
     if result is None or any(rest):
-        return _places(reader, call, (0,), (1,))
+        return _places(reader, call, (1,))
     _, kernel, stride, padding, dilation, _ = call.args
     kernels = many(kernel, n)
     taps = zip(kernels, many(stride or kernels, n), many(padding, n), many(dilation, n), strict=True)
@@ -35,22 +35,29 @@ def max_pool(reader: Reader, call: Call) -> bool:
 @knows("max_unpool2d", "max_unpool3d")
 def max_unpool(reader: Reader, call: Call) -> bool:
     """max_unpool(x, places, size, ...)."""
-    return len(reader.of(call.args[0]).shape) == int(call.op[10]) + 2 and _places(reader, call, (0, 1), ())
+    return len(reader.of(call.args[0]).shape) == int(call.op[10]) + 2 and _places(reader, call, ())
 
 
-def _places(reader: Reader, call: Call, operands: tuple[int, ...], integers: tuple[int, ...]) -> bool:
+@knows("fractional_max_pool2d", "fractional_max_pool3d")
+def fractional_max_pool(reader: Reader, call: Call) -> bool:
+    """fractional_max_pool(x, kernel, size, samples[N, C, dimensions]), by which windows begin anywhere."""
+    return len(reader.of(call.args[0]).shape) == int(call.op[19]) + 2 and _places(reader, call, (1,))
+
+
+def _places(reader: Reader, call: Call, integers: tuple[int, ...]) -> bool:
     """An operator whose numbers are of places among all rows: samples and channels apart, rows whole."""
-    xs = [reader.of(call.args[k]) for k in operands]
+    xs: list[Tensor] = []
+    args = tuple(slots(a, reader, xs) for a in call.args)
     made = [None if v is None else reader.tensors[v.name] for v in call.results]
     y = next(t for t in made if t is not None)
-    names = ("N", "C", *("",) * (len(y.shape) - 2))
+    names = {len(t.shape): ("N", "C", *("",) * (len(t.shape) - 2)) for t in (*xs, y)}
     operation = Apart(
         call.op,
-        (*map(Slot, operands), *call.args[len(operands) :]),
+        args,
         tuple(x.shape for x in xs),
-        (names,) * len(xs),
+        tuple(names[len(x.shape)] for x in xs),
         (y.shape,) * len(made),
-        (names,) * len(made),
+        (names[len(y.shape)],) * len(made),
         (("N", y.shape[0]), ("C", y.shape[1])),
         integers,
         tuple(x.floats for x in xs),
