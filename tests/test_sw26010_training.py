@@ -13,6 +13,7 @@ import torch
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sw26010_sums import by_tree
 from torch import nn
 
 from convgen.commands.main import cli
@@ -21,7 +22,7 @@ from convgen.errors import InputError
 from convgen.spec.exported import graph_of
 from convgen.spec.network_reader import network_from_dict, read_network
 from convgen.sw26010.allreduce.cost import Network, all_reduce_time
-from convgen.sw26010.allreduce.tree import run_tree, tree_seconds
+from convgen.sw26010.allreduce.tree import tree_seconds
 from convgen.sw26010.conv.cost import choose_plan
 from convgen.sw26010.conv.problem import ConvProblem
 from convgen.sw26010.machine.rates import load_rates, taken_rates
@@ -214,7 +215,7 @@ def test_the_latency_of_trees_is_that_of_one_point() -> None:
 def test_trees_sum_and_take_what_the_closed_form_says(p: int, q: int, elements: int, seed: int) -> None:
     links = Network(2**p, 2 ** min(p, q), 1e-6, 1e-9, 3e-9, 5e-10)
     vectors = np.random.default_rng(seed).standard_normal((2**p, elements))
-    held, seconds = run_tree(links, vectors)
+    held, seconds = by_tree(links, vectors)
     assert held == pytest.approx(np.broadcast_to(vectors.sum(axis=0), held.shape))
     assert seconds == pytest.approx(tree_seconds(links, [elements]))
     assert tree_seconds(links, [elements, 3]) == pytest.approx(seconds + tree_seconds(links, [3]))
