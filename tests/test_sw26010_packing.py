@@ -18,7 +18,7 @@ from convgen.sw26010.allreduce.cost import NUMBERINGS, Network
 from convgen.sw26010.allreduce.run import simulate_traffic
 from convgen.sw26010.allreduce.steps import mesh_all_reduce_s, message_seconds, step_elements
 from convgen.sw26010.machine.rates import taken_rates
-from convgen.sw26010.training.of_network import layers_of_network
+from convgen.sw26010.training.of_graph import layers_of_network
 from convgen.sw26010.training.packing import (
     Gradient,
     break_even_elements,
