@@ -1,160 +1,46 @@
 """The published times of [SP] Tables I-III and [CF] Table 1 beside what the model says, hits and misses as they are.
 
-    python bench/papers.py cf                      # [CF] Table 1
-    python bench/papers.py sp1 sp2 sp3             # [SP] Tables I, II, III
-    python bench/papers.py cf sp1 sp2 sp3 --plot docs/studies/model.png
+    python bench/papers.py cf --rows 3             # [CF] Table 1
+    python bench/papers.py sp1 sp2 sp3             # [SP] Tables I, II, III: the first row of each
+    python bench/papers.py cf sp1 sp2 sp3 --rows 9 --brief --plot docs/studies/model.png    # half an hour
     python bench/papers.py choice                  # stationary-x or -y, layer by layer
 
-Published numbers: tuning/papers. Machine: lassen, as its file has it; nothing is fitted. Every convolution is compiled
-under the layout that the papers say, its steps cost what convgen/cost/model.py says, and reductions of dw and halos
-are hidden as convgen/cost/overlap.py says. Between convolutions a layer normalises and applies ReLU: 5 passes over y
-in memory in forward and 8 in backward ([SP] V-B takes these for free; `--free` does). Grids: samples outermost, a
-sample's GPUs next to each other, its rows and columns 1x2, 2x2, 4x2, 4x4. The mesh models' filters are assumed
-(tuning/layers), so only their speedups mean anything.
+Published numbers: tuning/papers. Machine: lassen, as its file has it; nothing is fitted. The networks of
+examples/networks are whole programs on the papers' grids, and a step is simulated (cost/timeline.py): "plain" with
+every collective waited for at once, "overlapped" with what the timeline takes (buckets, halos behind interiors,
+chunks). Batch norms have a rank's own statistics. Grids: samples outermost, a sample's GPUs next to each other, its
+rows and columns 1x2, 2x2, 4x2, 4x4. [CF]'s ways in channels and filters are those of every layer but the first two
+blocks, where rows are split: the layout by price (algorithm auto) on the paper's grid stands for them. The mesh models'
+filters are assumed, so only their speedups mean anything.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 
-from convgen.algebra.conv import Conv
 from convgen.algebra.grid import Grid
 from convgen.compiler import compile_layer
 from convgen.cost.machine import Machine
 from convgen.cost.machines import load_machine
-from convgen.cost.model import PICOSECONDS, Model
-from convgen.cost.overlap import LayerTasks, NetworkTime, Overlap, Task, beside, layer_tasks, network_time
+from convgen.cost.model import Model
 from convgen.cost.schedule import ScheduleCost, schedule_cost
+from convgen.cost.timeline import simulate
+from convgen.network_compiler import compile_network
 from convgen.resources import data_file
 from convgen.spec.layer import Layer
+from convgen.spec.network_graph import read_network_graph
 from convgen.spec.reader import read_csv
 
-TABLES = ("cf", "sp1", "sp2", "sp3")
-PASSES = (5, 8)  # over y: BN reads it twice and writes it, ReLU reads and writes; backward: ReLU 3, BN 5
+FOLDER = Path(__file__).resolve().parent.parent / "examples" / "networks"
+NETWORKS = {"sp1": ("mesh1k", 1), "sp2": ("mesh2k", 1), "sp3": ("resnet50", 32)}  # and samples that share GPUs
+TABLES = ("cf", *NETWORKS)
 IMAGES, EPOCHS = 1281167, 90
 ROWS = {1: {}, 2: {"H": 2}, 4: {"H": 2, "W": 2}, 8: {"H": 4, "W": 2}, 16: {"H": 4, "W": 4}}
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One cell of a table: published and modelled seconds per mini-batch."""
-
-    row: str
-    config: str
-    published_s: float
-    modelled: NetworkTime
-
-
-@lru_cache(maxsize=4096)
-def compiled(conv: Conv, grid: Grid, algorithm: str, machine: Machine, first: bool, free: bool) -> LayerTasks:
-    """Tasks of one convolution and of the normalisation and ReLU that follow it."""
-    layer = Layer(name="layer", conv=conv, grid=grid, algorithm=algorithm)
-    one = compile_layer(layer, machine=machine)
-    model = Model(one.space, machine, "float32")
-    tasks = layer_tasks(one.schedule, schedule_cost(one.schedule, model), needs_dx=not first)
-    if free:
-        return tasks
-    y = int(one.space.elements(dict(one.schedule.stored)["y"]).max()) * 4
-    forward, backward = (round(n * y / machine.memory_bytes_per_s * PICOSECONDS) for n in PASSES)
-    return beside(tasks, (Task("bn", "compute", forward),), (Task("dbn", "compute", backward),))
-
-
-def network(name: str, samples: int) -> list[Layer]:
-    layers = read_csv(data_file("tuning", "layers", f"{name}.csv"), grid={"N": 1}, algorithm="sample")
-    return [replace(layer, conv=replace(layer.conv, batch=samples)) for layer in layers]
-
-
-def layout(layer: Layer, ways: dict[str, int]) -> tuple[str, dict[str, int]]:
-    """The algorithm and a group's axes: rows where there are any to split, else [CF]'s channels and filters."""
-    s = layer.conv.spatial[0]
-    if "H" in ways:
-        return "spatial", ways if s.extent >= ways["H"] else {}
-    return "stationary-w", ways
-
-
-def early(layer: Layer) -> bool:
-    """[CF] 6.2: "spatial parallelism for the conv_1 and conv_2 blocks"."""
-    return layer.name.startswith(("conv1", "res2"))
-
-
-def larger_y(conv: Conv) -> bool:
-    x, y = conv.channels, conv.filters
-    for s in conv.spatial:
-        x, y = x * s.extent, y * s.out
-    return y > x
-
-
-def predicted(
-    layers: Sequence[Layer], groups: int, ways: int, machine: Machine, how: str, free: bool, overlap: Overlap
-) -> NetworkTime:
-    """A mini-batch on groups x ways ranks.
-
-    Args:
-        how: sample or spatial for all layers alike; x/y or w: spatial for the first blocks, then [CF]'s.
-    """
-    tasks: list[LayerTasks] = []
-    for i, layer in enumerate(layers):
-        if how == "w" and not early(layer):
-            algorithm, inner = "stationary-w", {"C": 4, "F": 2}
-        elif how == "x/y" and not early(layer):
-            algorithm, inner = ("stationary-y", {"F": ways}) if larger_y(layer.conv) else ("stationary-x", {"C": ways})
-        else:
-            algorithm, inner = layout(layer, ROWS[ways] or {"H": 1})
-        # Where a group's ranks have no rows to split (1x1 images), each does the same.
-        copies = {} if inner or ways == 1 else {"H": ways}
-        grid = Grid((("N", groups), *(inner or copies).items()))
-        tasks.append(compiled(layer.conv, grid, algorithm, machine, i == 0, free))
-    return network_time(tasks, overlap)
-
-
-def rows_of(name: str) -> Iterator[dict[str, str]]:
-    """A published table, comments left out."""
-    with open(data_file("tuning", "papers", f"{name}.csv"), encoding="utf-8", newline="") as file:
-        yield from csv.DictReader(line for line in file if not line.startswith("#"))
-
-
-def sp_table(number: int, machine: Machine, free: bool, overlap: Overlap) -> list[Entry]:
-    name, samples = {1: ("mesh1k_assumed", 1), 2: ("mesh2k_assumed", 1), 3: ("resnet50", 32)}[number]
-    entries: list[Entry] = []
-    for row in rows_of(f"sp_table{number}"):
-        batch = int(row["N"])
-        layers = network(name, batch)
-        for ways, seconds in row.items():
-            if ways != "N" and seconds:
-                found = predicted(layers, batch // samples, int(ways), machine, "spatial", free, overlap)
-                entries.append(Entry(f"N={batch}", ways, float(seconds), found))
-    return entries
-
-
-def cf_table(machine: Machine, free: bool, overlap: Overlap) -> list[Entry]:
-    entries: list[Entry] = []
-    for row in rows_of("cf_table1"):
-        batch, samples, ways = int(row["N"]), int(row["samples"]), int(row["ways"])
-        layers = network(row["network"], batch)
-        steps = IMAGES / batch * EPOCHS
-        for how, minutes in ((1, "sample"), (ways, "minutes")):
-            algorithm = "sample" if how == 1 else "w" if "w" in row["algorithm"].split() else "x/y"
-            found = predicted(
-                layers, batch // samples, how, machine, "spatial" if how == 1 else algorithm, free, overlap
-            )
-            label = "1" if how == 1 else f"{ways} {row['algorithm']}"
-            entries.append(Entry(f"{row['network']} N={batch}", label, float(row[minutes]) * 60 / steps, found))
-    return entries
-
-
-def table(name: str, machine: Machine, free: bool, overlap: Overlap, all_reduce: str | None) -> list[Entry]:
-    """[CF] 5 uses rings only; [SP] V-A has "different algorithms (e.g., ring or butterfly)", taken as
-    Rabenseifner's."""
-    chosen = all_reduce or ("ring" if name == "cf" else "rabenseifner")
-    machine = replace(machine, collectives=replace(machine.collectives, all_reduce=chosen))
-    return cf_table(machine, free, overlap) if name == "cf" else sp_table(int(name[2:]), machine, free, overlap)
-
-
 TITLE = {
     "cf": "[CF] Table 1, seconds per mini-batch (minutes of training over steps)",
     "sp1": "[SP] Table I, 1K mesh (filters assumed), seconds per mini-batch",
@@ -163,72 +49,127 @@ TITLE = {
 }
 
 
-def speedups(entries: Sequence[Entry]) -> list[tuple[Entry, float, float]]:
-    """With each entry the published and the modelled speedup over the first of its row."""
-    first: dict[str, Entry] = {}
-    found: list[tuple[Entry, float, float]] = []
-    for e in entries:
-        base = first.setdefault(e.row, e)
-        found.append((e, base.published_s / e.published_s, base.modelled.seconds / e.modelled.seconds))
-    return found
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell of a table.
+
+    Attributes:
+        ways: GPUs of a group, of which there are `groups`; how: the algorithm.
+        published_s: seconds per mini-batch.
+    """
+
+    network: str
+    samples: int
+    groups: int
+    ways: int
+    how: str
+    published_s: float
 
 
-def print_table(name: str, entries: Sequence[Entry]) -> None:
-    print(TITLE[name])
-    heads = ("published", 10), ("modelled", 10), ("ratio", 7), ("speedup", 9), ("modelled", 10), ("off", 7)
-    print(f"  {'':18}{'GPUs a group':20}" + "".join(f"{head:>{width}}" for head, width in heads))
-    errors: list[float] = []
-    for e, published, modelled in speedups(entries):
-        line = f"  {e.row:18}{e.config:20}{e.published_s:10.4f}{e.modelled.seconds:10.4f}"
-        line += f"{e.modelled.seconds / e.published_s:7.2f}"
-        if published != 1:
-            errors.append(modelled / published - 1)
-            line += f"{published:9.2f}{modelled:10.2f}{errors[-1]:+7.0%}"
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A cell, and modelled seconds: plain, and overlapped, which hides such a share of the time of messages."""
+
+    cell: Cell
+    plain_s: float
+    overlapped_s: float
+    hidden: float
+
+    @property
+    def times(self) -> tuple[float, float, float]:
+        return self.cell.published_s, self.plain_s, self.overlapped_s
+
+
+def cells(name: str, rows: int | None = None) -> Iterator[Cell]:
+    """A published table, or its first rows."""
+    with open(data_file("tuning", "papers", f"{name[:2]}_table{name[2:] or 1}.csv"), encoding="utf-8") as file:
+        found = [*islice(csv.DictReader(line for line in file if not line.startswith("#")), rows)]
+    for row in found:
+        n = int(row["N"])
+        if name == "cf":
+            groups, ways, steps = n // int(row["samples"]), int(row["ways"]), IMAGES / n * EPOCHS
+            for how, ranks, minutes in (("sample", 1, "sample"), (row["algorithm"], ways, "minutes")):
+                yield Cell(row["network"], n, groups, ranks, how, float(row[minutes]) * 60 / steps)
+            continue
+        network, shared = NETWORKS[name]
+        for ways, seconds in row.items():
+            if ways != "N" and seconds:
+                yield Cell(network, n, n // shared, int(ways), "spatial", float(seconds))
+
+
+def entries(name: str, machine: Machine, rows: int | None = None, all_reduce: str | None = None) -> Iterator[Entry]:
+    """[CF] 5 uses rings only; [SP] V-A has "different algorithms (e.g., ring or butterfly)", taken as
+    Rabenseifner's."""
+    chosen = all_reduce or ("ring" if name == "cf" else "rabenseifner")
+    machine = replace(machine, collectives=replace(machine.collectives, all_reduce=chosen))
+    for cell in cells(name, rows):
+        graph = replace(
+            read_network_graph(data_file("examples", "networks", f"{cell.network}.yaml")), batch=cell.samples
+        )
+        words = cell.how.split()
+        grid = Grid((("N", cell.groups), *(ROWS[cell.ways] if "w" not in words else {"H": 2, "W": 4}).items()))
+        algorithm = "auto" if {"x/y", "w"} & set(words) else None
+        compiled = compile_network(graph, grid, algorithm, machine=machine, statistics="local")
+        plain, found = (simulate(p, machine, "float32", alike=True) for p in (compiled.plain, compiled.program))
+        yield Entry(cell, plain.end_s, found.end_s, found.hidden)
+
+
+def speedups(found: Iterable[Entry]) -> Iterator[tuple[Entry, list[float]]]:
+    """With each entry the speedups over the first of its row: published, plain and overlapped."""
+    first: dict[tuple[str, int], Entry] = {}
+    for e in found:
+        base = first.setdefault((e.cell.network, e.cell.samples), e)
+        yield e, [b / s for b, s in zip(base.times, e.times, strict=True)]
+
+
+def print_table(found: Iterable[Entry]) -> list[Entry]:
+    heads = ("published", "plain", "overlapped", "hidden", "speedup", "plain", "overlapped")
+    print(f"  {'':18}{'GPUs a group':20}" + "".join(f"{h:>11}" for h in heads))
+    seen: list[Entry] = []
+    for e, by in speedups(found):
+        seen.append(e)
+        line = f"  {f'{e.cell.network} N={e.cell.samples}':18}{f'{e.cell.ways} {e.cell.how}':20}"
+        line += "".join(f"{s:11.4f}" for s in e.times) + f"{e.hidden:11.1%}"
+        print(line + "".join(f"{one:11.2f}" for one in by), flush=True)
+    return seen
+
+
+def print_brief(found: Iterable[Entry]) -> list[Entry]:
+    """A line for each number of GPUs a group has: means over the rows, and the range of what each speedup is off."""
+    heads = ("rows", 6), ("published", 11), ("plain", 10), ("overlapped", 12), ("speedup", 9), ("plain off", 16)
+    print(f"  {'GPUs a group':20}" + "".join(f"{head:>{width}}" for head, width in (*heads, ("overlapped off", 16))))
+    rows = [*speedups(found)]
+    for config in dict.fromkeys((e.cell.ways, e.cell.how) for e, _ in rows):
+        of = [row for row in rows if (row[0].cell.ways, row[0].cell.how) == config]
+        times = [sum(t) / len(of) for t in zip(*(e.times for e, _ in of), strict=True)]
+        line = f"  {f'{config[0]} {config[1]}':20}{len(of):>6}{times[0]:11.4f}{times[1]:10.4f}{times[2]:12.4f}"
+        if any(by[0] != 1 for _, by in of):
+            line += f"{sum(by[0] for _, by in of) / len(of):9.2f}"
+            for k in (1, 2):
+                off = sorted(by[k] / by[0] - 1 for _, by in of)
+                line += f"{f'{off[0]:+.0%} to {off[-1]:+.0%}':>16}"
         print(line)
-    mean = sum(abs(e) for e in errors) / len(errors)
-    print(f"  speedups: {len(errors)}, off by {mean:.0%} on average, {min(errors):+.0%} to {max(errors):+.0%}")
+    return [e for e, _ in rows]
 
 
-def print_brief(name: str, entries: Sequence[Entry]) -> None:
-    """A line for each number of GPUs a group has: means over the rows, and the range of what is off."""
-    print(TITLE[name])
-    heads = ("rows", 6), ("published", 11), ("modelled", 10), ("speedup", 9), ("modelled", 10), ("off", 15)
-    print(f"  {'GPUs a group':20}" + "".join(f"{head:>{width}}" for head, width in heads))
-    rows = speedups(entries)
-    for config in dict.fromkeys(e.config for e, *_ in rows):
-        of = [row for row in rows if row[0].config == config]
-        times = [sum(t) / len(of) for t in zip(*((e.published_s, e.modelled.seconds) for e, *_ in of), strict=True)]
-        line = f"  {config:20}{len(of):>6}{times[0]:11.4f}{times[1]:10.4f}"
-        if any(p != 1 for _, p, _ in of):
-            off = sorted(m / p - 1 for _, p, m in of)
-            means = [sum(values) / len(of) for values in zip(*(row[1:] for row in of), strict=True)]
-            line += f"{means[0]:9.2f}{means[1]:10.2f}{f'{off[0]:+.0%} to {off[-1]:+.0%}':>15}"
-        print(line)
-
-
-def plot(tables: dict[str, list[Entry]], others: dict[str, list[Entry]], path: Path) -> None:
-    """Published speedups against modelled ones, a panel a table; hollow marks are the other variant."""
+def plot(tables: dict[str, list[Entry]], path: Path) -> None:
+    """Published speedups against modelled ones, a panel a table; hollow marks are those with nothing hidden."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, len(tables), figsize=(3.7 * len(tables), 4.1), squeeze=False)
-    for axis, (name, entries) in zip(axes[0], tables.items(), strict=True):
+    for axis, (name, found) in zip(axes[0], tables.items(), strict=True):
         seen: list[float] = [1.0]
-        for variant, hollow in ((entries, False), (others[name], True)):
-            points = [(e, p, m) for e, p, m in speedups(variant) if p != 1]
-            for i, config in enumerate(dict.fromkeys(e.config for e, _, _ in points)):
-                of = [(p, m) for e, p, m in points if e.config == config]
-                seen += [value for pair in of for value in pair]
-                label = (
-                    None if hollow else f"{config} GPUs" if config.isdecimal() else config.replace(" ", " GPUs, ", 1)
-                )
-                face = {"facecolors": "none"} if hollow else {"alpha": 0.8}
-                axis.scatter(
-                    *zip(*of, strict=True), s=28, edgecolors=f"C{i}", color=None if hollow else f"C{i}",
-                    marker="os^D"[i], label=label, zorder=2, **face,
-                )  # fmt: skip
+        points = [(f"{e.cell.ways} GPUs" + f", {e.cell.how}" * (name == "cf"), by) for e, by in speedups(found)]
+        points = [(label, by) for label, by in points if by[0] != 1]
+        for i, label in enumerate(dict.fromkeys(label for label, _ in points)):
+            published, plain, overlapped = zip(*(by for said, by in points if said == label), strict=True)
+            seen += [*published, *plain, *overlapped]
+            how = {"s": 28, "edgecolors": f"C{i}", "marker": "os^D"[i], "zorder": 2}
+            axis.scatter(published, overlapped, color=f"C{i}", alpha=0.8, label=label, **how)
+            axis.scatter(published, plain, facecolors="none", **how)
         limits = min(seen) * 0.85, max(seen) * 1.2
         axis.plot(limits, limits, color="0.6", linewidth=1, zorder=1)
         axis.set(xscale="log", yscale="log", xlim=limits, ylim=limits, xlabel="published speedup", aspect="equal")
@@ -238,16 +179,19 @@ def plot(tables: dict[str, list[Entry]], others: dict[str, list[Entry]], path: P
             one.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
             one.set_minor_locator(matplotlib.ticker.NullLocator())
         axis.set_title(", ".join(TITLE[name].split(", ")[: 1 if name == "cf" else 2]), fontsize=9)
-        variants = ("all-reduce by rings", "by the best") if name == "cf" else ("hidden", "nothing hidden")
-        title = f"filled: {variants[0]}\nhollow: {variants[1]}"
-        corner = "upper left" if name == "cf" else "lower right"
-        axis.legend(fontsize=7, loc=corner, title=title, title_fontsize=7, framealpha=0.9)
+        title = "filled: overlapped\nhollow: nothing hidden"
+        axis.legend(fontsize=7, loc="upper left", title=title, title_fontsize=7, framealpha=0.9)
         axis.grid(color="0.92")
         axis.set_axisbelow(True)
     axes[0][0].set_ylabel("modelled speedup")
     figure.tight_layout()
     figure.savefig(path, dpi=110, metadata={"Software": None})
     pyplot.close(figure)
+
+
+def early(layer: Layer) -> bool:
+    """[CF] 6.2: "spatial parallelism for the conv_1 and conv_2 blocks"."""
+    return layer.name.startswith(("conv1", "res2"))
 
 
 def print_choice() -> None:
@@ -281,31 +225,25 @@ def sent(layer: Layer, algorithm: str, letter: str, machine: Machine) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tables", nargs="*", default=["cf", "choice"], help="cf, sp1, sp2, sp3, choice")
-    parser.add_argument("--free", action="store_true", help="normalisation and ReLU take no time")
+    parser.add_argument("tables", nargs="*", default=["sp1", "sp2", "sp3", "choice"], help="cf, sp1, sp2, sp3, choice")
+    parser.add_argument("--rows", type=int, default=1, help="of each table; more samples are more ranks")
     parser.add_argument("--machine", default="lassen")
     parser.add_argument("--all-reduce", help="ring, rabenseifner, best, ... for every table")
-    parser.add_argument("--exposed", action="store_true", help="reductions of dw and halos are hidden behind nothing")
     parser.add_argument("--brief", action="store_true", help="a line for each number of GPUs, not for each row")
     parser.add_argument("--plot", metavar="FILE", help="published against modelled speedups")
     words = parser.parse_args()
     if wrong := [t for t in words.tables if t not in (*TABLES, "choice")]:
         parser.error(f"no table {', '.join(wrong)}: cf, sp1, sp2, sp3, choice")
     machine, done = load_machine(words.machine), dict[str, list[Entry]]()
-    overlap = Overlap("nothing", halos=False) if words.exposed else Overlap()
     for name in words.tables:
         if name == "choice":
             print_choice()
-        else:
-            done[name] = table(name, machine, words.free, overlap, words.all_reduce)
-            (print_brief if words.brief else print_table)(name, done[name])
+            continue
+        print(TITLE[name])
+        found = entries(name, machine, words.rows, words.all_reduce)
+        done[name] = (print_brief if words.brief else print_table)(found)
     if words.plot and done:
-        bare = Overlap("nothing", halos=False)
-        others = {
-            name: table(name, machine, words.free, *((overlap, "best") if name == "cf" else (bare, words.all_reduce)))
-            for name in done
-        }
-        plot(done, others, Path(words.plot))
+        plot(done, Path(words.plot))
 
 
 if __name__ == "__main__":

@@ -15,17 +15,18 @@ import numpy as np
 import pytest
 import torch
 from generate import algorithm_problem
+from module_memory import memory
 from modules import Case, draw, make
-from sampling import cases_of
+from sampling import cases_of, draws
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from convgen.algebra.conv import Conv, Spatial
 from convgen.algebra.grid import Grid
-from convgen.cost.memory import memory
-from convgen.program.nodes import is_convolution
+from convgen.program.nodes import PHASES, is_convolution
 from convgen.spec.layer import Options
+from convgen.verify.fits import most_elements
 from convgen.verify.program import global_tensors
 from convgen.verify.virtual import VirtualTransport, World
 
@@ -171,3 +172,12 @@ def test_nothing_that_the_schedule_does_not_name() -> None:
     # x with a halo row, of which a column of 6 channels is sent and received; forward keeps it for backward.
     sides = 4 * 6 * 6
     assert peaks("spatial", H=2)[::3] == [4 * X // 2 + 2 * sides + 4 * Y // 2, 4 * X // 2 + 2 * sides]
+
+
+def test_a_check_allows_for_all_of_it() -> None:
+    """What `convgen check` expects is never less, and not three times as much."""
+    for seed in range(draws(100)):
+        case = draw(9000 + seed)
+        exact = memory(case.schedule, case.space, channels_last=case.layer.memory_format == "channels_last")
+        peak = max(int(exact.peak[phase].sum()) for phase in PHASES) + int(exact.held.sum())
+        assert peak <= most_elements(case.schedule, case.space) <= 3 * peak, case

@@ -8,10 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from convgen.errors import InputError
-from convgen.spec.from_torch import network_from_module
 from convgen.spec.names import check_name, identifier
 from convgen.spec.network_reader import read_network
 from convgen.spec.reader import read_csv, read_layer, read_layers
@@ -48,14 +46,10 @@ def test_networks_and_plans_are_refused_too(tmp_path: Path) -> None:
 
 
 def test_names_made_of_others_step_aside(tmp_path: Path) -> None:
-    """Rows of tables and parts of PyTorch modules have names of their own, which need not be Python's."""
+    """Rows of tables have names of their own, which need not be Python's."""
     file = tmp_path / "a.csv"
     file.write_text("name,N,C,H,W,F,K,S,P\nrandom,1,1,4,4,1,1,1,0\n")
     assert [layer.name for layer in read_csv(file, grid={"N": 1})] == ["random_layer"]
-    module = torch.nn.Sequential()
-    module.add_module("queue", torch.nn.Conv1d(2, 4, 3))
-    network = network_from_module(module, (torch.zeros(1, 2, 9),))
-    assert [node.name for node in network.nodes] == ["input", "queue_layer"]
 
 
 def test_all_that_python_and_torch_import_is_taken() -> None:

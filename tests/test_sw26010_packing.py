@@ -10,14 +10,15 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sw26010_sums import all_reduced
 
 from convgen.commands.main import cli
 from convgen.spec.network_reader import read_network
 from convgen.sw26010.allreduce.cost import NUMBERINGS, Network
-from convgen.sw26010.allreduce.run import run_all_reduce, simulate_traffic
+from convgen.sw26010.allreduce.run import simulate_traffic
 from convgen.sw26010.allreduce.steps import mesh_all_reduce_s, message_seconds, step_elements
 from convgen.sw26010.machine.rates import taken_rates
-from convgen.sw26010.training.of_network import layers_of_network
+from convgen.sw26010.training.of_graph import layers_of_network
 from convgen.sw26010.training.packing import (
     Gradient,
     break_even_elements,
@@ -51,12 +52,13 @@ def test_steps_take_what_the_messages_take(nodes: int, supernode: int, elements:
 def test_packed_gradients_are_the_separate_ones(nodes: int, sizes: list[int], seed: int) -> None:
     network = Network(nodes, max(1, nodes // 2))
     parts = [np.random.default_rng(seed + i).standard_normal((nodes, size)) for i, size in enumerate(sizes)]
-    apart = [run_all_reduce(network, "round-robin", part) for part in parts]
-    packed = run_all_reduce(network, "round-robin", np.concatenate(parts, axis=1))
-    assert packed.result == pytest.approx(np.concatenate([run.result for run in apart], axis=1))
-    assert len(packed.steps) * len(sizes) == sum(len(run.steps) for run in apart)
-    moved = sum(step.total_bytes for step in packed.steps)
-    assert moved == sum(step.total_bytes for run in apart for step in run.steps)
+    assert all_reduced(np.concatenate(parts, axis=1)) == pytest.approx(
+        np.concatenate([all_reduced(part) for part in parts], axis=1)
+    )
+    apart = [simulate_traffic(network, "round-robin", size, 4) for size in sizes]
+    packed = simulate_traffic(network, "round-robin", sum(sizes), 4)
+    assert len(packed) * len(sizes) == sum(map(len, apart))
+    assert sum(step.total_bytes for step in packed) == sum(step.total_bytes for run in apart for step in run)
 
 
 def test_packs_are_neighbours_of_the_backward_pass() -> None:

@@ -13,6 +13,7 @@ import torch
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sw26010_sums import by_tree
 from torch import nn
 
 from convgen.commands.main import cli
@@ -21,14 +22,13 @@ from convgen.errors import InputError
 from convgen.spec.exported import graph_of
 from convgen.spec.network_reader import network_from_dict, read_network
 from convgen.sw26010.allreduce.cost import Network, all_reduce_time
-from convgen.sw26010.allreduce.tree import run_tree, tree_seconds
+from convgen.sw26010.allreduce.tree import tree_seconds
 from convgen.sw26010.conv.cost import choose_plan
 from convgen.sw26010.conv.problem import ConvProblem
 from convgen.sw26010.machine.rates import load_rates, taken_rates
 from convgen.sw26010.pointwise.normalise import Norm, norm_seconds
 from convgen.sw26010.training.layers import ConvLayer, ConvTask, DenseLayer, FanLayer, Layers, NormLayer, blobs
-from convgen.sw26010.training.of_graph import layers_of_graph
-from convgen.sw26010.training.of_network import layers_of_network
+from convgen.sw26010.training.of_graph import layers_of_graph, layers_of_network
 from convgen.sw26010.training.published import beyond_one_node_s, read_scaling, read_table3
 from convgen.sw26010.training.report import TREE_LATENCY_S, network_rows, network_text, tree_s
 from convgen.sw26010.training.step import layer_times, nodes_network, step_of, task_seconds
@@ -118,6 +118,21 @@ def test_a_graph_and_a_file_of_one_network_have_the_same_layers() -> None:
 
     assert shape(from_graph) == shape(from_file)
     assert step_of(from_graph, 8, 1) == step_of(from_file, 8, 1)
+
+
+def test_joined_and_dropped_values_of_a_graph() -> None:
+    """As of a file: a copy of all that is joined, and a pass that reads the mask, too."""
+
+    class Joined(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.dropout(torch.cat([torch.relu(x), x], 1), 0.5, training=self.training)
+
+    graph, _ = graph_of(Joined(), [torch.zeros(4, 3, 8, 8)], name="joined", source="joined", training=True)
+    nodes = [{"name": "r", "kind": "relu"}, {"kind": "concat", "from": ["r", "input"]}, {"kind": "dropout"}]
+    of_file = layers_of_network(network_from_dict({"name": "joined", "input": [4, 3, 8, 8], "nodes": nodes}))
+    of_graph = layers_of_graph(graph, 4)
+    assert [replace(layer, name="") for layer in of_graph.layers] == [replace(one, name="") for one in of_file.layers]
+    assert [type(layer).__name__ for layer in of_graph.layers] == ["PointLayer", "JoinLayer", "PointLayer"]
 
 
 def test_a_step_is_the_sum_of_its_tasks() -> None:
@@ -214,7 +229,7 @@ def test_the_latency_of_trees_is_that_of_one_point() -> None:
 def test_trees_sum_and_take_what_the_closed_form_says(p: int, q: int, elements: int, seed: int) -> None:
     links = Network(2**p, 2 ** min(p, q), 1e-6, 1e-9, 3e-9, 5e-10)
     vectors = np.random.default_rng(seed).standard_normal((2**p, elements))
-    held, seconds = run_tree(links, vectors)
+    held, seconds = by_tree(links, vectors)
     assert held == pytest.approx(np.broadcast_to(vectors.sum(axis=0), held.shape))
     assert seconds == pytest.approx(tree_seconds(links, [elements]))
     assert tree_seconds(links, [elements, 3]) == pytest.approx(seconds + tree_seconds(links, [3]))

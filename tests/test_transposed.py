@@ -37,8 +37,8 @@ from convgen.plan.setting import Setting
 from convgen.program.nodes import Schedule, is_convolution
 from convgen.program.text import parse, show
 from convgen.program.verify import verify
-from convgen.spec.from_torch import network_from_module
 from convgen.spec.network_graph import network_graph
+from convgen.spec.network_reader import network_from_dict
 from convgen.spec.reader import layer_from_dict, layer_to_dict, read_csv, read_layer, read_layers
 from convgen.spec.target import CPU
 from convgen.tune.wanted import of_layers
@@ -387,27 +387,28 @@ def test_padding_that_stands_for_same_is_same() -> None:
         assert made == (4, 8, 7 * stride, 5 * stride), (stride, kernel, dilation)
 
 
-class Decoder(torch.nn.Module):
-    """Down, up, and what was there before beside it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.down = torch.nn.Conv2d(6, 8, 3, stride=2, padding=1)
-        self.up = torch.nn.ConvTranspose2d(8, 6, 3, stride=2, padding=1, output_padding=1)
-        self.grouped = torch.nn.ConvTranspose2d(12, 8, 2, stride=2, groups=2, dilation=3, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.grouped(torch.cat([x, self.up(torch.relu(self.down(x)))], 1))
+# Down, up, and what was there before beside it.
+DECODER: dict[str, Any] = {
+    "name": "decoder",
+    "input": [4, 6, 8, 10],
+    "nodes": [
+        {"name": "down", "kind": "conv", "out_channels": 8, "kernel_size": 3, "stride": 2, "padding": 1},
+        {"name": "relu", "kind": "relu"},
+        {"name": "up", "kind": "conv_transpose", "out_channels": 6, "kernel_size": 3, "stride": 2, "padding": 1,
+         "output_padding": 1},
+        {"name": "cat", "kind": "concat", "from": ["input", "up"]},
+        {"name": "grouped", "kind": "conv_transpose", "out_channels": 8, "kernel_size": 2, "stride": 2, "groups": 2,
+         "dilation": 3, "bias": False},
+    ],
+}  # fmt: skip
 
 
 def test_networks(tmp_path: Path) -> None:
-    """From PyTorch into a plan, whose layers are right."""
-    network = network_from_module(Decoder(), (torch.zeros(4, 6, 8, 10),))
-    assert [(n.name, n.kind) for n in network.nodes[1:]] == [
-        ("down", "conv"), ("relu", "relu"), ("up", "conv_transpose"), ("cat", "concat"), ("grouped", "conv_transpose"),
-    ]  # fmt: skip
-    assert network.node["grouped"].shape == tuple(Decoder()(torch.zeros(4, 6, 8, 10)).shape)
-    assert sum(n.weights for n in network.nodes) == sum(p.numel() for p in Decoder().parameters())
+    """From a file into a plan, whose layers are right."""
+    network = network_from_dict(DECODER)
+    grouped = torch.nn.ConvTranspose2d(12, 8, 2, stride=2, groups=2, dilation=3, bias=False)
+    assert network.node["grouped"].shape == tuple(grouped(torch.zeros(4, 12, 8, 10)).shape)
+    assert network.node["grouped"].weights == grouped.weight.numel()
     assert network.node["up"].flops == 2 * 4 * 8 * 4 * 5 * 6 * 9
     setting = Setting(machine=load_machine("cpu"))
     for grid in (Grid((("a", 2), ("b", 2))), Grid((("a", 3),))):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from convgen.calibrate.result import NOISY, Calibration
+from convgen.spec.text import aligned
 
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
@@ -40,13 +40,13 @@ def report_text(found: Calibration) -> str:
         rate = f"{m.fit.bytes_per_s / 1e9:.3f} GB/s"
         error, worst = f"{m.fit.median_error:.1%}", f"{m.fit.worst_error:.1%}"
         rows.append((m.pattern.label, sizes, str(m.timings[0].laps), _us(m.fit.latency_s), rate, error, worst))
-    lines += [*_columns(rows, left=2), ""]
+    lines += [*aligned(rows, range(2, len(rows[0]))), ""]
     rows = [("collective", "ranks", "sent", "in modules", "by the links", "links / modules")]
     rows += [
         (c.kind, str(c.ranks), bytes_text(c.sent_bytes), _us(c.measured_s), _us(c.modelled_s), f"{c.ratio:.2f}")
         for c in found.collectives
     ]
-    lines += [*_columns(rows, left=2), ""]
+    lines += [*aligned(rows, range(2, len(rows[0]))), ""]
     rows = [("local, all ranks at once", "a rank")]
     rows.append(("copy, read and written", f"{local.bytes_per_s / 1e9:.2f} GB/s"))
     rows += [(f"matrix product, {dtype}", f"{flops / 1e9:.2f} GFLOP/s") for dtype, flops in local.flops_per_s.items()]
@@ -58,14 +58,14 @@ def report_text(found: Calibration) -> str:
         rows.append(("of the processor: a message", _us(machine.message_processor_s)))
         rows.append(("of the processor: a MiB", _us(machine.processor_s_per_byte * (1 << 20))))
     rows.append(("memory", f"{local.memory_bytes / (1 << 30):.1f} GiB"))
-    lines += [*_columns(rows, left=1), ""]
+    lines += [*aligned(rows, range(1, len(rows[0]))), ""]
     rows = [("convolution", "pixels", "groups", "forward", "backward-data", "backward-filter")]
     for one in found.shapes:
         s = one.shape
         forward, data, filter_ = (f"{rate / 1e9:.1f}" for rate in one.flops_per_s)
         text = f"{s.channels} to {s.filters}, {s.kernel}x{s.kernel}"
         rows.append((text, str(s.pixels), str(s.groups), forward, data, filter_))
-    lines += [*_columns(rows, left=1), "(GFLOP/s in float32)"]
+    lines += [*aligned(rows, range(1, len(rows[0]))), "(GFLOP/s in float32)"]
     if guessed := [dtype for dtype, why in found.assumed.items() if why.startswith("assumed")]:
         lines.append(f"no time for {', '.join(guessed)}: assumed as fast as float32")
     if found.noise > NOISY:
@@ -108,12 +108,3 @@ def report_json(found: Calibration, path: str) -> dict[str, Any]:
 
 def _us(seconds: float) -> str:
     return f"{seconds * 1e6:.1f} us"
-
-
-def _columns(rows: Sequence[Sequence[str]], left: int) -> list[str]:
-    """Rows in columns, the first so many aligned to the left."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
-        for row in rows
-    ]

@@ -12,6 +12,7 @@ import click
 
 from convgen.commands.compiled_file import CompiledFile
 from convgen.commands.inputs import need, need_device, need_kernels, parse_grid, read_schedule
+from convgen.commands.outputs import draw, show
 from convgen.commands.progress import progress
 from convgen.errors import InputError
 from convgen.spec.graph_reader import is_graph_file
@@ -304,26 +305,23 @@ def networks_of(
 
 
 def _echo_kernels(found: Sequence[CompiledFile], as_json: bool) -> None:
-    import json
-
     from convgen.explain.kernels import network_kernels_json, network_kernels_text
 
-    if as_json:
-        records = [record for one in found for record in network_kernels_json(one.compiled)]
-        click.echo(json.dumps(records, indent=1))
-    else:
-        click.echo("\n".join(network_kernels_text(one.compiled) for one in found))
+    show(
+        as_json,
+        lambda: [record for one in found for record in network_kernels_json(one.compiled)],
+        lambda: "\n".join(network_kernels_text(one.compiled) for one in found),
+    )
 
 
 def _echo_cost(found: Sequence[CompiledFile], as_json: bool) -> None:
-    import json
-
     from convgen.explain.program import program_cost_json, program_cost_text
 
-    if as_json:
-        click.echo(json.dumps([program_cost_json(one.compiled) for one in found], indent=1))
-    else:
-        click.echo("\n".join(program_cost_text(one.compiled) for one in found))
+    show(
+        as_json,
+        lambda: [program_cost_json(one.compiled) for one in found],
+        lambda: "\n".join(program_cost_text(one.compiled) for one in found),
+    )
 
 
 def _write(found: Sequence[CompiledFile], folder: Path) -> None:
@@ -357,8 +355,6 @@ def check_network_file(
     """Run every rank on this machine, and compare with the graph on one device."""
     _warn([one])
     need_device(one.compiled.target, processes, interpret)
-    import json
-
     from convgen.verify.fits import check_network_fits
     from convgen.verify.network import check_network, report_json, report_text
     from convgen.verify.processes import TooLate
@@ -381,7 +377,7 @@ def check_network_file(
         click.echo(f"{error}\nerror: the processes did not finish in {timeout:g} s", err=True)
         click.echo("  try     --timeout with more seconds", err=True)
         raise SystemExit(1) from None
-    click.echo(json.dumps([report_json(report)], indent=1) if as_json else report_text(report, derived=derived))
+    show(as_json, lambda: [report_json(report)], lambda: report_text(report, derived=derived))
     if not report.ok:
         raise SystemExit(1)
 
@@ -395,13 +391,6 @@ def explain_network(one: CompiledFile, plot: Path | None, as_json: bool) -> None
         from convgen.explain.network_plot import draw_network
 
         page = draw_network(one.compiled)  # refuses what can't be drawn, before anything is printed
-
-    if as_json:
-        import json
-
-        click.echo(json.dumps([program_cost_json(one.compiled)], indent=1))
-    else:
-        click.echo(program_text(one.compiled))
-    if page is not None and plot is not None:
-        page.save(plot)
-        click.echo(str(plot), err=True)
+    show(as_json, lambda: [program_cost_json(one.compiled)], lambda: program_text(one.compiled))
+    if page is not None:
+        draw(plot, lambda: page)

@@ -1,11 +1,12 @@
-"""The types of click's options that name what is written.
+"""The types of click's options that name what is written, and what commands print and draw.
 
-They check while the command line is read, so that a command does not print an answer and then fail at its last step.
+Types check while the command line is read, so that a command does not print an answer and then fail at its last step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ from convgen.files import check_file, check_folder, said
 from convgen.pictures.figures import matplotlib, plot_format
 
 if TYPE_CHECKING:
+    from convgen.pictures.canvas import Canvas
+
     PathType = click.ParamType[Path]
 else:
     PathType = click.ParamType  # which has no parameter before click 8.4
@@ -69,3 +72,15 @@ class OutputFolder(PathType):
 
 def _option(param: click.Parameter | None) -> str:
     return param.opts[0] if param is not None else "output"
+
+
+def show(as_json: bool, data: Callable[[], object], text: Callable[[], str]) -> None:
+    """Print one of the two."""
+    click.echo(json.dumps(data(), indent=1) if as_json else text())
+
+
+def draw(file: Path | None, page: Callable[[], Canvas]) -> None:
+    """Draw a page into a file, and say so, where one is asked for."""
+    if file is not None:
+        page().save(file)
+        click.echo(str(file), err=True)

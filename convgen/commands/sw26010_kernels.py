@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from convgen.commands.outputs import Picture
+from convgen.commands.outputs import Picture, draw
 from convgen.errors import InputError
 from convgen.free_memory import check_memory
 
@@ -60,6 +60,7 @@ def gemm_command(
     """C += A B of M x N x K on one core group: plan, program, events, time."""
     from convgen.sw26010.gemm.orientation import oriented
     from convgen.sw26010.gemm.program import gemm_program
+    from convgen.sw26010.gemm.strip import strip_page
     from convgen.sw26010.gemm.triton import triton_gemm
     from convgen.sw26010.machine.rates import taken_rates
 
@@ -73,11 +74,7 @@ def gemm_command(
         return
     if swap_buses:
         _gemm_with_swapped_buses(plan)
-    if strip is not None:
-        from convgen.sw26010.gemm.strip import strip_page
-
-        strip_page(plan).save(strip)
-        click.echo(str(strip), err=True)
+    draw(strip, lambda: strip_page(plan))
     _gemm(plan, level, (plan.useful_flops <= MOST_FLOPS) if run is None else run, as_json, plot, both)
 
 
@@ -105,6 +102,7 @@ def _gemm(plan: Any, level: Any, run: bool, as_json: bool, plot: Path | None, bo
 
     from convgen.sw26010.gemm.cost import clock_seconds, gemm_seconds
     from convgen.sw26010.gemm.counts import gemm_counts
+    from convgen.sw26010.gemm.plot import gemm_page
     from convgen.sw26010.gemm.report import gemm_json, gemm_text
     from convgen.sw26010.gemm.run import run_gemm
     from convgen.sw26010.machine.rates import taken_rates
@@ -133,11 +131,7 @@ def _gemm(plan: Any, level: Any, run: bool, as_json: bool, plot: Path | None, bo
         click.echo(gemm_text(plan, counts, seconds, by_cycles))
         click.echo(f"vectors   {both.text}")
         click.echo(f"check     {verdict}")
-    if plot is not None:
-        from convgen.sw26010.gemm.plot import gemm_page
-
-        gemm_page(plan, seconds).save(plot)
-        click.echo(str(plot), err=True)
+    draw(plot, lambda: gemm_page(plan, seconds))
     if wrong:
         raise SystemExit(1)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from convgen.commands.inputs import Finite
-from convgen.commands.outputs import OutputFile, Picture
+from convgen.commands.outputs import OutputFile, Picture, draw, show
 from convgen.errors import InputError
 from convgen.files import write_file
 
@@ -35,6 +35,7 @@ def table2_command(
     from convgen.sw26010.table2.causes import causes_json, causes_text
     from convgen.sw26010.table2.cells import cells, read_table2, score_of
     from convgen.sw26010.table2.fit import fit, leave_one_layer_out
+    from convgen.sw26010.table2.plot import table2_page
     from convgen.sw26010.table2.report import choices_json, choices_text, table2_json, table2_text
 
     taken = taken_rates()
@@ -55,14 +56,9 @@ def table2_command(
     everything = cells(taken)
     constants = fit(cell for cell in everything if set(cell.layers) & set(chosen))
     left_out = score_of(leave_one_layer_out(everything))
-    report = table2_json if as_json else table2_text
-    found = report(taken, constants, chosen, left_out)
-    click.echo(json.dumps(found, indent=1) if as_json else found)
-    if plot is not None:
-        from convgen.sw26010.table2.plot import table2_page
-
-        table2_page(taken, constants, chosen).save(plot)
-        click.echo(str(plot), err=True)
+    given = taken, constants, chosen, left_out
+    show(as_json, lambda: table2_json(*given), lambda: table2_text(*given))
+    draw(plot, lambda: table2_page(taken, constants, chosen))
     if write is not None:
         write_file(write, rates_json(constants, chosen), "--write")
         click.echo(str(write), err=True)
@@ -81,10 +77,8 @@ def dma_command(emit: str | None, as_json: bool, plot: Path | None) -> None:
         click.echo(moves_program(Moves(256, emit == "strided")), nl=False)
         return
     rows = dma_rows()
-    click.echo(json.dumps({"rows": rows}, indent=1) if as_json else dma_text(rows))
-    if plot is not None:
-        dma_page(rows).save(plot)
-        click.echo(str(plot), err=True)
+    show(as_json, lambda: {"rows": rows}, lambda: dma_text(rows))
+    draw(plot, lambda: dma_page(rows))
     if not all(row["run_equal"] for row in rows):
         raise SystemExit(1)
 
@@ -100,9 +94,7 @@ def latency_command(latency: float, as_json: bool, plot: Path | None) -> None:
 
     network = Network(1024, 256, latency_s=latency)
     rows = latency_rows(network)
-    click.echo(json.dumps({"rows": rows}, indent=1) if as_json else latency_text(network))
-    if plot is not None:
-        latency_page(network).save(plot)
-        click.echo(str(plot), err=True)
+    show(as_json, lambda: {"rows": rows}, lambda: latency_text(network))
+    draw(plot, lambda: latency_page(network))
     if not all(row["run_equal"] for row in rows):
         raise SystemExit(1)

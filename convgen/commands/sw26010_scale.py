@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from convgen.commands.inputs import Finite, need
-from convgen.commands.outputs import Picture
+from convgen.commands.outputs import Picture, draw, show
 from convgen.errors import InputError
 
 if TYPE_CHECKING:
@@ -58,6 +57,7 @@ def allreduce_command(
 ) -> None:  # fmt: skip
     """Recursive halving and doubling on supernodes: adjacent against round-robin numbers, Equations 2-6."""
     from convgen.sw26010.allreduce.cost import Network
+    from convgen.sw26010.allreduce.plot import all_reduce_page
     from convgen.sw26010.allreduce.report import all_reduce_json, all_reduce_text
 
     if bandwidth <= 0:
@@ -67,15 +67,8 @@ def allreduce_command(
         hint = f"--bytes {max(4, total_bytes // 4 * 4)}"
         raise InputError(f"--bytes {total_bytes} is no number of float32 elements", hint=hint)
     elements = total_bytes // 4
-    if as_json:
-        click.echo(json.dumps(all_reduce_json(network, elements), indent=1))
-    else:
-        click.echo(all_reduce_text(network, elements))
-    if plot is not None:
-        from convgen.sw26010.allreduce.plot import all_reduce_page
-
-        all_reduce_page(network, elements).save(plot)
-        click.echo(str(plot), err=True)
+    show(as_json, lambda: all_reduce_json(network, elements), lambda: all_reduce_text(network, elements))
+    draw(plot, lambda: all_reduce_page(network, elements))
 
 
 @click.command("io")
@@ -105,10 +98,8 @@ def io_command(
 
     counts = numbers("--processes", processes, MOST_PROCESSES)
     question = Question(Striping(arrays, stripe * MIB), Disks(array_bandwidth, link), batch, seed)
-    click.echo(json.dumps(io_json(question, counts), indent=1) if as_json else io_text(question, counts))
-    if plot is not None:
-        io_page(question, counts).save(plot)
-        click.echo(str(plot), err=True)
+    show(as_json, lambda: io_json(question, counts), lambda: io_text(question, counts))
+    draw(plot, lambda: io_page(question, counts))
 
 
 @click.command("network")
@@ -134,12 +125,9 @@ def network_command(
 
     batches = [] if batch is None else numbers("--batch", batch, MOST_BATCH)
     networks = [_layers_of(file, batches) for file in files]
-    report = network_json if as_json else network_text
-    found = report(networks, batches, nodes, plans, layers=layers)
-    click.echo(json.dumps(found, indent=1) if as_json else found)
-    if plot is not None:
-        scaling_page(networks, batches, nodes, plans).save(plot)
-        click.echo(str(plot), err=True)
+    given = networks, batches, nodes, plans
+    show(as_json, lambda: network_json(*given, layers=layers), lambda: network_text(*given, layers=layers))
+    draw(plot, lambda: scaling_page(*given))
 
 
 @click.command("profile")
@@ -155,13 +143,9 @@ def profile_command(files: tuple[str, ...], convolutions: bool, as_json: bool, p
     from convgen.sw26010.training.profile_report import compare, profile_json, profile_page, profile_text
 
     compared = [compare(file) for file in files]
-    if as_json:
-        click.echo(json.dumps(profile_json(compared, convolutions=convolutions), indent=1))
-    else:
-        click.echo(profile_text(compared, convolutions=convolutions))
-    if plot is not None:
-        profile_page(compared[0]).save(plot)
-        click.echo(str(plot), err=True)
+    how = {"convolutions": convolutions}
+    show(as_json, lambda: profile_json(compared, **how), lambda: profile_text(compared, **how))
+    draw(plot, lambda: profile_page(compared[0]))
 
 
 @click.command("packing")
@@ -180,23 +164,18 @@ def packing_command(
     batches = [] if batch is None else numbers("--batch", batch, MOST_BATCH)
     counts = numbers("--nodes", nodes, MOST_NODES)
     networks = [_layers_of(file, batches) for file in files]
-    if as_json:
-        click.echo(json.dumps(packing_json(networks, batches, counts, latency), indent=1))
-    else:
-        click.echo(packing_text(networks, batches, counts, latency))
-    if plot is not None:
-        packing_page(networks[0], (batches or [paper_batch(networks[0])])[0], counts[-1], latency).save(plot)
-        click.echo(str(plot), err=True)
+    given, batch_drawn = (networks, batches, counts, latency), (batches or [paper_batch(networks[0])])[0]
+    show(as_json, lambda: packing_json(*given), lambda: packing_text(*given))
+    draw(plot, lambda: packing_page(networks[0], batch_drawn, counts[-1], latency))
 
 
 def _layers_of(file: str, batches: list[int]) -> Layers:
     from convgen.spec.graph_reader import is_graph_file, read_graph
     from convgen.spec.network_reader import read_network
-    from convgen.sw26010.training.of_graph import layers_of_graph
-    from convgen.sw26010.training.of_network import layers_of_network
+    from convgen.sw26010.training.of_graph import layers_of_graph, layers_of_network
 
+    need("torch", "a network's operators are ATen's, which needs torch")
     if is_graph_file(file):
-        need("torch", "a network's operators are ATen's, which needs torch")
         graph = read_graph(file)
         return layers_of_graph(graph, batches[0] if batches and graph.is_dynamic else graph.batch)
     return layers_of_network(read_network(file))

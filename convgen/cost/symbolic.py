@@ -12,7 +12,7 @@ extent.
 | D H W, Do Ho Wo | input and output rows |
 | \\|axis\\| | ranks of an axis of the grid |
 | K | kernel rows, where they are kept as a symbol; padding, stride and dilation are numbers |
-| alpha beta gamma | s per message, s per byte sent, s per byte added; alpha and beta by level: level_symbols.py |
+| alpha beta gamma | s per message, s per byte sent, s per byte added, over links of one kind |
 | peak memory launch | flop/s that convolutions reach, bytes/s, s per local operation |
 
 Explaining uses this; compiling does not, and does not import sympy.
@@ -20,7 +20,7 @@ Explaining uses this; compiling does not, and does not import sympy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -35,8 +35,6 @@ from convgen.cost.collectives import RINGS, Collectives, seconds
 from convgen.program.nodes import Compute, Convert, Schedule, Step
 
 Expr = Any  # sympy.Expr
-Link = tuple[Expr, Expr]  # alpha and beta
-LinkOf = Callable[[Convert], "Link | None"]  # of a conversion; None: it has no formula
 
 _SAMPLE = 10**6  # a block of as many rows, as many rows from the edge: far from either edge of the tensor
 
@@ -65,8 +63,7 @@ class Formula:
         elements: sent to others; None where there is no closed form.
         flops: of a local operation.
         moved_bytes: of a local operation, read and written.
-        seconds: in alpha, beta, gamma, peak, memory and launch; None where elements is, or where the messages go over
-            several kinds of links.
+        seconds: in alpha, beta, gamma, peak, memory and launch; None where elements is.
     """
 
     elements: Expr | None
@@ -89,7 +86,6 @@ def formulas(
     kernel: bool = False,
     virtual_padding: bool = False,
     collectives: Collectives = RINGS,
-    link: LinkOf | None = None,
 ) -> dict[str, Formula]:
     """For every step's result, what the step costs.
 
@@ -98,18 +94,9 @@ def formulas(
         kernel: keep the kernel as a symbol: K, or K_H and so on where its dimensions differ.
         virtual_padding: of the space that the schedule is for.
         collectives: the algorithms, by name (`best` depends on numbers); a logarithm is rounded up.
-        link: alpha and beta of each conversion (level_symbols.py); by default the same two symbols for all.
     """
     types, sizes = schedule.types(), Sizes(conv, kernel=kernel, virtual_padding=virtual_padding)
-    return {
-        step.result: formula(step, types, sizes, element_bytes, collectives, link or one_link)
-        for _, step in schedule.steps()
-    }
-
-
-def one_link(step: Convert) -> Link | None:
-    """Links of one kind: alpha and beta, whatever the step."""
-    return symbol("alpha"), symbol("beta")
+    return {step.result: formula(step, types, sizes, element_bytes, collectives) for _, step in schedule.steps()}
 
 
 def formula(
@@ -118,7 +105,6 @@ def formula(
     sizes: Sizes,
     element_bytes: Expr,
     collectives: Collectives = RINGS,
-    link: LinkOf = one_link,
 ) -> Formula:
     """What one step costs; `types` has the layout of every value it reads."""
     match step:
@@ -132,7 +118,7 @@ def formula(
             operands = (types[step.inputs[0]], types[step.inputs[1]], step.type)
             return _local(sizes.flops(operands), sum(sizes.frame(t) for t in operands) * element_bytes)
         case Convert():
-            return _conversion(step, types[step.source], sizes, element_bytes, collectives.of(step.kind), link(step))
+            return _conversion(step, types[step.source], sizes, element_bytes, collectives.of(step.kind))
 
 
 def _local(flops: Expr, moved_bytes: Expr) -> Formula:
@@ -140,17 +126,14 @@ def _local(flops: Expr, moved_bytes: Expr) -> Formula:
     return Formula(sympy().Integer(0), flops, moved_bytes, busy + symbol("launch"))
 
 
-def _conversion(
-    step: Convert, src: Layout, sizes: Sizes, element_bytes: Expr, algorithm: str, link: Link | None
-) -> Formula:
+def _conversion(step: Convert, src: Layout, sizes: Sizes, element_bytes: Expr, algorithm: str) -> Formula:
     zero = sympy().Integer(0)
     elements = sent_by(step.kind, step.over, src, step.type, sizes)
     if elements is None:
         return Formula(None, zero, zero, None)
     peers = sizes.neighbours(src, step.type) if step.kind == "exchange" else sizes.ranks(step.over) - 1
-    if link is None:
-        return Formula(elements, zero, zero, None)
-    time = seconds(step.kind, peers, elements * element_bytes, *link, symbol("gamma"), algorithm)
+    links = symbol("alpha"), symbol("beta"), symbol("gamma")
+    time = seconds(step.kind, peers, elements * element_bytes, *links, algorithm)
     return Formula(elements, zero, zero, time)
 
 

@@ -19,9 +19,9 @@ from typing import Any, cast
 
 from convgen.cost.timeline import MAIN, Timeline
 from convgen.errors import InputError
-from convgen.explain.timeline import SHOWN, columns
+from convgen.explain.timeline import SHOWN
 from convgen.files import said
-from convgen.spec.text import number_of, open_bytes, shown
+from convgen.spec.text import aligned, number_of, open_bytes, shown
 
 MARK = "convgen "
 MOST_US = 1e15  # of an event, that is thirty years
@@ -73,7 +73,7 @@ def measured_text(timeline: Timeline, measured: Measured) -> str:
         table.append((name, f"{simulated * 1e3:.3f}", f"{seconds * 1e3:.3f}", _ratio(simulated, seconds)))
     all_of_them = sum(p[1] for p in pairs), sum(p[2] for p in pairs)
     table.append(("in all", *(f"{s * 1e3:.3f}" for s in all_of_them), _ratio(*all_of_them)))
-    lines = columns(table, right=(1, 2, 3))
+    lines = aligned(table, (1, 2, 3), "  ")
     if missing:
         lines.append(f"  {number_of(missing, 'step')} of the program not in the trace")
     return "\n".join(lines)

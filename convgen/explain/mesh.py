@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from convgen.compiler import Compiled
+from convgen.spec.text import aligned
 from convgen.sw26010.machine.counts import Counts
 from convgen.sw26010.target.programs import CpeProgram, local_programs
 
@@ -58,11 +59,8 @@ def mesh_kernels_text(compiled: Compiled) -> str:
         for _, ranks, p in found
     ]  # fmt: skip
     shown = [tuple(f"{cell:,}" if isinstance(cell, int) else cell for cell in row) for row in (head, *rows)]
-    widths = [max(len(row[i]) for row in shown) for i in range(len(head))]
     lines = [f"# {compiled.layer.name} for sw26010: the programs of one CPE, and their events on a rank in one call"]
-    for row in shown:
-        cells = (c.rjust(w) if 0 < i < 7 else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
-        lines.append("# " + "  ".join(cells).rstrip())
+    lines += aligned(shown, range(1, 7), "# ")
     texts: dict[str, str] = {}
     for _, _, program in found:
         names = texts.get(program.text, "")

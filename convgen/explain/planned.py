@@ -20,7 +20,7 @@ from convgen.plan.setting import Setting
 from convgen.program.network import Program
 from convgen.program.rows import Stored
 from convgen.spec.network_plan import entries
-from convgen.spec.text import gib, number_of
+from convgen.spec.text import aligned, gib, number_of
 
 MIB = 1 << 20
 HEAD = ("layer", "x", "w", "y", "roles", "ranks", "compute", "comm.", "MB sent", "MiB", "runner-up")
@@ -83,7 +83,7 @@ class Planned:
 def planned_text(plan: Planned) -> str:
     """A line for each layer with products, and for each other that redistributes activations."""
     rows = [HEAD, *(_row(plan, one) for one in plan.layers if one.product is not None or one.redistributes)]
-    return "\n".join([*_aligned(rows), "", *_summary(plan)])
+    return "\n".join([*aligned(rows, NUMBERS), "", *_summary(plan)])
 
 
 def _row(plan: Planned, one: Layer) -> tuple[str, ...]:
@@ -101,14 +101,6 @@ def _row(plan: Planned, one: Layer) -> tuple[str, ...]:
         f"{one.kept_bytes / MIB:.1f}",
         "" if one.runner_up is None else f"{one.runner_up[0]} +{one.runner_up[1] * 1e3:.3f} ms",
     )
-
-
-def _aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    """Columns: text to the left, numbers to the right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(HEAD))]
-    for row in rows:
-        cells = (c.rjust(w) if i in NUMBERS else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
-        yield "  ".join(cells).rstrip()
 
 
 def _summary(plan: Planned) -> Iterator[str]:

@@ -17,7 +17,7 @@ from convgen.program.rows import PlacedRow
 from convgen.spec.aten.describe import Described
 from convgen.spec.aten.samples import described as described_of
 from convgen.spec.graph import Graph
-from convgen.spec.text import number_of
+from convgen.spec.text import aligned, number_of
 
 NOTE = "bytes: what all ranks send"
 
@@ -61,7 +61,7 @@ def program_cost_text(compiled: CompiledNetwork) -> str:
             name = s["step"] + (f" ({number_of(len(s['of']), 'gradient')})" if "of" in s else "")
             table.append((name, s["collective"], ",".join(s["axes"]), f"{sum(sent):,}", f"{max(sent):,}"))
         table.append(("in all", "", "", f"{_total(several):,}", f"{_busiest(several, program):,}"))
-        lines += ["", part, *columns(table, right=(3, 4))]
+        lines += ["", part, *aligned(table, (3, 4), "  ")]
     return "\n".join([*lines, "", f"{NOTE}; the busiest is the rank that sends most"])
 
 
@@ -117,7 +117,7 @@ def program_text(compiled: CompiledNetwork) -> str:
         table.append((label(row), row.bound.operation.name, _roles(row), *moved))
     totals = [f"{sum(s.total for s in one):,}" for one in (forward, backward)]
     table.append(("in all", "", "", "", totals[0], "", totals[1]))
-    lines += ["", *columns(table, right=(4, 6))]
+    lines += ["", *aligned(table, (4, 6), "  ")]
     if silent:
         lines.append(f"  ... and {number_of(silent, 'row')} for which nothing moves")
     ending = [f"{NOTE} in a step of training", memory_line(memory_json(network_memory(program)))]
@@ -136,7 +136,7 @@ def _axes_lines(compiled: CompiledNetwork) -> list[str]:
         says = ", ".join(f"{share:.0%} of {kind} bytes" for kind, share in parts)
         said = f"splits nothing: {idle[axis]}" if one.idle else f"{one.rows} of {rows}, {says}"
         table.append((axis, number_of(one.ranks, "rank"), said))
-    return ["", "axes", *columns(table, right=())]
+    return ["", "axes", *aligned(table, (), "  ")]
 
 
 def _heading(compiled: CompiledNetwork) -> str:
@@ -169,15 +169,6 @@ def _whole_lines(compiled: CompiledNetwork, forward: Sequence[Step], backward: S
         sent = sum(s.total for s in (*forward, *backward) if s.row == i)
         lines.append(f"  {compiled.graph.calls[compiled.calls[i]].op} in {row.bound.module or 'the module'}: {sent:,}")
     return lines
-
-
-def columns(table: Sequence[Sequence[str]], right: Sequence[int]) -> list[str]:
-    """Lines of a table; `right`: columns that end where the widest does."""
-    wide = [max(len(line[c]) for line in table) for c in range(len(table[0]))]
-    return [
-        ("  " + "  ".join(f"{x:>{wide[c]}}" if c in right else f"{x:<{wide[c]}}" for c, x in enumerate(line))).rstrip()
-        for line in table
-    ]
 
 
 # ---- What runs whole ----

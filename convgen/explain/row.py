@@ -13,13 +13,13 @@ from convgen.cost.network import dtype_of, element_bytes, records
 from convgen.cost.symbolic import Expr, Formula, Sizes, sent_by, symbol, sympy
 from convgen.errors import InputError
 from convgen.explain.formula import formula_text
-from convgen.explain.program import columns
 from convgen.network_compiler import CompiledNetwork
 from convgen.program import flow
 from convgen.program.flow import Local, Start
 from convgen.program.network import Moved, Program, label
 from convgen.program.rows import PlacedRow
 from convgen.spec.names import did_you_mean
+from convgen.spec.text import aligned
 
 NOTE = (
     "formula: elements that a rank with neighbours on all sides sends, or its flops, where extents divide; |a| is the "
@@ -145,4 +145,4 @@ def row_text(compiled: CompiledNetwork, name: str) -> str:
         before = one["phase"]
     reads = ", ".join(f"{o.name} = {v}" for o, v in zip(row.signature.inputs, row.bound.reads, strict=True))
     head = f"{name} = {row.bound.operation.name} of {reads}"
-    return "\n".join([head, "", *columns(table, right=(3, 4)), "", NOTE])
+    return "\n".join([head, "", *aligned(table, (3, 4), "  "), "", NOTE])

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from convgen.cost.timeline import Span, Timeline, by_kind, exposed
-from convgen.spec.text import number_of
+from convgen.spec.text import aligned, number_of
 
 SHOWN = 12  # steps of each table
 MOST_RANKS = 64  # of a trace: all are there up to so many
@@ -36,17 +35,17 @@ def timeline_text(title: str, timeline: Timeline, plain: Timeline) -> str:
     for kind, (n, seconds, out) in sorted(by_kind(t.travelled).items()):
         hidden = 1 - min(out / seconds, 1.0) if seconds else 1.0
         table.append((kind, str(n), f"{seconds * 1e3:.3f}", f"{out * 1e3:.3f}", f"{hidden:.1%}"))
-    lines += [*columns(table, right=(1, 2, 3, 4)), ""]
+    lines += [*aligned(table, (1, 2, 3, 4), "  "), ""]
     some = [one for one in exposed(t) if one.exposed_s > 0]
     table = [("what holds up most", "", "ms", "held up", "hidden")]
     for one in some[:SHOWN]:
         table.append(
             (one.name, one.phase, f"{one.seconds * 1e3:.3f}", f"{one.exposed_s * 1e3:.3f}", f"{one.hidden:.1%}")
         )
-    lines += columns(table, right=(2, 3, 4))
+    lines += aligned(table, (2, 3, 4), "  ")
     if len(some) > SHOWN:
         lines.append(f"  ... and {number_of(len(some) - SHOWN, 'step')}")
-    lines += ["", *columns(_path(t), right=(2, 3))]
+    lines += ["", *aligned(_path(t), (2, 3), "  ")]
     return "\n".join(lines)
 
 
@@ -62,14 +61,6 @@ def _path(timeline: Timeline) -> list[tuple[str, ...]]:
         where = span.lane if span.rank < 0 else f"{span.lane}, rank {span.rank}"
         table.append((span.name, where, f"{span.seconds * 1e3:.3f}", f"{span.seconds / timeline.end_s:.1%}"))
     return table
-
-
-def columns(table: Sequence[Sequence[str]], right: Sequence[int]) -> list[str]:
-    wide = [max(len(line[c]) for line in table) for c in range(len(table[0]))]
-    return [
-        ("  " + "  ".join(f"{x:>{wide[c]}}" if c in right else f"{x:<{wide[c]}}" for c, x in enumerate(line))).rstrip()
-        for line in table
-    ]
 
 
 def timeline_json(timeline: Timeline, plain: Timeline) -> dict[str, Any]:

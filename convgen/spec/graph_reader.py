@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from convgen.errors import InputError
+from convgen.spec.fields import check_keys, text_of
 from convgen.spec.formats import without_format
 from convgen.spec.graph import DTYPES, Arg, Call, Graph, Module, Ref, Samples, Size, Value, refs
 from convgen.spec.names import did_you_mean
@@ -64,7 +65,7 @@ class _Reader:
 
     def graph(self, data: dict[str, Any]) -> Graph:
         data = without_format(data)
-        _check_keys(data, (), KEYS, NEEDED)
+        check_keys(data, (), KEYS, NEEDED)
         self.dtype = _dtype(data.get("dtype", DTYPE), ("dtype",))
         modes = data["modes"]
         if modes not in MODES:
@@ -85,8 +86,8 @@ class _Reader:
                 hint = did_you_mean(buffer, buffers, "a buffer, and the value that it becomes")
                 raise InputError(f"{shown(buffer)} is no buffer", ("updates", buffer), hint=hint)
         return Graph(
-            name=_text(data["network"], ("network",)),
-            source=_text(data.get("source", ""), ("source",)),
+            name=text_of(data["network"], ("network",)),
+            source=text_of(data.get("source", ""), ("source",)),
             modes=tuple(cast("list[str]", modes)),
             batch=batch,
             **groups,
@@ -108,12 +109,12 @@ class _Reader:
             if not isinstance(said, dict):
                 raise InputError(f"{name} can't be {shown(said)}", path, hint="{shape: [...]}")
             entry = cast("dict[str, Any]", said)
-            _check_keys(entry, path, keys, ("shape", *(k for k in keys if k == "init")))
+            check_keys(entry, path, keys, ("shape", *(k for k in keys if k == "init")))
             init = entry.get("init", "")
             if init != "" and not (isinstance(init, str) and _INIT.fullmatch(init)):
                 hint = "kaiming_uniform:FAN_IN, uniform:FAN_IN, zeros, ones, normal, fill:NUMBER or given"
                 raise InputError(f"init can't be {shown(init)}", (*path, "init"), hint=hint)
-            owner = _text(entry.get("owner", ""), (*path, "owner"))
+            owner = text_of(entry.get("owner", ""), (*path, "owner"))
             flags = {flag: entry.get(flag, False) for flag in ("frozen", "pairs")}
             for flag, one in flags.items():
                 if not isinstance(one, bool):
@@ -126,7 +127,7 @@ class _Reader:
         return tuple(found)
 
     def value(self, name: object, shape: tuple[Size, ...], dtype: str, path: KeyPath, init: str = "") -> Value:
-        said = _text(name, path)
+        said = text_of(name, path)
         if said in self.known:
             where = self.source.where(self.known[said])
             raise InputError(f"{said} is made twice, first at {where}", path, hint="a name a value")
@@ -137,17 +138,17 @@ class _Reader:
         if not isinstance(data, dict):
             raise InputError(f"a call can't be {shown(data)}", path, hint="{make: ..., op: ..., args: [...], ...}")
         said = cast("dict[str, Any]", data)
-        _check_keys(said, path, CALL_KEYS, ("make", "op", "args", "shape"))
+        check_keys(said, path, CALL_KEYS, ("make", "op", "args", "shape"))
         args = as_list(said["args"])
         if args is None:
             raise InputError(f"args can't be {shown(said['args'])}", (*path, "args"), hint="a list of arguments")
         read = tuple(self.arg(one, (*path, "args", k)) for k, one in enumerate(args))
         return Call(
-            op=_text(said["op"], (*path, "op")),
+            op=text_of(said["op"], (*path, "op")),
             args=read,
             results=self.results(said, path),
-            module=_text(said.get("module", ""), (*path, "module")),
-            kind=_text(said.get("kind", ""), (*path, "kind")),
+            module=text_of(said.get("module", ""), (*path, "module")),
+            kind=text_of(said.get("kind", ""), (*path, "kind")),
         )
 
     def results(self, said: dict[str, Any], path: KeyPath) -> tuple[Value | None, ...]:
@@ -192,10 +193,10 @@ class _Reader:
         for path, said in _entries(data, ("modules",)):
             where: KeyPath = ("modules", path)
             entry = dict(_entries(said, where))
-            _check_keys(entry, where, ("kind", "has", "same"), ())
+            check_keys(entry, where, ("kind", "has", "same"), ())
             if path and not all(path.split(".")):
                 raise InputError(f"a module can't be called {shown(path)}", where, hint="names with points between")
-            kind, same = (_text(entry.get(key, ""), (*where, key)) for key in ("kind", "same"))
+            kind, same = (text_of(entry.get(key, ""), (*where, key)) for key in ("kind", "same"))
             if kind and not kind.isidentifier():
                 raise InputError(f"kind can't be {shown(kind)}", (*where, "kind"), hint="a class of torch.nn")
             if same and (same not in found or found[same].same):
@@ -214,7 +215,7 @@ class _Reader:
     def pairs(self, data: dict[str, Any], key: str, of: list[str] | None = None) -> tuple[tuple[str, str], ...]:
         found: list[tuple[str, str]] = []
         for name, value in _entries(data.get(key), (key,)):
-            made = self.read(_text(value, (key, name)), (key, name))
+            made = self.read(text_of(value, (key, name)), (key, name))
             if of is not None and made not in of:
                 hint = did_you_mean(made, of, "the name of a parameter or buffer")
                 raise InputError(f"{made} is no parameter or buffer", (key, name), hint=hint)
@@ -228,28 +229,12 @@ def _is_finite(value: Arg) -> bool:
     return not isinstance(value, Samples) and not (isinstance(value, float) and not isfinite(value))
 
 
-def _check_keys(data: dict[str, Any], path: KeyPath, known: tuple[str, ...], needed: tuple[str, ...]) -> None:
-    for key in data:
-        if key not in known:
-            hint = did_you_mean(key, known, f"one of {', '.join(known)}")
-            raise InputError(f"unknown key {shown(key)}", (*path, key), hint=hint)
-    for key in needed:
-        if key not in data:
-            raise InputError(f"{key} is missing", path, hint=f"{key}: ...")
-
-
 def _entries(data: object, path: KeyPath) -> list[tuple[str, object]]:
     if data is None:
         return []
     if not isinstance(data, dict):
         raise InputError(f"{path[-1]} can't be {shown(data)}", path, hint="a mapping, an entry a name")
     return list(cast("dict[str, object]", data).items())
-
-
-def _text(value: object, path: KeyPath) -> str:
-    if not isinstance(value, str):
-        raise InputError(f"{path[-1]} can't be {shown(value)}", path, hint="text; numbers in quotes")
-    return value
 
 
 def _dtype(value: object, path: KeyPath) -> str:

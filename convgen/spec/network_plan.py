@@ -25,9 +25,9 @@ from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes
 from convgen.algebra.notation import entries_of, entry_text, is_one_each, roles_of, roles_text
 from convgen.errors import InputError
+from convgen.spec.fields import check_keys, text_of
 from convgen.spec.formats import FORMAT, KEY, without_format
 from convgen.spec.graph_parts import check_statistics
-from convgen.spec.names import did_you_mean
 from convgen.spec.placement import build_grid
 from convgen.spec.source import KeyPath, Source, locate
 from convgen.spec.text import LONGEST, as_list, beginning, one_line, shown
@@ -114,7 +114,7 @@ def read_plan(path: str | Path) -> PlanFile:
 
 
 def _plan(data: Mapping[str, Any], source: Source) -> PlanFile:
-    _check_keys(data, (), KEYS, ("network_plan", "graph", "grid", "rows"))
+    check_keys(data, (), KEYS, ("network_plan", "graph", "grid", "rows"))
     data = without_format(dict(data))
     sizes = _mapping(data["grid"], ("grid",), "grid: {a: 4, b: 2}")
     for axis, n in sizes.items():
@@ -127,7 +127,7 @@ def _plan(data: Mapping[str, Any], source: Source) -> PlanFile:
     if not listed:
         raise InputError(f"rows can't be {shown(data['rows'])}", ("rows",), hint="a row a line, as convgen plan -o")
     rows = tuple(_row(row, grid, ("rows", i)) for i, row in enumerate(listed))
-    statistics = _text(data.get("statistics", "global"), ("statistics",))
+    statistics = text_of(data.get("statistics", "global"), ("statistics",))
     try:
         check_statistics(statistics)
     except InputError as error:
@@ -136,19 +136,9 @@ def _plan(data: Mapping[str, Any], source: Source) -> PlanFile:
     if isinstance(took, bool) or not isinstance(took, (int, float)) or not 0 <= took < float("inf"):
         raise InputError(f"milliseconds can't be {shown(took)}", ("milliseconds",), hint="a number, 0 or more")
     return PlanFile(
-        _text(data["network_plan"], ("network_plan",)), _text(data["graph"], ("graph",)), grid, values, rows,
-        _text(data.get("machine", ""), ("machine",)), float(took), statistics, _again(data), source,
+        text_of(data["network_plan"], ("network_plan",)), text_of(data["graph"], ("graph",)), grid, values, rows,
+        text_of(data.get("machine", ""), ("machine",)), float(took), statistics, _again(data), source,
     )  # fmt: skip
-
-
-def _check_keys(data: Mapping[str, Any], path: KeyPath, known: Sequence[str], needed: Sequence[str]) -> None:
-    for key in data:
-        if key not in known:
-            hint = did_you_mean(key, known, f"one of {', '.join(known)}")
-            raise InputError(f"unknown key {shown(key)}", (*path, key), hint=hint)
-    for key in needed:
-        if key not in data:
-            raise InputError(f"{key} is missing", path, hint=f"{key}: ...")
 
 
 def _mapping(value: object, path: KeyPath, hint: str) -> dict[str, Any]:
@@ -159,22 +149,16 @@ def _mapping(value: object, path: KeyPath, hint: str) -> dict[str, Any]:
     return cast("dict[str, Any]", value)
 
 
-def _text(value: object, path: KeyPath) -> str:
-    if not isinstance(value, str):
-        raise InputError(f"{path[-1]} can't be {shown(value)}", path, hint="text; numbers in quotes")
-    return value
-
-
 def _again(data: Mapping[str, Any]) -> tuple[str, ...]:
     given = data.get("again")
     paths = [] if given is None else as_list(given)
     if paths is None:
         raise InputError("again wants a list of blocks", ("again",), hint="again: [layer1, layer2.0]")
-    return tuple(_text(path, ("again", i)) for i, path in enumerate(paths))
+    return tuple(text_of(path, ("again", i)) for i, path in enumerate(paths))
 
 
 def _stored(text: object, grid: Grid, path: KeyPath) -> tuple[Axes, ...]:
-    inside = _text(text, path).strip().removeprefix("[").removesuffix("]")
+    inside = text_of(text, path).strip().removeprefix("[").removesuffix("]")
     found = entries_of(inside)
     if found is None:
         raise InputError(f"cannot read {shown(text)}", path, hint="an entry a dimension: [a * (b,c) *]")
@@ -185,7 +169,7 @@ def _stored(text: object, grid: Grid, path: KeyPath) -> tuple[Axes, ...]:
 
 def _row(data: object, grid: Grid, path: KeyPath) -> RowPlan:
     row = _mapping(data or 0, path, '{makes: conv1, way: 0, roles: "N=a"}')
-    _check_keys(row, path, ("makes", "way", "roles", "gradients"), ("makes",))
+    check_keys(row, path, ("makes", "way", "roles", "gradients"), ("makes",))
     way, roles = _way(row, grid, path)
     hint = 'gradients: {x: {way: 0, roles: "N=a"}}'
     gradients = _mapping(row.get("gradients"), (*path, "gradients"), hint)
@@ -193,9 +177,9 @@ def _row(data: object, grid: Grid, path: KeyPath) -> RowPlan:
     for name, one in gradients.items():
         inner = (*path, "gradients", name)
         said = _mapping(one or 0, inner, hint)
-        _check_keys(said, inner, ("way", "roles"), ())
+        check_keys(said, inner, ("way", "roles"), ())
         found.append((name, *_way(said, grid, inner)))
-    return RowPlan(_text(row["makes"], (*path, "makes")), way, roles, tuple(found))
+    return RowPlan(text_of(row["makes"], (*path, "makes")), way, roles, tuple(found))
 
 
 def _way(row: Mapping[str, Any], grid: Grid, path: KeyPath) -> tuple[int, Roles]:
@@ -203,7 +187,7 @@ def _way(row: Mapping[str, Any], grid: Grid, path: KeyPath) -> tuple[int, Roles]
     way = row.get("way", 0)
     if type(way) is not int or way < 0:
         raise InputError(f"way can't be {shown(way)}", (*path, "way"), hint="a signature's number, from 0")
-    return way, _roles(_text(row.get("roles", ""), (*path, "roles")), grid, (*path, "roles"))
+    return way, _roles(text_of(row.get("roles", ""), (*path, "roles")), grid, (*path, "roles"))
 
 
 def _roles(text: str, grid: Grid, path: KeyPath) -> Roles:

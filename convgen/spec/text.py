@@ -1,4 +1,4 @@
-"""Input files as text, and how input is quoted in messages."""
+"""Input files as text, how input is quoted in messages, and tables of text."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import stat
+from collections.abc import Container, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
@@ -192,3 +193,19 @@ def gib(count: int, digits: int = 3) -> str:
         ('2.500', '2.38e-06')
     """
     return f"{count / (1 << 30):.{digits}f}" if count >= (1 << 30) else f"{count / (1 << 30):.{digits}g}"
+
+
+def aligned(rows: Sequence[Sequence[str]], right: Container[int] = (), indent: str = "") -> list[str]:
+    """Lines of a table, two spaces between its columns.
+
+    Args:
+        right: columns whose cells stand to the right.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        indent
+        + "  ".join(
+            c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

@@ -5,12 +5,16 @@ from __future__ import annotations
 from math import prod
 from typing import Literal
 
+import numpy as np
+
 from convgen.algebra.conv import Conv
+from convgen.algebra.space import Space
 from convgen.compiler import Compiled
-from convgen.cost.memory import memory
 from convgen.errors import InputError, Note
 from convgen.free_memory import available_bytes, check_memory, gib
 from convgen.network_compiler import CompiledNetwork
+from convgen.program.liveness import backward_stretches, forward_stretch
+from convgen.program.nodes import Convert, Schedule
 
 # Virtual ranks are threads of one process. 1024 took 38 s on two cores and 4096 three minutes, most of it in starting
 # and switching threads (and longer where hundreds of ranks exchange with each other); containers often allow a process
@@ -76,15 +80,32 @@ def needed_bytes(compiled: Compiled, transport: Literal["virtual", "processes"])
     given = WIDE * sum(map(conv.elements, ("x", "w", "y")))
     stored = dict(compiled.schedule.stored)
     blocks = sum(int(space.elements(stored[t]).sum()) for t in ("x", "w", "y")) * layer.element_bytes
-    used = memory(compiled.schedule, space, channels_last=layer.memory_format == "channels_last")
-    most = max(int(peak.sum()) for peak in used.peak.values()) + int(used.held.sum())
-    made = most * layer.element_bytes
+    made = most_elements(compiled.schedule, space) * layer.element_bytes
     columns = _columns(conv) * _copies(compiled) if layer.dtype == "float64" and not layer.target.is_gpu else 0
     processes = layer.grid.ranks * PER_PROCESS if transport == "processes" else 0
     run = blocks + made + columns + processes
     # Results, the squares of all that is given, and a second reference beside the first's results.
     reference = blocks + 2 * given + _reference(conv)
     return BASE + given + max(run, reference), {"given": given, "run": run, "compare": reference}
+
+
+def most_elements(schedule: Schedule, space: Space) -> int:
+    """At most, of all ranks: values that are alive at the same time, what is held for backward, and what a conversion
+    packs and receives beside its result. A slice may be a view, which keeps its source."""
+    sizes = {name: space.elements(layout) for name, layout in schedule.types().items()}
+    sliced = {step.source for _, step in schedule.steps() if isinstance(step, Convert) and step.kind == "slice"}
+    none = np.zeros(space.grid.ranks, dtype=np.int64)
+    most = none
+    for stretches in ((forward_stretch(schedule),), backward_stretches(schedule)):
+        alive = none
+        for stretch in stretches:
+            for step, dropped in zip(stretch.steps, stretch.dropped, strict=True):
+                alive = alive + sizes[step.result]
+                moves = isinstance(step, Convert)
+                packed = np.maximum(sizes[step.source], sizes[step.result]) if moves else none
+                most = np.maximum(most, alive + packed)
+                alive = alive - sum((sizes[v] for v in dropped if v not in sliced), none)
+    return int(sum((sizes[v] for v in schedule.held()), most).sum())
 
 
 def _reference(conv: Conv) -> int:

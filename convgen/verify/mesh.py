@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from convgen.compiler import Compiled
+from convgen.spec.text import aligned
 from convgen.sw26010.target.volume import predicted_rank
 from convgen.verify.program import RankResult
 
@@ -53,14 +54,7 @@ def mesh_lines(report: MeshReport) -> list[str]:
         groups = len({tuple(part["samples"]) for part in parts if part.get("tap") == parts[0].get("tap")})
         numbers = (groups, one["ldm_bytes"], dma, one["putr"] + one["putc"], one["cycles"])
         rows.append((phase, str(rank), kinds, *(f"{n:,}" for n in numbers), f"{one['seconds'] * 1e3:.3f}"))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    aligned = (
-        "  ".join(
-            c.rjust(w) if i not in (0, 2) else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    )
     same = "equal the closed forms on every rank"
     if report.wrong:
         same = "DIFFER FROM THE CLOSED FORMS: " + ", ".join(f"{phase} on rank {rank}" for rank, phase in report.wrong)
-    return [*(f"  {line}" for line in aligned), f"  events {same}"]
+    return [*aligned(rows, (1, *range(3, 9)), "  "), f"  events {same}"]

@@ -10,15 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from convgen.errors import InputError
 from convgen.sw26010.allreduce.cost import Network, Numbering
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +34,6 @@ class StepTraffic:
     total_bytes: int
     crossing_bytes: int
     seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class AllReduceRun:
-    """What every node holds in the end [nodes, elements], and the steps."""
-
-    result: Array
-    steps: tuple[StepTraffic, ...]
-
-    def seconds(self, phase: str | None = None) -> float:
-        return sum(step.seconds for step in self.steps if phase in (None, step.phase))
-
-    def crossing_bytes(self, phase: str | None = None) -> int:
-        return sum(step.crossing_bytes for step in self.steps if phase in (None, step.phase))
 
 
 def halving_steps(nodes: int, elements: int) -> Iterator[tuple[int, list[Message]]]:
@@ -88,38 +67,8 @@ def doubling_steps(nodes: int, elements: int) -> Iterator[tuple[int, list[Messag
         )
 
 
-def run_all_reduce(network: Network, numbering: Numbering, vectors: Any) -> AllReduceRun:
-    """Sum the nodes' vectors on every node, message by message.
-
-    Args:
-        vectors: [nodes, elements], float32 or float64; where elements don't divide, parts differ by one.
-    Returns:
-        The nodes' vectors afterwards, and the traffic of every step.
-    Raises:
-        InputError: another number of vectors, or empty ones.
-    """
-    held = np.array(vectors)
-    if held.ndim != 2 or held.shape[0] != network.nodes or not held.size:
-        raise InputError(f"vectors {list(held.shape)} for {network.nodes} nodes: one each")
-    if held.dtype.kind != "f":
-        held = held.astype(np.float64)
-    elements = held.shape[1]
-    steps: list[StepTraffic] = []
-    for distance, messages in halving_steps(network.nodes, elements):
-        sent = [(m, held[m.sender, m.lo : m.hi].copy()) for m in messages]
-        for message, data in sent:
-            held[message.receiver, message.lo : message.hi] += data
-        steps.append(_traffic("reduce-scatter", distance, messages, network, numbering, held.itemsize))
-    for distance, messages in doubling_steps(network.nodes, elements):
-        sent = [(m, held[m.sender, m.lo : m.hi].copy()) for m in messages]
-        for message, data in sent:
-            held[message.receiver, message.lo : message.hi] = data
-        steps.append(_traffic("all-gather", distance, messages, network, numbering, held.itemsize))
-    return AllReduceRun(held, tuple(steps))
-
-
 def simulate_traffic(network: Network, numbering: Numbering, elements: int, itemsize: int) -> tuple[StepTraffic, ...]:
-    """The steps of an all-reduce of so many elements, without their contents."""
+    """The steps of an all-reduce of so many elements; where nodes don't divide them, parts differ by one."""
     phases = (("reduce-scatter", halving_steps), ("all-gather", doubling_steps))
     return tuple(
         _traffic(phase, distance, messages, network, numbering, itemsize)

@@ -8,53 +8,11 @@ and 4.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable
 
-import numpy as np
-from numpy.typing import NDArray
-
-from convgen.errors import InputError
 from convgen.sw26010.allreduce.cost import Network
 
 ITEM_BYTES = 4
-Array = NDArray[Any]
-
-
-def tree_steps(network: Network) -> Iterator[tuple[int, list[tuple[int, int]]]]:
-    """(distance, (sender, receiver) of every message) of the steps up."""
-    for step in range(network.steps):
-        distance = 1 << step
-        yield distance, [(node, node - distance) for node in range(distance, network.nodes, 2 * distance)]
-
-
-def run_tree(network: Network, vectors: Any) -> tuple[Array, float]:
-    """What every node holds in the end, and the seconds, message by message.
-
-    Args:
-        vectors: [nodes, elements].
-    Raises:
-        InputError: another number of vectors.
-    """
-    held = np.array(vectors, dtype=np.float64)
-    if held.ndim != 2 or held.shape[0] != network.nodes:
-        raise InputError(f"vectors {list(held.shape)} for {network.nodes} nodes: one each")
-    size, seconds = ITEM_BYTES * held.shape[1], 0.0
-    up = list(tree_steps(network))
-    for _, messages in up:
-        for sender, receiver in messages:
-            held[receiver] += held[sender]
-        seconds += max(_message_s(network, s, r, size) for s, r in messages) + size * network.reduce_s_per_byte
-    for _, messages in reversed(up):
-        for sender, receiver in messages:
-            held[sender] = held[receiver]
-        seconds += max(_message_s(network, s, r, size) for s, r in messages)
-    return held, seconds
-
-
-def _message_s(network: Network, sender: int, receiver: int, size: int) -> float:
-    inside = network.supernode_of(sender, "adjacent") == network.supernode_of(receiver, "adjacent")
-    return network.latency_s + size * (network.inside_s_per_byte if inside else network.across_s_per_byte)
 
 
 def tree_seconds(network: Network, sizes: Iterable[int]) -> float:

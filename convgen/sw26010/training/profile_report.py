@@ -15,7 +15,7 @@ from convgen.spec.yaml import read_yaml
 from convgen.sw26010.machine.rates import taken_rates
 from convgen.sw26010.machine.table import table
 from convgen.sw26010.training.layers import ConvLayer, Layers
-from convgen.sw26010.training.of_network import layers_of_network
+from convgen.sw26010.training.of_graph import layers_of_network
 from convgen.sw26010.training.profiles import (
     LEFT_OUT,
     Profile,

@@ -1,4 +1,4 @@
-"""Memory that a schedule takes on every rank, added up from its steps, exact by index sets.
+"""An oracle: memory that a layer's schedule takes on every rank, added up from its steps, exact by index sets.
 
 Counted are the tensors that a module's functions make: each step's result, and what a step takes besides while it runs.
 
