@@ -33,7 +33,7 @@ from convgen.operations.attention import Attention
 from convgen.operations.averaged import Averaged
 from convgen.operations.contraction import linear, matrix_product
 from convgen.operations.convolution import Convolution
-from convgen.operations.dropout import Dropout, philox
+from convgen.operations.dropout import Dropout, philox, words
 from convgen.operations.indexing import Embedding, IndexRows
 from convgen.operations.losses import CrossEntropy, SquaredError
 from convgen.operations.max_pooling import MaxPool
@@ -230,6 +230,27 @@ def test_a_mask_is_of_its_seed_step_and_call() -> None:
     assert abs(float(first.double().mean()) - 0.7) < 0.02
     for other in (mask(2, 2), mask(1, 3), mask(1, 2, call=1), mask(1 + 2**40, 2), mask(-1, 2)):
         assert abs(float((first == other).double().mean()) - 0.58) < 0.03  # independent: 0.7^2 + 0.3^2
+
+
+def test_words_are_those_of_an_element_s_number_whoever_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By calls of ATen and by Python's integers, of blocks of wholes with up to 2**43 elements."""
+    draw = Random("words")
+    for n in range(3 * DRAWS):
+        shape = tuple(draw.choice((1, 2, 3, 5, 2 ** draw.randint(3, 16) + 1)) for _ in range(draw.randint(0, 3)))
+        lows = [draw.randrange(n) if draw.random() < 0.7 else 0 for n in shape]
+        blocks = [(lo, min(n, lo + draw.randint(0, 4))) for lo, n in zip(lows, shape, strict=True)]
+        blocks = [(0, n) if n < 6 and draw.random() < 0.5 else b for b, n in zip(blocks, shape, strict=True)]
+        seed, step, call = draw.randrange(-(2**63), 2**63), draw.randrange(2**32), draw.randrange(9)
+        numbers = torch.zeros((), dtype=torch.int64)
+        for (lo, hi), n in zip(blocks, shape, strict=True):
+            numbers = numbers[..., None] * n + torch.arange(lo, hi)
+        key = (seed % 2**32, (seed >> 32) % 2**32)
+        right = [philox((i % 2**32, i >> 32, step, call), key) for i in numbers.flatten().tolist()]
+        at = At({f"d{d}": block for d, block in enumerate(blocks)}, (), ())
+        monkeypatch.setattr("convgen.operations.dropout.BY_HAND", (0, 10**6)[n % 2])
+        found = words(shape, at, torch.tensor([seed, step]), call)
+        assert [tuple(w) for w in torch.stack(found, -1).view(-1, 4).tolist()] == right
+        assert all(w.shape == numbers.shape for w in found)
 
 
 # ---------------------------------------------------------------- moments in float32

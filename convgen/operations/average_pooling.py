@@ -10,7 +10,7 @@ from typing import Any
 from convgen.algebra.relations import Ratio, Relation, Taps
 from convgen.late import torch
 from convgen.operations.linear_maps import LinearMap, of_unit_vectors
-from convgen.operations.row import At, empty_as, on_device, unfit
+from convgen.operations.row import At, empty_as, on_device, read_here, unfit
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,18 @@ class AdaptiveAveragePool(LinearMap):
 
     def matrix(self, d: int) -> Any:
         return of_unit_vectors(lambda x: torch.adaptive_avg_pool1d(x, [self.out[d - 2]]), self.shape[d])
+
+    def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
+        if {*self.out} != {1}:
+            return super().local(way, at, *operands)
+        (x,), whole = operands, prod(self.shape[2:])
+        y = x.mean(list(range(2, x.dim())), keepdim=True)
+        return (y if (here := prod(x.shape[2:])) == whole else y * (here / whole),)
+
+    def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
+        if {*self.out} != {1}:
+            return super().vjp(way, at, wanted, kept, *dys)
+        return ((dys[0] / prod(self.shape[2:])).expand(read_here(at, 0)),)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         pool = torch.nn.functional

@@ -206,7 +206,9 @@ class Elementwise(Operation):
 
     def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
         assert self.sloped is not None
-        return self.sloped.gradients(wanted, kept, dys[0], [read_here(at, k) for k in range(len(wanted))])
+        if (shapes := at.known.get(self)) is None:
+            shapes = at.known[self] = [read_here(at, k) for k in range(len(wanted))]
+        return self.sloped.gradients(wanted, kept, dys[0], shapes)
 
     def as_epilogue(self, k: int) -> EpilogueStep | None:
         """Of one element, with numbers; or a sum, difference, product or quotient of two."""

@@ -52,6 +52,10 @@ class Contraction(Operation):
         )
         return (Signature(self.extents, (x, w), (y,)),)
 
+    @property
+    def leaves_results(self) -> bool:
+        return True
+
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         return (torch.einsum(self.subscripts, *operands),)
 

@@ -387,18 +387,17 @@ class Convolution(Operation):
         Args:
             like: of its type.
         """
-        exact = like.dtype == torch.float64
-        if (known := at.known.get((self, exact))) is None:
-            known = at.known[self, exact] = self._how_there(at, exact)
+        if (known := at.known.get((self, like.dtype))) is None:
+            known = at.known[self, like.dtype] = self._how_there(at, like.dtype)
         return known
 
-    def _how_there(self, at: At, exact: bool) -> HowConvolved:
+    def _how_there(self, at: At, dtype: Any) -> HowConvolved:
         if self.phase == "backward_data":
             here, made = self._groups(at, "C", self._channels), self._read_by(at)
             settings = self._settings(here.groups, transposed=True)
             return HowConvolved(at.inside[0], at.windows[0], made, self._rows(at), here, settings)
         here = self._groups(at, "F", self._filters)
-        padding = self._padding(at, exact=exact)
+        padding = self._padding(at, dtype)
         inside = [(lo - p, hi + p) for (lo, hi), p in zip(at.inside[0][2:], padding, strict=True)]
         wished = [w if p == 0 else i for w, i, p in zip(at.windows[0][2:], inside, padding, strict=True)]
         strides = [
@@ -407,21 +406,21 @@ class Convolution(Operation):
         ]
         return HowConvolved(inside, wished, (), (), here, self._settings(here.groups, padding, strides))
 
-    def _padding(self, at: At, *, exact: bool) -> list[int]:
+    def _padding(self, at: At, dtype: Any) -> list[int]:
         """Zero rows that ATen adds by itself, alike on both sides: where that makes just the rows that are here.
 
-        Args:
-            exact: of float64. Of other types oneDNN is wrong without a word where a window is about as long as x, or y
-                has one row (templates/runtime/local.py lists what was seen): there padding is made by hand, and a
-                single row has a stride of 1.
+        oneDNN, which has no float64, is wrong without a word where y has one row, and but for planes of float32 where a
+        window is about as long as x (templates/runtime/local.py lists what was seen): there padding is made by hand,
+        and a single row has a stride of 1.
         """
+        exact, planes = dtype == torch.float64, dtype == torch.float32 and len(self.taps) < 3
         found: list[int] = []
         for t, i, (lo, _), (first, last) in zip(
             self.taps, self.conv.letters, at.windows[0][2:], at.inside[0][2:], strict=True
         ):
             p, n = first - lo, last - first
             rows = (n + 2 * p - t.reach - 1) // t.stride + 1
-            small = not exact and (rows == 1 or n < t.reach + 1 + t.stride)
+            small = not exact and (rows == 1 or (not planes and n < t.reach + 1 + t.stride))
             found.append(p if p > 0 and rows == at.extent(i) and not small else 0)
         return found
 

@@ -6,9 +6,10 @@ Source: Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC'11, Philo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from math import cos, log, pi, prod, sqrt
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ WORD = 0xFFFFFFFF
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
 EVALUATION = 1 << 31  # calls in evaluation are steps from here on
+BY_HAND = 32  # elements, of which Python's integers cost less than calls of ATen
 DIGITS = {"float64": 32, "float32": 24, "float16": 11, "bfloat16": 8}  # binary, of uniform numbers below 1
 
 
@@ -37,15 +39,27 @@ def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[in
 def words(shape: tuple[int, ...], at: At, drawn: Any, call: int) -> tuple[Any, Any, Any, Any]:
     """Words of 32 bits for each element of this rank's block, by its number in the whole, as int64.
 
-    A product of two words may pass 2**63; what is shifted and masked of it is right in two's complement as well.
+    A product of two words may pass 2**63; what is shifted and masked of it is right in two's complement as well, and
+    what of it is above 32 bits is masked once a round.
 
     Args:
         drawn: (seed, step).
         call: which of a program's places that draw.
     """
-    number = drawn.new_zeros(())
-    for d, n in enumerate(shape):
-        number = number * n + numbers(at.blocks[f"d{d}"], drawn).view(-1, *[1] * (len(shape) - 1 - d))
+    blocks = [at.blocks[i] for i in numbered(len(shape))]
+    here = [hi - lo for lo, hi in blocks]
+    cut = max((d for d, n in enumerate(shape) if blocks[d] != (0, n)), default=0)  # behind it numbers follow each other
+    steps = [prod(shape[d + 1 :]) for d in range(len(shape))]
+    if drawn.device.type == "cpu" and prod(here) <= BY_HAND:
+        which = [
+            sum(i * n for i, n in zip(at_one, steps, strict=True)) for at_one in product(*(range(*b) for b in blocks))
+        ]
+        found = torch.tensor(some_words(which, drawn, call), dtype=torch.int64)
+        return tuple(found.view(*here, 4).unbind(-1))
+    lo, hi = blocks[cut] if shape else (0, 1)
+    number = numbers((lo * steps[cut], hi * steps[cut]) if shape else (0, 1), drawn).view(here[cut:])
+    for d in range(cut):
+        number = number + (numbers(blocks[d], drawn) * steps[d]).view(-1, *[1] * (len(shape) - 1 - d))
     ones, (seed, step) = [1] * number.dim(), drawn
     rounds = on_device(tuple(r * w & WORD for r in range(10) for w in WEYL), torch.int64, drawn.device).view(10, 2)
     keys = (rounds + torch.stack([seed, seed >> 32]) & WORD).view(10, 2, *ones)
@@ -54,18 +68,18 @@ def words(shape: tuple[int, ...], at: At, drawn: Any, call: int) -> tuple[Any, A
     even = torch.stack([number & WORD, (step & WORD).expand(number.shape)])
     odd = torch.stack([number >> 32, torch.full_like(number, call)])
     for key in keys.unbind():
-        product = even * times
-        even = (product >> 32 & WORD).flip(0) ^ odd ^ key
-        odd = (product & WORD).flip(0)
-    (a, c), (b, d) = even, odd
+        products = (even * times).flip(0)
+        even = (products >> 32).bitwise_xor_(odd).bitwise_xor_(key).bitwise_and_(WORD)
+        odd = products
+    (a, c), (b, d) = even, odd & WORD
     return a, b, c, d
 
 
-def all_words(count: int, drawn: Any, call: int) -> list[tuple[int, int, int, int]]:
-    """The same for a whole of so many elements, in Python's integers."""
+def some_words(which: Iterable[int], drawn: Any, call: int) -> list[tuple[int, int, int, int]]:
+    """The same for elements of these numbers, in Python's integers."""
     seed, step = drawn.tolist()
     key = (seed & WORD, seed >> 32 & WORD)
-    return [philox((i & WORD, i >> 32, step & WORD, call), key) for i in range(count)]
+    return [philox((i & WORD, i >> 32, step & WORD, call), key) for i in which]
 
 
 @dataclass(frozen=True)
@@ -117,7 +131,9 @@ class Dropout(Operation):
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """Element by element, in Python's integers."""
         x, drawn = operands
-        kept = torch.tensor([w >= self._least for w, *_ in all_words(x.numel(), drawn, self.call)]).reshape(self.shape)
+        kept = torch.tensor([w >= self._least for w, *_ in some_words(range(x.numel()), drawn, self.call)]).reshape(
+            self.shape
+        )
         return (torch.where(kept, x / (1 - self.p), torch.zeros_like(x)),)
 
 
@@ -161,7 +177,7 @@ class Bernoulli(Drawn):
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """Element by element, in Python's integers."""
-        drawn = all_words(prod(self.shape), operands[0], self.call)
+        drawn = some_words(range(prod(self.shape)), operands[0], self.call)
         ones = [float(w < self._least) for w, *_ in drawn]
         return (torch.tensor(ones, dtype=getattr(torch, self.dtype)).reshape(self.shape),)
 
@@ -189,7 +205,7 @@ class Noise(Drawn):
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """Element by element, in Python's numbers."""
-        drawn = all_words(prod(self.shape), operands[0], self.call)
+        drawn = some_words(range(prod(self.shape)), operands[0], self.call)
         if self.kind == "uniform":
             digits = DIGITS[self.dtype]
             y = [(a // 2 ** (32 - digits)) / 2**digits for a, *_ in drawn]

@@ -122,14 +122,22 @@ class Pointwise(Operation):
         return made if self.shape in self.shapes else made.expand([at.extent(i) for i in numbered(len(self.shape))])
 
     def local_over(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
-        x = operands[0]
-        if self.function not in ("relu", "add") or self.settings or 0 in x.stride():
+        x, kinds = operands[0], {t.dtype for t in operands}
+        if self.function not in ("relu", "add") or self.settings or self.shapes[0] != self.shape or 0 in x.stride():
             return self.local(way, at, *operands)
-        if self.function == "relu" and self.shapes[0] == self.shape:
+        if self.function == "relu":
             return (torch.relu_(x),)
-        if {*self.shapes} != {self.shape} or any(t.dtype != x.dtype for t in operands):
-            return self.local(way, at, *operands)
-        return (x.add_(operands[1]),)
+        return (x.add_(self._all_aligned(operands)[1]),) if len(kinds) == 1 else self.local(way, at, *operands)
+
+    def kept_over(
+        self, way: int, at: At, wanted: Sequence[bool], *operands: Any
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        (y,) = self.local_over(way, at, *operands)  # of relu y is kept, of a sum nothing
+        return (y,), self.sloped.kept(wanted, self._all_aligned(operands), y)
+
+    @property
+    def writes_over(self) -> bool:
+        return self.function in ("relu", "add") and not self.settings and self.shapes[0] == self.shape
 
     @cached_property
     def sloped(self) -> Sloped:
@@ -147,15 +155,21 @@ class Pointwise(Operation):
         return (y,), self.sloped.kept(wanted, aligned, y)
 
     def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
-        (dy,), shapes, aligned = dys, [read_here(at, k) for k in range(len(wanted))], list[list[int]]()
+        if (known := at.known.get(self)) is None:
+            known = at.known[self] = self._extents(at)
+        shapes, aligned = known
+        found = self.sloped.gradients(wanted, kept, dys[0], aligned)
+        same = zip(found, shapes, aligned, strict=True)
+        return tuple([g if g is None or shape == wide else g.reshape(shape) for g, shape, wide in same])
+
+    def _extents(self, at: At) -> tuple[list[list[int]], list[list[int]]]:
+        """Of operands there: as they are, and with extents of 1 in dimensions that they lack."""
+        shapes, aligned = [read_here(at, k) for k in range(len(self.shapes))], list[list[int]]()
         for shape, places in zip(shapes, self._places, strict=True):
-            wide = [1] * len(self.shape)
+            aligned.append(wide := [1] * len(self.shape))
             for d, n in zip(places, shape, strict=True):
                 wide[d] = n
-            aligned.append(wide)
-        found = self.sloped.gradients(wanted, kept, dy, aligned)
-        same = zip(found, shapes, aligned, strict=True)
-        return tuple(g if g is None or shape == wide else g.reshape(shape) for g, shape, wide in same)
+        return shapes, aligned
 
     def as_epilogue(self, k: int) -> EpilogueStep | None:
         """Of what the first operand is, with vectors over channels, or tensors of its shape, as the others."""
@@ -188,6 +202,8 @@ class Pointwise(Operation):
 
 def _aligned(tensor: Any, places: Sequence[int], dims: int) -> Any:
     """With extents of 1 in the dimensions that an operand lacks."""
+    if len(places) == dims:
+        return tensor
     extents = [1] * dims
     for d, n in zip(places, tensor.shape, strict=True):
         extents[d] = n

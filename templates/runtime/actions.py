@@ -18,7 +18,7 @@ from .layout import Box, block
 from .listing import Line, Steps
 from .local_code import LocalCode
 from .mesh import Place
-from .norms import NormHere
+from .norms import NormHere, norms_at_once
 from .pieces import Halo, Pieces, pieces_of, put_together
 from .rows import Stand
 from .travel import Move, RowHere, way_of
@@ -53,9 +53,11 @@ class Actions:
         }
         norms = [NormHere(n, self.stands, place, trains(n.module)) for n in steps.norms]
         self.joints = {n.norm.moments: n for n in norms if n.is_joint}
-        self.of_norms = {key: step for n in norms for key, step in n.steps().items()}
+        at_once = norms_at_once(steps, self.stands, place)
+        self.of_norms = {key: step for n in norms for key, step in n.steps().items()} | at_once
         self.in_place = {key for n in norms for key in n.in_place()}  # of these, what renews buffers itself
         self.keep = {key for n in norms for key in (n.norm.coefficients, n.norm.centred)}
+        self.keep |= {key for kind, key in at_once if kind == "vjp"}
         self._codes: dict[Any, Any] = {}
 
     def here(self, stand: Stand) -> RowHere:

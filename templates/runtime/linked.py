@@ -288,7 +288,7 @@ def execute(codes: Sequence[Code], slots: list[Any]) -> None:
     if torch.autograd._profiler_enabled():
         execute_noted(codes, slots)
         return
-    for action, reads, makes, ends, *_ in codes:
+    for action, reads, makes, ends, _, _ in codes:
         made = action(*[slots[n] for n in reads])
         if len(makes) == 1:
             slots[makes[0]] = made

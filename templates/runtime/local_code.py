@@ -114,17 +114,16 @@ class LocalCode:
         """
         if not self.keeps:
             return self.run(*operands), None
+        operation, way = self.stand.operation, self.stand.row.way
+        if self.says is None and not self.is_nothing:
+            plain = self.cuts is not None and not self.between
+            self.says = plain and operation.has_vjp(way, self.at, *self._cut(operands))
+        if self.says:
+            given = operands if self.is_whole else self._cut(operands)
+            return (operation.kept_over if over else operation.kept)(way, self.at, self.wants, *given)
         types = tuple([t.dtype for t in operands])
         if self.is_nothing:
             return self.stand.local(self.at, operands, True), Nothing(types)
-        if self.says is None:
-            plain = self.cuts is not None and not self.between
-            operation, way = self.stand.operation, self.stand.row.way
-            self.says = plain and operation.has_vjp(way, self.at, *self._cut(operands))
-        if self.says and over:
-            return self.stand.operation.kept_over(self.stand.row.way, self.at, self.wants, *operands)
-        if self.says:
-            return self.stand.operation.kept(self.stand.row.way, self.at, self.wants, *self._cut(operands))
         if is_kept_elsewhere():  # by hooks, which see no graphs: what torch differentiates is computed again
             return self.run(*operands), ("operands", *operands)
         return self._graph(operands, types)
@@ -158,18 +157,18 @@ class LocalCode:
         count = len(self.boxes) + self.between
         if len(needed) > count:
             return [*self.backward(kept, needed[:count], dys, keep), None]
+        if self.says:
+            found = self.stand.operation.vjp(self.stand.row.way, self.at, needed, kept, *dys)
+            if self.is_whole:
+                return list(found)
+            return [None if g is None else self._widened(k, g) for k, g in enumerate(found)]
         if kept and isinstance(kept[0], str):
             _, *operands = kept
             _, kept = self._graph(operands, tuple([t.dtype for t in operands]))
             keep = False
         if isinstance(kept, Nothing):
             return [self._zeros(k, kept.types) if n else None for k, n in enumerate(needed)]
-        if isinstance(kept, Graph):
-            return self._through(kept, needed, dys, keep)
-        found = self.stand.operation.vjp(self.stand.row.way, self.at, needed, kept, *dys)
-        if self.is_whole:
-            return list(found)
-        return [None if g is None else self._widened(k, g) for k, g in enumerate(found)]
+        return self._through(kept, needed, dys, keep)
 
     def _through(
         self, kept: Graph, needed: Sequence[bool], dys: Sequence[Tensor | None], keep: bool

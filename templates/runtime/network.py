@@ -126,7 +126,8 @@ class NetworkModule(Known):
     @property
     def _known(self) -> dict[str, Any]:
         """Parameters and buffers by name, as the modules have them now."""
-        return {name: getattr(owner, leaf) for name, (owner, leaf) in self._owners.items()}
+        every = ((name, owner, leaf, owner._parameters.get(leaf)) for name, (owner, leaf) in self._owners.items())
+        return {name: getattr(owner, leaf) if plain is None else plain for name, owner, leaf, plain in every}
 
     def _as_known(self, name: str, block: Tensor, parameters: str) -> Tensor:
         net, mesh = self._net, self._mesh
@@ -371,7 +372,8 @@ class NetworkModule(Known):
         for n, t in known.items():
             placements, box, shape = self._wanted[n]
             if isinstance(t, DTensor):
-                fits, plain = t._spec.placements == placements and t._spec.mesh == self._mesh, t._local_tensor
+                spec, mesh, plain = t._spec, self._mesh, t._local_tensor
+                fits = spec.placements == placements and (spec.mesh is mesh or spec.mesh == mesh)
             elif isinstance(t, Block):
                 fits_ddp(t)
                 fits, plain = t.held is not None and t.held.box == box, t._block
@@ -380,7 +382,7 @@ class NetworkModule(Known):
             if not fits:
                 got = getattr(t, "placements", getattr(t, "held", None))
                 yield ValueError(f"{name}: {n} is stored {self._net.values[n][1]} here, {list(box)}; got {got}")
-            elif tuple(plain.shape) != shape:
+            elif plain.shape != shape:
                 yield ValueError(f"{name}: this rank's block of {n} is {list(box)}, got the shape {tuple(plain.shape)}")
             elif n in self._learnt and plain.dtype != self._net.dtype:
                 yield ValueError(f"{name}: {n} is {self._net.dtype}, got {plain.dtype}; --dtype compiles for another")
@@ -407,11 +409,12 @@ class NetworkModule(Known):
 
     def _run(self, given: Sequence[Tensor], known: Mapping[str, Any], count: int, here: RowHere) -> Any:
         net, grads = self._net, torch.is_grad_enabled()
-        slots = dict(zip(self._inputs, given, strict=True)) | {f"[{n}]": local(t) for n, t in known.items()}
         learns = {n: t for n, t in zip(self._inputs, given, strict=True) if grads and t.requires_grad}
         count_of_inputs = len(learns)
         learns |= {n: known[n] for n in self._learnt if grads and known[n].requires_grad}
         tensors = InsideAll.apply(net.name, *learns.values()) if learns else ()
+        slots = dict(zip(self._inputs, given, strict=True))
+        slots |= {f"[{n}]": local(t) for n, t in known.items() if n not in learns}
         drawn = next((slots[f"[{n}]"] for n in self._seeds), None)
         if drawn is not None:
             mask = self._mask(drawn)

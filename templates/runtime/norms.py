@@ -1,6 +1,6 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # (what torch leaves untyped or private, and calls by another signature than it declares)
-"""A batch norm's steps with few passes over what is in memory.
+"""Steps of norms with few passes over what is in memory. A batch norm's:
 
     step            as its row says                 here
     moments         [count, mean, M2]               mean and variance
@@ -10,13 +10,14 @@
     backward        dp; dcoefficients; dmoments; dx + dx    dp; dcoefficients; dx at once
 
 The collectives are the rows', with their names, elements and order. Steps of rows between which anything else moves are
-as their rows say.
+as their rows say. A layer, group or instance norm is ATen's where a rank has all that shares its moments.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -30,10 +31,10 @@ from convgen.operations.batch_norm import (
     normalised_sums,
     statistics_of,
 )
-from convgen.operations.moments import settled
+from convgen.operations.moments import Moments, Normalise, settled
 
 from .conversions import named
-from .listing import Norm
+from .listing import Norm, Steps
 from .mesh import Place
 from .rows import Stand
 from .travel import RowHere
@@ -242,3 +243,59 @@ class NormHere:
         _, total = self._shares(mean.dtype)
         a = self._scale(w, variance)
         return normalised_dx(dy.contiguous(), x.contiguous(), (mean, variance), a, dm[1:] / total, self.eps)
+
+
+def norms_at_once(steps: Steps, stands: dict[str, Stand], place: Place) -> dict[tuple[str, str], Step]:
+    """By kind and key the steps of layer, group and instance norms that ATen computes at once, forward and backward."""
+    found: dict[tuple[str, str], Step] = {}
+    makers = {line.makes[0]: line for line in steps.forward if line.kind == "forward"}
+    readers: dict[str, list[str]] = {}
+    for line in steps.forward:
+        for name in line.reads:
+            readers.setdefault(name, []).append(line.key)
+    for line in steps.forward:
+        maker = makers.get(line.reads[1]) if line.kind == "forward" and len(line.reads) == 2 else None
+        if maker is None or maker.reads != line.reads[:1] or readers[line.reads[1]] != [line.key]:
+            continue
+        moments, y = stands.get(maker.key), stands.get(line.key)
+        if moments is not None and y is not None and _is_whole(moments, y, place):
+            of, eps = cast(Any, moments.operation).of, cast(Any, y.operation).eps
+            found["forward", maker.key] = found["forward", f"{maker.key}.dx"] = _left  # to y's steps
+            found["forward", line.key], found["vjp", line.key] = partial(_normalised, of, eps), _back
+    return found
+
+
+def _is_whole(moments: Stand, y: Stand, place: Place) -> bool:
+    """Whether all that shares moments is here and is normalised here."""
+    of, derived = getattr(moments.operation, "of", None), moments.derived.get(0)
+    if type(moments.operation) is not Moments or type(y.operation) is not Normalise or derived is None or of is None:
+        return False
+    rows = (moments, derived, y)
+    leads = of.keep == tuple(range(len(of.keep))) and not of.parts and not y.operation.rms
+    silent = all(r.is_silent and r.row.early is None and r.row.chunks is None for r in rows)
+    return leads and silent and moments.at(place).inside[0] == y.at(place).inside[0]
+
+
+def _left(*reads: Tensor) -> None:
+    pass
+
+
+def _normalised(of: Any, eps: float, x: Tensor, _: None) -> tuple[Tensor, Any]:
+    shape, wide = x.shape, x
+    if not x.numel():
+        return x.clone(), ()
+    if x.device.type == "cpu":
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))  # whose statistics would be of x's type
+    rows = wide.reshape(math.prod(shape[: len(of.keep)]) // of.size, -1)
+    y, mean, deviation = torch.native_layer_norm(rows, rows.shape[1:], None, None, eps)
+    return y.view(shape).to(x.dtype), (rows, mean, deviation)
+
+
+def _back(kept: Any, dy: Tensor, needed: Sequence[bool]) -> tuple[Tensor | None, None]:
+    """The gradient of x, through moments too."""
+    if not kept or not needed[0]:
+        return dy if needed[0] else None, None
+    rows, mean, deviation = kept
+    backward, given = torch.ops.aten.native_layer_norm_backward, dy.reshape(rows.shape).to(rows.dtype)
+    dx, *_ = backward(given, rows, rows.shape[1:], mean, deviation, None, None, [True, False, False])
+    return dx.view(dy.shape).to(dy.dtype), None

@@ -169,11 +169,11 @@ A_TENSOR = object()  # stands in what is kept where a tensor was
 
 def _flattened(value: Any, flat: list[Tensor]) -> Any:
     """What is kept, without its tensors."""
-    if type(value) is tuple:
-        return tuple([_flattened(one, flat) for one in cast(Sequence[Any], value)])
     if isinstance(value, Tensor):
         flat.append(value)
         return A_TENSOR
+    if type(value) is tuple:
+        return tuple([_flattened(one, flat) for one in cast(Sequence[Any], value)])
     if isinstance(value, Rimmed):
         return Rimmed(_flattened(value.own, flat), _flattened(value.rim, flat), value.around)
     return value
@@ -181,8 +181,10 @@ def _flattened(value: Any, flat: list[Tensor]) -> Any:
 
 def _unflattened(value: Any, flat: Iterator[Tensor]) -> Any:
     """What is kept, with its tensors."""
+    if value is A_TENSOR:
+        return next(flat)
     if type(value) is tuple:
         return tuple([_unflattened(one, flat) for one in value])
     if isinstance(value, Rimmed):
         return Rimmed(_unflattened(value.own, flat), _unflattened(value.rim, flat), value.around)
-    return next(flat) if value is A_TENSOR else value
+    return value
