@@ -171,7 +171,7 @@ def one_convolution(module: torch.nn.Module) -> CompiledNetwork:
 def test_tune_takes_a_networks_problems(file: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("it would measure")
-    done = convgen("tune", file, *GIVEN, "--effort", "quick", "--budget", "0.01", "--json")
+    done = convgen("tune", file, *GIVEN, "--effort", "quick", "--budget", "1e-9", "--json")
     assert not done.exception, done.output
     assert f"time is up: {len(problems_of(file))} problems" in done.stderr and json.loads(done.stdout) == []
 
