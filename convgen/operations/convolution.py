@@ -409,18 +409,18 @@ class Convolution(Operation):
     def _padding(self, at: At, dtype: Any) -> list[int]:
         """Zero rows that ATen adds by itself, alike on both sides: where that makes just the rows that are here.
 
-        oneDNN, which has no float64, is wrong without a word where y has one row, and but for planes of float32 where a
-        window is about as long as x (templates/runtime/local.py lists what was seen): there padding is made by hand,
-        and a single row has a stride of 1.
+        oneDNN, which has no float64, is wrong without a word where a window is about as long as x, or y has one row
+        (templates/runtime/local.py lists what was seen): there padding is made by hand, and a single row has a stride
+        of 1.
         """
-        exact, planes = dtype == torch.float64, dtype == torch.float32 and len(self.taps) < 3
+        exact = dtype == torch.float64
         found: list[int] = []
         for t, i, (lo, _), (first, last) in zip(
             self.taps, self.conv.letters, at.windows[0][2:], at.inside[0][2:], strict=True
         ):
             p, n = first - lo, last - first
             rows = (n + 2 * p - t.reach - 1) // t.stride + 1
-            small = not exact and (rows == 1 or (not planes and n < t.reach + 1 + t.stride))
+            small = not exact and (rows == 1 or n < t.reach + 1 + t.stride)
             found.append(p if p > 0 and rows == at.extent(i) and not small else 0)
         return found
 

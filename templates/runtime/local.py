@@ -32,8 +32,7 @@ def local_groups(layer: Layer, channels: int) -> int:
 #   windows that all miss x, by a stride      y in channels last: a crash
 #   a last dimension of y of one pixel, and   y in float32 and bfloat16, channels last, of one channel a group (also a
 #   a stride                                  contiguous x of one channel whose stride of C is 1): wrong
-# None of it is left where a single pixel has a stride of 1, and such a small dimension's padding is made by hand, which
-# lines and planes of float32 don't need.
+# None of it is left where such a small dimension's padding is made by hand, and a single pixel has a stride of 1.
 # float64 is not oneDNN's.
 
 
@@ -59,9 +58,8 @@ def are_small(layer: Layer, x_rows: tuple[int, ...], y_rows: tuple[int, ...], *p
     """Which dimensions are; None if none is."""
     if layer.dtype == torch.float64:
         return None
-    planes = layer.dtype == torch.float32 and len(x_rows) < 3
     found = tuple(
-        m == 1 or (p > 0 and not planes and n < s.dilation * (s.kernel - 1) + 1 + s.stride)
+        m == 1 or (p > 0 and n < s.dilation * (s.kernel - 1) + 1 + s.stride)
         for n, m, p, s in zip(x_rows, y_rows, padding, layer.spatial, strict=True)
     )
     return found if any(found) else None
