@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -18,6 +19,7 @@ from test_networks_gpu import loaded
 from torch import Tensor, nn
 
 from convgen.algebra.grid import Grid
+from convgen.commands.one_row import compile_one_rows
 from convgen.network_compiler import MEANWHILE, CompiledNetwork, compile_network
 from convgen.passes.contract import NetworkPass
 from convgen.program.lower import lower
@@ -25,6 +27,8 @@ from convgen.program.network_text import BACKWARD, FORWARD, steps_texts
 from convgen.program.steps import Kind, Lowered, Step
 from convgen.program.verify.steps import step_faults
 from convgen.spec.exported import graph_of
+from convgen.spec.reader import layer_to_dict, read_layer
+from convgen.spec.target import CPU
 from convgen.verify.virtual import VirtualTransport, World
 
 sys.path.insert(0, str(ROOT))
@@ -43,6 +47,7 @@ EXAMPLES = {
     "convnext": example("convnext", "small_convnext", 2, 3, 32, 32),
     "decoder": example("vae_decoder", "Decoder", 2, 4, 4, 4),
 }
+LAYERS = sorted((Path(__file__).resolve().parent.parent / "examples").glob("*.yaml"))
 GRIDS = ({"N": 2}, {"H": 2}, {"C": 2}, {"N": 2, "H": 2})
 
 
@@ -78,7 +83,7 @@ class Watch:
         model = net.Network(mesh)
         model._calls = 1  # the first call looks for NaNs besides
         made = model(net.scatter(model._inputs[0], x, mesh))
-        made.square().sum().backward()
+        (made["y"] if isinstance(made, dict) else made).square().sum().backward()
         return self.found[threading.get_ident()]
 
 
@@ -117,10 +122,28 @@ def test_ranks_run_the_steps_that_are_printed(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    assert_runs_its_text(*compiled(name, grid, passes), tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("passes", [(), MEANWHILE], ids=("by the timeline", "all that may travel"))
+@pytest.mark.parametrize("file", LAYERS, ids=lambda file: file.stem)
+def test_a_layer_as_a_network_runs_the_steps_that_are_printed(
+    file: Path, passes: Sequence[NetworkPass], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    none = dict.fromkeys(("grid", "algorithm", "dtype"))
+    data = layer_to_dict(read_layer(str(file)).made_for(CPU)) | {"dtype": "float32", "options": {}}
+    own = tmp_path / file.name
+    own.write_text(json.dumps(data))
+    (one,) = compile_one_rows([str(own)], passes=[str(p) for p in passes], **none)
+    assert_runs_its_text(one.compiled, one.tensors, torch.randn(data["input"]), tmp_path, monkeypatch)
+
+
+def assert_runs_its_text(
+    one: CompiledNetwork, tensors: dict[str, Tensor], x: Tensor, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Names, kinds and order of all that is computed, sent, waited for and added; of a step that hands something on,
     gives a gradient to autograd or renews a buffer the text has no line, or another."""
-    one, tensors, x = compiled(name, grid, passes)
-    with loaded(one, tensors, tmp_path) as net:
+    with loaded(one, tensors, folder) as net:
         watch = Watch(net, monkeypatch)
         forward, backward = World(one.program.grid.ranks).run(lambda end: watch.step(net, x, end))[0]
     steps = lower(one.program, of_inputs=False)
