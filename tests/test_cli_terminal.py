@@ -35,7 +35,7 @@ def python(code: str, *words: object, **how: Any) -> subprocess.Popen[str]:
 
 
 class Screen(io.StringIO):
-    """What is drawn; `drawn` is set when something is."""
+    """What is drawn; `drawn` is set when its first word is."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Screen(io.StringIO):
 
     def write(self, text: str) -> int:
         count = super().write(text)
-        if text.strip():
+        if "first" in self.getvalue():  # behind what hides the cursor
             self.drawn.set()
         return count
 
