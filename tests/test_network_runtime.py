@@ -21,7 +21,7 @@ from operation_cases import a_grid, free_roles, stored
 
 import convgen
 from convgen.emit import package
-from convgen.emit.package import KEPT, PACKAGE_PARTS, TAKEN, network
+from convgen.emit.package import KEPT, TAKEN, network, package_parts
 from convgen.emit.paste import network_runtime, shared_runtime
 from convgen.emit.runtime import Import, Statement, assembled, names_of
 from convgen.errors import InternalError
@@ -33,7 +33,7 @@ PACKAGE = Path(convgen.__file__).parent
 def operations() -> list[str]:
     """Names of all classes of rows."""
     found = set[str]()
-    for part in PACKAGE_PARTS:
+    for part in package_parts():
         for name, value in vars(import_module(f"convgen.{part.replace('/', '.')}")).items():
             if inspect.isclass(value) and issubclass(value, Operation):
                 found.add(name)
@@ -41,12 +41,12 @@ def operations() -> list[str]:
 
 
 def test_every_part_imports_those_before_it() -> None:
-    for i, part in enumerate(PACKAGE_PARTS):
+    for i, part in enumerate(package_parts()):
         if part not in {*TAKEN, "algebra/conv"}:
             tree = ast.parse((PACKAGE / f"{part}.py").read_text(encoding="utf-8"))
             modules = [n.module or "" for n in tree.body if isinstance(n, ast.ImportFrom)]
             used = {m.removeprefix("convgen.").replace(".", "/") for m in modules if m.startswith("convgen.")}
-            assert used <= set(PACKAGE_PARTS[:i]), part
+            assert used <= set(package_parts()[:i]), part
 
 
 def test_names_that_are_left_behind_or_taken_are_there() -> None:

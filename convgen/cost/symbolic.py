@@ -29,7 +29,7 @@ from typing import Any
 
 from convgen.algebra.conv import Conv, Spatial
 from convgen.algebra.layout import Layout
-from convgen.algebra.relations import ReadBy
+from convgen.algebra.relations import ReadBy, Taps
 from convgen.algebra.windows import output_frame
 from convgen.cost.collectives import RINGS, Collectives, seconds
 from convgen.program.nodes import Compute, Convert, Schedule, Step
@@ -273,9 +273,16 @@ def interior_window(s: Spatial, tensor: str, *, frame: bool = False) -> tuple[in
         >>> interior_window(Spatial("H", 56, kernel=3, pad_lo=1, pad_hi=1), "x")
         (1, 1)
     """
-    x_lo, x_hi, y_lo, y_hi = _SAMPLE * s.stride, 2 * _SAMPLE * s.stride, _SAMPLE, 2 * _SAMPLE
-    if tensor == "x":
-        lo, hi = s.taps.window(y_lo, y_hi)
-        return x_lo - lo, hi - x_hi
-    lo, hi = output_frame(s.taps, x_lo, x_hi) if frame else ReadBy(s.taps).window(x_lo, x_hi)
-    return y_lo - lo, hi - y_hi
+    if tensor == "y" and frame:
+        lo, hi = output_frame(s.taps, _SAMPLE * s.stride, 2 * _SAMPLE * s.stride)
+        return _SAMPLE - lo, hi - 2 * _SAMPLE
+    return interior_rows(s.taps if tensor == "x" else ReadBy(s.taps))
+
+
+def interior_rows(relation: Taps | ReadBy) -> tuple[int, int]:
+    """Rows below and above a block far from the edges, of the activation that is read by this relation."""
+    taps = relation.taps if isinstance(relation, ReadBy) else relation
+    fine, coarse = _SAMPLE * taps.stride, _SAMPLE
+    by, read = (fine, coarse) if isinstance(relation, ReadBy) else (coarse, fine)
+    lo, hi = relation.window(by, 2 * by)
+    return read - lo, hi - 2 * read

@@ -288,8 +288,8 @@ class _Writer:
         start = self._layout(chain[0].src) if chain else self._at(stored)
         if not chain and not back:
             return start
-        steps = "".join(f'To("{kind_of(c)}", {literal(c.over)}, {self._layout(c.dst)}), ' for c in chain)
-        found = [start, f"({steps.strip()})" if len(chain) < 2 else f"({steps.strip(', ')})"]
+        steps = [f'To("{kind_of(c)}", {literal(c.over)}, {self._layout(c.dst)})' for c in chain]
+        found = [start, f"({', '.join(steps)}{',' * (len(steps) == 1)})"]
         found += [self._side(back, stored, None)] if back else []
         return f"Side({', '.join(found)})"
 

@@ -30,11 +30,13 @@ def _operations() -> tuple[str, ...]:
     return tuple(TopologicalSorter({name: _IMPORTS.findall(text) for name, text in texts.items()}).static_order())
 
 
-# In the order of imports: each uses those before it.
-PACKAGE_PARTS = (
-    "late", "algebra/blocks", "algebra/relations", "algebra/layout", "algebra/signature", "algebra/conv",
-    *(f"operations/{name}" for name in _operations()),
-)  # fmt: skip
+@cache
+def package_parts() -> tuple[str, ...]:
+    """Files of a package, in the order of imports: each uses those before it."""
+    algebra = (f"algebra/{name}" for name in ("blocks", "relations", "layout", "signature", "conv"))
+    return "late", *algebra, *(f"operations/{name}" for name in _operations())
+
+
 # Of files that are mostly the compiler's, what a rank needs.
 TAKEN: Mapping[str, tuple[str, ...]] = {
     "late": ("Late", "np"),  # torch is imported as such
@@ -60,13 +62,13 @@ def network() -> Runtime:
     """Package files, then the parts that layers have, then those of networks."""
     layers = of_layers()
     package = Path(convgen.__file__).parent
-    texts = {p: (package / f"{p}.py").read_text(encoding="utf-8") for p in PACKAGE_PARTS}
+    texts = {p: (package / f"{p}.py").read_text(encoding="utf-8") for p in package_parts()}
     texts |= {p: template(p) for p in NETWORK_PARTS}
     trees = {part: ast.parse(text) for part, text in texts.items()}
     found = {part: statements_of(part, trees[part], text.splitlines()) for part, text in texts.items()}
     imports = [i for tree in trees.values() for i in outside(tree.body)]
     titles = {part: title(ast.get_docstring(tree) or part) for part, tree in trees.items()}
-    statements = [*(s for p in PACKAGE_PARTS for s in _taken(p, found[p])), *layers.statements]
+    statements = [*(s for p in package_parts() for s in _taken(p, found[p])), *layers.statements]
     statements += [s for p in NETWORK_PARTS for s in found[p]]
     return assembled(statements, [*layers.imports.values(), *imports], layers.titles | titles)
 
@@ -104,7 +106,7 @@ def statements_of(part: str, tree: ast.Module, lines: list[str]) -> Iterator[Sta
             continue
         blank = next((k for k, line in enumerate(above) if line), len(above))
         own = lines[start:end]
-        own = _stripped(node, own, start) if part in PACKAGE_PARTS else own
+        own = _stripped(node, own, start) if part in package_parts() else own
         text = "\n".join([*above[blank:], *own])
         uses, names = names_of(text)
         yield Statement(part, tuple(sorted(names)), frozenset(uses), text, blank > 0)

@@ -12,7 +12,7 @@ from functools import cache
 from itertools import groupby
 
 from convgen.emit.literals import WIDTH
-from convgen.emit.package import PACKAGE_PARTS, network
+from convgen.emit.package import network, package_parts
 from convgen.emit.runtime import GPU_PARTS, Import, Runtime, Statement, imported, names_of, runtime
 from convgen.errors import InternalError
 
@@ -122,7 +122,7 @@ def network_runtime(names: Collection[str]) -> SharedRuntime:
 @cache
 def _network_runtime(names: frozenset[str]) -> SharedRuntime:
     made = network()
-    always = [s for s in made.statements if s.part not in (*PACKAGE_PARTS, *GPU_PARTS)]
+    always = [s for s in made.statements if s.part not in (*package_parts(), *GPU_PARTS)]
     used = made.needed({*names, *(n for s in always for n in (*s.names, *s.uses))})
     uses = {u for s in used for u in s.uses}
     if unknown := uses - made.defined.keys() - made.imports.keys() - KNOWN:

@@ -10,7 +10,7 @@ from convgen.algebra.layout import Layout
 from convgen.algebra.relations import ReadBy, Taps
 from convgen.algebra.signature import Made, Signature
 from convgen.cost.network import dtype_of, element_bytes, records
-from convgen.cost.symbolic import Expr, Formula, Sizes, sent_by, symbol, sympy
+from convgen.cost.symbolic import Expr, Formula, Sizes, interior_rows, sent_by, symbol, sympy
 from convgen.errors import InputError
 from convgen.explain.formula import formula_text
 from convgen.network_compiler import CompiledNetwork
@@ -26,7 +26,6 @@ NOTE = (
     "ranks of axis a, and Ho are rows of the coarser activation"
 )
 Line = dict[str, Any]
-SAMPLE = 10**6  # a block of as many rows, as many rows from the edge
 FIRST = (("whole", 0), ("interior", 0), ("chunk", 1))  # pieces that stand for all
 
 
@@ -70,13 +69,9 @@ class RowSizes(Sizes):
             return 0, 0
         if not layout.axes[dim] or not isinstance(relation, Taps | ReadBy):
             return found.lo, found.hi
-        taps = relation.taps if isinstance(relation, ReadBy) else relation
-        fine, coarse = SAMPLE * taps.stride, SAMPLE
-        before, block = (coarse, fine) if relation is taps else (fine, coarse)
-        lo, hi = relation.window(before, 2 * before)
-        return block - lo, hi - 2 * block
+        return interior_rows(relation)
 
-    def flops(self, row: PlacedRow) -> Expr:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def product_flops(self, row: PlacedRow) -> Expr:
         """Of a rank's part of a product: two for each of its terms."""
         roles = dict(row.roles)
         w = self.operands["w"]
@@ -105,7 +100,7 @@ def row_lines(program: Program, number: int) -> Iterator[Line]:
 
 def _local(phase: str, step: Local) -> Line:
     row, zero = step.placed, sympy().Integer(0)
-    flops = RowSizes(row.signature).flops(row) if row.bound.operation.is_product else zero
+    flops = RowSizes(row.signature).product_flops(row) if row.bound.operation.is_product else zero
     return {
         "phase": phase, "step": step.name, "operation": row.bound.operation.name + " vjp" * bool(step.operands),
         "axes": (), "elements": 0, "bytes": 0, "formula": Formula(zero, flops * max(len(step.operands), 1), zero, None),

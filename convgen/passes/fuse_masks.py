@@ -50,7 +50,7 @@ def _fits(program: Program, row: PlacedRow, then: PlacedRow) -> bool:
     if any(d.stride > 1 for d in conv.spatial) and conv.channels < FEW:
         return False
     stays = not any((*row.fetch, *row.store, *row.given, *(b for b in row.back if b), then.fetch[0], then.back[0]))
-    plain = all(not r.derived and r.early is None and r.chunks is None and not r.ahead for r in (row, then))
+    plain = all(not r.derived and not r.is_cut and not r.ahead for r in (row, then))
     dtypes = {program.values[v].dtype for v in (*row.bound.reads, *row.bound.makes)}
     return stays and plain and len(dtypes) == 1 and dtypes <= set(FLOATS)
 

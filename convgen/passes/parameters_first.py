@@ -56,7 +56,7 @@ def ready(row: PlacedRow, program: Program) -> Iterator[tuple[int, PlacedRow]]:
     back = {k for k, chain in enumerate(row.back) if chain is not None}
     summed = [k for k in back if program.values[bound.reads[k]].kind == "parameter"]
     others = [k for k in back if k not in summed]
-    if row.chunks or row.early is not None or any(row.given) or not others:
+    if row.is_cut or any(row.given) or not others:
         return
     wanted = program.differentiable(of_inputs=True)
     if not any(bound.reads[k] in wanted and not row.back[k] for k in others):

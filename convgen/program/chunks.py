@@ -152,7 +152,7 @@ def in_chunks(row: PlacedRow, grid: Grid, count: int, index: str = "", whole: Co
     Args:
         whole: operands that don't travel by chunks.
     """
-    if row.chunks is not None or row.early is not None or len(row.signature.results) != 1:
+    if row.is_cut or len(row.signature.results) != 1:
         return row
     chunks = _best(nameless(row), grid, count, index, frozenset(whole))
     return row if chunks is None else replace(row, chunks=chunks)

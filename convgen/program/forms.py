@@ -97,8 +97,7 @@ def _no_kernel(row: PlacedRow, name: str) -> str | None:
     epilogue, masks, _ = operation.kernel_steps
     if operation.convolves is None and (masks or not epilogue):
         return f"{operation.name} reads {name} as one tensor"
-    in_pieces = row.early is not None or row.chunks is not None
-    return f"{operation.name} is computed in pieces" if in_pieces else None
+    return f"{operation.name} is computed in pieces" if row.is_cut else None
 
 
 def ends(row: PlacedRow, k: int, *, made: bool) -> list[tuple[str, int]]:

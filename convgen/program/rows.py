@@ -99,6 +99,11 @@ class PlacedRow:
     def signature(self) -> Signature:
         return self.bound.operation.signatures[self.way]
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether its halo is early, or it is computed in chunks: what moves for it travels meanwhile."""
+        return self.early is not None or self.chunks is not None
+
     def between(self, wanted: Sequence[bool]) -> tuple[int, ...]:
         """Operands whose gradients' rows read the gradient of what lies within the row, which local code makes.
 

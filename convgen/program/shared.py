@@ -12,7 +12,7 @@ Source: docs/design.md, Networks.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Container, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -52,31 +52,32 @@ def shared(row: PlacedRow, wanted: tuple[bool, ...]) -> Shared:
     held: dict[Place, tuple[int, int]] = {}
     given: dict[int, tuple[Place, int]] = {}
     own: dict[Hashable, int] = {}  # what begins as the row's own fetch
-    if row.holds and not in_pieces(row):
+    if row.holds and not row.is_cut:
         own = {("operand", n, key): n for n, chain in enumerate(row.fetch) for key in _keys(row, n, chain)}
     known: dict[Hashable, Place] = {}
     for k, one in reversed(row.derived):
-        if not wanted[k] or in_pieces(one):
+        if not wanted[k] or one.is_cut:
             continue
         for j, source in enumerate(reads_of(row.bound.operation, one.bound.reads)):
             keys = [(*source, key) for key in _keys(one, j, one.fetch[j])]
-            for n, key in reversed([*enumerate(keys, 1)]):
-                if key in own:
-                    held[k, j] = own[key], n
-                    break
-                if key in known:
-                    rows[k, j] = known[key], n
-                    break
+            of_own, of_others = _longest(keys, own), _longest(keys, known)
+            if of_own and of_own >= of_others:
+                held[k, j] = own[keys[of_own - 1]], of_own
+            elif of_others:
+                rows[k, j] = known[keys[of_others - 1]], of_others
             for key in keys:
                 known.setdefault(key, (k, j))
-    if not row.between(wanted) and not in_pieces(row):
+    if not row.between(wanted) and not row.is_cut:
         for j, chain in enumerate(row.given):
-            keys = _keys(row, len(row.signature.inputs) + j, chain)
-            for n, key in reversed([*enumerate(keys, 1)]):
-                if ("gradient", j, key) in known:
-                    given[j] = known["gradient", j, key], n
-                    break
+            keys = [("gradient", j, key) for key in _keys(row, len(row.signature.inputs) + j, chain)]
+            if n := _longest(keys, known):
+                given[j] = known[keys[n - 1]], n
     return Shared(rows, held, given)
+
+
+def _longest(keys: Sequence[Hashable], known: Container[Hashable]) -> int:
+    """Of how many conversions the longest beginning is that is known; 0 if none is."""
+    return next((n for n in range(len(keys), 0, -1) if keys[n - 1] in known), 0)
 
 
 def shares(row: PlacedRow) -> bool:
@@ -94,11 +95,6 @@ def in_order(row: PlacedRow, wanted: tuple[bool, ...]) -> list[tuple[int, Placed
     own = [(k, one) for k, one in row.derived if wanted[k]]
     first = {k for (k, _), _ in shared(row, wanted).rows.values()}
     return sorted(own, key=lambda pair: (pair[0] not in first, -pair[0] if pair[0] in first else 0))
-
-
-def in_pieces(row: PlacedRow) -> bool:
-    """Whether its halo is early, or it is computed in chunks."""
-    return row.early is not None or row.chunks is not None
 
 
 def _keys(row: PlacedRow, number: int, chain: Chain) -> list[Hashable]:
