@@ -41,7 +41,7 @@ class Net(Plain):
         spec, schedule: the network in a graph file's keys, and its program's text; alike on all ranks of a mesh.
         batch: the number of samples that it was compiled for.
         values: inputs and outputs: shape, and how they are laid out.
-        state: parameters and buffers: the same, how torch fills them, and a buffer's dtype ("" for a parameter).
+        state: parameters and buffers: the same, the dtype, how torch fills them, and whether it is a parameter.
     """
 
     def __init__(
@@ -56,12 +56,12 @@ class Net(Plain):
         sums: str,
         identity: str,
         values: Mapping[str, tuple[Sequence[Size], Distribution]],
-        state: Mapping[str, tuple[Sequence[Size], Distribution, str, str]],
+        state: Mapping[str, tuple[Sequence[Size], Distribution, str, str, bool]],
     ) -> None:
         self.name, self.file, self.grid, self.batch = name, file, grid, batch
         self.dtype, self.device, self.sums, self.state = dtype, device, sums, state
-        self.values = {**values, **{n: (shape, there) for n, (shape, there, _, _) in state.items()}}
-        self.wide = torch.float64 if dtype == torch.float64 else torch.float32
+        self.values = {**values, **{n: (shape, there) for n, (shape, there, *_) in state.items()}}
+        self.types: dict[str, torch.dtype] = {n: getattr(torch, kind) for n, (_, _, kind, *_) in state.items()}
         folder = Path(file).parent
         files = [path for ending in ("*.py", "*.pt") for path in sorted(folder.glob(ending))]
         code = code_of(*map(str, files), __file__)
@@ -161,7 +161,7 @@ class Sized:
     def __init__(self, net: Net, batch: int) -> None:
         self.net, self.batch = net, batch
         self.name, self.grid, self.sums, self.device = net.name, net.grid, net.sums, net.device
-        self.dtype, self.wide = net.dtype, net.wide
+        self.dtype = net.dtype
 
 
 class ScatterValue(Function):

@@ -17,7 +17,7 @@ from torch import Tensor
 from convgen.algebra.layout import Axes
 from convgen.algebra.relations import Relation
 from convgen.algebra.signature import Operand
-from convgen.operations.row import At, Operation, nest, standing
+from convgen.operations.row import At, Operation, nest, standing, usual_types
 
 from .blocks import Unmapped
 from .here import held_at
@@ -53,7 +53,6 @@ class Stand(Plain):
         self.row, self.operation, self.signature = row, operation, operation.signatures[row.way]
         self.label = label
         self.name, self.grid, self.sums, self.device = net.name, net.grid, net.sums, net.device
-        self.dtype, self.wide = net.dtype, net.wide
         inputs, results = self.signature.inputs, self.signature.results
         made = [f"{label}.{r.name}" if j else label for j, r in enumerate(results)]
         self.fetch = tuple(self._chain(c, o, f"{label}.{o.name}") for c, o in zip(row.fetch, inputs, strict=True))
@@ -210,7 +209,11 @@ class Stand(Plain):
     def local(self, at: At, parts: Sequence[Tensor], is_nothing: bool) -> tuple[Tensor, ...]:
         """What is made of these blocks."""
         if is_nothing:
-            return tuple([self._nothing(r, self.made_shape(r, at), parts) for r in self.signature.results])
+            results = self.signature.results
+            types = self.row.types or usual_types(results, [str(p.dtype).removeprefix("torch.") for p in parts])
+            shapes = [self.made_shape(r, at) for r in results]
+            kinds: list[torch.dtype] = [getattr(torch, kind) for kind in types]
+            return tuple([torch.zeros(s, dtype=k, device=self.device) for s, k in zip(shapes, kinds, strict=True)])
         return self.operation.local(self.row.way, at, *parts)
 
     def fused(self, at: At, parts: Sequence[Tensor], between: Tensor) -> Tensor:
@@ -224,12 +227,6 @@ class Stand(Plain):
         if kernel is None:
             return operation.behind(at, Valued.apply(between, operation.first(at, *parts)), *parts)
         return kernel(operation, at, between, *parts)
-
-    def _nothing(self, result: Operand, shape: list[int], parts: Sequence[Tensor]) -> Tensor:
-        """Where a rank has nothing to add."""
-        floats = [p for p in parts if p.is_floating_point()]
-        kind = torch.int64 if result.integer else floats[0].dtype if floats else self.dtype
-        return torch.zeros(shape, dtype=kind, device=self.device)
 
 
 class Row:
@@ -245,6 +242,7 @@ class Row:
             `split`, while other gradients of its row are.
         chunks: an index, in how many chunks of it the row is computed, the operand that travels by them or None, and
             whether the result does.
+        types: of results, where they are not the usual ones.
     """
 
     def __init__(
@@ -259,9 +257,10 @@ class Row:
         early: int | None = None,
         split: bool = True,
         chunks: tuple[str, int, int | None, bool] | None = None,
+        types: tuple[str, ...] = (),
     ) -> None:
         self.operation, self.way, self.derived, self.early, self.split = operation, way, derived or {}, early, split
-        self.chunks, self.roles = chunks, roles
+        self.chunks, self.roles, self.types = chunks, roles, types
         self.fetch, self.store = ([s if isinstance(s, Side) else Side(s) for s in sides] for sides in (reads, makes))
         self.back, self.given = ([side.back for side in sides] for sides in (self.fetch, self.store))
         self._stands: dict[Any, Stand] = {}
@@ -272,7 +271,7 @@ class Row:
         Args:
             label: what its steps are called.
         """
-        key = (net.batch, label, net.dtype, net.device)
+        key = (net.batch, label, net.device)
         if key not in self._stands:
             operation = self.operation(net.batch).for_any(self.operation)
             self._stands.setdefault(key, Stand(self, operation, net, label))  # one, if threads make it at once
