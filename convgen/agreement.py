@@ -94,7 +94,7 @@ class Met:
             for name in model._known:
                 if name in known:
                     model._fill(name, known[name])
-                elif model._buffered.get(name, ("",))[0] == "seed":
+                elif model._buffered.get(name) == "seed":
                     model._fill(name, torch.tensor([self.seed, 0]))
                 else:
                     model._fill(name, self.of_first(as_pairs(values[name].detach())))
@@ -115,7 +115,7 @@ def meet(package: Any, mesh: Any, graph: str, values: Mapping[str, Tensor], weig
 
     net = package.NET
     place, group = net.place(mesh), net.here(mesh).group(tuple(net.grid))
-    draws = any(how == "seed" for _, _, how, _ in net.state.values())
+    draws = any(how == "seed" for *_, how, _ in net.state.values())
     drawn = int(torch.randint((1 << 63) - 1, (), device="cpu")) if draws and seed is None else seed or 0
     if len(place.ranks) == 1:
         return Met(net.device, place, group, False, drawn)

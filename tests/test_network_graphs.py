@@ -54,7 +54,7 @@ def same(one: Any, other: Any) -> None:
         [
             getattr(t, "_block", getattr(t, "_local_tensor", t))
             for n, t in m._known.items()
-            if m._buffered.get(n, ("",))[0] == "seed"
+            if m._buffered.get(n) == "seed"
         ]
         for m in (one, other)
     ]

@@ -268,22 +268,6 @@ def test_packages_have_flat_names() -> None:
     } <= set(net.VALUES)  # fmt: skip
 
 
-# ---- Dtypes ----
-
-
-def test_parameters_of_several_dtypes_are_refused() -> None:
-    module = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4)).bfloat16()
-    module[1].float()
-    fact = r"2 dtypes: bfloat16, float32\n  bfloat16 0.weight, 0.bias\n  float32 1.weight, 1.bias\n.*to\(torch"
-    refused(fact, lambda: convgen.from_torch(module, (torch.zeros(2, 3),)))
-    one = nn.Linear(3, 4)
-    one.register_parameter("scale", nn.Parameter(torch.tensor(1.0, dtype=torch.float64)))
-    refused(
-        r"2 dtypes: float32, float64\n(.|\n)*float64 scale\n.*module.to\(torch.float32\)",
-        lambda: graph_of(one, (data(2, 3).float(),)),
-    )
-
-
 # ---- Weights and seeds ----
 
 

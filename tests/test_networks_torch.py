@@ -197,7 +197,7 @@ def test_what_a_network_cant_run_with_is_refused(kind: str, packages: Path) -> N
 
         refused("layer1 is a name of parameters in a network, no call", lambda m: m.layer1.register_forward_hook(print))
         refused("layer1.conv1 is a name of parameters in a network, no call", lambda m: m.layer1.conv1(x))
-        refused(r"torch.float64, got torch.float32; --dtype compiles", lambda m: m.float())
+        refused(r"torch.float64, got torch.float32; dtype= compiles", lambda m: m.float())
         refused("x is torch.float64, got torch.float32", lambda m: m(x.float()))
         refused("conv1.weight can't be deleted: what", lambda m: parametrizations.weight_norm(m.conv1))
         refused("this rank's block of x has shape", lambda m: m(X))

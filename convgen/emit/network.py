@@ -23,10 +23,10 @@ from convgen.emit.paste import SharedRuntime, network_runtime
 from convgen.emit.steps_text import Names, StepBlock, by_block, section
 from convgen.errors import InternalError
 from convgen.kernels.of_rows import ConvolutionFile
-from convgen.operations.row import Operation
+from convgen.operations.row import Operation, usual_types
 from convgen.program.lower import lower
 from convgen.program.lower_forward import alternatives
-from convgen.program.network import Program, label
+from convgen.program.network import FLOATS, Program, label
 from convgen.program.network_text import show, texts_of
 from convgen.program.norms import Norm, norms
 from convgen.program.rows import Chain, PlacedRow, Stored
@@ -130,7 +130,7 @@ class _Writer:
         numbers = {str(k): self._value(value, value) for k, (_, value) in enumerate(p.outputs)}
         values |= {k: v for k, v in numbers.items() if k not in values}  # (a, (b, c), d) has outputs 0, 1.0, 1.1 and 2
         state = {
-            n: (*self._value(n, n), g.init.get(n, "given"), "" if v.kind == "parameter" or n in g.frozen else v.dtype)
+            n: (*self._value(n, n), v.dtype, g.init.get(n, "given"), v.kind == "parameter" or n in g.frozen)
             for n, v in p.values.items()
             if v.kind in STATE
         }
@@ -149,6 +149,7 @@ class _Writer:
             "sums": g.sums,
             "values": values,
             "state": state,
+            "mixes": len({v.dtype for v in p.values.values()} & FLOATS) > 1,
             "frozen": g.frozen,
             "pairs": g.pairs,
             "kinds": list(kinds),
@@ -266,7 +267,12 @@ class _Writer:
         return self.rows.setdefault(text, constant(row.bound.operation.name, self.rows.values()))
 
     # ---------------------------------------------------------------- rows
-    def _constructor(self, row: PlacedRow, other: PlacedRow, indent: str = "") -> str:
+    def _constructor(self, row: PlacedRow, other: PlacedRow, of: PlacedRow | None = None, indent: str = "") -> str:
+        """A row as Python.
+
+        Args:
+            of: the row of which it makes a gradient.
+        """
         operation = self._expression(row.bound.operation, other.bound.operation)
         reads = [self._side(f, s, b) for f, s, b in zip(row.fetch, row.reads, row.back, strict=True)]
         makes = [self._side(s, stored, g) for s, stored, g in zip(row.store, row.makes, row.given, strict=True)]
@@ -277,13 +283,26 @@ class _Writer:
         sides += [f"early={row.early}"] * (row.early is not None) + ["split=False"] * (not row.split)
         if row.chunks is not None:
             sides.append(f"chunks={literal(astuple(row.chunks))}")
+        sides += self._types(row, of)
         inner: list[str] = []
         for k, one in row.derived:
             there = dict(other.derived)[k]
-            inner.append(f"{k}: {self._constructor(one, there, indent + '    ')}")
+            inner.append(f"{k}: {self._constructor(one, there, row, indent + '    ')}")
         sides += [f"derived={{{', '.join(inner)}}}"] * bool(inner)
         head = f"Row(lambda N: {operation}, {literal(dict(row.roles))}"
         return f",\n    {indent}".join([head, *sides]) + ")"
+
+    def _types(self, row: PlacedRow, of: PlacedRow | None) -> list[str]:
+        """Types of a row's results, where they are not the usual ones."""
+        values = {n: v.dtype for n, v in self.program.values.items()}
+        if of is not None:  # by the names that it has for them
+            inputs, results = ([o.name for o in side] for side in (of.signature.inputs, of.signature.results))
+            own = zip((*inputs, *results), (*of.bound.reads, *of.bound.makes), strict=True)
+            values = {prefix + n: values.get(v, "") for n, v in own for prefix in ("", "d")}
+        reads, makes = ([values.get(v, "") for v in side] for side in (row.bound.reads, row.bound.makes))
+        usual = usual_types(row.signature.results, reads)
+        types = tuple(kind or other for kind, other in zip(makes, usual, strict=True))
+        return [f"types={literal(types)}"] * (types != usual)
 
     def _side(self, chain: Chain, stored: Stored, back: Chain | None) -> str:
         """An operand's layouts, or a result's, and what moves between them; and of its gradient."""

@@ -79,6 +79,7 @@ class Pointwise(Operation):
         places: for each operand the result's dimension that each of its dimensions is, in order; () means the last
             ones, as broadcasting has it.
         settings: numbers that the function takes after its operands, such as a slope or a factor.
+        keeps: under autocast the result is of the first operand's type, as that of a norm is.
     """
 
     function: str
@@ -86,6 +87,7 @@ class Pointwise(Operation):
     shapes: tuple[tuple[int, ...], ...]
     places: tuple[tuple[int, ...], ...] = ()
     settings: tuple[float, ...] = ()
+    keeps: bool = False
 
     @property
     def name(self) -> str:
@@ -119,6 +121,7 @@ class Pointwise(Operation):
 
     def _made(self, at: At, aligned: Sequence[Any]) -> Any:
         made = FUNCTIONS[self.function](*aligned, *self.settings)
+        made = made.to(aligned[0].dtype) if self.keeps and at.low is not None else made
         return made if self.shape in self.shapes else made.expand([at.extent(i) for i in numbered(len(self.shape))])
 
     def local_over(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:

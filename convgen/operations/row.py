@@ -440,6 +440,12 @@ def on_device(values: tuple[float, ...], dtype: Any, device: Any) -> Any:
         return torch.tensor(values, dtype=dtype, device=device)
 
 
+def usual_types(results: Sequence[Operand], given: Sequence[str]) -> tuple[str, ...]:
+    """Types of results where a row says none: of integers int64, else that of the first operand of floats."""
+    first = next((kind for kind in given if "float" in kind), "float32")
+    return tuple("int64" if r.integer else first for r in results)
+
+
 def numbered(count: int) -> tuple[str, ...]:
     """Names of indices, one a dimension: d0, d1, ..."""
     return tuple(f"d{i}" for i in range(count))

@@ -34,7 +34,7 @@ from convgen.spec.exported_recurrent import first_steps
 from convgen.spec.exported_refusals import failed, first_line, unfixed, untraced, without_graphs
 from convgen.spec.exported_results import other_names, results_of
 from convgen.spec.exported_shared import drop_other_names, rename_those_of_graphs
-from convgen.spec.exported_state import GIVEN, State, as_pairs, check_dtypes, dtype_name, modules_of, state_of
+from convgen.spec.exported_state import GIVEN, State, as_pairs, dtype_name, modules_of, state_of
 from convgen.spec.exported_updates import late_updates
 from convgen.spec.exported_walk import FixedError, Found, Walk
 from convgen.spec.graph import Graph, Value, refs
@@ -107,13 +107,11 @@ def exported(
         remark: is told why the number of samples is fixed, where it is.
     Raises:
         InputError: torch.export can't trace the module, or it does what can't be right: draws random numbers other than
-            dropout's and noise, changes its arguments, computes with complex numbers or without gradients; or its
-            parameters have several dtypes.
+            dropout's and noise, changes its arguments, computes with complex numbers or without gradients.
     """
     name = identifier(name or type(module).__name__)
     examples = examples_of(module, example_inputs)
     made = _Made(module, examples, state_of(module), name, source, remark or (lambda _: None))
-    check_dtypes(name, made.state.parameters)
     training = module.training if training is None else training
     found = made.graph(training)
     both = found._replace(graph=replace(found.graph, modes=("train", "eval")))

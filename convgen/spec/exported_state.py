@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
-from convgen.errors import InputError, Note
+from convgen.errors import InputError
 from convgen.spec.graph import DTYPES, LISTS, Arg, Module, Value
 
 if TYPE_CHECKING:
@@ -95,21 +95,6 @@ def _value(module: torch.nn.Module, name: str, tensor: torch.Tensor) -> Value:
     init = initialisation(owner, leaf)
     shape, kind = tuple(tensor.shape), class_of_torch(owner)
     return Value(name=name, shape=shape, dtype=dtype, init=init, frozen=frozen, pairs=pairs, owner=kind)
-
-
-def check_dtypes(name: str, parameters: Sequence[Value]) -> None:
-    """Raises InputError: parameters have several dtypes."""
-    kinds: dict[str, list[str]] = {}
-    for one in parameters:
-        kinds.setdefault(one.dtype, []).append(one.name)
-    if len(kinds) > 1:
-        notes = tuple(
-            Note(kind, f"{', '.join(names[:4])}{f' and {len(names) - 4} more' * (len(names) > 4)}")
-            for kind, names in kinds.items()
-        )
-        fact = f"{name} has parameters of {len(kinds)} dtypes: {', '.join(kinds)}"
-        most = max(kinds, key=lambda kind: len(kinds[kind]))
-        raise InputError(fact, notes=notes, hint=f"module.to(torch.{most}): a network has one dtype")
 
 
 MOST = 64  # elements of an attribute that is kept

@@ -43,15 +43,17 @@ def run_graph(
 
     Args:
         graph: its number of samples is `graph.batch`.
-        given: inputs, parameters, buffers and constants by name; floats share one type, which is computed in.
+        given: inputs, parameters, buffers and constants by name: of the graph's types, or floats all of float64, in
+            which it is computed then.
         training: else `eval_graph`.
         seed: of what is drawn, and the step, from EVALUATION on in evaluation.
     """
     numbers = _numbers(graph)
     graph = (graph if training else eval_graph(graph)).at(graph.batch)
     values = dict(given)
-    kind = next((v.dtype for v in given.values() if v.is_floating_point()), torch.float32)
+    doubles = {v.dtype for v in given.values() if v.is_floating_point()} == {torch.float64}
     for call in graph.calls:
+        kind = "float64" if doubles else next(v.dtype for v in call.results if v is not None)
         drops = numbers.get(call.results[0].name if call.results[0] else "", 0)
         if call.op == BATCH_NORM:
             made = _batch_norm(call, values)
@@ -59,11 +61,11 @@ def run_graph(
             made = (_dropout(call, values, drops, seed),)
         elif call.op == BERNOULLI:
             shape = values[refs(call.args[0])[0]].shape
-            operation = Bernoulli(tuple(shape), float(cast("float", call.args[1])), drops, str(kind)[6:])
+            operation = Bernoulli(tuple(shape), float(cast("float", call.args[1])), drops, kind)
             made = operation.local(0, _everywhere(shape, ((0, 2),)), torch.tensor(seed))
         elif call.op in NOISE and call.results[0] is not None:
             shape = cast("tuple[int, ...]", call.results[0].shape)
-            operation = Noise(shape, "normal" if "randn" in call.op else "uniform", drops, str(kind)[6:])
+            operation = Noise(shape, "normal" if "randn" in call.op else "uniform", drops, kind)
             made = operation.local(0, _everywhere(shape, ((0, 2),)), torch.tensor(seed))
         elif call.op == FOURIER:
             kind_of, re, im, *settings = (_value(arg, values) for arg in call.args)
@@ -75,10 +77,10 @@ def run_graph(
         elif call.op == ATTENTION and call.args[4]:
             made = (_attention(call, values, drops, seed),)
         else:
-            made = _operator(call, values, kind)
+            made = _operator(call, values, doubles)
         for value, tensor in zip(call.results, made, strict=False):
             if value is not None:
-                values[value.name] = tensor
+                values[value.name] = tensor if doubles else tensor.to(getattr(torch, value.dtype))
     outputs = {name: values[value] for name, value in graph.outputs}
     return Made(outputs, {buffer: values[value].detach() for buffer, value in graph.updates})
 
@@ -169,23 +171,23 @@ def _attention(call: Call, values: Mapping[str, Tensor], number: int, seed: tupl
     return _dropped(scores.softmax(-1), float(p), number, seed) @ v
 
 
-def _operator(call: Call, values: Mapping[str, Tensor], kind: torch.dtype) -> tuple[Any, ...]:
+def _operator(call: Call, values: Mapping[str, Tensor], doubles: bool) -> tuple[Any, ...]:
     operands: list[Tensor] = []
-    args = tuple(_slots(arg, values, operands, kind) for arg in call.args)
+    args = tuple(_slots(arg, values, operands, doubles) for arg in call.args)
     op = "reshape" if call.op == "view" else call.op  # of values whose strides nobody keeps
     made: Any = run_operator(op, args, tuple(operands))
     return tuple(cast("Sequence[Any]", made)) if isinstance(made, (tuple, list)) else (made,)
 
 
-def _slots(arg: Arg, values: Mapping[str, Tensor], operands: list[Tensor], kind: torch.dtype) -> Any:
-    """An argument with slots for values; in the place of types of floats the one that is computed in."""
+def _slots(arg: Arg, values: Mapping[str, Tensor], operands: list[Tensor], doubles: bool) -> Any:
+    """An argument with slots for values; in the place of types of floats float64, where that is computed in."""
     match arg:
         case Ref(name):
             operands.append(values[name])
             return Slot(len(operands) - 1)
         case tuple():
-            return tuple(_slots(one, values, operands, kind) for one in arg)
-        case str() if arg in FLOATS and kind == torch.float64:
+            return tuple(_slots(one, values, operands, doubles) for one in arg)
+        case str() if arg in FLOATS and doubles:
             return "float64"
         case _:
             return arg

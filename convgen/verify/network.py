@@ -128,18 +128,18 @@ def check_network(
         run = _run_virtual if transport == "virtual" else _run_processes
         runs = run(path, program.grid.ranks, given, timeout_s, interpret, told)
     told(f"{graph.name}: the same on one device in float64")
-    dtype = compiled.dtype
-    truth = truth_of(graph, given, torch.float64)
+    dtype = max((v.dtype for v in program.values.values() if v.dtype in DTYPE_ROUNDOFF), key=DTYPE_ROUNDOFF.__getitem__)
+    truth = truth_of(graph, given)
     slack: Mapping[str, float] = {}
     least = max(LEAST, LEAST_ROUNDOFFS * DTYPE_ROUNDOFF[dtype])
     if dtype != "float64":
-        one, other = (truth_of(graph, given, getattr(torch, dtype), shaken=s) for s in (False, True))
+        one, other = (truth_of(graph, given, doubles=False, shaken=s) for s in (False, True))
         slack = {k: max(_farthest(truth[k], found[k], least) for found in (one, other)) for k in KINDS}
     floor = EXACT if dtype == "float64" else 16 * DTYPE_ROUNDOFF[dtype]
     kinds = [kind for kind in KINDS if truth.get(kind)]
     compared = [_compare(k, runs, truth[k], _tolerance(floor, slack.get(k, 0.0)), least) for k in kinds]
     if dtype == "float64" and any(one.error > one.tolerance for one in compared):
-        other = truth_of(graph, given, torch.float64, shaken=True)
+        other = truth_of(graph, given, shaken=True)
         limits = {k: min(10 * _farthest(truth[k], other[k], least), ILL_CONDITIONED) for k in kinds}
         compared = [replace(one, tolerance=max(EXACT, limits[one.kind])) for one in compared]
     parts = {one.kind: _parts(one, runs, truth[one.kind], least) for one in compared if one.error > one.tolerance}

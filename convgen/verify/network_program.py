@@ -119,11 +119,11 @@ def _state(value: Value, generator: torch.Generator) -> Tensor:
 # ---- The reference ----
 
 
-def truth_of(graph: Graph, given: Given, dtype: torch.dtype, *, shaken: bool = False) -> dict[str, dict[str, Tensor]]:
+def truth_of(graph: Graph, given: Given, *, doubles: bool = True, shaken: bool = False) -> dict[str, dict[str, Tensor]]:
     """By kind and name, what one device finds.
 
     Args:
-        dtype: that it computes in.
+        doubles: whether it computes in float64; else each value has the graph's type.
         shaken: all that is given is rounded in another way.
     """
     generator = torch.Generator().manual_seed(1)
@@ -132,10 +132,11 @@ def truth_of(graph: Graph, given: Given, dtype: torch.dtype, *, shaken: bool = F
     def moved(tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point():
             return tensor.clone()
+        own = tensor.dtype
         if shaken:
             off = torch.randint(0, 2, tensor.shape, generator=generator).double() * 2 - 1
             tensor = tensor.double() * (1 + off * torch.finfo(tensor.dtype).eps)
-        return tensor.to(dtype, copy=True)
+        return tensor.to(torch.float64 if doubles else own, copy=True)
 
     state = {n: moved(t) for n, t in given.state.items()}
     learnt = [v.name for v in graph.parameters if state[v.name].is_floating_point() and not v.frozen]

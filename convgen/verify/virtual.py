@@ -32,8 +32,6 @@ class Group(Protocol):
     @property
     def sums(self) -> str: ...
     @property
-    def wide(self) -> torch.dtype: ...
-    @property
     def add(self) -> Callable[[Tensor, int], Tensor] | None: ...
 
 
@@ -278,7 +276,9 @@ class VirtualTransport:
         """In rank order; `ordered` in a wide type with one rounding, or by its kernel, `native` in the tensors' own."""
         if group.sums == "ordered" and group.add is not None:
             return group.add(torch.cat(pieces), len(pieces))
-        total = pieces[0].to(group.wide if group.sums == "ordered" else pieces[0].dtype, copy=True)
+        kind = pieces[0].dtype
+        wide = torch.promote_types(kind, torch.float32) if group.sums == "ordered" and kind.is_floating_point else kind
+        total = pieces[0].to(wide, copy=True)
         for piece in pieces[1:]:
             total += piece
         return total.to(pieces[0].dtype)

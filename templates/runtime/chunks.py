@@ -25,6 +25,7 @@ from .here import held_at
 from .lanes import Pending, begin, noted
 from .layout import Box, block
 from .pieces import put_together
+from .transport import wide_type
 
 if TYPE_CHECKING:
     from .rows import Stand
@@ -211,8 +212,7 @@ class Chunked:
         own = total.narrow(d, before, part.brings[1] - part.brings[0]).to(gradient.dtype)
         if not before:
             return own, None
-        wide = torch.promote_types(torch.float32, gradient.dtype)  # as sums of parts are
-        return own, total.narrow(d, 0, before).to(wide)
+        return own, total.narrow(d, 0, before).to(wide_type(gradient.dtype))  # as sums of parts are
 
     # ---- Together ----
 
@@ -245,9 +245,8 @@ class Chunked:
             for gradient in gradients[1:]:
                 total = total + gradient
             return total
-        wide = torch.promote_types(torch.float32, gradients[0].dtype)
         held = self.held[k]
-        total = gradients[0].new_zeros([hi - lo for lo, hi in held], dtype=wide)
+        total = gradients[0].new_zeros([hi - lo for lo, hi in held], dtype=wide_type(gradients[0].dtype))
         for j, gradient in enumerate(gradients[::-1]):
             within(total, held, self.box(k, j)).add_(gradient)
         return total.to(gradients[0].dtype)

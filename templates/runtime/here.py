@@ -70,6 +70,5 @@ class Here(NamedTuple):
         return members(self.layer, self.place.me, axes)
 
     def group(self, axes: tuple[str, ...]) -> Group:
-        wide = torch.float64 if self.layer.dtype == torch.float64 else torch.float32
         ranks = tuple(self.place.ranks[p] for p in self.members(axes))
-        return Group(ranks, self.layer.sums, wide, self.layer.add)
+        return Group(ranks, self.layer.sums, self.layer.add)

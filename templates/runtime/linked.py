@@ -91,7 +91,7 @@ class Linked:
         self.actions = Actions(steps, ctx, place, trains)
         self.forward_lines = in_mode(steps.forward, trains)
         self.backward_lines = [self._with_gradient(line) for line in in_mode(steps.backward, trains)]
-        self.sums = self._sums() if ctx.low is not None else {}
+        self.sums = self._sums() if ctx.mixes else {}
         self._forwards: dict[Any, tuple[Forward, list[str], dict[str, Flags]]] = {}
         self._backwards: dict[Any, Backward] = {}
 
@@ -124,7 +124,7 @@ class Linked:
 
         for line in self.backward_lines:
             if line.kind == "gradient" and line.key in state:
-                begins(line.reads[0], self.ctx.net.type_of(line.key))
+                begins(line.reads[0], self.ctx.net.types[line.key])
         return found
 
     # ---- What is wanted ----

@@ -41,7 +41,8 @@ class Net(Plain):
         spec, schedule: the network in a graph file's keys, and its program's text; alike on all ranks of a mesh.
         batch: the number of samples that it was compiled for.
         values: inputs and outputs: shape, and how they are laid out.
-        state: parameters and buffers: the same, how torch fills them, and a buffer's dtype ("" for a parameter).
+        state: parameters and buffers: the same, the dtype, how torch fills them, and whether it is a parameter.
+        mixes: whether values are of several types of floats.
     """
 
     def __init__(
@@ -56,12 +57,14 @@ class Net(Plain):
         sums: str,
         identity: str,
         values: Mapping[str, tuple[Sequence[Size], Distribution]],
-        state: Mapping[str, tuple[Sequence[Size], Distribution, str, str]],
+        state: Mapping[str, tuple[Sequence[Size], Distribution, str, str, bool]],
+        mixes: bool = False,
     ) -> None:
         self.name, self.file, self.grid, self.batch = name, file, grid, batch
         self.dtype, self.device, self.sums, self.state = dtype, device, sums, state
-        self.values = {**values, **{n: (shape, there) for n, (shape, there, _, _) in state.items()}}
-        self.wide = torch.float64 if dtype == torch.float64 else torch.float32
+        self.values = {**values, **{n: (shape, there) for n, (shape, there, *_) in state.items()}}
+        self.mixes = mixes
+        self.types: dict[str, torch.dtype] = {n: getattr(torch, kind) for n, (_, _, kind, *_) in state.items()}
         folder = Path(file).parent
         files = [path for ending in ("*.py", "*.pt") for path in sorted(folder.glob(ending))]
         code = code_of(*map(str, files), __file__)
@@ -74,11 +77,6 @@ class Net(Plain):
     def split(self, name: str, batch: int) -> Split:
         shape, there = self.values[name]
         return Split(name, sized(shape, batch), there.axes)
-
-    def type_of(self, name: str) -> torch.dtype:
-        """Of a parameter or buffer."""
-        kind = self.state[name][3]
-        return getattr(torch, kind) if kind else self.dtype
 
     # ---- What conversions and parameters ask of a layer ----
 
@@ -164,9 +162,9 @@ class Sized:
     """What rows ask of a network in a call: of so many samples, and of autocast's type, if it is on."""
 
     def __init__(self, net: Net, batch: int, low: torch.dtype | None = None) -> None:
-        self.net, self.batch, self.low = net, batch, low
+        self.net, self.batch, self.low, self.mixes = net, batch, low, net.mixes or low is not None
         self.name, self.grid, self.sums, self.device = net.name, net.grid, net.sums, net.device
-        self.dtype, self.wide = net.dtype, net.wide
+        self.dtype = net.dtype
 
 
 class ScatterValue(Function):

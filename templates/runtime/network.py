@@ -81,8 +81,8 @@ class NetworkModule(Known):
             raise ValueError(f"{self._net.name}: parameters= is dtensors or blocks, got {parameters!r}")
         self._mesh = mesh
         self._owners: dict[str, tuple[torch.nn.Module, str]] = {}
-        self._learnt = {n: how for n, (_, _, how, dtype) in self._net.state.items() if not dtype}
-        self._buffered = {n: (how, dtype) for n, (_, _, how, dtype) in self._net.state.items() if dtype}
+        self._learnt = {n: how for n, (*_, how, learnt) in self._net.state.items() if learnt}
+        self._buffered = {n: how for n, (*_, how, learnt) in self._net.state.items() if not learnt}
         self._masks: dict[int, Tensor | None] = {}  # by a number that torch draws: see _mask
         self._repeated = set[int]()
         self._calls = self._looks = 0
@@ -95,12 +95,12 @@ class NetworkModule(Known):
         for path in self._paths:
             self._owner(f"{path}.")
         for name in self._learnt:
-            block = torch.empty(here.shape(net.stored[name]), dtype=net.dtype, device=device)
+            block = torch.empty(here.shape(net.stored[name]), dtype=net.types[name], device=device)
             value = torch.nn.Parameter(self._as_known(name, block, parameters), requires_grad=name not in self._frozen)
             owner, leaf = self._owners[name] = self._owner(name)
             owner.register_parameter(leaf, value)
-        for name, (how, dtype) in self._buffered.items():
-            block = torch.zeros(here.shape(net.stored[name]), dtype=getattr(torch, dtype), device=device)
+        for name, how in self._buffered.items():
+            block = torch.zeros(here.shape(net.stored[name]), dtype=net.types[name], device=device)
             value = self._as_known(name, block, parameters) if block.dim() else block
             owner, leaf = self._owners[name] = self._owner(name)
             owner.register_buffer(leaf, value, persistent=how != "constant")  # no state dict of the source has those
@@ -161,7 +161,7 @@ class NetworkModule(Known):
         """This rank's blocks of what torch draws for each kind of layer, from a seed a parameter."""
         for number, (name, how) in enumerate(self._learnt.items()):
             self._fill(name, initial(how, self._net.stored[name].extents, seed, number))
-        for name, (how, _) in self._buffered.items():
+        for name, how in self._buffered.items():
             if how == "seed":
                 self._fill(name, torch.tensor([seed, 0]))
             elif how not in ("given", "constant"):
@@ -218,7 +218,7 @@ class NetworkModule(Known):
         found = {
             name: self._as_source(name, gathered(local(value), self._net.stored[name], here))
             for name, value in self._known.items()
-            if self._buffered.get(name, ("", ""))[0] not in ("seed", "constant")
+            if self._buffered.get(name) not in ("seed", "constant")
         }
         state: Any = OrderedDict(found | {name: found[same] for name, same in self._aliases.items()})
         state._metadata = OrderedDict()
@@ -228,7 +228,7 @@ class NetworkModule(Known):
 
     @property
     def _seeds(self) -> list[str]:
-        return [n for n, (how, _) in self._buffered.items() if how == "seed"]
+        return [n for n, how in self._buffered.items() if how == "seed"]
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         """As any module does; of whole tensors, as of the source's state dict, this rank's blocks are taken."""
@@ -383,8 +383,8 @@ class NetworkModule(Known):
                 yield ValueError(f"{name}: {n} is stored {self._net.values[n][1]} here, {list(box)}; got {got}")
             elif plain.shape != shape:
                 yield ValueError(f"{name}: this rank's block of {n} is {list(box)}, got the shape {tuple(plain.shape)}")
-            elif n in self._learnt and plain.dtype != self._net.dtype:
-                yield ValueError(f"{name}: {n} is {self._net.dtype}, got {plain.dtype}; --dtype compiles for another")
+            elif plain.dtype != self._net.types[n]:
+                yield ValueError(f"{name}: {n} is {self._net.types[n]}, got {plain.dtype}; dtype= compiles for another")
 
     def _wrong(self, given: Sequence[Tensor], count: int, guessed: bool, here: RowHere) -> Iterator[Exception]:
         """What is wrong with the inputs."""

@@ -28,6 +28,7 @@ from convgen.operations.row import At
 from .conversions import missing, named, within
 from .lanes import Pending, begin, noted
 from .layout import Box, common
+from .transport import wide_type
 from .travel import Move, Packing, RowHere, slices
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class Halo:
         self.to_addends = [_copies(box, boxes, layer) for box in receives]
         self.to_own = _copies(self.own, [*boxes, *sends], layer)
         self.to_inner = slices(self.own, common(self.own, self.inner))
-        self.moves = layer.dtype  # the type of what has moved last: of its gradient, where a rank has no strips
+        self.moves = torch.float32  # the type of what has moved last: of its gradient, where a rank has no strips
         self.returned = [layer.shape(b, "") for b in sends]
 
     def start(self, x: Tensor) -> Pending:
@@ -132,10 +133,10 @@ class Halo:
 
     def start_back(self, strips: Sequence[Tensor], like: torch.dtype) -> Sent:
         """Gradients of what has arrived, to where it came from; of own rows they stay."""
-        wide, device = torch.promote_types(self.group.wide, like), self.here.layer.device
+        device = self.here.layer.device
         addends: list[Tensor] = []
         for shape, copies in zip(self.came, self.to_addends, strict=True):
-            addend = torch.zeros(shape, dtype=wide, device=device)
+            addend = torch.zeros(shape, dtype=wide_type(like), device=device)
             for n, to, of in copies:
                 addend[to].add_(strips[n][of])
             addends.append(addend.view(-1))
@@ -150,12 +151,12 @@ class Halo:
         """
         if inside is None:
             inside = dy.new_empty([hi - lo for lo, hi in self.inner])
-        wide = torch.promote_types(self.group.wide, inside.dtype)
+        kind = wide_type(inside.dtype)
         if self.is_all:
-            is_ours = inside.dtype == wide and lies_alone(inside, dy)
-            total = inside if is_ours else inside.to(wide, copy=True)
+            is_ours = inside.dtype == kind and lies_alone(inside, dy)
+            total = inside if is_ours else inside.to(kind, copy=True)
         else:
-            total = inside.new_zeros(self.shape, dtype=wide)
+            total = inside.new_zeros(self.shape, dtype=kind)
             if inside.numel():
                 total[self.to_inner].copy_(inside)
         parts = [*sent.strips, *self._wait(sent.pending, self.step_back, self.returned, self.sent.sizes)]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import reduce
 from itertools import pairwise
 from typing import Any, cast
 
@@ -18,7 +17,7 @@ from torch import Tensor
 from convgen.algebra.layout import Axes
 from convgen.algebra.relations import Relation
 from convgen.algebra.signature import Operand
-from convgen.operations.row import At, Operation, nest, standing, taken_as
+from convgen.operations.row import At, Operation, nest, standing, taken_as, usual_types
 
 from .blocks import Unmapped
 from .here import held_at
@@ -54,7 +53,7 @@ class Stand(Plain):
         self.row, self.operation, self.signature = row, operation, operation.signatures[row.way]
         self.label = label
         self.name, self.grid, self.sums, self.device = net.name, net.grid, net.sums, net.device
-        self.dtype, self.wide, self.low = net.dtype, net.wide, net.low
+        self.low = net.low
         inputs, results = self.signature.inputs, self.signature.results
         made = [f"{label}.{r.name}" if j else label for j, r in enumerate(results)]
         self.fetch = tuple(self._chain(c, o, f"{label}.{o.name}") for c, o in zip(row.fetch, inputs, strict=True))
@@ -72,7 +71,7 @@ class Stand(Plain):
         self.is_silent = not any((*self.fetch, *self.back, *self.store, *self.given))
         self.derived = {k: one.stand(net, f"{label}.d{inputs[k].name}") for k, one in row.derived.items()}
         self.autocast = row.autocast if net.low is not None and any(row.autocast) else ()
-        self.mixes = net.low is not None
+        self.mixes = net.mixes
         self._ats: dict[int, At] = {}
         self._still: dict[int, bool] = {}
         self._counts: dict[Any, Tensor] = {}
@@ -222,7 +221,14 @@ class Stand(Plain):
     def local(self, at: At, parts: Sequence[Tensor], is_nothing: bool) -> tuple[Tensor, ...]:
         """What is made of these blocks."""
         if is_nothing:
-            return tuple([self._nothing(r, self.made_shape(r, at), parts) for r in self.signature.results])
+            results = self.signature.results
+            given = [str(p.dtype).removeprefix("torch.") for p in parts]
+            if self.low is not None and self.signature.reduction == "merge":  # moments are float32 at least
+                given = ["float64" if "float64" in given else "float32"]
+            types = (self.low is None and self.row.types) or usual_types(results, given)
+            shapes = [self.made_shape(r, at) for r in results]
+            kinds: list[torch.dtype] = [getattr(torch, kind) for kind in types]
+            return tuple([torch.zeros(s, dtype=k, device=self.device) for s, k in zip(shapes, kinds, strict=True)])
         return self.operation.local(self.row.way, at, *parts)
 
     def fused(self, at: At, parts: Sequence[Tensor], between: Tensor) -> Tensor:
@@ -236,13 +242,6 @@ class Stand(Plain):
         if kernel is None:
             return operation.behind(at, Valued.apply(between, operation.first(at, *parts)), *parts)
         return kernel(operation, at, between, *parts)
-
-    def _nothing(self, result: Operand, shape: list[int], parts: Sequence[Tensor]) -> Tensor:
-        """Where a rank has nothing to add."""
-        floats = [p.dtype for p in parts if p.is_floating_point()]
-        floats += [torch.float32] if self.signature.reduction == "merge" else []  # moments are float32 at least
-        kind = torch.int64 if result.integer else reduce(torch.promote_types, floats) if floats else self.dtype
-        return torch.zeros(shape, dtype=kind, device=self.device)
 
 
 class Row:
@@ -259,6 +258,7 @@ class Row:
         autocast: how autocast takes the operands (convgen's spec/autocast.py): a word for all, or one each.
         chunks: an index, in how many chunks of it the row is computed, the operand that travels by them or None, and
             whether the result does.
+        types: of results, where they are not the usual ones.
     """
 
     def __init__(
@@ -274,9 +274,10 @@ class Row:
         split: bool = True,
         chunks: tuple[str, int, int | None, bool] | None = None,
         autocast: str | tuple[str, ...] = "",
+        types: tuple[str, ...] = (),
     ) -> None:
         self.operation, self.way, self.derived, self.early, self.split = operation, way, derived or {}, early, split
-        self.chunks, self.roles = chunks, roles
+        self.chunks, self.roles, self.types = chunks, roles, types
         self.autocast = (autocast,) * len(reads) if isinstance(autocast, str) else autocast
         self.fetch, self.store = ([s if isinstance(s, Side) else Side(s) for s in sides] for sides in (reads, makes))
         self.back, self.given = ([side.back for side in sides] for sides in (self.fetch, self.store))
@@ -288,7 +289,7 @@ class Row:
         Args:
             label: what its steps are called.
         """
-        key = (net.batch, label, net.dtype, net.device, net.low)
+        key = (net.batch, label, net.device, net.low)
         if key not in self._stands:
             operation = self.operation(net.batch).for_any(self.operation)
             self._stands.setdefault(key, Stand(self, operation, net, label))  # one, if threads make it at once

@@ -39,8 +39,7 @@ class Group(NamedTuple):
     """Ranks that differ only along some axes, in grid order, and how their sums are added."""
 
     ranks: tuple[int, ...]
-    sums: str  # "ordered": in rank order, in float32 (float64 for float64), rounded once. "native": by the backend
-    wide: torch.dtype = torch.float32  # what ordered sums are added in
+    sums: str  # "ordered": in rank order, in a wide type, rounded once. "native": by the backend
     add: Callable[[Tensor, int], Tensor] | None = None  # a kernel for ordered sums: takes the pieces and their number
 
 
@@ -63,13 +62,18 @@ class Transport(Protocol):
     def exchange(self, tensor: Tensor, splits: tuple[Splits, Splits], group: Group) -> Tensor: ...
 
 
+def wide_type(kind: torch.dtype) -> torch.dtype:
+    """What ordered sums are added in: float32 at least."""
+    return torch.promote_types(kind, torch.float32) if kind.is_floating_point else kind
+
+
 def ordered_sum(pieces: Tensor, count: int, group: Group) -> Tensor:
     """Equal pieces that lie one behind the other, added in this order, in a wide type, and rounded once."""
     add = getattr(group, "add", None)  # a module with an older runtime may have made the group
     if add is not None:
         return add(pieces, count)
     first, *rest = pieces.view(count, pieces.numel() // count)
-    total = first.to(group.wide, copy=True)
+    total = first.to(wide_type(pieces.dtype), copy=True)
     for piece in rest:
         total += piece
     return total.to(pieces.dtype)
@@ -311,7 +315,7 @@ class TorchTransport:
 
     def all_reduce(self, tensor: Tensor, splits: Splits, group: Group) -> Tensor:
         # Of two addends no order can be wrong: in their own type the backend's sum is the ordered one, bit for bit.
-        in_order = group.sums == "ordered" and (len(group.ranks) > 2 or tensor.dtype != group.wide)
+        in_order = group.sums == "ordered" and (len(group.ranks) > 2 or tensor.dtype != wide_type(tensor.dtype))
         if in_order and len(group.ranks) == 2:  # the same bytes, in one message instead of two
             return ordered_sum(self.all_gather(tensor, (tensor.numel(),) * 2, group), 2, group)
         if in_order:

@@ -17,7 +17,7 @@ from convgen.operations.convolution import Rimmed, RimPlaces, of_parts, to_parts
 from .conversions import all_gather, consecutive, failure, missing, reduce_scatter, take, within
 from .here import Here, held_at
 from .layout import Box, block, common
-from .transport import Group
+from .transport import Group, wide_type
 
 
 class Move(NamedTuple):
@@ -53,9 +53,7 @@ class RowHere(Here):
         return super().shape(layout)
 
     def group(self, axes: Axes) -> Group:
-        return Group(
-            tuple(self.place.ranks[p] for p in self.members(axes)), self.layer.sums, cast(Any, self.layer).wide
-        )
+        return Group(tuple(self.place.ranks[p] for p in self.members(axes)), self.layer.sums)
 
 
 Moving = Callable[[Tensor], Any]
@@ -227,7 +225,7 @@ def _adding(move: Move, here: RowHere) -> Moving:
 
     def way(tensor: Tensor) -> Tensor:
         got = transport.exchange(given.packed(tensor), (given.sizes, sizes), group)
-        total = torch.zeros(shape, dtype=group.wide, device=tensor.device)
+        total = torch.zeros(shape, dtype=wide_type(tensor.dtype), device=tensor.device)
         for to, own, start, n, part in addends:
             total[to].add_(got.narrow(0, start, n).view(part) if own is None else tensor[own])
         return total.to(tensor.dtype)

@@ -12,7 +12,7 @@ from convgen.operations.indexing import Embedding, GridSample, IndexRows
 from convgen.operations.moments import Deviation, Moments
 from convgen.operations.reductions import Reduce
 from convgen.spec.aten import picks
-from convgen.spec.aten.reader import FLOATS, Reader, Tensor, knows
+from convgen.spec.aten.reader import FLOATS, Reader, Tensor, knows, wide_of
 from convgen.spec.graph import Call, Ref
 
 LARGEST_FIRST = (
@@ -99,11 +99,11 @@ def deviation(reader: Reader, call: Call) -> bool:
     over = dims_of(given, len(x.shape))
     of = Averaged(x.shape, tuple(d for d in range(len(x.shape)) if d not in over))
     name = next(v.name for v in call.results if v is not None)
-    m = reader.made(f"{name}_moments", of.moments, "float64" if x.dtype == "float64" else "float32")
+    m = reader.made(f"{name}_moments", of.moments, wide_of(x))
     reader.add(Moments(of), [x], [m.name])
     makes = [v.name if v else "" for v in call.results]
     operation = Deviation(of, 1.0 if correction is None else float(correction), base.startswith("std"), kept)
-    reader.add(operation, [m], [*makes, ""][:2])
+    reader.add_in(m.dtype, operation, [m], [*makes, ""][:2])
     return True
 
 

@@ -9,7 +9,7 @@ from convgen.algebra.conv import SPATIAL_NAMES, Conv, Spatial
 from convgen.operations.convolution import Convolution
 from convgen.operations.pointwise import bias
 from convgen.operations.transposed import transposed_convolution
-from convgen.spec.aten.reader import Reader, Tensor, knows, many, one_sample
+from convgen.spec.aten.reader import Reader, Tensor, knows, many, one_sample, promoted
 from convgen.spec.graph import Call, Graph, Ref, refs
 
 
@@ -118,4 +118,5 @@ def with_bias(reader: Reader, call: Call, operation: object, reads: Sequence[Ten
         return
     summed = reader.made(f"{y.name}_sum", y.shape, y.dtype)
     reader.add(operation, reads, [summed.name])  # type: ignore[arg-type]
-    reader.add(bias(y.shape, d), [summed, reader.of(b)], [y.name])
+    vector = reader.of(b)
+    reader.add_in(promoted(summed, vector), bias(y.shape, d), [summed, vector], [y.name])

@@ -58,13 +58,10 @@ def of_integers(reader: Reader, call: Call) -> bool:
 @knows("copy")
 def copy(reader: Reader, call: Call) -> bool:
     """The second operand in the first one's place."""
-    x, (result,) = reader.of(call.args[1]), call.results
+    (result,) = call.results
     assert result is not None
     y = reader.tensors[result.name]
-    if x.dtype != y.dtype:
-        cast = reader.made(f"{y.name}_{y.dtype}", x.shape, y.dtype)
-        reader.elementwise("_to_copy", (Ref(x.name), y.dtype, None, None, None, False, None), cast)
-        x = cast
+    x = reader.cast(reader.of(call.args[1]), y.dtype, y.name)
     reader.add(Expand(x.shape, y.shape), [x], [y.name])
     return True
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from convgen.operations.losses import CrossEntropy
 from convgen.operations.reductions import Reduce
 from convgen.operations.softmax import Softmax
-from convgen.spec.aten.reader import Reader, Tensor, knows
+from convgen.spec.aten.reader import Reader, Tensor, knows, promoted
 from convgen.spec.graph import Call, Ref
 
 
@@ -62,9 +62,10 @@ def _of_classes(
 def _of_probabilities(reader: Reader, x: Tensor, target: Tensor, reduction: int, smoothing: float, y: Tensor) -> bool:
     """-sum over classes of target * log softmax(x)."""
     classes = x.shape[1]
-    logs, each = (reader.made(f"{y.name}_{n}", x.shape, x.dtype) for n in ("logs", "each"))
+    logs = reader.made(f"{y.name}_logs", x.shape, x.dtype)
+    each = reader.made(f"{y.name}_each", x.shape, promoted(logs, target))
     if smoothing:
-        scaled, soft = (reader.made(f"{y.name}_{n}", x.shape, x.dtype) for n in ("scaled", "soft"))
+        scaled, soft = (reader.made(f"{y.name}_{n}", x.shape, target.dtype) for n in ("scaled", "soft"))
         reader.elementwise("mul.Scalar", (Ref(target.name), 1 - smoothing), scaled)
         reader.elementwise("add.Scalar", (Ref(scaled.name), smoothing / classes, 1), soft)
         target = soft

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from convgen.algebra.relations import Blocks
@@ -11,7 +12,7 @@ from convgen.operations.batch_norm import Centred, Coefficients
 from convgen.operations.moments import Moments, Normalise
 from convgen.operations.pointwise import Pointwise, affine, bias
 from convgen.operations.running import PartStatistics, RunningMoments, RunningStatistics
-from convgen.spec.aten.reader import Reader, Tensor, knows
+from convgen.spec.aten.reader import Reader, Tensor, knows, promoted, wide_of
 from convgen.spec.graph import Call
 from convgen.spec.graph_parts import Parts
 
@@ -28,7 +29,7 @@ def batch_norm(reader: Reader, call: Call) -> bool:
     of = averaged(x.shape, parts[0] if training and parts else ())
     name = next(v.name for v in call.results if v is not None)
     reader.norm = name
-    m = reader.made(f"{name}_moments", of.moments, _wide(x))
+    m = reader.made(f"{name}_moments", of.moments, wide_of(x))
     if training:
         reader.add(Moments(of), [x], [m.name])
         if mean is not None and any(new):
@@ -53,11 +54,6 @@ def averaged(shape: tuple[int, ...], given: Any) -> Averaged:
     parts: Parts = given
     blocks = tuple((d, Blocks(shape[d], sizes)) for d, sizes in parts)
     return Averaged(shape, tuple(sorted((1, *(d for d, _ in parts)))), 1, blocks)
-
-
-def _wide(x: Tensor) -> str:
-    """The type of moments."""
-    return "float64" if x.dtype == "float64" else "float32"
 
 
 def _by_channel(reader: Reader, of: Averaged, x: Tensor, m: Tensor, w: Any, b: Any, eps: float, makes: str) -> None:
@@ -86,9 +82,10 @@ def _with_affine(
     if w is None or b is None:
         vector = reader.of(w if b is None else b)
         one = bias(shape) if w is None else Pointwise("mul", shape, (shape, vector.shape), ((), (1,)))
-        reader.add(one, [between, vector], [makes])
+        reads = [between, vector]
     else:
-        reader.add(affine(shape), [between, reader.of(w), reader.of(b)], [makes])
+        one, reads = affine(shape), [between, reader.of(w), reader.of(b)]
+    reader.add_in(promoted(*reads), replace(one, keeps=True), reads, [makes])
 
 
 @knows("group_norm", "instance_norm")
@@ -105,12 +102,12 @@ def group_norm(reader: Reader, call: Call) -> bool:
         size = 1
         if not own:
             channels = averaged(x.shape, ())
-            m = reader.made(f"{y.name}_moments", channels.moments, _wide(x))
+            m = reader.made(f"{y.name}_moments", channels.moments, wide_of(x))
             reader.add(RunningMoments(channels.extents), [reader.of(mean), reader.of(variance)], [m.name])
             _by_channel(reader, channels, x, m, w, b, float(eps), y.name)  # type: ignore[arg-type]
             return True
     of = Averaged(x.shape, (0, 1), size)
-    m = reader.made(f"{y.name}_moments", of.moments, _wide(x))
+    m = reader.made(f"{y.name}_moments", of.moments, wide_of(x))
     reader.add(Moments(of), [x], [m.name])
     _normalised(reader, of, x, m, w, b, float(eps), y.name)  # type: ignore[arg-type]
     return True
@@ -128,13 +125,16 @@ def layer_norm(reader: Reader, call: Call) -> bool:
     eps = torch.finfo(getattr(torch, x.dtype)).eps if eps is None else eps
     last = len(shape)  # type: ignore[arg-type]
     of = Averaged(x.shape, tuple(range(len(x.shape) - last)))
-    m = reader.made(f"{y.name}_moments", of.moments, _wide(x))
+    m = reader.made(f"{y.name}_moments", of.moments, wide_of(x))
     reader.add(Moments(of), [x], [m.name])
     steps = [(name, reader.of(v)) for name, v in (("mul", w), ("add", b)) if v is not None]
     here = reader.made(f"{y.name}_normal", x.shape, x.dtype) if steps else reader.tensors[y.name]
     reader.add(Normalise(of, float(eps), rms), [x, m], [here.name])  # type: ignore[arg-type]
     for i, (function, vector) in enumerate(steps):
-        made = reader.tensors[y.name] if i == len(steps) - 1 else reader.made(f"{y.name}_scaled", x.shape, x.dtype)
-        reader.add(Pointwise(function, x.shape, (x.shape, vector.shape)), [here, vector], [made.name])
+        kind = promoted(here, vector)
+        made = reader.tensors[y.name] if i == len(steps) - 1 else reader.made(f"{y.name}_scaled", x.shape, kind)
+        reader.add_in(
+            kind, Pointwise(function, x.shape, (x.shape, vector.shape), keeps=True), [here, vector], [made.name]
+        )
         here = made
     return True

@@ -11,7 +11,7 @@ from convgen.operations.contraction import Contraction
 from convgen.operations.reductions import Reduce
 from convgen.operations.softmax import Softmax
 from convgen.operations.views import Expand, Permute, View
-from convgen.spec.aten.reader import Reader, Tensor, knows
+from convgen.spec.aten.reader import Reader, Tensor, knows, promoted
 from convgen.spec.aten.seeds import dropped
 from convgen.spec.graph import Call, Ref
 
@@ -87,7 +87,10 @@ def product(reader: Reader, call: Call) -> bool:
 def outer(reader: Reader, call: Call) -> bool:
     a, b = (reader.of(v) for v in call.args[:2])
     (result,) = call.results
-    return result is not None and a.floats and contract(reader, [(a, "M"), (b, "L")], "ML", result.name)
+    if result is None or not (a.floats and b.floats):
+        return False
+    a, b = (reader.cast(t, promoted(a, b), result.name) for t in (a, b))
+    return contract(reader, [(a, "M"), (b, "L")], "ML", result.name)
 
 
 @knows("addmm", "baddbmm", "addmv", "addr")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from convgen.late import torch
 from convgen.operations.bound import Bound
 from convgen.operations.calls import Elementwise, Slot
 from convgen.operations.row import Operation
@@ -62,6 +64,25 @@ class Reader:
         self.rows.append(Bound(operation, tuple(t.name for t in reads), tuple(makes), self.module, self.norm))
         self.calls.append(self.number)
 
+    def add_in(self, dtype: str, operation: Operation, reads: Sequence[Tensor], makes: Sequence[str]) -> None:
+        """A row that computes in a type of its own, and its results in theirs."""
+        ys = [self.tensors[n] for n in makes if n and self.tensors[n].dtype != dtype]
+        wide = {y.name: self.made(f"{y.name}_{dtype}", y.shape, dtype) for y in ys}
+        self.add(operation, reads, [wide[n].name if n in wide else n for n in makes])
+        for y in ys:
+            self._cast(wide[y.name], y)
+
+    def cast(self, x: Tensor, dtype: str, name: str) -> Tensor:
+        """A value in a type, itself where it is of that."""
+        if x.dtype == dtype:
+            return x
+        made = self.made(f"{name}_{dtype}", x.shape, dtype)
+        self._cast(x, made)
+        return made
+
+    def _cast(self, x: Tensor, y: Tensor) -> None:
+        self.elementwise("_to_copy", (Ref(x.name), y.dtype, None, None, None, False, None), y)
+
     def elementwise(self, op: str, args: Any, y: Tensor, *, smooth: bool = True) -> bool:
         """An operator that makes each element of y of elements in the same place; whether it can be that."""
         found: list[Tensor] = []
@@ -93,6 +114,18 @@ class Reader:
             found = f"{name}_{n}"
         self.tensors[found] = Tensor(found, tuple(shape), dtype, "made")
         return self.tensors[found]
+
+
+def promoted(*tensors: Tensor) -> str:
+    """The type of a sum or a product of values of floats: that of numbers without dimensions counts the least."""
+    most = [t for t in tensors if t.shape] or tensors
+    kinds = [getattr(torch, t.dtype) for t in most]
+    return str(reduce(torch.promote_types, kinds)).removeprefix("torch.")
+
+
+def wide_of(x: Tensor) -> str:
+    """The type of moments."""
+    return "float64" if x.dtype == "float64" else "float32"
 
 
 Describer = Callable[[Reader, Call], bool]  # whether it has described the call
