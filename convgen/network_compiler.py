@@ -203,37 +203,37 @@ def compile_network(
     check_statistics(statistics)
     check_reduce_dtype(reduce_dtype)
     chosen = machine or load_machine(target.kind)
-    graph, described, _ = _described(graph)
+    graph, described, _ = _described(graph, target)
     if algorithm == "auto":
         room = Setting(machine=chosen).bounded
-        parts = _parts(graph, described, statistics, reduce_dtype)
+        parts = _parts(graph, described, statistics, target, reduce_dtype)
         program = plan_network(parts, [grid], chosen, _dtype(graph), room).program
     else:
         program = lay_out(network_parts(graph, described), grid, algorithm)
-    graph, described, program = _with_statistics(graph, described, program, statistics, algorithm)
+    graph, described, program = _with_statistics(graph, described, program, statistics, algorithm, target)
     program = with_again(replace(program, reduce_dtype=reduce_dtype), again)
     meanwhile, named = _overlapping(chosen, _dtype(graph), of_inputs, passes), passes is not None
     return _compiled(graph, described, program, algorithm, command, meanwhile, target, after, checked=named)
 
 
 def _with_statistics(
-    graph: Graph, described: Described, program: Program, statistics: str, algorithm: str | None
+    graph: Graph, described: Described, program: Program, statistics: str, algorithm: str | None, target: Target
 ) -> tuple[Graph, Described, Program]:
     """A graph whose batch norms have these statistics, by parts of how a program is laid out; and that layout."""
     if statistics != "global":
-        graph, described = _parted(graph, statistics, program)
+        graph, described = _parted(graph, statistics, program, target)
         if algorithm != "auto":  # letters lay it out alike, whatever is merged
             program = lay_out(network_parts(graph, described), program.grid, algorithm)
     return graph, described, replace(program, statistics=statistics)
 
 
-def _parted(graph: Graph, statistics: str, program: Program) -> tuple[Graph, Described]:
+def _parted(graph: Graph, statistics: str, program: Program, target: Target) -> tuple[Graph, Described]:
     stored = {name: value.stored for name, value in program.values.items()}
-    graph, described, _ = _described(with_statistics(graph, statistics, stored, program.grid))
+    graph, described, _ = _described(with_statistics(graph, statistics, stored, program.grid), target)
     return graph, described
 
 
-def _parts(graph: Graph, described: Described, statistics: str, reduce_dtype: str = "") -> Parts:
+def _parts(graph: Graph, described: Described, statistics: str, target: Target, reduce_dtype: str = "") -> Parts:
     """What a search is told of a network, which finds statistics by parts and a layout that agree."""
 
     known: dict[object, Parts] = {}
@@ -243,7 +243,7 @@ def _parts(graph: Graph, described: Described, statistics: str, reduce_dtype: st
         stored = {name: program.values[name].stored for name in names}
         by = tuple(parts_of(statistics, axes, program.grid) for axes in stored.values())
         if by not in known:
-            known[by] = network_parts(*_parted(graph, statistics, program))
+            known[by] = network_parts(*_parted(graph, statistics, program, target))
         return known[by]._replace(fixed=stored if stays else {}, parted=parted, reduce_dtype=reduce_dtype)
 
     follows = statistics != "global" and names
@@ -271,7 +271,7 @@ def compile_plan(
     """
     check_reduce_dtype(reduce_dtype)
     graph = with_statistics(graph, plan.statistics, plan.values, plan.grid)
-    graph, described, _ = _described(graph)
+    graph, described, _ = _described(graph, target)
     try:
         program = replace(program_of(plan, network_parts(graph, described)), reduce_dtype=reduce_dtype)
     except InputError as error:
@@ -292,10 +292,13 @@ def compile_text(graph: Graph, text: ProgramText, *, command: str = "", target: 
         raise locate(error, text.source()) from None
     if not target.reads_parts:
         refuse_forms(text)
-    graph, described, _ = _described(graph)
+    graph, described, _ = _described(graph, target)
     program = laid_out(text, network_parts(graph, described))
-    made = _compiled(graph, described, program, "edited", command, lambda program, _: in_flight(text, program))
-    return replace(made, target=target)
+
+    def meanwhile(program: Program, after: Sequence[After]) -> Program:
+        return in_flight(text, program)
+
+    return _compiled(graph, described, program, "edited", command, meanwhile, target, fuses=False)
 
 
 @without_collection()
@@ -321,8 +324,8 @@ def plan_graph(
         fact = f"{graph.name} says how rows are laid out over {', '.join(axes)}, and not how many ranks these have"
         raise InputError(fact, graph.given[0].path, hint=f"--grid {','.join(f'{a}=2' for a in axes)}")
     machine, room, dtype = setting.machine, setting.bounded, setting.dtype or _dtype(graph)
-    graph, described, _ = _described(graph)
-    parts = _parts(graph, described, setting.statistics)
+    graph, described, _ = _described(graph, CPU)
+    parts = _parts(graph, described, setting.statistics, CPU)
     check_ranks(parts, grid, ranks)
 
     def on_one(grid: Grid, machine: Machine) -> NetworkPlan:
@@ -339,7 +342,7 @@ def plan_graph(
             plan = by_timeline(plan, lambda machine: on_one(one, machine), machine, dtype)
     except TooLittleMemory as error:
         raise refusal(error, parts, ranks, graph.batch, setting, dtype) from None
-    graph, described, program = _with_statistics(graph, described, plan.program, setting.statistics, "auto")
+    graph, described, program = _with_statistics(graph, described, plan.program, setting.statistics, "auto", CPU)
     return _compiled(graph, described, program, "auto", "", _overlapping(machine, dtype)), plan
 
 
@@ -360,16 +363,16 @@ def _by_samples(compiled: CompiledNetwork, ranks: int) -> Program:
     grid, statistics = Grid((("N", ranks),)), compiled.program.statistics
     graph = replace(compiled.graph, given=())
     program = lay_out(network_parts(graph, compiled.described), grid, "sample")
-    return _with_statistics(graph, compiled.described, program, statistics, "sample")[2]
+    return _with_statistics(graph, compiled.described, program, statistics, "sample", compiled.target)[2]
 
 
-def _described(graph: Graph) -> tuple[Graph, Described, Described]:
+def _described(graph: Graph, target: Target) -> tuple[Graph, Described, Described]:
     """A graph, its rows for its number of samples, and for MANY."""
     both = sorted({v.name for v in graph.inputs} & {name for name, _ in graph.outputs})
     if both:
         fact = f"{graph.name}: {both[0]} is an input and an output; scatter and gather know them by their names"
         raise InputError(fact, hint="another key in the mapping that forward returns")
-    return for_any_number(graph)
+    return for_any_number(graph, target.device)
 
 
 def _compiled(
@@ -383,21 +386,22 @@ def _compiled(
     after: Sequence[After] = (),
     *,
     checked: bool = False,
+    fuses: bool = True,
 ) -> CompiledNetwork:
     """
     Args:
         meanwhile: chooses what travels while others compute.
-        target: a GPU's kernels take in what follows them.
+        target: a GPU's kernels take in what follows them; `fuses`: the program has none that do yet.
         checked: whether each stage is verified, whatever CONVGEN_VERIFY says.
     """
-    many = for_any_number(graph)[2]
+    many = for_any_number(graph, target.device)[2]
     if checked or verify_schedules():
         after = (_verifier(many), *after)
     tell(after, "choose", None)
     program, _ = for_any_batch(program, described, many)
     tell(after, "lower", program)
     plain, program = program, meanwhile(program, after)
-    if target.is_gpu:
+    if target.is_gpu and fuses:
         plain = run_passes(FUSING, plain, _run)
         program = run_passes(FUSING, program, _run, after)
     return CompiledNetwork(graph, described, plain, program, program_like(program, many), algorithm, target, command)

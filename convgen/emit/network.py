@@ -280,6 +280,8 @@ class _Writer:
         makes = [self._side(s, stored, g, kind) for s, stored, g in zip(row.store, row.makes, row.given, strict=True)]
         sides = [_listed(reads, indent), _listed(makes, indent)]
         sides += [f"way={row.way}"] * bool(row.way)
+        if any(kinds := row.bound.autocast):
+            sides.append(f"autocast={literal(kinds[0] if len({*kinds}) == 1 else kinds)}")
         sides += [f"early={row.early}"] * (row.early is not None) + ["split=False"] * (not row.split)
         if row.chunks is not None:
             sides.append(f"chunks={literal(astuple(row.chunks))}")

@@ -15,6 +15,7 @@ class Bound:
         reads, makes: names of values, as its signatures order operands and results; a result that nobody reads is "".
         module: of the source, for messages.
         norm: of a batch norm's rows, which one it is.
+        autocast: by operand how torch.autocast takes it (spec/autocast.py); () if all are taken as they are.
     """
 
     operation: Operation
@@ -22,3 +23,4 @@ class Bound:
     makes: tuple[str, ...]
     module: str = ""
     norm: str = ""
+    autocast: tuple[str, ...] = ()

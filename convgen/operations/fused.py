@@ -33,7 +33,7 @@ from convgen.algebra.relations import Relation, Through
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
 from convgen.late import torch
 from convgen.operations.convolution import EPILOGUES, MASKED, Convolution, Rimmed
-from convgen.operations.row import At, Derived, Epilogue, Launch, Operation, Work, standing, touched
+from convgen.operations.row import At, Derived, Epilogue, Launch, Operation, Work, standing, taken_as, touched
 
 MADE = -1  # as a source: what the part before made
 
@@ -45,10 +45,12 @@ class Link:
     Attributes:
         operation: of one result, by its first signature.
         sources: by operand the number of the whole row's operand that it is; -1: what the part before made.
+        autocast: how that is taken under autocast; others are operands of the row, which says it.
     """
 
     operation: Operation
     sources: tuple[int, ...]
+    autocast: str = ""
 
     @property
     def signature(self) -> Signature:
@@ -157,6 +159,7 @@ class Fused(Operation):
         """What the other parts make of what the first has made."""
         _, *others = self.standing_parts(at)
         for part, here in others:
+            (made,) = taken_as(part.autocast, [made], at.low)
             given = [made if source == MADE else operands[source] for source in part.sources]
             (made,) = part.operation.local(0, here, *given)
         return made
@@ -185,7 +188,7 @@ class Fused(Operation):
 
     def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
         """By its parts; of what lies between, operand 0 has the type."""
-        if self.kernel(at, operands) is not None or self._masked(at, operands) is not None:
+        if at.low is not None or self.kernel(at, operands) is not None or self._masked(at, operands) is not None:
             return False
         return all(
             part.operation.has_vjp(0, here, *[operands[max(source, 0)] for source in part.sources])

@@ -39,6 +39,7 @@ class At:
         inside: of these, the rows that there are (all of them, where rows come round again).
         known: what local code has worked out there.
         parts: by name, operands and results whose channels lie in so many equal parts one behind the other, flat.
+        low: torch's type of products under autocast; None without it.
     """
 
     blocks: Mapping[str, Interval]
@@ -46,6 +47,7 @@ class At:
     inside: tuple[tuple[Interval, ...], ...]
     known: dict[Any, Any] = field(default_factory=dict[Any, Any], compare=False, repr=False)
     parts: Mapping[str, int] = field(default_factory=dict[str, int])
+    low: Any = None
 
     def extent(self, index: str) -> int:
         """Elements of an index's block."""
@@ -55,6 +57,22 @@ class At:
     def wished(self, operand: int, tensor: Any, value: float = 0.0) -> Any:
         """An operand with `value` in the rows that are wished for and not there."""
         return fit(tensor, self.inside[operand], self.windows[operand], value)
+
+
+def taken_as(kind: str, tensors: Sequence[Any], low: Any) -> list[Any]:
+    """Operands as torch.autocast takes those of an operation of this kind (spec/autocast.py).
+
+    Args:
+        low: its type; None where it is off.
+    """
+    if not kind or low is None:
+        return list(tensors)
+    found = [t is not None and t.dtype in (torch.float32, torch.bfloat16, torch.float16) for t in tensors]
+    wide = torch.float32 if kind == "float32" else low
+    if kind == "widest":
+        kinds = [t.dtype for t, f in zip(tensors, found, strict=True) if f]
+        wide = low if all(k == low for k in kinds) else torch.float32
+    return [t.to(wide) if f and t.dtype != wide else t for t, f in zip(tensors, found, strict=True)]
 
 
 def standing(signature: Signature, blocks: Mapping[str, Any]) -> At:

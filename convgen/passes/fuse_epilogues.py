@@ -11,7 +11,7 @@ from convgen.operations.fused import Fused
 from convgen.passes.contract import NetworkPass
 from convgen.program.early import early_faults
 from convgen.program.network import FLOATS, Bucket, Program
-from convgen.program.rows import PlacedRow, place
+from convgen.program.rows import PlacedRow, gradients_kinds, place
 from convgen.program.wide import Group, chains, faults, joined, widened
 
 
@@ -95,7 +95,9 @@ def _as_one(program: Program, group: Group) -> PlacedRow | None:
     derived: dict[str, PlacedRow] = {}
     for k, one in first.derived:
         name = f"x{operation.parts[0].sources[k]}"
-        derived[name] = replace(one, bound=Bound(one.bound.operation, operation.gradients[name].reads, (name,)))
+        read = operation.gradients[name].reads
+        own = Bound(one.bound.operation, read, (name,), autocast=gradients_kinds(bound, read))
+        derived[name] = replace(one, bound=own)
     reads = [program.values[v].stored for v in bound.reads]
     made = place(bound, program.grid, 0, dict(last.roles), reads, last.makes, derived)
     alike = all(

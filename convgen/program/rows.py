@@ -246,9 +246,18 @@ def place_gradient(
         stored: as `stored_by_name` gives it.
     """
     one = bound.operation.gradients[name]
-    own = Bound(one.operation, one.reads, (name,))
+    own = Bound(one.operation, one.reads, (name,), autocast=gradients_kinds(bound, one.reads))
     row = place(own, grid, way, roles, [stored[r] for r in one.reads], [stored[name]])
     return replace(row, back=(None,) * len(one.reads))
+
+
+def gradients_kinds(bound: Bound, reads: Sequence[str]) -> tuple[str, ...]:
+    """How autocast takes what a gradient's row reads: operands as their row does, the rest as its first operand."""
+    if not bound.autocast:
+        return ()
+    inputs = bound.operation.signatures[0].inputs
+    known = {o.name: kind for o, kind in zip(inputs, bound.autocast, strict=True)}
+    return tuple(known.get(name, bound.autocast[0]) for name in reads)
 
 
 def stored_by_name(signature: Signature, reads: Sequence[Stored], makes: Sequence[Stored]) -> dict[str, Stored]:

@@ -111,6 +111,7 @@ def joined(bounds: Sequence[Bound]) -> Bound:
     """Rows in order, each of which reads what the one before makes, as one."""
     reads: list[str] = []
     parts: list[Link] = []
+    autocast: list[str] = []
     for before, bound in zip([None, *bounds[:-1]], bounds, strict=True):
         sources: list[int] = []
         for v in bound.reads:
@@ -119,8 +120,11 @@ def joined(bounds: Sequence[Bound]) -> Bound:
             else:
                 sources.append(len(reads))
                 reads.append(v)
-        parts.append(Link(bound.operation, tuple(sources)))
-    return Bound(Fused(tuple(parts)), tuple(reads), bounds[-1].makes, bounds[-1].module, bounds[0].norm)
+        kinds = bound.autocast or ("",) * len(bound.reads)
+        parts.append(Link(bound.operation, tuple(sources), kinds[sources.index(MADE)] if MADE in sources else ""))
+        autocast += [kind for kind, source in zip(kinds, sources, strict=True) if source != MADE]
+    kinds = tuple(autocast) if any(autocast) else ()
+    return Bound(Fused(tuple(parts)), tuple(reads), bounds[-1].makes, bounds[-1].module, bounds[0].norm, kinds)
 
 
 def joined_rows(bounds: Sequence[Bound], groups: Sequence[Group]) -> tuple[Bound, ...]:

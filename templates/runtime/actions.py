@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from convgen.operations.row import taken_as
+
 from .chunks import Chunked
 from .conversions import named, within
 from .lanes import begin, noted
@@ -25,6 +27,7 @@ from .travel import Move, RowHere, way_of
 
 GRADIENTS = "gradients"
 CHAINS: tuple[str, ...] = ("fetch", "store", "given", "back")  # steps that convert something and wait for it
+FETCHES = ("fetch", "start", "wait", "send_fetch")  # steps that bring an operand
 Action = Callable[..., Any]
 Flags = tuple[bool, ...]
 
@@ -80,7 +83,22 @@ class Actions:
         if over:
             return self._add_over if line.kind == "add" else self._forward(line, wants, needed, read, over=True)
         kind = "move" if line.kind in CHAINS else "send" if line.kind.startswith("send_") else line.kind
-        return getattr(self, f"_{kind}")(line, wants, needed, read)
+        action = getattr(self, f"_{kind}")(line, wants, needed, read)
+        return self._low(line, action) if self.ctx.low is not None and line.kind in FETCHES else action
+
+    def _low(self, line: Line, action: Action) -> Action:
+        """A conversion of an operand, which autocast's type makes narrower before it moves."""
+        key = line.key.rpartition(":")[0] if line.kind == "send_fetch" else line.key
+        stand, move = self.moves["fetch", key]
+        k = next(k for k, chain in enumerate(stand.fetch) if move in chain)
+        if not stand.autocast or stand.autocast[k] != "low":
+            return action
+
+        def moved(*reads: Any) -> Any:
+            *others, value = reads
+            return action(*others, *taken_as("low", [value], self.ctx.low))
+
+        return moved
 
     def stand(self, line: Line) -> Stand:
         return self.stands[line.key]
@@ -269,8 +287,8 @@ class Actions:
         return vjp
 
     def _start_back(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
-        start, dtype = self._of_move(line)[2].start_back, self.ctx.dtype
-        return lambda strips: start(strips, strips[0].dtype if strips else dtype)
+        halo = self._of_move(line)[2]
+        return lambda strips: halo.start_back(strips, strips[0].dtype if strips else halo.moves)
 
     def _wait_back(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
         return self._of_move(line)[2].wait_back

@@ -28,6 +28,9 @@ LABELLED: tuple[str, ...] = ("forward", "interior", "boundary", "chunk", "join")
 NOTED: Mapping[str, str] = dict.fromkeys(LABELLED, "local") | dict.fromkeys(CHAINS, "move")  # as a profile has them
 
 
+PASSING = ("back", "store", "add", "same", "vjp_join", "wait_chunk", "send_back", "send_store")  # gradients on, or sums
+
+
 class Chosen(NamedTuple):
     """A step of backward: by slot that it makes whether anybody reads it, by slot that it reads whether it is there."""
 
@@ -88,6 +91,7 @@ class Linked:
         self.actions = Actions(steps, ctx, place, trains)
         self.forward_lines = in_mode(steps.forward, trains)
         self.backward_lines = [self._with_gradient(line) for line in in_mode(steps.backward, trains)]
+        self.sums = self._sums() if ctx.low is not None else {}
         self._forwards: dict[Any, tuple[Forward, list[str], dict[str, Flags]]] = {}
         self._backwards: dict[Any, Backward] = {}
 
@@ -99,6 +103,29 @@ class Linked:
             return line
         of_y = next(v for v in self.steps.backward if v.kind == "vjp" and v.key == joint.norm.centred)
         return line._replace(reads=(*line.reads, *of_y.reads))
+
+    def _sums(self) -> dict[str, torch.dtype]:
+        """Slots in which gradients of parameters begin, each with the type in which they are summed."""
+        makers = {n: line for line in self.backward_lines for n in line.makes}
+        found: dict[str, torch.dtype] = {}
+        state = self.ctx.net.state
+
+        def begins(slot: str, kind: torch.dtype) -> None:
+            maker = makers.get(slot)
+            if maker is None:
+                return
+            if maker.kind == "wait_bucket":
+                begins(makers[maker.reads[0]].reads[maker.makes.index(slot)], kind)
+            elif maker.kind in PASSING:
+                for n in maker.reads:
+                    begins(n, kind)
+            else:
+                found[slot] = kind
+
+        for line in self.backward_lines:
+            if line.kind == "gradient" and line.key in state:
+                begins(line.reads[0], self.ctx.net.type_of(line.key))
+        return found
 
     # ---- What is wanted ----
 
@@ -219,6 +246,8 @@ class Linked:
                     line, reads, over = swapped, reads[::-1], True
             given = line, wants.get(kept, ()), makes, reads, over
             action = self.actions.action(*given) if line.kind != "gradient" else _none
+            if any(name in self.sums for name in line.makes):
+                action = _typed(action, [self.sums.get(name) for name in line.makes])
             read = [numbers[name] if there else numbers[NOTHING] for name, there in zip(line.reads, reads, strict=True)]
             made = [numbers[name] for name in line.makes]
             ended = sorted(numbers[name] for name in ends if name != NOTHING)
@@ -264,6 +293,18 @@ class Linked:
 
 def _none(*reads: Any) -> None:
     return None
+
+
+def _typed(action: Action, kinds: Sequence[torch.dtype | None]) -> Action:
+    """A step whose results have these types, where they say one."""
+
+    def typed(*reads: Any) -> Any:
+        made = action(*reads)
+        if len(kinds) == 1:
+            return made if made is None else made.to(kinds[0])
+        return [t if kind is None or t is None else t.to(kind) for t, kind in zip(made, kinds, strict=False)]
+
+    return typed
 
 
 def _numbers(names: Sequence[str]) -> dict[str, int]:

@@ -93,10 +93,14 @@ class LocalCode:
 
     def run_over(self, *operands: Tensor) -> tuple[Tensor, ...]:
         """Results alone, which may lie in the first operand's memory."""
+        if self.stand.autocast:
+            operands = tuple(self.stand.taken(operands))
         return self.stand.operation.local_over(self.stand.row.way, self.at, *operands)
 
     def run(self, *operands: Tensor) -> tuple[Tensor, ...]:
         """Results alone."""
+        if self.stand.autocast:
+            operands = tuple(self.stand.taken(operands))
         if not self.is_whole:
             operands = self._cut(operands)
         return self.stand.local(self.at, operands, self.is_nothing)
@@ -114,6 +118,13 @@ class LocalCode:
         """
         if not self.keeps:
             return self.run(*operands), None
+        if self.stand.mixes:
+            given = tuple([t.dtype for t in operands])
+            made, kept = self._forward(tuple(self.stand.taken(operands)), over and not self.stand.autocast)
+            return made, (kept, given, tuple([t.dtype for t in made]))
+        return self._forward(operands, over)
+
+    def _forward(self, operands: tuple[Tensor, ...], over: bool) -> tuple[tuple[Tensor, ...], Any]:
         operation, way = self.stand.operation, self.stand.row.way
         if self.says is None and not self.is_nothing:
             plain = self.cuts is not None and not self.between
@@ -157,6 +168,17 @@ class LocalCode:
         count = len(self.boxes) + self.between
         if len(needed) > count:
             return [*self.backward(kept, needed[:count], dys, keep), None]
+        if not self.stand.mixes:
+            return self._backward(kept, needed, dys, keep)
+        kept, given, made = kept
+        dys = [d if d is None else d.to(kind) for d, kind in zip(dys, made, strict=True)]
+        found = self._backward(kept, needed, dys, keep)
+        kinds = (*given, *made[:1])  # of what lies between, too
+        return [g if g is None else g.to(kind) for g, kind in zip(found, kinds, strict=False)]
+
+    def _backward(
+        self, kept: Any, needed: Sequence[bool], dys: Sequence[Tensor | None], keep: bool
+    ) -> list[Tensor | None]:
         if self.says:
             found = self.stand.operation.vjp(self.stand.row.way, self.at, needed, kept, *dys)
             if self.is_whole:

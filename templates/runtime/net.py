@@ -75,6 +75,11 @@ class Net(Plain):
         shape, there = self.values[name]
         return Split(name, sized(shape, batch), there.axes)
 
+    def type_of(self, name: str) -> torch.dtype:
+        """Of a parameter or buffer."""
+        kind = self.state[name][3]
+        return getattr(torch, kind) if kind else self.dtype
+
     # ---- What conversions and parameters ask of a layer ----
 
     def extents(self, tensor: str, batch: int) -> tuple[int, ...]:
@@ -156,10 +161,10 @@ class Net(Plain):
 
 
 class Sized:
-    """What rows ask of a network in a call: of so many samples."""
+    """What rows ask of a network in a call: of so many samples, and of autocast's type, if it is on."""
 
-    def __init__(self, net: Net, batch: int) -> None:
-        self.net, self.batch = net, batch
+    def __init__(self, net: Net, batch: int, low: torch.dtype | None = None) -> None:
+        self.net, self.batch, self.low = net, batch, low
         self.name, self.grid, self.sums, self.device = net.name, net.grid, net.sums, net.device
         self.dtype, self.wide = net.dtype, net.wide
 

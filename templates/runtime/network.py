@@ -295,10 +295,9 @@ class NetworkModule(Known):
         count, here, known = net.batch if batch is None else batch, net.here(self._mesh), self._known
         fault = next(iter([*self._misfits(known), *self._wrong(given, count, batch is None, here)]), None)
         read = self._enter("forward", here, {} if fault else self._facts(given, known, count), fault)
-        if torch.is_autocast_enabled(net.device):  # as in layers: it is taken in the network's type
-            given = tuple([t.to(getattr(torch, wide)) for t, wide in zip(given, self._types, strict=True)])
-            with torch.autocast(net.device, enabled=False):
-                made = self._run(given, known, count, here)
+        if (low := low_of(net.device)) is not None:
+            with torch.autocast(net.device, enabled=False):  # steps know what it casts
+                made = self._run(given, known, count, here, low)
         else:
             made = self._run(given, known, count, here)
         read()
@@ -316,8 +315,8 @@ class NetworkModule(Known):
             "inputs that require gradients": ", ".join(learns) or "none",
             "frozen parameters": ", ".join(frozen) or "none",
         }
-        if torch.is_autocast_enabled(self._net.device):
-            facts["autocast"] = torch.get_autocast_dtype(self._net.device)
+        if (low := low_of(self._net.device)) is not None:
+            facts["autocast"] = low
         taken, self._taken = self._taken, {}
         return facts | taken
 
@@ -398,7 +397,7 @@ class NetworkModule(Known):
                 yield TypeError(f"{net.name}: {name} is to be this rank's block, a tensor, got {type(value).__name__}")
                 return
             other = value.is_floating_point() != getattr(torch, kind).is_floating_point
-            narrow = f"torch.{kind}" != str(value.dtype) and not torch.is_autocast_enabled(net.device)
+            narrow = f"torch.{kind}" != str(value.dtype) and low_of(net.device) is None
             if other or (value.is_floating_point() and narrow):
                 yield ValueError(f"{net.name}: {name} is torch.{kind}, got {value.dtype}")
             wanted = here.shape(net.split(name, count))
@@ -407,7 +406,10 @@ class NetworkModule(Known):
                 got = tuple(value.shape)
                 yield ValueError(f"{net.name}: this rank's block of {name} has shape {wanted}, got {got}{hint}")
 
-    def _run(self, given: Sequence[Tensor], known: Mapping[str, Any], count: int, here: RowHere) -> Any:
+    def _run(
+        self, given: Sequence[Tensor], known: Mapping[str, Any], count: int, here: RowHere,
+        low: torch.dtype | None = None,
+    ) -> Any:  # fmt: skip
         net, grads = self._net, torch.is_grad_enabled()
         learns = {n: t for n, t in zip(self._inputs, given, strict=True) if grads and t.requires_grad}
         count_of_inputs = len(learns)
@@ -423,20 +425,22 @@ class NetworkModule(Known):
         nans: list[str] | None = [] if compares(self._calls) else None
         names = tuple(learns)
         own = (*names[:count_of_inputs], *(f"[{n}]" for n in names[count_of_inputs:]))
-        call = Called(self._linked(here.place, count), names, own, slots, nans)
+        call = Called(self._linked(here.place, count, low), names, own, slots, nans)
         made = self._as_given(run_steps(call, tensors))
         if nans is not None:
             refuse_nans(here, "".join(nans))
             compare_copies(here, {n: (t, net.stored[n]) for n, t in known.items()}, "parameters and buffers")
         return kept(made) if grads and is_kept_elsewhere() else made
 
-    def _linked(self, place: Place, count: int) -> Linked:
-        """The steps in this mode, for so many samples."""
+    def _linked(self, place: Place, count: int, low: torch.dtype | None) -> Linked:
+        """The steps in this mode, for so many samples, under autocast of this type or without."""
         net, apart = self._net, self._apart()
         known: dict[Any, Linked] = cast(Any, place.known).setdefault(("linked", net.identity), {})
-        key = count, self.training, apart
+        key = count, self.training, apart, low
         if key not in known:
-            known[key] = Linked(self._steps, Sized(net, count), place, lambda name: self.training != (name in apart))
+            known[key] = Linked(
+                self._steps, Sized(net, count, low), place, lambda name: self.training != (name in apart)
+            )
         return known[key]
 
     def _as_given(self, made: list[Tensor]) -> Any:
@@ -476,6 +480,11 @@ class NetworkModule(Known):
                 self._masks.pop(next(iter(self._masks)))
         drawn[1] += 1 if self.training else 1 << 32
         return now
+
+
+def low_of(device: str) -> torch.dtype | None:
+    """Autocast's type; None where it is off."""
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
 def initial(how: str, shape: tuple[int, ...], seed: int, number: int) -> Tensor:

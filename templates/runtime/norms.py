@@ -202,7 +202,7 @@ class NormHere:
     def _sums(self, kept: Any, dy: Tensor, needed: Sequence[bool]) -> tuple[Any, Any]:
         """The gradients of x, where it is complete, and of what is made of weight, bias and moments."""
         x, w, b, mean, variance = kept
-        x, dy, shape = x.contiguous(), dy.contiguous(), x.shape
+        x, dy, shape = x.contiguous(), dy.to(x.dtype).contiguous(), x.shape
         if self.is_joint:
             a = self._scale(w, variance)
             dx = None if self.training or not needed[0] else dy * a.view(-1, *[1] * (x.dim() - 2)).to(dy.dtype)
@@ -242,7 +242,7 @@ class NormHere:
         assert dy is not None
         _, total = self._shares(mean.dtype)
         a = self._scale(w, variance)
-        return normalised_dx(dy.contiguous(), x.contiguous(), (mean, variance), a, dm[1:] / total, self.eps)
+        return normalised_dx(dy.to(x.dtype).contiguous(), x.contiguous(), (mean, variance), a, dm[1:] / total, self.eps)
 
 
 def norms_at_once(steps: Steps, stands: dict[str, Stand], place: Place) -> dict[tuple[str, str], Step]:
@@ -261,7 +261,7 @@ def norms_at_once(steps: Steps, stands: dict[str, Stand], place: Place) -> dict[
         if moments is not None and y is not None and _is_whole(moments, y, place):
             of, eps = cast(Any, moments.operation).of, cast(Any, y.operation).eps
             found["forward", maker.key] = found["forward", f"{maker.key}.dx"] = _left  # to y's steps
-            found["forward", line.key], found["vjp", line.key] = partial(_normalised, of, eps), _back
+            found["forward", line.key], found["vjp", line.key] = partial(_normalised, of, eps, y), _back
     return found
 
 
@@ -280,7 +280,8 @@ def _left(*reads: Tensor) -> None:
     pass
 
 
-def _normalised(of: Any, eps: float, x: Tensor, _: None) -> tuple[Tensor, Any]:
+def _normalised(of: Any, eps: float, stand: Stand, x: Tensor, _: None) -> tuple[Tensor, Any]:
+    x = stand.taken((x, None))[0] if stand.autocast else x
     shape, wide = x.shape, x
     if not x.numel():
         return x.clone(), ()

@@ -106,9 +106,11 @@ class Halo:
         self.to_addends = [_copies(box, boxes, layer) for box in receives]
         self.to_own = _copies(self.own, [*boxes, *sends], layer)
         self.to_inner = slices(self.own, common(self.own, self.inner))
+        self.moves = layer.dtype  # the type of what has moved last: of its gradient, where a rank has no strips
         self.returned = [layer.shape(b, "") for b in sends]
 
     def start(self, x: Tensor) -> Pending:
+        self.moves = x.dtype
         return self._begin(self.move.step, self.sent.packed(x.contiguous()), (self.sent.sizes, self.got))
 
     def _begin(self, step: str, packed: Tensor, splits: tuple[list[int], list[int]]) -> Pending:

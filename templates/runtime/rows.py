@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import reduce
 from itertools import pairwise
 from typing import Any, cast
 
@@ -17,7 +18,7 @@ from torch import Tensor
 from convgen.algebra.layout import Axes
 from convgen.algebra.relations import Relation
 from convgen.algebra.signature import Operand
-from convgen.operations.row import At, Operation, nest, standing
+from convgen.operations.row import At, Operation, nest, standing, taken_as
 
 from .blocks import Unmapped
 from .here import held_at
@@ -53,7 +54,7 @@ class Stand(Plain):
         self.row, self.operation, self.signature = row, operation, operation.signatures[row.way]
         self.label = label
         self.name, self.grid, self.sums, self.device = net.name, net.grid, net.sums, net.device
-        self.dtype, self.wide = net.dtype, net.wide
+        self.dtype, self.wide, self.low = net.dtype, net.wide, net.low
         inputs, results = self.signature.inputs, self.signature.results
         made = [f"{label}.{r.name}" if j else label for j, r in enumerate(results)]
         self.fetch = tuple(self._chain(c, o, f"{label}.{o.name}") for c, o in zip(row.fetch, inputs, strict=True))
@@ -70,6 +71,8 @@ class Stand(Plain):
         }
         self.is_silent = not any((*self.fetch, *self.back, *self.store, *self.given))
         self.derived = {k: one.stand(net, f"{label}.d{inputs[k].name}") for k, one in row.derived.items()}
+        self.autocast = row.autocast if net.low is not None and any(row.autocast) else ()
+        self.mixes = net.low is not None
         self._ats: dict[int, At] = {}
         self._still: dict[int, bool] = {}
         self._counts: dict[Any, Tensor] = {}
@@ -156,7 +159,7 @@ class Stand(Plain):
     def at_blocks(self, blocks: dict[str, tuple[int, int]]) -> At:
         """Where these blocks of the row's indices stand."""
         at = standing(self.signature, blocks)
-        return replace(at, parts=self.parts) if self.parts else at
+        return replace(at, parts=self.parts, low=self.low) if self.parts or self.low is not None else at
 
     def made_shape(self, result: Operand, at: At) -> list[int]:
         """Of a rank's part of a result."""
@@ -208,6 +211,15 @@ class Stand(Plain):
 
     # ---- Local code ----
 
+    def taken(self, operands: Sequence[Any]) -> list[Any]:
+        """Operands as autocast takes them; what has come in pieces has been cast before."""
+        found = list(operands)
+        for kind in {*self.autocast}:
+            places = [k for k, one in enumerate(self.autocast) if one == kind and isinstance(found[k], Tensor)]
+            for k, tensor in zip(places, taken_as(kind, [found[k] for k in places], self.low), strict=True):
+                found[k] = tensor
+        return found
+
     def local(self, at: At, parts: Sequence[Tensor], is_nothing: bool) -> tuple[Tensor, ...]:
         """What is made of these blocks."""
         if is_nothing:
@@ -228,8 +240,8 @@ class Stand(Plain):
 
     def _nothing(self, result: Operand, shape: list[int], parts: Sequence[Tensor]) -> Tensor:
         """Where a rank has nothing to add."""
-        floats = [p for p in parts if p.is_floating_point()]
-        kind = torch.int64 if result.integer else floats[0].dtype if floats else self.dtype
+        floats = [p.dtype for p in parts if p.is_floating_point()]
+        kind = torch.int64 if result.integer else reduce(torch.promote_types, floats) if floats else self.dtype
         return torch.zeros(shape, dtype=kind, device=self.device)
 
 
@@ -244,6 +256,7 @@ class Row:
         derived: by operand the row that makes its gradient.
         early: the operand whose halo travels while the row's interior is computed; or, of a gradient that is not
             `split`, while other gradients of its row are.
+        autocast: how autocast takes the operands (convgen's spec/autocast.py): a word for all, or one each.
         chunks: an index, in how many chunks of it the row is computed, the operand that travels by them or None, and
             whether the result does.
     """
@@ -260,9 +273,11 @@ class Row:
         early: int | None = None,
         split: bool = True,
         chunks: tuple[str, int, int | None, bool] | None = None,
+        autocast: str | tuple[str, ...] = "",
     ) -> None:
         self.operation, self.way, self.derived, self.early, self.split = operation, way, derived or {}, early, split
         self.chunks, self.roles = chunks, roles
+        self.autocast = (autocast,) * len(reads) if isinstance(autocast, str) else autocast
         self.fetch, self.store = ([s if isinstance(s, Side) else Side(s) for s in sides] for sides in (reads, makes))
         self.back, self.given = ([side.back for side in sides] for sides in (self.fetch, self.store))
         self._stands: dict[Any, Stand] = {}
@@ -273,7 +288,7 @@ class Row:
         Args:
             label: what its steps are called.
         """
-        key = (net.batch, label, net.dtype, net.device)
+        key = (net.batch, label, net.dtype, net.device, net.low)
         if key not in self._stands:
             operation = self.operation(net.batch).for_any(self.operation)
             self._stands.setdefault(key, Stand(self, operation, net, label))  # one, if threads make it at once

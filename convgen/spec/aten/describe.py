@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pkgutil import iter_modules
 
@@ -13,6 +13,7 @@ from convgen.operations.calls import Whole, operator_of
 from convgen.spec import aten
 from convgen.spec.aten.convolutions import own_padding
 from convgen.spec.aten.reader import FLOATS, KNOWN, Reader, Tensor, slots
+from convgen.spec.autocast import kind_of
 from convgen.spec.graph import Call, Graph
 from convgen.spec.operators import impurity
 
@@ -37,9 +38,11 @@ class Described:
     whole: tuple[int, ...]
 
 
-def describe(graph: Graph) -> Described:
+def describe(graph: Graph, device: str = "") -> Described:
     """Rows of a graph whose sizes are numbers (`Graph.at`).
 
+    Args:
+        device: for which rows say how torch.autocast takes their operands; none says nothing of it.
     Raises:
         InputError: an operator draws random numbers, or changes an operand, and no row describes it.
     """
@@ -57,11 +60,20 @@ def describe(graph: Graph) -> Described:
         for v in call.results:
             if v is not None:
                 reader.tensors[v.name] = Tensor(v.name, tuple(map(int, v.shape)), v.dtype, "made")  # type: ignore[arg-type]
-        reader.number, reader.module = number, call.module
+        reader.number, reader.module, first = number, call.module, len(reader.rows)
         known = KNOWN.get(call.op) or KNOWN.get(call.op.partition(".")[0])
         if known is None or not known(reader, call):
             _as_it_stands(reader, call)
+        if device and (kind := _autocast(reader, graph.calls[number], device)):
+            for n, row in enumerate(reader.rows[first:], first):
+                reader.rows[n] = replace(row, autocast=(kind,) * len(row.reads))
     return Described(reader.tensors, tuple(reader.rows), tuple(reader.calls), tuple(reader.whole))
+
+
+def _autocast(reader: Reader, call: Call, device: str) -> str:
+    found: list[Tensor] = []
+    args = tuple(slots(a, reader, found) for a in call.args)
+    return kind_of(call, args, [t.shape for t in found], [t.dtype for t in found], device)
 
 
 def _as_it_stands(reader: Reader, call: Call) -> None:

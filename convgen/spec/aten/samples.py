@@ -23,22 +23,25 @@ class _NoMultipleError(Exception):
     """Something differs that is no multiple of the samples."""
 
 
-def for_any_number(graph: Graph) -> tuple[Graph, Described, Described]:
+def for_any_number(graph: Graph, device: str = "") -> tuple[Graph, Described, Described]:
     """The graph, its rows for its number of samples, and for MANY.
 
     A network whose rows can't be said for any number has its own alone, in the graph too.
+
+    Args:
+        device: as `describe` has it.
 
     Raises:
         InputError: an operator draws random numbers, or changes an operand, and no row describes it.
     """
     if graph.is_dynamic:
-        many, more = (describe(graph.at(n)) for n in (MANY, MORE))
+        many, more = (describe(graph.at(n), device) for n in (MANY, MORE))
         try:
             return graph, _at(many, more, graph.batch), _at(many, more, MANY)
         except _NoMultipleError:
             pass
     graph = graph.at(graph.batch)
-    found = describe(graph)
+    found = describe(graph, device)
     return graph, found, found
 
 

@@ -1,0 +1,129 @@
+"""What torch.autocast does with a call's operands, as torch's own dispatcher does it.
+
+| kind | operands of float32, bfloat16 and float16 are taken |
+|---|---|
+| low | in autocast's type: products, convolutions |
+| float32 | in float32: losses, sums, on GPUs also norms and softmax |
+| widest | in the widest type among them |
+| "" | as they are |
+
+An operator is run on tensors without memory on the device that is asked about, which need not be there, below
+autocast; what is cast then says its kind. So the lists are those of the torch that is installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+from convgen.late import torch
+from convgen.operations.calls import Call as Operator
+from convgen.spec.graph import FOURIER, Call
+from convgen.spec.graph_edit import BATCH_NORM, DROPOUT
+
+KINDS = ("low", "float32", "widest")
+_TYPES = ("float32", "bfloat16")
+# Calls of the graph's own form, which are no operator's; Fourier transforms have no type below float32.
+_OWN = {BATCH_NORM: "", DROPOUT: "", "view": "", FOURIER: "float32"}
+_known: dict[Any, str] = {}
+
+
+def kind_of(
+    call: Call, args: tuple[Any, ...], shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str], device: str
+) -> str:
+    """How autocast takes the operands of a call on a device, cpu or cuda.
+
+    Args:
+        args: the call's, with a Slot for every operand.
+        shapes, dtypes: of operands.
+    """
+    if call.op in _OWN:
+        return _OWN[call.op]
+    floats = [d in ("float32", "bfloat16", "float16") for d in dtypes]
+    if not any(floats):
+        return ""
+    key = device, call.op, args, tuple(map(len, shapes)), tuple(floats)
+    if key not in _known:
+        _known[key] = _asked(Operator(call.op, args), shapes, dtypes, floats, device)
+    return _known[key]
+
+
+def _asked(
+    operator: Operator, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str], floats: Sequence[bool], device: str
+) -> str:
+    def seen(*kinds: str) -> tuple[set[str], set[str]]:
+        """Types that operands are cast to, and those of results, where operands of floats have these, in turn."""
+        each = iter(kinds * len(shapes))
+        own = [next(each) if f else d for f, d in zip(floats, dtypes, strict=True)]
+        return _run(operator, shapes, own, device)
+
+    casts, _ = seen("float32")
+    if "bfloat16" in casts:
+        return "low"
+    casts, made = seen("bfloat16")
+    if "float32" in casts or "float32" in made - _plainly(operator, shapes, dtypes, floats, device):
+        return "float32"
+    casts, _ = seen("float32", "bfloat16") if sum(floats) > 1 else (set[str](), set[str]())
+    return "widest" if "float32" in casts else ""
+
+
+def _plainly(
+    operator: Operator, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str], floats: Sequence[bool], device: str
+) -> set[str]:
+    """Types of results of bfloat16 without autocast."""
+    own = ["bfloat16" if f else d for f, d in zip(floats, dtypes, strict=True)]
+    return _run(operator, shapes, own, device, enabled=False)[1]
+
+
+def _run(
+    operator: Operator, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str], device: str, *, enabled: bool = True
+) -> tuple[set[str], set[str]]:
+    fakes: Any = import_module("torch._subclasses.fake_tensor")
+    watch = _watch()
+    made: set[str] = set()
+    with fakes.FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        operands = tuple(
+            torch.empty(s, dtype=getattr(torch, d), device=device) for s, d in zip(shapes, dtypes, strict=True)
+        )
+        with _autocast(device, enabled), watch:
+            try:
+                found = operator(operands)
+            except Exception:  # of another device's library: casts came before
+                found = ()
+    for one in found if isinstance(found, (tuple, list)) else (found,):  # pyright: ignore[reportUnknownVariableType]
+        if hasattr(one, "dtype"):
+            made.add(str(one.dtype).removeprefix("torch."))
+    return watch.casts, made
+
+
+@contextmanager
+def _autocast(device: str, enabled: bool) -> Iterator[None]:
+    """torch.autocast's switches, which its context manager leaves off where there is no such device."""
+    before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+    torch.set_autocast_enabled(device, enabled)
+    torch.set_autocast_dtype(device, torch.bfloat16)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled(device, before[0])
+        torch.set_autocast_dtype(device, before[1])
+
+
+def _watch() -> Any:
+    """A mode that notes the types to which tensors of floats are cast."""
+    modes: Any = import_module("torch.utils._python_dispatch")
+
+    class Watch(modes.TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.casts = set[str]()
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            given = kwargs or {}
+            if func is torch.ops.aten._to_copy.default and given.get("dtype") is not None:
+                self.casts.add(str(given["dtype"]).removeprefix("torch."))
+            return func(*args, **given)
+
+    return Watch()
