@@ -153,7 +153,7 @@ class Elementwise(Operation):
         return Call(self.op, self.args)
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
-        made = self._call(operands)
+        made = operands[0].to(self._call.given["dtype"]) if self.op == "_to_copy" else self._call(operands)
         if self.shape in self.shapes:
             return (made,)
         return (made.expand([at.extent(i) for i in numbered(len(self.shape))]),)

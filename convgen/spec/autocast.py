@@ -13,13 +13,14 @@ autocast; what is cast then says its kind. So the lists are those of the torch t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
 from convgen.late import torch
 from convgen.operations.calls import Call as Operator
+from convgen.operations.calls import Slot
 from convgen.spec.graph import FOURIER, Call
 from convgen.spec.graph_edit import BATCH_NORM, DROPOUT
 
@@ -27,6 +28,12 @@ KINDS = ("low", "float32", "widest")
 _TYPES = ("float32", "bfloat16")
 # Calls of the graph's own form, which are no operator's; Fourier transforms have no type below float32.
 _OWN = {BATCH_NORM: "", DROPOUT: "", "view": "", FOURIER: "float32"}
+# What every torch says on every device, known without making tensors, which takes as long as importing torch.
+SURE = {
+    **dict.fromkeys((f"conv{d}d" for d in (1, 2, 3)), "low"), "conv_transpose1d": "low", "linear": "low",
+    **dict.fromkeys((f"conv_transpose{d}d.input" for d in (2, 3)), "low"), "cross_entropy_loss": "float32",
+    **dict.fromkeys(("matmul", "mm", "bmm", "addmm", "baddbmm"), "low"), "max_pool2d": "", "adaptive_avg_pool2d": "",
+}  # fmt: skip
 _known: dict[Any, str] = {}
 
 
@@ -41,18 +48,41 @@ def kind_of(
     """
     if call.op in _OWN:
         return _OWN[call.op]
-    floats = [d in ("float32", "bfloat16", "float16") for d in dtypes]
+    floats = _floats(dtypes)
     if not any(floats):
         return ""
-    key = device, call.op, args, tuple(map(len, shapes)), tuple(floats)
+    if call.op in SURE:
+        return SURE[call.op]
+    key = device, call.op, _pattern(args), tuple(floats)
     if key not in _known:
-        _known[key] = _asked(Operator(call.op, args), shapes, dtypes, floats, device)
+        _known[key] = asked(call.op, args, shapes, dtypes, device) if _may_cast(call.op, device) else ""
     return _known[key]
 
 
-def _asked(
-    operator: Operator, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str], floats: Sequence[bool], device: str
-) -> str:
+def _may_cast(op: str, device: str) -> bool:
+    """Whether an operator has a rule of autocast, or is made of others, which may have one."""
+    name, _, overload = op.partition(".")
+    full = f"aten::{name}.{overload}" if overload else f"aten::{name}"
+    keys = f"Autocast{device.upper()}", "CompositeImplicitAutograd"
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(full, key) for key in keys)
+
+
+def _floats(dtypes: Sequence[str]) -> list[bool]:
+    return [d in ("float32", "bfloat16", "float16") for d in dtypes]
+
+
+def _pattern(arg: Any) -> Any:
+    """Arguments without their numbers, on which nothing depends."""
+    if isinstance(arg, tuple):
+        items: tuple[Any, ...] = arg  # pyright: ignore[reportUnknownVariableType]
+        return tuple(_pattern(one) for one in items) if any(isinstance(one, Slot) for one in items) else ()
+    return type(arg) if isinstance(arg, (int, float)) and not isinstance(arg, bool) else arg
+
+
+def asked(op: str, args: tuple[Any, ...], shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str], device: str) -> str:
+    """As `kind_of` has it, of an operator by name, always by running it."""
+    operator, floats = Operator(op, args), _floats(dtypes)
+
     def seen(*kinds: str) -> tuple[set[str], set[str]]:
         """Types that operands are cast to, and those of results, where operands of floats have these, in turn."""
         each = iter(kinds * len(shapes))
@@ -92,14 +122,13 @@ def _run(
                 found = operator(operands)
             except Exception:  # of another device's library: casts came before
                 found = ()
-    for one in found if isinstance(found, (tuple, list)) else (found,):  # pyright: ignore[reportUnknownVariableType]
-        if hasattr(one, "dtype"):
-            made.add(str(one.dtype).removeprefix("torch."))
+    several: list[Any] = [*found] if isinstance(found, (tuple, list)) else [found]  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    made |= {str(one.dtype).removeprefix("torch.") for one in several if hasattr(one, "dtype")}
     return watch.casts, made
 
 
 @contextmanager
-def _autocast(device: str, enabled: bool) -> Iterator[None]:
+def _autocast(device: str, enabled: bool) -> Generator[None]:
     """torch.autocast's switches, which its context manager leaves off where there is no such device."""
     before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
     torch.set_autocast_enabled(device, enabled)
@@ -116,14 +145,14 @@ def _watch() -> Any:
     modes: Any = import_module("torch.utils._python_dispatch")
 
     class Watch(modes.TorchDispatchMode):
-        def __init__(self) -> None:
-            super().__init__()
-            self.casts = set[str]()
+        casts: set[str]
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            given = kwargs or {}
+            given: dict[str, Any] = kwargs or {}
             if func is torch.ops.aten._to_copy.default and given.get("dtype") is not None:
                 self.casts.add(str(given["dtype"]).removeprefix("torch."))
             return func(*args, **given)
 
-    return Watch()
+    made = Watch()
+    made.casts = set()
+    return made

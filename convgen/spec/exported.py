@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from convgen.errors import InputError, Note
 from convgen.spec.containers import register_all
+from convgen.spec.exported_autocast import mark_autocast
 from convgen.spec.exported_batch_norm import cumulative_averages
 from convgen.spec.exported_checks import without_checks
 from convgen.spec.exported_complex import unknown_operators
@@ -219,6 +220,7 @@ class _Made:
         lost = training and not detach_regions(traced)
         write_running_statistics(traced)
         drop_other_names(traced)
+        mark_autocast(traced)
         self.state.traced.update(rename_those_of_graphs(traced))
         try:
             with warnings.catch_warnings(), first_steps():

@@ -9,6 +9,7 @@ from operator import getitem
 from typing import Any, cast
 
 from convgen.errors import InputError
+from convgen.spec.exported_autocast import AS, INTO, is_mark
 from convgen.spec.exported_complex import halves, read_complex, touches_complex
 from convgen.spec.exported_refusals import DATA, place_of_node
 from convgen.spec.exported_state import dtype_name
@@ -78,6 +79,7 @@ class Walk:
     pairs: frozenset[str] = frozenset()
     found: list[Found] = field(default_factory=list[Found])
     known: dict[str, Any] = field(default_factory=dict[str, Any])  # by node, a name or a tuple of them
+    inside: set[str] = field(default_factory=set[str])  # nodes in regions that say themselves what autocast does
 
     def read(self, node: Any) -> None:
         """One node of the program.
@@ -104,7 +106,10 @@ class Walk:
             return  # numbers are evaluated where they are arguments
         elif node.target is getitem:
             source, place = cast("tuple[Any, int]", node.args)
+            self.own_autocast(node)
             self.known[node.name] = self.known[source.name][place]
+        elif is_mark(node):
+            self.mark(node)
         elif not str(node.target).startswith("aten."):
             self.refuse(node, str(node.target))
         elif value is None:
@@ -114,6 +119,27 @@ class Walk:
         else:
             self.operator(node, value)
 
+    def mark(self, node: Any) -> None:
+        """Of what the source says of autocast (exported_autocast.py)."""
+        source, what = node.args
+        if what == AS:
+            dtype = dtype_name(node.meta["val"])
+            name, shape = f"%{node.name}", self.shape(node)
+            args: tuple[Arg, ...] = (Ref(self.known[source.name]), dtype, None, None, None, False, None)
+            self.add(node, "_to_copy", args, ((name, shape),), dtype)
+            self.known[node.name] = name
+        else:
+            self.known[node.name] = self.known[source.name]
+        if what == INTO or (what == AS and source.name in self.inside):
+            self.inside.add(node.name)
+
+    def own_autocast(self, node: Any) -> str:
+        """Notes whether a call lies within a region that says itself what autocast does."""
+        if any(n.name in self.inside for n in node.all_input_nodes):
+            self.inside.add(node.name)
+            return "off"
+        return ""
+
     def add(
         self, node: Any, op: str, args: tuple[Arg, ...], made: tuple[tuple[str, tuple[Size, ...]], ...], dtype: str
     ) -> None:
@@ -121,7 +147,8 @@ class Walk:
         results = tuple(Value(name=name, shape=shape, dtype=dtype) for name, shape in made)
         self.note_smooth(op, args, results)
         path, kind, visit = module_of(node)
-        self.found.append(Found(Call(op=op, args=args, results=results, module=path, kind=kind), visit))
+        call = Call(op=op, args=args, results=results, module=path, kind=kind, autocast=self.own_autocast(node))
+        self.found.append(Found(call, visit))
 
     def fixed(self, why: str) -> None:
         raise FixedError(why)
@@ -144,7 +171,7 @@ class Walk:
         )
         several = tuple(cast("Sequence[Any]", value)) if isinstance(value, (list, tuple)) else (value,)
         results = tuple(self.result(node, k, one) for k, one in enumerate(several))
-        op = str(node.target).removeprefix("aten.").removesuffix(".default")
+        op, own = str(node.target).removeprefix("aten.").removesuffix(".default"), self.own_autocast(node)
         base, shape = op.split(".")[0], None if results[0] is None else results[0].shape
         by_name = dict(zip((a.name for a in schema), args, strict=True))
         problem = _problem(node, by_name)
@@ -173,7 +200,8 @@ class Walk:
         path, kind, visit = module_of(node)
         if problem and (place := _place(node)) is not None:
             problem += f", {place.text}"
-        self.found.append(Found(Call(op=op, args=args, results=results, module=path, kind=kind), visit, problem))
+        call = Call(op=op, args=args, results=results, module=path, kind=kind, autocast=own)
+        self.found.append(Found(call, visit, problem))
 
     def identity(
         self, base: str, args: tuple[Arg, ...], by_name: Mapping[str, Arg], node: Any, shape: object

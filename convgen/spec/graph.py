@@ -87,6 +87,7 @@ class Call:
         results: None where nobody reads one.
         module: dotted path of the module that it stems from; "" is the whole.
         kind: that module's class.
+        autocast: "off" where the source says itself what autocast does; "" where that of the call around it holds.
     """
 
     op: str
@@ -94,6 +95,7 @@ class Call:
     results: tuple[Value | None, ...]
     module: str
     kind: str = ""
+    autocast: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,6 +145,8 @@ def _call(call: Call, dtype: str) -> str:
     said["module"] = _scalar(call.module)
     if call.kind:
         said["kind"] = _scalar(call.kind)
+    if call.autocast:
+        said["autocast"] = _scalar(call.autocast)
     return _mapping(said)
 
 

@@ -22,7 +22,7 @@ KEYS = (
     "outputs", "aliases", "modules",
 )  # fmt: skip
 NEEDED = ("network", "modes", "batch", "inputs", "calls", "outputs")
-CALL_KEYS = ("make", "op", "args", "shape", "dtype", "module", "kind")
+CALL_KEYS = ("make", "op", "args", "shape", "dtype", "module", "kind", "autocast")
 MODES = (["train", "eval"], ["train"], ["eval"])
 DTYPE = "float32"
 SAMPLES = re.compile(r"(?:([1-9][0-9]*)\*)?N", re.ASCII)
@@ -143,12 +143,16 @@ class _Reader:
         if args is None:
             raise InputError(f"args can't be {shown(said['args'])}", (*path, "args"), hint="a list of arguments")
         read = tuple(self.arg(one, (*path, "args", k)) for k, one in enumerate(args))
+        autocast = said.get("autocast", "")
+        if autocast not in ("", "off"):
+            raise InputError(f"autocast can't be {shown(autocast)}", (*path, "autocast"), hint="off")
         return Call(
             op=text_of(said["op"], (*path, "op")),
             args=read,
             results=self.results(said, path),
             module=text_of(said.get("module", ""), (*path, "module")),
             kind=text_of(said.get("kind", ""), (*path, "kind")),
+            autocast=str(autocast),
         )
 
     def results(self, said: dict[str, Any], path: KeyPath) -> tuple[Value | None, ...]:

@@ -64,7 +64,7 @@ def describe(graph: Graph, device: str = "") -> Described:
         known = KNOWN.get(call.op) or KNOWN.get(call.op.partition(".")[0])
         if known is None or not known(reader, call):
             _as_it_stands(reader, call)
-        if device and (kind := _autocast(reader, graph.calls[number], device)):
+        if device and not call.autocast and (kind := _autocast(reader, graph.calls[number], device)):
             for n, row in enumerate(reader.rows[first:], first):
                 reader.rows[n] = replace(row, autocast=(kind,) * len(row.reads))
     return Described(reader.tensors, tuple(reader.rows), tuple(reader.calls), tuple(reader.whole))

@@ -1,0 +1,100 @@
+"""What a module says of torch.autocast itself, and tracing without it loses.
+
+| in the module | in the program that is traced | here |
+|---|---|---|
+| a region, with or without it | a graph of its own; decomposed, its calls and the casts that it makes | marks around |
+| `x.float()` of a float32 x | nothing, when it is decomposed | a mark in its place |
+
+Marks are operators of convgen's, which decompositions leave alone. What lies between those of a region is taken as it
+stands; behind the other a value is of that type, whatever autocast has made of it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from convgen.late import torch
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+REGION = "wrap_with_autocast"  # (device, type, enabled, cached, the region's graph, what it reads)
+INTO, OUT_OF, AS = "into", "out of", "as"
+TYPED = ("to.dtype", "to.dtype_layout", "to.device")  # with the type that they are to give
+
+
+def _copied(x: Any, what: str) -> Any:
+    return x.clone()
+
+
+@cache
+def _mark() -> Any:
+    library: Any = torch.library.Library("convgen", "FRAGMENT")
+    library.define("mark(Tensor x, str what) -> Tensor")
+    library.impl("mark", _copied, "CompositeExplicitAutograd")
+    _kept.append(library)  # an operator lives as long as its library
+    return torch.ops.convgen.mark.default
+
+
+_kept: list[Any] = []
+
+
+def mark_autocast(program: ExportedProgram) -> None:
+    """Marks regions, and changes of a type that change nothing without autocast, in place."""
+    graph: Any = program.graph_module
+    _mark_graph(graph)
+    graph.recompile()
+
+
+def _mark_graph(module: Any) -> None:
+    graph = module.graph
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        target = str(node.target)
+        if target.endswith(REGION):
+            *_, region = node.args[:5]
+            for x in [x for x in node.args[5:] if _is_float(x)]:
+                with graph.inserting_before(node):
+                    node.replace_input_with(x, _marked(graph, x, INTO))
+            for one in [n for n in node.users if _is_float(n)]:
+                _behind(graph, one, OUT_OF)
+            _mark_graph(getattr(module, region.target))
+        elif target.startswith("wrap_with_set_grad_enabled"):
+            _mark_graph(getattr(module, node.args[1].target))
+        elif target.removeprefix("aten.") in TYPED and _says_own_type(node):
+            _behind(graph, node, AS)
+
+
+def _says_own_type(node: Any) -> bool:
+    """Whether it is told the type that floats have already."""
+    k = [a.name for a in node.target._schema.arguments].index("dtype")
+    told = node.args[k] if k < len(node.args) else node.kwargs.get("dtype")
+    both = _is_float(node) and _is_float(node.args[0])
+    return both and told is not None and node.args[0].meta["val"].dtype == node.meta["val"].dtype
+
+
+def _behind(graph: Any, node: Any, what: str) -> None:
+    with graph.inserting_after(node):
+        one = _marked(graph, node, what)
+
+    def is_other(user: Any) -> bool:
+        return user is not one
+
+    node.replace_all_uses_with(one, delete_user_cb=is_other)
+
+
+def _marked(graph: Any, x: Any, what: str) -> Any:
+    one = graph.call_function(_mark(), (x, what))
+    one.meta = dict(x.meta)
+    return one
+
+
+def _is_float(x: Any) -> bool:
+    value: Any = getattr(x, "meta", {}).get("val")
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def is_mark(node: Any) -> bool:
+    return str(node.target) == "convgen.mark.default"
