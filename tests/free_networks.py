@@ -92,7 +92,7 @@ def free_network(
     Args:
         passes: in this order, each verified; by default some in an order that has worked.
     """
-    graph, described, many = for_any_number(graph)
+    graph, described, many = for_any_number(graph, "cpu")
     program, _ = for_any_batch(free_program(draw, graph, described, grid), described, many)
     if passes is None:
         wide = [WidenHalos()] if draw.random() < 0.5 else []

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from functools import cache, partial
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from free_networks import free_network, imported
 from networks_on_ranks import draw_parameters, package
+from operation_cases import a_grid
+from sampling import cases_of
+from test_networks_free import a_network
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
@@ -218,3 +225,45 @@ def compare(ys: list[Tensor], grads: dict[str, Tensor], wanted: Any, exact: Any,
     for n, g in exact[1].items():
         ours, theirs = off(grads[n], g, least), off(wanted[1][n], g, least)
         assert ours <= 2 * theirs + 16 * unit, (n, ours, theirs)
+
+
+def a_valid_network(draw: Random) -> tuple[nn.Module, Tensor]:
+    while True:
+        module, x = a_network(draw)
+        try:
+            deepcopy(module)(x)
+        except RuntimeError:  # a kernel may be larger than what is drawn for it
+            continue
+        return module, x
+
+
+@pytest.mark.parametrize("seed", cases_of(24, "free programs under autocast"))
+def test_free_programs_compute_as_the_module(seed: int, tmp_path: Path) -> None:
+    """Any roles, storage and travel: together no further from float64 than thrice what the module is."""
+    draw = Random(f"autocast {seed}")
+    module, x = a_valid_network(draw)
+    exact = step(deepcopy(module).double(), x.double())
+    graph, _ = graph_of(deepcopy(module), (x,), name="net")
+    grid, state = a_grid(draw), deepcopy(module.state_dict())
+    with torch.autocast("cpu", torch.bfloat16):
+        wanted = step(module, x)
+    net = imported(free_network(draw, graph, grid).package().files, tmp_path)
+
+    def program(end: Any) -> Any:
+        mesh = net.init_mesh("cpu", transport=end)
+        model = net.Network(mesh)
+        model.load_full(state)
+        block = net.scatter("x", x, mesh)
+        with torch.autocast("cpu", torch.bfloat16):
+            y = net.gather("output", model(block), mesh)
+        y.backward(torch.ones_like(y) * 0.5)
+        return y.detach(), model.full_gradients()
+
+    for y, grads in World(grid.ranks).run(program):
+        assert y.dtype == wanted[0][0].dtype
+        assert {n: g.dtype for n, g in grads.items()} == {n: g.dtype for n, g in wanted[1].items()}
+        assert off(y, exact[0][0]) <= 3 * off(wanted[0][0], exact[0][0]) + 0.02
+        every, ours, theirs = (
+            torch.cat([of[n].flatten().double() for n in grads]) for of in (exact[1], grads, wanted[1])
+        )
+        assert off(ours, every) <= 3 * off(theirs, every) + 0.02

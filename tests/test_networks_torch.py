@@ -318,8 +318,8 @@ def test_one_value_a_channel_is_no_statistic(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("axes", [{"H": 2}, {"C": 2}], ids=str)
 def test_autocast_and_bfloat16(axes: dict[str, int], tmp_path: Path) -> None:
-    """Under autocast a network keeps its type, so it is nearer to float32 than the module is. One of bfloat16 has
-    moments of float32, and loses no more than the module in bfloat16 does, or little."""
+    """Under autocast a network gives the module's types, and one of bfloat16 has moments of float32; both lose no more
+    than the module does, or little."""
     draw = torch.Generator().manual_seed(3)
     x = torch.randn(4, *X.shape[1:], generator=draw)
     wide, truth = resnet().float(), resnet()
@@ -341,9 +341,9 @@ def test_autocast_and_bfloat16(axes: dict[str, int], tmp_path: Path) -> None:
 
     def program(model: Any, mesh: Any) -> None:
         with torch.autocast("cpu", torch.bfloat16):
-            y = whole(net, mesh, model(net.scatter("x", x, mesh).bfloat16().float()))
+            y = whole(net, mesh, model(net.scatter("x", x, mesh)))
             loss_of(y.double(), LABELS).backward()
-            assert y.dtype == torch.float32
+            assert y.dtype == torch.bfloat16 and model.fc.weight.grad.dtype == torch.float32
         assert far(model.full_gradients()) < max(far(cast), 0.02)
 
     on_ranks(net, program, resnet().float().state_dict())

@@ -196,6 +196,8 @@ class _Made:
             with (
                 warnings.catch_warnings(),
                 without_graphs(),
+                torch.autocast("cpu", enabled=False),  # of the call around: what the module says itself is traced
+                torch.autocast("cuda", enabled=False),
                 first_steps(),
                 written_gradients(),
                 cumulative_averages(self.module),

@@ -241,6 +241,7 @@ class Stand(Plain):
     def _nothing(self, result: Operand, shape: list[int], parts: Sequence[Tensor]) -> Tensor:
         """Where a rank has nothing to add."""
         floats = [p.dtype for p in parts if p.is_floating_point()]
+        floats += [torch.float32] if self.signature.reduction == "merge" else []  # moments are float32 at least
         kind = torch.int64 if result.integer else reduce(torch.promote_types, floats) if floats else self.dtype
         return torch.zeros(shape, dtype=kind, device=self.device)
 
