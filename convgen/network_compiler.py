@@ -58,6 +58,7 @@ from convgen.program.wide import joined_rows, numbers
 from convgen.spec.aten.describe import Described
 from convgen.spec.aten.samples import for_any_number
 from convgen.spec.graph import Graph, Module
+from convgen.spec.graph_edit import check_reduce_dtype
 from convgen.spec.graph_modes import own_modes
 from convgen.spec.graph_parts import check_statistics, normalised, parts_of, with_statistics
 from convgen.spec.names import did_you_mean
@@ -169,6 +170,7 @@ def compile_network(
     *,
     machine: Machine | None = None,
     statistics: str = "global",
+    reduce_dtype: str = "",
     again: Collection[str] = (),
     command: str = "",
     of_inputs: bool = False,
@@ -185,30 +187,31 @@ def compile_network(
             target's kind.
         target: a CPU, or a GPU, whose convolutions are kernels.
         statistics: of batch norms in training (spec/graph_parts.py): global, spatial or local.
+        reduce_dtype: in which parameters' gradients travel to be summed; by default each in its parameter's own.
         again: blocks of the source that backward computes again (program/again.py).
         of_inputs: whether what travels is chosen for steps in which inputs want gradients, too.
         passes: say what travels meanwhile, in this order, instead of the timeline; what they make is verified.
         after: told each stage when it is done.
     Raises:
-        InputError: no such algorithm, no such statistics, an operator that can't be run, or an axis that no dimension
-            carries.
+        InputError: no such algorithm, statistics or reduce_dtype, an operator that can't be run, or an axis that no
+            dimension carries.
     """
     if algorithm not in (None, "auto", *ALGORITHMS):
         names = ("auto", *ALGORITHMS)
         hint = did_you_mean(str(algorithm), names, ", ".join(names))
         raise InputError(f"there is no algorithm {algorithm}", hint=hint)
     check_statistics(statistics)
+    check_reduce_dtype(reduce_dtype)
     chosen = machine or load_machine(target.kind)
     graph, described, _ = _described(graph, target)
     if algorithm == "auto":
         room = Setting(machine=chosen).bounded
-        program = plan_network(
-            _parts(graph, described, statistics, target), [grid], chosen, _dtype(graph), room
-        ).program
+        parts = _parts(graph, described, statistics, target, reduce_dtype)
+        program = plan_network(parts, [grid], chosen, _dtype(graph), room).program
     else:
         program = lay_out(network_parts(graph, described), grid, algorithm)
     graph, described, program = _with_statistics(graph, described, program, statistics, algorithm, target)
-    program = with_again(program, again)
+    program = with_again(replace(program, reduce_dtype=reduce_dtype), again)
     meanwhile, named = _overlapping(chosen, _dtype(graph), of_inputs, passes), passes is not None
     return _compiled(graph, described, program, algorithm, command, meanwhile, target, after, checked=named)
 
@@ -230,7 +233,7 @@ def _parted(graph: Graph, statistics: str, program: Program, target: Target) -> 
     return graph, described
 
 
-def _parts(graph: Graph, described: Described, statistics: str, target: Target) -> Parts:
+def _parts(graph: Graph, described: Described, statistics: str, target: Target, reduce_dtype: str = "") -> Parts:
     """What a search is told of a network, which finds statistics by parts and a layout that agree."""
 
     known: dict[object, Parts] = {}
@@ -241,10 +244,10 @@ def _parts(graph: Graph, described: Described, statistics: str, target: Target) 
         by = tuple(parts_of(statistics, axes, program.grid) for axes in stored.values())
         if by not in known:
             known[by] = network_parts(*_parted(graph, statistics, program, target))
-        return known[by]._replace(fixed=stored if stays else {}, parted=parted)
+        return known[by]._replace(fixed=stored if stays else {}, parted=parted, reduce_dtype=reduce_dtype)
 
     follows = statistics != "global" and names
-    return network_parts(graph, described)._replace(parted=parted if follows else None)
+    return network_parts(graph, described)._replace(parted=parted if follows else None, reduce_dtype=reduce_dtype)
 
 
 def compile_plan(
@@ -252,6 +255,7 @@ def compile_plan(
     plan: PlanFile,
     *,
     overlap: Machine | None = None,
+    reduce_dtype: str = "",
     command: str = "",
     target: Target = CPU,
     passes: Sequence[NetworkPass] | None = None,
@@ -261,14 +265,15 @@ def compile_plan(
 
     Args:
         overlap: the machine for which it is chosen what travels meanwhile.
-        passes, after: as `compile_network` has them.
+        reduce_dtype, passes, after: as `compile_network` has them.
     Raises:
-        InputError: it is another network's plan, or its layouts can't work.
+        InputError: it is another network's plan, its layouts can't work, or there is no such reduce_dtype.
     """
+    check_reduce_dtype(reduce_dtype)
     graph = with_statistics(graph, plan.statistics, plan.values, plan.grid)
     graph, described, _ = _described(graph, target)
     try:
-        program = program_of(plan, network_parts(graph, described))
+        program = replace(program_of(plan, network_parts(graph, described)), reduce_dtype=reduce_dtype)
     except InputError as error:
         raise locate(error, plan.source) from None
     meanwhile = _overlapping(overlap or load_machine(target.kind), _dtype(graph), passes=passes)

@@ -30,6 +30,7 @@ from convgen.packages import IDLE, files_of, load_package, with_constants
 from convgen.plan.idle import warn_of_idle_axes
 from convgen.spec.exported import Exported, exported
 from convgen.spec.exported_examples import Inputs
+from convgen.spec.graph_edit import check_reduce_dtype
 from convgen.spec.graph_parts import check_statistics
 from convgen.spec.target import Target, read_target
 from convgen.spec.text import parse_grid, shown
@@ -54,6 +55,7 @@ def from_torch(
     machine: str | None = None,
     *,
     statistics: str = "global",
+    reduce_dtype: torch.dtype | str | None = None,
     recompute: Collection[str] = (),
     target: str = "cpu",
     name: str | None = None,
@@ -74,6 +76,8 @@ def from_torch(
             default one of the target's kind.
         statistics: of batch norms in training: of the whole batch (global), of a sample's ranks' samples (spatial), or
             of a rank's block (local); the running ones are the parts' average.
+        reduce_dtype: float32, bfloat16 or float16, in which parameters' gradients travel to be summed over ranks, in
+            float32; by default each in its parameter's own type, which gradients have then in any case.
         recompute: modules of the source that backward computes again, so that only what they take is kept.
         target: cpu, or a GPU, as `cuda:sm_90` or `hip:gfx942`, whose convolutions are Triton's, tuned where
             `convgen tune` has measured them.
@@ -88,7 +92,8 @@ def from_torch(
         (('N', 8, 8, 8), '[N * H *]')
     """
     check_statistics(statistics)
-    how = _How(_axes(grid), algorithm, machine, statistics, tuple(sorted(recompute)), target)
+    check_reduce_dtype(_name(reduce_dtype))
+    how = _How(_axes(grid), algorithm, machine, statistics, _name(reduce_dtype), tuple(sorted(recompute)), target)
     _, folder, files = _alone(question_of(module, example_inputs, name), how)
     warn_of_idle_axes(files[IDLE].decode())
     return load_package(folder, files=files)
@@ -106,6 +111,7 @@ def parallelize(
     seed: int | None = None,
     weights: str = "same",
     statistics: str = "global",
+    reduce_dtype: torch.dtype | str | None = None,
     recompute: Collection[str] = (),
     target: str | None = None,
     name: str | None = None,
@@ -123,7 +129,7 @@ def parallelize(
             scripts); or dtensors, and Blocks where DTensor can't say the layout.
         seed: of dropout's masks and of noise; by default drawn from torch's generator of the first rank.
         weights: same: those of every rank's module, which have to be alike; rank 0: those of the mesh's first rank.
-        statistics, recompute: as of `from_torch`.
+        statistics, reduce_dtype, recompute: as of `from_torch`.
         target: as of `from_torch`; by default what the mesh, or the process group, is for.
         process_group: whose ranks a grid's mesh is made of; by default the default one.
     Returns:
@@ -135,13 +141,14 @@ def parallelize(
         RuntimeError: there is no process group.
     """
     check_statistics(statistics)
+    check_reduce_dtype(_name(reduce_dtype))
     check_weights(weights, seed)
     given = isinstance(mesh_or_grid, (str, Mapping))
     if process_group is not None and not given:
         raise InputError("process_group= is what a grid's mesh is made of, and a mesh is given", hint="one of both")
     axes = _axes(mesh_or_grid) if given else _axes_of(mesh_or_grid)
     to = target or _target(process_group if given else mesh_or_grid)
-    how = _How(axes, algorithm, machine, statistics, tuple(sorted(recompute)), to)
+    how = _How(axes, algorithm, machine, statistics, _name(reduce_dtype), tuple(sorted(recompute)), to)
     ranks = _ranks(mesh_or_grid, axes, process_group)
     made, folder, files = _together(question_of(module, example_inputs, name), how, ranks)
     warn_of_idle_axes(files[IDLE].decode())
@@ -176,6 +183,10 @@ def _exported(module: torch.nn.Module, inputs: Inputs, name: str | None) -> Expo
     if found is not None and "eval" in found.graph.modes:
         return found
     return exported(module, inputs, name=name, source=source, training=False)
+
+
+def _name(dtype: torch.dtype | str | None) -> str:
+    return str(dtype or "").removeprefix("torch.")
 
 
 def _axes(grid: GridLike | None) -> dict[str, int]:
@@ -283,6 +294,7 @@ class _How:
     algorithm: str | None
     machine: str | None
     statistics: str
+    reduce_dtype: str
     recompute: tuple[str, ...]
     target: str
 
@@ -293,7 +305,7 @@ class _How:
     def folder(self, answer: Answer, tensors: Mapping[str, Tensor]) -> Path:
         """Where the package is kept."""
         chosen = load_machine(self.machine) if self.machine is not None else None
-        key = (answer.text, tuple(self.axes.items()), self.algorithm, self.statistics)
+        key = (answer.text, tuple(self.axes.items()), self.algorithm, self.statistics, self.reduce_dtype)
         key = (*key, *([repr(chosen)] if chosen else []), *self.recompute)
         target = self.made_for
         key = (*key, *([str(target), remembered(target).identity] if target.is_gpu else []))
@@ -303,6 +315,7 @@ class _How:
         """The package's files, and what is said of idle axes."""
         said = ", ".join(repr(one) for one in (self.axes, self.algorithm, self.machine) if one)
         said += f", statistics={self.statistics!r}" * (self.statistics != "global")
+        said += f", reduce_dtype={self.reduce_dtype!r}" * bool(self.reduce_dtype)
         said += f", recompute={[*self.recompute]}" * bool(self.recompute)
         said += f", target={self.target!r}" * self.made_for.is_gpu
         compiled = compile_network(
@@ -311,6 +324,7 @@ class _How:
             self.algorithm,
             machine=load_machine(self.machine) if self.machine is not None else None,
             statistics=self.statistics,
+            reduce_dtype=self.reduce_dtype,
             again=self.recompute,
             command=f"convgen.from_torch(module, example_inputs, {said})",
             target=self.made_for,

@@ -65,8 +65,9 @@ def a_graph(draw: Random) -> Graph:
     return graph_of(Small(draw), (x,), name="small")[0]
 
 
-def searched(graph: Graph, grid: Grid, effort: Effort) -> Search:
-    return Search(network_parts(graph, describe(graph.at(graph.batch))), grid, LASSEN, "float32", effort)
+def searched(graph: Graph, grid: Grid, effort: Effort, reduce_dtype: str = "") -> Search:
+    parts = network_parts(graph, describe(graph.at(graph.batch)))._replace(reduce_dtype=reduce_dtype)
+    return Search(parts, grid, LASSEN, "float32", effort)
 
 
 @pytest.mark.parametrize("seed", cases_of(6, "test_a_plan_is_the_least_of_all"))
@@ -75,7 +76,8 @@ def test_a_plan_is_the_least_of_all(seed: int) -> None:
     draw = Random(f"plan of a program {seed}")
     graph = a_graph(draw)
     grid = Grid(draw.choice(((("a", 2),), (("a", 2), ("b", 2)), (("a", 4), ("b", 2)))))
-    search = searched(graph, grid, Effort(ways=2, others=3, stored=2, parameters=3))
+    search = searched(graph, grid, Effort(ways=2, others=3, stored=2, parameters=3), draw.choice(("", "bfloat16")))
+    learnt = {n for n, t in search.tensors.items() if t.kind == "parameter"}
     found = search.run()
     assert program_cost(found.program, LASSEN, "float32").time_ps == found.time_ps
     variables = search.variables
@@ -91,7 +93,8 @@ def test_a_plan_is_the_least_of_all(seed: int) -> None:
             if (i, cell) not in cheapest:
                 costs: dict[Way, list[int]] = {}
                 for row in every_row(question, bound, cell, search):
-                    costs.setdefault((row.way, row.roles), []).append(sum(row_cost(row, search.price, question.wanted)))
+                    cost = row_cost(row, search.price, question.wanted, learnt=learnt)
+                    costs.setdefault((row.way, row.roles), []).append(sum(cost))
                 cheapest[i, cell] = {way: min(some) for way, some in costs.items()}
             here.append(cheapest[i, cell])
         total = sum(min(one.values()) for one in here)

@@ -73,6 +73,10 @@ def layer_options(command: Any) -> Any:
         ),
         statistics_option,
         click.option(
+            "--reduce-dtype", type=click.Choice(("float32", "bfloat16", "float16")),
+            help="For a network: in which parameters' gradients travel to be summed; their own type by default.",
+        ),
+        click.option(
             "--recompute", metavar="BLOCKS",
             help="For a network: blocks of the source that backward computes again, e.g. layer1,layer2.0.",
         ),
@@ -118,6 +122,7 @@ def compile_files(
     dtype: str | None,
     memory_format: str | None,
     statistics: str | None = None,
+    reduce_dtype: str | None = None,
     recompute: str | None = None,
     schedule: str | None = None,
     passes: Sequence[str] = (),
@@ -139,7 +144,7 @@ def compile_files(
 
     if target is not None:
         read_target(target)
-    check_only_of_networks(files[0], statistics, recompute)
+    check_only_of_networks(files[0], statistics, recompute, reduce_dtype)
     options = "".join(
         f" --{name} {value}"
         for name, value in (("target", target), ("machine", machine), ("objective", objective))
@@ -180,12 +185,14 @@ def need_kernels(target: Target) -> None:
         need("triton", "compiling kernels needs triton, though no GPU")
 
 
-def check_only_of_networks(file: str, statistics: str | None, recompute: str | None) -> None:
+def check_only_of_networks(file: str, statistics: str | None, recompute: str | None, reduce_dtype: str | None) -> None:
     """Raises InputError: a layer's file has no use for one of these."""
     if statistics is not None:
         raise InputError(f"--statistics {statistics} is of a network's batch norms; {file} is a layer's file")
     if recompute is not None:
         raise InputError(f"--recompute {recompute} is of a network's blocks; {file} is a layer's file")
+    if reduce_dtype is not None:
+        raise InputError(f"--reduce-dtype {reduce_dtype} is of a network's parameters; {file} is a layer's file")
 
 
 def _check_there(file: str) -> None:

@@ -46,6 +46,7 @@ def compile_one_rows(
     machine: str | None = None,
     objective: Objective = "seconds",
     statistics: str | None = None,
+    reduce_dtype: str | None = None,
     recompute: str | None = None,
     schedule: str | None = None,
     passes: Sequence[str] = (),
@@ -65,7 +66,7 @@ def compile_one_rows(
         command: that the package says; options are added.
         after: told each stage when it is done.
     """
-    check_only_of_networks(files[0], statistics, recompute)
+    check_only_of_networks(files[0], statistics, recompute, reduce_dtype)
     check_meanwhile(schedule, machine, passes)
     need("torch", "a network's operators are ATen's, which needs torch")
     from convgen.cost.machines import default_machine, load_machine

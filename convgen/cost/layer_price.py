@@ -89,8 +89,16 @@ class LayerPrice(Price):
             found = self._locals[key] = held(price_of(step, self.objective))
         return found
 
-    def reduced(self, sets: IndexSets, made: Layout, stored: tuple[Stored, ...], reduction: Reduction) -> Counts:
-        found = super().reduced(sets, made, stored, reduction)
+    def reduced(
+        self,
+        sets: IndexSets,
+        made: Layout,
+        stored: tuple[Stored, ...],
+        reduction: Reduction,
+        *,
+        parameter: bool = False,
+    ) -> Counts:
+        found = super().reduced(sets, made, stored, reduction, parameter=parameter)
         if sets is self.sets["y"] and self.space.conv.bias:
             found = found + np.array([self._bias(made, s) for s in stored], dtype=np.int64)
         return found

@@ -14,7 +14,7 @@ from convgen.cost.moving import Counts, sent_elements
 from convgen.cost.traffic import all_reduced
 from convgen.program.chunks import shares
 from convgen.program.flow import GRADIENTS, Flow, Start, backward, forward, is_of_operand
-from convgen.program.network import FLOATS, Bucket, Moved, Program
+from convgen.program.network import Bucket, Moved, Program
 from convgen.program.rows import PlacedRow, index_sets
 
 
@@ -78,7 +78,7 @@ def chunk_record(program: Program, start: Start) -> dict[str, Any]:
         "step": start.name,
         "collective": c.kind,
         "axes": list(c.over),
-        "bytes_sent_per_rank": [int(n) * element_bytes(dtype_of(program, moved)) for n in sent],
+        "bytes_sent_per_rank": [int(n) * element_bytes(program.dtype_of(moved)) for n in sent],
         "of": [moved.step],
         "lane": start.lane,
     }
@@ -105,7 +105,7 @@ def _record(program: Program, moved: Moved) -> Iterator[dict[str, Any]]:
     c = moved.conversion
     if c.kind == "slice":
         return
-    size = element_bytes(dtype_of(program, moved))
+    size = element_bytes(program.dtype_of(moved))
     sent = sent_elements(index_sets(moved.placed.signature, program.grid), c)
     if c.kind == "exchange" and not sent.any():
         return
@@ -115,15 +115,6 @@ def _record(program: Program, moved: Moved) -> Iterator[dict[str, Any]]:
         "axes": list(c.over),
         "bytes_sent_per_rank": [int(n) * size for n in sent],
     }
-
-
-def dtype_of(program: Program, moved: Moved) -> str:
-    """Of what moves; a result that nobody reads has the type of what it is made of."""
-    if moved.value in program.values:
-        return program.values[moved.value].dtype
-    if moved.placed.signature.results[moved.chain[1]].integer:
-        return "int64"
-    return next((v.dtype for n in moved.placed.bound.reads if (v := program.values[n]).dtype in FLOATS), "float32")
 
 
 def bytes_of(row: PlacedRow, grid: Grid) -> int:

@@ -289,7 +289,8 @@ class MemoryWalk:
                     continue
                 chain = row.back[k]
                 if chain and moves(chain) and not (k == row.early and row.split):
-                    beside += self._bytes(chain[0].src, sets, self.program.values[name].dtype)
+                    kinds = {self.program.values[name].dtype, self.program.gradients_in(name)}  # made, and on its way
+                    beside += sum(self._bytes(chain[0].src, sets, kind) for kind in kinds)
                 if name in learnt:
                     grad_bytes += self.size[name] * (name not in done)
                     done.add(name)

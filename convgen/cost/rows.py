@@ -50,10 +50,14 @@ def held(time_ps: int) -> int:
 
 
 class Price:
-    """What steps cost on a machine, for values of one dtype on one grid. Remembers what it was asked."""
+    """What steps cost on a machine, for values of one dtype on one grid. Remembers what it was asked.
 
-    def __init__(self, grid: Grid, machine: Machine, dtype: str) -> None:
-        self.grid, self.machine, self.dtype = grid, machine, dtype
+    Args:
+        reduce_dtype: in which parameters' gradients travel to be summed; "": in that of values.
+    """
+
+    def __init__(self, grid: Grid, machine: Machine, dtype: str, reduce_dtype: str = "") -> None:
+        self.grid, self.machine, self.dtype, self.reduce_dtype = grid, machine, dtype, reduce_dtype
         self.element_bytes = DTYPE_BYTES.get(dtype) or element_bytes(dtype)
         self.moves = Moves(grid, machine, self.element_bytes)
         self._tensors: dict[Signature, dict[str, IndexSets]] = {}
@@ -63,21 +67,34 @@ class Price:
         self._vectors: dict[tuple[str, IndexSets, Layout, tuple[Stored, ...]], Counts] = {}
 
     @cached_property
+    def sums(self) -> Moves:
+        """Of parameters' gradients."""
+        if not self.reduce_dtype:
+            return self.moves
+        return Moves(self.grid, self.machine, element_bytes(self.reduce_dtype))
+
+    @cached_property
     def latencies(self) -> Price:
         """The same where links take nothing but latencies."""
-        return price_on(self.grid, self.machine.without_bytes, self.dtype)
+        return price_on(self.grid, self.machine.without_bytes, self.dtype, self.reduce_dtype)
 
     @cached_property
     def processor(self) -> Price | None:
         """What links take of the processor; None where that is nothing."""
         machine = self.machine.processor
-        return None if machine is None else price_on(self.grid, machine, self.dtype)
+        return None if machine is None else price_on(self.grid, machine, self.dtype, self.reduce_dtype)
 
     # ---------------------------------------------------------------- of a row that is placed
-    def chain(self, row: PlacedRow, chain: Chain) -> int:
-        """Picoseconds of conversions of a row's operands or results."""
-        sets = index_sets(row.signature, self.grid)
-        return sum(self.moves.conversion(sets, c) for c in chain)
+    def chain(self, row: PlacedRow, chain: Chain, *, parameter: bool = False) -> int:
+        """Picoseconds of conversions of a row's operands or results.
+
+        Args:
+            parameter: whether it is a parameter's gradient that moves.
+        """
+        if parameter and self.machine.hides_gradients:
+            return 0
+        sets, moves = index_sets(row.signature, self.grid), self.sums if parameter else self.moves
+        return sum(moves.conversion(sets, c) for c in chain)
 
     def local(
         self,
@@ -213,17 +230,30 @@ class Price:
         """Picoseconds from each of these to what is wanted."""
         return self._vector("fetch", sets, wanted, stored, lambda s: self.moves.chain(sets, s, wanted))
 
-    def reduced(self, sets: IndexSets, made: Layout, stored: tuple[Stored, ...], reduction: Reduction) -> Counts:
-        """From a result as a row makes it to each of these."""
+    def reduced(
+        self,
+        sets: IndexSets,
+        made: Layout,
+        stored: tuple[Stored, ...],
+        reduction: Reduction,
+        *,
+        parameter: bool = False,
+    ) -> Counts:
+        """From a result as a row makes it to each of these.
+
+        Args:
+            parameter: whether the result is a parameter's gradient.
+        """
+        moves = self.sums if parameter else self.moves
 
         def to(there: Layout) -> int:
             if reduction == "sum" or not made.partial:
-                return self.moves.chain(sets, made, there)
+                return moves.chain(sets, made, there)
             whole = replace(made, partial=())
             first = Conversion("all_gather", made.partial, made, whole, reduction)
-            return self.moves.conversion(sets, first) + self.moves.chain(sets, whole, there)
+            return moves.conversion(sets, first) + moves.chain(sets, whole, there)
 
-        return self._vector(reduction, sets, made, stored, to)
+        return self._vector(reduction, sets, made, stored, to, parameter=parameter)
 
     def collected(
         self, sets: IndexSets, found: Layout, stored: tuple[Stored, ...], *, parameter: bool = False
@@ -233,15 +263,24 @@ class Price:
         Args:
             parameter: whether it is a parameter's.
         """
-        if parameter and self.machine.hides_gradients:
-            return np.zeros(len(stored), dtype=np.int64)
-
-        return self._vector("collect", sets, found, stored, lambda s: self.moves.collected(sets, found, s))
+        moves = self.sums if parameter else self.moves
+        return self._vector(
+            "collect", sets, found, stored, lambda s: moves.collected(sets, found, s), parameter=parameter
+        )
 
     def _vector(
-        self, what: str, sets: IndexSets, one: Layout, stored: tuple[Stored, ...], of: Callable[[Layout], int]
+        self,
+        what: str,
+        sets: IndexSets,
+        one: Layout,
+        stored: tuple[Stored, ...],
+        of: Callable[[Layout], int],
+        *,
+        parameter: bool = False,
     ) -> Counts:
-        key = (what, sets, one, stored)
+        if parameter and self.machine.hides_gradients:
+            return np.zeros(len(stored), dtype=np.int64)
+        key = (what + " sum" * parameter, sets, one, stored)
         if (found := self._vectors.get(key)) is None:
             found = np.array([held(of(self._as_stored(s))) for s in stored], dtype=np.int64)
             self._vectors[key] = found
@@ -254,9 +293,9 @@ class Price:
 
 
 @lru_cache(maxsize=32)
-def price_on(grid: Grid, machine: Machine, dtype: str) -> Price:
+def price_on(grid: Grid, machine: Machine, dtype: str, reduce_dtype: str = "") -> Price:
     """One for all searches of a grid."""
-    return Price(grid, machine, dtype)
+    return Price(grid, machine, dtype, reduce_dtype)
 
 
 @dataclass(frozen=True)
@@ -280,19 +319,14 @@ class ProgramCost:
 
 def program_cost(program: Program, machine: Machine, dtype: str) -> ProgramCost:
     """What a program costs on a machine."""
-    price, wanted = price_on(program.grid, machine, dtype), program.differentiable(of_inputs=False)
+    price = price_on(program.grid, machine, dtype, program.reduce_dtype)
+    wanted = program.differentiable(of_inputs=False)
     again = {i for s in program.again for i in range(s.start, s.stop)}
     rows = enumerate(program.rows)
-    hidden = hidden_of(program, machine)
+    learnt = {name for name, value in program.values.items() if value.kind == "parameter"}
     return ProgramCost(
-        tuple(row_cost(row, price, asked(row.bound, wanted), again=i in again, hidden=hidden) for i, row in rows)
+        tuple(row_cost(row, price, asked(row.bound, wanted), again=i in again, learnt=learnt) for i, row in rows)
     )
-
-
-def hidden_of(program: Program, machine: Machine) -> frozenset[str]:
-    """Values whose gradients' sums take no time."""
-    values = program.values.items() if machine.hides_gradients else ()
-    return frozenset(name for name, value in values if value.kind == "parameter")
 
 
 def row_cost(
@@ -301,14 +335,14 @@ def row_cost(
     wanted: Sequence[bool],
     *,
     again: bool = False,
-    hidden: Collection[str] = (),
+    learnt: Collection[str] = (),
 ) -> tuple[int, int]:
     """Picoseconds of a row's (computing, moving).
 
     Args:
         wanted: by operand, whether it wants a gradient.
         again: whether backward computes it again.
-        hidden: values whose gradients' sums take no time.
+        learnt: values that are parameters.
     """
     local = price.local(row.bound.operation, row.way, dict(row.roles))
     moving = sum(price.chain(row, c) for c in (*row.fetch, *row.store)) * (1 + again)
@@ -320,12 +354,12 @@ def row_cost(
     if back:
         for j, (chain, result) in enumerate(zip(row.given, row.signature.results, strict=True)):
             moving += price.chain(row, chain[once.given[j][1] if j in once.given else 0 :]) if result.gradient else 0
-        moving += sum(price.chain(row, row.back[k] or ()) for k in back if row.bound.reads[k] not in hidden)
+        moving += sum(price.chain(row, row.back[k] or (), parameter=row.bound.reads[k] in learnt) for k in back)
     if back or between:
         computing += price.local(row.bound.operation, row.way, dict(row.roles), [*back, *between], between)
     for k, one in row.derived:
         if wanted[k]:
             moving += sum(price.chain(one, c[once.served((k, j)) :]) for j, c in enumerate(one.fetch))
-            moving += sum(price.chain(one, c) for c in one.store if row.bound.reads[k] not in hidden)
+            moving += sum(price.chain(one, c, parameter=row.bound.reads[k] in learnt) for c in one.store)
             computing += price.local(one.bound.operation, one.way, dict(one.roles))
     return computing, moving

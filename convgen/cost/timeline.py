@@ -30,7 +30,7 @@ from convgen.cost.link import Link, Share, Transfer
 from convgen.cost.links import collective_seconds
 from convgen.cost.local import rows_flops_per_s
 from convgen.cost.machine import Machine
-from convgen.cost.moving import PICOSECONDS
+from convgen.cost.moving import PICOSECONDS, Moves
 from convgen.cost.network import bucket_record
 from convgen.cost.rows import Price, price_on
 from convgen.cost.work import work_by_rank
@@ -202,7 +202,7 @@ def simulate(
         of_inputs: whether inputs want gradients, too.
         alike: one rank stands for all that take as long in every step; spans are of those that stand for others.
     """
-    price, grid = price_on(program.grid, machine, dtype), program.grid
+    price, grid = price_on(program.grid, machine, dtype, program.reduce_dtype), program.grid
     phases = {
         "forward": _timed(price, forward(program)),
         "backward": _timed(price, backward(program, of_inputs=of_inputs)),
@@ -221,7 +221,7 @@ def simulate(
                     clock.compute(step.title, seconds)
                 case Moved():
                     if step.conversion.kind != "slice":
-                        seconds, latency = (moved_seconds(one, step) for one in (price, price.latencies))
+                        seconds, latency = (moved_seconds(program, one, step) for one in (price, price.latencies))
                         clock.stop(step.step, step.conversion.kind, phase, seconds, latency)
                 case Start():
                     first = step.moved[0]
@@ -259,14 +259,18 @@ def _distinct(steps: Sequence[tuple[Flow, Seconds]]) -> NDArray[np.intp]:
     return np.sort(np.unique(np.stack(list(times.values())), axis=1, return_index=True)[1])
 
 
-def moved_seconds(price: Price, moved: Moved) -> float:
+def moved_seconds(program: Program, price: Price, moved: Moved) -> float:
     """Of a conversion, on the busiest rank."""
-    return _conversion_seconds(price, moved.placed.signature, moved.conversion)
+    return _conversion_seconds(_moves(program, price, moved), moved.placed.signature, moved.conversion)
+
+
+def _moves(program: Program, price: Price, moved: Moved) -> Moves:
+    return price.sums if program.is_of_parameter(moved) else price.moves
 
 
 @lru_cache(maxsize=1 << 13)
-def _conversion_seconds(price: Price, signature: Signature, conversion: Conversion) -> float:
-    return price.moves.conversion(index_sets(signature, price.grid), conversion) / PICOSECONDS
+def _conversion_seconds(moves: Moves, signature: Signature, conversion: Conversion) -> float:
+    return moves.conversion(index_sets(signature, moves.grid), conversion) / PICOSECONDS
 
 
 def started_seconds(program: Program, price: Price, start: Start) -> float:
@@ -275,20 +279,21 @@ def started_seconds(program: Program, price: Price, start: Start) -> float:
         return bucket_seconds(program, price, start.bucket, start.moved)
     (moved,) = start.moved
     if start.chunk:
-        return _chunk_seconds(price, moved.placed, moved.conversion, is_of_operand(moved), start.chunk - 1)
-    return moved_seconds(price, moved)
+        moves = _moves(program, price, moved)
+        return _chunk_seconds(moves, moved.placed, moved.conversion, is_of_operand(moved), start.chunk - 1)
+    return moved_seconds(program, price, moved)
 
 
 @lru_cache(maxsize=1 << 13)
-def _chunk_seconds(price: Price, row: PlacedRow, c: Conversion, of_operand: bool, number: int) -> float:
+def _chunk_seconds(moves: Moves, row: PlacedRow, c: Conversion, of_operand: bool, number: int) -> float:
     """Of a chunk: each has the whole's latency, and is off the model as what sends as many bytes is; but all of them
     together take no less than the whole, since no link rests between them."""
-    machine, how = price.machine, price.machine.collectives.of(c.kind)
-    least = collective_seconds(price.grid, machine.levels, c.kind, c.over, 0, machine.add_s_per_byte, how)[0]
-    share = float(shares(row, of_operand, price.grid)[number].max())
-    whole = price.moves.moved(index_sets(row.signature, price.grid), c)
+    machine, grid, how = moves.machine, moves.grid, moves.machine.collectives.of(c.kind)
+    least = collective_seconds(grid, machine.levels, c.kind, c.over, 0, machine.add_s_per_byte, how)[0]
+    share = float(shares(row, of_operand, grid)[number].max())
+    whole = moves.moved(index_sets(row.signature, grid), c)
     over = [
-        machine.over_model(c.kind, price.grid.over(c.over), sent * price.element_bytes)
+        machine.over_model(c.kind, grid.over(c.over), sent * moves.element_bytes)
         for sent in (whole.sent, whole.sent * share)
     ]
     seconds = whole.ps / PICOSECONDS

@@ -267,15 +267,21 @@ class _Writer:
         return self.rows.setdefault(text, constant(row.bound.operation.name, self.rows.values()))
 
     # ---------------------------------------------------------------- rows
-    def _constructor(self, row: PlacedRow, other: PlacedRow, of: PlacedRow | None = None, indent: str = "") -> str:
+    def _constructor(
+        self, row: PlacedRow, other: PlacedRow, indent: str = "", of: tuple[PlacedRow, int] | None = None
+    ) -> str:
         """A row as Python.
 
         Args:
-            of: the row of which it makes a gradient.
+            of: the row, and the number of its operand, whose gradient it makes.
         """
         operation = self._expression(row.bound.operation, other.bound.operation)
-        reads = [self._side(f, s, b) for f, s, b in zip(row.fetch, row.reads, row.back, strict=True)]
-        makes = [self._side(s, stored, g) for s, stored, g in zip(row.store, row.makes, row.given, strict=True)]
+        reads = [
+            self._side(f, s, b, of_back=self._summed_in(v) if b else "")
+            for f, s, b, v in zip(row.fetch, row.reads, row.back, row.bound.reads, strict=True)
+        ]
+        kind = self._summed_in(of[0].bound.reads[of[1]]) if of else ""
+        makes = [self._side(s, stored, g, kind) for s, stored, g in zip(row.store, row.makes, row.given, strict=True)]
         sides = [_listed(reads, indent), _listed(makes, indent)]
         sides += [f"way={row.way}"] * bool(row.way)
         if any(kinds := row.bound.autocast):
@@ -283,11 +289,11 @@ class _Writer:
         sides += [f"early={row.early}"] * (row.early is not None) + ["split=False"] * (not row.split)
         if row.chunks is not None:
             sides.append(f"chunks={literal(astuple(row.chunks))}")
-        sides += self._types(row, of)
+        sides += self._types(row, of and of[0])
         inner: list[str] = []
         for k, one in row.derived:
             there = dict(other.derived)[k]
-            inner.append(f"{k}: {self._constructor(one, there, row, indent + '    ')}")
+            inner.append(f"{k}: {self._constructor(one, there, indent + '    ', (row, k))}")
         sides += [f"derived={{{', '.join(inner)}}}"] * bool(inner)
         head = f"Row(lambda N: {operation}, {literal(dict(row.roles))}"
         return f",\n    {indent}".join([head, *sides]) + ")"
@@ -304,14 +310,24 @@ class _Writer:
         types = tuple(kind or other for kind, other in zip(makes, usual, strict=True))
         return [f"types={literal(types)}"] * (types != usual)
 
-    def _side(self, chain: Chain, stored: Stored, back: Chain | None) -> str:
-        """An operand's layouts, or a result's, and what moves between them; and of its gradient."""
+    def _summed_in(self, name: str) -> str:
+        """The type in which a value's gradient travels, where this isn't the value's own."""
+        value, kind = self.program.values[name], self.program.gradients_in(name)
+        return "" if kind == value.dtype else kind
+
+    def _side(self, chain: Chain, stored: Stored, back: Chain | None, kind: str = "", of_back: str = "") -> str:
+        """An operand's layouts, or a result's, and what moves between them; and of its gradient.
+
+        Args:
+            kind, of_back: types in which these travel, where these aren't their own.
+        """
         start = self._layout(chain[0].src) if chain else self._at(stored)
         if not chain and not back:
             return start
-        steps = [f'To("{kind_of(c)}", {literal(c.over)}, {self._layout(c.dst)})' for c in chain]
+        last = f", torch.{kind}" * bool(kind)
+        steps = [f'To("{kind_of(c)}", {literal(c.over)}, {self._layout(c.dst)}{last})' for c in chain]
         found = [start, f"({', '.join(steps)}{',' * (len(steps) == 1)})"]
-        found += [self._side(back, stored, None)] if back else []
+        found += [self._side(back, stored, None, of_back)] if back else []
         return f"Side({', '.join(found)})"
 
     def _layout(self, layout: Layout) -> str:

@@ -11,7 +11,7 @@ from convgen.algebra.notation import roles_text
 from convgen.cost.every_output import Kept, every_output
 from convgen.cost.machine import Machine
 from convgen.cost.network_memory import fullest
-from convgen.cost.rows import hidden_of, price_on
+from convgen.cost.rows import price_on
 from convgen.explain.planned_steps import Step, Steps
 from convgen.plan.program.ranks import NetworkPlan
 from convgen.program.network import Program, label
@@ -122,7 +122,7 @@ class Layer:
 def layers_of(found: NetworkPlan, machine: Machine, dtype: str) -> list[Layer]:
     """The plan's, in the network's order."""
     program = found.program
-    steps = Steps(program, price_on(program.grid, machine, dtype), hidden_of(program, machine))
+    steps = Steps(program, price_on(program.grid, machine, dtype, program.reduce_dtype))
     kept = kept_by_row(found)
     readers: dict[str, set[int]] = {}
     for i, row in enumerate(program.rows):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from convgen.algebra.notation import roles_text
@@ -41,12 +41,8 @@ class Step:
 class Steps:
     """Of a program on a machine."""
 
-    def __init__(self, program: Program, price: Price, hidden: Collection[str]) -> None:
-        """
-        Args:
-            hidden: values whose gradients' sums take no time.
-        """
-        self.program, self.price, self.hidden = program, price, hidden
+    def __init__(self, program: Program, price: Price) -> None:
+        self.program, self.price = program, price
         self.wanted = program.differentiable(of_inputs=False)
         self.again = {i for s in program.again for i in range(s.start, s.stop)}
         self.moves: dict[int, list[Moved]] = {}
@@ -85,13 +81,13 @@ class Steps:
 
     def _moved(self, m: Moved, phase: str) -> Step:
         c = m.conversion
-        sent, ps = self.price.moves.moved(index_sets(m.placed.signature, self.program.grid), c)
-        is_sum = phase == "backward" and m.value in self.hidden and m.is_of_gradient
+        is_sum = self.program.is_of_parameter(m)
+        moves = self.price.sums if is_sum else self.price.moves
+        sent, ps = moves.moved(index_sets(m.placed.signature, self.program.grid), c)
         over = f" over {','.join(c.over)}" if c.over else ""
-        size = self.price.element_bytes
-        return Step(
-            phase, c.kind, f"{m.step}{over}: {c.src} -> {c.dst}", 0 if is_sum else ps, sent * size, communicates=True
-        )
+        ps = 0 if is_sum and self.price.machine.hides_gradients else ps
+        what = f"{m.step}{over}: {c.src} -> {c.dst}"
+        return Step(phase, c.kind, what, ps, sent * moves.element_bytes, communicates=True)
 
     def _local(self, row: PlacedRow, phase: str, what: str, back: Sequence[int] | None = None) -> Step:
         operation, roles = row.bound.operation, dict(row.roles)

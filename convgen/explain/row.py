@@ -9,7 +9,7 @@ from typing import Any
 from convgen.algebra.layout import Layout
 from convgen.algebra.relations import ReadBy, Taps
 from convgen.algebra.signature import Made, Signature
-from convgen.cost.network import dtype_of, element_bytes, records
+from convgen.cost.network import element_bytes, records
 from convgen.cost.symbolic import Expr, Formula, Sizes, interior_rows, sent_by, symbol, sympy
 from convgen.errors import InputError
 from convgen.explain.formula import formula_text
@@ -113,7 +113,7 @@ def _moved(program: Program, phase: str, m: Moved) -> Line:
     sides = (c.dst, c.src) if c.kind == "exchange" and c.reduction else (c.src, c.dst)  # a halo that goes back
     return {
         "phase": phase, "step": m.step, "operation": c.kind, "axes": c.over,
-        "elements": sent // element_bytes(dtype_of(program, m)), "bytes": sent,
+        "elements": sent // element_bytes(program.dtype_of(m)), "bytes": sent,
         "formula": Formula(sent_by(c.kind, c.over, *sides, sizes), zero, zero, None),
     }  # fmt: skip
 

@@ -57,7 +57,7 @@ class BucketGradients(NetworkPass):
         closed: list[tuple[Axes, str, list[str]]] = []
         sums = summed_parameters(program)
         for m in sums:
-            dtype = program.values[m.value].dtype
+            dtype = program.dtype_of(m)
             key = (m.conversion.over, dtype)
             counts = volume(index_sets(m.placed.signature, program.grid).held(m.conversion.src))
             open_ones.setdefault(key, []).append(m.step)

@@ -75,6 +75,7 @@ class Parts(NamedTuple):
         parted: the network whose statistics are of parts of how a program is laid out ([SP] III-B), and whether what is
             normalised shall stay so; None: they are not.
         given: rows that a file lays out (given.py).
+        reduce_dtype: as a program's.
     """
 
     name: str
@@ -85,3 +86,4 @@ class Parts(NamedTuple):
     fixed: Mapping[str, tuple[Axes, ...]] = MappingProxyType({})
     parted: Callable[[Program, bool], Parts] | None = None
     given: tuple[GivenRow, ...] = ()
+    reduce_dtype: str = ""

@@ -198,7 +198,7 @@ class _Lowering(Forward):
             reads.append(self.now[i, "dx", k] if d is None else self.now[i, d, "made", 0])
         handle = self._slot(f"{start.name}.sent")
         assert start.bucket is not None
-        key = f"{start.name}:{','.join(start.bucket.over)}"
+        key = f"{start.name}:{','.join(start.bucket.over)}:{start.bucket.dtype}"
         self._add("start_bucket", key, [handle], reads, start.moved[-1].row, start)
         self.flying[start.name] = handle, start
 

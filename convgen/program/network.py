@@ -97,6 +97,7 @@ class Program:
         again: blocks that backward computes again (again.py), in order.
         joined: rows of the network as it is described that are one row here (wide.py), in order.
         statistics: of batch norms (spec/graph_parts.py), whose parts follow how their operands are stored.
+        reduce_dtype: in which parameters' gradients travel to be summed; "": each in its parameter's own.
     """
 
     name: str
@@ -109,6 +110,26 @@ class Program:
     again: tuple[Stretch, ...] = ()
     joined: tuple[tuple[int, ...], ...] = ()
     statistics: str = "global"
+    reduce_dtype: str = ""
+
+    def is_of_parameter(self, moved: Moved) -> bool:
+        """Whether it brings a parameter's gradient to where the parameter is stored."""
+        return moved.is_of_gradient and self.values[moved.value].kind == "parameter"
+
+    def gradients_in(self, name: str) -> str:
+        """The type in which a value's gradient travels to where the value is stored."""
+        value = self.values[name]
+        return self.reduce_dtype or value.dtype if value.kind == "parameter" else value.dtype
+
+    def dtype_of(self, moved: Moved) -> str:
+        """The type in which a conversion's tensor travels; a result that nobody reads has that of what it is made
+        of."""
+        if moved.value in self.values:
+            return self.gradients_in(moved.value) if moved.is_of_gradient else self.values[moved.value].dtype
+        if moved.placed.signature.results[moved.chain[1]].integer:
+            return "int64"
+        kinds = (self.values[n].dtype for n in moved.placed.bound.reads)
+        return next((kind for kind in kinds if kind in FLOATS), "float32")
 
     def forward(self) -> Iterator[Moved]:
         """Conversions of the forward pass, in order."""

@@ -93,6 +93,16 @@ def _whole_of(operands: Sequence[str], divided: Mapping[str, tuple[str, Arg]], n
     return ""
 
 
+SUMMED_IN = ("float32", "bfloat16", "float16")
+
+
+def check_reduce_dtype(dtype: str) -> None:
+    """Raises InputError: gradients can't travel in this type to be summed, which is done in float32."""
+    if dtype and dtype not in SUMMED_IN:
+        hint = did_you_mean(dtype, SUMMED_IN, ", ".join(SUMMED_IN))
+        raise InputError(f"reduce_dtype {dtype} is no type in which gradients are summed", hint=hint)
+
+
 def with_dtype(graph: Graph, dtype: str) -> Graph:
     """The graph with another type of floats, in the place of every one that it has.
 

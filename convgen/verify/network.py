@@ -31,6 +31,7 @@ from convgen.verify.network_program import (
     OF_PARAMETERS,
     OUTPUTS,
     STEPS,
+    SUMMED,
     Given,
     RankRun,
     given_of,
@@ -131,17 +132,19 @@ def check_network(
     dtype = max((v.dtype for v in program.values.values() if v.dtype in DTYPE_ROUNDOFF), key=DTYPE_ROUNDOFF.__getitem__)
     truth = truth_of(graph, given)
     slack: Mapping[str, float] = {}
-    least = max(LEAST, LEAST_ROUNDOFFS * DTYPE_ROUNDOFF[dtype])
+    summed = DTYPE_ROUNDOFF[program.reduce_dtype or dtype]
+    least = max(LEAST, LEAST_ROUNDOFFS * max(DTYPE_ROUNDOFF[dtype], summed))
     if dtype != "float64":
         one, other = (truth_of(graph, given, doubles=False, shaken=s) for s in (False, True))
         slack = {k: max(_farthest(truth[k], found[k], least) for found in (one, other)) for k in KINDS}
     floor = EXACT if dtype == "float64" else 16 * DTYPE_ROUNDOFF[dtype]
     kinds = [kind for kind in KINDS if truth.get(kind)]
-    compared = [_compare(k, runs, truth[k], _tolerance(floor, slack.get(k, 0.0)), least) for k in kinds]
+    floors = {k: max(floor, 16 * summed) if program.reduce_dtype and k in SUMMED else floor for k in kinds}
+    compared = [_compare(k, runs, truth[k], _tolerance(floors[k], slack.get(k, 0.0)), least) for k in kinds]
     if dtype == "float64" and any(one.error > one.tolerance for one in compared):
         other = truth_of(graph, given, shaken=True)
         limits = {k: min(10 * _farthest(truth[k], other[k], least), ILL_CONDITIONED) for k in kinds}
-        compared = [replace(one, tolerance=max(EXACT, limits[one.kind])) for one in compared]
+        compared = [replace(one, tolerance=max(one.tolerance, limits[one.kind])) for one in compared]
     parts = {one.kind: _parts(one, runs, truth[one.kind], least) for one in compared if one.error > one.tolerance}
     compared = [replace(one, wrong=tuple(p.name for p in parts.get(one.kind, []))) for one in compared]
     sent = volume(program)
@@ -154,7 +157,8 @@ def check_network(
         compared=tuple(compared),
         bytes_sent={part: sum(sum(s["bytes_sent_per_rank"]) for s in steps) for part, steps in sent.items()},
         uncounted=_uncounted(compiled, runs, sent),
-        tolerance_from=EXACTLY if dtype == "float64" else ROUNDED,
+        tolerance_from=(EXACTLY if dtype == "float64" else ROUNDED)
+        + f"; what sums in {program.reduce_dtype} make has 16 unit roundoffs of it" * bool(program.reduce_dtype),
         parted=next((_first(kind, found, program) for kind, found in parts.items() if found), None),
     )
 

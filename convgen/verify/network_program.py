@@ -23,6 +23,7 @@ KINDS = (
 )  # fmt: skip
 OUTPUTS, OF_INPUTS, OF_PARAMETERS, BUFFERS, CHANGE, CHANGED, EVALUATED = KINDS
 LATER = (CHANGE,)
+SUMMED = (OF_PARAMETERS, CHANGE, CHANGED, EVALUATED)  # what sums of parameters' gradients make
 
 Box = tuple[tuple[int, int], ...]
 Results = dict[str, dict[str, tuple[Box, Tensor]]]  # of a rank: by kind and name, which part of the whole, and the part

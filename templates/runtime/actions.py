@@ -168,7 +168,7 @@ class Actions:
             assert k is not None
             here, back, (move,) = self.here(stand), stand.back[k], stand.fetch[k]
             pieces = pieces_of(stand, here, k)
-            return stand, pieces, Halo(move, back[0].step if back else move.step, here, pieces), k
+            return stand, pieces, Halo(move, back[0] if back else move, here, pieces), k
 
         return self._code(("pieces", key), made)
 
@@ -376,29 +376,31 @@ class Actions:
 
     def _start_bucket(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
         """Gradients in one all-reduce; of those that nobody asks for, nothing."""
-        name, _, axes = line.key.partition(":")
+        name, axes, kind = line.key.split(":")
+        dtype: torch.dtype = getattr(torch, kind)
         over, here = tuple(axes.split(",")), RowHere(self.ctx.net, self.place, 0)
         group = here.group(over)
 
         def start(*gradients: Tensor | None) -> Any:
-            parts = [g for g, there in zip(gradients, read, strict=True) if there and g is not None]
-            packed = torch.cat([g.reshape(-1) for g in parts])
+            come = [g if there else None for g, there in zip(gradients, read, strict=True)]
+            like = [None if g is None else (g.shape, g.dtype) for g in come]
+            parts = [g for g in come if g is not None]
+            packed = torch.cat([g.reshape(-1) for g in parts], out=parts[0].new_empty(0, dtype=dtype))
             ranks = len(group.ranks)
             splits = [hi - lo for lo, hi in (block(0, packed.numel(), ranks, i) for i in range(ranks))]
             with named(name, "all_reduce", over, here):
                 pending = begin(here.place.transport, "all_reduce", packed, splits, group, GRADIENTS, owns=True)
-            shapes = [g.shape if there and g is not None else None for g, there in zip(gradients, read, strict=True)]
-            return pending, shapes, lambda: named(name, "all_reduce", over, here)
+            return pending, like, lambda: named(name, "all_reduce", over, here)
 
         return start
 
     def _wait_bucket(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
         def wait(sent: Any) -> Any:
-            pending, shapes, context = sent
+            pending, like, context = sent
             with noted("wait", line.key.partition(":")[0]), context():
                 whole = pending.wait()
-            parts = iter(whole.split([s.numel() for s in shapes if s is not None]))
-            found = [None if s is None else next(parts).view(s) for s in shapes]
+            parts = iter(whole.split([one[0].numel() for one in like if one is not None]))
+            found = [None if one is None else next(parts).view(one[0]).to(one[1]) for one in like]
             return found if len(found) > 1 else found[0]
 
         return wait

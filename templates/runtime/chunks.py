@@ -63,7 +63,8 @@ def send(move: Move, step: str, value: Tensor, d: int, rows: Rows, here: RowHere
         value: those rows of what the rank has.
         d: the dimension of the rows, which the conversion leaves as it is.
     """
-    kind, over, src, dst, _ = move
+    kind, over, src, dst, _, dtype = move
+    own, value = value.dtype, value if dtype is None else value.to(dtype)
     stand, group = here.layer, here.group(over)
     held, kept = cut(here.held(src), d, rows), cut(here.held(dst), d, rows)
     peers = here.members(over)
@@ -73,10 +74,10 @@ def send(move: Move, step: str, value: Tensor, d: int, rows: Rows, here: RowHere
 
         def landed(got: Tensor) -> Tensor:
             if consecutive(pieces, kept, "", stand):
-                return unflat(got, stand.shape(kept, ""), stand)
+                return unflat(got, stand.shape(kept, ""), stand).to(own)
             out = value.new_empty(stand.shape(kept, ""))
             stand.copy(got, out, kept, tuple(pieces), "", stand, unpack=True)
-            return out
+            return out.to(own)
 
     else:
         scatters = kind == "reduce_scatter"
@@ -86,7 +87,7 @@ def send(move: Move, step: str, value: Tensor, d: int, rows: Rows, here: RowHere
         splits = [stand.size(p, "") for p in pieces] if scatters else [hi - lo for lo, hi in parts]
 
         def landed(got: Tensor) -> Tensor:
-            return unflat(got, stand.shape(kept, ""), stand)
+            return unflat(got, stand.shape(kept, ""), stand).to(own)
 
     with named(step, kind, over, here):
         pending = begin(here.place.transport, kind, packed, splits, group, CHUNKS)

@@ -93,8 +93,9 @@ Copy = tuple[int, Any, Any]  # from a part, by its number, to where, from where 
 class Halo:
     """What a rank's window lacks, and its gradient on the way back; boxes are worked out once."""
 
-    def __init__(self, move: Move, step_back: str, here: RowHere, pieces: Pieces) -> None:
-        self.move, self.step_back, self.here, layer = move, step_back, here, here.layer
+    def __init__(self, move: Move, back: Move, here: RowHere, pieces: Pieces) -> None:
+        self.move, self.step_back, self.here, layer = move, back.step, here, here.layer
+        self.dtype = back.dtype  # of the gradient as it travels, if not its own
         sends, receives = missing(move.src, move.dst, move.over, here)
         self.own, boxes = here.held(move.src), [p.box for p in pieces.boundary]
         self.inner = pieces.interior.box if pieces.interior else tuple((lo, lo) for lo, _ in self.own)
@@ -133,7 +134,7 @@ class Halo:
 
     def start_back(self, strips: Sequence[Tensor], like: torch.dtype) -> Sent:
         """Gradients of what has arrived, to where it came from; of own rows they stay."""
-        device = self.here.layer.device
+        like, device = self.dtype or like, self.here.layer.device
         addends: list[Tensor] = []
         for shape, copies in zip(self.came, self.to_addends, strict=True):
             addend = torch.zeros(shape, dtype=wide_type(like), device=device)

@@ -80,7 +80,7 @@ class Stand(Plain):
     def is_still(self, move: Move) -> bool:
         """Whether an exchange moves nothing, for any rank: blocks that meet for so many samples and not for others."""
         if id(move) not in self._still:
-            kind, over, src, dst, _ = move
+            kind, over, src, dst, *_ = move
             ranks = range(math.prod(self.grid.values()))
             held, kept = ([held_at(self, side, p, 0) for p in ranks] for side in (src, dst))  # type: ignore[arg-type]
             if kind == "exchange":
@@ -112,7 +112,8 @@ class Stand(Plain):
         pairs = zip(side.steps, pairwise(self._layouts(side, operand)), strict=True)
         several = len(side.steps) > 1
         return tuple(
-            Move(to.kind, to.over, *pair, f"{step}.{i}" if several else step) for i, (to, pair) in enumerate(pairs, 1)
+            Move(to.kind, to.over, *pair, f"{step}.{i}" if several else step, to.dtype)
+            for i, (to, pair) in enumerate(pairs, 1)
         )
 
     # ---- Where local code stands ----

@@ -33,11 +33,13 @@ class Distribution(NamedTuple):
 
 
 class To(NamedTuple):
-    """A conversion of a tensor: its kind, over which axes, and how the tensor is laid out then."""
+    """A conversion of a tensor: its kind, over which axes, how the tensor is laid out then, and the type in which it
+    travels, if not in its own."""
 
     kind: str
     over: Axes
     made: Distribution
+    dtype: torch.dtype | None = None
 
 
 class Side(NamedTuple):

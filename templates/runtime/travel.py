@@ -23,13 +23,15 @@ from .transport import Group, wide_type
 class Move(NamedTuple):
     """A step between two layouts, over the ranks that differ along some axes. `exchange_add` sums parts that overlap,
     `exchange_rim` leaves a halo beside the block, `all_gather_parts` and `reduce_scatter_parts` have channels in parts
-    that lie one behind the other, `merge` is of moments of disjoint parts."""
+    that lie one behind the other, `merge` is of moments of disjoint parts. `dtype` is that in which it travels, if not
+    the tensor's own."""
 
     kind: str
     over: Axes
     src: Any
     dst: Any
     step: str
+    dtype: torch.dtype | None = None
 
 
 Chain = tuple[Move, ...]
@@ -70,6 +72,8 @@ def way_of(move: Move, here: RowHere) -> Moving:
     def travel(tensor: Tensor) -> Any:
         if tensor.dtype == torch.bool:
             return travel(tensor.to(torch.uint8)).bool()
+        if move.dtype not in (None, tensor.dtype):
+            return travel(tensor.to(move.dtype)).to(tensor.dtype)
         if not kind:
             return way(tensor.contiguous())
         try:
@@ -83,7 +87,7 @@ def way_of(move: Move, here: RowHere) -> Moving:
 
 def _way(move: Move, here: RowHere) -> tuple[Moving, str]:
     """The conversion, and what of a transport it is; "" where it names its errors itself, or sends nothing."""
-    kind, over, src, dst, step = move
+    kind, over, src, dst, step, _ = move
     if kind in ("exchange", "exchange_add") and cast(Any, here.layer).is_still(move):
         return lambda tensor: placed(tensor, here.held(src), here.held(dst)), ""
     group, splits = here.group(over), [here.layer.size(held_at(here.layer, src, p, 0), "") for p in here.members(over)]
@@ -150,7 +154,7 @@ class Packing:
 
 def _exchanging(move: Move, here: RowHere) -> Moving:
     """What each rank needs and does not own comes from the rank of the group that owns it."""
-    kind, over, src, dst, _ = move
+    kind, over, src, dst, *_ = move
     sends, receives = missing(src, dst, over, here)
     whole, need, frame = here.frame(dst), here.held(dst), here.frame(src)
     given, got = Packing(frame, sends, here.layer), Packing(whole, receives, here.layer)

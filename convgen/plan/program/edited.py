@@ -38,6 +38,7 @@ from convgen.program.text import grid_of
 from convgen.program.verify.network import faults
 from convgen.program.wide import Group, chains, joined, joined_rows
 from convgen.program.wide import faults as joining_faults
+from convgen.spec.graph_edit import check_reduce_dtype
 from convgen.spec.graph_parts import check_statistics
 from convgen.spec.network_plan import PlanFile, Roles, RowPlan
 from convgen.spec.source import KeyPath, Source, locate
@@ -74,6 +75,7 @@ class ProgramText:
     name: str
     grid: Grid
     statistics: str
+    reduce_dtype: str
     again: tuple[str, ...]
     values: Mapping[str, tuple[Axes, ...]]
     lines: Sequence[Numbered]
@@ -131,7 +133,7 @@ def read_text(text: str, file: str) -> ProgramText:
         raise bad(first, opening, error.hint) from None
     if len(grid.names) != len(set(grid.names)):
         raise bad(first, opening, "each axis once")
-    statistics, again, section = "global", tuple[str, ...](), ""
+    statistics, reduce_dtype, again, section = "global", "", tuple[str, ...](), ""
     values: dict[str, tuple[Axes, ...]] = {}
     sections: dict[str, list[Numbered]] = {name: [] for name in SECTIONS}
     numbers: dict[KeyPath, int] = {(): first}
@@ -149,6 +151,8 @@ def read_text(text: str, file: str) -> ProgramText:
             section, numbers["sections", line] = line, number
         elif not section and key == "statistics":
             statistics, numbers["statistics",] = rest, number
+        elif not section and key == "reduce_dtype":
+            reduce_dtype, numbers["reduce_dtype",] = rest, number
         elif not section and key == "again":
             again, numbers["again",] = tuple(rest.split(", ")), number
         elif not section and (match := _VALUE.fullmatch(line)):
@@ -165,15 +169,20 @@ def read_text(text: str, file: str) -> ProgramText:
             raise bad(number, line, "a value, a section, or a step of one")
     if lines[-1][1] != "}":
         raise bad(*lines[-1], "a closing brace ends the text")
-    try:
-        check_statistics(statistics)
-    except InputError as error:
-        raise locate(InputError(error.fact, ("statistics",), hint=error.hint), Source(file, numbers)) from None
+    for key, said, check in (
+        ("statistics", statistics, check_statistics), ("reduce_dtype", reduce_dtype, check_reduce_dtype)
+    ):  # fmt: skip
+        try:
+            check(said)
+        except InputError as error:
+            raise locate(InputError(error.fact, (key,), hint=error.hint), Source(file, numbers)) from None
     try:
         check_memory(64 * grid.ranks**2, f"verifying a program on {grid.ranks} ranks", "a smaller grid")
     except InputError as error:
         raise locate(error, Source(file, numbers)) from None
-    return ProgramText(file, opening.split()[1], grid, statistics, again, values, lines, sections, numbers)
+    return ProgramText(
+        file, opening.split()[1], grid, statistics, reduce_dtype, again, values, lines, sections, numbers
+    )
 
 
 def _plain(line: str) -> str:
@@ -210,7 +219,7 @@ def laid_out(text: ProgramText, parts: Parts) -> Program:
         program = program_of(plan, parts._replace(tensors=tensors, rows=bounds), bare=False)
     except InputError as error:
         raise locate(InputError(error.fact, error.path, error.notes, error.hint or HINT), text.source()) from None
-    return replace(program, joined=tuple(sorted(groups)))
+    return replace(program, joined=tuple(sorted(groups)), reduce_dtype=text.reduce_dtype)
 
 
 def _label(bound: Bound) -> str:
@@ -464,7 +473,7 @@ def _buckets(text: ProgramText, program: Program, wrong: list[_Wrong]) -> Iterat
                 fact = f"%{name}: {what} is no all_reduce over {match[3]} of a parameter's gradient"
                 wrong.append(_Wrong(number, fact))
         if there:
-            yield Bucket(name, over, program.values[there[0].value].dtype, tuple(m.step for m in there))
+            yield Bucket(name, over, program.dtype_of(there[0]), tuple(m.step for m in there))
 
 
 def _refuse_faults(text: ProgramText, program: Program) -> None:

@@ -79,7 +79,7 @@ def _exactly(search: Callable[[int | None], Found], room: Room) -> Fitted:
 
 def _recomputed(one: Fitted, budget: int, states: int, machine: Machine, dtype: str) -> Iterator[Fitted]:
     """The same layout with blocks computed again, until it fits or there are none left."""
-    program, price = one.found.program, price_on(one.found.program.grid, machine, dtype)
+    program, price = one.found.program, price_on(one.found.program.grid, machine, dtype, one.found.program.reduce_dtype)
     walk, wanted = one.walk or fullest(program, states), program.differentiable(of_inputs=False)
     takes: dict[Stretch, int] = {}
     for s in stretches(program):

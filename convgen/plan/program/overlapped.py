@@ -70,7 +70,7 @@ def _sums_first(program: Program) -> Iterator[Program]:
 
 
 def _candidates(program: Program, machine: Machine, dtype: str, of_inputs: bool) -> Iterator[Program]:
-    price = price_on(program.grid, machine, dtype)
+    price = price_on(program.grid, machine, dtype, program.reduce_dtype)
     bases = [program]
     cut = worth_cutting(program, machine, dtype, of_inputs=of_inputs)
     wide = worth_widening(program, machine, dtype, of_inputs=of_inputs)
@@ -140,7 +140,7 @@ def worth_starting(program: Program, how: StartHalos, price: Price, *, of_inputs
                     flying = {name: (m, behind + least) for name, (m, behind) in flying.items()}
                 case Wait():
                     m, behind = flying.pop(step.name)
-                    saved[m.row] = saved.get(m.row, 0.0) + min(moved_seconds(price, m), behind)
+                    saved[m.row] = saved.get(m.row, 0.0) + min(moved_seconds(program, price, m), behind)
                 case Moved():
                     pass
     pieces = _local(early, price, of_inputs)

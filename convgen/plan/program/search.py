@@ -145,13 +145,14 @@ class Search:
             price: of rows, instead of the machine's.
         """
         self.name, tensors, rows, updates, outputs, fixed, *_ = parts
+        self.reduce_dtype = parts.reduce_dtype
         self.rows, self.updates, self.outputs = tuple(rows), tuple(updates), tuple(outputs)
         self.placed = given_rows(self.rows, parts.given, grid)
         self.given = {**fixed, **self.placed.stored}
         self.grid, self.effort, self.room = grid, effort, room
         self.counted = replace(room, memory_bytes=None, regather=False)
         self.bare = Grid(tuple((a, n) for a, n in grid.axes if n > 1))
-        self.price = price or price_on(self.bare, machine, dtype)
+        self.price = price or price_on(self.bare, machine, dtype, parts.reduce_dtype)
         self.tensors = {t.name: t for t in tensors}
         first: dict[str, int] = {}
         readers: dict[str, int] = {}
@@ -335,6 +336,7 @@ class Search:
             rows=tuple(rows),
             updates=self.updates,
             outputs=self.outputs,
+            reduce_dtype=self.reduce_dtype,
         )
         problem, constant = tables.problem, tables.constant
         second = self._runners_up(problem, taken, rows, cost) if compared else {}

@@ -303,10 +303,8 @@ class Asking:
 
         def collected() -> Table:
             sets, k = tensors[result.name], self.numbers[name]
-            if self.q.learnt[k] and price.machine.hides_gradients:
-                return np.zeros([1] * len(self.shape), dtype=np.int64)
-            makes = price.wants(theirs, result, roles)
-            return self._spread(price.reduced(sets, makes, self._stored(k, parameters), theirs.reduction), k)
+            makes, stored = price.wants(theirs, result, roles), self._stored(k, parameters)
+            return self._spread(price.reduced(sets, makes, stored, theirs.reduction, parameter=self.q.learnt[k]), k)
 
         here = [self.numbers[source] in parameters if source in self.numbers else False for _, source in read]
         if (table := self._found.get((name, signature.results, way))) is None:

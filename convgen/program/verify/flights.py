@@ -56,13 +56,13 @@ def _buckets(program: Program) -> Iterator[str]:
     for bucket in program.buckets:
         for step in bucket.steps:
             for m in steps.get(step, []):
-                value = program.values[m.value]
+                value, kind = program.values[m.value], program.dtype_of(m)
                 if value.kind != "parameter" or not m.is_of_gradient:
                     yield f"{bucket.name}: {step} is no gradient of a parameter"
                 if m.placed.chunks is not None and m.chain == ("back", m.placed.chunks.operand):
                     yield f"{bucket.name}: {step} travels by chunks"
-                if m.conversion.kind != "all_reduce" or m.conversion.over != bucket.over or value.dtype != bucket.dtype:
-                    what = f"{m.conversion.kind} over {m.conversion.over} of {value.dtype}"
+                if m.conversion.kind != "all_reduce" or m.conversion.over != bucket.over or kind != bucket.dtype:
+                    what = f"{m.conversion.kind} over {m.conversion.over} of {kind}"
                     yield f"{bucket.name} is all_reduce over {bucket.over} of {bucket.dtype}, {step} {what}"
             if len(steps.get(step, [])) != 1:
                 yield f"{bucket.name}: {len(steps.get(step, []))} steps are named {step}"
