@@ -97,6 +97,7 @@ class Program:
         again: blocks that backward computes again (again.py), in order.
         joined: rows of the network as it is described that are one row here (wide.py), in order.
         statistics: of batch norms (spec/graph_parts.py), whose parts follow how their operands are stored.
+        tf32: convolutions and products of float32 take TF32 on a GPU.
     """
 
     name: str
@@ -109,6 +110,7 @@ class Program:
     again: tuple[Stretch, ...] = ()
     joined: tuple[tuple[int, ...], ...] = ()
     statistics: str = "global"
+    tf32: bool = False
 
     def forward(self) -> Iterator[Moved]:
         """Conversions of the forward pass, in order."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from convgen.errors import InputError
-from convgen.spec.graph import DTYPES, Arg, Call, Graph, Ref, Value, refs
+from convgen.spec.graph import DTYPES, TFLOAT32, Arg, Call, Graph, Ref, Value, refs
 from convgen.spec.names import did_you_mean
 
 BATCH_NORM = "batch_norm"
@@ -96,12 +96,16 @@ def _whole_of(operands: Sequence[str], divided: Mapping[str, tuple[str, Arg]], n
 def with_dtype(graph: Graph, dtype: str) -> Graph:
     """The graph with another type of floats, in the place of every one that it has.
 
+    Args:
+        dtype: tfloat32 is float32 whose products take TF32 on a GPU.
+
     Raises:
         InputError: it is no type of floats.
     """
     floats = tuple(name for name in DTYPES if "float" in name)
-    if dtype not in floats:
-        raise InputError(f"--dtype {dtype} is no type of floats", hint=did_you_mean(dtype, floats, ", ".join(floats)))
+    if dtype not in (known := (*floats, TFLOAT32)):
+        raise InputError(f"--dtype {dtype} is no type of floats", hint=did_you_mean(dtype, known, ", ".join(known)))
+    dtype, tf32 = ("float32", True) if dtype == TFLOAT32 else (dtype, False)
 
     def value(one: Value) -> Value:
         return replace(one, dtype=dtype) if one.dtype in floats else one
@@ -116,7 +120,7 @@ def with_dtype(graph: Graph, dtype: str) -> Graph:
         for call in graph.calls
     )
     groups = {k: tuple(map(value, getattr(graph, k))) for k in ("inputs", "parameters", "buffers", "constants")}
-    return replace(graph, calls=calls, **groups)
+    return replace(graph, calls=calls, tf32=tf32, **groups)
 
 
 def same_calls(a: Graph, b: Graph, same_constant: Callable[[str, str], bool]) -> bool:

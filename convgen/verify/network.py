@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from convgen.cost.network import volume
 from convgen.network_compiler import CompiledNetwork
 from convgen.packages import files_of, forget_package, kernel_modules, load_package, runtime_of
 from convgen.program.network import Program
+from convgen.spec.graph import TFLOAT32
 from convgen.verify.network_program import (
     BUFFERS,
     CHANGE,
@@ -39,10 +41,13 @@ from convgen.verify.network_program import (
 )  # fmt: skip
 from convgen.verify.parted import Parted, first_parted, verdict
 from convgen.verify.processes import Tell, count_calls, silent, spawn
+from convgen.verify.tf32 import RoundedFactors, without_tf32
 from convgen.verify.virtual import VirtualTransport, World
 
 Transport = Literal["virtual", "processes"]
-DTYPE_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
+DTYPE_ROUNDOFF = {
+    "float64": 2.0**-53, "float32": 2.0**-24, "tfloat32": 2.0**-11, "bfloat16": 2.0**-8, "float16": 2.0**-11,
+}  # fmt: skip
 EXACT = 1e-10  # float64
 ILL_CONDITIONED = 1e-6  # the most for one whose steps of training enlarge every rounding
 LARGEST = 0.5  # of other types: what was never computed is off by 1
@@ -108,7 +113,8 @@ def check_network(
     interpret: bool = False,
     told: Tell = silent,
 ) -> NetworkReport:
-    """Compile to a temporary package, run all its ranks, compare.
+    """Compile to a temporary package, run all its ranks, compare. What follows torch's switches multiplies float32 as
+    float32.
 
     Args:
         tensors: constants, and parameters and buffers that are `given`.
@@ -128,12 +134,14 @@ def check_network(
         run = _run_virtual if transport == "virtual" else _run_processes
         runs = run(path, program.grid.ranks, given, timeout_s, interpret, told)
     told(f"{graph.name}: the same on one device in float64")
-    dtype = compiled.dtype
+    dtype = compiled.dtype if compiled.target.is_gpu or compiled.dtype != TFLOAT32 else "float32"  # a CPU's has no TF32
     truth = truth_of(graph, given, torch.float64)
     slack: Mapping[str, float] = {}
     least = max(LEAST, LEAST_ROUNDOFFS * DTYPE_ROUNDOFF[dtype])
     if dtype != "float64":
-        one, other = (truth_of(graph, given, getattr(torch, dtype), shaken=s) for s in (False, True))
+        with RoundedFactors() if dtype == TFLOAT32 else nullcontext():
+            kind = torch.float64 if dtype == TFLOAT32 else getattr(torch, dtype)
+            one, other = (truth_of(graph, given, kind, shaken=s) for s in (False, True))
         slack = {k: max(_farthest(truth[k], found[k], least) for found in (one, other)) for k in KINDS}
     floor = EXACT if dtype == "float64" else 16 * DTYPE_ROUNDOFF[dtype]
     kinds = [kind for kind in KINDS if truth.get(kind)]
@@ -188,7 +196,8 @@ def _run_virtual(path: Path, ranks: int, given: Given, timeout_s: float, interpr
         return run_rank(package, given, package.init_mesh(package.NET.device, transport=end), end.sent)
 
     try:
-        return World(ranks).run(program)
+        with without_tf32():
+            return World(ranks).run(program)
     finally:
         forget_package(package)
 
@@ -207,7 +216,8 @@ class RunPackage:
         sent: list[Any] = []
         count_calls(runtime_of(package), sent)
         mesh = package.init_mesh(package.NET.device, timeout=self.timeout_s)
-        return run_rank(package, self.given, mesh, sent)
+        with without_tf32():
+            return run_rank(package, self.given, mesh, sent)
 
 
 def _run_processes(
