@@ -41,9 +41,11 @@ from convgen.program.network_text import show
 from convgen.spec.exported import graph_of
 from convgen.spec.graph import Graph
 from convgen.spec.graph_edit import with_dtype
-from convgen.spec.graph_file import read_graph, write_graph
+from convgen.spec.graph_file import constants_path, read_graph, write_graph
 from convgen.spec.network_graph import read_network_graph
+from convgen.spec.safetensors import tensors_bytes
 from convgen.spec.target import read_target
+from convgen.tune.wanted import of_networks
 from convgen.verify import tf32
 from convgen.verify.interpreter import launch
 from convgen.verify.network import check_network, report_text
@@ -328,6 +330,16 @@ def test_a_product_is_one_of_tf32_and_three_of_float32(monkeypatch: pytest.Monke
     assert seen >= 3
 
 
+def test_both_products_of_float32_are_tuned() -> None:
+    graph, _ = exported(unet)
+    found = {d: of_networks([compile_network(with_dtype(graph, d), Grid((("H", 2),)), target=SM_90)]) for d in FLOATS}
+    keys = {d: {(one.problem.dtype, one.key) for one in found[d]} for d in FLOATS}
+    assert {dtype for dtype, _ in keys["float32"]} == {*FLOATS} and {dtype for dtype, _ in keys["tfloat32"]} == {
+        "tfloat32"
+    }
+    assert keys["tfloat32"] < keys["float32"] and len(keys["float32"]) == 2 * len(keys["tfloat32"])
+
+
 def multiplied(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> int:
     """Products of its instructions on TF32."""
     texts: list[str] = []
@@ -426,5 +438,17 @@ def test_the_commands_take_it(tmp_path: Path) -> None:
     assert own.stdout == said[0].stdout
     plan = convgen("plan", file, "--machine", "dgx_h200", "--ranks", 2, "--json")
     assert plan.stdout == plans[0].stdout != plans[1].stdout
+    graph, tensors = exported(resnet)
+    made, plan_file = tmp_path / "resnet.yaml", tmp_path / "plan.yaml"
+    made.write_text(write_graph(graph))
+    constants_path(made).write_bytes(tensors_bytes(tensors))
+    done = convgen("plan", made, "--machine", "dgx_h200", "--ranks", 2, "--dtype", "tfloat32", "-o", plan_file)
+    assert done.exit_code == 0, done.output
+    for more, is_tf32 in (((), True), (("--dtype", "float64"), False)):
+        text = convgen("compile", plan_file, *more, "--emit", "schedule").stdout
+        assert ("products: tfloat32" in text) == is_tf32 and "forward:" in text
+    plan_file.write_text(plan_file.read_text().replace("dtype: tfloat32", "dtype: float8"))
+    refused = convgen("compile", plan_file, "--emit", "schedule")
+    assert isinstance(refused.exception, InputError) and "plan.yaml:" in str(refused.exception)
     refused = convgen("plan", file, "--machine", "dgx_h200", "--ranks", 2, "--dtype", "float8")
     assert isinstance(refused.exception, InputError) and "tfloat32" in refused.exception.hint

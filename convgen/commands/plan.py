@@ -199,7 +199,7 @@ def _setting(network: Network | None, graph: Graph, options: dict[str, Any]) -> 
     made_for = read_target(target or (machine.name if machine.name in KINDS else "cpu"))
     dtype = network.dtype if network is not None else None
     if options["measured"]:
-        machine = _measured(machine, made_for, dtype or "float32")
+        machine = _measured(machine, made_for, dtype or options["dtype"] or "float32")
     memory = options["memory"]
     return Setting(
         machine=replace(machine, hides_gradients=options["hide_dw"]),
@@ -238,12 +238,13 @@ def _plan_file(plan: Planned, network: Network | None, target: Target, file: str
     def beside(name: str) -> str:
         return Path(os.path.relpath(Path(name).absolute(), output.absolute().parent)).as_posix()
 
-    given = str(click.get_current_context().params["machine"])
+    params = click.get_current_context().params
+    given = str(params["machine"])
     priced_by = given
     if given.endswith((".yaml", ".yml")) or "/" in given:  # of a file, as seen from the plan's
         priced_by = beside(given)
     laid_out = plan_of(plan.compiled.plain, beside(file), priced_by, plan.found.seconds)
-    return write_plan(laid_out, (_command(Path(file).name),))
+    return write_plan(replace(laid_out, dtype=params["dtype"] or ""), (_command(Path(file).name),))
 
 
 def _command(file: str) -> str:
