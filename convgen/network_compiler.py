@@ -20,7 +20,7 @@ from convgen.algebra.algorithms import ALGORITHMS
 from convgen.algebra.grid import Grid
 from convgen.cost.machine import Machine
 from convgen.cost.machines import load_machine
-from convgen.emit.network import NetworkInput, Package, emit_network
+from convgen.emit.network import NetworkInput, Package, Tf32, emit_network
 from convgen.errors import InputError
 from convgen.kernels.config import Config
 from convgen.kernels.of_rows import ConvolutionFile, Measured, convolution_files
@@ -57,7 +57,7 @@ from convgen.program.verify.network import verify_network
 from convgen.program.wide import joined_rows, numbers
 from convgen.spec.aten.describe import Described
 from convgen.spec.aten.samples import for_any_number
-from convgen.spec.graph import Graph, Module
+from convgen.spec.graph import TFLOAT32, Graph, Module
 from convgen.spec.graph_edit import check_reduce_dtype
 from convgen.spec.graph_modes import own_modes
 from convgen.spec.graph_parts import check_statistics, normalised, parts_of, with_statistics
@@ -107,6 +107,14 @@ class CompiledNetwork:
         return convolution_files(self.program, self.target.known(), self.measured) if self.target.is_gpu else ()
 
     @property
+    def _tf32(self) -> Tf32:
+        """When float32 is multiplied as TF32."""
+        if self.program.tf32:
+            return "always" if self.target.is_gpu else "never"
+        has_float32 = any(v.dtype == "float32" for v in self.program.values.values())
+        return "switches" if has_float32 and self.target.switches_tf32 else "never"
+
+    @property
     def calls(self) -> tuple[int, ...]:
         """Of each row of the program, the number of the graph's call that it ends with."""
         return tuple(self.described.calls[i] for i in numbers(len(self.described.rows), self.program.joined))
@@ -148,6 +156,7 @@ class CompiledNetwork:
                 source=g.source,
                 command=self.command,
                 constants=constants,
+                tf32=self._tf32,
                 kernels=self.kernels,
             )
         )
@@ -292,6 +301,7 @@ def compile_text(graph: Graph, text: ProgramText, *, command: str = "", target: 
         raise locate(error, text.source()) from None
     if not target.reads_parts:
         refuse_forms(text)
+    graph = replace(graph, tf32=graph.tf32 or (text.tf32 and _dtype(graph) == "float32"))
     graph, described, _ = _described(graph, target)
     program = laid_out(text, network_parts(graph, described))
 
@@ -395,6 +405,7 @@ def _compiled(
         checked: whether each stage is verified, whatever CONVGEN_VERIFY says.
     """
     many = for_any_number(graph, target.device)[2]
+    program = replace(program, tf32=graph.tf32)
     if checked or verify_schedules():
         after = (_verifier(many), *after)
     tell(after, "choose", None)
@@ -437,7 +448,9 @@ def _overlapping(
 
 
 def _dtype(graph: Graph) -> str:
-    """Of what is computed: the first parameter's or input's of floats."""
+    """Of what is computed: the first parameter's or input's of floats; or of its products."""
+    if graph.tf32:
+        return TFLOAT32
     return next((v.dtype for v in (*graph.parameters, *graph.inputs) if v.dtype in FLOATS), "float32")
 
 

@@ -217,9 +217,7 @@ def forget_package(package: ModuleType) -> None:
 
 def kernel_modules(package: Any) -> list[Any]:
     """The files of kernels that a GPU's package has, as modules."""
-    runtime = runtime_of(package)
-    kernels = [k for name in ("KERNELS", "RIMS", "EPILOGUES", "MASKED") for k in getattr(runtime, name, {}).values()]
-    return list({id(k.module): k.module for k in kernels}.values())
+    return [part for name, part in sys.modules.items() if name.startswith(f"{package.__name__}.convolution_")]
 
 
 def runtime_of(package: Any) -> Any:

@@ -229,17 +229,17 @@ def written(folder: Path, **others: Any) -> Path:
     return file
 
 
-@pytest.mark.parametrize("algorithm", [None, "spatial"])
-def test_a_layer_of_a_gpu_has_kernels_beside_it(algorithm: str | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("algorithm", "dtype"), [(None, "float64"), ("spatial", "float64"), ("spatial", "tfloat32")])
+def test_a_layer_of_a_gpu_has_kernels_beside_it(algorithm: str | None, dtype: str, tmp_path: Path) -> None:
     plain: dict[str, Any] = {"distribution": None, "algorithm": "spatial", "grid": {"H": 2}} if algorithm else {}
-    file = written(tmp_path, **plain)
+    file = written(tmp_path, dtype=dtype, **plain)
     done = convgen("compile", file, "--overlap", "--target", "cuda:sm_90", "-o", tmp_path)
     assert done.exit_code == 0, done.output
     assert any(path.name.startswith("convolution_1") for path in (tmp_path / "a").iterdir())
     options: dict[str, Any] = {"grid": None, "algorithm": None, "dtype": None, "target": "cuda:sm_90"}
     (one,) = compile_one_rows([str(file)], **options)
     report = check_network(one.compiled, {}, interpret=True)
-    assert report.ok, report_text(report)
+    assert report.ok and report.dtype == dtype, report_text(report)
 
 
 def test_the_layers_own_machine_prices_it(tmp_path: Path) -> None:
@@ -260,7 +260,6 @@ def test_the_layers_own_machine_prices_it(tmp_path: Path) -> None:
     [
         ({"options": {"sums": "native"}}, (), "native sums"),
         ({"options": {"kernels": {"forward": "unfolded"}}}, (), "kernels by name"),
-        ({"dtype": "tfloat32"}, ("--target", "cuda:sm_90"), "tfloat32"),
         ({}, ("--target", "sw26010"), "sw26010"),
         ({"layer": "conv_transpose2d"}, (), "other rows below"),
         ({"groups": 2, "grid": {"p": 2, "q": 1}, "input": [2, 6, 6, 6], "out_channels": 6,

@@ -118,8 +118,8 @@ def compile_graphs(
             raise InputError(fact, hint="another name for one")
         seen[graph.name] = file
         tensors = read_constants(beside, graph)
-        if dtype is not None:
-            graph = with_dtype(graph, dtype)
+        if kind := dtype or (plan.dtype if plan is not None else ""):
+            graph = with_dtype(graph, kind)
         tell(after, "read", None)
         try:
             command = f"convgen compile {Path(file).name}{said}"

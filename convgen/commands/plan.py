@@ -47,6 +47,7 @@ class PlanFile(OutputFile):
 )
 @click.option("--ranks", required=True, type=click.IntRange(1), help="How many.")
 @click.option("--grid", help="Only this grid, e.g. data=4,chan=2; by default grids are searched.")
+@click.option("--dtype", help="Of the network, its own by default.")
 @click.option("--batch", type=click.IntRange(1, 2**31 - 1), help="Samples of the whole step, instead of the file's.")
 @click.option(
     "--memory",
@@ -98,7 +99,7 @@ def plan_command(
         keep_input(output, file, "-o")
     asked = _grid(grid, ranks)
     need("torch", "a network's operators are ATen's, which needs torch")
-    network, graph = _read(file, options["batch"])
+    network, graph = _read(file, options["batch"], options["dtype"])
     setting, target = _setting(network, graph, options)
 
     from convgen.explain.planned import Planned, planned_json, planned_text
@@ -151,8 +152,10 @@ def _with_line(note: Note, network: Network) -> Note:
     return note if node is None else replace(note, path=node.path)
 
 
-def _read(file: str, batch: int | None) -> tuple[Network | None, Graph]:
+def _read(file: str, batch: int | None, dtype: str | None) -> tuple[Network | None, Graph]:
     """A network written by hand, if it is one, and its graph."""
+    from convgen.spec.graph_edit import with_dtype
+
     if is_graph_file(file):
         from convgen.spec.graph_file import read_graph
 
@@ -162,14 +165,15 @@ def _read(file: str, batch: int | None) -> tuple[Network | None, Graph]:
                 fact = f"--batch: {file} is of {graph.batch} samples, and no other number"
                 raise InputError(fact, hint="import it again")
             graph = replace(graph, batch=batch)
-        return None, graph
+        return None, graph if dtype is None else with_dtype(graph, dtype)
     from convgen.spec.network_graph import network_graph
     from convgen.spec.network_reader import read_network, with_batch
 
     network = read_network(file)
     if batch is not None:
         network = with_batch(network, batch)
-    return network, replace(network_graph(network, source=Path(file).name), source_file=network.source)
+    graph = replace(network_graph(network, source=Path(file).name), source_file=network.source)
+    return (network, graph) if dtype is None else (replace(network, dtype=dtype), with_dtype(graph, dtype))
 
 
 def _setting(network: Network | None, graph: Graph, options: dict[str, Any]) -> tuple[Setting, Target]:
@@ -195,7 +199,7 @@ def _setting(network: Network | None, graph: Graph, options: dict[str, Any]) -> 
     made_for = read_target(target or (machine.name if machine.name in KINDS else "cpu"))
     dtype = network.dtype if network is not None else None
     if options["measured"]:
-        machine = _measured(machine, made_for, dtype or "float32")
+        machine = _measured(machine, made_for, dtype or options["dtype"] or "float32")
     memory = options["memory"]
     return Setting(
         machine=replace(machine, hides_gradients=options["hide_dw"]),
@@ -234,12 +238,13 @@ def _plan_file(plan: Planned, network: Network | None, target: Target, file: str
     def beside(name: str) -> str:
         return Path(os.path.relpath(Path(name).absolute(), output.absolute().parent)).as_posix()
 
-    given = str(click.get_current_context().params["machine"])
+    params = click.get_current_context().params
+    given = str(params["machine"])
     priced_by = given
     if given.endswith((".yaml", ".yml")) or "/" in given:  # of a file, as seen from the plan's
         priced_by = beside(given)
     laid_out = plan_of(plan.compiled.plain, beside(file), priced_by, plan.found.seconds)
-    return write_plan(laid_out, (_command(Path(file).name),))
+    return write_plan(replace(laid_out, dtype=params["dtype"] or ""), (_command(Path(file).name),))
 
 
 def _command(file: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 from convgen import __version__
 from convgen.algebra.layout import Axes, Layout
@@ -32,10 +32,11 @@ from convgen.program.norms import Norm, norms
 from convgen.program.rows import Chain, PlacedRow, Stored
 from convgen.program.steps import Step
 from convgen.spec.formats import FORMAT
-from convgen.spec.graph import LISTS, Module
+from convgen.spec.graph import LISTS, TFLOAT32, Module
 
 STATE = ("parameter", "buffer", "constant")
 NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.])")
+Tf32 = Literal["never", "switches", "always"]
 VALUES = re.compile(r"%\S+(?:, )?")  # in a step's text, which stand in its line
 TENSOR = re.compile(r"[^\s,:\[]+(?=\[)")
 
@@ -47,6 +48,8 @@ class NetworkInput:
     Attributes:
         program: for the compiled number of samples; `other` for another number, to tell what follows it.
         texts: of the header.
+        dtype: of its first floats, or tfloat32.
+        tf32: when float32 is multiplied as TF32: where torch's switches say so, or always.
     """
 
     program: Program
@@ -68,6 +71,7 @@ class NetworkInput:
     source: str
     command: str
     constants: bool
+    tf32: Tf32 = "never"
     kernels: tuple[ConvolutionFile, ...] = ()
 
 
@@ -145,6 +149,8 @@ class _Writer:
             "grid": dict(p.grid.axes),
             "batch": g.batch,
             "dtype": g.dtype,
+            "torch_dtype": "float32" if g.dtype == TFLOAT32 else g.dtype,
+            "tf32": g.tf32,
             "device": g.device,
             "sums": g.sums,
             "values": values,
@@ -169,6 +175,7 @@ class _Writer:
             "outputs": {name: (slot, of) for name, slot, of in self.lowered.outputs},
             "constants": g.constants,
             "kernels": g.kernels,
+            "held": [k for k in g.kernels if not (k.switched and k.dtype == TFLOAT32)],
         }
         text = environment().get_template("network.py.jinja").render(**context)
         always = {"Row", "Section", "Steps", "Net", "NetworkModule", "clip_grad_norm_", "Block"}
@@ -176,6 +183,7 @@ class _Writer:
         always |= {n for n in ("Distribution", "Side", "To") if f"{n}(" in text}
         always |= {"OfChildren"} if context["of_children"] else set()
         always |= {"KERNELS", "LocalConvolution", "LocalKernels"} if g.kernels else set()
+        always |= {"ByProducts"} if any(k.switched for k in g.kernels) else set()
         always |= {"RIMS"} if any(k.rim for k in g.kernels) else set()
         always |= {"EpilogueStep"} if any(k.epilogue for k in g.kernels) else set()
         always |= {"EPILOGUES", "EpilogueKernel"} if any(k.epilogue and not k.masks for k in g.kernels) else set()

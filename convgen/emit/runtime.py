@@ -23,8 +23,8 @@ PARTS = (
 
 # Only networks have these.
 NETWORK_PARTS: tuple[str, ...] = (
-    "travel", "convolved", "splits", "lanes", "copies", "pieces", "chunks", "rows", "listing", "norms", "checkpoints",
-    "local_code", "actions", "linked", "region", "net", "inside", "scopes", "steps", "network",
+    "travel", "tf32", "convolved", "splits", "lanes", "copies", "pieces", "chunks", "rows", "listing", "norms",
+    "checkpoints", "local_code", "actions", "linked", "region", "net", "inside", "scopes", "steps", "network",
 )  # fmt: skip
 
 GPU_PARTS = ("convolved",)  # of these, only networks with kernels

@@ -20,10 +20,12 @@ from convgen.program.forms import boxes
 from convgen.program.network import FLOATS, Program, label
 from convgen.program.nodes import Phase
 from convgen.program.rows import PlacedRow, at_rank, index_sets
+from convgen.spec.graph import TFLOAT32
 from convgen.spec.target import Target
 
 # The activation that a kernel can read in two places.
 RIM_OF: Mapping[Phase, str] = {"forward": "x", "backward_data": "y", "backward_filter": "x"}
+BESIDE = "_tf32"  # ends the name of the file of TF32's products
 Measured = Mapping[tuple[Problem, ...], Config]  # configurations of kernels for these problems, one a rank
 
 
@@ -37,6 +39,7 @@ class ConvolutionFile:
         problems: of each kernel, one for each of `held`.
         uses: rows that run a kernel, and its phase; gradients' phases may have none.
         rim: the activation that comes as a block and boxes around it: x, y, or none.
+        switched: there is one of float32's products and one of TF32's, of which torch's switch chooses at each call.
         epilogue: of a file of one kernel alone, what that does behind its sum.
         masks: that kernel is backward-data's, else it is forward's.
     """
@@ -52,6 +55,21 @@ class ConvolutionFile:
     epilogue: Epilogue = ()
     masks: bool = False
     rim: str = ""
+    switched: bool = False
+
+    @property
+    def module(self) -> str:
+        """What a package knows it by, of two for float32 both as one."""
+        return f"ByProducts({self.name}, {self.name}{BESIDE})" if self.switched else self.name
+
+    @property
+    def torch_dtype(self) -> str:
+        """Of the tensors."""
+        return "float32" if self.dtype == TFLOAT32 else self.dtype
+
+    def multiplied_as_tf32(self) -> ConvolutionFile:
+        problems = tuple(tuple(replace(p, dtype=TFLOAT32) for p in one) for one in self.problems)
+        return replace(self, dtype=TFLOAT32, problems=problems)
 
     @property
     def keeps(self) -> bool:
@@ -139,7 +157,23 @@ def convolution_files(
             rows_of: dict[tuple[str, Phase], None] = {(row.row, phase): None for row in of if phase in row.phases}
             file = f"{name}_{of[-1].steps}_{n}"
             found.append(ConvolutionFile(file, dtype, held, last, made, tuple(rows_of), *rest, epilogue, masks, rim))
-    return tuple(found)
+    return tuple(one for file in found for one in _by_products(file, target, always=program.tf32))
+
+
+def _by_products(file: ConvolutionFile, target: Target, *, always: bool) -> tuple[ConvolutionFile, ...]:
+    """The files that ranks choose from.
+
+    Args:
+        always: float32 is multiplied as TF32, whatever torch's switches say.
+    """
+    if file.dtype != "float32":
+        return (file,)
+    tf32 = file.multiplied_as_tf32()
+    if always:
+        return (tf32,)
+    if not target.switches_tf32:
+        return (file,)
+    return replace(file, switched=True), replace(tf32, name=f"{file.name}{BESIDE}", switched=True)
 
 
 def _with_steps(masks: bool) -> Phase:

@@ -98,6 +98,7 @@ class Program:
         joined: rows of the network as it is described that are one row here (wide.py), in order.
         statistics: of batch norms (spec/graph_parts.py), whose parts follow how their operands are stored.
         reduce_dtype: in which parameters' gradients travel to be summed; "": each in its parameter's own.
+        tf32: convolutions and products of float32 take TF32 on a GPU.
     """
 
     name: str
@@ -111,6 +112,7 @@ class Program:
     joined: tuple[tuple[int, ...], ...] = ()
     statistics: str = "global"
     reduce_dtype: str = ""
+    tf32: bool = False
 
     def is_of_parameter(self, moved: Moved) -> bool:
         """Whether it brings a parameter's gradient to where the parameter is stored."""

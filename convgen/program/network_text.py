@@ -30,6 +30,7 @@ from convgen.program.lower import lower
 from convgen.program.network import Moved, Program, Value
 from convgen.program.steps import Step
 
+PRODUCTS = "  products: tfloat32"  # of float32, on a GPU
 KINDS = ("input", "parameter", "buffer", "constant")
 FORWARD, BACKWARD, OF_INPUTS, NEVER = SECTIONS = ("forward:", "backward:", "backward of inputs:", "never asked for:")
 
@@ -39,6 +40,7 @@ def show(program: Program) -> str:
     lines = [f"network {program.name} on {program.grid} {{"]
     lines += [f"  statistics: {program.statistics}"] * (program.statistics != "global")
     lines += [f"  reduce_dtype: {program.reduce_dtype}"] * bool(program.reduce_dtype)
+    lines += [PRODUCTS] * program.tf32
     lines += [f"  again: {', '.join(dict.fromkeys(s.path for s in program.again))}"] * bool(program.again)
     lines += [f"  {kind} {typed(v)}" for kind in KINDS for v in program.values.values() if v.kind == kind]
     whole, without = lower(program), lower(program, of_inputs=False)

@@ -16,6 +16,7 @@ from typing import Literal, TypeAlias, cast
 from convgen.spec.source import KeyPath, Source
 
 DTYPES = ("float64", "float32", "float16", "bfloat16", "bool", "uint8", "int8", "int16", "int32", "int64")
+TFLOAT32 = "tfloat32"  # of a graph: values are float32, and products TF32 where the device has them
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +152,7 @@ class Graph:
         modes: ("train", "eval"): the graph of training, of which `graph_edit.eval_graph` is that of evaluation;
             ("train",) or ("eval",): of this one only.
         batch: samples that it was exported with.
+        tf32: convolutions and products of float32 take TF32 on a GPU.
         updates: (buffer, value that it becomes after a forward pass in training).
         outputs: (name, value): "output" where the module gives one tensor; the keys of a mapping; "0", "1", ... of a
             tuple, without those that are None; nested ones with points between.
@@ -173,6 +175,7 @@ class Graph:
     aliases: tuple[tuple[str, str], ...]
     modules: tuple[Module, ...] = ()
     given: tuple[GivenRow, ...] = ()
+    tf32: bool = False
     source_file: Source = field(default_factory=Source, compare=False)
 
     @property

@@ -6,14 +6,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from convgen.errors import InputError
-from convgen.spec.graph import DTYPES, Arg, Call, Graph, Ref, Value, refs
+from convgen.spec.graph import DTYPES, TFLOAT32, Arg, Call, Graph, Ref, Value, refs
 from convgen.spec.names import did_you_mean
+from convgen.spec.text import one_line
 
 BATCH_NORM = "batch_norm"
 DROPOUT = "dropout"
 BERNOULLI = "bernoulli.p"  # (values of that shape, probability, generator)
 NOISE = ("rand", "rand_like", "randn", "randn_like")
 ATTENTION = "scaled_dot_product_attention"  # (q, k, v, mask, dropout_p, ...)
+FLOATS = tuple(name for name in DTYPES if "float" in name)
 RECURRENT = ("lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input")  # (six others, whether it trains, ...)
 
 
@@ -103,30 +105,39 @@ def check_reduce_dtype(dtype: str) -> None:
         raise InputError(f"reduce_dtype {dtype} is no type in which gradients are summed", hint=hint)
 
 
+def check_floats(dtype: str) -> None:
+    """Raises InputError: a network can't have this type."""
+    if dtype not in (known := (*FLOATS, TFLOAT32)):
+        hint = did_you_mean(dtype, known, ", ".join(known))
+        raise InputError(f"dtype {one_line(dtype, 100)} is no type of floats", ("dtype",), hint=hint)
+
+
 def with_dtype(graph: Graph, dtype: str) -> Graph:
     """The graph with another type of floats, in the place of every one that it has.
+
+    Args:
+        dtype: tfloat32 is float32 whose products take TF32 on a GPU.
 
     Raises:
         InputError: it is no type of floats.
     """
-    floats = tuple(name for name in DTYPES if "float" in name)
-    if dtype not in floats:
-        raise InputError(f"--dtype {dtype} is no type of floats", hint=did_you_mean(dtype, floats, ", ".join(floats)))
+    check_floats(dtype)
+    dtype, tf32 = ("float32", True) if dtype == TFLOAT32 else (dtype, False)
 
     def value(one: Value) -> Value:
-        return replace(one, dtype=dtype) if one.dtype in floats else one
+        return replace(one, dtype=dtype) if one.dtype in FLOATS else one
 
     def argument(arg: Arg) -> Arg:
         if isinstance(arg, tuple):
             return tuple(map(argument, arg))
-        return dtype if isinstance(arg, str) and arg in floats else arg
+        return dtype if isinstance(arg, str) and arg in FLOATS else arg
 
     calls = tuple(
         replace(call, args=tuple(map(argument, call.args)), results=tuple(v and value(v) for v in call.results))
         for call in graph.calls
     )
     groups = {k: tuple(map(value, getattr(graph, k))) for k in ("inputs", "parameters", "buffers", "constants")}
-    return replace(graph, calls=calls, **groups)
+    return replace(graph, calls=calls, tf32=tf32, **groups)
 
 
 def same_calls(a: Graph, b: Graph, same_constant: Callable[[str, str], bool]) -> bool:

@@ -5,7 +5,7 @@
     source: "torchvision.models:resnet18"
     modes: [train, eval]
     batch: 8
-    dtype: float32
+    dtype: float32                     # of values that say none; tfloat32: products take TF32 on a GPU
     inputs:
       x: {shape: [N, 3, 64, 64]}
     parameters:
@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 
 from convgen.errors import InputError
 from convgen.spec.formats import FORMAT, KEY
-from convgen.spec.graph import Arg, Call, Graph, Module, Ref, Samples, Value
+from convgen.spec.graph import TFLOAT32, Arg, Call, Graph, Module, Ref, Samples, Value
 from convgen.spec.graph_reader import DTYPE, SAMPLES, is_graph_file, read_graph
 from convgen.spec.text import shown
 
@@ -84,14 +84,14 @@ def read_constants(path: str | Path, graph: Graph) -> dict[str, torch.Tensor]:
 
 def write_graph(graph: Graph) -> str:
     """The text of a graph's file; `read_graph` makes an equal graph of it."""
-    dtype = graph.inputs[0].dtype if graph.inputs else DTYPE
+    dtype = graph.inputs[0].dtype if graph.inputs and not graph.tf32 else DTYPE
     lines = [
         f"network: {_scalar(graph.name)}",
         f"{KEY}: {FORMAT}",
         f"source: {_scalar(graph.source)}",
         f"modes: {_flow(graph.modes)}",
         f"batch: {graph.batch}",
-        f"dtype: {dtype}",
+        f"dtype: {TFLOAT32 if graph.tf32 else dtype}",
     ]
     for key in ("inputs", "parameters", "buffers", "constants"):
         values: tuple[Value, ...] = getattr(graph, key)

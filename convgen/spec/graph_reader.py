@@ -11,7 +11,7 @@ from typing import Any, cast
 from convgen.errors import InputError
 from convgen.spec.fields import check_keys, text_of
 from convgen.spec.formats import without_format
-from convgen.spec.graph import DTYPES, Arg, Call, Graph, Module, Ref, Samples, Size, Value, refs
+from convgen.spec.graph import DTYPES, TFLOAT32, Arg, Call, Graph, Module, Ref, Samples, Size, Value, refs
 from convgen.spec.names import did_you_mean
 from convgen.spec.source import KeyPath, Source, locate
 from convgen.spec.text import LONGEST, as_list, beginning, shown
@@ -66,7 +66,8 @@ class _Reader:
     def graph(self, data: dict[str, Any]) -> Graph:
         data = without_format(data)
         check_keys(data, (), KEYS, NEEDED)
-        self.dtype = _dtype(data.get("dtype", DTYPE), ("dtype",))
+        tf32 = data.get("dtype") == TFLOAT32
+        self.dtype = DTYPE if tf32 else _dtype(data.get("dtype", DTYPE), ("dtype",))
         modes = data["modes"]
         if modes not in MODES:
             raise InputError(f"modes can't be {shown(modes)}", ("modes",), hint="[train, eval], [train] or [eval]")
@@ -97,6 +98,7 @@ class _Reader:
             aliases=self.pairs(data, "aliases", held),
             modules=self.modules(data.get("modules")),
             given=(),
+            tf32=tf32,
             source_file=self.source,
         )
 

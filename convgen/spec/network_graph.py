@@ -23,7 +23,7 @@ from pathlib import Path
 from convgen.algebra.conv import Conv
 from convgen.errors import InputError
 from convgen.spec.exported_names import result_names
-from convgen.spec.graph import Arg, Call, GivenRow, Graph, Ref, Samples, Size, Value
+from convgen.spec.graph import TFLOAT32, Arg, Call, GivenRow, Graph, Ref, Samples, Size, Value
 from convgen.spec.graph_edit import BATCH_NORM, renamed
 from convgen.spec.layer import Layer
 from convgen.spec.network import Network, Node
@@ -93,12 +93,11 @@ def layer_graph(layer: Layer) -> Graph:
     format: a package takes tensors of any.
 
     Raises:
-        InputError: it has what networks have not: a mesh's target, kernels by name, native sums, TF32 products.
+        InputError: it has what networks have not: a mesh's target, kernels by name, native sums.
     """
     conv, target = layer.conv, layer.target
     lacks = {
         f"target {target.text}": (target.is_mesh, "target: cpu, cuda or hip"),
-        f"dtype {layer.dtype}": (layer.dtype == "tfloat32" and not target.is_cpu, "dtype: float32"),
         "kernels by name": (bool(layer.options.kernels), "options without kernels"),
         "native sums": (layer.options.sums != "ordered", "options: {sums: ordered}"),
     }
@@ -116,7 +115,8 @@ class _Writer:
 
     def __init__(self, name: str, source: str, dtype: str, batch: int) -> None:
         self.name, self.source, self.batch = name, source, batch
-        self.dtype = "float32" if dtype == "tfloat32" else dtype  # of tensors
+        self.tf32 = dtype == TFLOAT32
+        self.dtype = "float32" if self.tf32 else dtype  # of tensors
         self.inputs: list[Value] = []
         self.parameters: list[Value] = []
         self.buffers: list[Value] = []
@@ -146,6 +146,7 @@ class _Writer:
             updates=tuple((buffer, named(value)) for buffer, value in self.updates),
             outputs=tuple((name, named(value)) for name, value in outputs.items()),
             aliases=(),
+            tf32=self.tf32,
         )
 
     def call(self, op: str, args: Sequence[Arg], shape: Sequence[int], module: str, kind: str = "") -> str:

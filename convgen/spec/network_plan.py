@@ -3,6 +3,7 @@
     network_plan: resnet18
     format: 1
     graph: resnet18.yaml            # beside it
+    dtype: bfloat16                 # where it is not the graph's own
     statistics: spatial             # of batch norms, where they are not global
     again: [layer1, layer2.0]       # blocks that backward computes again, where there are some
     grid: {a: 4, b: 2}
@@ -27,13 +28,26 @@ from convgen.algebra.notation import entries_of, entry_text, is_one_each, roles_
 from convgen.errors import InputError
 from convgen.spec.fields import check_keys, text_of
 from convgen.spec.formats import FORMAT, KEY, without_format
+from convgen.spec.graph_edit import check_floats
 from convgen.spec.graph_parts import check_statistics
 from convgen.spec.placement import build_grid
 from convgen.spec.source import KeyPath, Source, locate
 from convgen.spec.text import LONGEST, as_list, beginning, one_line, shown
 from convgen.spec.yaml import read_yaml
 
-KEYS = ("network_plan", KEY, "graph", "machine", "milliseconds", "statistics", "again", "grid", "values", "rows")
+KEYS = (
+    "network_plan",
+    KEY,
+    "graph",
+    "machine",
+    "milliseconds",
+    "dtype",
+    "statistics",
+    "again",
+    "grid",
+    "values",
+    "rows",
+)
 Roles = tuple[tuple[str, Axes], ...]
 
 
@@ -60,6 +74,7 @@ class PlanFile:
     milliseconds: float = 0.0
     statistics: str = "global"
     again: tuple[str, ...] = ()
+    dtype: str = ""
     source: Source = field(default_factory=Source, compare=False)
 
 
@@ -75,6 +90,8 @@ def write_plan(plan: PlanFile, head: Sequence[str] = ()) -> str:
     lines.append(f"graph: {_quoted(plan.graph)}")
     if plan.machine:
         lines += [f"machine: {_quoted(plan.machine)}", f"milliseconds: {plan.milliseconds:.6g}"]
+    if plan.dtype:
+        lines.append(f"dtype: {plan.dtype}")
     if plan.statistics != "global":
         lines.append(f"statistics: {plan.statistics}")
     if plan.again:
@@ -127,6 +144,8 @@ def _plan(data: Mapping[str, Any], source: Source) -> PlanFile:
     if not listed:
         raise InputError(f"rows can't be {shown(data['rows'])}", ("rows",), hint="a row a line, as convgen plan -o")
     rows = tuple(_row(row, grid, ("rows", i)) for i, row in enumerate(listed))
+    if dtype := text_of(data.get("dtype", ""), ("dtype",)):
+        check_floats(dtype)
     statistics = text_of(data.get("statistics", "global"), ("statistics",))
     try:
         check_statistics(statistics)
@@ -137,7 +156,7 @@ def _plan(data: Mapping[str, Any], source: Source) -> PlanFile:
         raise InputError(f"milliseconds can't be {shown(took)}", ("milliseconds",), hint="a number, 0 or more")
     return PlanFile(
         text_of(data["network_plan"], ("network_plan",)), text_of(data["graph"], ("graph",)), grid, values, rows,
-        text_of(data.get("machine", ""), ("machine",)), float(took), statistics, _again(data), source,
+        text_of(data.get("machine", ""), ("machine",)), float(took), statistics, _again(data), dtype, source,
     )  # fmt: skip
 
 

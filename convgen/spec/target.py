@@ -88,6 +88,11 @@ class Target:
         return "tf32x3" if self.kind == "cuda" else "ieee"
 
     @property
+    def switches_tf32(self) -> bool:
+        """Whether torch multiplies float32 there as TF32 where its switches say so: not on AMD's."""
+        return self.kind == "cuda"
+
+    @property
     def multiplies_float64(self) -> bool:
         """Whether matrices of float64 can be multiplied: Triton 3.6 and 3.7 end with an assertion for gfx942."""
         return self.arch != "gfx942"

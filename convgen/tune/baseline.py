@@ -22,8 +22,8 @@ FORMATS = ("channels_last", "contiguous")
 def accuracy(dtype: str) -> Generator[None]:
     """cuDNN with benchmark mode, and cuBLAS, at the accuracy of a type: TF32 only in tfloat32.
 
-    By the flags that every version has: a process that sets the newer fp32_precision as well can't read these, as
-    convgen's own ATen family does. ATen's error is recorded beside convgen's.
+    By the older flags, which can't be read where the newer fp32_precision was set otherwise; tuning does not. ATen's
+    error is recorded beside convgen's.
     """
     tf32, matmul = dtype == "tfloat32", torch.backends.cuda.matmul
     before = matmul.allow_tf32, matmul.allow_bf16_reduced_precision_reduction

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from convgen.cost.network import volume
 from convgen.network_compiler import CompiledNetwork
 from convgen.packages import files_of, forget_package, kernel_modules, load_package, runtime_of
 from convgen.program.network import Program
+from convgen.spec.graph import TFLOAT32
 from convgen.verify.network_program import (
     BUFFERS,
     CHANGE,
@@ -40,10 +42,13 @@ from convgen.verify.network_program import (
 )  # fmt: skip
 from convgen.verify.parted import Parted, first_parted, verdict
 from convgen.verify.processes import Tell, count_calls, silent, spawn
+from convgen.verify.tf32 import RoundedFactors, without_tf32
 from convgen.verify.virtual import VirtualTransport, World
 
 Transport = Literal["virtual", "processes"]
-DTYPE_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
+DTYPE_ROUNDOFF = {
+    "float64": 2.0**-53, "float32": 2.0**-24, "tfloat32": 2.0**-11, "bfloat16": 2.0**-8, "float16": 2.0**-11,
+}  # fmt: skip
 EXACT = 1e-10  # float64
 ILL_CONDITIONED = 1e-6  # the most for one whose steps of training enlarge every rounding
 LARGEST = 0.5  # of other types: what was never computed is off by 1
@@ -109,7 +114,8 @@ def check_network(
     interpret: bool = False,
     told: Tell = silent,
 ) -> NetworkReport:
-    """Compile to a temporary package, run all its ranks, compare.
+    """Compile to a temporary package, run all its ranks, compare. What follows torch's switches multiplies float32 as
+    float32.
 
     Args:
         tensors: constants, and parameters and buffers that are `given`.
@@ -129,13 +135,17 @@ def check_network(
         run = _run_virtual if transport == "virtual" else _run_processes
         runs = run(path, program.grid.ranks, given, timeout_s, interpret, told)
     told(f"{graph.name}: the same on one device in float64")
-    dtype = max((v.dtype for v in program.values.values() if v.dtype in DTYPE_ROUNDOFF), key=DTYPE_ROUNDOFF.__getitem__)
+    every = (v.dtype for v in program.values.values() if v.dtype in DTYPE_ROUNDOFF)
+    dtype = max(every, key=DTYPE_ROUNDOFF.__getitem__)
+    rounds = compiled.dtype == TFLOAT32 and compiled.target.is_gpu  # a CPU has no TF32
+    dtype = TFLOAT32 if rounds and dtype == "float32" else dtype
     truth = truth_of(graph, given)
     slack: Mapping[str, float] = {}
     summed = DTYPE_ROUNDOFF[program.reduce_dtype or dtype]
     least = max(LEAST, LEAST_ROUNDOFFS * max(DTYPE_ROUNDOFF[dtype], summed))
     if dtype != "float64":
-        one, other = (truth_of(graph, given, doubles=False, shaken=s) for s in (False, True))
+        with RoundedFactors() if dtype == TFLOAT32 else nullcontext():
+            one, other = (truth_of(graph, given, doubles=dtype == TFLOAT32, shaken=s) for s in (False, True))
         slack = {k: max(_farthest(truth[k], found[k], least) for found in (one, other)) for k in KINDS}
     floor = EXACT if dtype == "float64" else 16 * DTYPE_ROUNDOFF[dtype]
     kinds = [kind for kind in KINDS if truth.get(kind)]
@@ -192,7 +202,8 @@ def _run_virtual(path: Path, ranks: int, given: Given, timeout_s: float, interpr
         return run_rank(package, given, package.init_mesh(package.NET.device, transport=end), end.sent)
 
     try:
-        return World(ranks).run(program)
+        with without_tf32():
+            return World(ranks).run(program)
     finally:
         forget_package(package)
 
@@ -211,7 +222,8 @@ class RunPackage:
         sent: list[Any] = []
         count_calls(runtime_of(package), sent)
         mesh = package.init_mesh(package.NET.device, timeout=self.timeout_s)
-        return run_rank(package, self.given, mesh, sent)
+        with without_tf32():
+            return run_rank(package, self.given, mesh, sent)
 
 
 def _run_processes(

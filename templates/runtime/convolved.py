@@ -17,7 +17,18 @@ from convgen.operations.fused import Fused
 from convgen.operations.row import At, Epilogue
 
 from .blocks import Unmapped
+from .tf32 import takes_tf32
 from .travel import CHANNELS_LAST
+
+
+class ByProducts:
+    """Kernels of float32: the module with those of TF32's products where torch's switch of convolutions says so."""
+
+    def __init__(self, float32: Any, tf32: Any) -> None:
+        self.float32, self.tf32 = float32, tf32
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tf32 if takes_tf32("convolutions") else self.float32, name)
 
 
 class LocalKernels:

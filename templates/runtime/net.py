@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from .envelope import code_of, enter
 from .mesh import Place, make_mesh, place_key, places
 from .parameters import find_placements
 from .splits import Distribution, Plain, Split, block_of
+from .tf32 import TAKEN
 from .transport import Transport
 from .travel import RowHere
 
@@ -43,6 +45,7 @@ class Net(Plain):
         values: inputs and outputs: shape, and how they are laid out.
         state: parameters and buffers: the same, the dtype, how torch fills them, and whether it is a parameter.
         mixes: whether values are of several types of floats.
+        tf32: when float32 is multiplied as TF32: never, where torch's switches say so (switches), or always.
     """
 
     def __init__(
@@ -59,11 +62,12 @@ class Net(Plain):
         values: Mapping[str, tuple[Sequence[Size], Distribution]],
         state: Mapping[str, tuple[Sequence[Size], Distribution, str, str, bool]],
         mixes: bool = False,
+        tf32: str = "never",
     ) -> None:
         self.name, self.file, self.grid, self.batch = name, file, grid, batch
         self.dtype, self.device, self.sums, self.state = dtype, device, sums, state
         self.values = {**values, **{n: (shape, there) for n, (shape, there, *_) in state.items()}}
-        self.mixes = mixes
+        self.mixes, self.tf32 = mixes, tf32
         self.types: dict[str, torch.dtype] = {n: getattr(torch, kind) for n, (_, _, kind, *_) in state.items()}
         folder = Path(file).parent
         files = [path for ending in ("*.py", "*.pt") for path in sorted(folder.glob(ending))]
@@ -77,6 +81,11 @@ class Net(Plain):
     def split(self, name: str, batch: int) -> Split:
         shape, there = self.values[name]
         return Split(name, sized(shape, batch), there.axes)
+
+    @property
+    def products(self) -> AbstractContextManager[None]:
+        """Inside of it steps run."""
+        return TAKEN if self.tf32 == "always" else nullcontext()
 
     # ---- What conversions and parameters ask of a layer ----
 

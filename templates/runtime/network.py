@@ -34,6 +34,7 @@ from .region import Called, run_steps
 from .scopes import Known, Scope, of_kind
 from .splits import block_of
 from .steps import GraphedStep
+from .tf32 import taken
 from .travel import RowHere
 
 LOOKS = 100  # calls of whole tensors, of which ranks compare the values once
@@ -317,8 +318,13 @@ class NetworkModule(Known):
         }
         if (low := low_of(self._net.device)) is not None:
             facts["autocast"] = low
+        facts |= self._products()
         taken, self._taken = self._taken, {}
         return facts | taken
+
+    def _products(self) -> dict[str, object]:
+        """What takes TF32 by torch's switches, where they are asked."""
+        return {"TF32": taken()} if self._net.tf32 == "switches" else {}
 
     def _looks_at(self, whole: Mapping[str, Tensor]) -> None:
         """Of whole tensors, which all ranks give: let the call that begins compare some elements, at times."""

@@ -49,10 +49,11 @@ class Called:
         for name, n in forward.given.items():
             slots[n] = given[name]
         del given
-        if self.nans is not None:
-            execute_noted(forward.codes, slots, self.nans)
-        else:
-            execute(forward.codes, slots)
+        with self.linked.ctx.net.products:
+            if self.nans is not None:
+                execute_noted(forward.codes, slots, self.nans)
+            else:
+                execute(forward.codes, slots)
         return [slots[n] for n in forward.outputs], [slots[n] for n in forward.kept]
 
 
@@ -79,7 +80,8 @@ def _through_steps(
     for n, dy in zip(code.given, dys, strict=True):
         slots[n] = None if dy is None else dy.contiguous()
     del dys
-    with torch.no_grad(), torch.autocast(call.linked.ctx.device, enabled=False):
+    ctx = call.linked.ctx
+    with torch.no_grad(), torch.autocast(ctx.device, enabled=False), ctx.net.products:
         execute(code.codes, slots)
     found = [slots[code.found[n]] if n in code.found else None for n in call.names]
     if torch.is_grad_enabled():

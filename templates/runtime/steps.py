@@ -93,6 +93,7 @@ class GraphedStep:
             self._model._mode_text(),
             own is not None and own.training,
             torch.is_autocast_enabled(self._model._net.device),
+            self._model._products(),
         )
 
     def _refuse_hooks(self) -> None:
@@ -142,7 +143,8 @@ class GraphedStep:
                 raise ValueError(f"{self.name}: {name} {wrong}")
         if self._modes() != self._mode:
             raise RuntimeError(
-                f"{self.name}: the graph was recorded in another mode (train or eval, autocast): record one for each"
+                f"{self.name}: the graph was recorded in another mode (train or eval, autocast, TF32); record one "
+                "for each"
             )
         refuse_moved(self.name, self._held(), self._recorded_at)
         self._refuse_hooks()

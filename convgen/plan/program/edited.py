@@ -31,7 +31,7 @@ from convgen.program.early import early_faults, interior_rows
 from convgen.program.flow import never_asked
 from convgen.program.forms import ended, part_faults, rim_faults
 from convgen.program.network import Bucket, Moved, Program, Value, label
-from convgen.program.network_text import BACKWARD, FORWARD, KINDS, SECTIONS, head, show
+from convgen.program.network_text import BACKWARD, FORWARD, KINDS, PRODUCTS, SECTIONS, head, show
 from convgen.program.rows import Chunks, PlacedRow, place
 from convgen.program.shared import could_hold, shares
 from convgen.program.text import grid_of
@@ -76,6 +76,7 @@ class ProgramText:
     grid: Grid
     statistics: str
     reduce_dtype: str
+    tf32: bool
     again: tuple[str, ...]
     values: Mapping[str, tuple[Axes, ...]]
     lines: Sequence[Numbered]
@@ -133,7 +134,7 @@ def read_text(text: str, file: str) -> ProgramText:
         raise bad(first, opening, error.hint) from None
     if len(grid.names) != len(set(grid.names)):
         raise bad(first, opening, "each axis once")
-    statistics, reduce_dtype, again, section = "global", "", tuple[str, ...](), ""
+    statistics, reduce_dtype, tf32, again, section = "global", "", False, tuple[str, ...](), ""
     values: dict[str, tuple[Axes, ...]] = {}
     sections: dict[str, list[Numbered]] = {name: [] for name in SECTIONS}
     numbers: dict[KeyPath, int] = {(): first}
@@ -153,6 +154,8 @@ def read_text(text: str, file: str) -> ProgramText:
             statistics, numbers["statistics",] = rest, number
         elif not section and key == "reduce_dtype":
             reduce_dtype, numbers["reduce_dtype",] = rest, number
+        elif not section and line == PRODUCTS.strip():
+            tf32 = True
         elif not section and key == "again":
             again, numbers["again",] = tuple(rest.split(", ")), number
         elif not section and (match := _VALUE.fullmatch(line)):
@@ -181,7 +184,7 @@ def read_text(text: str, file: str) -> ProgramText:
     except InputError as error:
         raise locate(error, Source(file, numbers)) from None
     return ProgramText(
-        file, opening.split()[1], grid, statistics, reduce_dtype, again, values, lines, sections, numbers
+        file, opening.split()[1], grid, statistics, reduce_dtype, tf32, again, values, lines, sections, numbers
     )
 
 
