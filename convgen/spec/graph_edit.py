@@ -101,7 +101,7 @@ def with_dtype(graph: Graph, dtype: str) -> Graph:
     """
     floats = tuple(name for name in DTYPES if "float" in name)
     if dtype not in floats:
-        raise InputError(f"--dtype {dtype} is no type of floats", hint=did_you_mean(dtype, floats, ", ".join(floats)))
+        raise InputError(f"dtype {dtype} is no type of floats", hint=did_you_mean(dtype, floats, ", ".join(floats)))
 
     def value(one: Value) -> Value:
         return replace(one, dtype=dtype) if one.dtype in floats else one
