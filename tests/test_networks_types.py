@@ -20,6 +20,7 @@ from convgen import parallel
 from convgen.algebra.grid import Grid
 from convgen.errors import InputError
 from convgen.network_compiler import compile_network
+from convgen.passes.bucket_gradients import BucketGradients
 from convgen.spec.exported import graph_of
 from convgen.verify.network import check_network, report_text
 from convgen.verify.processes import spawn
@@ -243,3 +244,12 @@ def test_checkpoints_keep_types(tmp_path: Path) -> None:
 
     for state in spawn(program, 2):
         assert {n: t.dtype for n, t in state.items()} == {n: t.dtype for n, t in module.state_dict().items()}
+
+
+@pytest.mark.parametrize(("name", "types"), [("norms", 2), ("scaled", 3), ("embedded", 2)])
+def test_a_bucket_has_one_type(name: str, types: int) -> None:
+    """A bucket a type; the check above counts its bytes."""
+    module, x = drawn(name)
+    compiled = compile_network(graph_of(module, (x,), name="net")[0], Grid((("N", 2),)), passes=(BucketGradients(),))
+    buckets = compiled.program.buckets
+    assert len({b.dtype for b in buckets}) == len(buckets) == types
