@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from convgen.agreement import check_weights, meet
 from convgen.algebra.grid import Grid
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 GridLike = Mapping[str, int] | str
+Found = TypeVar("Found", Answer, Answer | None)
 
 
 def from_torch(
@@ -58,6 +59,7 @@ def from_torch(
     reduce_dtype: torch.dtype | str | None = None,
     recompute: Collection[str] = (),
     target: str = "cpu",
+    dtype: torch.dtype | None = None,
     name: str | None = None,
 ) -> Any:
     """The generated package of a module, imported: Network, init_mesh, scatter, gather, SPEC, SCHEDULE, VOLUME.
@@ -81,6 +83,8 @@ def from_torch(
         recompute: modules of the source that backward computes again, so that only what they take is kept.
         target: cpu, or a GPU, as `cuda:sm_90` or `hip:gfx942`, whose convolutions are Triton's, tuned where
             `convgen tune` has measured them.
+        dtype: of floats, in the place of every type that the module's parameters, buffers, inputs and casts have; by
+            default each keeps its own.
         name: of the network; by default the module's class's.
     Raises:
         InputError: the module can't be traced, or not be right on many ranks; an axis that is no letter.
@@ -93,7 +97,9 @@ def from_torch(
     """
     check_statistics(statistics)
     check_reduce_dtype(_name(reduce_dtype))
-    how = _How(_axes(grid), algorithm, machine, statistics, _name(reduce_dtype), tuple(sorted(recompute)), target)
+    how = _How(
+        _axes(grid), algorithm, machine, statistics, _name(reduce_dtype), tuple(sorted(recompute)), target, dtype
+    )
     _, folder, files = _alone(question_of(module, example_inputs, name), how)
     warn_of_idle_axes(files[IDLE].decode())
     return load_package(folder, files=files)
@@ -114,6 +120,7 @@ def parallelize(
     reduce_dtype: torch.dtype | str | None = None,
     recompute: Collection[str] = (),
     target: str | None = None,
+    dtype: torch.dtype | None = None,
     name: str | None = None,
     process_group: ProcessGroup | None = None,
 ) -> torch.nn.Module:
@@ -131,6 +138,7 @@ def parallelize(
         weights: same: those of every rank's module, which have to be alike; rank 0: those of the mesh's first rank.
         statistics, reduce_dtype, recompute: as of `from_torch`.
         target: as of `from_torch`; by default what the mesh, or the process group, is for.
+        dtype: as of `from_torch`; the module's values are converted when they are taken, the module stays as it is.
         process_group: whose ranks a grid's mesh is made of; by default the default one.
     Returns:
         An nn.Module: of every parameter this rank's block, under the module's own names; `load_full`,
@@ -148,7 +156,7 @@ def parallelize(
         raise InputError("process_group= is what a grid's mesh is made of, and a mesh is given", hint="one of both")
     axes = _axes(mesh_or_grid) if given else _axes_of(mesh_or_grid)
     to = target or _target(process_group if given else mesh_or_grid)
-    how = _How(axes, algorithm, machine, statistics, _name(reduce_dtype), tuple(sorted(recompute)), to)
+    how = _How(axes, algorithm, machine, statistics, _name(reduce_dtype), tuple(sorted(recompute)), to, dtype)
     ranks = _ranks(mesh_or_grid, axes, process_group)
     made, folder, files = _together(question_of(module, example_inputs, name), how, ranks)
     warn_of_idle_axes(files[IDLE].decode())
@@ -254,7 +262,7 @@ def _together(question: Question, how: _How, ranks: Sequence[int]) -> Prepared:
     """
     if len(ranks) < 2:
         return _alone(question, how)
-    known = question.known()
+    known = how.typed(question.known())
     folder = how.folder(known, known.tensors) if known is not None else None
     files = kept(folder) if folder is not None else None
     said = f"{question.key} {type(question.module).__qualname__} {how!r}"
@@ -278,6 +286,7 @@ def _alone(question: Question, how: _How) -> Prepared:
     if answer is None:
         answer = answer_of(_exported(question.module, question.inputs, question.name))
         question.keep(answer)
+    answer = how.typed(answer)
     folder = how.folder(answer, answer.tensors)
     files = kept(folder)
     if files is None:
@@ -297,6 +306,11 @@ class _How:
     reduce_dtype: str
     recompute: tuple[str, ...]
     target: str
+    dtype: torch.dtype | None
+
+    def typed(self, answer: Found) -> Found:
+        """An answer, if there is one, in the type that is asked for."""
+        return answer if answer is None or self.dtype is None else answer.of_type(self.dtype)
 
     @property
     def made_for(self) -> Target:
@@ -318,6 +332,7 @@ class _How:
         said += f", reduce_dtype={self.reduce_dtype!r}" * bool(self.reduce_dtype)
         said += f", recompute={[*self.recompute]}" * bool(self.recompute)
         said += f", target={self.target!r}" * self.made_for.is_gpu
+        said += f", dtype={self.dtype}" * (self.dtype is not None)
         compiled = compile_network(
             answer.graph,
             Grid(tuple(self.axes.items())),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +15,15 @@ from networks_on_ranks import draw_parameters, package
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
+import convgen
+from convgen import parallel
 from convgen.algebra.grid import Grid
+from convgen.errors import InputError
 from convgen.network_compiler import compile_network
+from convgen.passes.bucket_gradients import BucketGradients
 from convgen.spec.exported import graph_of
 from convgen.verify.network import check_network, report_text
+from convgen.verify.processes import spawn
 from convgen.verify.virtual import World
 
 GRIDS = ({}, {"N": 2}, {"H": 2}, {"C": 2}, {"N": 2, "H": 2})
@@ -127,3 +135,121 @@ def test_values_have_torchs_types_and_numbers(name: str, grid: dict[str, int]) -
 
         for found in World(compiled.program.grid.ranks).run(program):
             assert found == expected
+
+
+# ---------------------------------------------------------------- parallelize
+@pytest.fixture
+def a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONVGEN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(parallel, "exported", cache(parallel.exported))  # torch exports in one thread at a time
+
+
+def one_step(model: nn.Module, x: Tensor, **how: Any) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2, eps=1e-2, **how)  # 1e-8 is 0 in float16
+    for _ in range(2):
+        optimizer.zero_grad()
+        made: list[Tensor] = tree_flatten(model(x))[0]
+        sum(y.double().square().mean() for y in made).backward()  # type: ignore[union-attr]
+        optimizer.step()
+
+
+def far(found: Tensor, truth: Tensor, least: torch.dtype) -> float:
+    """In round-offs of the coarser of two types, of the largest entry."""
+    found, truth = found.detach(), truth.detach()
+    unit = max(torch.finfo(kind).eps for kind in (truth.dtype, least))
+    return float((found.double() - truth.double()).abs().max() / max(float(truth.abs().max()), 1e-3) / unit)
+
+
+@pytest.mark.usefixtures("a_cache")
+@pytest.mark.parametrize("name", ["norms", "scaled"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_a_type_for_all_floats(name: str, dtype: torch.dtype) -> None:
+    """As the module in that type; the module itself stays as it was."""
+    module, example = drawn(name)
+    before = {n: (t.dtype, t.clone()) for n, t in module.state_dict().items()}
+    reference, x = copy.deepcopy(module).to(dtype), example.to(dtype)
+
+    net = convgen.from_torch(module, (example,), "N=2", dtype=dtype)
+
+    def program(end: Any) -> Any:
+        mesh = net.init_mesh("cpu", transport=end)
+        model: Any = convgen.parallelize(module, (example,), mesh, None, dtype=dtype)
+        state = model.full_state_dict()
+        return model(x), state
+
+    expected = reference(x)
+    for made, state in World(2).run(program):
+        for y, truth in zip(made, expected, strict=True):
+            assert y.dtype == truth.dtype == dtype and far(y, truth, dtype) < 32
+        for n, t in copy.deepcopy(module).to(dtype).state_dict().items():
+            assert state[n].dtype == t.dtype and torch.equal(state[n], t)
+    for n, t in module.state_dict().items():
+        assert t.dtype == before[n][0] and torch.equal(t, before[n][1])
+    with pytest.raises(InputError, match="dtype int8 is no type of floats"):
+        convgen.from_torch(module, (example,), "N=2", dtype=torch.int8)
+
+
+@pytest.mark.usefixtures("a_cache")
+@pytest.mark.parametrize("kind", ["blocks", "dtensors"])
+@pytest.mark.parametrize("how", [{"foreach": True}, {"foreach": False}, {"fused": True}], ids=str)
+def test_optimizers_and_states_keep_types(kind: str, how: dict[str, bool]) -> None:
+    """Parameters of several types beside the module's; then load_state_dict, full_state_dict and copies."""
+    module, x = drawn("scaled")
+    reference = copy.deepcopy(module)
+    one_step(reference, x, **how)
+    truth = reference.state_dict()
+
+    net = convgen.from_torch(module, (x,), "N=2")
+
+    def program(end: Any) -> Any:
+        mesh = net.init_mesh("cpu", transport=end)
+        model: Any = convgen.parallelize(module, (x,), mesh, None, parameters=kind)
+        one_step(model, x, **how)
+        full = model.full_state_dict()
+        other: Any = convgen.parallelize(module, (x,), mesh, None, parameters=kind)
+        other.load_state_dict(model.state_dict())
+        again: Any = convgen.parallelize(module, (x,), mesh, None, parameters=kind)
+        again.load_full(full)
+        return full, other.full_state_dict(), again.full_state_dict()
+
+    for states in World(2).run(program):
+        for state in states:
+            assert {n: t.dtype for n, t in state.items()} == {n: t.dtype for n, t in truth.items()}
+            assert all(torch.equal(state[n], states[0][n]) for n in truth)
+        for n, t in truth.items():
+            assert not t.is_floating_point() or far(states[0][n], t, torch.float16) < 32, n
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("a_cache")
+def test_checkpoints_keep_types(tmp_path: Path) -> None:
+    """torch.distributed.checkpoint of two processes, to other two of another grid."""
+    module, x = drawn("scaled")
+    given = (x,)
+    convgen.from_torch(module, given, "N=2", "auto")
+
+    def program(rank: int) -> dict[str, Tensor]:
+        import torch.distributed.checkpoint as dcp
+
+        models: list[Any] = [convgen.parallelize(module, given, {axis: 2}, "auto") for axis in "NH"]
+        one_step(models[0], x)
+        state = models[0].state_dict()
+        dcp.save(state, checkpoint_id=str(tmp_path / "kept"))
+        there = models[1].state_dict()
+        dcp.load(there, checkpoint_id=str(tmp_path / "kept"))
+        models[1].load_state_dict(there)
+        first, second = (m.full_state_dict() for m in models)
+        assert all(torch.equal(first[n], second[n]) for n in first)
+        return second
+
+    for state in spawn(program, 2):
+        assert {n: t.dtype for n, t in state.items()} == {n: t.dtype for n, t in module.state_dict().items()}
+
+
+@pytest.mark.parametrize(("name", "types"), [("norms", 2), ("scaled", 3), ("embedded", 2)])
+def test_a_bucket_has_one_type(name: str, types: int) -> None:
+    """A bucket a type; the check above counts its bytes."""
+    module, x = drawn(name)
+    compiled = compile_network(graph_of(module, (x,), name="net")[0], Grid((("N", 2),)), passes=(BucketGradients(),))
+    buckets = compiled.program.buckets
+    assert len({b.dtype for b in buckets}) == len(buckets) == types

@@ -28,6 +28,7 @@ from convgen.spec.exported import Exported
 from convgen.spec.exported_examples import Arguments, Inputs, examples_of
 from convgen.spec.exported_state import state_of
 from convgen.spec.graph import Graph
+from convgen.spec.graph_edit import with_dtype
 from convgen.spec.graph_file import read_graph, write_graph
 from convgen.spec.names import identifier
 from convgen.spec.source import Source
@@ -65,6 +66,16 @@ class Answer:
     @cached_property
     def graph(self) -> Graph:
         return self.known or _graph_of(self.text)
+
+    def of_type(self, dtype: torch.dtype) -> Answer:
+        """The same with another type of floats, in the place of every one that it has.
+
+        Raises:
+            InputError: it is no type of floats.
+        """
+        graph = with_dtype(self.graph, str(dtype).removeprefix("torch."))
+        tensors = {n: t.to(dtype) if t.is_floating_point() else t for n, t in self.tensors.items()}
+        return replace(self, text=write_graph(graph), known=graph, tensors=tensors)
 
 
 def answer_of(made: Exported) -> Answer:
