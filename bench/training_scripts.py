@@ -2,11 +2,12 @@
 
     python bench/training_scripts.py [--only TEXT] [--grid C=2] [--kind blocks] [--json FILE] [--markdown]
 
-Every script of tests/training_steps.py, training_runs.py (torch alone) and training_libraries.py (timm, Accelerate,
-Lightning, where they are installed) trains what `convgen.parallelize` gives on 2 or 4 processes with gloo, in float64,
-by the very lines that train the module on one process. A number is the largest error, relative to the largest number of
-its tensor, of parameters, buffers, averages and what the script logs, over all ranks. `refused`: all ranks raise, with
-the first line. `WRONG`: another result; `PARTED`: a rank raises while others wait for it.
+Every script of tests/training_steps.py, training_runs.py, training_mixed.py (torch alone) and training_libraries.py
+(timm, Accelerate, Lightning, where they are installed) trains what `convgen.parallelize` gives on 2 or 4 processes with
+gloo, in float64 or in mixed precision, by the very lines that train the module on one process. A number is the largest
+error, relative to the largest number of its tensor, of parameters, buffers, averages and what the script logs, over all
+ranks. `refused`: all ranks raise, with the first line. `WRONG`: another result; `PARTED`: a rank raises while others
+wait for it.
 """
 
 from __future__ import annotations

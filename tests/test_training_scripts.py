@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import training_ranks
+from training_ranks import KINDS
+from training_steps import Script
 
 MIXED = "mixed torch.Tensor and DTensor"
 FLATTENED = "Attempted to flatten multiple dimensions"  # torch 2.11, of a DTensor that is split behind the first
@@ -53,11 +55,14 @@ def _cache(packages: Path, monkeypatch: pytest.MonkeyPatch, doubles: None) -> No
 
 
 def outcomes(
-    grid: str, names: Sequence[str], kinds: Sequence[str] = training_ranks.KINDS
+    grid: str,
+    names: Sequence[str],
+    kinds: Sequence[str] = KINDS,
+    among: Sequence[Script] = training_ranks.OF_TORCH,
 ) -> dict[tuple[str, str], Any]:
     """By script and kind."""
     (case,) = [case for case in training_ranks.CASES if case.name == grid]
-    runs = [(s, kind) for s in training_ranks.OF_TORCH if s.name in names for kind in kinds]
+    runs = [(s, kind) for s in among if s.name in names for kind in kinds]
     assert {s.name for s, _ in runs} == set(names)
     found = training_ranks.run(case, runs)
     return {(s.name, kind): one for (s, kind), one in zip(runs, found, strict=True)}
@@ -70,6 +75,31 @@ def test_with_split_and_ragged_parameters() -> None:
         expected = "wrong" if name in WRONG else "refused" if refusal else "right"
         assert found.verdict == expected, f"{name}, {kind}: {found}"
         assert refusal is None or re.search(refusal, found.text), f"{name}, {kind}: {found}"
+
+
+# Torch has no `_foreach_copy_` of DTensors.
+OF_LISTS = {"bfloat16 with float32 copies, foreach": "_foreach_copy_"}
+
+
+@pytest.mark.parametrize("grid", ["N=2", "C=2, even"])
+def test_mixed_precision(grid: str) -> None:
+    """Types are one process's, and so are the steps that a scaler skips, and its scales."""
+    found = outcomes(grid, [s.name for s in training_ranks.MIXED], KINDS, training_ranks.MIXED)
+    for (name, kind), one in found.items():
+        refusal = OF_LISTS.get(name) if kind == "dtensors" else None
+        assert one.verdict == ("refused" if refusal else "right"), f"{name}, {kind}: {one}"
+        assert refusal is None or refusal in one.text, f"{name}, {kind}: {one}"
+
+
+def test_scalers_skip_a_step() -> None:
+    """Of what test_mixed_precision compares with: one step is not there, and the scale is halved in it."""
+    case = training_ranks.CASES[0]
+    for s in training_ranks.MIXED:
+        if "overflow" in s.name:
+            true = training_ranks.truth(s, case)
+            assert true["steps"].tolist() == [1, 2, 4, 5, 6], s.name
+            assert true["scales"].tolist() == [64, 128, 64, 64, 128, 128], s.name
+            assert all(t.isfinite().all() for n, t in true.items() if n.startswith("model")), s.name
 
 
 def test_with_parameters_that_all_ranks_hold() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import logging
 import warnings
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from training_steps import STEPS, Make, Scripts, Trained, loop
 from convgen.spec.torchvision_ops import declare_operators
 
 script = Scripts()
+of_bfloat16: Any = partial(script, limit=0.02, unit=2.0**-8)
 
 
 def library(name: str) -> Any:
@@ -92,20 +94,35 @@ def native_scaler(make: Make) -> Trained:
     return {"model": model}
 
 
-def accelerated(make: Make, every: bool) -> Trained:
+def adamw(model: nn.Module, low: bool) -> torch.optim.Optimizer:
+    """Of gradients in bfloat16 one whose steps follow small ones, too, and not their signs."""
+    return torch.optim.AdamW(model.parameters(), 0.01, eps=0.1 if low else 1e-8)
+
+
+def accelerated(make: Make, every: bool, low: bool = False) -> Trained:
+    """
+    Args:
+        every: the network is prepared, too; else it is on all ranks already.
+        low: computed in bfloat16, with float32 parameters.
+    """
     accelerate = importlib.import_module("accelerate")
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)  # of the process that forked this one
-    model, norms = make(), list[float]()
-    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    model, norms = make("net float32" if low else "net"), list[float]()
+    optimizer = adamw(model, low)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 6)
-    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2, step_scheduler_with_optimizer=False)
+    accelerator = accelerate.Accelerator(
+        cpu=True, mixed_precision="bf16" if low else "no", gradient_accumulation_steps=2,
+        step_scheduler_with_optimizer=False,
+    )  # fmt: skip
     if every:
         model, optimizer, schedule = accelerator.prepare(model, optimizer, schedule)
-    else:  # the network is on all ranks already
+    else:
         optimizer, schedule = accelerator.prepare(optimizer, schedule)
     for x, labels in make.batches():
         with accelerator.accumulate(model):
-            accelerator.backward(F.cross_entropy(model(x), labels))
+            with accelerator.autocast():
+                loss = F.cross_entropy(model(x.float() if low else x), labels)
+            accelerator.backward(loss)
             if accelerator.sync_gradients:
                 norms.append(float(accelerator.clip_grad_norm_(model.parameters(), 0.1)))
             optimizer.step()
@@ -116,10 +133,15 @@ def accelerated(make: Make, every: bool) -> Trained:
 
 script("Accelerate: all but the network prepared", needs="accelerate")(lambda make: accelerated(make, False))
 script("Accelerate: the network prepared, too (DDP)", needs="accelerate")(lambda make: accelerated(make, True))
+of_bfloat16("Accelerate, bf16: all but the network prepared", needs="accelerate")(
+    lambda make: accelerated(make, False, True)
+)
+of_bfloat16("Accelerate, bf16: the network prepared, too (DDP)", needs="accelerate")(
+    lambda make: accelerated(make, True, True)
+)
 
 
-@script("Lightning: Trainer, clipping, accumulation", needs="lightning")
-def lightning(make: Make) -> Trained:
+def lightning(make: Make, low: bool) -> Trained:
     home: Any = library("lightning.pytorch")
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -132,35 +154,44 @@ def lightning(make: Make) -> Trained:
 
         def training_step(self, batch: Any, number: int) -> Any:
             x, labels = batch
+            x = x.float() if low else x
             loss = F.cross_entropy(self.model(x), labels)
             self.log("loss", loss)
             losses.append(loss.item())
             return loss
 
         def configure_optimizers(self) -> Any:
-            optimizer = torch.optim.AdamW(self.parameters(), 0.01)
+            optimizer = adamw(self, low)
             return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
 
-    model = make()
+    model = make("net float32" if low else "net")
     plugin = library("lightning.fabric.plugins.environments").LightningEnvironment()
     trainer = home.Trainer(
         accelerator="cpu", devices=1, max_epochs=2, logger=False, enable_checkpointing=False, gradient_clip_val=0.1,
         enable_progress_bar=False, enable_model_summary=False, accumulate_grad_batches=2, plugins=[plugin],
-        default_root_dir=make.folder,
+        default_root_dir=make.folder, precision="bf16-mixed" if low else None,
     )  # fmt: skip
     trainer.fit(Task(model), torch.utils.data.DataLoader(list(make.batches(4)), batch_size=None))  # type: ignore[arg-type]
     return {"model": model, "losses": losses}
 
 
-@script("Lightning: Fabric", needs="lightning")
-def fabric(make: Make) -> Trained:
+script("Lightning: Trainer, clipping, accumulation", needs="lightning")(lambda make: lightning(make, False))
+of_bfloat16("Lightning: Trainer, bf16-mixed", needs="lightning")(lambda make: lightning(make, True))
+
+
+def fabric(make: Make, low: bool) -> Trained:
     home: Any = library("lightning.fabric")
-    fabric = home.Fabric(accelerator="cpu", devices=1)
-    network, norms = make(), list[float]()
-    model, optimizer = fabric.setup(network, torch.optim.AdamW(network.parameters(), 0.01))
+    fabric = home.Fabric(accelerator="cpu", devices=1, precision="bf16-mixed" if low else None)
+    network, norms = make("net float32" if low else "net"), list[float]()
+    optimizer = adamw(network, low)
+    model, optimizer = fabric.setup(network, optimizer)
     for x, labels in make.batches():
         optimizer.zero_grad()
-        fabric.backward(F.cross_entropy(model(x), labels))
+        fabric.backward(F.cross_entropy(model(x.float() if low else x), labels))
         norms.append(float(fabric.clip_gradients(model, optimizer, max_norm=0.1)))
         optimizer.step()
     return {"model": network, "norms": norms}
+
+
+script("Lightning: Fabric", needs="lightning")(lambda make: fabric(make, False))
+of_bfloat16("Lightning: Fabric, bf16-mixed", needs="lightning")(lambda make: fabric(make, True))

@@ -1,8 +1,8 @@
 """Training scripts on processes, with both kinds of parameters, against the same script on one process.
 
-Every script of training_steps.py and training_runs.py (torch alone) and training_libraries.py trains what
-`convgen.parallelize` gives on 2 or 4 processes with gloo, in float64, by the very lines that train the module on one
-process. `python bench/training_scripts.py` runs them all on all grids.
+Every script of training_steps.py, training_runs.py and training_mixed.py (torch alone) and training_libraries.py trains
+what `convgen.parallelize` gives on 2 or 4 processes with gloo, in float64 or in mixed precision, by the very lines that
+train the module on one process. `python bench/training_scripts.py` runs them all on all grids.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import training_libraries
+import training_mixed
 import training_runs
 import training_steps
 from torch import Tensor, nn
@@ -34,6 +35,9 @@ from convgen.spec.text import parse_grid
 from convgen.verify.processes import ProcessFailed, spawn
 
 KINDS = ("dtensors", "blocks")
+NETWORKS = (
+    "net", "backbone", "generator", "discriminator", "net bfloat16", "net float32", "discriminator float32",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -109,8 +113,9 @@ class Discriminator(nn.Module):
 
 @cache
 def source(kind: str, ragged: bool, channels: int) -> tuple[nn.Module, Tensor]:
-    """A network with its seed's weights, and what it takes."""
+    """A network with its seed's weights, and what it takes; in float64, or as "net bfloat16" says."""
     torch.manual_seed(1)
+    kind, _, of = kind.partition(" ")
     filters, (rows, columns) = (7, (9, 7)) if ragged else (8, (8, 8))
     x = torch.zeros(4, channels, rows, columns, dtype=torch.float64)
     match kind:
@@ -123,7 +128,8 @@ def source(kind: str, ragged: bool, channels: int) -> tuple[nn.Module, Tensor]:
             x = torch.zeros(4, 4, (rows + 1) // 2, (columns + 1) // 2, dtype=torch.float64)
         case _:
             module = Discriminator(channels, filters)
-    return module.double(), x
+    dtype: torch.dtype = getattr(torch, of or "float64")
+    return module.to(dtype), x.to(dtype)
 
 
 @cache
@@ -133,7 +139,7 @@ def on_ranks(kind: str, ragged: bool, channels: int, grid: str, parameters: str)
     return convgen.parallelize(module, (x,), grid, None, parameters=parameters)
 
 
-def make_of(case: Case, folder: Path, parameters: str | None) -> Make:
+def make_of(case: Case, folder: Path, parameters: str | None, off: float = 0.0) -> Make:
     """What a script has; parameters: the kind of ours, or none for one process."""
 
     def network(kind: str, elsewhere: bool) -> Any:
@@ -144,7 +150,7 @@ def make_of(case: Case, folder: Path, parameters: str | None) -> Make:
         )
 
     x = source("net", case.ragged, case.channels)[1]
-    return Make(network, (x.shape[0], x.shape[1], x.shape[2], x.shape[3]), 7 if case.ragged else 8, folder)
+    return Make(network, (x.shape[0], x.shape[1], x.shape[2], x.shape[3]), 7 if case.ragged else 8, folder, off)
 
 
 def whole(value: Any) -> dict[str, Tensor]:
@@ -168,10 +174,10 @@ def result_of(script: Script, make: Make) -> dict[str, Tensor]:
 
 
 @cache
-def truth(script: Script, case: Case) -> dict[str, Tensor]:
+def truth(script: Script, case: Case, off: float = 0.0) -> dict[str, Tensor]:
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = result_of(script, make_of(case, Path(folder), None))
+        found = result_of(script, make_of(case, Path(folder), None, off))
     start = source("net", case.ragged, case.channels)[0].state_dict()
     moved = [float((found[f"model {n}"] - t).abs().max()) for n, t in start.items() if f"model {n}" in found]
     assert not moved or max(moved) > 1e-3 or "numbers" in found, f"{script.name} trains nothing"
@@ -221,7 +227,13 @@ def on_rank(script: Script, case: Case, kind: str, folder: str) -> Outcome:
             lines = [line for line in str(e).splitlines() if line.strip()] or [""]
             return Outcome("refused", text=f"{type(e).__name__}: {lines[0].strip()}")
     error, where = error_of(found, truth(script, case))
-    return Outcome("right" if error < script.limit else "wrong", error, where)
+    return Outcome("right" if error < limit_of(script, case) else "wrong", error, where)
+
+
+def limit_of(script: Script, case: Case) -> float:
+    if not script.unit:
+        return script.limit
+    return max(script.limit, 2 * error_of(truth(script, case, script.unit), truth(script, case))[0])
 
 
 def of_ranks(outcomes: Sequence[Outcome]) -> Outcome:
@@ -241,8 +253,9 @@ def run(case: Case, runs: Runs) -> list[Outcome]:
     import torch.distributed as dist
 
     for script, _ in runs:
+        limit_of(script, case)
         truth(script, case)
-    for kind in ("net", "backbone", "generator", "discriminator"):  # compiled before there are ranks
+    for kind in NETWORKS:  # compiled before there are ranks
         module, x = source(kind, case.ragged, case.channels)
         convgen.from_torch(module, (x,), case.grid)
     with tempfile.TemporaryDirectory() as folder:
@@ -283,4 +296,5 @@ def installed(script: Script) -> bool:
 
 
 OF_TORCH = (*training_steps.script.found, *training_runs.script.found)
-SCRIPTS = (*OF_TORCH, *training_libraries.script.found)
+MIXED = (*training_mixed.script.found,)
+SCRIPTS = (*OF_TORCH, *MIXED, *training_libraries.script.found)

@@ -31,6 +31,7 @@ class Make:
     images: tuple[int, int, int, int]
     features: int  # of a backbone
     folder: Path
+    off: float = 0.0  # by how much images are off, relatively
 
     def __call__(self, kind: str = "net", elsewhere: bool = False) -> Any:
         """A network to train: net, backbone, generator or discriminator; elsewhere: on another grid."""
@@ -40,7 +41,7 @@ class Make:
         draw = torch.Generator().manual_seed(7)
         for _ in range(count):
             x = torch.randn(self.images, dtype=torch.float64, generator=draw)
-            yield x, torch.randint(4, self.images[:1], generator=draw)
+            yield x * (1 + self.off), torch.randint(4, self.images[:1], generator=draw)
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Script:
     run: Callable[[Make], Trained]
     needs: str = ""  # a library beside torch
     limit: float = 1e-9  # of the relative error
+    unit: float = 0.0  # of images in a low type: twice what it changes on one process is the limit, where that is more
 
 
 @dataclass
