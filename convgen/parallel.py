@@ -59,7 +59,7 @@ def from_torch(
     reduce_dtype: torch.dtype | str | None = None,
     recompute: Collection[str] = (),
     target: str = "cpu",
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     name: str | None = None,
 ) -> Any:
     """The generated package of a module, imported: Network, init_mesh, scatter, gather, SPEC, SCHEDULE, VOLUME.
@@ -84,7 +84,7 @@ def from_torch(
         target: cpu, or a GPU, as `cuda:sm_90` or `hip:gfx942`, whose convolutions are Triton's, tuned where
             `convgen tune` has measured them.
         dtype: of floats, in the place of every type that the module's parameters, buffers, inputs and casts have; by
-            default each keeps its own.
+            default each keeps its own. "tfloat32" is float32, multiplied as TF32 on a GPU.
         name: of the network; by default the module's class's.
     Raises:
         InputError: the module can't be traced, or not be right on many ranks; an axis that is no letter.
@@ -98,7 +98,7 @@ def from_torch(
     check_statistics(statistics)
     check_reduce_dtype(_name(reduce_dtype))
     how = _How(
-        _axes(grid), algorithm, machine, statistics, _name(reduce_dtype), tuple(sorted(recompute)), target, dtype
+        _axes(grid), algorithm, machine, statistics, _name(reduce_dtype), tuple(sorted(recompute)), target, _name(dtype)
     )
     _, folder, files = _alone(question_of(module, example_inputs, name), how)
     warn_of_idle_axes(files[IDLE].decode())
@@ -120,7 +120,7 @@ def parallelize(
     reduce_dtype: torch.dtype | str | None = None,
     recompute: Collection[str] = (),
     target: str | None = None,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     name: str | None = None,
     process_group: ProcessGroup | None = None,
 ) -> torch.nn.Module:
@@ -156,7 +156,7 @@ def parallelize(
         raise InputError("process_group= is what a grid's mesh is made of, and a mesh is given", hint="one of both")
     axes = _axes(mesh_or_grid) if given else _axes_of(mesh_or_grid)
     to = target or _target(process_group if given else mesh_or_grid)
-    how = _How(axes, algorithm, machine, statistics, _name(reduce_dtype), tuple(sorted(recompute)), to, dtype)
+    how = _How(axes, algorithm, machine, statistics, _name(reduce_dtype), tuple(sorted(recompute)), to, _name(dtype))
     ranks = _ranks(mesh_or_grid, axes, process_group)
     made, folder, files = _together(question_of(module, example_inputs, name), how, ranks)
     warn_of_idle_axes(files[IDLE].decode())
@@ -306,11 +306,11 @@ class _How:
     reduce_dtype: str
     recompute: tuple[str, ...]
     target: str
-    dtype: torch.dtype | None
+    dtype: str
 
     def typed(self, answer: Found) -> Found:
         """An answer, if there is one, in the type that is asked for."""
-        return answer if answer is None or self.dtype is None else answer.of_type(self.dtype)
+        return answer if answer is None or not self.dtype else answer.of_type(self.dtype)
 
     @property
     def made_for(self) -> Target:
@@ -332,7 +332,7 @@ class _How:
         said += f", reduce_dtype={self.reduce_dtype!r}" * bool(self.reduce_dtype)
         said += f", recompute={[*self.recompute]}" * bool(self.recompute)
         said += f", target={self.target!r}" * self.made_for.is_gpu
-        said += f", dtype={self.dtype}" * (self.dtype is not None)
+        said += f", dtype={self.dtype!r}" * bool(self.dtype)
         compiled = compile_network(
             answer.graph,
             Grid(tuple(self.axes.items())),

@@ -57,7 +57,7 @@ class Allocations(TorchDispatchMode):
 
     def count(self, out: Any) -> None:
         for tensor in tree_leaves(out):
-            if isinstance(tensor, Tensor) and (storage := tensor.untyped_storage()) not in self._known:
+            if type(tensor) is Tensor and (storage := tensor.untyped_storage()) not in self._known:
                 self._known.add(storage)
                 self._change(storage.nbytes())
                 weakref.finalize(storage, self._change, -storage.nbytes())

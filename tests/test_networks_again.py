@@ -99,7 +99,7 @@ def test_what_is_counted() -> None:
     assert more == sorted(r["step"] for r in sent[0]["forward"] if r["step"] in names)
     assert sent[1]["forward"] == sent[0]["forward"]
     kept = [network_memory(p) for p in (plain, again)]
-    assert kept[1].saved < kept[0].saved and kept[1].peak < kept[0].peak
+    assert kept[1].saved < kept[0].saved and kept[1].peak <= kept[0].peak
     costs = [program_cost(p, LASSEN, "float64") for p in (plain, again)]
     dearer = {i for i, (a, b) in enumerate(zip(*(c.rows for c in costs), strict=True)) if b > a}
     assert dearer and dearer <= set(range(two.start, two.stop))

@@ -11,7 +11,7 @@ from typing import Any
 
 from convgen.cost.flight_memory import Part
 from convgen.late import torch
-from convgen.operations.row import At, Interval, Operation
+from convgen.operations.row import At, Interval, Operation, standing
 
 Kept = tuple[str, int, int]  # operand | result | within, its number, bytes
 Stands = tuple[
@@ -37,6 +37,25 @@ def kept_of(
     """
     alike = tuple((_stands(part.at), part.reads, part.strip) for part in parts)
     return _asked(operation, way, alike, tuple(dtypes), tuple(grads), early)
+
+
+@lru_cache(maxsize=1 << 12)
+def spreads(operation: Operation, way: int) -> bool:
+    """Whether the gradient of its one operand is few numbers, each read at many places: a mean's, a sum's."""
+    signature = operation.signatures[way]
+    if len(signature.inputs) != 1:
+        return False
+    (x,), at = signature.inputs, standing(signature, {i: (0, n) for i, n in signature.extents})
+    try:
+        with torch.no_grad():
+            given = torch.empty(x.shape, device="meta")
+            if not operation.has_vjp(way, at, given):
+                return False
+            made, kept = operation.kept(way, at, (True,), given)
+            (gradient,) = operation.vjp(way, at, (True,), kept, *made)
+    except (RuntimeError, NotImplementedError, ValueError, IndexError):
+        return False
+    return gradient is not None and 0 in gradient.stride()
 
 
 def _stands(at: At) -> Stands:

@@ -5,7 +5,9 @@
 | strips | what a boundary reads, as long as backward may want it, instead of a window | own rows, and those that came |
 | zeros | beside a part that stands at an edge, made by hand | the part, once more |
 | pieces | while a row's pieces are put together | its result once more |
-| packed | a bucket's gradients while they are packed; of more than two ranks also while they travel | they once more |
+| sums | of gradients of an operand that pieces read whole, while another one's comes | the gradient once more |
+| packed | what is gathered or scattered in parts that don't lie one behind the other, while it moves | it once more |
+| bucket | its gradients while they are packed; of more than two ranks also while they travel | they once more |
 
 Gathered chunks are as much as what is gathered whole, but for rows that two chunks read.
 """
@@ -19,7 +21,8 @@ from math import prod
 import numpy as np
 
 from convgen.algebra.grid import Grid
-from convgen.algebra.index_sets import volume
+from convgen.algebra.index_sets import IndexSets, volume
+from convgen.algebra.redistribute import Conversion
 from convgen.cost.network import bucket_elements, element_bytes
 from convgen.operations.row import At, made_here, standing
 from convgen.program.chunks import blocks_of, brought, dimension
@@ -98,12 +101,26 @@ def is_in_pieces(row: PlacedRow) -> bool:
     return (row.early is not None and row.split) or (row.chunks is not None and not row.chunks.result)
 
 
+def is_summed(row: PlacedRow, k: int) -> bool:
+    """Whether the gradient of an operand is a sum of those that pieces of the row make."""
+    return k != row.early and row.split if row.early is not None else row.chunks is not None and k != row.chunks.operand
+
+
 def result_elements(row: PlacedRow, grid: Grid, rank: int) -> int:
     """Of what local code makes, on a rank."""
     at = {i: hi - lo for i, (lo, hi) in at_rank(row, grid, rank).blocks.items()}
     (result,) = row.signature.results
     return prod(prod(at[i] for i in made.indices) if made.indices else n
                 for made, n in zip(result.dims, result.shape, strict=True))  # fmt: skip
+
+
+def repacked(c: Conversion, sets: IndexSets, rank: int) -> int:
+    """Elements of what a rank packs, or unpacks, beside what a conversion reads and makes."""
+    src, dst = ([int(hi - lo) for lo, hi in sets.held(side)[rank]] for side in (c.src, c.dst))
+    if c.form != "whole" or c.kind not in ("all_gather", "reduce_scatter", "all_to_all"):
+        return 0
+    part, whole = (src, dst) if c.kind == "all_gather" else (dst, src)
+    return prod(whole) if c.kind == "all_to_all" or _has_gaps(part, whole) else 0
 
 
 def packed_bytes(program: Program, rank: int) -> dict[int, int]:

@@ -10,7 +10,8 @@ rows save is kept once; what was moved for a row is kept beside the value. Then 
 | saved | at the end of the forward pass |
 | passing | what is beside at the highest point: gradients on their way, values that nobody saves, what moves, copies |
 
-What travels meanwhile takes more of these (cost/flight_memory.py).
+What travels meanwhile takes more of these, and what is packed (cost/flight_memory.py). A gradient that is one number in
+many places, a mean's, takes none until a row puts it together.
 
 What ATen's convolutions copy is said by convolution_copies.py.
 """
@@ -29,20 +30,22 @@ from convgen.algebra.index_sets import IndexSets
 from convgen.algebra.layout import Layout
 from convgen.algebra.redistribute import Conversion
 from convgen.algebra.wants import layout
-from convgen.cost.autograd import kept_of
+from convgen.cost.autograd import kept_of, spreads
 from convgen.cost.convolution_copies import copies
 from convgen.cost.flight_memory import (
     is_in_pieces,
+    is_summed,
     overlap_elements,
     packed_bytes,
     parts_of,
+    repacked,
     result_elements,
 )
 from convgen.cost.network import element_bytes
 from convgen.cost.overwriting import overwriting
 from convgen.operations.row import made_here
 from convgen.program.network import Program, Stretch
-from convgen.program.rows import Chain, PlacedRow, index_sets
+from convgen.program.rows import Chain, PlacedRow, index_sets, reads_of
 from convgen.program.shared import shared
 
 Kept = tuple[str, int]  # a root's name, bytes
@@ -179,13 +182,32 @@ class MemoryWalk:
                     kept[rim] = self.size[rim]
             self.size |= strips
             kept |= {root: size for root, size in strips.items() if size and found}
-            if row.derived:  # their rows read stored values
-                for name in (*bound.reads, *filter(None, bound.makes)):
-                    root = self.root.get(name, name)
-                    kept[root] = self.size[root]
-                for k, _ in shared(row, tuple(grads)).held.values():
-                    kept[f"{i} fetched {k}"] = self.size[f"{i} fetched {k}"]
+            for name in {v for _, _, v in self._fetched_by_gradients(row) if v}:
+                root = self.root.get(name, name)
+                kept[root] = self.size[root]
+            for k, _ in shared(row, tuple(grads)).held.values():
+                kept[f"{i} fetched {k}"] = self.size[f"{i} fetched {k}"]
         return kept
+
+    def _fetched_by_gradients(self, row: PlacedRow) -> Iterator[tuple[PlacedRow, int, str]]:
+        """What gradients' rows fetch themselves: the row, its operand, and the stored value, "" if it is a gradient."""
+        bound = row.bound
+        grads = tuple(v in self.wanted and o.gradient for v, o in zip(bound.reads, row.signature.inputs, strict=True))
+        others = shared(row, grads)
+        values = {"operand": bound.reads, "result": bound.makes, "gradient": ("",) * len(bound.makes)}
+        for k, one in row.derived:
+            for n, (kind, j) in enumerate(reads_of(bound.operation, one.bound.reads)):
+                if grads[k] and (k, n) not in others.held and (k, n) not in others.rows:
+                    yield one, n, values[kind][j]
+
+    def _of_gradients(self, row: PlacedRow) -> int:
+        """What is fetched for the gradient's row for which most is."""
+        moved = Counter[PlacedRow]()
+        for one, n, _ in self._fetched_by_gradients(row):
+            if moves(one.fetch[n]):
+                sets = index_sets(one.signature, self.program.grid)
+                moved[one] += self._bytes(one.fetch[n][-1].dst, sets, self.program.values[row.bound.reads[0]].dtype)
+        return max(moved.values(), default=0)
 
     def _taken(self, stretch: Stretch) -> set[str]:
         """What a block that is computed again keeps: roots of what it reads of others."""
@@ -256,8 +278,9 @@ class MemoryWalk:
                     live[root] = self.size[root]
             stays = self.takes[self.again[i]] if i in self.again else self.saved[i].keys() - own
             keeps |= stays
-            beside = sum(self.size.get(f"{i} {what}", 0) for what in _moving(row)) + self._copies(i, row, False)
-            beside += self._pieces(row)
+            moving = {f"{i} {what}" for what in _moving(row)} - stays
+            beside = sum(self.size.get(root, 0) for root in moving) + self._pieces(row)
+            beside += max(self._copies(i, row, False), self._repacked(row, (*row.fetch, *row.store)))
             for root in stays:
                 live[root] = self.size[root]
             most = max(most, sum(live.values()) + beside)
@@ -279,28 +302,42 @@ class MemoryWalk:
                 for root in (r for n in range(self.again[i].start, i + 1) for r in self.saved[n].keys() - own):
                     uses[root] = uses.get(root, 0) + 1
                     saved += self.size[root] * (uses[root] == 1)
-            sets, beside, copied = index_sets(row.signature, self.program.grid), flying, self._copies(i, row, True)
+            before = saved + inputs + sum(sizes[s] for s in set(storage.values())) + grad_bytes + flying
+            sets, chunks = index_sets(row.signature, self.program.grid), row.chunks.count if row.chunks else 1
+            given = gone = made = summed = new = 0
+            put = sum(self.size[v] for v in row.bound.makes if v in storage and not sizes[storage[v]]) // chunks
             for j, chain in enumerate(row.given):
-                if row.bound.makes[j] in storage and moves(chain):
-                    beside += self._bytes(chain[-1].dst, sets, self.program.values[row.bound.makes[j]].dtype)
+                if (name := row.bound.makes[j]) in storage and moves(chain):
+                    given += self._bytes(chain[-1].dst, sets, self.program.values[name].dtype)
+                    gone += sizes[storage[name]] * (Counter(storage.values())[storage[name]] == 1 and not row.derived)
             same = row.bound.operation.hands_gradient_on and storage.get(row.bound.makes[0])
             for k, name in enumerate(row.bound.reads):
                 if name not in wanted or not row.signature.inputs[k].gradient:
                     continue
-                chain = row.back[k]
-                if chain and moves(chain) and not (k == row.early and row.split):
-                    kinds = {self.program.values[name].dtype, self.program.gradients_in(name)}  # made, and on its way
-                    beside += sum(self._bytes(chain[0].src, sets, kind) for kind in kinds)
+                chain = tuple(row.back[k] or ())
+                size = self.size[name]
+                is_moved = moves(chain) and not (k == row.early and row.split)
+                kinds = {self.program.values[name].dtype, self.program.gradients_in(name)}  # made, and on its way
+                read = sum(self._bytes(chain[0].src, sets, kind) for kind in kinds) if is_moved else size
                 if name in learnt:
-                    grad_bytes += self.size[name] * (name not in done)
+                    grad_bytes += size * (name not in done)
                     done.add(name)
-                elif same and name not in storage and not moves(chain or ()):
+                elif same and name not in storage and not moves(chain):
                     storage[name] = same
+                    continue
                 else:
                     storage[name] = f"{name} {i}"
-                    sizes[storage[name]] = self.size[name]
-            here = saved + inputs + sum(sizes[s] for s in set(storage.values())) + grad_bytes + beside
-            most = max(most, here + max(copied, packed.get(i, 0)))  # both gradients and bucket while it is packed
+                    sizes[storage[name]] = 0 if spreads(row.bound.operation, row.way) and not is_moved else size
+                made += read if is_moved or name in learnt else sizes[storage[name]]
+                summed += read * is_summed(row, k)
+                new += size * (is_moved or chunks > 1)
+            copied = self._copies(i, row, True)
+            most = max(  # while results' gradients are fetched, while gradients are made, while these are brought back
+                most,
+                before + given + put + max(self._repacked(row, row.given), self._of_gradients(row)),
+                before + given - gone * (chunks == 1) + put + made // chunks + summed + copied,
+                before - gone + made + new + max(self._repacked(row, row.back), packed.get(i, 0)),
+            )
             flying = packed.get(i, 0) * several or flying
             ends = self.takes[self.again[i]] if i in self.again and i == self.again[i].start else ()
             for root in (*(self.saved[i].keys() - own), *ends):
@@ -309,6 +346,13 @@ class MemoryWalk:
             for name in row.bound.makes:
                 storage.pop(name, None)
         return most
+
+    def _repacked(self, row: PlacedRow, chains: Sequence[Chain | None]) -> int:
+        """While these conversions move, one after the other: of a row in chunks one chunk."""
+        sets, names = index_sets(row.signature, self.program.grid), (*row.bound.reads, *row.bound.makes)
+        size = max(self._size_of(v) for v in names if v)
+        most = max((repacked(c, sets, self.rank) for chain in chains for c in chain or ()), default=0)
+        return most * size // (row.chunks.count if row.chunks else 1)
 
     def _pieces(self, row: PlacedRow) -> int:
         """Of a row in pieces, what they take while they are put together."""

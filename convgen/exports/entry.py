@@ -27,7 +27,7 @@ from convgen.spec.containers import PLAIN, Node, Slot
 from convgen.spec.exported import Exported
 from convgen.spec.exported_examples import Arguments, Inputs, examples_of
 from convgen.spec.exported_state import state_of
-from convgen.spec.graph import Graph
+from convgen.spec.graph import TFLOAT32, Graph
 from convgen.spec.graph_edit import with_dtype
 from convgen.spec.graph_file import read_graph, write_graph
 from convgen.spec.names import identifier
@@ -67,14 +67,15 @@ class Answer:
     def graph(self) -> Graph:
         return self.known or _graph_of(self.text)
 
-    def of_type(self, dtype: torch.dtype) -> Answer:
+    def of_type(self, dtype: str) -> Answer:
         """The same with another type of floats, in the place of every one that it has.
 
         Raises:
             InputError: it is no type of floats.
         """
-        graph = with_dtype(self.graph, str(dtype).removeprefix("torch."))
-        tensors = {n: t.to(dtype) if t.is_floating_point() else t for n, t in self.tensors.items()}
+        graph = with_dtype(self.graph, dtype)
+        kind = getattr(torch, "float32" if dtype == TFLOAT32 else dtype)
+        tensors = {n: t.to(kind) if t.is_floating_point() else t for n, t in self.tensors.items()}
         return replace(self, text=write_graph(graph), known=graph, tensors=tensors)
 
 

@@ -177,19 +177,33 @@ class _Lowering(Forward):
         for q in operands:
             if q == k:
                 self.now[i, "dpiece", j] = made[q]
-            else:
+            elif chunks.index in row.signature.inputs[q].indices:
                 self.now[i, "dchunk", q, j] = made[q]
+            else:  # summed as chunks come: of all of it there are never more than two
+                self.now[i, "dsum", q] = self._summed(i, q, j, made[q])
         if j > 1:
             return
         self.now.pop((i, "carried"))
         for q in operands:
-            if q != k:
+            if (i, "dsum", q) in self.now:
+                self._found(i, q, self.now.pop((i, "dsum", q)))
+            elif q != k:
                 slot = self._slot(self._gradient(i, q))
                 parts = [self.now[i, "dchunk", q, n] for n in range(chunks.count, 0, -1)]
                 self._add("vjp_join", f"{key}/{q}", [slot], parts, i)
                 self._found(i, q, slot)
         if k is not None and k in operands and not row.back[k]:
             self._collect(i, k, row)
+
+    def _summed(self, i: int, q: int, j: int, slot: str) -> str:
+        """An operand's gradient of chunk j, and of those that backward came to before."""
+        before = self.now.get((i, "dsum", q))
+        if before is None:
+            return slot
+        base = self._gradient(i, q)
+        made = self._slot(base if j == 1 else f"{base}:{j}.sum")
+        self._add("add", made, [made], [before, slot], i)
+        return made
 
     def _start_bucket(self, start: flow.Start) -> None:
         reads: list[str] = []

@@ -81,7 +81,7 @@ class Actions:
         if found is not None:
             return _one(found) if line.key in self.keep and len(line.makes) == 1 else found
         if over:
-            return self._add_over if line.kind == "add" else self._forward(line, wants, needed, read, over=True)
+            return _add_over if line.kind == "add" else self._forward(line, wants, needed, read, over=True)
         kind = "move" if line.kind in CHAINS else "send" if line.kind.startswith("send_") else line.kind
         action = getattr(self, f"_{kind}")(line, wants, needed, read)
         return self._low(line, action) if self.ctx.low is not None and line.kind in FETCHES else action
@@ -143,7 +143,8 @@ class Actions:
             if maker.kind in ("back", "wait_back"):
                 _, move = self.moves["back", maker.key]
                 return move.kind not in ("slice", "exchange")
-            return maker.kind == "vjp" and self.stands[maker.key].operation.gives_anew
+            of = maker.key.rpartition(":")[0] if maker.kind == "vjp_chunk" else maker.key
+            return maker.kind in ("vjp", "vjp_chunk") and self.stands[of].operation.gives_anew
         leaves = maker.kind in ("forward", "boundary") and self.stands[maker.key].operation.leaves_results
         if line.kind != "forward" or not leaves or line.key not in self.stands:
             return False
@@ -236,6 +237,7 @@ class Actions:
         places = [stand.result_box(p.at) for p in pieces.boundary]
         codes = [self._piece(line.key, n, wants) for n in range(len(pieces.boundary))]
         has_between = len(needed) > len(stand.signature.inputs)
+        add = _add_over if stand.operation.gives_anew else _added
 
         def vjp(kept: Sequence[Any], dy: Tensor) -> Any:
             dy = dy.contiguous()
@@ -248,9 +250,8 @@ class Actions:
                 if has_between:
                     between.append(found.pop())
                 for j, g in enumerate(found):
-                    if j != k and g is not None:
-                        old = totals[j]
-                        totals[j] = g if old is None else old + g
+                    if j != k:
+                        totals[j] = add(totals[j], g)
             if has_between:
                 only = places == [whole]
                 totals[-1] = between[0] if only else [*zip(places, between, strict=True)]
@@ -272,6 +273,7 @@ class Actions:
         whole = stand.result_box(stand.at(self.place))
         place, code = stand.result_box(pieces.interior.at), self._piece(line.key, -1, wants)
         has_between = len(needed) > len(stand.signature.inputs)
+        add = _add_over if stand.operation.gives_anew else _added
 
         def vjp(kept: Any, *rest: Any) -> Any:
             *parts, dy = rest
@@ -281,7 +283,7 @@ class Actions:
                 together = [(place, between), *together]
                 found.append(put_together(whole, [p for p, _ in together], [g for _, g in together]))
                 parts.append(None)
-            made = [g if p is None else p if g is None else p + g for p, g in zip(parts, found, strict=True)]
+            made = [*map(add, parts, found)]
             return made if len(made) > 1 else made[0]
 
         return vjp
@@ -408,12 +410,7 @@ class Actions:
     # ---- Others ----
 
     def _add(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
-        return lambda a, b: b if a is None else a if b is None else a + b
-
-    def _add_over(self, a: Tensor | None, b: Tensor | None) -> Any:
-        if a is None or b is None:
-            return b if a is None else a
-        return a.add_(b) if a.dtype == b.dtype and a.is_contiguous() else a + b
+        return _added
 
     def _same(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
         return lambda value: value
@@ -432,6 +429,17 @@ class Actions:
             buffer.copy_(value)
 
         return update
+
+
+def _added(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return b if a is None else a if b is None else a + b
+
+
+def _add_over(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """The sum, where the first was if that can be."""
+    if a is None or b is None or a.dtype != b.dtype or not a.is_contiguous():
+        return _added(a, b)
+    return a.add_(b)
 
 
 def _with(found: Action, needed: Flags, makes: int) -> Action:

@@ -239,13 +239,8 @@ class Chunked:
         return out
 
     def summed(self, k: int, gradients: Sequence[Tensor]) -> Tensor:
-        """The gradient of another operand, of which chunks read parts, or all; the last chunk first."""
+        """The gradient of another operand, of which chunks read parts; the last chunk first."""
         gradients = gradients[-len(self.parts) :]
-        if self.index not in self.stand.signature.inputs[k].indices:
-            total = gradients[0]
-            for gradient in gradients[1:]:
-                total = total + gradient
-            return total
         held = self.held[k]
         total = gradients[0].new_zeros([hi - lo for lo, hi in held], dtype=wide_type(gradients[0].dtype))
         for j, gradient in enumerate(gradients[::-1]):

@@ -336,7 +336,7 @@ def execute(codes: Sequence[Code], slots: list[Any]) -> None:
         elif makes:
             for n, one in zip(makes, made, strict=False):
                 slots[n] = one
-        made = None
+        made = one = None  # names hold no tensor beyond its last reader
         for n in ends:
             slots[n] = None
         slots[0] = None
