@@ -73,6 +73,8 @@ class Answer:
         Raises:
             InputError: it is no type of floats.
         """
+        import torch
+
         graph = with_dtype(self.graph, dtype)
         kind = getattr(torch, "float32" if dtype == TFLOAT32 else dtype)
         tensors = {n: t.to(kind) if t.is_floating_point() else t for n, t in self.tensors.items()}
