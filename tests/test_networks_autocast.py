@@ -26,6 +26,7 @@ from convgen.operations.calls import Slot
 from convgen.spec.autocast import SURE, asked
 from convgen.spec.exported import graph_of
 from convgen.spec.graph import Graph
+from convgen.spec.target import read_target
 from convgen.verify.virtual import World
 
 
@@ -267,3 +268,24 @@ def test_free_programs_compute_as_the_module(seed: int, tmp_path: Path) -> None:
             torch.cat([of[n].flatten().double() for n in grads]) for of in (exact[1], grads, wanted[1])
         )
         assert off(ours, every) <= 3 * off(theirs, every) + 0.02
+
+
+@pytest.mark.parametrize("grid", [{"N": 2}, {"H": 2}, {"C": 2}], ids=str)
+@pytest.mark.parametrize("kind", ["residual", "decoder", "next", "attends"])
+def test_a_gpus_package_takes_operands_as_a_gpu_does(kind: str, grid: dict[str, int]) -> None:
+    """Norms and softmax are of float32 there; kernels of float32 leave what is of the low type to ATen."""
+    exact = step(made(kind).double(), X.double())
+    with torch.autocast("cpu", torch.bfloat16):
+        wanted = step(made(kind), X)
+    graph, tensors = graph_and_tensors(kind)
+    one = compile_network(graph, Grid(tuple(grid.items())), target=read_target("cuda:sm_90"))
+    norms = [row.bound.autocast for row in one.program.rows if row.bound.operation.name.startswith("moments")]
+    assert all(set(of) == {"float32"} for of in norms) != (kind == "residual")  # a batch norm is as it is
+    with package(one.package().files) as net:
+        net.NET.device = "cpu"  # where nothing launches kernels
+        for ys, grads in World(2).run(partial(on_rank, net, graph, kind, tensors, torch.bfloat16)):
+            assert [y.dtype for y in ys] == [torch.float32 if kind == "next" else torch.bfloat16]
+            assert off(ys[0], exact[0][0]) <= 2 * off(wanted[0][0], exact[0][0]) + 0.02
+            each = (torch.cat([of[n].flatten().double() for n in exact[1]]) for of in (exact[1], grads, wanted[1]))
+            every, ours, theirs = each
+            assert off(ours, every) <= 2 * off(theirs, every) + 0.02
