@@ -29,6 +29,7 @@ from convgen.algebra.grid import Grid
 from convgen.errors import InputError
 from convgen.network_compiler import compile_network
 from convgen.spec.exported import graph_of
+from convgen.spec.graph import Graph
 from convgen.spec.text import parse_grid
 from convgen.verify.virtual import World
 
@@ -58,6 +59,20 @@ def far(found: dict[str, Tensor], exact: dict[str, Tensor]) -> float:
     return float((a - b).norm() / b.norm().clamp_min(1e-30))
 
 
+def on_rank(net: Any, end: Any, graph: Graph, state: dict[str, Tensor], dtype: torch.dtype, **how: Any) -> Any:
+    """A rank's network, and what calls it: whole outputs of a whole input."""
+    mesh = net.init_mesh("cpu", transport=end)
+    of = net.Network(mesh, **how)
+    of.load_full({n: t for n, t in state.items() if n in of._known or n in of._aliases})
+
+    def call(x: Tensor) -> list[Tensor]:
+        with torch.autocast("cpu", dtype):
+            ys = tensors(of(net.scatter(graph.inputs[0].name, x, mesh)))
+        return [net.gather(name, y, mesh) for (name, _), y in zip(graph.outputs, ys, strict=True)]
+
+    return of, call
+
+
 def check(model: nn.Module, x: Tensor, axes: dict[str, int], dtype: torch.dtype) -> str:
     """What is wrong, or how far gradients are."""
     model.train()
@@ -69,12 +84,8 @@ def check(model: nn.Module, x: Tensor, axes: dict[str, int], dtype: torch.dtype)
     with package(compile_network(graph, Grid(tuple(axes.items()))).package().files) as net:
 
         def program(end: Any) -> Step:
-            mesh = net.init_mesh("cpu", transport=end)
-            of = net.Network(mesh)
-            of.load_full({n: t for n, t in state.items() if n in of._known or n in of._aliases})
-            with torch.autocast("cpu", dtype):
-                ys = tensors(of(net.scatter(graph.inputs[0].name, x, mesh)))
-            whole = [net.gather(name, y, mesh) for (name, _), y in zip(graph.outputs, ys, strict=True)]
+            of, call = on_rank(net, end, graph, state, dtype)
+            whole = call(x)
             backward(whole)
             return [y.detach() for y in whole], of.full_gradients()
 
@@ -136,15 +147,7 @@ def check_steps(model: nn.Module, x: Tensor, axes: dict[str, int], dtype: torch.
     with package(compile_network(graph, Grid(tuple(axes.items()))).package().files) as net:
 
         def program(end: Any) -> Run:
-            mesh = net.init_mesh("cpu", transport=end)
-            of = net.Network(mesh, parameters="blocks")
-            of.load_full({n: t for n, t in state.items() if n in of._known or n in of._aliases})
-
-            def call(x: Tensor) -> list[Tensor]:
-                with torch.autocast("cpu", dtype):
-                    ys = tensors(of(net.scatter(graph.inputs[0].name, x, mesh)))
-                return [net.gather(name, y, mesh) for (name, _), y in zip(graph.outputs, ys, strict=True)]
-
+            of, call = on_rank(net, end, graph, state, dtype, parameters="blocks")
             known = {n: p for n, p in of.named_parameters() if p.requires_grad}
             return trained(known, call, xs, lambda: {n: t for n, t in of.full_state_dict().items() if n in start})
 

@@ -51,13 +51,13 @@ from convgen.plan.program.search import TooLittleMemory
 from convgen.plan.program.written import program_of
 from convgen.plan.setting import Setting
 from convgen.program.again import with_again
-from convgen.program.network import FLOATS, Program
+from convgen.program.network import Program
 from convgen.program.rows import PlacedRow, place, place_gradient, stored_by_name
 from convgen.program.verify.network import verify_network
 from convgen.program.wide import joined_rows, numbers
 from convgen.spec.aten.describe import Described
 from convgen.spec.aten.samples import for_any_number
-from convgen.spec.graph import TFLOAT32, Graph, Module
+from convgen.spec.graph import FLOATS, TFLOAT32, Graph, Module
 from convgen.spec.graph_edit import check_reduce_dtype
 from convgen.spec.graph_modes import own_modes
 from convgen.spec.graph_parts import check_statistics, normalised, parts_of, with_statistics

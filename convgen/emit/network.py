@@ -26,13 +26,13 @@ from convgen.kernels.of_rows import ConvolutionFile
 from convgen.operations.row import Operation, usual_types
 from convgen.program.lower import lower
 from convgen.program.lower_forward import alternatives
-from convgen.program.network import FLOATS, Program, label
+from convgen.program.network import Program, label
 from convgen.program.network_text import show, texts_of
 from convgen.program.norms import Norm, norms
 from convgen.program.rows import Chain, PlacedRow, Stored
 from convgen.program.steps import Step
 from convgen.spec.formats import FORMAT
-from convgen.spec.graph import LISTS, TFLOAT32, Module
+from convgen.spec.graph import FLOATS, LISTS, TFLOAT32, Module
 
 STATE = ("parameter", "buffer", "constant")
 NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.])")
@@ -155,7 +155,7 @@ class _Writer:
             "sums": g.sums,
             "values": values,
             "state": state,
-            "mixes": len({v.dtype for v in p.values.values()} & FLOATS) > 1,
+            "mixes": len({v.dtype for v in p.values.values()} & {*FLOATS}) > 1,
             "frozen": g.frozen,
             "pairs": g.pairs,
             "kinds": list(kinds),

@@ -17,10 +17,10 @@ from convgen.kernels.source import Kernel, kernel_module
 from convgen.operations.convolution import MAKES, READS, Convolution, LocalConvolution
 from convgen.operations.row import Epilogue
 from convgen.program.forms import boxes
-from convgen.program.network import FLOATS, Program, label
+from convgen.program.network import Program, label
 from convgen.program.nodes import Phase
 from convgen.program.rows import PlacedRow, at_rank, index_sets
-from convgen.spec.graph import TFLOAT32
+from convgen.spec.graph import FLOATS, TFLOAT32
 from convgen.spec.target import Target
 
 # The activation that a kernel can read in two places.

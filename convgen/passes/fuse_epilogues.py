@@ -10,9 +10,10 @@ from convgen.operations.bound import Bound
 from convgen.operations.fused import Fused
 from convgen.passes.contract import NetworkPass
 from convgen.program.early import early_faults
-from convgen.program.network import FLOATS, Bucket, Program
+from convgen.program.network import Bucket, Program
 from convgen.program.rows import PlacedRow, gradients_kinds, place
 from convgen.program.wide import Group, chains, faults, joined, widened
+from convgen.spec.graph import FLOATS
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ from typing import ClassVar
 from convgen.algebra.grid import Grid
 from convgen.passes.contract import NetworkPass
 from convgen.program.forms import LEAST_PART, MOST_BOXES, boxes, ended, ends, equal_parts, part_faults, rim_faults
-from convgen.program.network import FLOATS, Program
+from convgen.program.network import Program
 from convgen.program.rows import PlacedRow, at_rank, index_sets
 from convgen.program.shared import shares
+from convgen.spec.graph import FLOATS
 
 
 @dataclass(frozen=True)

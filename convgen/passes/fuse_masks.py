@@ -8,9 +8,10 @@ from typing import ClassVar
 from convgen.operations.fused import Fused
 from convgen.passes.contract import NetworkPass
 from convgen.passes.fuse_epilogues import renamed
-from convgen.program.network import FLOATS, Program
+from convgen.program.network import Program
 from convgen.program.rows import PlacedRow, place
 from convgen.program.wide import Group, chains, faults, joined, widened
+from convgen.spec.graph import FLOATS
 
 FEW = 64  # channels: fewer, and a stride, are blocks of rows as channels, whose kernels are launches of several
 

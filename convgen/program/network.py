@@ -18,8 +18,8 @@ from convgen.algebra.redistribute import Conversion
 from convgen.operations.bound import Bound
 from convgen.program.rows import Chain, PlacedRow, Stored, reads_of
 from convgen.program.shared import in_order, shared
+from convgen.spec.graph import FLOATS
 
-FLOATS = frozenset({"float64", "float32", "bfloat16", "float16"})
 Kind = Literal["input", "parameter", "buffer", "constant", "made"]
 
 

@@ -15,6 +15,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from convgen.late import torch
+from convgen.spec.exported_nodes import is_float, put_between
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -55,10 +56,9 @@ def _mark_graph(module: Any) -> None:
         target = str(node.target)
         if target.endswith(REGION):
             *_, region = node.args[:5]
-            for x in [x for x in node.args[5:] if _is_float(x)]:
-                with graph.inserting_before(node):
-                    node.replace_input_with(x, _marked(graph, x, INTO))
-            for one in [n for n in node.users if _is_float(n)]:
+            for x in [x for x in node.args[5:] if is_float(x)]:
+                put_between(graph, x, node, _mark(), INTO)
+            for one in [n for n in node.users if is_float(n)]:
                 _behind(graph, one, OUT_OF)
             _mark_graph(getattr(module, region.target))
         elif target.startswith("wrap_with_set_grad_enabled"):
@@ -71,29 +71,19 @@ def _says_own_type(node: Any) -> bool:
     """Whether it is told the type that floats have already."""
     k = [a.name for a in node.target._schema.arguments].index("dtype")
     told = node.args[k] if k < len(node.args) else node.kwargs.get("dtype")
-    both = _is_float(node) and _is_float(node.args[0])
+    both = is_float(node) and is_float(node.args[0])
     return both and told is not None and node.args[0].meta["val"].dtype == node.meta["val"].dtype
 
 
 def _behind(graph: Any, node: Any, what: str) -> None:
     with graph.inserting_after(node):
-        one = _marked(graph, node, what)
+        one = graph.call_function(_mark(), (node, what))
+    one.meta = dict(node.meta)
 
     def is_other(user: Any) -> bool:
         return user is not one
 
     node.replace_all_uses_with(one, delete_user_cb=is_other)
-
-
-def _marked(graph: Any, x: Any, what: str) -> Any:
-    one = graph.call_function(_mark(), (x, what))
-    one.meta = dict(x.meta)
-    return one
-
-
-def _is_float(x: Any) -> bool:
-    value: Any = getattr(x, "meta", {}).get("val")
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 def is_mark(node: Any) -> bool:

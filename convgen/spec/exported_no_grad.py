@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from convgen.spec.exported_nodes import is_float, put_between
+
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
@@ -16,6 +18,8 @@ REGION = "wrap_with_set_grad_enabled"  # (enabled, the region's graph, what it r
 
 def detach_regions(program: ExportedProgram) -> bool:
     """Detaches what regions without gradients read, in place; False if there is one that this is not right for."""
+    import torch
+
     graph: Any = program.graph_module
     buffers = {s.arg.name for s in program.graph_signature.input_specs if s.kind.name == "BUFFER"}
     right = True
@@ -29,26 +33,10 @@ def detach_regions(program: ExportedProgram) -> bool:
             continue
         known = [getattr(x, "name", "") in buffers for x in given]
         right = right and _keeps(inside.graph, known)
-        for x in [x for x, buffer in zip(given, known, strict=True) if not buffer and _smooth(x)]:
-            _detach(graph.graph, node, x)
+        for x in [x for x, buffer in zip(given, known, strict=True) if not buffer and is_float(x)]:
+            put_between(graph.graph, x, node, torch.ops.aten.detach.default)
     graph.recompile()
     return right
-
-
-def _smooth(x: Any) -> bool:
-    import torch
-
-    value = getattr(x, "meta", {}).get("val")
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
-
-
-def _detach(graph: Any, node: Any, x: Any) -> None:
-    import torch
-
-    with graph.inserting_before(node):
-        one = graph.call_function(torch.ops.aten.detach.default, (x,))
-    one.meta = dict(x.meta)
-    node.replace_input_with(x, one)
 
 
 def _keeps(graph: Any, buffers: list[bool]) -> bool:

@@ -25,6 +25,22 @@ def call_beside(graph: Any, like: Any, target: Any, *args: Any, **kwargs: Any) -
     return node
 
 
+def is_float(x: Any) -> bool:
+    """Whether an argument is a node of a tensor of floats."""
+    import torch
+
+    value = getattr(x, "meta", {}).get("val")
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def put_between(graph: Any, x: Any, node: Any, target: Any, *more: Any) -> None:
+    """A call of an operator that keeps shapes and types, of what a node reads."""
+    with graph.inserting_before(node):
+        one = graph.call_function(target, (x, *more))
+    one.meta = dict(x.meta)
+    node.replace_input_with(x, one)
+
+
 def replace_by(program: Any, node: Any, by: Any) -> None:
     """Of a program, among its results too."""
     node.replace_all_uses_with(by)

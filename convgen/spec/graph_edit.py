@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from convgen.errors import InputError
-from convgen.spec.graph import DTYPES, TFLOAT32, Arg, Call, Graph, Ref, Value, refs
+from convgen.spec.graph import FLOATS, TFLOAT32, Arg, Call, Graph, Ref, Value, refs
 from convgen.spec.names import did_you_mean
 from convgen.spec.text import one_line
 
@@ -15,7 +15,6 @@ DROPOUT = "dropout"
 BERNOULLI = "bernoulli.p"  # (values of that shape, probability, generator)
 NOISE = ("rand", "rand_like", "randn", "randn_like")
 ATTENTION = "scaled_dot_product_attention"  # (q, k, v, mask, dropout_p, ...)
-FLOATS = tuple(name for name in DTYPES if "float" in name)
 RECURRENT = ("lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input")  # (six others, whether it trains, ...)
 
 

@@ -21,11 +21,9 @@ from convgen.operations.calls import call as run_operator
 from convgen.operations.dropout import Bernoulli, Dropout, Noise
 from convgen.operations.fourier import Fourier
 from convgen.operations.row import At
-from convgen.spec.graph import DTYPES, FOURIER, Arg, Call, Graph, Ref, refs
+from convgen.spec.graph import FLOATS, FOURIER, Arg, Call, Graph, Ref, refs
 from convgen.spec.graph_edit import ATTENTION, BATCH_NORM, BERNOULLI, DROPOUT, NOISE, eval_graph
 from convgen.spec.graph_parts import Parts
-
-FLOATS = tuple(name for name in DTYPES if "float" in name)
 
 
 @dataclass(frozen=True)

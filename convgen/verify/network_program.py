@@ -12,8 +12,8 @@ from torch import Tensor
 
 from convgen.operations.dropout import EVALUATION
 from convgen.packages import runtime_of
-from convgen.spec.graph import Graph, Value
-from convgen.verify.graph_reference import FLOATS, run_graph
+from convgen.spec.graph import FLOATS, Graph, Value
+from convgen.verify.graph_reference import run_graph
 
 STEPS = 3  # of training
 RATE, MOMENTUM = 1e-3, 0.9  # of its SGD

@@ -39,8 +39,9 @@ from convgen.plan.program.candidates import (
 )
 from convgen.plan.program.products import MOST, best_ways
 from convgen.plan.program.tables import Answer, Asking, Choice, Option, Question, Table, choices, fastest, placed
-from convgen.program.network import FLOATS, Program, Value, asked, differentiable, smooth
+from convgen.program.network import Program, Value, asked, differentiable, smooth
 from convgen.program.rows import PlacedRow, Stored, kept, serves
+from convgen.spec.graph import FLOATS
 from convgen.spec.text import gib
 
 GIVEN = ("parameter", "buffer", "constant")

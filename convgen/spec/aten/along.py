@@ -12,8 +12,8 @@ from convgen.operations.indexing import Embedding, GridSample, IndexRows
 from convgen.operations.moments import Deviation, Moments
 from convgen.operations.reductions import Reduce
 from convgen.spec.aten import picks
-from convgen.spec.aten.reader import FLOATS, Reader, Tensor, knows, wide_of
-from convgen.spec.graph import Call, Ref
+from convgen.spec.aten.reader import Reader, Tensor, knows, wide_of
+from convgen.spec.graph import FLOATS, Call, Ref
 
 LARGEST_FIRST = (
     "topk",

@@ -12,9 +12,9 @@ from convgen.operations.bound import Bound
 from convgen.operations.calls import Whole, operator_of
 from convgen.spec import aten
 from convgen.spec.aten.convolutions import own_padding
-from convgen.spec.aten.reader import FLOATS, KNOWN, Reader, Tensor, slots
+from convgen.spec.aten.reader import KNOWN, Reader, Tensor, slots
 from convgen.spec.autocast import kind_of
-from convgen.spec.graph import Call, Graph
+from convgen.spec.graph import FLOATS, Call, Graph
 from convgen.spec.operators import impurity
 
 # Each registers its own; samples.py describes graphs by these.

@@ -10,8 +10,8 @@ import numpy as np
 
 from convgen.operations.calls import Apart
 from convgen.operations.row import numbered
-from convgen.spec.aten.reader import FLOATS, Reader, Tensor, knows, slots
-from convgen.spec.graph import Call, Ref
+from convgen.spec.aten.reader import Reader, Tensor, knows, slots
+from convgen.spec.graph import FLOATS, Call, Ref
 
 T = TypeVar("T")
 

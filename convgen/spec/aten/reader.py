@@ -15,9 +15,7 @@ from convgen.operations.bound import Bound
 from convgen.operations.calls import Elementwise, Slot
 from convgen.operations.row import Operation
 from convgen.operations.views import View
-from convgen.spec.graph import Call, Ref
-
-FLOATS = frozenset({"float64", "float32", "bfloat16", "float16"})
+from convgen.spec.graph import FLOATS, Call, Ref
 
 
 @dataclass(frozen=True, slots=True)
