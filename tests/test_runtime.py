@@ -28,7 +28,7 @@ from runtime.conversions import (  # isort: skip
     all_gather, all_reduce, consecutive, copy_parts, flat, pack, rearrange, reduce_scatter, take, within,
 )  # fmt: skip
 from runtime.here import Here, frame_at, held_at
-from runtime.layout import block, common
+from runtime.layout import common, ith_part
 from runtime.mesh import Place, coordinates, members
 
 # ---- Where pieces lie ----------------------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ def test_ranks_lie_where_the_grid_says() -> None:
 
 def test_blocks_cover_an_interval_in_order() -> None:
     for extent, parts in itertools.product(range(14), range(1, 7)):
-        cut = [block(3, 3 + extent, parts, i) for i in range(parts)]
+        cut = [ith_part(3, 3 + extent, parts, i) for i in range(parts)]
         assert [lo for lo, _ in cut] == [3, *(hi for _, hi in cut[:-1])]
         assert cut[-1][1] == 3 + extent
         sizes = [hi - lo for lo, hi in cut]

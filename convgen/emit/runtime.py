@@ -17,14 +17,16 @@ from convgen.resources import data_file
 
 # In the order of imports: each uses those before it.
 PARTS = (
-    "layout", "meetings", "transport", "mesh", "here", "conversions", "envelope", "reductions", "blocks", "checks",
-    "local_check", "local", "ops", "gradients", "parameters", "mixed", "clipping", "graphs", "conv_module", "layer",
+    "layout", "regions", "meetings", "transport", "mesh", "here", "conversions", "envelope", "reductions", "blocks",
+    "checks", "local_check", "local", "ops", "gradients", "parameters", "mixed", "clipping", "graphs", "conv_module",
+    "layer",
 )  # fmt: skip
 
 # Only networks have these.
 NETWORK_PARTS: tuple[str, ...] = (
     "travel", "tf32", "convolved", "splits", "lanes", "copies", "pieces", "chunks", "rows", "listing", "norms",
-    "checkpoints", "local_code", "actions", "linked", "region", "net", "inside", "scopes", "steps", "network",
+    "checkpoints", "local_code", "surrounded", "actions", "linked", "region", "net", "inside", "scopes", "steps",
+    "network",
 )  # fmt: skip
 
 GPU_PARTS = ("convolved",)  # of these, only networks with kernels

@@ -16,13 +16,14 @@ from convgen.operations.row import taken_as
 from .chunks import Chunked
 from .conversions import named, within
 from .lanes import begin, noted
-from .layout import Box, block
+from .layout import Box, ith_part
 from .listing import Line, Steps
 from .local_code import LocalCode
 from .mesh import Place
 from .norms import NormHere, norms_at_once
 from .pieces import Halo, Pieces, pieces_of, put_together
 from .rows import Stand
+from .surrounded import HALO, surrounded, taken_from, taker
 from .travel import Move, RowHere, way_of
 
 GRADIENTS = "gradients"
@@ -63,8 +64,23 @@ class Actions:
         self.keep |= {key for kind, key in at_once if kind == "vjp"}
         self._codes: dict[Any, Any] = {}
 
+        self._surrounded: dict[str, Box] = {}
+
     def here(self, stand: Stand) -> RowHere:
         return RowHere(stand, self.place, 0)  # type: ignore[arg-type]
+
+    def surrounded(self, name: str, lines: Sequence[Line]) -> Box:
+        """Where an input's block lies, with the rows that these steps fetch around it."""
+        if name not in self._surrounded:
+            own = RowHere(self.ctx.net, self.place, 0).held(self.ctx.net.split(name, self.ctx.batch))
+            made = surrounded(name, own, lines, self.moves, lambda stand, layout: self.here(stand).held(layout))
+            self._surrounded[name] = made
+        return self._surrounded[name]
+
+    def _box_of(self, line: Line) -> Box | None:
+        """Where what a step reads lies, if it is an input that has come with the rows around it."""
+        name = line.reads[-1]
+        return self._surrounded[name.removesuffix(HALO)] if name.endswith(HALO) else None
 
     def action(self, line: Line, wants: Flags, needed: Flags, read: Flags, over: bool) -> Action:
         """What a step does.
@@ -194,7 +210,10 @@ class Actions:
         return self._of_move(line)[2].start
 
     def _wait(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
-        strips = self._of_move(line)[2].strips
+        _, pieces, halo, _ = self._of_move(line)
+        if (box := self._box_of(line)) is not None:
+            return lambda _, wide: tuple([taken_from(wide, box, piece.box) for piece in pieces.boundary])
+        strips = halo.strips
         return lambda pending, x: strips(pending, x.contiguous())
 
     def _interior(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
@@ -374,6 +393,8 @@ class Actions:
 
     def _move(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
         stand, move = self.moves[line.kind, line.key]
+        if (box := self._box_of(line)) is not None:
+            return taker(move, box, self.here(stand))
         return way_of(move, self.here(stand))
 
     def _start_bucket(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
@@ -389,7 +410,7 @@ class Actions:
             parts = [g for g in come if g is not None]
             packed = torch.cat([g.reshape(-1) for g in parts], out=parts[0].new_empty(0, dtype=dtype))
             ranks = len(group.ranks)
-            splits = [hi - lo for lo, hi in (block(0, packed.numel(), ranks, i) for i in range(ranks))]
+            splits = [hi - lo for lo, hi in (ith_part(0, packed.numel(), ranks, i) for i in range(ranks))]
             with named(name, "all_reduce", over, here):
                 pending = begin(here.place.transport, "all_reduce", packed, splits, group, GRADIENTS, owns=True)
             return pending, like, lambda: named(name, "all_reduce", over, here)

@@ -23,7 +23,7 @@ from convgen.operations.row import At
 from .conversions import consecutive, flat, named, pack, unflat, within
 from .here import held_at
 from .lanes import Pending, begin, noted
-from .layout import Box, block
+from .layout import Box, ith_part
 from .pieces import put_together
 from .transport import wide_type
 
@@ -83,7 +83,7 @@ def send(move: Move, step: str, value: Tensor, d: int, rows: Rows, here: RowHere
         scatters = kind == "reduce_scatter"
         pieces = [cut(held_at(stand, dst, p, 0), d, rows) for p in peers] if scatters else []
         packed = pack(value, held, pieces, "", stand) if scatters else flat(value, stand)
-        parts = [block(0, packed.numel(), len(peers), i) for i in range(len(peers))]
+        parts = [ith_part(0, packed.numel(), len(peers), i) for i in range(len(peers))]
         splits = [stand.size(p, "") for p in pieces] if scatters else [hi - lo for lo, hi in parts]
 
         def landed(got: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ class Chunked:
         at = self.stand.at(self.here.place)
         lo, hi = at.blocks[self.index]
         count = max(1, min(count, hi - lo))
-        blocks = [block(lo, hi, count, j) for j in range(count)]
+        blocks = [ith_part(lo, hi, count, j) for j in range(count)]
         ats = [self.stand.at_blocks({**at.blocks, self.index: rows}) for rows in blocks]
         if self.k is None:
             return [ChunkHere(a, rows, rows, rows) for a, rows in zip(ats, blocks, strict=True)]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from .here import Here, frame_at, held_at
-from .layout import Box, Layout, block, common
+from .layout import Box, Layout, common, ith_part
 from .transport import TIMED_OUT
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def reduce_scatter(step: str, value: Tensor, src: Layout, dst: Layout, axes: tup
 def all_reduce(step: str, value: Tensor, src: Layout, dst: Layout, axes: tuple[str, ...], here: Here) -> Tensor:
     """Sum over the group; every rank gets all of it."""
     group = here.group(axes)
-    splits = [hi - lo for lo, hi in (block(0, value.numel(), len(group.ranks), i) for i in range(len(group.ranks)))]
+    splits = [hi - lo for lo, hi in (ith_part(0, value.numel(), len(group.ranks), i) for i in range(len(group.ranks)))]
     with named(step, "all_reduce", axes, here):
         got = here.place.transport.all_reduce(flat(value, here.layer), splits, group)
     return unflat(got, here.shape(dst), here.layer)

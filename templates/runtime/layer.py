@@ -24,6 +24,7 @@ from .layout import Box, Layout, SpatialRows
 from .mesh import make_mesh, place_key, places
 from .ops import Ops, PhaseCode, define_ops
 from .parameters import convolve, find_placements, plain_block, told_to_all
+from .regions import Where, as_slices, read_region
 from .transport import Transport
 
 
@@ -197,6 +198,32 @@ class Layer:
         if torch.compiler.is_compiling():
             return self.ops.gather(block, name, key, batch)
         return Gather.apply(block, name, self, key, batch)
+
+    def region(self, name: str, mesh: DeviceMesh, *, batch: int | None = None) -> Where:
+        """Where this rank's block of a tensor lies in the whole: a slice for each dimension; no communication.
+
+        Args:
+            name: x, w, bias or y; dx, dw, dbias or dy.
+            batch: the global number of samples, where it is not the compiled one.
+        """
+        layout = self._layout_of(name)
+        taps = tuple((0, k) for k in self.kernel) if layout.tensor == "w" else ()
+        here = self.here(self.mesh_key(mesh), self.batch if batch is None else batch)
+        return as_slices((*here.held(layout), *taps))
+
+    def block(self, name: str, array: Any, mesh: DeviceMesh, *, batch: int | None = None) -> Tensor:
+        """This rank's block of a tensor, as `scatter` gives it, of which nothing but the block is read.
+
+        Args:
+            array: the whole tensor: anything with a shape and slices, as numpy's and torch's arrays, mapped ones, and
+                those of h5py, zarr and others. Its numbers are converted to the layer's type.
+        """
+        batch = self.batch if batch is None else batch
+        whole = self.whole_shape(self._layout_of(name), batch)
+        if tuple(array.shape) != whole:
+            raise ValueError(f"{self.name}: the whole {name} has shape {whole}, got {tuple(array.shape)}")
+        found = read_region(array, self.region(name, mesh, batch=batch), f"{self.name}: {name}", self.dtype)
+        return found.to(self.device, memory_format=self.format(self._layout_of(name).tensor))
 
     def _layout_of(self, name: str) -> Layout:
         if name not in self.stored:

@@ -24,7 +24,7 @@ class SpatialRows(NamedTuple):
     dilation: int
 
 
-def block(lo: int, hi: int, parts: int, i: int) -> tuple[int, int]:
+def ith_part(lo: int, hi: int, parts: int, i: int) -> tuple[int, int]:
     """Part i of [lo, hi): the first (hi - lo) % parts parts get one element more."""
     size, extra = divmod(hi - lo, parts)
     start = lo + i * size + min(i, extra)
@@ -39,9 +39,9 @@ def interval(
     group, inside, most = (0, groups), (0, extent // groups), groups
     for axis in axes:
         if most > 1:
-            group, most = block(*group, grid[axis], at[axis]), -(-most // grid[axis])
+            group, most = ith_part(*group, grid[axis], at[axis]), -(-most // grid[axis])
         else:
-            inside = block(*inside, grid[axis], at[axis])
+            inside = ith_part(*inside, grid[axis], at[axis])
     count, unit = group[1] - group[0], extent // groups
     lo = group[0] * unit + inside[0]
     return lo, lo + max(count - 1, 0) * unit + (inside[1] - inside[0]) * (count > 0)

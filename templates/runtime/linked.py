@@ -23,6 +23,7 @@ from .copies import first_nan
 from .lanes import noted
 from .listing import NOTHING, Line, Steps, in_mode
 from .mesh import Place
+from .surrounded import HALO, with_halos
 
 LABELLED: tuple[str, ...] = ("forward", "interior", "boundary", "chunk", "join")  # what a look for NaNs has by name
 NOTED: Mapping[str, str] = dict.fromkeys(LABELLED, "local") | dict.fromkeys(CHAINS, "move")  # as a profile has them
@@ -84,13 +85,19 @@ class Linked:
 
     Args:
         trains: by module, whether it is in training; "" is the network.
+        wide: inputs that come with the rows around their blocks.
     """
 
-    def __init__(self, steps: Steps, ctx: Any, place: Place, trains: Callable[[str], bool]) -> None:
+    def __init__(
+        self, steps: Steps, ctx: Any, place: Place, trains: Callable[[str], bool], wide: Sequence[str] = ()
+    ) -> None:
         self.steps, self.ctx = steps, ctx
         self.actions = Actions(steps, ctx, place, trains)
-        self.forward_lines = in_mode(steps.forward, trains)
-        self.backward_lines = [self._with_gradient(line) for line in in_mode(steps.backward, trains)]
+        self.boxes = {name: self.actions.surrounded(name, (*steps.forward, *steps.backward)) for name in wide}
+        forward, backward = (
+            with_halos(in_mode(lines, trains), self.actions.moves, wide) for lines in (steps.forward, steps.backward)
+        )
+        self.forward_lines, self.backward_lines = forward, [self._with_gradient(line) for line in backward]
         self.sums = self._sums() if ctx.mixes else {}
         self._forwards: dict[Any, tuple[Forward, list[str], dict[str, Flags]]] = {}
         self._backwards: dict[Any, Backward] = {}
@@ -196,7 +203,8 @@ class Linked:
         given = dict.fromkeys(n for line in lines for n in line.reads if n not in made and n != NOTHING)
         given |= dict.fromkeys(n for n in outputs if n not in made)
         net = self.ctx.net
-        unknown = [n for n in given if (n[1:-1] if n.startswith("[") else n) not in net.values]
+        called = {n: n[1:-1] if n.startswith("[") else n.removesuffix(HALO) for n in given}
+        unknown = [n for n in given if called[n] not in net.values]
         if unknown:
             raise ValueError(f"{net.name}: no step makes {', '.join(unknown)}, and no input or parameter is called so")
         later = [n for w in wanted for n, r in zip(w.line.reads, w.reads, strict=True) if r]

@@ -17,12 +17,15 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
 
+from .actions import Actions
 from .blocks import Function
 from .conversions import all_gather
 from .copies import compare_copies, compares
 from .envelope import code_of, enter
+from .layout import Box
 from .mesh import Place, make_mesh, place_key, places
 from .parameters import find_placements
+from .regions import Where, as_slices, read_region
 from .splits import Distribution, Plain, Split, block_of
 from .tf32 import TAKEN
 from .transport import Transport
@@ -39,6 +42,10 @@ def sized(shape: Sequence[Size], batch: int) -> tuple[int, ...]:
 class Net(Plain):
     """What a package says of its network.
 
+    Attributes:
+        steps: those of the package's Network.
+        types: of parameters, buffers and inputs.
+
     Args:
         spec, schedule: the network in a graph file's keys, and its program's text; alike on all ranks of a mesh.
         batch: the number of samples that it was compiled for.
@@ -47,6 +54,8 @@ class Net(Plain):
         mixes: whether values are of several types of floats.
         tf32: when float32 is multiplied as TF32: never, where torch's switches say so (switches), or always.
     """
+
+    steps: Any
 
     def __init__(
         self,
@@ -150,6 +159,50 @@ class Net(Plain):
             everywhere = Split(known, layout.extents, ((),) * len(layout.extents))
             compare_copies(here, {known: (whole, everywhere)}, "gathered outputs")
         return whole
+
+    def region(self, name: str, mesh: DeviceMesh, *, batch: int | None = None, halo: bool = False) -> Where:
+        """Where this rank's block of a value lies in the whole: a slice for each dimension; no communication.
+
+        Args:
+            name: of an input, an output, a parameter or a buffer.
+            batch: the number of samples, where it is not the compiled one.
+            halo: with the rows around it that the steps that read this input want here; `model(..., halo=[name])`
+                takes it, and then nothing is sent for them.
+        """
+        known, count = self._known(name), self.batch if batch is None else batch
+        if halo:
+            return as_slices(self.surrounded(known, self.place(mesh), count))
+        return as_slices(self.here(mesh).frame(self.split(known, count)))
+
+    def block(self, name: str, array: Any, mesh: DeviceMesh, *, batch: int | None = None, halo: bool = False) -> Tensor:
+        """This rank's block of a value, as `scatter` gives it, of which nothing but the block is read.
+
+        Args:
+            array: the whole value: anything with a shape and slices, as numpy's and torch's arrays, mapped ones, and
+                those of h5py, zarr and others. Its numbers are converted to the input's type.
+            batch: the number of samples; the array's by default.
+            halo: as of `region`.
+        """
+        known = self._known(name)
+        count = self.samples(known, array.shape) if batch is None else batch
+        if tuple(array.shape) != (wanted := self.extents(known, count)):
+            raise ValueError(f"{self.name}: the whole {name} has shape {list(wanted)}, got {tuple(array.shape)}")
+        where = self.region(name, mesh, batch=count, halo=halo)
+        return read_region(array, where, f"{self.name}: {name}", self.types.get(known)).to(self.device)
+
+    def samples(self, known: str, shape: Sequence[int]) -> int:
+        """The number of samples of a whole value of this shape."""
+        pairs = zip(shape, self.values[known][0], strict=False)
+        several = [(n, sized((size,), 1)[0]) for n, size in pairs if isinstance(size, str)]
+        return several[0][0] // several[0][1] if several else self.batch
+
+    def surrounded(self, known: str, place: Place, batch: int) -> Box:
+        """Where an input's block lies, with the rows that those who read it fetch."""
+        if known in self.state or known not in self.types:
+            raise ValueError(f"{self.name}: halo=True is of inputs, and {known} is none")
+        steps: Any = self.steps
+        actions = Actions(steps, Sized(self, batch), place, lambda _: True)
+        return actions.surrounded(known, (*steps.forward, *steps.backward))
 
     def _known(self, name: str | int) -> str:
         if str(name) not in self.values:

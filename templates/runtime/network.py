@@ -31,9 +31,11 @@ from .mesh import Place
 from .net import Net, Sized, gathered
 from .parameters import as_dtensor, as_held
 from .region import Called, run_steps
+from .regions import Where
 from .scopes import Known, Scope, of_kind
 from .splits import block_of
 from .steps import GraphedStep
+from .surrounded import HALO, taken_from
 from .tf32 import taken
 from .travel import RowHere
 
@@ -75,6 +77,12 @@ class NetworkModule(Known):
     _modes: ClassVar[tuple[str, ...]] = ("train", "eval")
     _noise: ClassVar[bool] = False  # it draws in evaluation, too
     _constants: ClassVar[Mapping[str, Tensor]] = {}
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "_steps" in vars(cls):  # a package's, and none made of it
+            cls._net.steps = cls._steps
+            cls._net.types |= {n: getattr(torch, kind) for n, kind in zip(cls._inputs, cls._types, strict=True)}
 
     def __init__(self, mesh: DeviceMesh, *, seed: int = 0, parameters: str = "dtensors") -> None:
         super().__init__()
@@ -274,11 +282,22 @@ class NetworkModule(Known):
         """
         return GraphedStep(self, loss, examples, batch)
 
-    def forward(self, *given: Tensor, batch: int | None = None) -> Any:
+    def region(self, name: str, *, batch: int | None = None, halo: bool = False) -> Where:
+        """Where this rank's block of an input, output, parameter or buffer lies in the whole: a slice for each
+        dimension; as of the package's `region`."""
+        return self._net.region(self._aliases.get(name, name), self._mesh, batch=batch, halo=halo)
+
+    def block(self, name: str, array: Any, *, batch: int | None = None, halo: bool = False) -> Tensor:
+        """This rank's block of an input, of which nothing else is read; as of the package's `block`."""
+        return self._net.block(self._aliases.get(name, name), array, self._mesh, batch=batch, halo=halo)
+
+    def forward(self, *given: Tensor, batch: int | None = None, halo: Sequence[str] = ()) -> Any:
         """This rank's blocks of the outputs, of its blocks of the inputs.
 
         Args:
             batch: the number of samples, where it is not the compiled one.
+            halo: inputs that are given with the rows around their blocks, as `block(..., halo=True)` has them; nothing
+                is sent for these, and they can't require gradients.
         """
         net = self._net
         if torch.compiler._is_exporting_flag:  # is_exporting() is true under torch.compile of torch 2.11
@@ -286,21 +305,24 @@ class NetworkModule(Known):
                 f"{net.name}: an exported program would hold this rank's place on the mesh as a constant; export the "
                 "original network, and compile its copies with convgen"
             )
-        return self._outside(given, batch)
+        return self._outside(given, batch, tuple(sorted({halo} if isinstance(halo, str) else {*halo})))
 
     @torch._disable_dynamo  # rows are opaque to a compiler: what is around a network is compiled
-    def _outside(self, given: Sequence[Tensor], batch: int | None) -> Any:
+    def _outside(self, given: Sequence[Tensor], batch: int | None, wide: tuple[str, ...]) -> Any:
         net = self._net
         refuse_forward_mode(net.name)
         refuse_vmap(net.name)
         count, here, known = net.batch if batch is None else batch, net.here(self._mesh), self._known
-        fault = next(iter([*self._misfits(known), *self._wrong(given, count, batch is None, here)]), None)
-        read = self._enter("forward", here, {} if fault else self._facts(given, known, count), fault)
+        fault = next(iter([*self._misfits(known), *self._wrong(given, count, batch is None, here, wide)]), None)
+        facts = {} if fault else self._facts(given, known, count)
+        if wide:
+            facts["inputs with halos"] = ", ".join(wide)
+        read = self._enter("forward", here, facts, fault)
         if (low := low_of(net.device)) is not None:
             with torch.autocast(net.device, enabled=False):  # steps know what it casts
-                made = self._run(given, known, count, here, low)
+                made = self._run(given, known, count, here, wide, low)
         else:
-            made = self._run(given, known, count, here)
+            made = self._run(given, known, count, here, wide)
         read()
         return made
 
@@ -392,9 +414,20 @@ class NetworkModule(Known):
             elif plain.dtype != self._net.types[n]:
                 yield ValueError(f"{name}: {n} is {self._net.types[n]}, got {plain.dtype}; dtype= compiles for another")
 
-    def _wrong(self, given: Sequence[Tensor], count: int, guessed: bool, here: RowHere) -> Iterator[Exception]:
+    def _wrong(
+        self, given: Sequence[Tensor], count: int, guessed: bool, here: RowHere, wide: tuple[str, ...]
+    ) -> Iterator[Exception]:
         """What is wrong with the inputs."""
         net = self._net
+        unknown = [name for name in wide if name not in self._inputs]
+        if unknown:
+            yield ValueError(f"{net.name}: halo= names inputs, {', '.join(self._inputs)}; got {', '.join(unknown)}")
+            return
+        try:
+            boxes = self._linked(here.place, count, low_of(net.device), wide).boxes if wide else {}
+        except ValueError as error:
+            yield error
+            return
         if len(given) != len(self._inputs):
             yield TypeError(f"{net.name}: takes {', '.join(self._inputs)}, got {len(given)} tensors")
             return
@@ -406,14 +439,16 @@ class NetworkModule(Known):
             narrow = f"torch.{kind}" != str(value.dtype) and low_of(net.device) is None
             if other or (value.is_floating_point() and narrow):
                 yield ValueError(f"{net.name}: {name} is torch.{kind}, got {value.dtype}")
-            wanted = here.shape(net.split(name, count))
+            wanted = net.shape(boxes[name], name) if name in boxes else here.shape(net.split(name, count))
+            if name in boxes and value.requires_grad and torch.is_grad_enabled():
+                yield ValueError(f"{net.name}: {name} comes with its halo, and has no gradient; detach it, or halo=()")
             if tuple(value.shape) != wanted:
                 hint = "; batch= tells the number of samples, if it is another one" if guessed else ""
                 got = tuple(value.shape)
                 yield ValueError(f"{net.name}: this rank's block of {name} has shape {wanted}, got {got}{hint}")
 
     def _run(
-        self, given: Sequence[Tensor], known: Mapping[str, Any], count: int, here: RowHere,
+        self, given: Sequence[Tensor], known: Mapping[str, Any], count: int, here: RowHere, wide: tuple[str, ...],
         low: torch.dtype | None = None,
     ) -> Any:  # fmt: skip
         net, grads = self._net, torch.is_grad_enabled()
@@ -431,21 +466,27 @@ class NetworkModule(Known):
         nans: list[str] | None = [] if compares(self._calls) else None
         names = tuple(learns)
         own = (*names[:count_of_inputs], *(f"[{n}]" for n in names[count_of_inputs:]))
-        call = Called(self._linked(here.place, count, low), names, own, slots, nans)
+        linked = self._linked(here.place, count, low, wide)
+        for name, box in linked.boxes.items():
+            surrounded = slots[f"{name}{HALO}"] = slots[name]
+            if name in linked.forward(names).given:
+                slots[name] = taken_from(surrounded, box, here.held(net.split(name, count)))
+        call = Called(linked, names, own, slots, nans)
         made = self._as_given(run_steps(call, tensors))
         if nans is not None:
             refuse_nans(here, "".join(nans))
             compare_copies(here, {n: (t, net.stored[n]) for n, t in known.items()}, "parameters and buffers")
         return kept(made) if grads and is_kept_elsewhere() else made
 
-    def _linked(self, place: Place, count: int, low: torch.dtype | None) -> Linked:
-        """The steps in this mode, for so many samples, under autocast of this type or without."""
+    def _linked(self, place: Place, count: int, low: torch.dtype | None, wide: tuple[str, ...]) -> Linked:
+        """The steps in this mode, for so many samples, under autocast of this type or without, with these inputs' halos
+        given."""
         net, apart = self._net, self._apart()
         known: dict[Any, Linked] = cast(Any, place.known).setdefault(("linked", net.identity), {})
-        key = count, self.training, apart, low
+        key = count, self.training, apart, low, wide
         if key not in known:
             known[key] = Linked(
-                self._steps, Sized(net, count, low), place, lambda name: self.training != (name in apart)
+                self._steps, Sized(net, count, low), place, lambda name: self.training != (name in apart), wide
             )
         return known[key]
 

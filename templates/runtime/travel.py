@@ -16,7 +16,7 @@ from convgen.operations.convolution import Rimmed, RimPlaces, of_parts, to_parts
 
 from .conversions import all_gather, consecutive, failure, missing, reduce_scatter, take, within
 from .here import Here, held_at
-from .layout import Box, block, common
+from .layout import Box, common, ith_part
 from .transport import Group, wide_type
 
 
@@ -97,7 +97,7 @@ def _way(move: Move, here: RowHere) -> tuple[Moving, str]:
             return lambda tensor: take(tensor, src, dst, here), ""
         case "all_reduce":
             count = math.prod(here.shape(src))
-            parts = [hi - lo for lo, hi in (block(0, count, len(splits), i) for i in range(len(splits)))]
+            parts = [hi - lo for lo, hi in (ith_part(0, count, len(splits), i) for i in range(len(splits)))]
             return lambda tensor: transport.all_reduce(tensor.view(-1), parts, group).view(shape), kind
         case "exchange_add":
             return _adding(move, here), "exchange"

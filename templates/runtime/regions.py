@@ -1,0 +1,112 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (what torch and arrays leave untyped)
+"""Which part of a global tensor is a rank's, as slices; and that part, read from whatever has a shape and slices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .layout import Box
+
+Where = tuple[slice, ...]
+
+
+def as_slices(box: Box) -> Where:
+    """Slices of the global tensor."""
+    return tuple([slice(lo, max(lo, hi)) for lo, hi in box])
+
+
+def around(boxes: Sequence[Box]) -> Box:
+    """The smallest box around boxes; those without elements count for nothing, unless all are."""
+    full = [box for box in boxes if all(hi > lo for lo, hi in box)] or [boxes[0]]
+    return tuple([(min(lo for lo, _ in pairs), max(hi for _, hi in pairs)) for pairs in zip(*full, strict=True)])
+
+
+def read_region(array: Any, region: Where, name: str, kind: torch.dtype | None) -> Tensor:
+    """What lies at a region of an array, contiguous, in memory of its own.
+
+    Args:
+        array: of torch, or with slices that numpy takes: an array in memory, mapped, or of a file.
+        name: of the network and the value, for messages.
+        kind: the type that is wanted; None keeps the array's.
+
+    Raises:
+        ValueError: the array gives another shape, has masked elements, or numbers that the type can't have.
+        RuntimeError: the array can't be read there; the error that it raised is the cause.
+    """
+    wanted = tuple([s.stop - s.start for s in region])
+    try:
+        part = array[region] if all(wanted) else _nothing(array, wanted)
+    except Exception as error:
+        fact = f"{name}: {of_array(array)} can't be read at {in_words(region)}: {type(error).__name__}: {error}"
+        raise RuntimeError(fact) from error
+    found = part.detach().cpu() if isinstance(part, Tensor) else _as_tensor(part, name, kind)
+    if tuple(found.shape) != wanted:
+        raise ValueError(f"{name}: {of_array(array)} gives {tuple(found.shape)} at {in_words(region)}, not {wanted}")
+    return _converted(found, name, kind).clone(memory_format=torch.contiguous_format)
+
+
+def _nothing(array: Any, shape: tuple[int, ...]) -> Any:
+    """What a rank has that holds nothing: no file is asked for it."""
+    kind = getattr(array, "dtype", torch.get_default_dtype())
+    if isinstance(kind, torch.dtype):
+        return torch.empty(shape, dtype=kind)
+    import numpy as np
+
+    return np.empty(shape, dtype=kind)
+
+
+def of_array(array: Any) -> str:
+    """An array in words."""
+    kind, shape = type(array), tuple(getattr(array, "shape", ()))
+    return f"{kind.__module__.partition('.')[0]}'s {kind.__name__} of {shape}"
+
+
+def in_words(region: Where) -> str:
+    """As one writes slices."""
+    return f"[{', '.join(f'{s.start}:{s.stop}' for s in region)}]"
+
+
+def _as_tensor(part: Any, name: str, kind: torch.dtype | None) -> Tensor:
+    """A part as a tensor, in the machine's order of bytes, of a type that torch has."""
+    import numpy as np
+
+    if isinstance(part, np.ma.MaskedArray):
+        masked: Any = part
+        if masked.mask is not np.ma.nomask and masked.mask.any():
+            raise ValueError(f"{name}: {int(masked.mask.sum())} elements are missing (masked); fill them first")
+        part = masked.data
+    found: Any = np.asarray(part)
+    if found.dtype.kind not in "biufc":
+        if kind is None or not kind.is_floating_point or found.dtype.names or found.dtype.kind != "V":
+            raise ValueError(f"{name}: numbers are wanted, and the array is of {found.dtype}")
+        found = found.astype(np.float32)  # bfloat16 of ml_dtypes and others' small types
+    native = found.dtype.newbyteorder("=")
+    if native.kind == "u" and native.itemsize in (2, 4):  # torch converts few of these
+        native = np.dtype({2: np.int32, 4: np.int64}[native.itemsize])
+    if native.kind == "f" and native.itemsize > 8:
+        native = np.dtype(np.float64)
+    if native.kind == "u" and native.itemsize == 8:
+        if found.size and int(found.max()) >= 2**63:
+            raise ValueError(f"{name}: {found.max()} is more than int64 has")
+        native = np.dtype(np.int64)
+    return torch.from_numpy(np.array(found, dtype=native, order="C"))
+
+
+def _converted(found: Tensor, name: str, kind: torch.dtype | None) -> Tensor:
+    """In the type that is wanted: floats of any numbers that are real, whole numbers of whole ones that fit."""
+    if kind is None or found.dtype == kind:
+        return found
+    if kind.is_floating_point:
+        if found.is_complex():
+            raise ValueError(f"{name}: {kind} is wanted, and the array is of {found.dtype}")
+        return found.to(kind)
+    made = found.to(kind)
+    alike = not (found.is_floating_point() or found.is_complex() or (kind == torch.bool and found.dtype != kind))
+    if not (kind.is_complex or (alike and bool((made.to(found.dtype) == found).all()))):
+        raise ValueError(f"{name}: {kind} is wanted, and the array has numbers of {found.dtype} that it can't have")
+    return made
