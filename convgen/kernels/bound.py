@@ -67,11 +67,6 @@ class Bound:
         t = self.times_us
         return max(t["loop"] + t["adding"], t["memory"], t["floor"]) + t["around"]
 
-    @property
-    def of_ideal(self) -> float:
-        """The least time of the problem over the least time of this launch."""
-        return min(1.0, self.ideal_us / self.us)
-
 
 def around_s(p: Problem, work: Work, bytes_per_s: float, floor_s: float) -> float:
     """Seconds of the launches besides the one of products."""

@@ -76,11 +76,6 @@ def solve(problem: Problem, budget: int | None) -> Bounded:
     return _within(problem, budget, best, across, down)
 
 
-def least_memory(problem: Problem) -> int:
-    """The least memory that any assignment takes."""
-    return _at(problem, 0, 1).memory
-
-
 def _tables(problem: Problem, cost: int, memory: int) -> list[Any]:
     """cost * costs + memory * memories, exactly."""
     return [
