@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from convgen.operations.convolution import Convolution
 
 Interval = tuple[int, int]
+AUTOCAST = ("float32", "bfloat16", "float16")  # types that torch.autocast casts
 # Backward, over what the row read and made: once for each gradient, once for all, not at all where dx is dy.
 Passes = Literal["each", "once", "none"]
 
@@ -67,12 +68,27 @@ def taken_as(kind: str, tensors: Sequence[Any], low: Any) -> list[Any]:
     """
     if not kind or low is None:
         return list(tensors)
-    found = [t is not None and t.dtype in (torch.float32, torch.bfloat16, torch.float16) for t in tensors]
+    types = [getattr(torch, name) for name in AUTOCAST]
+    found = [t is not None and t.dtype in types for t in tensors]
     wide = torch.float32 if kind == "float32" else low
     if kind == "widest":
         kinds = [t.dtype for t, f in zip(tensors, found, strict=True) if f]
         wide = low if all(k == low for k in kinds) else torch.float32
     return [t.to(wide) if f and t.dtype != wide else t for t, f in zip(tensors, found, strict=True)]
+
+
+def taken_each(kinds: Sequence[str], operands: Sequence[Any], low: Any) -> list[Any]:
+    """Operands, each of a kind of its own, as autocast takes them; what is no tensor stays.
+
+    Args:
+        kinds: by operand, or none.
+    """
+    found = list(operands)
+    for kind in {*kinds}:
+        places = [k for k, one in enumerate(kinds) if one == kind and isinstance(found[k], torch.Tensor)]
+        for k, tensor in zip(places, taken_as(kind, [found[k] for k in places], low), strict=True):
+            found[k] = tensor
+    return found
 
 
 def standing(signature: Signature, blocks: Mapping[str, Any]) -> At:

@@ -17,7 +17,7 @@ from torch import Tensor
 from convgen.algebra.layout import Axes
 from convgen.algebra.relations import Relation
 from convgen.algebra.signature import Operand
-from convgen.operations.row import At, Operation, nest, standing, taken_as, usual_types
+from convgen.operations.row import At, Operation, nest, standing, taken_each, usual_types
 
 from .blocks import Unmapped
 from .here import held_at
@@ -212,12 +212,7 @@ class Stand(Plain):
 
     def taken(self, operands: Sequence[Any]) -> list[Any]:
         """Operands as autocast takes them; what has come in pieces has been cast before."""
-        found = list(operands)
-        for kind in {*self.autocast}:
-            places = [k for k, one in enumerate(self.autocast) if one == kind and isinstance(found[k], Tensor)]
-            for k, tensor in zip(places, taken_as(kind, [found[k] for k in places], self.low), strict=True):
-                found[k] = tensor
-        return found
+        return taken_each(self.autocast, operands, self.low)
 
     def local(self, at: At, parts: Sequence[Tensor], is_nothing: bool) -> tuple[Tensor, ...]:
         """What is made of these blocks."""

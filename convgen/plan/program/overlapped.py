@@ -70,7 +70,7 @@ def _sums_first(program: Program) -> Iterator[Program]:
 
 
 def _candidates(program: Program, machine: Machine, dtype: str, of_inputs: bool) -> Iterator[Program]:
-    price = price_on(program.grid, machine, dtype, program.reduce_dtype)
+    price = price_on(program.grid, machine, dtype)
     bases = [program]
     cut = worth_cutting(program, machine, dtype, of_inputs=of_inputs)
     wide = worth_widening(program, machine, dtype, of_inputs=of_inputs)
