@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from convgen.commands import completion
+from convgen.commands.inputs import autocast_option, reduce_dtype_option
 from convgen.commands.networks import are_graphs, compile_graphs
 from convgen.commands.one_row import NOTE, compile_one_rows
 from convgen.commands.outputs import OutputFile, Picture
@@ -27,6 +28,8 @@ from convgen.files import write_file
     help="A named algorithm, or auto; by default that of the grid's letters.",
 )  # fmt: skip
 @click.option("--dtype", help="Of the network, its own by default.")
+@reduce_dtype_option
+@autocast_option
 @click.option("--schedule", metavar="FILE", help="A network's program as compile prints it, or edited.")
 @click.option(
     "--links",

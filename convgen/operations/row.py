@@ -12,8 +12,8 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from functools import cache, cached_property
+from dataclasses import dataclass, field, fields, replace
+from functools import cache, cached_property, lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
@@ -460,6 +460,34 @@ def usual_types(results: Sequence[Operand], given: Sequence[str]) -> tuple[str, 
     """Types of results where a row says none: of integers int64, else that of the first operand of floats."""
     first = next((kind for kind in given if "float" in kind), "float32")
     return tuple("int64" if r.integer else first for r in results)
+
+
+@lru_cache(maxsize=1 << 13)
+def types_under(
+    operation: Operation, way: int, reads: tuple[str, ...], kinds: tuple[str, ...], low: str
+) -> tuple[str, ...]:
+    """Types of what local code makes of operands of these types under autocast: asked of it, on tensors without memory.
+
+    Args:
+        kinds: by operand how autocast takes it, or none; low: its type.
+    """
+    signature, narrow = operation.signatures[way], getattr(torch, low)
+    at = replace(standing(signature, {i: (0, n) for i, n in signature.extents}), low=narrow)
+    shapes = [[hi - lo for lo, hi in operand] for operand in at.inside]
+    given = [torch.empty(s, dtype=getattr(torch, kind), device="meta") for s, kind in zip(shapes, reads, strict=True)]
+    given = taken_each(kinds, given, narrow)
+    try:
+        with torch.no_grad():
+            return tuple(_type(t) for t in operation.local(way, at, *given))
+    except (RuntimeError, NotImplementedError, ValueError, IndexError):  # it can't run without memory
+        types = [_type(t) for t in given]
+        if signature.reduction == "merge":  # moments are float32 at least
+            types = ["float64" if "float64" in types else "float32"]
+        return usual_types(signature.results, types)
+
+
+def _type(tensor: Any) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def numbered(count: int) -> tuple[str, ...]:

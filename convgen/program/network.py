@@ -7,7 +7,7 @@ the opposite order.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from typing import Literal
@@ -116,6 +116,11 @@ class Program:
     reduce_dtype: str = ""
     autocast: str = ""
     tf32: bool = False
+
+    def part(self, rows: tuple[PlacedRow, ...]) -> Program:
+        """Some of its rows, whose values have the types that they have in it."""
+        values = {n: replace(v, dtype=self.types[n]) for n, v in self.values.items()} if self.autocast else self.values
+        return replace(self, rows=rows, values=values, again=(), joined=())
 
     def is_of_parameter(self, moved: Moved) -> bool:
         """Whether it brings a parameter's gradient to where the parameter is stored."""

@@ -9,19 +9,16 @@
 | a value's gradient | the widest of those that its readers make |
 
 A parameter's gradient has the parameter's type where it begins, or travels in one of its own to be summed. What local
-code makes is asked of it, on tensors without memory, with what the runtime casts by (`taken_each`).
+code makes is asked of it, as ranks ask it that compute nothing (`types_under`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import lru_cache
 from typing import NamedTuple
 
-from convgen.late import torch
 from convgen.operations.bound import Bound
-from convgen.operations.row import AUTOCAST, Operation, standing, taken_each, usual_types
+from convgen.operations.row import AUTOCAST, types_under, usual_types
 from convgen.program.rows import PlacedRow, gradients_kinds, reads_of
 from convgen.spec.graph import FLOATS
 
@@ -74,27 +71,6 @@ def _carried(kinds: Sequence[str], k: int, kind: str, low: str) -> str:
     return low if low and kinds and kinds[k] == "low" and kind in AUTOCAST else kind
 
 
-@lru_cache(maxsize=1 << 13)
-def made_of(
-    operation: Operation, way: int, reads: tuple[str, ...], kinds: tuple[str, ...], low: str
-) -> tuple[str, ...]:
-    """Types of what local code makes of operands of these types, taken as autocast takes these kinds."""
-    signature, narrow = operation.signatures[way], getattr(torch, low)
-    at = replace(standing(signature, {i: (0, n) for i, n in signature.extents}), low=narrow)
-    shapes = [[hi - lo for lo, hi in operand] for operand in at.inside]
-    given = [torch.empty(s, dtype=getattr(torch, kind), device="meta") for s, kind in zip(shapes, reads, strict=True)]
-    given = taken_each(kinds, given, narrow)
-    try:
-        with torch.no_grad():
-            return tuple(_name(t) for t in operation.local(way, at, *given))
-    except (RuntimeError, NotImplementedError, ValueError, IndexError):  # it can't run without memory
-        return usual_types(signature.results, [_name(t) for t in given])
-
-
-def _name(tensor: object) -> str:
-    return str(getattr(tensor, "dtype", "float32")).removeprefix("torch.")
-
-
 def _widest(one: str, other: str) -> str:
     """The type of a sum of these floats, as torch has it."""
     return one if one == other else "float64" if "float64" in (one, other) else "float32"
@@ -112,7 +88,7 @@ def values_under(low: str, own: Mapping[str, str], rows: Iterable[tuple[Bound, i
         return own
     found = dict(own)
     for bound, way in rows:
-        made = made_of(bound.operation, way, tuple(found[v] for v in bound.reads), bound.autocast, low)
+        made = types_under(bound.operation, way, tuple(found[v] for v in bound.reads), bound.autocast, low)
         found |= {v: kind for v, kind in zip(bound.makes, made, strict=True) if found.get(v, "") in AUTOCAST}
     return found
 
@@ -165,7 +141,7 @@ def _of_row(
     fetch = tuple(_carried(kinds, k, kind, low) for k, kind in enumerate(reads))
     usual = usual_types(operation.signatures[way].results, reads)
     if low and not all(bound.makes):
-        usual = made_of(operation, way, reads, kinds, low)
+        usual = types_under(operation, way, reads, kinds, low)
     store = tuple(values.get(v, kind) for v, kind in zip(bound.makes, usual, strict=True))
     given = tuple(gradients.get(v, kind) for v, kind in zip(bound.makes, store, strict=True))
     back = tuple(summed.get(v, kind) for v, kind in zip(bound.reads, fetch, strict=True))
@@ -179,7 +155,7 @@ def _of_row(
         brought = tuple(_carried(taken, j, kind, low) for j, kind in enumerate(there))
         kind = summed.get(bound.reads[k], "")
         if not kind:
-            kind = made_of(one.operation, 0, brought, taken, low)[0] if low else reads[k]
+            kind = types_under(one.operation, 0, brought, taken, low)[0] if low else reads[k]
         own.append((operand.name, OwnTypes(_computed(taken, brought), brought, kind)))
     return RowTypes(
         _computed(kinds, fetch) or _computed((), store), reads, fetch, back, back_here, store, given, tuple(own)

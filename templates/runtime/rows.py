@@ -17,7 +17,7 @@ from torch import Tensor
 from convgen.algebra.layout import Axes
 from convgen.algebra.relations import Relation
 from convgen.algebra.signature import Operand
-from convgen.operations.row import At, Operation, nest, standing, taken_each, usual_types
+from convgen.operations.row import At, Operation, nest, standing, taken_each, types_under, usual_types
 
 from .blocks import Unmapped
 from .here import held_at
@@ -219,9 +219,10 @@ class Stand(Plain):
         if is_nothing:
             results = self.signature.results
             given = [str(p.dtype).removeprefix("torch.") for p in parts]
-            if self.low is not None and self.signature.reduction == "merge":  # moments are float32 at least
-                given = ["float64" if "float64" in given else "float32"]
-            types = (self.low is None and self.row.types) or usual_types(results, given)
+            types = self.row.types or usual_types(results, given)
+            if self.low is not None:
+                low = str(self.low).removeprefix("torch.")
+                types = types_under(self.operation, self.row.way, tuple(given), (), low)
             shapes = [self.made_shape(r, at) for r in results]
             kinds: list[torch.dtype] = [getattr(torch, kind) for kind in types]
             return tuple([torch.zeros(s, dtype=k, device=self.device) for s, k in zip(shapes, kinds, strict=True)])
