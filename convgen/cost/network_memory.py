@@ -43,6 +43,7 @@ from convgen.cost.flight_memory import (
 )
 from convgen.cost.network import element_bytes
 from convgen.cost.overwriting import overwriting
+from convgen.operations.moments import Normalise
 from convgen.operations.row import made_here
 from convgen.program.network import Program, Stretch
 from convgen.program.rows import Chain, PlacedRow, index_sets, reads_of
@@ -156,6 +157,8 @@ class MemoryWalk:
         asked = [g and k not in derived for k, g in enumerate(grads)]
         dtypes = [(types.fetch if self._is_fetched(i, row, k) else types.reads)[k] for k in range(len(bound.reads))]
         cast = bound.autocast, self.program.autocast
+        if isinstance(bound.operation, Normalise) and row.is_silent and element_bytes(dtypes[0]) < 4:
+            cast = ("float32", ""), self.program.autocast or "bfloat16"  # as templates/runtime/norms.py does
         found, aliases = kept_of(bound.operation, row.way, self.parts[i], dtypes, asked, row.early, *cast)
         if between := row.between(grads):  # of the same operands, but also of what lies between
             asked = [g or k in between for k, g in enumerate(asked)]
@@ -292,7 +295,9 @@ class MemoryWalk:
             keeps |= stays
             moving = {f"{i} {what}" for what in _moving(row)} - stays
             beside = sum(self.size.get(root, 0) for root in moving) + self._pieces(row)
-            beside += max(self._copies(i, row, False), self._repacked(row, (*row.fetch, *row.store)))
+            beside += max(
+                self._copies(i, row, False), self._wide(i, row, False), self._repacked(row, (*row.fetch, *row.store))
+            )
             for root in stays:
                 live[root] = self.size[root]
             most = max(most, sum(live.values()) + beside)
@@ -347,7 +352,7 @@ class MemoryWalk:
                 made += read if is_moved or name in learnt else sizes[storage[name]]
                 summed += read * is_summed(row, k)
                 new += size * (is_moved or chunks > 1)
-            copied = self._copies(i, row, True)
+            copied = max(self._copies(i, row, True), self._wide(i, row, True))
             most = max(  # while results' gradients are fetched, while gradients are made, while these are brought back
                 most,
                 before + given + put + max(self._repacked(row, row.given), self._of_gradients(i, row)),
@@ -377,14 +382,25 @@ class MemoryWalk:
         dtype = next(self.program.types[v] for v in row.bound.makes if v)
         return result_elements(row, self.program.grid, self.rank) * element_bytes(dtype)
 
+    def _wide(self, i: int, row: PlacedRow, backward: bool) -> int:
+        """Of moments of a narrow type what a rank casts: x; of a batch norm's gradient that, dy and the sum."""
+        types = self.program.row_types[i]
+        if row.signature.reduction != "merge" or not any(row.store):
+            return 0
+        wide = element_bytes(types.store[0])
+        if wide == element_bytes(types.fetch[0]):
+            return 0
+        times = 1 if not backward else 3 if row.bound.norm else 0
+        return max(prod(part.reads[0]) for part in self.parts[i]) * wide * times
+
     def _copies(self, i: int, row: PlacedRow, backward: bool) -> int:
         """Of a convolution; of one in pieces also what of its operand, and of dy, is no block in memory."""
-        bound = row.bound
+        bound, types = row.bound, self.program.row_types[i]
         if bound.operation.convolves is None:
             return 0
         if backward and not any(v in self.wanted for v in bound.reads):
             return 0
-        size, most = element_bytes(self.program.row_types[i].local), 0
+        size, most = element_bytes(types.local), 0
         of_x = bound.reads[0] in self.wanted if backward else None
         for part in self.parts[i]:
             (x, w, *_), y = part.reads, tuple(made_here(part.at, row.signature.results[0]))
