@@ -101,6 +101,11 @@ class CompiledNetwork:
     def dtype(self) -> str:
         return _dtype(self.graph)
 
+    @property
+    def types(self) -> str:
+        """Its type, and that of the autocast that it is for, in words."""
+        return self.dtype + f" under autocast of {self.program.autocast}" * bool(self.program.autocast)
+
     @cached_property
     def kernels(self) -> tuple[ConvolutionFile, ...]:
         """Files of kernels; none on a CPU, where ATen convolves."""

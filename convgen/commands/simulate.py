@@ -80,7 +80,7 @@ def simulate_command(
     share: Any = links
     found = simulate(program, chosen, dtype, links=share, of_inputs=of_inputs)
     plain = simulate(one.compiled.plain, chosen, dtype, links=share, of_inputs=of_inputs)
-    title = f"{program.name} on {program.grid}, {chosen.name}, {dtype}: a step of training"
+    title = f"{program.name} on {program.grid}, {chosen.name}, {one.compiled.types}: a step of training"
     title += f", {NOTE}" * of_inputs
     page = None
     if plot is not None:
