@@ -1,6 +1,6 @@
 """Peak memory of a training step a rank: measured, beside what a program says; and a network that only two ranks train.
 
-    python bench/networks_memory.py [--only unet] [--limit MIB] [--again]
+    python bench/networks_memory.py [--only unet] [--limit MIB] [--again] [--autocast]
 
 Each run is a fresh process a rank, on one thread, of a package whose inputs are blocks; its optimizer is SGD with
 momentum. The peak is the system's in the third step, above what the process has between steps, and to that is added
@@ -107,21 +107,30 @@ def rank_main(options: argparse.Namespace) -> None:
     again = options.recompute
     module = make()
     (argument,) = inspect.signature(module.forward).parameters
-    net = convgen.from_torch(module, (torch.zeros(shape),), options.grid, recompute=again, name=options.only)
+    low = "bfloat16" if options.autocast else None
+    net = convgen.from_torch(
+        module, (torch.zeros(shape),), options.grid, autocast=low, recompute=again, name=options.only
+    )
+    under = torch.autocast("cpu", torch.bfloat16, enabled=options.autocast)
+
+    def call(model: Any, x: Tensor, batch: int | None = None) -> Tensor:
+        with under:
+            return model(x, batch=batch)
+
     mesh = net.init_mesh("cpu")
     few = net.NET.grid.get("N", 1)  # samples of a step that shows what kernels, threads and groups need at all
     small = net.scatter(argument, torch.randn(few, *shape[1:]), mesh)
-    learn(net.Network(mesh), lambda m: m(small, batch=few), 1)
+    learn(net.Network(mesh), lambda m: call(m, small, few), 1)
     space = settled("VmSize")
     if options.limit:
         resource.setrlimit(resource.RLIMIT_AS, (int(space + options.limit) * MIB, resource.RLIM_INFINITY))
     try:
         model = net.Network(mesh)
         x = net.scatter(argument, torch.randn(shape), mesh)
-        learn(model, lambda m: m(x), 2)
+        learn(model, lambda m: call(m, x), 2)
         model.momentum.zero_grad()
         rest = settled("RssAnon") - held(model, x)
-        files, most, losses = files_kept(lambda: learn(model, lambda m: m(x), 1))
+        files, most, losses = files_kept(lambda: learn(model, lambda m: call(m, x), 1))
     except (RuntimeError, MemoryError) as error:
         if "memory" not in str(error) and not isinstance(error, MemoryError):
             raise
@@ -172,11 +181,14 @@ def learn(model: Any, call: Any, steps: int) -> list[float]:
     return losses
 
 
-def run(name: str, grid: str, limit: int = 0, recompute: Sequence[str] = ()) -> list[dict[str, Any]]:
+def run(
+    name: str, grid: str, limit: int = 0, recompute: Sequence[str] = (), *, autocast: bool = False
+) -> list[dict[str, Any]]:
     ranks = math.prod(parse_grid(grid).values())
     with tempfile.TemporaryDirectory() as folder:
         base = [sys.executable, __file__, "--only", name, "--grid", grid, "--limit", str(limit)]
         base += ["--recompute", *recompute] if recompute else []
+        base += ["--autocast"] * autocast
         commands = [[*base, "--rank", f"{r},{ranks},{folder}/store"] for r in range(ranks)]
         # Two arenas, and large blocks back to the system at once: else the peak is that of glibc's own keeping.
         env = os.environ | {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": "65536"}
@@ -190,6 +202,7 @@ def main() -> None:
     parser.add_argument("--grids", nargs="*", default=GRIDS)
     parser.add_argument("--limit", type=int, default=0, help="MiB of address space beside what is taken before")
     parser.add_argument("--again", action="store_true", help="with blocks that backward computes again")
+    parser.add_argument("--autocast", action="store_true", help="in float32 under autocast of bfloat16")
     parser.add_argument("--recompute", nargs="*", default=(), help=argparse.SUPPRESS)
     parser.add_argument("--rank", help=argparse.SUPPRESS)
     parser.add_argument("--grid", default="", help=argparse.SUPPRESS)
@@ -212,8 +225,10 @@ def main() -> None:
         for grid in options.grids:
             axes = tuple(parse_grid(grid).items())
             again = AGAIN[name] if options.again else ()
-            said = network_memory(compile_network(graph, Grid(axes), again=again).program)
-            peaks[name, grid] = measured = max(one["peak"] for one in run(name, grid, recompute=again))
+            low = "bfloat16" if options.autocast else ""
+            said = network_memory(compile_network(graph, Grid(axes), autocast=low, again=again).program)
+            of_ranks = run(name, grid, recompute=again, autocast=options.autocast)
+            peaks[name, grid] = measured = max(one["peak"] for one in of_ranks)
             parts = [getattr(said, h) / MIB for h in heads[:5]]
             active[grid] = measured - parts[0] - parts[1]  # beside parameters and momentum
             share = f"{active[grid] / active['N=1']:14.2f}" if "N=1" in active else ""

@@ -58,13 +58,13 @@ from convgen.program.wide import joined_rows, numbers
 from convgen.spec.aten.describe import Described
 from convgen.spec.aten.samples import for_any_number
 from convgen.spec.graph import FLOATS, TFLOAT32, Graph, Module
-from convgen.spec.graph_edit import check_reduce_dtype
+from convgen.spec.graph_edit import check_autocast, check_reduce_dtype
 from convgen.spec.graph_modes import own_modes
 from convgen.spec.graph_parts import check_statistics, normalised, parts_of, with_statistics
 from convgen.spec.names import did_you_mean
 from convgen.spec.network_plan import PlanFile
 from convgen.spec.source import locate
-from convgen.spec.target import CPU, Target
+from convgen.spec.target import CPU, KINDS, Target, read_target
 
 LETTERS = {1: ("N",), 2: ("N", "C"), 3: ("N", "C", "W"), 4: ("N", "C", "H", "W"), 5: ("N", "C", "D", "H", "W")}
 # What travels meanwhile, in an order in which each finds what it needs; and what a GPU's kernels take in.
@@ -100,6 +100,11 @@ class CompiledNetwork:
     @property
     def dtype(self) -> str:
         return _dtype(self.graph)
+
+    @property
+    def types(self) -> str:
+        """Its type, and that of the autocast that it is for, in words."""
+        return self.dtype + f" under autocast of {self.program.autocast}" * bool(self.program.autocast)
 
     @cached_property
     def kernels(self) -> tuple[ConvolutionFile, ...]:
@@ -180,6 +185,7 @@ def compile_network(
     machine: Machine | None = None,
     statistics: str = "global",
     reduce_dtype: str = "",
+    autocast: str = "",
     again: Collection[str] = (),
     command: str = "",
     of_inputs: bool = False,
@@ -197,13 +203,15 @@ def compile_network(
         target: a CPU, or a GPU, whose convolutions are kernels.
         statistics: of batch norms in training (spec/graph_parts.py): global, spatial or local.
         reduce_dtype: in which parameters' gradients travel to be summed; by default each in its parameter's own.
+        autocast: bfloat16 or float16: what ranks will run is under torch.autocast of this type, for which the layout is
+            chosen, and of which bytes, prices, memory and a GPU's kernels are. It runs right under another, or none.
         again: blocks of the source that backward computes again (program/again.py).
         of_inputs: whether what travels is chosen for steps in which inputs want gradients, too.
         passes: say what travels meanwhile, in this order, instead of the timeline; what they make is verified.
         after: told each stage when it is done.
     Raises:
-        InputError: no such algorithm, statistics or reduce_dtype, an operator that can't be run, or an axis that no
-            dimension carries.
+        InputError: no such algorithm, statistics, reduce_dtype or autocast, an operator that can't be run, or an axis
+            that no dimension carries.
     """
     if algorithm not in (None, "auto", *ALGORITHMS):
         names = ("auto", *ALGORITHMS)
@@ -211,16 +219,17 @@ def compile_network(
         raise InputError(f"there is no algorithm {algorithm}", hint=hint)
     check_statistics(statistics)
     check_reduce_dtype(reduce_dtype)
+    check_autocast(autocast)
     chosen = machine or load_machine(target.kind)
     graph, described, _ = _described(graph, target)
     if algorithm == "auto":
         room = Setting(machine=chosen).bounded
-        parts = _parts(graph, described, statistics, target, reduce_dtype)
+        parts = _parts(graph, described, statistics, target, reduce_dtype, autocast)
         program = plan_network(parts, [grid], chosen, _dtype(graph), room).program
     else:
         program = lay_out(network_parts(graph, described), grid, algorithm)
     graph, described, program = _with_statistics(graph, described, program, statistics, algorithm, target)
-    program = with_again(replace(program, reduce_dtype=reduce_dtype), again)
+    program = with_again(replace(program, reduce_dtype=reduce_dtype, autocast=autocast), again)
     meanwhile, named = _overlapping(chosen, _dtype(graph), of_inputs, passes), passes is not None
     return _compiled(graph, described, program, algorithm, command, meanwhile, target, after, checked=named)
 
@@ -232,7 +241,8 @@ def _with_statistics(
     if statistics != "global":
         graph, described = _parted(graph, statistics, program, target)
         if algorithm != "auto":  # letters lay it out alike, whatever is merged
-            program = lay_out(network_parts(graph, described), program.grid, algorithm)
+            types = {"reduce_dtype": program.reduce_dtype, "autocast": program.autocast}
+            program = replace(lay_out(network_parts(graph, described), program.grid, algorithm), **types)
     return graph, described, replace(program, statistics=statistics)
 
 
@@ -242,21 +252,23 @@ def _parted(graph: Graph, statistics: str, program: Program, target: Target) -> 
     return graph, described
 
 
-def _parts(graph: Graph, described: Described, statistics: str, target: Target, reduce_dtype: str = "") -> Parts:
+def _parts(
+    graph: Graph, described: Described, statistics: str, target: Target, reduce_dtype: str = "", autocast: str = ""
+) -> Parts:
     """What a search is told of a network, which finds statistics by parts and a layout that agree."""
 
     known: dict[object, Parts] = {}
-    names = normalised(graph)
+    names, types = normalised(graph), {"reduce_dtype": reduce_dtype, "autocast": autocast}
 
     def parted(program: Program, stays: bool) -> Parts:
         stored = {name: program.values[name].stored for name in names}
         by = tuple(parts_of(statistics, axes, program.grid) for axes in stored.values())
         if by not in known:
             known[by] = network_parts(*_parted(graph, statistics, program, target))
-        return known[by]._replace(fixed=stored if stays else {}, parted=parted, reduce_dtype=reduce_dtype)
+        return known[by]._replace(fixed=stored if stays else {}, parted=parted, **types)
 
     follows = statistics != "global" and names
-    return network_parts(graph, described)._replace(parted=parted if follows else None, reduce_dtype=reduce_dtype)
+    return network_parts(graph, described)._replace(parted=parted if follows else None, **types)
 
 
 def compile_plan(
@@ -264,7 +276,8 @@ def compile_plan(
     plan: PlanFile,
     *,
     overlap: Machine | None = None,
-    reduce_dtype: str = "",
+    reduce_dtype: str | None = None,
+    autocast: str | None = None,
     command: str = "",
     target: Target = CPU,
     passes: Sequence[NetworkPass] | None = None,
@@ -274,15 +287,20 @@ def compile_plan(
 
     Args:
         overlap: the machine for which it is chosen what travels meanwhile.
-        reduce_dtype, passes, after: as `compile_network` has them.
+        reduce_dtype, autocast: instead of the plan's.
+        passes, after: as `compile_network` has them.
     Raises:
-        InputError: it is another network's plan, its layouts can't work, or there is no such reduce_dtype.
+        InputError: it is another network's plan, its layouts can't work, or there is no such reduce_dtype or autocast.
     """
+    reduce_dtype = plan.reduce_dtype if reduce_dtype is None else reduce_dtype
+    autocast = plan.autocast if autocast is None else autocast
     check_reduce_dtype(reduce_dtype)
+    check_autocast(autocast)
     graph = with_statistics(graph, plan.statistics, plan.values, plan.grid)
     graph, described, _ = _described(graph, target)
     try:
-        program = replace(program_of(plan, network_parts(graph, described)), reduce_dtype=reduce_dtype)
+        program = program_of(plan, network_parts(graph, described))
+        program = replace(program, reduce_dtype=reduce_dtype, autocast=autocast)
     except InputError as error:
         raise locate(error, plan.source) from None
     meanwhile = _overlapping(overlap or load_machine(target.kind), _dtype(graph), passes=passes)
@@ -334,8 +352,9 @@ def plan_graph(
         fact = f"{graph.name} says how rows are laid out over {', '.join(axes)}, and not how many ranks these have"
         raise InputError(fact, graph.given[0].path, hint=f"--grid {','.join(f'{a}=2' for a in axes)}")
     machine, room, dtype = setting.machine, setting.bounded, setting.dtype or _dtype(graph)
-    graph, described, _ = _described(graph, CPU)
-    parts = _parts(graph, described, setting.statistics, CPU)
+    made_for = read_target(machine.name if machine.name in KINDS else "cuda") if setting.autocast else CPU
+    graph, described, _ = _described(graph, made_for)
+    parts = _parts(graph, described, setting.statistics, made_for, setting.reduce_dtype, setting.autocast)
     check_ranks(parts, grid, ranks)
 
     def on_one(grid: Grid, machine: Machine) -> NetworkPlan:
@@ -352,7 +371,7 @@ def plan_graph(
             plan = by_timeline(plan, lambda machine: on_one(one, machine), machine, dtype)
     except TooLittleMemory as error:
         raise refusal(error, parts, ranks, graph.batch, setting, dtype) from None
-    graph, described, program = _with_statistics(graph, described, plan.program, setting.statistics, "auto", CPU)
+    graph, described, program = _with_statistics(graph, described, plan.program, setting.statistics, "auto", made_for)
     return _compiled(graph, described, program, "auto", "", _overlapping(machine, dtype)), plan
 
 
@@ -373,6 +392,8 @@ def _by_samples(compiled: CompiledNetwork, ranks: int) -> Program:
     grid, statistics = Grid((("N", ranks),)), compiled.program.statistics
     graph = replace(compiled.graph, given=())
     program = lay_out(network_parts(graph, compiled.described), grid, "sample")
+    of = compiled.program
+    program = replace(program, reduce_dtype=of.reduce_dtype, autocast=of.autocast)
     return _with_statistics(graph, compiled.described, program, statistics, "sample", compiled.target)[2]
 
 

@@ -30,7 +30,7 @@ from convgen.packages import IDLE, files_of, load_package, with_constants
 from convgen.plan.idle import warn_of_idle_axes
 from convgen.spec.exported import Exported, exported
 from convgen.spec.exported_examples import Inputs
-from convgen.spec.graph_edit import check_reduce_dtype
+from convgen.spec.graph_edit import check_autocast, check_reduce_dtype
 from convgen.spec.graph_parts import check_statistics
 from convgen.spec.target import Target, read_target
 from convgen.spec.text import parse_grid, shown
@@ -57,6 +57,7 @@ def from_torch(
     *,
     statistics: str = "global",
     reduce_dtype: torch.dtype | str | None = None,
+    autocast: torch.dtype | str | None = None,
     recompute: Collection[str] = (),
     target: str = "cpu",
     dtype: torch.dtype | str | None = None,
@@ -80,6 +81,8 @@ def from_torch(
             of a rank's block (local); the running ones are the parts' average.
         reduce_dtype: float32, bfloat16 or float16, in which parameters' gradients travel to be summed over ranks, in
             float32; by default each in its parameter's own type, which gradients have then in any case.
+        autocast: bfloat16 or float16: what will be run is under torch.autocast of this type, for which the layout is
+            chosen, and of which VOLUME, prices, memory and a GPU's kernels are; it is right under another, or none.
         recompute: modules of the source that backward computes again, so that only what they take is kept.
         target: cpu, or a GPU, as `cuda:sm_90` or `hip:gfx942`, whose convolutions are Triton's, tuned where
             `convgen tune` has measured them.
@@ -97,9 +100,9 @@ def from_torch(
     """
     check_statistics(statistics)
     check_reduce_dtype(_name(reduce_dtype))
-    how = _How(
-        _axes(grid), algorithm, machine, statistics, _name(reduce_dtype), tuple(sorted(recompute)), target, _name(dtype)
-    )
+    check_autocast(_name(autocast))
+    types = _name(reduce_dtype), _name(autocast)
+    how = _How(_axes(grid), algorithm, machine, statistics, *types, tuple(sorted(recompute)), target, _name(dtype))
     _, folder, files = _alone(question_of(module, example_inputs, name), how)
     warn_of_idle_axes(files[IDLE].decode())
     return load_package(folder, files=files)
@@ -118,6 +121,7 @@ def parallelize(
     weights: str = "same",
     statistics: str = "global",
     reduce_dtype: torch.dtype | str | None = None,
+    autocast: torch.dtype | str | None = None,
     recompute: Collection[str] = (),
     target: str | None = None,
     dtype: torch.dtype | str | None = None,
@@ -136,7 +140,7 @@ def parallelize(
             scripts); or dtensors, and Blocks where DTensor can't say the layout.
         seed: of dropout's masks and of noise; by default drawn from torch's generator of the first rank.
         weights: same: those of every rank's module, which have to be alike; rank 0: those of the mesh's first rank.
-        statistics, reduce_dtype, recompute: as of `from_torch`.
+        statistics, reduce_dtype, autocast, recompute: as of `from_torch`.
         target: as of `from_torch`; by default what the mesh, or the process group, is for.
         dtype: as of `from_torch`; the module's values are converted when they are taken, the module stays as it is.
         process_group: whose ranks a grid's mesh is made of; by default the default one.
@@ -150,13 +154,15 @@ def parallelize(
     """
     check_statistics(statistics)
     check_reduce_dtype(_name(reduce_dtype))
+    check_autocast(_name(autocast))
     check_weights(weights, seed)
     given = isinstance(mesh_or_grid, (str, Mapping))
     if process_group is not None and not given:
         raise InputError("process_group= is what a grid's mesh is made of, and a mesh is given", hint="one of both")
     axes = _axes(mesh_or_grid) if given else _axes_of(mesh_or_grid)
     to = target or _target(process_group if given else mesh_or_grid)
-    how = _How(axes, algorithm, machine, statistics, _name(reduce_dtype), tuple(sorted(recompute)), to, _name(dtype))
+    types = _name(reduce_dtype), _name(autocast)
+    how = _How(axes, algorithm, machine, statistics, *types, tuple(sorted(recompute)), to, _name(dtype))
     ranks = _ranks(mesh_or_grid, axes, process_group)
     made, folder, files = _together(question_of(module, example_inputs, name), how, ranks)
     warn_of_idle_axes(files[IDLE].decode())
@@ -304,6 +310,7 @@ class _How:
     machine: str | None
     statistics: str
     reduce_dtype: str
+    autocast: str
     recompute: tuple[str, ...]
     target: str
     dtype: str
@@ -319,7 +326,7 @@ class _How:
     def folder(self, answer: Answer, tensors: Mapping[str, Tensor]) -> Path:
         """Where the package is kept."""
         chosen = load_machine(self.machine) if self.machine is not None else None
-        key = (answer.text, tuple(self.axes.items()), self.algorithm, self.statistics, self.reduce_dtype)
+        key = (answer.text, tuple(self.axes.items()), self.algorithm, self.statistics, self.reduce_dtype, self.autocast)
         key = (*key, *([repr(chosen)] if chosen else []), *self.recompute)
         target = self.made_for
         key = (*key, *([str(target), remembered(target).identity] if target.is_gpu else []))
@@ -330,6 +337,7 @@ class _How:
         said = ", ".join(repr(one) for one in (self.axes, self.algorithm, self.machine) if one)
         said += f", statistics={self.statistics!r}" * (self.statistics != "global")
         said += f", reduce_dtype={self.reduce_dtype!r}" * bool(self.reduce_dtype)
+        said += f", autocast={self.autocast!r}" * bool(self.autocast)
         said += f", recompute={[*self.recompute]}" * bool(self.recompute)
         said += f", target={self.target!r}" * self.made_for.is_gpu
         said += f", dtype={self.dtype!r}" * bool(self.dtype)
@@ -340,6 +348,7 @@ class _How:
             machine=load_machine(self.machine) if self.machine is not None else None,
             statistics=self.statistics,
             reduce_dtype=self.reduce_dtype,
+            autocast=self.autocast,
             again=self.recompute,
             command=f"convgen.from_torch(module, example_inputs, {said})",
             target=self.made_for,

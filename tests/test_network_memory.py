@@ -100,7 +100,7 @@ class Watched:
         return call
 
 
-def measured(net: Any, x_global: Tensor, ranks: int) -> list[tuple[int, int]]:
+def measured(net: Any, x_global: Tensor, ranks: int, low: str = "") -> list[tuple[int, int]]:
     """By rank bytes that forward keeps, and the most of a step of training, with its input, without parameters."""
 
     def program(end: VirtualTransport) -> tuple[int, int]:
@@ -108,13 +108,18 @@ def measured(net: Any, x_global: Tensor, ranks: int) -> list[tuple[int, int]]:
         mesh = net.init_mesh("cpu", transport=transport)
         model = net.Network(mesh, parameters="blocks")
         x = net.scatter("x", x_global, mesh)
-        model(x).square().mean().backward()
+
+        def call() -> Tensor:
+            with torch.autocast("cpu", getattr(torch, low or "bfloat16"), enabled=bool(low)):
+                return model(x)
+
+        call().square().mean().backward()
         for p in model.parameters():
             p.grad = None
         given = [getattr(t, "_block", t).detach() for t in (x, *model.parameters(), *model.buffers())]
         with Allocations(given) as mode:
             transport.mode = mode
-            y = model(x)
+            y = call()
             kept = mode.live - y.untyped_storage().nbytes()
             y.square().mean().backward()
             transport.mode = None
@@ -149,22 +154,27 @@ def _drawn(draw: Random, c: int) -> nn.Module:
     return nn.Sequential(conv, norm, act)
 
 
-@pytest.mark.parametrize("grids", [GRIDS, MIXED], ids=["plain", "mixed"])
+@pytest.mark.parametrize(
+    ("grids", "low"), [(GRIDS, ""), (MIXED, ""), (GRIDS, "bfloat16")], ids=["plain", "mixed", "autocast"]
+)
 @pytest.mark.parametrize("seed", cases_of(10, "memory"))
 def test_what_is_said_is_what_is_there(
-    seed: int, grids: tuple[dict[str, int], ...], monkeypatch: pytest.MonkeyPatch
+    seed: int, grids: tuple[dict[str, int], ...], low: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On every rank what forward keeps, within 10 %, and the most of a step, but for what ATen's kernels copy: within
-    10 %, and 30 % where what moves one behind the other is said as if it were there at once, or a rank has few rows."""
+    10 %, and 30 % where what moves one behind the other is said as if it were there at once, or a rank has few rows;
+    under autocast 15 %, as what ATen casts within a sum is not seen."""
     monkeypatch.setattr(MemoryWalk, "_copies", lambda *_: 0)
+    monkeypatch.setattr(MemoryWalk, "_wide", lambda *_: 0)
     draw = Random(f"memory {seed}")
     torch.manual_seed(seed)
     grid = Grid(tuple(grids[seed % len(grids)].items()))
     x = torch.randn(draw.choice((4, 8)), 3, 24, draw.choice((16, 20)))
-    compiled = compile_network(graph_of(Drawn(draw), (x,), name="drawn")[0], grid)
+    compiled = compile_network(graph_of(Drawn(draw), (x,), name="drawn")[0], grid, autocast=low)
     with package(compiled.package().files) as net:
-        found = measured(net, x, grid.ranks)
+        found = measured(net, x, grid.ranks, low)
     for rank, (kept, peak) in enumerate(found):
         said = MemoryWalk(compiled.program, 0, rank).memory()
         assert said.saved == pytest.approx(kept, rel=0.1), (rank, grid)
-        assert said.saved + said.passing == pytest.approx(peak, rel=0.1 if grids is GRIDS else 0.3), (rank, grid)
+        off = 0.15 if low else 0.1 if grids is GRIDS else 0.3
+        assert said.saved + said.passing == pytest.approx(peak, rel=off), (rank, grid)

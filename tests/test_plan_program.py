@@ -93,7 +93,7 @@ def test_a_plan_is_the_least_of_all(seed: int) -> None:
             if (i, cell) not in cheapest:
                 costs: dict[Way, list[int]] = {}
                 for row in every_row(question, bound, cell, search):
-                    cost = row_cost(row, search.price, question.wanted, learnt=learnt)
+                    cost = row_cost(row, search.price, question.types, question.wanted, learnt=learnt)
                     costs.setdefault((row.way, row.roles), []).append(sum(cost))
                 cheapest[i, cell] = {way: min(some) for way, some in costs.items()}
             here.append(cheapest[i, cell])

@@ -141,7 +141,8 @@ def test_prices_and_memory_follow() -> None:
         whole, low = ([s["bytes_sent_per_rank"] for s in volume(p)["backward"]] for p in (one, half))
         assert whole and [[2 * n for n in sent] for sent in low] == whole
         rows = [(m.placed, m.conversion) for m in sums(one)]
-        price, low = (price_on(one.grid, machine, "float32", kind) for kind in ("", "bfloat16"))
+        price = price_on(one.grid, machine, "float32")
+        low = price.of("bfloat16")
         saved = sum(price.chain(row, (c,)) - low.chain(row, (c,), parameter=True) for row, c in rows)
         costs = [program_cost(program, machine, "float32").time_ps for program in (one, half)]
         assert saved > 0 and costs[0] - costs[1] == saved

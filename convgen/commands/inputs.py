@@ -37,6 +37,15 @@ class Finite(click.FloatRange):
 
 
 STATISTICS = ("global", "spatial", "local")
+reduce_dtype_option = click.option(
+    "--reduce-dtype", type=click.Choice(("float32", "bfloat16", "float16")),
+    help="For a network: in which parameters' gradients travel to be summed; their own type by default.",
+)  # fmt: skip
+autocast_option = click.option(
+    "--autocast",
+    type=click.Choice(("bfloat16", "float16")),
+    help="For a network: the type of the torch.autocast that it will be run under.",
+)
 statistics_option = click.option(
     "--statistics", type=click.Choice(STATISTICS),
     help="Of a network's batch norms: over the whole batch, a sample's ranks, or a rank's block; global by default.",
@@ -72,10 +81,8 @@ def layer_options(command: Any) -> Any:
             help="For a CSV of layers; channels_last by default on a GPU, else contiguous.",
         ),
         statistics_option,
-        click.option(
-            "--reduce-dtype", type=click.Choice(("float32", "bfloat16", "float16")),
-            help="For a network: in which parameters' gradients travel to be summed; their own type by default.",
-        ),
+        reduce_dtype_option,
+        autocast_option,
         click.option(
             "--recompute", metavar="BLOCKS",
             help="For a network: blocks of the source that backward computes again, e.g. layer1,layer2.0.",
@@ -123,6 +130,7 @@ def compile_files(
     memory_format: str | None,
     statistics: str | None = None,
     reduce_dtype: str | None = None,
+    autocast: str | None = None,
     recompute: str | None = None,
     schedule: str | None = None,
     passes: Sequence[str] = (),
@@ -144,7 +152,7 @@ def compile_files(
 
     if target is not None:
         read_target(target)
-    check_only_of_networks(files[0], statistics, recompute, reduce_dtype)
+    check_only_of_networks(files[0], statistics, recompute, reduce_dtype, autocast)
     options = "".join(
         f" --{name} {value}"
         for name, value in (("target", target), ("machine", machine), ("objective", objective))
@@ -185,7 +193,9 @@ def need_kernels(target: Target) -> None:
         need("triton", "compiling kernels needs triton, though no GPU")
 
 
-def check_only_of_networks(file: str, statistics: str | None, recompute: str | None, reduce_dtype: str | None) -> None:
+def check_only_of_networks(
+    file: str, statistics: str | None, recompute: str | None, reduce_dtype: str | None, autocast: str | None
+) -> None:
     """Raises InputError: a layer's file has no use for one of these."""
     if statistics is not None:
         raise InputError(f"--statistics {statistics} is of a network's batch norms; {file} is a layer's file")
@@ -193,6 +203,11 @@ def check_only_of_networks(file: str, statistics: str | None, recompute: str | N
         raise InputError(f"--recompute {recompute} is of a network's blocks; {file} is a layer's file")
     if reduce_dtype is not None:
         raise InputError(f"--reduce-dtype {reduce_dtype} is of a network's parameters; {file} is a layer's file")
+    if autocast is not None:
+        raise InputError(
+            f"--autocast {autocast} is of a network; {file} is a layer's file, which says its dtype",
+            hint=f"dtype: {autocast} there",
+        )
 
 
 def _check_there(file: str) -> None:

@@ -53,6 +53,7 @@ def compile_graphs(
     machine: str | None = None,
     statistics: str | None = None,
     reduce_dtype: str | None = None,
+    autocast: str | None = None,
     recompute: str | None = None,
     schedule: str | None = None,
     passes: Sequence[str] = (),
@@ -77,8 +78,10 @@ def compile_graphs(
     plans = [file for file in files if is_plan_file(file)]
     options = {"--grid": grid, "--algorithm": algorithm, "--statistics": statistics, "--recompute": recompute}
     _refuse_twice(files, plans, schedule, [flag for flag, value in options.items() if value is not None])
-    if schedule is not None and reduce_dtype is not None:
-        raise InputError(f"--reduce-dtype: {schedule} says it", hint="without --reduce-dtype, or reduce_dtype: there")
+    for key, kind in (("reduce_dtype", reduce_dtype), ("autocast", autocast)):
+        if schedule is not None and kind is not None:
+            flag = f"--{key.replace('_', '-')}"
+            raise InputError(f"{flag}: {schedule} says it", hint=f"without {flag}, or {key}: there")
     if grid is None and schedule is None and len(plans) < len(files):
         fact = f"{name} is a network, and says no grid: its dimensions' letters are N, C, F, D, H and W"
         raise InputError(fact, hint="--grid N=2,H=2")
@@ -96,7 +99,7 @@ def compile_graphs(
     chosen = load_machine(machine) if machine is not None else None
     named = {
         "algorithm": algorithm, "machine": machine, "dtype": dtype, "statistics": statistics,
-        "reduce-dtype": reduce_dtype, "recompute": recompute,
+        "reduce-dtype": reduce_dtype, "autocast": autocast, "recompute": recompute,
         "schedule": schedule and Path(schedule).name, "target": target,
     }  # fmt: skip
     said = f" --grid {','.join(f'{a}={n}' for a, n in axes.items())}" * bool(axes)
@@ -133,7 +136,8 @@ def compile_graphs(
                         graph,
                         plan,
                         overlap=chosen or priced_for,
-                        reduce_dtype=reduce_dtype or "",
+                        reduce_dtype=reduce_dtype,
+                        autocast=autocast,
                         command=command,
                         target=made_for,
                         passes=chain,
@@ -148,6 +152,7 @@ def compile_graphs(
                         machine=chosen,
                         statistics=statistics or "global",
                         reduce_dtype=reduce_dtype or "",
+                        autocast=autocast or "",
                         again=[path.strip() for path in recompute.split(",")] if recompute else (),
                         command=command,
                         target=made_for,

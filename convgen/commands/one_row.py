@@ -47,6 +47,7 @@ def compile_one_rows(
     objective: Objective = "seconds",
     statistics: str | None = None,
     reduce_dtype: str | None = None,
+    autocast: str | None = None,
     recompute: str | None = None,
     schedule: str | None = None,
     passes: Sequence[str] = (),
@@ -66,7 +67,7 @@ def compile_one_rows(
         command: that the package says; options are added.
         after: told each stage when it is done.
     """
-    check_only_of_networks(files[0], statistics, recompute, reduce_dtype)
+    check_only_of_networks(files[0], statistics, recompute, reduce_dtype, autocast)
     check_meanwhile(schedule, machine, passes)
     need("torch", "a network's operators are ATen's, which needs torch")
     from convgen.cost.machines import default_machine, load_machine

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from convgen.commands import completion
-from convgen.commands.inputs import STATISTICS, Finite, need, parse_grid
+from convgen.commands.inputs import STATISTICS, Finite, autocast_option, need, parse_grid, reduce_dtype_option
 from convgen.commands.outputs import OutputFile, Picture
 from convgen.commands.progress import progress
 from convgen.errors import InputError, Note
@@ -48,6 +48,8 @@ class PlanFile(OutputFile):
 @click.option("--ranks", required=True, type=click.IntRange(1), help="How many.")
 @click.option("--grid", help="Only this grid, e.g. data=4,chan=2; by default grids are searched.")
 @click.option("--dtype", help="Of the network, its own by default.")
+@reduce_dtype_option
+@autocast_option
 @click.option("--batch", type=click.IntRange(1, 2**31 - 1), help="Samples of the whole step, instead of the file's.")
 @click.option(
     "--memory",
@@ -213,6 +215,8 @@ def _setting(network: Network | None, graph: Graph, options: dict[str, Any]) -> 
         recompute=options["recompute"],
         by_step=options["overlapped"],
         dtype=dtype,
+        reduce_dtype=options["reduce_dtype"] or "",
+        autocast=options["autocast"] or "",
     ), made_for
 
 

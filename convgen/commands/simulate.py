@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from convgen.commands import completion
+from convgen.commands.inputs import autocast_option, reduce_dtype_option
 from convgen.commands.networks import are_graphs, compile_graphs
 from convgen.commands.one_row import NOTE, compile_one_rows
 from convgen.commands.outputs import OutputFile, Picture
@@ -27,6 +28,8 @@ from convgen.files import write_file
     help="A named algorithm, or auto; by default that of the grid's letters.",
 )  # fmt: skip
 @click.option("--dtype", help="Of the network, its own by default.")
+@reduce_dtype_option
+@autocast_option
 @click.option("--schedule", metavar="FILE", help="A network's program as compile prints it, or edited.")
 @click.option(
     "--links",
@@ -77,7 +80,7 @@ def simulate_command(
     share: Any = links
     found = simulate(program, chosen, dtype, links=share, of_inputs=of_inputs)
     plain = simulate(one.compiled.plain, chosen, dtype, links=share, of_inputs=of_inputs)
-    title = f"{program.name} on {program.grid}, {chosen.name}, {dtype}: a step of training"
+    title = f"{program.name} on {program.grid}, {chosen.name}, {one.compiled.types}: a step of training"
     title += f", {NOTE}" * of_inputs
     page = None
     if plot is not None:

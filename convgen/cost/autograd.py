@@ -11,7 +11,7 @@ from typing import Any
 
 from convgen.cost.flight_memory import Part
 from convgen.late import torch
-from convgen.operations.row import At, Interval, Operation, standing
+from convgen.operations.row import At, Interval, Operation, standing, taken_each
 
 Kept = tuple[str, int, int]  # operand | result | within, its number, bytes
 Stands = tuple[
@@ -27,6 +27,8 @@ def kept_of(
     dtypes: Sequence[str],
     grads: Sequence[bool],
     early: int | None,
+    kinds: tuple[str, ...] = (),
+    low: str = "",
 ) -> tuple[tuple[Kept, ...], dict[int, int]]:
     """What local code saves, and results that are views of operands: result -> operand.
 
@@ -34,9 +36,10 @@ def kept_of(
         parts: that the rank computes at once; of several the results are put together.
         grads: by operand, whether it wants a gradient.
         early: the operand that strips are put together of.
+        kinds: by operand how autocast takes it; `low`: its type, "" where it is off.
     """
     alike = tuple((_stands(part.at), part.reads, part.strip) for part in parts)
-    return _asked(operation, way, alike, tuple(dtypes), tuple(grads), early)
+    return _asked(operation, way, alike, tuple(dtypes), tuple(grads), early, kinds if low else (), low)
 
 
 @lru_cache(maxsize=1 << 12)
@@ -70,16 +73,21 @@ def _asked(
     dtypes: tuple[str, ...],
     grads: tuple[bool, ...],
     early: int | None,
+    kinds: tuple[str, ...],
+    low: str,
 ) -> tuple[tuple[Kept, ...], dict[int, int]]:
+    narrow = getattr(torch, low) if low else None
     storage: dict[int, tuple[str, int]] = {}
     runs: list[tuple[At, list[Any]]] = []
     for (blocks, windows, inside), reads, strip in parts:
         operands: list[Any] = []
-        for k, (dtype, shape, grad) in enumerate(zip(dtypes, reads, grads, strict=True)):
-            operands.append(torch.empty(shape, dtype=getattr(torch, dtype), device="meta").requires_grad_(grad))
+        for k, (dtype, shape) in enumerate(zip(dtypes, reads, strict=True)):
+            operands.append(torch.empty(shape, dtype=getattr(torch, dtype), device="meta"))
             if not (strip and k == early):
                 storage[_place(operands[-1])] = "operand", k
-        runs.append((At(dict(blocks), windows, inside), operands))
+        taken = taken_each(kinds, operands, narrow)  # what is cast is a tensor within
+        given = [t.requires_grad_(grad) for t, grad in zip(taken, grads, strict=True)]
+        runs.append((At(dict(blocks), windows, inside, low=narrow), given))
     saved: list[Any] = []
 
     def pack(tensor: Any) -> Any:

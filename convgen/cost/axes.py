@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from convgen.cost.network import element_bytes
@@ -39,7 +39,7 @@ def split_shares(program: Program) -> dict[str, Splits]:
         >>> split_shares(Program(name="none", grid=Grid((("N", 2),)), values={}, rows=(), updates=(), outputs=()))
         {'N': Splits(ranks=2, rows=0, activations=0.0, parameters=0.0)}
     """
-    values = program.values.values()
+    values = [replace(v, dtype=program.types[n]) for n, v in program.values.items()]
     made, held = ([v for v in values if v.kind == kind] for kind in ("made", "parameter"))
     found: dict[str, Splits] = {}
     for axis, ranks in program.grid.axes:

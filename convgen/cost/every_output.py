@@ -50,26 +50,25 @@ def every_output(program: Program, parameter_bytes: Callable[[str], int]) -> Ite
         if value.kind == "parameter":
             yield Kept(first.get(name), PARAMETERS, size * parameter_bytes(value.dtype))
         elif name in shown:
-            yield Kept(maker[name], OUTPUT, 2 * size * element_bytes(value.dtype))
+            yield Kept(maker[name], OUTPUT, 2 * size * element_bytes(program.types[name]))
         elif name not in maker:
             yield Kept(None, value.kind, size * element_bytes(value.dtype))
     for i, row in enumerate(program.rows):
-        if row.bound.operation.is_product and (held := _held(program, row, asked(row.bound, wanted))):
+        if row.bound.operation.is_product and (held := _held(program, i, row, asked(row.bound, wanted))):
             yield Kept(i, HELD, held)
 
 
-def _held(program: Program, row: PlacedRow, wanted: Sequence[bool]) -> int:
+def _held(program: Program, i: int, row: PlacedRow, wanted: Sequence[bool]) -> int:
     """What was moved of activations, where a vjp reads it."""
     learnt = [program.values[v].kind == "parameter" for v in row.bound.reads]
     derived = {k for k, _ in row.derived}
     of_parameters = [k for k, is_one in enumerate(learnt) if is_one and wanted[k]]
     if not any(wanted) or (of_parameters and derived.issuperset(of_parameters)):
         return 0
-    sets, total = index_sets(row.signature, program.grid), 0
+    sets, total, types = index_sets(row.signature, program.grid), 0, program.row_types[i].fetch
     for k, chain in enumerate(row.fetch):
         if not learnt[k] and row.signature.inputs[k].gradient and any(c.kind != "slice" for c in chain):
-            size = element_bytes(program.values[row.bound.reads[k]].dtype)
-            total += int(sets.elements(chain[-1].dst).max()) * size
+            total += int(sets.elements(chain[-1].dst).max()) * element_bytes(types[k])
     return total
 
 

@@ -71,6 +71,9 @@ class LayerPrice(Price):
         one = {NAME: replace(tensor, name=NAME)}
         return IndexSets(self.space.grid, one, rows, virtual_padding=self.space.virtual_padding)
 
+    def of(self, kind: str) -> Price:
+        return self
+
     def tensors(self, signature: Signature) -> dict[str, IndexSets]:
         return self.sets
 

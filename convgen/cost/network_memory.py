@@ -43,6 +43,7 @@ from convgen.cost.flight_memory import (
 )
 from convgen.cost.network import element_bytes
 from convgen.cost.overwriting import overwriting
+from convgen.operations.moments import Normalise
 from convgen.operations.row import made_here
 from convgen.program.network import Program, Stretch
 from convgen.program.rows import Chain, PlacedRow, index_sets, reads_of
@@ -102,8 +103,11 @@ class MemoryWalk:
         self.wanted = program.differentiable(of_inputs=False)
         self.root: dict[str, str] = {}
         self.size: dict[str, int] = {}
-        for name, value in program.values.items():
-            self.size[name] = self._stored(name) * element_bytes(value.dtype)
+        self.of_gradient: dict[str, int] = {}  # bytes of a value's gradient where it is complete
+        for name, kind in program.types.items():
+            elements = self._stored(name)
+            self.size[name] = elements * element_bytes(kind)
+            self.of_gradient[name] = elements * element_bytes(program.gradient_type(name))
         self.overwrites = overwriting(program)
         self.parts = [parts_of(row, program.grid, rank) for row in program.rows]
         self.saved: list[dict[str, int]] = [self._of(i, row) for i, row in enumerate(program.rows)]
@@ -132,11 +136,11 @@ class MemoryWalk:
 
     def _size_of(self, name: str) -> int:
         """Bytes of an element."""
-        return element_bytes(self.program.values[name].dtype)
+        return element_bytes(self.program.types[name])
 
     def _of(self, i: int, row: PlacedRow) -> dict[str, int]:
         """What autograd keeps of a row: bytes by root. Sets the roots of its results."""
-        sets, values, bound = index_sets(row.signature, self.program.grid), self.program.values, row.bound
+        sets, types, bound = index_sets(row.signature, self.program.grid), self.program.row_types[i], row.bound
         derived = {k for k, _ in row.derived}
         grads = [v in self.wanted and o.gradient for v, o in zip(bound.reads, row.signature.inputs, strict=True)]
         here: list[str] = []
@@ -145,17 +149,20 @@ class MemoryWalk:
         for k, (name, chain) in enumerate(zip(bound.reads, row.fetch, strict=True)):
             root = self.root.get(name, name)
             if chain and chain[-1].form == "rim":  # beside the value itself
-                self.size[f"{i} fetched {k}"] = self._received(chain[-1], sets, values[name].dtype)
-            elif moves(chain) and not (k == row.early and row.split):  # the interior reads the value itself
+                self.size[f"{i} fetched {k}"] = self._received(chain[-1], sets, types.fetch[k])
+            elif self._is_fetched(i, row, k):
                 root = f"{i} fetched {k}"
-                self.size[root] = self._bytes(chain[-1].dst, sets, values[name].dtype)
+                self.size[root] = self._bytes(chain[-1].dst, sets, types.fetch[k])
             here.append(root)
         asked = [g and k not in derived for k, g in enumerate(grads)]
-        dtypes = [values[name].dtype for name in bound.reads]
-        found, aliases = kept_of(bound.operation, row.way, self.parts[i], dtypes, asked, row.early)
+        dtypes = [(types.fetch if self._is_fetched(i, row, k) else types.reads)[k] for k in range(len(bound.reads))]
+        cast = bound.autocast, self.program.autocast
+        if isinstance(bound.operation, Normalise) and row.is_silent and element_bytes(dtypes[0]) < 4:
+            cast = ("float32", ""), self.program.autocast or "bfloat16"  # as templates/runtime/norms.py does
+        found, aliases = kept_of(bound.operation, row.way, self.parts[i], dtypes, asked, row.early, *cast)
         if between := row.between(grads):  # of the same operands, but also of what lies between
             asked = [g or k in between for k, g in enumerate(asked)]
-            more, aliases = kept_of(bound.operation, row.way, self.parts[i], dtypes, asked, row.early)
+            more, aliases = kept_of(bound.operation, row.way, self.parts[i], dtypes, asked, row.early, *cast)
             found = tuple(one for one in more if one in found or one[0] != "operand" or one[1] not in derived)
         if bound.operation.convolves and any(c.form == "rim" for chain in row.fetch for c in chain):
             found = tuple(("operand", k, 0) for k in range(len(here)))  # a kernel keeps what it reads
@@ -166,7 +173,7 @@ class MemoryWalk:
             self.size.setdefault(own, 0)
             if moves(chain):
                 own = f"{i} made {j}"
-                self.size[own] = self._bytes(chain[0].src, sets, values[name].dtype if name else "float32")
+                self.size[own] = self._bytes(chain[0].src, sets, types.store[j])
             elif name:
                 self.root[name] = own
             results.append(own)
@@ -189,6 +196,13 @@ class MemoryWalk:
                 kept[f"{i} fetched {k}"] = self.size[f"{i} fetched {k}"]
         return kept
 
+    def _is_fetched(self, i: int, row: PlacedRow, k: int) -> bool:
+        """Whether what a row reads of an operand is a tensor of its own: the interior reads the value itself."""
+        types, chain = self.program.row_types[i], row.fetch[k]
+        return (moves(chain) or (bool(chain) and types.fetch[k] != types.reads[k])) and not (
+            k == row.early and row.split
+        )
+
     def _fetched_by_gradients(self, row: PlacedRow) -> Iterator[tuple[PlacedRow, int, str]]:
         """What gradients' rows fetch themselves: the row, its operand, and the stored value, "" if it is a gradient."""
         bound = row.bound
@@ -200,13 +214,14 @@ class MemoryWalk:
                 if grads[k] and (k, n) not in others.held and (k, n) not in others.rows:
                     yield one, n, values[kind][j]
 
-    def _of_gradients(self, row: PlacedRow) -> int:
+    def _of_gradients(self, i: int, row: PlacedRow) -> int:
         """What is fetched for the gradient's row for which most is."""
+        own = {id(one): self.program.row_types[i].of(row.signature.inputs[k].name).fetch for k, one in row.derived}
         moved = Counter[PlacedRow]()
         for one, n, _ in self._fetched_by_gradients(row):
             if moves(one.fetch[n]):
                 sets = index_sets(one.signature, self.program.grid)
-                moved[one] += self._bytes(one.fetch[n][-1].dst, sets, self.program.values[row.bound.reads[0]].dtype)
+                moved[one] += self._bytes(one.fetch[n][-1].dst, sets, own[id(one)][n])
         return max(moved.values(), default=0)
 
     def _taken(self, stretch: Stretch) -> set[str]:
@@ -280,7 +295,9 @@ class MemoryWalk:
             keeps |= stays
             moving = {f"{i} {what}" for what in _moving(row)} - stays
             beside = sum(self.size.get(root, 0) for root in moving) + self._pieces(row)
-            beside += max(self._copies(i, row, False), self._repacked(row, (*row.fetch, *row.store)))
+            beside += max(
+                self._copies(i, row, False), self._wide(i, row, False), self._repacked(row, (*row.fetch, *row.store))
+            )
             for root in stays:
                 live[root] = self.size[root]
             most = max(most, sum(live.values()) + beside)
@@ -296,7 +313,7 @@ class MemoryWalk:
         done, grad_bytes, packed, flying = set[str](), 0, packed_bytes(self.program, self.rank), 0
         several = any(self.program.grid.over(bucket.over) > 2 for bucket in self.program.buckets)
         for _, name in self.program.outputs:
-            storage[name], sizes[name] = name, self.size[name]
+            storage[name], sizes[name] = name, self.of_gradient[name]
         for i, row in reversed([*enumerate(self.program.rows)]):
             if i in self.again and i == self.again[i].stop - 1:
                 for root in (r for n in range(self.again[i].start, i + 1) for r in self.saved[n].keys() - own):
@@ -304,21 +321,25 @@ class MemoryWalk:
                     saved += self.size[root] * (uses[root] == 1)
             before = saved + inputs + sum(sizes[s] for s in set(storage.values())) + grad_bytes + flying
             sets, chunks = index_sets(row.signature, self.program.grid), row.chunks.count if row.chunks else 1
+            types = self.program.row_types[i]
             given = gone = made = summed = new = 0
-            put = sum(self.size[v] for v in row.bound.makes if v in storage and not sizes[storage[v]]) // chunks
+            put = sum(self.of_gradient[v] for v in row.bound.makes if v in storage and not sizes[storage[v]]) // chunks
             for j, chain in enumerate(row.given):
                 if (name := row.bound.makes[j]) in storage and moves(chain):
-                    given += self._bytes(chain[-1].dst, sets, self.program.values[name].dtype)
+                    given += self._bytes(chain[-1].dst, sets, types.given[j])
                     gone += sizes[storage[name]] * (Counter(storage.values())[storage[name]] == 1 and not row.derived)
             same = row.bound.operation.hands_gradient_on and storage.get(row.bound.makes[0])
             for k, name in enumerate(row.bound.reads):
                 if name not in wanted or not row.signature.inputs[k].gradient:
                     continue
                 chain = tuple(row.back[k] or ())
-                size = self.size[name]
+                size, made_in = self.of_gradient[name], types.fetch[k]
                 is_moved = moves(chain) and not (k == row.early and row.split)
-                kinds = {self.program.values[name].dtype, self.program.gradients_in(name)}  # made, and on its way
+                kinds = {made_in, types.reads[k], types.on_the_way_back(row, k)}  # made, cast, and on its way
+                kinds = kinds if name in learnt else {types.on_the_way_back(row, k)}
                 read = sum(self._bytes(chain[0].src, sets, kind) for kind in kinds) if is_moved else size
+                if name in learnt and not is_moved and made_in != types.reads[k]:
+                    read += self._stored(name) * element_bytes(made_in)
                 if name in learnt:
                     grad_bytes += size * (name not in done)
                     done.add(name)
@@ -331,10 +352,10 @@ class MemoryWalk:
                 made += read if is_moved or name in learnt else sizes[storage[name]]
                 summed += read * is_summed(row, k)
                 new += size * (is_moved or chunks > 1)
-            copied = self._copies(i, row, True)
+            copied = max(self._copies(i, row, True), self._wide(i, row, True))
             most = max(  # while results' gradients are fetched, while gradients are made, while these are brought back
                 most,
-                before + given + put + max(self._repacked(row, row.given), self._of_gradients(row)),
+                before + given + put + max(self._repacked(row, row.given), self._of_gradients(i, row)),
                 before + given - gone * (chunks == 1) + put + made // chunks + summed + copied,
                 before - gone + made + new + max(self._repacked(row, row.back), packed.get(i, 0)),
             )
@@ -358,17 +379,28 @@ class MemoryWalk:
         """Of a row in pieces, what they take while they are put together."""
         if not is_in_pieces(row):
             return 0
-        dtype = next(self.program.values[v].dtype for v in row.bound.makes if v)
+        dtype = next(self.program.types[v] for v in row.bound.makes if v)
         return result_elements(row, self.program.grid, self.rank) * element_bytes(dtype)
+
+    def _wide(self, i: int, row: PlacedRow, backward: bool) -> int:
+        """Of moments of a narrow type what a rank casts: x; of a batch norm's gradient that, dy and the sum."""
+        types = self.program.row_types[i]
+        if row.signature.reduction != "merge" or not any(row.store):
+            return 0
+        wide = element_bytes(types.store[0])
+        if wide == element_bytes(types.fetch[0]):
+            return 0
+        times = 1 if not backward else 3 if row.bound.norm else 0
+        return max(prod(part.reads[0]) for part in self.parts[i]) * wide * times
 
     def _copies(self, i: int, row: PlacedRow, backward: bool) -> int:
         """Of a convolution; of one in pieces also what of its operand, and of dy, is no block in memory."""
-        bound = row.bound
+        bound, types = row.bound, self.program.row_types[i]
         if bound.operation.convolves is None:
             return 0
         if backward and not any(v in self.wanted for v in bound.reads):
             return 0
-        size, most = element_bytes(self.program.values[bound.reads[0]].dtype), 0
+        size, most = element_bytes(types.local), 0
         of_x = bound.reads[0] in self.wanted if backward else None
         for part in self.parts[i]:
             (x, w, *_), y = part.reads, tuple(made_here(part.at, row.signature.results[0]))

@@ -32,6 +32,8 @@ from convgen.operations.row import Launch, Operation, Work, repeats
 from convgen.program.network import Program, asked
 from convgen.program.rows import Chain, PlacedRow, Roles, Stored, index_sets, sides
 from convgen.program.shared import shared
+from convgen.program.types import RowTypes
+from convgen.spec.graph import TFLOAT32
 from convgen.spec.layer import DTYPE_BYTES
 
 LONGEST = 1 << 56  # picoseconds of a step, added up in 64 bits
@@ -50,14 +52,10 @@ def held(time_ps: int) -> int:
 
 
 class Price:
-    """What steps cost on a machine, for values of one dtype on one grid. Remembers what it was asked.
+    """What steps cost on a machine, for values of one dtype on one grid. Remembers what it was asked."""
 
-    Args:
-        reduce_dtype: in which parameters' gradients travel to be summed; "": in that of values.
-    """
-
-    def __init__(self, grid: Grid, machine: Machine, dtype: str, reduce_dtype: str = "") -> None:
-        self.grid, self.machine, self.dtype, self.reduce_dtype = grid, machine, dtype, reduce_dtype
+    def __init__(self, grid: Grid, machine: Machine, dtype: str) -> None:
+        self.grid, self.machine, self.dtype = grid, machine, dtype
         self.element_bytes = DTYPE_BYTES.get(dtype) or element_bytes(dtype)
         self.moves = Moves(grid, machine, self.element_bytes)
         self._tensors: dict[Signature, dict[str, IndexSets]] = {}
@@ -65,24 +63,30 @@ class Price:
         self._layouts: dict[tuple[Signature, str, Roles, bool], Layout] = {}
         self._stored: dict[Stored, Layout] = {}
         self._vectors: dict[tuple[str, IndexSets, Layout, tuple[Stored, ...]], Counts] = {}
+        self._others: dict[str, Price] = {}
 
-    @cached_property
-    def sums(self) -> Moves:
-        """Of parameters' gradients."""
-        if not self.reduce_dtype:
-            return self.moves
-        return Moves(self.grid, self.machine, element_bytes(self.reduce_dtype))
+    def of(self, kind: str) -> Price:
+        """The same for values of another type, which machines may not compute in, as integers.
+
+        Args:
+            kind: "": this one; float32 of a network whose products take TF32 is this one, too.
+        """
+        if kind in ("", self.dtype) or (kind, self.dtype) == ("float32", TFLOAT32):
+            return self
+        if kind not in self._others:
+            self._others[kind] = Price(self.grid, self.machine, kind)
+        return self._others[kind]
 
     @cached_property
     def latencies(self) -> Price:
         """The same where links take nothing but latencies."""
-        return price_on(self.grid, self.machine.without_bytes, self.dtype, self.reduce_dtype)
+        return price_on(self.grid, self.machine.without_bytes, self.dtype)
 
     @cached_property
     def processor(self) -> Price | None:
         """What links take of the processor; None where that is nothing."""
         machine = self.machine.processor
-        return None if machine is None else price_on(self.grid, machine, self.dtype, self.reduce_dtype)
+        return None if machine is None else price_on(self.grid, machine, self.dtype)
 
     # ---------------------------------------------------------------- of a row that is placed
     def chain(self, row: PlacedRow, chain: Chain, *, parameter: bool = False) -> int:
@@ -93,8 +97,8 @@ class Price:
         """
         if parameter and self.machine.hides_gradients:
             return 0
-        sets, moves = index_sets(row.signature, self.grid), self.sums if parameter else self.moves
-        return sum(moves.conversion(sets, c) for c in chain)
+        sets = index_sets(row.signature, self.grid)
+        return sum(self.moves.conversion(sets, c) for c in chain)
 
     def local(
         self,
@@ -244,7 +248,7 @@ class Price:
         Args:
             parameter: whether the result is a parameter's gradient.
         """
-        moves = self.sums if parameter else self.moves
+        moves = self.moves
 
         def to(there: Layout) -> int:
             if reduction == "sum" or not made.partial:
@@ -263,9 +267,8 @@ class Price:
         Args:
             parameter: whether it is a parameter's.
         """
-        moves = self.sums if parameter else self.moves
         return self._vector(
-            "collect", sets, found, stored, lambda s: moves.collected(sets, found, s), parameter=parameter
+            "collect", sets, found, stored, lambda s: self.moves.collected(sets, found, s), parameter=parameter
         )
 
     def _vector(
@@ -280,7 +283,7 @@ class Price:
     ) -> Counts:
         if parameter and self.machine.hides_gradients:
             return np.zeros(len(stored), dtype=np.int64)
-        key = (what + " sum" * parameter, sets, one, stored)
+        key = (what, sets, one, stored)
         if (found := self._vectors.get(key)) is None:
             found = np.array([held(of(self._as_stored(s))) for s in stored], dtype=np.int64)
             self._vectors[key] = found
@@ -293,9 +296,9 @@ class Price:
 
 
 @lru_cache(maxsize=32)
-def price_on(grid: Grid, machine: Machine, dtype: str, reduce_dtype: str = "") -> Price:
+def price_on(grid: Grid, machine: Machine, dtype: str) -> Price:
     """One for all searches of a grid."""
-    return Price(grid, machine, dtype, reduce_dtype)
+    return Price(grid, machine, dtype)
 
 
 @dataclass(frozen=True)
@@ -319,19 +322,23 @@ class ProgramCost:
 
 def program_cost(program: Program, machine: Machine, dtype: str) -> ProgramCost:
     """What a program costs on a machine."""
-    price = price_on(program.grid, machine, dtype, program.reduce_dtype)
+    price = price_on(program.grid, machine, dtype)
     wanted = program.differentiable(of_inputs=False)
     again = {i for s in program.again for i in range(s.start, s.stop)}
-    rows = enumerate(program.rows)
+    rows = enumerate(zip(program.rows, program.row_types, strict=True))
     learnt = {name for name, value in program.values.items() if value.kind == "parameter"}
     return ProgramCost(
-        tuple(row_cost(row, price, asked(row.bound, wanted), again=i in again, learnt=learnt) for i, row in rows)
+        tuple(
+            row_cost(row, price, types, asked(row.bound, wanted), again=i in again, learnt=learnt)
+            for i, (row, types) in rows
+        )
     )
 
 
 def row_cost(
     row: PlacedRow,
     price: Price,
+    types: RowTypes,
     wanted: Sequence[bool],
     *,
     again: bool = False,
@@ -340,26 +347,35 @@ def row_cost(
     """Picoseconds of a row's (computing, moving).
 
     Args:
+        price: of the network's type; types: of what the row moves and makes.
         wanted: by operand, whether it wants a gradient.
         again: whether backward computes it again.
         learnt: values that are parameters.
     """
-    local = price.local(row.bound.operation, row.way, dict(row.roles))
-    moving = sum(price.chain(row, c) for c in (*row.fetch, *row.store)) * (1 + again)
-    computing = local * (1 + again)
+    here = price.of(types.local)
+    local = here.local(row.bound.operation, row.way, dict(row.roles))
+    sides = ((row.fetch, types.fetch), (row.store, types.store))
+    moving = sum(price.of(t).chain(row, c) for chains, kinds in sides for c, t in zip(chains, kinds, strict=True))
+    moving, computing = moving * (1 + again), local * (1 + again)
     derived = {k for k, _ in row.derived}
     back = [k for k, chain in enumerate(row.back) if chain is not None and wanted[k] and k not in derived]
     between = row.between(wanted)
     once = shared(row, tuple(wanted))
     if back:
         for j, (chain, result) in enumerate(zip(row.given, row.signature.results, strict=True)):
-            moving += price.chain(row, chain[once.given[j][1] if j in once.given else 0 :]) if result.gradient else 0
-        moving += sum(price.chain(row, row.back[k] or (), parameter=row.bound.reads[k] in learnt) for k in back)
+            rest = chain[once.given[j][1] if j in once.given else 0 :]
+            moving += price.of(types.given[j]).chain(row, rest) if result.gradient else 0
+        for k in back:
+            there = price.of(types.on_the_way_back(row, k))
+            moving += there.chain(row, row.back[k] or (), parameter=row.bound.reads[k] in learnt)
     if back or between:
-        computing += price.local(row.bound.operation, row.way, dict(row.roles), [*back, *between], between)
+        computing += here.local(row.bound.operation, row.way, dict(row.roles), [*back, *between], between)
     for k, one in row.derived:
         if wanted[k]:
-            moving += sum(price.chain(one, c[once.served((k, j)) :]) for j, c in enumerate(one.fetch))
-            moving += sum(price.chain(one, c, parameter=row.bound.reads[k] in learnt) for c in one.store)
-            computing += price.local(one.bound.operation, one.way, dict(one.roles))
+            own = types.of(row.signature.inputs[k].name)
+            for j, (chain, kind) in enumerate(zip(one.fetch, own.fetch, strict=True)):
+                moving += price.of(kind).chain(one, chain[once.served((k, j)) :])
+            (store,) = one.store
+            moving += price.of(own.store).chain(one, store, parameter=row.bound.reads[k] in learnt)
+            computing += price.of(own.local).local(one.bound.operation, one.way, dict(one.roles))
     return computing, moving

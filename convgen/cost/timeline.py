@@ -202,10 +202,10 @@ def simulate(
         of_inputs: whether inputs want gradients, too.
         alike: one rank stands for all that take as long in every step; spans are of those that stand for others.
     """
-    price, grid = price_on(program.grid, machine, dtype, program.reduce_dtype), program.grid
+    price, grid = price_on(program.grid, machine, dtype), program.grid
     phases = {
-        "forward": _timed(price, forward(program)),
-        "backward": _timed(price, backward(program, of_inputs=of_inputs)),
+        "forward": _timed(program, price, forward(program)),
+        "backward": _timed(program, price, backward(program, of_inputs=of_inputs)),
     }
     ranks = _distinct([*phases["forward"], *phases["backward"]]) if alike else np.arange(grid.ranks)
     clock = _Clock(price, Link(links), np.zeros(len(ranks)), [-1] * len(ranks))
@@ -245,10 +245,19 @@ def simulate(
     )
 
 
-def _timed(price: Price, steps: Iterable[Flow]) -> list[tuple[Flow, Seconds]]:
+def _timed(program: Program, price: Price, steps: Iterable[Flow]) -> list[tuple[Flow, Seconds]]:
     """Steps, and seconds by rank of those that are local."""
     none = np.zeros(price.grid.ranks)
-    return [(one, local_seconds(price, one) if isinstance(one, Local) else none) for one in steps]
+    return [
+        (one, local_seconds(_computing(program, price, one), one) if isinstance(one, Local) else none) for one in steps
+    ]
+
+
+def _computing(program: Program, price: Price, local: Local) -> Price:
+    """Of the type in which a row, or a gradient's row, computes."""
+    row, types = program.rows[local.row], program.row_types[local.row]
+    own = next((k for k, one in row.derived if one is local.placed), None)
+    return price.of(types.local if own is None else types.of(row.signature.inputs[own].name).local)
 
 
 def _distinct(steps: Sequence[tuple[Flow, Seconds]]) -> NDArray[np.intp]:
@@ -265,7 +274,7 @@ def moved_seconds(program: Program, price: Price, moved: Moved) -> float:
 
 
 def _moves(program: Program, price: Price, moved: Moved) -> Moves:
-    return price.sums if program.is_of_parameter(moved) else price.moves
+    return price.of(program.dtype_of(moved)).moves
 
 
 @lru_cache(maxsize=1 << 13)

@@ -110,6 +110,8 @@ def _summary(plan: Planned) -> Iterator[str]:
     yield (
         f"{program.name}: {number_of(len(products), 'layer')}, {number_of(plan.compiled.graph.batch, 'sample')}, "
         f"{number_of(program.grid.ranks, 'rank')} of {machine.name} as {program.grid}"
+        + f", under autocast of {program.autocast}"
+        * bool(program.autocast)
     )
     hidden = ", sums of parameters' gradients hidden" if machine.hides_gradients else ""
     yield f"step    {plan.found.seconds * 1e3:.3f} ms: {_sums(layers)}; modelled, steps one after the other{hidden}"

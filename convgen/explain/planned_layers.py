@@ -122,7 +122,7 @@ class Layer:
 def layers_of(found: NetworkPlan, machine: Machine, dtype: str) -> list[Layer]:
     """The plan's, in the network's order."""
     program = found.program
-    steps = Steps(program, price_on(program.grid, machine, dtype, program.reduce_dtype))
+    steps = Steps(program, price_on(program.grid, machine, dtype))
     kept = kept_by_row(found)
     readers: dict[str, set[int]] = {}
     for i, row in enumerate(program.rows):

@@ -52,7 +52,7 @@ class Steps:
     def of(self, number: int) -> Iterator[Step]:
         """In the order in which a step of training comes to them."""
         row, wanted = self.program.rows[number], asked(self.program.rows[number].bound, self.wanted)
-        names = row.signature.inputs
+        names, types = row.signature.inputs, self.program.row_types[number]
 
         def moved(sides: tuple[str, ...], placed: PlacedRow, phase: str) -> Iterator[Step]:
             for m in self.moves.get(number, ()):
@@ -61,38 +61,39 @@ class Steps:
 
         for phase in ("forward", "backward") if number in self.again else ("forward",):
             yield from moved(("fetch",), row, phase)
-            yield self._local(
-                row, phase, "again" if phase == "backward" else f"roles {roles_text(row.roles) or 'none'}"
-            )
+            how = "again" if phase == "backward" else f"roles {roles_text(row.roles) or 'none'}"
+            yield self._local(row, types.local, phase, how)
             yield from moved(("store",), row, phase)
         for k, one in row.derived:
             if wanted[k]:
                 yield from moved(("fetch",), one, "backward")
                 own = f"d{names[k].name}, roles {roles_text(one.roles) or 'none'}"
-                yield self._local(one, "backward", own)
+                yield self._local(one, types.of(names[k].name).local, "backward", own)
                 yield from moved(("store",), one, "backward")
         if back := [k for k, chain in enumerate(row.back) if chain is not None and wanted[k]]:
             yield from moved(("given",), row, "backward")
             apart = row.bound.operation.is_product  # of others one pass may be for all
             for some in [[k] for k in back] if apart else [back]:
                 which = ", ".join(f"d{names[k].name}" for k in some)
-                yield self._local(row, "backward", f"{which} by the vjp", some)
+                yield self._local(row, types.local, "backward", f"{which} by the vjp", some)
             yield from moved(("back",), row, "backward")
 
     def _moved(self, m: Moved, phase: str) -> Step:
         c = m.conversion
         is_sum = self.program.is_of_parameter(m)
-        moves = self.price.sums if is_sum else self.price.moves
+        moves = self.price.of(self.program.dtype_of(m)).moves
         sent, ps = moves.moved(index_sets(m.placed.signature, self.program.grid), c)
         over = f" over {','.join(c.over)}" if c.over else ""
         ps = 0 if is_sum and self.price.machine.hides_gradients else ps
         what = f"{m.step}{over}: {c.src} -> {c.dst}"
         return Step(phase, c.kind, what, ps, sent * moves.element_bytes, communicates=True)
 
-    def _local(self, row: PlacedRow, phase: str, what: str, back: Sequence[int] | None = None) -> Step:
-        operation, roles = row.bound.operation, dict(row.roles)
-        ps = self.price.local(operation, row.way, roles, back)
-        measured = self.price.measured(operation, row.way, roles, back)
+    def _local(
+        self, row: PlacedRow, computed_in: str, phase: str, what: str, back: Sequence[int] | None = None
+    ) -> Step:
+        operation, roles, price = row.bound.operation, dict(row.roles), self.price.of(computed_in)
+        ps = price.local(operation, row.way, roles, back)
+        measured = price.measured(operation, row.way, roles, back)
         how = ", measured" if measured else ""
         kind, asked = operation.name, [row.signature.inputs[k].name for k in back or ()]
         if operation.is_product and len(asked) == 1 and asked[0] in operation.gradients:

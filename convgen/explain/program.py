@@ -142,7 +142,7 @@ def _axes_lines(compiled: CompiledNetwork) -> list[str]:
 def _heading(compiled: CompiledNetwork) -> str:
     program = compiled.program
     how = f", {compiled.algorithm}" if compiled.algorithm else ""
-    return f"{program.name} on {program.grid}{how}: {number_of(len(program.rows), 'row')}, {compiled.dtype}"
+    return f"{program.name} on {program.grid}{how}: {number_of(len(program.rows), 'row')}, {compiled.types}"
 
 
 def _roles(row: PlacedRow) -> str:

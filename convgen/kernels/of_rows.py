@@ -184,8 +184,8 @@ def _with_steps(masks: bool) -> Phase:
 def local_convolutions(program: Program) -> Iterator[OfRow]:
     """The convolutions of a program, gradients' rows among them, computed at once or piece by piece; of ranks that
     convolve something."""
-    for row in program.rows:
-        dtype = program.values[row.bound.reads[0]].dtype if row.bound.reads else ""
+    for row, types in zip(program.rows, program.row_types, strict=True):
+        dtype = next(reversed(types.fetch[:2]), "")  # of its weights, as autocast takes them
         if dtype not in FLOATS:
             continue
         of_rows = {conv.phase for _, one in row.derived for conv in _convolutions(one, program.grid)}

@@ -33,7 +33,18 @@ from convgen.algebra.relations import Relation, Through
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
 from convgen.late import torch
 from convgen.operations.convolution import EPILOGUES, MASKED, Convolution, Rimmed
-from convgen.operations.row import At, Derived, Epilogue, Launch, Operation, Work, standing, taken_as, touched
+from convgen.operations.row import (
+    At,
+    Derived,
+    Epilogue,
+    Launch,
+    Operation,
+    Work,
+    standing,
+    taken_as,
+    touched,
+    types_under,
+)
 
 MADE = -1  # as a source: what the part before made
 
@@ -166,7 +177,7 @@ class Fused(Operation):
 
     def kernel(self, at: At, operands: Sequence[Any]) -> Any:
         """What computes all of it in one launch, where a GPU's package has that for what a rank convolves here."""
-        if not EPILOGUES or self.epilogue is None:
+        if not EPILOGUES or self.epilogue is None or not self._is_of_one_type(at, operands):
             return None
         part, here = next(self.standing_parts(at))
         assert isinstance(part.operation, Convolution)
@@ -179,12 +190,23 @@ class Fused(Operation):
 
     def _masked(self, at: At, operands: Sequence[Any]) -> Any:
         """What convolves what the first part makes, and makes the gradient of what that reads."""
-        if not MASKED or self.mask is None:
+        if not MASKED or self.mask is None or not self._is_of_one_type(at, operands):
             return None
         _, (part, here) = self.standing_parts(at)
         assert isinstance(part.operation, Convolution)
         local = part.operation.convolved(0, here)
         return None if local is None else MASKED.get((str(operands[0].dtype), local, self.mask))
+
+    def _is_of_one_type(self, at: At, operands: Sequence[Any]) -> bool:
+        """Whether what is convolved has one type, as the result has: under autocast a part may make a wider one."""
+        types = tuple([str(t.dtype).removeprefix("torch.") for t in operands])
+        if operands[0].device.type == "meta" or types[0] != types[1]:
+            return False
+        if at.low is None:
+            return True
+        if types not in at.known:
+            at.known[types] = types_under(self, 0, types, (), str(at.low).removeprefix("torch."))[0]
+        return at.known[types] == types[0]
 
     def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
         """By its parts; of what lies between, operand 0 has the type."""

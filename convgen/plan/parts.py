@@ -75,7 +75,7 @@ class Parts(NamedTuple):
         parted: the network whose statistics are of parts of how a program is laid out ([SP] III-B), and whether what is
             normalised shall stay so; None: they are not.
         given: rows that a file lays out (given.py).
-        reduce_dtype: as a program's.
+        reduce_dtype, autocast: as a program's.
     """
 
     name: str
@@ -87,3 +87,4 @@ class Parts(NamedTuple):
     parted: Callable[[Program, bool], Parts] | None = None
     given: tuple[GivenRow, ...] = ()
     reduce_dtype: str = ""
+    autocast: str = ""

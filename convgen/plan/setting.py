@@ -18,6 +18,8 @@ class Setting:
         recompute: whether blocks may be computed again in backward.
         by_step: steps are compared with what travels meanwhile (program/by_timeline.py).
         dtype: of products and of what is moved; by default the network's.
+        reduce_dtype, autocast: as a program's. Machines with a name of their own are taken to have GPUs, of which
+            autocast has other lists than of CPUs.
     """
 
     machine: Machine
@@ -26,6 +28,8 @@ class Setting:
     recompute: bool = False
     by_step: bool = False
     dtype: str | None = None
+    reduce_dtype: str = ""
+    autocast: str = ""
 
     def __post_init__(self) -> None:
         if self.recompute and self.room.keep == "every":

@@ -7,7 +7,7 @@ the opposite order.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from typing import Literal
@@ -18,6 +18,7 @@ from convgen.algebra.redistribute import Conversion
 from convgen.operations.bound import Bound
 from convgen.program.rows import Chain, PlacedRow, Stored, reads_of
 from convgen.program.shared import in_order, shared
+from convgen.program.types import RowTypes, types_of_rows, values_under
 from convgen.spec.graph import FLOATS
 
 Kind = Literal["input", "parameter", "buffer", "constant", "made"]
@@ -98,6 +99,7 @@ class Program:
         joined: rows of the network as it is described that are one row here (wide.py), in order.
         statistics: of batch norms (spec/graph_parts.py), whose parts follow how their operands are stored.
         reduce_dtype: in which parameters' gradients travel to be summed; "": each in its parameter's own.
+        autocast: the type of the torch.autocast that it is compiled for, which every number of it is of; "": of none.
         tf32: convolutions and products of float32 take TF32 on a GPU.
     """
 
@@ -112,26 +114,55 @@ class Program:
     joined: tuple[tuple[int, ...], ...] = ()
     statistics: str = "global"
     reduce_dtype: str = ""
+    autocast: str = ""
     tf32: bool = False
+
+    def part(self, rows: tuple[PlacedRow, ...]) -> Program:
+        """Some of its rows, whose values have the types that they have in it."""
+        values = {n: replace(v, dtype=self.types[n]) for n, v in self.values.items()} if self.autocast else self.values
+        return replace(self, rows=rows, values=values, again=(), joined=())
 
     def is_of_parameter(self, moved: Moved) -> bool:
         """Whether it brings a parameter's gradient to where the parameter is stored."""
         return moved.is_of_gradient and self.values[moved.value].kind == "parameter"
 
+    @cached_property
+    def types(self) -> Mapping[str, str]:
+        """Types of values as ranks have them: the module's, or those under autocast."""
+        own = {n: v.dtype for n, v in self.values.items()}
+        return values_under(self.autocast, own, ((r.bound, r.way) for r in self.rows))
+
+    @cached_property
+    def _typed(self) -> tuple[tuple[RowTypes, ...], dict[str, str]]:
+        summed = {n: self.gradients_in(n) for n, v in self.values.items() if v.kind == "parameter"}
+        outputs, wanted = [v for _, v in self.outputs], self.differentiable(of_inputs=True)
+        rows = [(row.bound, row) for row in self.rows]
+        return types_of_rows(self.autocast, self.types, rows, outputs, summed, wanted)
+
+    @property
+    def row_types(self) -> tuple[RowTypes, ...]:
+        """Types of what each row moves and makes."""
+        return self._typed[0]
+
+    def gradient_type(self, name: str) -> str:
+        """The type of a value's gradient where it is complete."""
+        return self._typed[1].get(name, self.types[name])
+
     def gradients_in(self, name: str) -> str:
-        """The type in which a value's gradient travels to where the value is stored."""
+        """The type in which a value's gradient travels to where the value is stored; but for autocast."""
         value = self.values[name]
         return self.reduce_dtype or value.dtype if value.kind == "parameter" else value.dtype
 
     def dtype_of(self, moved: Moved) -> str:
-        """The type in which a conversion's tensor travels; a result that nobody reads has that of what it is made
-        of."""
-        if moved.value in self.values:
-            return self.gradients_in(moved.value) if moved.is_of_gradient else self.values[moved.value].dtype
-        if moved.placed.signature.results[moved.chain[1]].integer:
-            return "int64"
-        kinds = (self.values[n].dtype for n in moved.placed.bound.reads)
-        return next((kind for kind in kinds if kind in FLOATS), "float32")
+        """The type in which a conversion's tensor travels."""
+        (side, k), types = moved.chain, self.row_types[moved.row]
+        if side == "back":
+            return types.on_the_way_back(moved.placed, k)
+        if not side.startswith("derived "):
+            return {"fetch": types.fetch, "store": types.store, "given": types.given}[side][k]
+        _, operand, way = side.split()
+        own = types.of(self.rows[moved.row].signature.inputs[int(operand)].name)
+        return own.fetch[k] if way == "fetch" else own.store
 
     def forward(self) -> Iterator[Moved]:
         """Conversions of the forward pass, in order."""

@@ -40,6 +40,7 @@ def show(program: Program) -> str:
     lines = [f"network {program.name} on {program.grid} {{"]
     lines += [f"  statistics: {program.statistics}"] * (program.statistics != "global")
     lines += [f"  reduce_dtype: {program.reduce_dtype}"] * bool(program.reduce_dtype)
+    lines += [f"  autocast: {program.autocast}"] * bool(program.autocast)
     lines += [PRODUCTS] * program.tf32
     lines += [f"  again: {', '.join(dict.fromkeys(s.path for s in program.again))}"] * bool(program.again)
     lines += [f"  {kind} {typed(v)}" for kind in KINDS for v in program.values.values() if v.kind == kind]

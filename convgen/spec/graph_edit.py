@@ -94,6 +94,7 @@ def _whole_of(operands: Sequence[str], divided: Mapping[str, tuple[str, Arg]], n
     return ""
 
 
+LOW = ("bfloat16", "float16")
 SUMMED_IN = ("float32", "bfloat16", "float16")
 
 
@@ -102,6 +103,12 @@ def check_reduce_dtype(dtype: str) -> None:
     if dtype and dtype not in SUMMED_IN:
         hint = did_you_mean(dtype, SUMMED_IN, ", ".join(SUMMED_IN))
         raise InputError(f"reduce_dtype {dtype} is no type in which gradients are summed", hint=hint)
+
+
+def check_autocast(dtype: str) -> None:
+    """Raises InputError: torch.autocast has no such type."""
+    if dtype not in ("", *LOW):
+        raise InputError(f"there is no autocast of {dtype}", hint=did_you_mean(dtype, LOW, " or ".join(LOW)))
 
 
 def check_floats(dtype: str) -> None:

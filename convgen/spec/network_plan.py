@@ -4,6 +4,8 @@
     format: 1
     graph: resnet18.yaml            # beside it
     dtype: bfloat16                 # where it is not the graph's own
+    reduce_dtype: bfloat16          # in which parameters' gradients travel, where it is not their own
+    autocast: bfloat16              # of the torch.autocast that it is for, where it is for one
     statistics: spatial             # of batch norms, where they are not global
     again: [layer1, layer2.0]       # blocks that backward computes again, where there are some
     grid: {a: 4, b: 2}
@@ -28,7 +30,7 @@ from convgen.algebra.notation import entries_of, entry_text, is_one_each, roles_
 from convgen.errors import InputError
 from convgen.spec.fields import check_keys, text_of
 from convgen.spec.formats import FORMAT, KEY, without_format
-from convgen.spec.graph_edit import check_floats
+from convgen.spec.graph_edit import check_autocast, check_floats, check_reduce_dtype
 from convgen.spec.graph_parts import check_statistics
 from convgen.spec.placement import build_grid
 from convgen.spec.source import KeyPath, Source, locate
@@ -42,12 +44,18 @@ KEYS = (
     "machine",
     "milliseconds",
     "dtype",
+    "reduce_dtype",
+    "autocast",
     "statistics",
     "again",
     "grid",
     "values",
     "rows",
 )
+_CHECKED = {
+    "statistics": ("global", check_statistics), "reduce_dtype": ("", check_reduce_dtype),
+    "autocast": ("", check_autocast),
+}  # fmt: skip
 Roles = tuple[tuple[str, Axes], ...]
 
 
@@ -75,6 +83,8 @@ class PlanFile:
     statistics: str = "global"
     again: tuple[str, ...] = ()
     dtype: str = ""
+    reduce_dtype: str = ""
+    autocast: str = ""
     source: Source = field(default_factory=Source, compare=False)
 
 
@@ -90,8 +100,8 @@ def write_plan(plan: PlanFile, head: Sequence[str] = ()) -> str:
     lines.append(f"graph: {_quoted(plan.graph)}")
     if plan.machine:
         lines += [f"machine: {_quoted(plan.machine)}", f"milliseconds: {plan.milliseconds:.6g}"]
-    if plan.dtype:
-        lines.append(f"dtype: {plan.dtype}")
+    types = {"dtype": plan.dtype, "reduce_dtype": plan.reduce_dtype, "autocast": plan.autocast}
+    lines += [f"{key}: {kind}" for key, kind in types.items() if kind]
     if plan.statistics != "global":
         lines.append(f"statistics: {plan.statistics}")
     if plan.again:
@@ -146,17 +156,19 @@ def _plan(data: Mapping[str, Any], source: Source) -> PlanFile:
     rows = tuple(_row(row, grid, ("rows", i)) for i, row in enumerate(listed))
     if dtype := text_of(data.get("dtype", ""), ("dtype",)):
         check_floats(dtype)
-    statistics = text_of(data.get("statistics", "global"), ("statistics",))
-    try:
-        check_statistics(statistics)
-    except InputError as error:
-        raise InputError(error.fact, ("statistics",), hint=error.hint) from None
+    said = {key: text_of(data.get(key, default), (key,)) for key, (default, _) in _CHECKED.items()}
+    for key, (_, check) in _CHECKED.items():
+        try:
+            check(said[key])
+        except InputError as error:
+            raise InputError(error.fact, (key,), hint=error.hint) from None
     took = data.get("milliseconds", 0.0)
     if isinstance(took, bool) or not isinstance(took, (int, float)) or not 0 <= took < float("inf"):
         raise InputError(f"milliseconds can't be {shown(took)}", ("milliseconds",), hint="a number, 0 or more")
     return PlanFile(
         text_of(data["network_plan"], ("network_plan",)), text_of(data["graph"], ("graph",)), grid, values, rows,
-        text_of(data.get("machine", ""), ("machine",)), float(took), statistics, _again(data), dtype, source,
+        text_of(data.get("machine", ""), ("machine",)), float(took), said["statistics"], _again(data), dtype,
+        said["reduce_dtype"], said["autocast"], source,
     )  # fmt: skip
 
 

@@ -35,7 +35,12 @@ class Made:
 
 
 def run_graph(
-    graph: Graph, given: Mapping[str, Tensor], *, training: bool = True, seed: tuple[int, int] = (0, 0)
+    graph: Graph,
+    given: Mapping[str, Tensor],
+    *,
+    training: bool = True,
+    seed: tuple[int, int] = (0, 0),
+    autocast: str = "",
 ) -> Made:
     """Outputs and new values of buffers; autograd goes through.
 
@@ -45,6 +50,7 @@ def run_graph(
             which it is computed then.
         training: else `eval_graph`.
         seed: of what is drawn, and the step, from EVALUATION on in evaluation.
+        autocast: the type of the torch.autocast under which calls are run; "" for none.
     """
     numbers = _numbers(graph)
     graph = (graph if training else eval_graph(graph)).at(graph.batch)
@@ -75,10 +81,14 @@ def run_graph(
         elif call.op == ATTENTION and call.args[4]:
             made = (_attention(call, values, drops, seed),)
         else:
-            made = _operator(call, values, doubles)
+            low = autocast if not call.autocast else ""
+            device = next(iter(given.values())).device.type
+            with torch.autocast(device, getattr(torch, low or "bfloat16"), enabled=bool(low)):
+                made = _operator(call, values, doubles)
         for value, tensor in zip(call.results, made, strict=False):
             if value is not None:
-                values[value.name] = tensor if doubles else tensor.to(getattr(torch, value.dtype))
+                is_typed = not (doubles or (autocast and tensor.is_floating_point()))
+                values[value.name] = tensor.to(getattr(torch, value.dtype)) if is_typed else tensor
     outputs = {name: values[value] for name, value in graph.outputs}
     return Made(outputs, {buffer: values[value].detach() for buffer, value in graph.updates})
 
@@ -103,7 +113,7 @@ def _batch_norm(call: Call, values: Mapping[str, Tensor]) -> tuple[Any, ...]:
     spread = centred.square().mean(dims)
     y = centred / (spread + eps).sqrt().view(around)
     y = y if w is None else y * w.view(around)
-    y = y if b is None else y + b.view(around)
+    y = (y if b is None else y + b.view(around)).to(x.dtype)
     if mean is None:
         return (y,)
     count = x.numel() // x.shape[1]

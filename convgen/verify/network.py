@@ -125,7 +125,7 @@ def check_network(
         told: what is going on.
     """
     program, graph = compiled.program, compiled.graph
-    given = given_of(graph, tensors)
+    given = given_of(graph, tensors, autocast=program.autocast)
     with tempfile.TemporaryDirectory(prefix="convgen-check-") as folder:
         path = Path(folder) / graph.name
         path.mkdir()
@@ -135,7 +135,7 @@ def check_network(
         run = _run_virtual if transport == "virtual" else _run_processes
         runs = run(path, program.grid.ranks, given, timeout_s, interpret, told)
     told(f"{graph.name}: the same on one device in float64")
-    every = (v.dtype for v in program.values.values() if v.dtype in DTYPE_ROUNDOFF)
+    every = (kind for kind in program.types.values() if kind in DTYPE_ROUNDOFF)
     dtype = max(every, key=DTYPE_ROUNDOFF.__getitem__)
     rounds = compiled.dtype == TFLOAT32 and compiled.target.is_gpu  # a CPU has no TF32
     dtype = TFLOAT32 if rounds and dtype == "float32" else dtype

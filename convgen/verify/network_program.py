@@ -36,12 +36,18 @@ class Given:
     Attributes:
         state: parameters, buffers and constants.
         inputs, gradients: of each step, inputs, and what the gradients of outputs are.
+        autocast: the type of the torch.autocast that ranks run under; "" for none.
     """
 
     graph: Graph
     state: dict[str, Tensor]
     inputs: tuple[dict[str, Tensor], ...]
     gradients: tuple[dict[str, Tensor], ...]
+    autocast: str = ""
+
+    def cast(self, device: str) -> torch.autocast:
+        """What forward is run under."""
+        return torch.autocast(device, getattr(torch, self.autocast or "bfloat16"), enabled=bool(self.autocast))
 
     @property
     def trains(self) -> bool:
@@ -64,7 +70,7 @@ class RankRun:
     sent: dict[str, list[tuple[str, int, str]]] = field(default_factory=dict[str, "list[tuple[str, int, str]]"])
 
 
-def given_of(graph: Graph, tensors: Mapping[str, Tensor], seed: int = 0) -> Given:
+def given_of(graph: Graph, tensors: Mapping[str, Tensor], seed: int = 0, autocast: str = "") -> Given:
     """Random inputs and state: parameters by their kind, running variances positive; what is `given` as it is."""
     graph = graph.at(graph.batch)
     generator = torch.Generator().manual_seed(seed)
@@ -83,7 +89,7 @@ def given_of(graph: Graph, tensors: Mapping[str, Tensor], seed: int = 0) -> Give
          if v.dtype in FLOATS}
         for _ in steps
     )  # fmt: skip
-    return Given(graph, state, inputs, gradients)
+    return Given(graph, state, inputs, gradients, autocast)
 
 
 def _shape(value: Value) -> tuple[int, ...]:
@@ -124,11 +130,11 @@ def truth_of(graph: Graph, given: Given, *, doubles: bool = True, shaken: bool =
     """By kind and name, what one device finds.
 
     Args:
-        doubles: whether it computes in float64; else each value has the graph's type.
+        doubles: whether it computes in float64; else each value has the graph's type, or that under autocast.
         shaken: all that is given is rounded in another way.
     """
     generator = torch.Generator().manual_seed(1)
-    graph = given.graph
+    graph, autocast = given.graph, "" if doubles else given.autocast
 
     def moved(tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point():
@@ -150,7 +156,8 @@ def truth_of(graph: Graph, given: Given, *, doubles: bool = True, shaken: bool =
     for k, inputs in enumerate(steps):
         for x in inputs.values():
             x.requires_grad_(k == 0 and x.is_floating_point())
-        made = run_graph(graph, state | inputs, training=given.trains, seed=(0, k if given.trains else EVALUATION + k))
+        seed = 0, k if given.trains else EVALUATION + k
+        made = run_graph(graph, state | inputs, training=given.trains, seed=seed, autocast=autocast)
         for n in learnt:
             state[n].grad = None
         _backward(made.outputs, {n: moved(g) for n, g in given.gradients[k].items()})
@@ -167,14 +174,15 @@ def truth_of(graph: Graph, given: Given, *, doubles: bool = True, shaken: bool =
         found[CHANGED] = {v.name: state[v.name] for v in graph.buffers if v.name in found[BUFFERS]}
     if given.trains and given.evaluates:
         with torch.no_grad():
-            found[EVALUATED] = run_graph(graph, state | steps[0], training=False, seed=(0, EVALUATION)).outputs
+            seed = 0, EVALUATION
+            found[EVALUATED] = run_graph(graph, state | steps[0], training=False, seed=seed, autocast=autocast).outputs
     return found
 
 
 def _backward(outputs: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> None:
     several = [(outputs[n], g) for n, g in gradients.items() if outputs[n].requires_grad]
     if several:
-        torch.autograd.backward([y for y, _ in several], [g for _, g in several])
+        torch.autograd.backward([y for y, _ in several], [g.to(y.dtype) for y, g in several])
 
 
 # ---- A rank ----
@@ -208,7 +216,8 @@ def run_rank(package: Any, given: Given, mesh: Any, sent: list[Any]) -> RankRun:
             x.requires_grad_(k == 0 and x.is_floating_point())
         model.zero_grad()
         start = len(sent)
-        outputs = by_name(graph, model(*inputs.values()))
+        with given.cast(net.device):
+            outputs = by_name(graph, model(*inputs.values()))
         middle = len(sent)
         _backward(outputs, {n: package.scatter(n, g, mesh) for n, g in given.gradients[k].items()})
         if k < 2:
@@ -234,7 +243,7 @@ def run_rank(package: Any, given: Given, mesh: Any, sent: list[Any]) -> RankRun:
             put(CHANGED, n, local(model.get_buffer(n)))
     if given.trains and given.evaluates:
         model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), given.cast(net.device):
             outputs = model(*(package.scatter(n, x, mesh) for n, x in given.inputs[0].items()))
         for n, y in by_name(graph, outputs).items():
             put(EVALUATED, n, y)

@@ -231,13 +231,14 @@ class Actions:
         return interior
 
     def _boundary(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
-        stand, pieces, _, k = self._pieces(line.key)
+        stand, pieces, halo, k = self._pieces(line.key)
         whole = stand.result_box(stand.at(self.place))
         interior = pieces.interior if line.reads[1] != "_" else None
         places = [stand.result_box(p.at) for p in (interior, *pieces.boundary) if p]
         codes = [self._piece(line.key, n, wants) for n in range(len(pieces.boundary))]
 
         def boundary(strips: Sequence[Tensor], inner: Tensor | None, *operands: Tensor) -> Any:
+            halo.given = operands[k].dtype
             made = [] if inner is None else [inner]
             kept: list[Any] = []
             for code, strip in zip(codes, strips, strict=True):

@@ -29,7 +29,7 @@ LABELLED: tuple[str, ...] = ("forward", "interior", "boundary", "chunk", "join")
 NOTED: Mapping[str, str] = dict.fromkeys(LABELLED, "local") | dict.fromkeys(CHAINS, "move")  # as a profile has them
 
 
-PASSING = ("back", "store", "add", "same", "vjp_join", "wait_chunk", "send_back", "send_store")  # gradients on, or sums
+PASSING = ("back", "store", "add", "same", "vjp_join", "join", "wait_chunk", "send_back", "send_store")  # gradients on
 
 
 class Chosen(NamedTuple):

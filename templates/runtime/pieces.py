@@ -107,6 +107,7 @@ class Halo:
         self.to_addends = [_copies(box, boxes, layer) for box in receives]
         self.to_own = _copies(self.own, [*boxes, *sends], layer)
         self.to_inner = slices(self.own, common(self.own, self.inner))
+        self.given = torch.float32  # the type of the operand itself, which its gradient has
         self.moves = torch.float32  # the type of what has moved last: of its gradient, where a rank has no strips
         self.returned = [layer.shape(b, "") for b in sends]
 
@@ -151,7 +152,7 @@ class Halo:
             inside: of the interior, which may be written over where nobody else has it; dy: of the result.
         """
         if inside is None:
-            inside = dy.new_empty([hi - lo for lo, hi in self.inner])
+            inside = dy.new_empty([hi - lo for lo, hi in self.inner], dtype=self.given)
         kind = wide_type(inside.dtype)
         if self.is_all:
             is_ours = inside.dtype == kind and lies_alone(inside, dy)

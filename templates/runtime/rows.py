@@ -17,7 +17,7 @@ from torch import Tensor
 from convgen.algebra.layout import Axes
 from convgen.algebra.relations import Relation
 from convgen.algebra.signature import Operand
-from convgen.operations.row import At, Operation, nest, standing, taken_as, usual_types
+from convgen.operations.row import At, Operation, nest, standing, taken_each, types_under, usual_types
 
 from .blocks import Unmapped
 from .here import held_at
@@ -212,21 +212,17 @@ class Stand(Plain):
 
     def taken(self, operands: Sequence[Any]) -> list[Any]:
         """Operands as autocast takes them; what has come in pieces has been cast before."""
-        found = list(operands)
-        for kind in {*self.autocast}:
-            places = [k for k, one in enumerate(self.autocast) if one == kind and isinstance(found[k], Tensor)]
-            for k, tensor in zip(places, taken_as(kind, [found[k] for k in places], self.low), strict=True):
-                found[k] = tensor
-        return found
+        return taken_each(self.autocast, operands, self.low)
 
     def local(self, at: At, parts: Sequence[Tensor], is_nothing: bool) -> tuple[Tensor, ...]:
         """What is made of these blocks."""
         if is_nothing:
             results = self.signature.results
             given = [str(p.dtype).removeprefix("torch.") for p in parts]
-            if self.low is not None and self.signature.reduction == "merge":  # moments are float32 at least
-                given = ["float64" if "float64" in given else "float32"]
-            types = (self.low is None and self.row.types) or usual_types(results, given)
+            types = self.row.types or usual_types(results, given)
+            if self.low is not None:
+                low = str(self.low).removeprefix("torch.")
+                types = types_under(self.operation, self.row.way, tuple(given), (), low)
             shapes = [self.made_shape(r, at) for r in results]
             kinds: list[torch.dtype] = [getattr(torch, kind) for kind in types]
             return tuple([torch.zeros(s, dtype=k, device=self.device) for s, k in zip(shapes, kinds, strict=True)])

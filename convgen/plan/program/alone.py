@@ -27,7 +27,7 @@ def alone(program: Program, wanted: Collection[str], machine: Machine, dtype: st
     values = tuple(replace(v, name=names[n]) for n, v in given.items())
     rows = tuple(_named(row, names) for row in program.rows)
     outputs = tuple(names[v] for v in made if v not in reads)
-    return _seconds(program.grid, rows, values, outputs, machine, dtype)
+    return _seconds(program.grid, program.autocast, rows, values, outputs, machine, dtype)
 
 
 def _named(row: PlacedRow, names: dict[str, str]) -> PlacedRow:
@@ -38,6 +38,7 @@ def _named(row: PlacedRow, names: dict[str, str]) -> PlacedRow:
 @lru_cache(maxsize=1 << 12)
 def _seconds(
     grid: Grid,
+    autocast: str,
     rows: tuple[PlacedRow, ...],
     values: tuple[Value, ...],
     outputs: tuple[str, ...],
@@ -47,6 +48,7 @@ def _seconds(
     program = Program(
         name="",
         grid=grid,
+        autocast=autocast,
         values={v.name: v for v in values},
         rows=rows,
         updates=(),

@@ -38,7 +38,7 @@ from convgen.program.text import grid_of
 from convgen.program.verify.network import faults
 from convgen.program.wide import Group, chains, joined, joined_rows
 from convgen.program.wide import faults as joining_faults
-from convgen.spec.graph_edit import check_reduce_dtype
+from convgen.spec.graph_edit import check_autocast, check_reduce_dtype
 from convgen.spec.graph_parts import check_statistics
 from convgen.spec.network_plan import PlanFile, Roles, RowPlan
 from convgen.spec.source import KeyPath, Source, locate
@@ -76,6 +76,7 @@ class ProgramText:
     grid: Grid
     statistics: str
     reduce_dtype: str
+    autocast: str
     tf32: bool
     again: tuple[str, ...]
     values: Mapping[str, tuple[Axes, ...]]
@@ -134,7 +135,12 @@ def read_text(text: str, file: str) -> ProgramText:
         raise bad(first, opening, error.hint) from None
     if len(grid.names) != len(set(grid.names)):
         raise bad(first, opening, "each axis once")
-    statistics, reduce_dtype, tf32, again, section = "global", "", False, tuple[str, ...](), ""
+    said, tf32, again, section = (
+        {"statistics": "global", "reduce_dtype": "", "autocast": ""},
+        False,
+        tuple[str, ...](),
+        "",
+    )
     values: dict[str, tuple[Axes, ...]] = {}
     sections: dict[str, list[Numbered]] = {name: [] for name in SECTIONS}
     numbers: dict[KeyPath, int] = {(): first}
@@ -150,10 +156,8 @@ def read_text(text: str, file: str) -> ProgramText:
         key, _, rest = line.partition(": ")
         if line in SECTIONS:
             section, numbers["sections", line] = line, number
-        elif not section and key == "statistics":
-            statistics, numbers["statistics",] = rest, number
-        elif not section and key == "reduce_dtype":
-            reduce_dtype, numbers["reduce_dtype",] = rest, number
+        elif not section and key in said:
+            said[key], numbers[key,] = rest, number
         elif not section and line == PRODUCTS.strip():
             tf32 = True
         elif not section and key == "again":
@@ -172,11 +176,10 @@ def read_text(text: str, file: str) -> ProgramText:
             raise bad(number, line, "a value, a section, or a step of one")
     if lines[-1][1] != "}":
         raise bad(*lines[-1], "a closing brace ends the text")
-    for key, said, check in (
-        ("statistics", statistics, check_statistics), ("reduce_dtype", reduce_dtype, check_reduce_dtype)
-    ):  # fmt: skip
+    checks = check_statistics, check_reduce_dtype, check_autocast
+    for (key, word), check in zip(said.items(), checks, strict=True):
         try:
-            check(said)
+            check(word)
         except InputError as error:
             raise locate(InputError(error.fact, (key,), hint=error.hint), Source(file, numbers)) from None
     try:
@@ -184,7 +187,18 @@ def read_text(text: str, file: str) -> ProgramText:
     except InputError as error:
         raise locate(error, Source(file, numbers)) from None
     return ProgramText(
-        file, opening.split()[1], grid, statistics, reduce_dtype, tf32, again, values, lines, sections, numbers
+        file,
+        opening.split()[1],
+        grid,
+        said["statistics"],
+        said["reduce_dtype"],
+        said["autocast"],
+        tf32,
+        again,
+        values,
+        lines,
+        sections,
+        numbers,
     )
 
 
@@ -222,7 +236,7 @@ def laid_out(text: ProgramText, parts: Parts) -> Program:
         program = program_of(plan, parts._replace(tensors=tensors, rows=bounds), bare=False)
     except InputError as error:
         raise locate(InputError(error.fact, error.path, error.notes, error.hint or HINT), text.source()) from None
-    return replace(program, joined=tuple(sorted(groups)), reduce_dtype=text.reduce_dtype)
+    return replace(program, joined=tuple(sorted(groups)), reduce_dtype=text.reduce_dtype, autocast=text.autocast)
 
 
 def _label(bound: Bound) -> str:

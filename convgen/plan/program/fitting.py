@@ -79,13 +79,13 @@ def _exactly(search: Callable[[int | None], Found], room: Room) -> Fitted:
 
 def _recomputed(one: Fitted, budget: int, states: int, machine: Machine, dtype: str) -> Iterator[Fitted]:
     """The same layout with blocks computed again, until it fits or there are none left."""
-    program, price = one.found.program, price_on(one.found.program.grid, machine, dtype, one.found.program.reduce_dtype)
+    program, price = one.found.program, price_on(one.found.program.grid, machine, dtype)
     walk, wanted = one.walk or fullest(program, states), program.differentiable(of_inputs=False)
     takes: dict[Stretch, int] = {}
     for s in stretches(program):
-        rows = program.rows[s.start : s.stop]
-        twice = (row_cost(row, price, asked(row.bound, wanted), again=True) for row in rows)
-        once = (row_cost(row, price, asked(row.bound, wanted)) for row in rows)
+        rows = [(program.rows[i], program.row_types[i]) for i in range(s.start, s.stop)]
+        twice = (row_cost(row, price, types, asked(row.bound, wanted), again=True) for row, types in rows)
+        once = (row_cost(row, price, types, asked(row.bound, wanted)) for row, types in rows)
         takes[s] = sum(map(sum, twice)) - sum(map(sum, once))
     chosen: tuple[Stretch, ...] = ()
     peak = one.peak

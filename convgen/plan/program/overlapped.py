@@ -70,7 +70,7 @@ def _sums_first(program: Program) -> Iterator[Program]:
 
 
 def _candidates(program: Program, machine: Machine, dtype: str, of_inputs: bool) -> Iterator[Program]:
-    price = price_on(program.grid, machine, dtype, program.reduce_dtype)
+    price = price_on(program.grid, machine, dtype)
     bases = [program]
     cut = worth_cutting(program, machine, dtype, of_inputs=of_inputs)
     wide = worth_widening(program, machine, dtype, of_inputs=of_inputs)
@@ -101,7 +101,7 @@ def worth_cutting(program: Program, machine: Machine, dtype: str, *, of_inputs: 
         cut = ChunkCollectives(count).run(program)
         for plain, row in zip(program.rows, cut.rows, strict=True):
             for name in _cut(label(row), plain, row):
-                of_row = replace(program, rows=(plain,), again=())
+                of_row = program.part((plain,))
                 if name not in times:
                     times[name] = alone(of_row, wanted, machine, dtype)
                 one = ChunkCollectives(count, only=name).run(of_row)

@@ -20,17 +20,17 @@ MOST = 6
 MOST_SLOWER = 3  # a way whose local work takes more than so many times the fastest's is not looked at
 
 
-def best_ways(operation: Operation, price: Price, parameters: tuple[bool, ...], count: int) -> tuple[Way, ...]:
+def best_ways(operation: Operation, price: Price, parameters: tuple[str, ...], count: int) -> tuple[Way, ...]:
     """The best of all ways of a product, at most `MOST`.
 
     Args:
-        parameters: by operand, whether it is one.
+        parameters: by operand, if it is one, the type in which its gradient is summed; else "".
     """
     return _best(operation, price, parameters, min(count, MOST))
 
 
 @lru_cache(maxsize=4096)
-def _best(operation: Operation, price: Price, parameters: tuple[bool, ...], count: int) -> tuple[Way, ...]:
+def _best(operation: Operation, price: Price, parameters: tuple[str, ...], count: int) -> tuple[Way, ...]:
     own, ways = _OwnPrice(operation, price, parameters), _by_least(operation, price, parameters)
     best: list[tuple[int, int, Way]] = []
     for least, number, way in ways:
@@ -44,7 +44,7 @@ def _best(operation: Operation, price: Price, parameters: tuple[bool, ...], coun
 class _ByLeast:
     """(picoseconds without what is moved of activations, number, way), least first: as many as are asked for."""
 
-    def __init__(self, operation: Operation, price: Price, parameters: tuple[bool, ...]) -> None:
+    def __init__(self, operation: Operation, price: Price, parameters: tuple[str, ...]) -> None:
         self.own = _OwnPrice(operation, price, parameters)
         by_work = sorted((local, i, way) for i, (local, way) in enumerate(every_way(operation, price, MOST_SLOWER)))
         self.waiting, self.sorted = iter(by_work), list[tuple[int, int, Way]]()
@@ -70,14 +70,14 @@ class _ByLeast:
 
 
 @lru_cache(maxsize=4096)
-def _by_least(operation: Operation, price: Price, parameters: tuple[bool, ...]) -> _ByLeast:
+def _by_least(operation: Operation, price: Price, parameters: tuple[str, ...]) -> _ByLeast:
     return _ByLeast(operation, price, parameters)
 
 
 class _OwnPrice:
     """Picoseconds of a product's row with its gradients by the vjp."""
 
-    def __init__(self, operation: Operation, price: Price, parameters: tuple[bool, ...]) -> None:
+    def __init__(self, operation: Operation, price: Price, parameters: tuple[str, ...]) -> None:
         self.operation, self.price, self.parameters = operation, price, parameters
         self._known: dict[tuple[IndexSets, Layout, Layout], int] = {}
 
@@ -92,7 +92,7 @@ class _OwnPrice:
         for operand, parameter in zip(signature.inputs, self.parameters, strict=True):
             if parameter:
                 stored = kept(operand, signature, roles)
-                total += self._read(signature, operand, way[1], stored, parameter=True)
+                total += self._read(signature, operand, way[1], stored, parameter)
         return total
 
     def whole(self, least: int, way: Way, most: int | None) -> int:
@@ -113,16 +113,18 @@ class _OwnPrice:
                 total += self._read(signature, operand, way[1], wanted(operand, signature, roles))
         return total
 
-    def _read(
-        self, signature: Signature, operand: Operand, roles: Roles, stored: Stored, *, parameter: bool = False
-    ) -> int:
-        """What is moved of an operand, and of its gradient."""
+    def _read(self, signature: Signature, operand: Operand, roles: Roles, stored: Stored, parameter: str = "") -> int:
+        """What is moved of an operand, and of its gradient.
+
+        Args:
+            parameter: of one the type in which its gradient is summed.
+        """
         sets = self.price.tensors(signature)[operand.name]
         wants = self.price.wants(signature, operand, roles)
         found = self.price.gradient(signature, operand, roles)
         if (known := self._known.get((sets, wants, found))) is None:
             there = (stored,)
-            back = self.price.collected(sets, found, there, parameter=parameter)
+            back = self.price.of(parameter).collected(sets, found, there, parameter=bool(parameter))
             known = int(self.price.fetched(sets, there, wants)[0] + back[0])
             self._known[sets, wants, found] = known
         return known

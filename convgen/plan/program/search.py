@@ -41,6 +41,7 @@ from convgen.plan.program.products import MOST, best_ways
 from convgen.plan.program.tables import Answer, Asking, Choice, Option, Question, Table, choices, fastest, placed
 from convgen.program.network import Program, Value, asked, differentiable, smooth
 from convgen.program.rows import PlacedRow, Stored, kept, serves
+from convgen.program.types import RowTypes, types_of_rows, values_under
 from convgen.spec.graph import FLOATS
 from convgen.spec.text import gib
 
@@ -146,14 +147,14 @@ class Search:
             price: of rows, instead of the machine's.
         """
         self.name, tensors, rows, updates, outputs, fixed, *_ = parts
-        self.reduce_dtype = parts.reduce_dtype
+        self.reduce_dtype, self.autocast = parts.reduce_dtype, parts.autocast
         self.rows, self.updates, self.outputs = tuple(rows), tuple(updates), tuple(outputs)
         self.placed = given_rows(self.rows, parts.given, grid)
         self.given = {**fixed, **self.placed.stored}
         self.grid, self.effort, self.room = grid, effort, room
         self.counted = replace(room, memory_bytes=None, regather=False)
         self.bare = Grid(tuple((a, n) for a, n in grid.axes if n > 1))
-        self.price = price or price_on(self.bare, machine, dtype, parts.reduce_dtype)
+        self.price = price or price_on(self.bare, machine, dtype)
         self.tensors = {t.name: t for t in tensors}
         first: dict[str, int] = {}
         readers: dict[str, int] = {}
@@ -167,13 +168,22 @@ class Search:
         self.fixed = {n for n, kind in free.items() if kind in GIVEN and n not in self.own}
         self.fixed |= {v for _, v in self.updates}
         self.asked = _asked_on(self.price) if price is None else Asked()
+        kinds = {n: (t.kind, t.dtype in FLOATS) for n, t in self.tensors.items()}
+        self.wanted = differentiable(kinds, self.rows) & smooth(kinds, self.rows, [v for _, v in self.outputs])
+        self.types, self.row_types = self._typed()
         self._bytes: dict[object, Table] = {}
         self.shown = outputs_of_layers(self.rows, self.outputs)
         self.domains = self._domains()
         self.variables = [n for n, d in self.domains.items() if len(d) > 1]
         self.number = {n: i for i, n in enumerate(self.variables)}
-        kinds = {n: (t.kind, t.dtype in FLOATS) for n, t in self.tensors.items()}
-        self.wanted = differentiable(kinds, self.rows) & smooth(kinds, self.rows, [v for _, v in self.outputs])
+
+    def _typed(self) -> tuple[Mapping[str, str], tuple[RowTypes, ...]]:
+        """Types of values, and of what rows move."""
+        own = {n: t.dtype for n, t in self.tensors.items()}
+        values = values_under(self.autocast, own, ((bound, 0) for bound in self.rows))
+        summed = {n: self.reduce_dtype or t.dtype for n, t in self.tensors.items() if t.kind == "parameter"}
+        rows, outputs = [(bound, None) for bound in self.rows], [v for _, v in self.outputs]
+        return values, types_of_rows(self.autocast, values, rows, outputs, summed, self.wanted)[0]
 
     # ---------------------------------------------------------------- candidates
     def _domains(self) -> dict[str, tuple[Stored, ...]]:
@@ -183,8 +193,9 @@ class Search:
             if said := self.placed.ways.get((i, "forward")):
                 self.ways[i] = tuple((way, tuple(roles.items())) for way, roles in said)
             elif bound.operation.is_product:
-                parameters = tuple(v in self.own for v in bound.reads)
-                self.ways[i] = best_ways(bound.operation, self.price, parameters, self.effort.ways)
+                types = self.row_types[i]
+                parameters = tuple(t if v in self.own else "" for v, t in zip(bound.reads, types.back, strict=True))
+                self.ways[i] = best_ways(bound.operation, self.price.of(types.local), parameters, self.effort.ways)
         liked: dict[tuple[int, ...], tuple[Stored, ...]] = {}
         for shape, counted in votes(self.ways, self.rows, values).items():
             best = [s for s, _ in sorted(counted.items(), key=lambda item: (-item[1], item[0]))]
@@ -233,12 +244,14 @@ class Search:
         )
         wanted = tuple(asked(bound, self.wanted))
         learnt = tuple(self.tensors[v].kind == "parameter" for v in bound.reads)
-        key = bound.operation, operands, results, wanted, learnt, self.counted, self.effort
+        types = self.row_types[i]
+        key = bound.operation, operands, results, wanted, learnt, types, self.counted, self.effort
         if (found := self.asked.questions.get(key)) is None:
             ways = self.ways.get(i) or self._ways(bound.operation, operands, results, self.effort.others)
             gradients = tuple(self._gradients(bound.operation, operands, results, ways))
             options = tuple(o for way in ways for o in self._options(bound.operation, operands, way, gradients))
-            found = Question(bound.operation, operands, results, options, gradients, wanted, learnt, self.counted)
+            rest = wanted, learnt, types, self.counted
+            found = Question(bound.operation, operands, results, options, gradients, *rest)
             self.asked.questions[key] = found
         return found
 
@@ -338,6 +351,7 @@ class Search:
             updates=self.updates,
             outputs=self.outputs,
             reduce_dtype=self.reduce_dtype,
+            autocast=self.autocast,
         )
         problem, constant = tables.problem, tables.constant
         second = self._runners_up(problem, taken, rows, cost) if compared else {}
@@ -348,7 +362,7 @@ class Search:
 
         by_paths = heuristic if compared else None
         takes = constant + cost
-        if self.placed.ways:  # tables know nothing of gradients' ways that are given
+        if self.placed.ways or self.autocast:  # tables know nothing of gradients' ways that are given, nor their types
             takes = program_cost(program, self.price.machine, self.price.dtype).time_ps
         return Found(program, takes, tables.held + memory, len(problem.sizes), cells, second, by_paths)
 
@@ -401,7 +415,7 @@ class Search:
                 found.held += int(takes[0])
         for n, domain in self.domains.items():
             t = self.tensors[n]
-            bytes_of = self._kept_bytes(t.shape, t.dtype, t.kind == "parameter", self._times(n), domain)
+            bytes_of = self._kept_bytes(t.shape, self.types[n], t.kind == "parameter", self._times(n), domain)
             if n in self.number:
                 factors.append(Factor((self.number[n],), np.zeros_like(bytes_of), bytes_of))
             else:

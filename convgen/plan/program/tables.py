@@ -24,6 +24,7 @@ from convgen.operations.row import Operation
 from convgen.plan.parts import Room
 from convgen.plan.program.candidates import Way
 from convgen.program.rows import PlacedRow, Stored, place, place_gradient, stored_by_name
+from convgen.program.types import RowTypes
 
 Table = NDArray[np.int64]
 NEVER = np.iinfo(np.int64).max
@@ -46,6 +47,7 @@ class Question:
         options: of the row; `gradients` are ways of each derived row.
         wanted: by operand, whether it wants a gradient.
         learnt: by operand, whether it is a parameter.
+        types: of what it moves and makes.
         room: what is counted of memory.
         again: whether operands that were gathered are not kept for backward, and gathered again.
     """
@@ -57,6 +59,7 @@ class Question:
     gradients: tuple[tuple[str, tuple[Way, ...]], ...]
     wanted: tuple[bool, ...]
     learnt: tuple[bool, ...]
+    types: RowTypes
     room: Room
     again: bool = False
 
@@ -147,18 +150,19 @@ class Asking:
         """
         q, (number, roles), parameters = self.q, option.way, dict(option.parameters)
         price, signature = self.price, q.operation.signatures[number]
-        tensors, size = price.tensors(signature), price.element_bytes
+        tensors = price.tensors(signature)
         total = np.zeros(self.shape, dtype=np.int64)
         again = self._again(signature, own)
         for k, operand in enumerate(signature.inputs):
             sets = tensors[operand.name]
             if (candidates := q.operands[k]) is None:
-                each = q.room.parameter_bytes(price.dtype)
+                each = q.room.parameter_bytes(q.types.reads[k])
                 total += most_elements(sets, Layout(NAME, parameters[k])) * each
             elif operand.gradient and any(q.wanted) and (self.product or q.room.keep == "needed"):
                 wants = price.wants(signature, operand, roles)
-                moved = price.fetched(sets, candidates, wants) > 0
-                total += np.where(again, 0, self._spread(moved * most_elements(sets, wants) * size, k))
+                there = price.of(q.types.fetch[k])
+                moved = there.fetched(sets, candidates, wants) > 0
+                total += np.where(again, 0, self._spread(moved * most_elements(sets, wants) * there.element_bytes, k))
         return total
 
     def _again(self, signature: Signature, own: Mapping[str, tuple[Table, list[Way]]]) -> NDArray[np.bool_]:
@@ -171,28 +175,36 @@ class Asking:
 
     # ---------------------------------------------------------------- one option
     def _of(self, option: Option) -> tuple[Table, dict[str, tuple[Table, list[Way]]]]:
-        q, price, parameters = self.q, self.price, dict(option.parameters)
+        q, price, types, parameters = self.q, self.price, self.q.types, dict(option.parameters)
         number, roles = option.way
         signature = q.operation.signatures[number]
         tensors = price.tensors(signature)
-        local = price.local(q.operation, number, dict(roles))
+        local = price.of(types.local).local(q.operation, number, dict(roles))
         total = np.full(self.shape, local, dtype=np.int64)
         vjp: dict[int, Table] = {}
         for k, operand in enumerate(signature.inputs):
             sets = tensors[operand.name]
             wants = price.wants(signature, operand, roles)
             stored = self._stored(k, parameters)
-            total += self._spread(price.fetched(sets, stored, wants), k)
+            total += self._spread(price.of(types.fetch[k]).fetched(sets, stored, wants), k)
             if operand.gradient and q.wanted[k]:
                 found = price.gradient(signature, operand, roles)
-                vjp[k] = self._spread(price.collected(sets, found, stored, parameter=q.learnt[k]), k)
+                back, here = (
+                    price.of(kind).collected(sets, found, stored, parameter=q.learnt[k])
+                    for kind in (types.back[k], types.back_here[k])
+                )
+                if types.back[k] != types.back_here[k]:
+                    back = np.where([Layout(NAME, s) == wants for s in stored], here, back)
+                vjp[k] = self._spread(back, k)
         given = np.zeros(self.shape, dtype=np.int64)
         for j, result in enumerate(signature.results):
             sets, stored = tensors[result.name], q.results[j]
             makes = price.wants(signature, result, roles)
-            total += self._spread(price.reduced(sets, makes, stored, signature.reduction), j, result=True)
+            made = price.of(types.store[j]).reduced(sets, makes, stored, signature.reduction)
+            total += self._spread(made, j, result=True)
             if result.gradient:
-                given += self._spread(price.fetched(sets, stored, replace(makes, partial=())), j, result=True)
+                dy = price.of(types.given[j]).fetched(sets, stored, replace(makes, partial=()))
+                given += self._spread(dy, j, result=True)
         own: dict[str, tuple[Table, list[Way]]] = {}
         for name, ways in q.gradients:
             k = self.numbers[name]
@@ -226,7 +238,8 @@ class Asking:
             for k in by_vjp:
                 table = table + vjp[k]
             if by_vjp:
-                table = table + given + self.price.local(operation, number, dict(roles), by_vjp)
+                here = self.price.of(self.q.types.local)
+                table = table + given + here.local(operation, number, dict(roles), by_vjp)
             wanted = {n: own[n] for n in names if n in rows and self.q.wanted[self.numbers[n]]}
             least = sum((tables.min(0) for tables, _ in wanted.values()), table)
             ways = {n: own[n][0].argmin(0) for n in rows}
@@ -253,7 +266,7 @@ class Asking:
             return
         ((result,), stored) = signature.results, q.results[0]
         groups: dict[object, tuple[Table, dict[str, list[int]]]] = {}  # what is fetched, and ways by row
-        makes = replace(price.wants(signature, result, way[1]), partial=())
+        makes, price = replace(price.wants(signature, result, way[1]), partial=()), price.of(q.types.given[0])
         for name, (_, ways) in own.items():
             one = q.operation.gradients[name]
             for i, (number, roles) in enumerate(ways):
@@ -287,13 +300,14 @@ class Asking:
     def _row(self, signature: Signature, name: str, way: Way, parameters: Mapping[int, Stored]) -> Table:
         """One way of it; what parameters don't matter to is found once for all of theirs."""
         one = self.q.operation.gradients[name]
-        (number, roles), price = way, self.price
+        (number, roles), price, types = way, self.price, self.q.types.of(name)
         theirs = one.operation.signatures[number]
         tensors, results = price.tensors(theirs), {r.name: j for j, r in enumerate(signature.results)}
         (result,) = theirs.results
-        read = list(zip(theirs.inputs, one.reads, strict=True))
+        read = list(zip(zip(theirs.inputs, types.fetch, strict=True), one.reads, strict=True))
 
-        def fetched(operand: Operand, source: str) -> Table:
+        def fetched(typed: tuple[Operand, str], source: str) -> Table:
+            operand, price = typed[0], self.price.of(typed[1])
             sets = tensors[operand.name]
             wants = price.wants(theirs, operand, roles)
             if (k := self.numbers.get(source)) is not None:
@@ -304,11 +318,13 @@ class Asking:
         def collected() -> Table:
             sets, k = tensors[result.name], self.numbers[name]
             makes, stored = price.wants(theirs, result, roles), self._stored(k, parameters)
-            return self._spread(price.reduced(sets, makes, stored, theirs.reduction, parameter=self.q.learnt[k]), k)
+            sums = price.of(types.store)
+            return self._spread(sums.reduced(sets, makes, stored, theirs.reduction, parameter=self.q.learnt[k]), k)
 
         here = [self.numbers[source] in parameters if source in self.numbers else False for _, source in read]
         if (table := self._found.get((name, signature.results, way))) is None:
-            table = np.full(self.shape, price.local(one.operation, number, dict(roles)), dtype=np.int64)
+            local = price.of(types.local).local(one.operation, number, dict(roles))
+            table = np.full(self.shape, local, dtype=np.int64)
             for (operand, source), parameter in zip(read, here, strict=True):
                 if not parameter:
                     table = table + fetched(operand, source)

@@ -7,7 +7,6 @@ as one up to a halo. A batch norm's moments count with the part that begins with
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import replace
 
 from convgen.cost.machine import Machine
 from convgen.passes.widen_halos import WidenHalos, halos_of
@@ -62,7 +61,7 @@ class _Times:
         rows = tuple(self.program.rows[i] for i in numbers)
         key = tuple((r.bound.operation, r.way, r.roles, r.reads, r.makes, self._asked(r.bound.reads)) for r in rows)
         if key not in self.known:
-            plain = replace(self.program, rows=rows, again=(), joined=())
+            plain = self.program.part(rows)
             one = WidenHalos(f"{label(rows[-len(part)])}:{label(rows[-1])}").run(plain) if len(part) > 1 else plain
             failed = len(part) > 1 and one is plain
             self.known[key] = float("inf") if failed else alone(one, self.wanted, self.machine, self.dtype)

@@ -32,7 +32,10 @@ def plan_of(program: Program, graph: str, machine: str = "", seconds: float = 0.
         for row in program.rows
     )
     again = tuple(s.path for s in program.again)
-    return PlanFile(program.name, graph, program.grid, values, rows, machine, seconds * 1e3, program.statistics, again)
+    return PlanFile(
+        program.name, graph, program.grid, values, rows, machine, seconds * 1e3, program.statistics, again,
+        reduce_dtype=program.reduce_dtype, autocast=program.autocast,
+    )  # fmt: skip
 
 
 def program_of(plan: PlanFile, parts: Parts, *, bare: bool = True) -> Program:

@@ -1,0 +1,168 @@
+"""Types of what a program's rows move and make: the module's, or those under the torch.autocast it is compiled for.
+
+| tensor | its type under autocast |
+|---|---|
+| a value that a row makes | what local code makes of operands that are taken as autocast takes them |
+| an operand on its way | the low type, where autocast takes it so; else the value's |
+| a gradient that local code's vjp makes | that in which the row was given the operand |
+| a gradient that a row of its own makes | its local code's |
+| a value's gradient | the widest of those that its readers make |
+
+A parameter's gradient has the parameter's type where it begins, or travels in one of its own to be summed. What local
+code makes is asked of it, as ranks ask it that compute nothing (`types_under`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from convgen.operations.bound import Bound
+from convgen.operations.row import AUTOCAST, types_under, usual_types
+from convgen.program.rows import PlacedRow, gradients_kinds, reads_of
+from convgen.spec.graph import FLOATS
+
+Types = tuple[str, ...]
+
+
+class OwnTypes(NamedTuple):
+    """Of a gradient's own row: in which it computes, in which operands are brought to it, and its result goes."""
+
+    local: str
+    fetch: Types
+    store: str
+
+
+class RowTypes(NamedTuple):
+    """Of a row.
+
+    Attributes:
+        local: in which it computes; "": of no floats.
+        reads: of operands as they are stored; `fetch`: as they are brought to it.
+        back: by operand of its gradient on the way back, where the operand is brought; else `back_here`.
+        store: of results; `given`: of their gradients.
+        own: of gradients' own rows, by the name of the operand.
+    """
+
+    local: str
+    reads: Types
+    fetch: Types
+    back: Types
+    back_here: Types
+    store: Types
+    given: Types
+    own: tuple[tuple[str, OwnTypes], ...]
+
+    def on_the_way_back(self, row: PlacedRow, k: int) -> str:
+        """Of an operand's gradient as local code has made it."""
+        return (self.back if row.fetch[k] else self.back_here)[k]
+
+    def of(self, name: str) -> OwnTypes:
+        """Of the row that makes an operand's gradient."""
+        return dict(self.own)[name]
+
+
+def _carried(kinds: Sequence[str], k: int, kind: str, low: str) -> str:
+    """The type in which an operand of this type is brought to a row.
+
+    Args:
+        kinds: by operand how autocast takes it, or none.
+    """
+    return low if low and kinds and kinds[k] == "low" and kind in AUTOCAST else kind
+
+
+def _widest(one: str, other: str) -> str:
+    """The type of a sum of these floats, as torch has it."""
+    return one if one == other else "float64" if "float64" in (one, other) else "float32"
+
+
+def values_under(low: str, own: Mapping[str, str], rows: Iterable[tuple[Bound, int]]) -> Mapping[str, str]:
+    """Types of values.
+
+    Args:
+        low: autocast's type; "" where it is off.
+        own: without it.
+        rows: in order, each with the number of its signature.
+    """
+    if not low:
+        return own
+    found = dict(own)
+    for bound, way in rows:
+        made = types_under(bound.operation, way, tuple(found[v] for v in bound.reads), bound.autocast, low)
+        found |= {v: kind for v, kind in zip(bound.makes, made, strict=True) if found.get(v, "") in AUTOCAST}
+    return found
+
+
+def types_of_rows(
+    low: str,
+    values: Mapping[str, str],
+    rows: Sequence[tuple[Bound, PlacedRow | None]],
+    outputs: Iterable[str],
+    summed: Mapping[str, str],
+    wanted: Collection[str],
+) -> tuple[tuple[RowTypes, ...], dict[str, str]]:
+    """Of each row, and types of values' gradients where they are complete and another than the value's.
+
+    Args:
+        values: types of values.
+        rows: with their places; of one that has none yet, gradients are taken to be vjps of operands that are brought.
+        summed: of parameters, in which their gradients travel.
+        wanted: values that have gradients.
+    """
+    gradients = {v: values[v] for v in outputs if low}
+    found: list[RowTypes] = []
+    for bound, row in reversed(rows):
+        types = _of_row(low, bound, 0 if row is None else row.way, values, gradients, summed)
+        found.append(types)
+        if not low or not any(v in wanted for v in bound.makes):
+            continue
+        derived = {} if row is None else dict(row.derived)
+        for k, (v, operand) in enumerate(zip(bound.reads, bound.operation.signatures[0].inputs, strict=True)):
+            if v in summed or v not in wanted or not operand.gradient:
+                continue
+            kind = types.fetch[k]
+            if k in derived:
+                kind = types.of(operand.name).store
+            elif row is not None and (not row.fetch[k] or k == row.early):  # of the interior, which reads the value
+                kind = types.reads[k]
+            gradients[v] = _widest(gradients.get(v, kind), kind)
+    return tuple(reversed(found)), gradients
+
+
+def _of_row(
+    low: str, bound: Bound, way: int, values: Mapping[str, str], gradients: Mapping[str, str], summed: Mapping[str, str]
+) -> RowTypes:
+    """
+    Args:
+        gradients: of results, complete.
+    """
+    operation, kinds = bound.operation, bound.autocast
+    reads = tuple(values[v] for v in bound.reads)
+    fetch = tuple(_carried(kinds, k, kind, low) for k, kind in enumerate(reads))
+    usual = usual_types(operation.signatures[way].results, reads)
+    if low and not all(bound.makes):
+        usual = types_under(operation, way, reads, kinds, low)
+    store = tuple(values.get(v, kind) for v, kind in zip(bound.makes, usual, strict=True))
+    given = tuple(gradients.get(v, kind) for v, kind in zip(bound.makes, store, strict=True))
+    back = tuple(summed.get(v, kind) for v, kind in zip(bound.reads, fetch, strict=True))
+    back_here = tuple(summed.get(v, kind) for v, kind in zip(bound.reads, reads, strict=True))
+    read = {"operand": reads, "result": store, "gradient": store if operation.has_between else given}
+    own: list[tuple[str, OwnTypes]] = []
+    for k, operand in enumerate(operation.signatures[0].inputs):
+        if (one := operation.gradients.get(operand.name)) is None:
+            continue
+        there, taken = [read[kind][n] for kind, n in reads_of(operation, one.reads)], gradients_kinds(bound, one.reads)
+        brought = tuple(_carried(taken, j, kind, low) for j, kind in enumerate(there))
+        kind = summed.get(bound.reads[k], "")
+        if not kind:
+            kind = types_under(one.operation, 0, brought, taken, low)[0] if low else reads[k]
+        own.append((operand.name, OwnTypes(_computed(taken, brought), brought, kind)))
+    return RowTypes(
+        _computed(kinds, fetch) or _computed((), store), reads, fetch, back, back_here, store, given, tuple(own)
+    )
+
+
+def _computed(kinds: Sequence[str], brought: Sequence[str]) -> str:
+    """In which a row computes: autocast's float32, or the type of the first of its operands of floats."""
+    first = next((kind for kind in brought if kind in FLOATS), "")
+    return "float32" if kinds and kinds[0] == "float32" and first in AUTOCAST else first
