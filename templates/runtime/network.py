@@ -73,6 +73,8 @@ class NetworkModule(Known):
     _inputs: ClassVar[tuple[str, ...]]
     _types: ClassVar[tuple[str, ...]]
     _modes: ClassVar[tuple[str, ...]] = ("train", "eval")
+    # Of a source that asks values for their types, by autocast's type why it can't run under it, or "".
+    _asks: ClassVar[Mapping[str, str]] = {}
     _noise: ClassVar[bool] = False  # it draws in evaluation, too
     _constants: ClassVar[Mapping[str, Tensor]] = {}
 
@@ -395,6 +397,9 @@ class NetworkModule(Known):
     def _wrong(self, given: Sequence[Tensor], count: int, guessed: bool, here: RowHere) -> Iterator[Exception]:
         """What is wrong with the inputs."""
         net = self._net
+        low = low_of(net.device)
+        if low is not None and (why := self._asks.get(str(low).removeprefix("torch."))):
+            yield RuntimeError(f"{net.name}: not under autocast of {low}: {why}; run it outside, enabled=False")
         if len(given) != len(self._inputs):
             yield TypeError(f"{net.name}: takes {', '.join(self._inputs)}, got {len(given)} tensors")
             return
@@ -403,7 +408,7 @@ class NetworkModule(Known):
                 yield TypeError(f"{net.name}: {name} is to be this rank's block, a tensor, got {type(value).__name__}")
                 return
             other = value.is_floating_point() != getattr(torch, kind).is_floating_point
-            narrow = f"torch.{kind}" != str(value.dtype) and low_of(net.device) is None
+            narrow = f"torch.{kind}" != str(value.dtype) and (low is None or bool(self._asks))
             if other or (value.is_floating_point() and narrow):
                 yield ValueError(f"{net.name}: {name} is torch.{kind}, got {value.dtype}")
             wanted = here.shape(net.split(name, count))
