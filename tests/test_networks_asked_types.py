@@ -75,6 +75,13 @@ def keeps_both(m: Any, x: Tensor) -> Any:
     return y * 1.01, z * 1.01, m.b(y) + z.type_as(y)
 
 
+def adds_in_place(m: Any, x: Tensor) -> Any:
+    y = m.a(x)
+    y += x
+    y.mul_(x)
+    return y, m.b(y)
+
+
 def in_regions(m: Any, x: Tensor) -> Any:
     y = m.a(x)
     with torch.autocast("cpu", enabled=False):
@@ -83,7 +90,7 @@ def in_regions(m: Any, x: Tensor) -> Any:
 
 
 RIGHT: dict[str, Forward] = {
-    f.__name__: f for f in (casts, made, limits, casts_if_it_must, keeps_both, in_regions)
+    f.__name__: f for f in (casts, made, limits, casts_if_it_must, keeps_both, adds_in_place, in_regions)
 }  # fmt: skip
 
 

@@ -126,7 +126,7 @@ def _asks_in(module: Any) -> bool:
         name, target = _op(node), str(node.target)
         made = name.partition(".")[0].endswith("_like") or name.startswith("new_")
         noop = name != "alias" and _does_nothing(node)
-        if name in ("to.other", "type_as") or noop or (made and node.kwargs.get("dtype") is None):
+        if name in ("to.other", "type_as") or noop or _keeps_type(node) or (made and node.kwargs.get("dtype") is None):
             return True
         is_region = target.endswith(REGION)
         inner = node.args[4 if is_region else 1] if is_region or target.startswith(NO_GRAD) else None
@@ -264,6 +264,8 @@ class Compared:
                 self._note_filling(node, there)
         else:
             self._note_numbers(node, there)
+            if _keeps_type(node):
+                self._note_type(node, there)
 
     def _read(self, node: Any, there: Any, a: Any, b: Any) -> Any:
         """What a node reads in the place of `a`, where under autocast it reads `b`."""
@@ -338,6 +340,11 @@ def _number(node: Any, low: str, plain: float, there: float) -> None:
     if said.setdefault("plain", plain) != plain:
         raise PartedError(_place(node))
     said[low] = there
+
+
+def _keeps_type(node: Any) -> bool:
+    """Whether it writes into a value what is made of several: what is functional would be of the widest type."""
+    return _op(node).partition(".")[0].endswith("_") and is_float(node) and sum(map(is_float, node.all_input_nodes)) > 1
 
 
 def _does_nothing(node: Any) -> bool:
