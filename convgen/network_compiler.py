@@ -55,7 +55,7 @@ from convgen.program.network import Program
 from convgen.program.rows import PlacedRow, place, place_gradient, stored_by_name
 from convgen.program.verify.network import verify_network
 from convgen.program.wide import joined_rows, numbers
-from convgen.spec.aten.describe import Described
+from convgen.spec.aten.describe import Described, asks_on
 from convgen.spec.aten.samples import for_any_number
 from convgen.spec.graph import FLOATS, TFLOAT32, Graph, Module
 from convgen.spec.graph_edit import check_autocast, check_reduce_dtype
@@ -161,6 +161,7 @@ class CompiledNetwork:
                 source=g.source,
                 command=self.command,
                 constants=constants,
+                asks=asks_on(g, self.described, self.target.device),
                 tf32=self._tf32,
                 kernels=self.kernels,
             )

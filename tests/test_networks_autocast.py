@@ -289,3 +289,67 @@ def test_a_gpus_package_takes_operands_as_a_gpu_does(kind: str, grid: dict[str, 
             each = (torch.cat([of[n].flatten().double() for n in exact[1]]) for of in (exact[1], grads, wanted[1]))
             every, ours, theirs = each
             assert off(ours, every) <= 2 * off(theirs, every) + 0.02
+
+
+class Normed(nn.Module):
+    """A product without bias, and a norm of what autocast makes low."""
+
+    def __init__(self, norm: nn.Module, *, last: bool) -> None:
+        super().__init__()
+        self.a, self.norm, self.last = nn.Conv2d(4, 8, 1, bias=False), norm, last
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.a(x)
+        return self.norm(y.permute(0, 2, 3, 1) if self.last else y)
+
+
+NORMS: dict[str, Callable[[], nn.Module]] = {
+    "layer": lambda: Normed(nn.LayerNorm(8), last=True),
+    "layer without bias": lambda: Normed(nn.LayerNorm(8, bias=False), last=True),
+    "layer of rows": lambda: Normed(nn.LayerNorm((16, 8)), last=False),
+    "group": lambda: Normed(nn.GroupNorm(2, 8), last=False),
+    "plain group": lambda: Normed(nn.GroupNorm(2, 8, affine=False), last=False),
+    "instance": lambda: Normed(nn.InstanceNorm2d(8, affine=True), last=False),
+}
+
+
+@pytest.mark.parametrize("grid", [{"N": 2}, {"C": 2}], ids=str)
+@pytest.mark.parametrize("kind", NORMS)
+def test_a_norm_that_a_rank_has_rounds_once(kind: str, grid: dict[str, int]) -> None:
+    """What is normalised together lies on one rank, on one axis at least: no further from float64 than torch is."""
+    mine, torchs = [], []
+    for seed in range(2):
+        draw, module = torch.Generator().manual_seed(seed), NORMS[kind]()
+        draw_parameters(module)
+        x, dy = (torch.randn(4, *([c, 16, 8] if not of or not module.last else [16, 8, c]), generator=draw)
+                 for c, of in ((4, False), (8, True)))  # fmt: skip
+        state = deepcopy(module.state_dict())
+        graph, _ = graph_of(deepcopy(module), (x,), name="net")
+
+        def run(of: nn.Module, x: Tensor, dy: Tensor = dy) -> tuple[Tensor, dict[str, Tensor]]:
+            y = of(x)
+            y.backward(dy.to(y.dtype))
+            return y.detach(), {n: p.grad for n, p in of.named_parameters() if p.grad is not None}
+
+        true = run(deepcopy(module).double(), x.double())
+        with torch.autocast("cpu", torch.bfloat16):
+            theirs = run(module, x)
+        with package(compile_network(graph, Grid(tuple(grid.items()))).package().files) as net:
+
+            def program(end: Any, net: Any = net, x: Tensor = x, dy: Tensor = dy, state: Any = state) -> Any:
+                mesh = net.init_mesh("cpu", transport=end)
+                model = net.Network(mesh)
+                model.load_full(state)
+                with torch.autocast("cpu", torch.bfloat16):
+                    y = net.gather("output", model(net.scatter("x", x, mesh)), mesh)
+                y.backward(dy.to(y.dtype))
+                return y.detach(), model.full_gradients()
+
+            ours = World(2).run(program)[0]
+        assert ours[0].dtype == theirs[0].dtype
+        for found, of in ((ours, mine), (theirs, torchs)):
+            of.append([off(found[0], true[0]), *(off(found[1][n], g) for n, g in true[1].items())])
+    splits = grid == {"C": 2} and kind.startswith("layer") and kind != "layer of rows"  # moments are merged
+    margin = 1.6 if splits else 1.1
+    for ours, theirs in zip(zip(*mine, strict=True), zip(*torchs, strict=True), strict=True):
+        assert sum(ours) <= margin * sum(theirs) + 4e-3, (kind, ours, theirs)

@@ -71,6 +71,7 @@ class NetworkInput:
     source: str
     command: str
     constants: bool
+    asks: tuple[tuple[str, str], ...] = ()
     tf32: Tf32 = "never"
     kernels: tuple[ConvolutionFile, ...] = ()
 
@@ -167,6 +168,7 @@ class _Writer:
             "inputs": g.inputs,
             "types": tuple(p.values[n].dtype for n in g.inputs),
             "modes": g.modes,
+            "asks": dict(g.asks),
             "noise": any(self._draws(row.bound.operation) for row in self.program.rows),
             "rows": rows,
             "layouts": [(name, axes, reads, bracketed(axes, reads)) for (axes, reads), name in self.layouts.items()],

@@ -18,6 +18,7 @@ from convgen.operations.along_gradients import Course, courses_of, gradients_by_
 from convgen.operations.elementwise_gradients import SLOPES, Sloped
 from convgen.operations.pointwise import RELU
 from convgen.operations.row import At, EpilogueStep, Operation, Passes, Work, lies_as, numbered, own, read_here, touched
+from convgen.operations.typed import under
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Call:
         self.function, self.given = operator_of(op), dict[str, Any]()
         self.positional: list[Any] = []
         self.devices: list[str] = []  # arguments that say where: where operands are
-        for wanted, arg in zip(self.function._schema.arguments, args, strict=True):
+        for wanted, arg in zip(self.function._schema.arguments, under(args, None), strict=True):
             if wanted.name == "device":
                 self.devices.append(wanted.name)
             elif wanted.name in ("dtype", "layout", "memory_format") and isinstance(arg, str):
@@ -190,7 +191,7 @@ class Elementwise(Operation):
         slopes = SLOPES.get(self.op)
         if slopes is None or any(isinstance(a, (Slot, tuple)) for a in self.args[len(slopes) :]):
             return None
-        given, numbers = self.args[: len(slopes)], self.args[len(slopes) :]
+        given, numbers = self.args[: len(slopes)], under(self.args[len(slopes) :], None)
         sources = tuple((a.k, None) if isinstance(a, Slot) else (None, a) for a in given)
         found = Sloped(slopes, sources, numbers)
         smooth = self.differentiable or (True,) * len(self.shapes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -35,6 +35,7 @@ from convgen.spec.exported_refusals import failed, first_line, unfixed, untraced
 from convgen.spec.exported_results import other_names, results_of
 from convgen.spec.exported_shared import drop_other_names, rename_those_of_graphs
 from convgen.spec.exported_state import GIVEN, State, as_pairs, dtype_name, modules_of, state_of
+from convgen.spec.exported_types import LOW, Asks, Compared, PartedError, asking
 from convgen.spec.exported_updates import late_updates
 from convgen.spec.exported_walk import FixedError, Found, Walk
 from convgen.spec.graph import Graph, Value, refs
@@ -141,6 +142,8 @@ class _Made:
     traced: tuple[ExportedProgram, Examples, ShapesCollection | None] | None = None  # the last, what with
     evaluated: tuple[ExportedProgram, bool] | None = None  # of evaluation, and with an open number of samples or not
     numbers: tuple[str, ...] = ()  # buffers that are settings of modules
+    asks: Asks = field(default_factory=Asks)
+    said: tuple[tuple[str, str], ...] = ()  # of what it asks (Graph.asks)
 
     def evaluates_alike(self) -> bool:
         """Whether the program that was traced last, of training, is that of evaluation too; if unsure, not."""
@@ -150,7 +153,7 @@ class _Made:
         with _mode(self.module, False):
             try:
                 self.evaluated = self.trace(examples, dynamic), dynamic is not None
-                return same_but_for_flags(program, self.evaluated[0])
+                return not self.asks.of(program) and same_but_for_flags(program, self.evaluated[0])
             except _ExportError:
                 return False
 
@@ -186,7 +189,8 @@ class _Made:
             self.remark(f"the number of samples is fixed, {self.examples.batch}: {why}")
         return read
 
-    def trace(self, examples: Examples, dynamic: ShapesCollection | None) -> ExportedProgram:
+    def trace(self, examples: Examples, dynamic: ShapesCollection | None, low: str = "") -> ExportedProgram:
+        """The program without the autocast of the call around, or under that of a type."""
         import torch
 
         args, keywords = examples.arguments
@@ -194,7 +198,7 @@ class _Made:
             with (
                 warnings.catch_warnings(),
                 without_graphs(),
-                torch.autocast("cpu", enabled=False),  # of the call around: what the module says itself is traced
+                torch.autocast("cpu", getattr(torch, low or "bfloat16"), enabled=bool(low)),
                 torch.autocast("cuda", enabled=False),
                 first_steps(),
                 written_gradients(),
@@ -202,6 +206,7 @@ class _Made:
                 without_checks(),
                 as_settings(self.module, self.numbers),
                 _lists(self.module),
+                asking(self.module, self.asks),
             ):
                 warnings.simplefilter("ignore")  # torch's, about its own insides
                 shapes = cast("dict[str, Any] | None", dynamic)  # torch leaves its own ShapesCollection out
@@ -212,11 +217,23 @@ class _Made:
         except Exception as error:  # whatever the module raises
             raise _ExportError(error) from error
 
+    def asked(self, traced: ExportedProgram, low: str) -> tuple[str, str]:
+        """Notes what the types that the source asks for are under autocast of a type; why not, if so."""
+        assert self.traced is not None
+        try:
+            Compared(traced, self.trace(*self.traced[1:], low), low).note()
+        except PartedError as error:
+            return low, f"the source asks for a type, and computes otherwise under it{error}"
+        except (_ExportError, InputError) as error:
+            return low, f"the source asks for a type, and can't be traced under it: {error}"
+        return low, ""
+
     def export(self, examples: Examples, training: bool, dynamic: ShapesCollection | None) -> ExportedProgram:
         known, self.evaluated = self.evaluated, None
         again = known is not None and not training and known[1] == (dynamic is not None)
         traced = known[0] if known is not None and again else self.trace(examples, dynamic)
         self.traced = traced, examples, dynamic
+        self.said = tuple(self.asked(traced, low) for low in LOW) if self.asks.of(traced) else ()
         lost = training and not detach_regions(traced)
         write_running_statistics(traced)
         drop_other_names(traced)
@@ -303,6 +320,7 @@ class _Made:
             outputs=tuple((key, named(name)) for key, name in outputs.items()),
             aliases=self.state.aliases,
             modules=modules_of(self.module),
+            asks=tuple((low, why or next(iter(walk.lost), "")) for low, why in self.said),
         )
         given = [v.name for v in (*self.state.parameters, *buffers) if v.init == GIVEN]
         tensors = {k: self.state.tensors[k].detach() for k in given} | constants

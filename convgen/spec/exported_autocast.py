@@ -4,6 +4,7 @@
 |---|---|---|
 | a region, with or without it | a graph of its own; decomposed, its calls and the casts that it makes | marks around |
 | `x.float()` of a float32 x | nothing, when it is decomposed | a mark in its place |
+| types and numbers that it takes from values | those without autocast | marks with what exported_types.py notes |
 
 Marks are operators of convgen's, which decompositions leave alone. What lies between those of a region is taken as it
 stands; behind the other a value is of that type, whatever autocast has made of it.
@@ -15,18 +16,21 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from convgen.late import torch
+from convgen.operations.typed import ByAutocast
 from convgen.spec.exported_nodes import is_float, put_between
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 REGION = "wrap_with_autocast"  # (device, type, enabled, cached, the region's graph, what it reads)
-INTO, OUT_OF, AS = "into", "out of", "as"
+INTO, OUT_OF, AS, NUMBER = "into", "out of", "as", "number"
+NOTED, NUMBERS = "types by autocast", "numbers by autocast"  # in a node's meta, by autocast's type (exported_types.py)
 TYPED = ("to.dtype", "to.dtype_layout", "to.device")  # with the type that they are to give
 
 
 def _copied(x: Any, what: str) -> Any:
-    return x.clone()
+    told = what.split()
+    return x.to(getattr(torch, told[1]), copy=True) if told[0] == AS and told[1:] else x.clone()
 
 
 @cache
@@ -63,8 +67,25 @@ def _mark_graph(module: Any) -> None:
             _mark_graph(getattr(module, region.target))
         elif target.startswith("wrap_with_set_grad_enabled"):
             _mark_graph(getattr(module, node.args[1].target))
+        elif (types := _said(node, NOTED)) and len({*types, *_said(node, NUMBERS)}) > 1:
+            _behind(graph, node, " ".join((AS, *types, *_said(node, NUMBERS))))
+        elif not types and (numbers := _said(node, NUMBERS)):
+            put_between(graph, node.all_input_nodes[-1], node, _mark(), " ".join((NUMBER, *numbers)))
         elif target.removeprefix("aten.") in TYPED and _says_own_type(node):
             _behind(graph, node, AS)
+
+
+def _said(node: Any, key: str) -> list[str]:
+    """What is noted of a node: without autocast, of bfloat16, of float16."""
+    if not (noted := node.meta.get(key)):
+        return []
+    plain = noted.get("plain") if key == NUMBERS else str(node.meta["val"].dtype).removeprefix("torch.")
+    return [str(noted.get(one, plain)) for one in ("plain", "bfloat16", "float16")]
+
+
+def by_autocast(said: list[str]) -> ByAutocast:
+    """Types or numbers of a mark."""
+    return ByAutocast(*(one if "float" in one else float(one) for one in said))
 
 
 def _says_own_type(node: Any) -> bool:

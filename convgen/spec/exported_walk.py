@@ -9,7 +9,8 @@ from operator import getitem
 from typing import Any, cast
 
 from convgen.errors import InputError
-from convgen.spec.exported_autocast import AS, INTO, is_mark
+from convgen.operations.typed import ByAutocast
+from convgen.spec.exported_autocast import AS, INTO, NUMBER, by_autocast, is_mark
 from convgen.spec.exported_complex import halves, read_complex, touches_complex
 from convgen.spec.exported_refusals import DATA, place_of_node
 from convgen.spec.exported_state import dtype_name
@@ -79,6 +80,8 @@ class Walk:
     pairs: frozenset[str] = frozenset()
     found: list[Found] = field(default_factory=list[Found])
     known: dict[str, Any] = field(default_factory=dict[str, Any])  # by node, a name or a tuple of them
+    numbers: dict[str, ByAutocast] = field(default_factory=dict[str, ByAutocast])  # of marks before their readers
+    lost: list[str] = field(default_factory=list[str])  # why what autocast does can't be said
     inside: set[str] = field(default_factory=set[str])  # nodes in regions that say themselves what autocast does
 
     def read(self, node: Any) -> None:
@@ -121,15 +124,21 @@ class Walk:
 
     def mark(self, node: Any) -> None:
         """Of what the source says of autocast (exported_autocast.py)."""
-        source, what = node.args
+        source, (what, *said) = node.args[0], node.args[1].split()
         if what == AS:
             dtype = dtype_name(node.meta["val"])
             name, shape = f"%{node.name}", self.shape(node)
-            args: tuple[Arg, ...] = (Ref(self.known[source.name]), dtype, None, None, None, False, None)
+            kind = by_autocast(said[:3]) if said else dtype
+            args: tuple[Arg, ...] = (Ref(self.known[source.name]), kind, None, None, None, False, None)
             self.add(node, "_to_copy", args, ((name, shape),), dtype)
+            if said[3:]:
+                read, name = Ref(name), f"{name}.filled"
+                self.add(node, "fill.Scalar", (read, by_autocast(said[3:])), ((name, shape),), dtype)
             self.known[node.name] = name
         else:
             self.known[node.name] = self.known[source.name]
+        if what == NUMBER:
+            self.numbers[node.name] = by_autocast(said)
         if what == INTO or (what == AS and source.name in self.inside):
             self.inside.add(node.name)
 
@@ -173,6 +182,10 @@ class Walk:
         results = tuple(self.result(node, k, one) for k, one in enumerate(several))
         op, own = str(node.target).removeprefix("aten.").removesuffix(".default"), self.own_autocast(node)
         base, shape = op.split(".")[0], None if results[0] is None else results[0].shape
+        for asked in (self.numbers[n.name] for n in node.all_input_nodes if n.name in self.numbers):
+            args = tuple(asked if isinstance(a, float) and a == asked.plain else a for a in args)
+            if asked not in args:
+                self.lost.append("a number that it takes from a type is not as it stands")
         by_name = dict(zip((a.name for a in schema), args, strict=True))
         problem = _problem(node, by_name)
         if base == "squeeze":

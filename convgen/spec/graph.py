@@ -2,7 +2,7 @@
 
     Graph   = name source modes batch inputs parameters buffers constants Call* updates outputs aliases
     Call    = op, every argument of its schema, results, the module that it stems from
-    Arg     = Ref(name) | Samples | None | bool | int | float | str | tuple of them
+    Arg     = Ref(name) | Samples | ByAutocast | None | bool | int | float | str | tuple of them
     Size    = int | Samples                     # k times the number of samples, which is known at run time
 
 Dtypes, layouts, memory formats and devices are text, as torch prints them without `torch.`.
@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias, cast
 
+from convgen.operations.typed import ByAutocast
 from convgen.spec.source import KeyPath, Source
 
 DTYPES = ("float64", "float32", "float16", "bfloat16", "bool", "uint8", "int8", "int16", "int32", "int64")
@@ -47,7 +48,7 @@ class Ref:
     name: str
 
 
-Arg: TypeAlias = "Ref | Samples | None | bool | int | float | str | tuple[Arg, ...]"
+Arg: TypeAlias = "Ref | Samples | ByAutocast | None | bool | int | float | str | tuple[Arg, ...]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +161,8 @@ class Graph:
         aliases: (another name in the state dict, name of the parameter or buffer that it is too).
         modules: of the source, each before its children; none in files that were made before these were kept.
         given: rows whose layout is given; a graph's file has none.
+        asks: of a source that asks values for their types, by autocast's type why it can't be said what comes of that
+            under it; "" where it can. () of a source that asks nothing.
     """
 
     name: str
@@ -177,6 +180,7 @@ class Graph:
     modules: tuple[Module, ...] = ()
     given: tuple[GivenRow, ...] = ()
     tf32: bool = False
+    asks: tuple[tuple[str, str], ...] = ()
     source_file: Source = field(default_factory=Source, compare=False)
 
     @property

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from convgen.errors import InputError
 from convgen.late import torch
+from convgen.operations.typed import under
 from convgen.operations.views import MANY
 from convgen.spec.aten.describe import KNOWN
 from convgen.spec.aten.samples import MORE
@@ -145,7 +146,7 @@ def _made(call: Call, values: Mapping[str, Any]) -> Sequence[Any] | None:
     positional: list[Any] = []
     named: dict[str, Any] = {}
     for i, (wanted, arg) in enumerate(zip(arguments, call.args, strict=True)):
-        value = _argument(wanted, arg, values, i)
+        value = _argument(wanted, under(arg, None), values, i)
         if wanted.kwarg_only:
             named[wanted.name] = value
         else:

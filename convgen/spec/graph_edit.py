@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from convgen.errors import InputError
+from convgen.operations.typed import ByAutocast
 from convgen.spec.graph import FLOATS, TFLOAT32, Arg, Call, Graph, Ref, Value, refs
 from convgen.spec.names import did_you_mean
 from convgen.spec.text import one_line
@@ -136,6 +137,8 @@ def with_dtype(graph: Graph, dtype: str) -> Graph:
     def argument(arg: Arg) -> Arg:
         if isinstance(arg, tuple):
             return tuple(map(argument, arg))
+        if isinstance(arg, ByAutocast) and dtype != "float32":
+            return argument(arg.plain)
         return dtype if isinstance(arg, str) and arg in FLOATS else arg
 
     calls = tuple(
@@ -143,7 +146,9 @@ def with_dtype(graph: Graph, dtype: str) -> Graph:
         for call in graph.calls
     )
     groups = {k: tuple(map(value, getattr(graph, k))) for k in ("inputs", "parameters", "buffers", "constants")}
-    return replace(graph, calls=calls, tf32=tf32, **groups)
+    why = f"its types were asked for as float32, and it is compiled for {dtype}"
+    asks = tuple((low, said if dtype == "float32" else why) for low, said in graph.asks)
+    return replace(graph, calls=calls, tf32=tf32, asks=asks, **groups)
 
 
 def same_calls(a: Graph, b: Graph, same_constant: Callable[[str, str], bool]) -> bool:
@@ -179,7 +184,7 @@ class _Numbered:
                     numbers[value.name] = f"result {len(self.calls)} {place}"
             self.calls.append(renamed(call, number))
         outputs = tuple((key, number(name)) for key, name in graph.outputs)
-        self.said: tuple[object, ...] = (graph.inputs, graph.parameters, graph.buffers, outputs)
+        self.said: tuple[object, ...] = (graph.inputs, graph.parameters, graph.buffers, outputs, graph.asks)
 
 
 def _renamed(arg: Arg, name: Callable[[str], str]) -> Arg:

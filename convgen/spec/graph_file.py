@@ -17,7 +17,8 @@
       conv1: {kind: Conv2d, has: {in_channels: 3, kernel_size: [7, 7], ...}}
 
 In arguments `%NAME` is a value and `N` or `3*N` a multiple of the number of samples; a text that would read as one of
-them has `%%` before it.
+them has `%%` before it. What the source takes from a value's type stands without and under torch.autocast:
+`{plain: float32, bfloat16: bfloat16, float16: float16}`.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from convgen.errors import InputError
+from convgen.operations.typed import ByAutocast
 from convgen.spec.formats import FORMAT, KEY
 from convgen.spec.graph import TFLOAT32, Arg, Call, Graph, Module, Ref, Samples, Value
-from convgen.spec.graph_reader import DTYPE, SAMPLES, is_graph_file, read_graph
+from convgen.spec.graph_reader import BY_AUTOCAST, DTYPE, SAMPLES, is_graph_file, read_graph
 from convgen.spec.text import shown
 
 if TYPE_CHECKING:
@@ -100,6 +102,8 @@ def write_graph(graph: Graph) -> str:
     for key in ("updates", "outputs", "aliases"):
         pairs: tuple[tuple[str, str], ...] = getattr(graph, key)
         lines += _block(key, (f"{_scalar(a)}: {_scalar(b)}" for a, b in pairs), "{}")
+    if graph.asks:
+        lines += _block("asks", (f"{low}: {_scalar(why)}" for low, why in graph.asks), "{}")
     if graph.modules:
         lines += _block("modules", (f"{_scalar(m.path)}: {_module(m)}" for m in graph.modules), "{}")
     return "\n".join(lines) + "\n"
@@ -166,6 +170,8 @@ def _escaped(arg: Arg) -> Arg:
             return f"%{arg.name}"
         case tuple():
             return tuple(_escaped(one) for one in arg)
+        case ByAutocast():
+            return ByAutocast(*(_escaped(one) for one in (arg.plain, arg.bfloat16, arg.float16)))
         case _:
             return arg
 
@@ -182,6 +188,8 @@ def _flow(value: Arg) -> str:
             return str(value)
         case tuple():
             return "[" + ", ".join(map(_flow, value)) + "]"
+        case ByAutocast():
+            return _mapping({name: _flow(getattr(value, name)) for name in BY_AUTOCAST})
         case Ref():
             return _scalar(f"%{value.name}")
         case str():

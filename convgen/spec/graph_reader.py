@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from convgen.errors import InputError
+from convgen.operations.typed import ByAutocast
 from convgen.spec.fields import check_keys, text_of
 from convgen.spec.formats import without_format
 from convgen.spec.graph import DTYPES, TFLOAT32, Arg, Call, Graph, Module, Ref, Samples, Size, Value, refs
@@ -19,10 +20,11 @@ from convgen.spec.yaml import read_yaml
 
 KEYS = (
     "network", "source", "modes", "batch", "dtype", "inputs", "parameters", "buffers", "constants", "calls", "updates",
-    "outputs", "aliases", "modules",
+    "outputs", "aliases", "modules", "asks",
 )  # fmt: skip
 NEEDED = ("network", "modes", "batch", "inputs", "calls", "outputs")
 CALL_KEYS = ("make", "op", "args", "shape", "dtype", "module", "kind", "autocast")
+BY_AUTOCAST = ("plain", "bfloat16", "float16")
 MODES = (["train", "eval"], ["train"], ["eval"])
 DTYPE = "float32"
 SAMPLES = re.compile(r"(?:([1-9][0-9]*)\*)?N", re.ASCII)
@@ -99,6 +101,7 @@ class _Reader:
             modules=self.modules(data.get("modules")),
             given=(),
             tf32=tf32,
+            asks=self.asks(data.get("asks")),
             source_file=self.source,
         )
 
@@ -183,10 +186,19 @@ class _Reader:
                 return cast("Samples", _size(data))
             case None | bool() | int() | float() | str():
                 return data
+            case dict() if {*cast("dict[str, Any]", data)} == {*BY_AUTOCAST}:
+                values = cast("dict[str, object]", data)
+                return ByAutocast(*(self.arg(values[name], path) for name in BY_AUTOCAST))
             case list():
                 return tuple(self.arg(one, path) for one in cast("list[object]", data))
             case _:
                 raise InputError(f"an argument can't be {shown(data)}", path, hint="text, numbers, null and lists")
+
+    def asks(self, data: object) -> tuple[tuple[str, str], ...]:
+        found = [(low, text_of(why, ("asks", low))) for low, why in _entries(data, ("asks",))]
+        if found and [low for low, _ in found] != [*BY_AUTOCAST[1:]]:
+            raise InputError(f"asks can't be {shown(data)}", ("asks",), hint="{bfloat16: TEXT, float16: TEXT}")
+        return tuple(found)
 
     def read(self, name: str, path: KeyPath) -> str:
         if name not in self.known:

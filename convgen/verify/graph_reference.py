@@ -21,6 +21,7 @@ from convgen.operations.calls import call as run_operator
 from convgen.operations.dropout import Bernoulli, Dropout, Noise
 from convgen.operations.fourier import Fourier
 from convgen.operations.row import At
+from convgen.operations.typed import ByAutocast
 from convgen.spec.graph import FLOATS, FOURIER, Arg, Call, Graph, Ref, refs
 from convgen.spec.graph_edit import ATTENTION, BATCH_NORM, BERNOULLI, DROPOUT, NOISE, eval_graph
 from convgen.spec.graph_parts import Parts
@@ -195,6 +196,8 @@ def _slots(arg: Arg, values: Mapping[str, Tensor], operands: list[Tensor], doubl
             return Slot(len(operands) - 1)
         case tuple():
             return tuple(_slots(one, values, operands, doubles) for one in arg)
+        case ByAutocast():
+            return _slots(arg.plain, values, operands, doubles)
         case str() if arg in FLOATS and doubles:
             return "float64"
         case _:

@@ -75,6 +75,8 @@ class NetworkModule(Known):
     _inputs: ClassVar[tuple[str, ...]]
     _types: ClassVar[tuple[str, ...]]
     _modes: ClassVar[tuple[str, ...]] = ("train", "eval")
+    # Of a source that asks values for their types, by autocast's type why it can't run under it, or "".
+    _asks: ClassVar[Mapping[str, str]] = {}
     _noise: ClassVar[bool] = False  # it draws in evaluation, too
     _constants: ClassVar[Mapping[str, Tensor]] = {}
 
@@ -419,12 +421,15 @@ class NetworkModule(Known):
     ) -> Iterator[Exception]:
         """What is wrong with the inputs."""
         net = self._net
+        low = low_of(net.device)
+        if low is not None and (why := self._asks.get(str(low).removeprefix("torch."))):
+            yield RuntimeError(f"{net.name}: not under autocast of {low}: {why}; run it outside, enabled=False")
         unknown = [name for name in wide if name not in self._inputs]
         if unknown:
             yield ValueError(f"{net.name}: halo= names inputs, {', '.join(self._inputs)}; got {', '.join(unknown)}")
             return
         try:
-            boxes = self._linked(here.place, count, low_of(net.device), wide).boxes if wide else {}
+            boxes = self._linked(here.place, count, low, wide).boxes if wide else {}
         except ValueError as error:
             yield error
             return
@@ -436,7 +441,7 @@ class NetworkModule(Known):
                 yield TypeError(f"{net.name}: {name} is to be this rank's block, a tensor, got {type(value).__name__}")
                 return
             other = value.is_floating_point() != getattr(torch, kind).is_floating_point
-            narrow = f"torch.{kind}" != str(value.dtype) and low_of(net.device) is None
+            narrow = f"torch.{kind}" != str(value.dtype) and (low is None or bool(self._asks))
             if other or (value.is_floating_point() and narrow):
                 yield ValueError(f"{net.name}: {name} is torch.{kind}, got {value.dtype}")
             wanted = net.shape(boxes[name], name) if name in boxes else here.shape(net.split(name, count))

@@ -10,14 +10,15 @@
     backward        dp; dcoefficients; dmoments; dx + dx    dp; dcoefficients; dx at once
 
 The collectives are the rows', with their names, elements and order. Steps of rows between which anything else moves are
-as their rows say. A layer, group or instance norm is ATen's where a rank has all that shares its moments.
+as their rows say. A layer, group or instance norm is ATen's where a rank has all that shares its moments, with scale
+and shift behind it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import reduce
 from typing import Any, cast
 
 import torch
@@ -32,9 +33,10 @@ from convgen.operations.batch_norm import (
     statistics_of,
 )
 from convgen.operations.moments import Moments, Normalise, settled
+from convgen.operations.pointwise import Pointwise
 
 from .conversions import named
-from .listing import Norm, Steps
+from .listing import Line, Norm, Steps
 from .mesh import Place
 from .rows import Stand
 from .travel import RowHere
@@ -246,22 +248,32 @@ class NormHere:
 
 
 def norms_at_once(steps: Steps, stands: dict[str, Stand], place: Place) -> dict[tuple[str, str], Step]:
-    """By kind and key the steps of layer, group and instance norms that ATen computes at once, forward and backward."""
+    """By kind and key the steps of layer, group and instance norms that ATen computes at once, forward and backward,
+    with the scale and the shift behind them."""
     found: dict[tuple[str, str], Step] = {}
     makers = {line.makes[0]: line for line in steps.forward if line.kind == "forward"}
-    readers: dict[str, list[str]] = {}
+    readers: dict[str, list[Line]] = {}
     for line in steps.forward:
         for name in line.reads:
-            readers.setdefault(name, []).append(line.key)
+            readers.setdefault(name, []).append(line)
+    outputs = {slot for slot, _ in steps.outputs.values()}
     for line in steps.forward:
         maker = makers.get(line.reads[1]) if line.kind == "forward" and len(line.reads) == 2 else None
-        if maker is None or maker.reads != line.reads[:1] or readers[line.reads[1]] != [line.key]:
+        if maker is None or maker.reads != line.reads[:1] or readers[line.reads[1]] != [line]:
             continue
         moments, y = stands.get(maker.key), stands.get(line.key)
         if moments is not None and y is not None and _is_whole(moments, y, place):
-            of, eps = cast(Any, moments.operation).of, cast(Any, y.operation).eps
             found["forward", maker.key] = found["forward", f"{maker.key}.dx"] = _left  # to y's steps
-            found["forward", line.key], found["vjp", line.key] = partial(_normalised, of, eps, y), _back
+            norm = NormAtOnce(cast(Any, moments.operation).of, cast(Any, y.operation).eps, y)
+            lines = [line]
+            while len(there := readers.get(lines[-1].makes[0], [])) == 1 and lines[-1].makes[0] not in outputs:
+                if not norm.takes(stands.get(there[0].key), there[0], lines[-1].makes[0]):
+                    break
+                lines.append(there[0])
+            for one in lines:
+                last = one is lines[-1]
+                found["forward", one.key] = norm.compute if last else norm.hand_on
+                found["vjp", one.key] = norm.back if last else norm.hand_back
     return found
 
 
@@ -280,23 +292,112 @@ def _left(*reads: Tensor) -> None:
     pass
 
 
-def _normalised(of: Any, eps: float, stand: Stand, x: Tensor, _: None) -> tuple[Tensor, Any]:
-    x = stand.taken((x, None))[0] if stand.autocast else x
-    shape, wide = x.shape, x
-    if not x.numel():
-        return x.clone(), ()
-    if x.device.type == "cpu":
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))  # whose statistics would be of x's type
-    rows = wide.reshape(math.prod(shape[: len(of.keep)]) // of.size, -1)
-    y, mean, deviation = torch.native_layer_norm(rows, rows.shape[1:], None, None, eps)
-    return y.view(shape).to(x.dtype), (rows, mean, deviation)
+class NormAtOnce:
+    """A layer, group or instance norm on this rank, in the steps of its rows: the last one computes, the others hand on
+    what it reads; backward it is the other way round.
+
+    Attributes:
+        vectors: of the rows behind, in order, what each vector is: `w` or `b`.
+        by_channel: whether these are a number a channel; else one for each element that is normalised together.
+    """
+
+    def __init__(self, of: Any, eps: float, stand: Stand) -> None:
+        self.of, self.eps, self.stand = of, eps, stand
+        self.vectors, self.by_channel = "", False
+
+    def takes(self, stand: Stand | None, line: Line, name: str) -> bool:
+        """Whether the row behind is the scale, the shift, or both, of each of what is normalised together, or of
+        channels."""
+        of, dims = self.of, len(self.of.shape)
+        operation: Any = None if stand is None else stand.operation
+        if (
+            type(operation) is not Pointwise
+            or line.kind != "forward"
+            or line.reads[0] != name
+            or name in line.reads[1:]
+        ):
+            return False
+        vectors = {"mul": "w", "add": "b", "affine": "wb"}.get(operation.function, "")
+        assert stand is not None
+        moves = (stand.fetch[0], stand.back[0], *stand.store, *stand.given)
+        is_next = bool(vectors) and self.vectors + vectors in ("w", "b", "wb")
+        if any(moves) or stand.row.early is not None or stand.row.chunks is not None or not is_next:
+            return False
+        if operation.settings or not operation.keeps or operation.shape != of.shape:
+            return False
+        shapes, places = {*operation.shapes[1:]}, {*(operation.places[1:] or ((),))}
+        by_channel = (shapes, places, of.keep) == ({of.shape[1:2]}, {(1,)}, (0, 1))
+        by_element = (shapes, places, of.size) == ({of.shape[len(of.keep) :]}, {()}, 1) and len(of.keep) < dims
+        if not (by_channel or by_element) or (self.vectors and by_channel != self.by_channel):
+            return False
+        self.vectors, self.by_channel = self.vectors + vectors, by_channel
+        return True
+
+    def hand_on(self, given: Any, *vectors: Tensor | None) -> tuple[Any, Any]:
+        """Of a row before the last one: x, and the vectors so far."""
+        return _all_read(given, vectors), ()
+
+    def compute(self, given: Any, *more: Tensor | None) -> tuple[Tensor, Any]:
+        read: Any = _all_read(given, more)
+        x, *vectors = read
+        named = dict(zip(self.vectors, vectors, strict=True))
+        types = x.dtype, *(v.dtype for v in vectors)
+        x = self.stand.taken((x, None))[0] if self.stand.autocast else x
+        w, b = named.get("w"), named.get("b")
+        made = x.dtype if self.stand.low is not None else _promoted(types)
+        if not x.numel():
+            return x.to(made, copy=True), (None, None, None, w, b, types, ())
+        on_cpu = x.device.type == "cpu"  # whose statistics would be of x's type
+        rows, sizes = self._rows(x.to(torch.promote_types(x.dtype, torch.float32) if on_cpu else x.dtype))
+        wide: Any = [None if v is None else v.reshape(-1).to(rows.dtype) for v in (w, b)]
+        if self.by_channel:
+            n, channels, each, groups = sizes
+            y, mean, deviation = torch.native_group_norm(rows, wide[0], wide[1], n, channels, each, groups, self.eps)
+        else:
+            y, mean, deviation = torch.native_layer_norm(rows, sizes, wide[0], wide[1], self.eps)
+        return y.view(x.shape).to(made), (rows, mean, deviation, w, b, types, sizes)
+
+    def _rows(self, x: Any) -> tuple[Any, Any]:
+        """x as ATen takes it, and the sizes that it wants: of a layer norm how many elements share moments; of a group
+        norm samples, channels, elements a channel and groups."""
+        of, shape = self.of, x.shape
+        if self.by_channel:
+            return x.contiguous(), [shape[0], shape[1], math.prod(shape[2:]), shape[1] // of.size]
+        rows = x.reshape(math.prod(shape[: len(of.keep)]) // of.size, -1)
+        return rows, (rows.shape[1],)
+
+    def back(self, kept: Any, dy: Any, needed: Sequence[bool]) -> tuple[Any, ...]:
+        """The gradient of x, through moments too, and those of vectors; what is for rows before goes with x's."""
+        rows, mean, deviation, w, b, types, sizes = kept
+        vectors = [v for v in (w, b) if v is not None]
+        own = len(needed) - 1 if vectors else 0  # of the last row
+        if rows is None:
+            found = [dy.to(types[0]), *(torch.zeros_like(v) for v in vectors)]
+        else:
+            asked = [needed[0], w is not None, b is not None]
+            given = dy.reshape(rows.shape).to(rows.dtype)
+            wide: Any = [None if v is None else v.reshape(-1).to(rows.dtype) for v in (w, b)]
+            if self.by_channel:
+                back = torch.ops.aten.native_group_norm_backward
+                made = back(given, rows, mean, deviation, wide[0], *sizes, asked)
+            else:
+                back = torch.ops.aten.native_layer_norm_backward
+                made = back(given, rows, sizes, mean, deviation, *wide, asked)
+            dx = None if made[0] is None else made[0].view(dy.shape).to(types[0])
+            found = [dx, *(g.view(v.shape).to(v.dtype) for g, v in zip(made[1:], (w, b), strict=True) if v is not None)]
+        before, last = (found, [None]) if not vectors else (found[: len(found) - own], found[len(found) - own :])
+        return tuple(before) if len(before) > 1 else before[0], *last
+
+    def hand_back(self, kept: Any, given: Any, needed: Sequence[bool]) -> tuple[Any, ...]:
+        """What the last row has made for those before it: the first has x's and nothing for moments."""
+        return given if isinstance(given, tuple) else (given, None)
 
 
-def _back(kept: Any, dy: Tensor, needed: Sequence[bool]) -> tuple[Tensor | None, None]:
-    """The gradient of x, through moments too."""
-    if not kept or not needed[0]:
-        return dy if needed[0] else None, None
-    rows, mean, deviation = kept
-    backward, given = torch.ops.aten.native_layer_norm_backward, dy.reshape(rows.shape).to(rows.dtype)
-    dx, *_ = backward(given, rows, rows.shape[1:], mean, deviation, None, None, [True, False, False])
-    return dx.view(dy.shape).to(dy.dtype), None
+def _all_read(given: Any, more: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+    """x and vectors so far; moments are left."""
+    before: tuple[Any, ...] = given if isinstance(given, tuple) else (given,)
+    return (*before, *(v for v in more if v is not None))
+
+
+def _promoted(types: Sequence[torch.dtype]) -> torch.dtype:
+    return reduce(torch.promote_types, types)

@@ -18,6 +18,7 @@ from convgen.algebra.layout import Axes
 from convgen.algebra.relations import Relation
 from convgen.algebra.signature import Operand
 from convgen.operations.row import At, Operation, nest, standing, taken_each, types_under, usual_types
+from convgen.operations.typed import under
 
 from .blocks import Unmapped
 from .here import held_at
@@ -280,6 +281,9 @@ class Row:
         self.back, self.given = ([side.back for side in sides] for sides in (self.fetch, self.store))
         self._stands: dict[Any, Stand] = {}
 
+    def _under(self, low: torch.dtype | None, batch: int) -> Operation:
+        return under(self.operation(batch), low)
+
     def stand(self, net: Any, label: str) -> Stand:
         """The row in a call of a network.
 
@@ -288,7 +292,7 @@ class Row:
         """
         key = (net.batch, label, net.device, net.low)
         if key not in self._stands:
-            operation = self.operation(net.batch).for_any(self.operation)
+            operation = self._under(net.low, net.batch).for_any(lambda batch: self._under(net.low, batch))
             self._stands.setdefault(key, Stand(self, operation, net, label))  # one, if threads make it at once
         return self._stands[key]
 

@@ -76,6 +76,18 @@ def _autocast(reader: Reader, call: Call, device: str) -> str:
     return kind_of(call, args, [t.shape for t in found], [t.dtype for t in found], device)
 
 
+def asks_on(graph: Graph, found: Described, device: str) -> tuple[tuple[str, str], ...]:
+    """What autocast does to types that the source asks for (`Graph.asks`) on a device: they are those of a CPU."""
+    reader = Reader(tensors=found.tensors)
+    if device == "cpu" or not graph.asks:
+        return graph.asks
+    for call in graph.at(graph.batch).calls:
+        if not call.autocast and _autocast(reader, call, "cpu") != _autocast(reader, call, device):
+            why = f"the source asks for types, which are those of a CPU's autocast; a GPU's takes {call.op} otherwise"
+            return tuple((low, said or why) for low, said in graph.asks)
+    return graph.asks
+
+
 def _as_it_stands(reader: Reader, call: Call) -> None:
     """Elementwise on blocks, where torch says that it is; else whole."""
     found: list[Tensor] = []

@@ -152,7 +152,7 @@ def constant(reader: Reader, call: Call) -> bool:
     kind = "zeros" if base == "zero" else base.removeprefix("new_").removesuffix("_like")
     if kind in ("zeros", "ones", "full", "empty"):
         value = {"zeros": 0, "ones": 1, "empty": 0}.get(kind)
-        value = call.args[1] if value is None else value
+        value = call.args[2 if base == "new_full" else 1] if value is None else value
         if isinstance(value, Ref):
             return False
         op, args = "full", (y.shape, value, y.dtype, None, "cpu", False)
