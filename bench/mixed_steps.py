@@ -29,7 +29,7 @@ from convgen.spec.text import parse_grid
 
 
 def resnet() -> Made:
-    """What residual branches add is small at first: else a unit of bfloat16 takes parameters as far as training does."""
+    """What residual branches add is small at first: else a unit of bfloat16 takes parameters as far as steps do."""
     module, _ = MODELS["resnet18"]()
     for name, p in module.named_parameters():
         if name.endswith("bn2.weight"):
