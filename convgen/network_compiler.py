@@ -355,6 +355,7 @@ def plan_graph(
     machine, room, dtype = setting.machine, setting.bounded, setting.dtype or _dtype(graph)
     made_for = read_target(machine.name if machine.name in KINDS else "cuda") if setting.autocast else CPU
     graph, described, _ = _described(graph, made_for)
+    _refuse_autocast(graph, described, setting.autocast, made_for)
     parts = _parts(graph, described, setting.statistics, made_for, setting.reduce_dtype, setting.autocast)
     check_ranks(parts, grid, ranks)
 
@@ -407,6 +408,12 @@ def _described(graph: Graph, target: Target) -> tuple[Graph, Described, Describe
     return for_any_number(graph, target.device)
 
 
+def _refuse_autocast(graph: Graph, described: Described, autocast: str, target: Target) -> None:
+    """Refuse to be compiled for an autocast under which it is not known what the source computes."""
+    if autocast and (why := dict(asks_on(graph, described, target.device)).get(autocast)):
+        raise InputError(f"{graph.name}: not under autocast of {autocast}: {why}", hint="without --autocast, autocast=")
+
+
 def _compiled(
     graph: Graph,
     described: Described,
@@ -426,6 +433,7 @@ def _compiled(
         target: a GPU's kernels take in what follows them; `fuses`: the program has none that do yet.
         checked: whether each stage is verified, whatever CONVGEN_VERIFY says.
     """
+    _refuse_autocast(graph, described, program.autocast, target)
     many = for_any_number(graph, target.device)[2]
     program = replace(program, tf32=graph.tf32)
     if checked or verify_schedules():

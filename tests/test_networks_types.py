@@ -206,6 +206,10 @@ def test_optimizers_and_states_keep_types(kind: str, how: dict[str, bool]) -> No
         model: Any = convgen.parallelize(module, (x,), mesh, None, parameters=kind)
         one_step(model, x, **how)
         full = model.full_state_dict()
+        copied = copy.deepcopy(model)  # in the middle of training, gradients in buckets among it
+        assert all(torch.equal(t, full[n]) for n, t in copied.full_state_dict().items())
+        grads = model.full_gradients()
+        assert all(torch.equal(t, grads[n]) and t.dtype == grads[n].dtype for n, t in copied.full_gradients().items())
         other: Any = convgen.parallelize(module, (x,), mesh, None, parameters=kind)
         other.load_state_dict(model.state_dict())
         again: Any = convgen.parallelize(module, (x,), mesh, None, parameters=kind)

@@ -55,17 +55,18 @@ def test_a_gradient_scaler_sees_all_ranks(kind: str) -> None:
     on_processes(program, 4)
 
 
-def test_a_gradient_scaler_trusts_the_first_parameters_splits() -> None:
-    """torch's own, of any DTensors: infinities are looked for along the axes that the first gradient is split over, so
-    a parameter that all ranks hold, before one that is split, lets ranks part."""
+def test_a_gradient_scaler_looks_along_all_axes() -> None:
+    """In any order of parameters, of which some ranks hold copies: torch's own looks along the axes that the first one
+    is split over, and ranks would part."""
 
     def program(rank: int) -> list[float]:
         mesh = CASE.module.init_mesh("cpu")
+        CASE.module.Conv(mesh)  # whose mesh it is
         scales: list[float] = []
         for order in (1, -1):
             ps = [
-                torch.nn.Parameter(distribute_tensor(torch.ones(4), mesh, [Replicate(), placed]))
-                for placed in (Shard(0), Replicate())
+                torch.nn.Parameter(distribute_tensor(torch.ones(4), mesh, placed))
+                for placed in ([Replicate(), Shard(0)], [Replicate(), Replicate()], [Shard(0), Replicate()])
             ]
             for p in ps:
                 p.grad = torch.zeros_like(p)
@@ -78,7 +79,7 @@ def test_a_gradient_scaler_trusts_the_first_parameters_splits() -> None:
             scales.append(scaler.get_scale())
         return scales
 
-    assert on_processes(program, 4) == [[2.0, 4.0], [2.0, 2.0]] * 2
+    assert on_processes(program, 4) == [[2.0, 2.0]] * 4
 
 
 FLATTENED = "Attempted to flatten multiple dimensions"

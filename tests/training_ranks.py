@@ -27,6 +27,7 @@ import training_libraries
 import training_mixed
 import training_runs
 import training_steps
+from steps_on_ranks import LIMIT
 from torch import Tensor, nn
 from training_steps import Make, Script
 
@@ -139,7 +140,7 @@ def on_ranks(kind: str, ragged: bool, channels: int, grid: str, parameters: str)
     return convgen.parallelize(module, (x,), grid, None, parameters=parameters)
 
 
-def make_of(case: Case, folder: Path, parameters: str | None, off: float = 0.0) -> Make:
+def make_of(case: Case, folder: Path, parameters: str | None, off: float = 0.0, at_random: int = 0) -> Make:
     """What a script has; parameters: the kind of ours, or none for one process."""
 
     def network(kind: str, elsewhere: bool) -> Any:
@@ -150,7 +151,9 @@ def make_of(case: Case, folder: Path, parameters: str | None, off: float = 0.0) 
         )
 
     x = source("net", case.ragged, case.channels)[1]
-    return Make(network, (x.shape[0], x.shape[1], x.shape[2], x.shape[3]), 7 if case.ragged else 8, folder, off)
+    return Make(
+        network, (x.shape[0], x.shape[1], x.shape[2], x.shape[3]), 7 if case.ragged else 8, folder, off, at_random
+    )
 
 
 def whole(value: Any) -> dict[str, Tensor]:
@@ -174,10 +177,10 @@ def result_of(script: Script, make: Make) -> dict[str, Tensor]:
 
 
 @cache
-def truth(script: Script, case: Case, off: float = 0.0) -> dict[str, Tensor]:
+def truth(script: Script, case: Case, off: float = 0.0, at_random: int = 0) -> dict[str, Tensor]:
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = result_of(script, make_of(case, Path(folder), None, off))
+        found = result_of(script, make_of(case, Path(folder), None, off, at_random))
     start = source("net", case.ragged, case.channels)[0].state_dict()
     moved = [float((found[f"model {n}"] - t).abs().max()) for n, t in start.items() if f"model {n}" in found]
     assert not moved or max(moved) > 1e-3 or "numbers" in found, f"{script.name} trains nothing"
@@ -230,10 +233,16 @@ def on_rank(script: Script, case: Case, kind: str, folder: str) -> Outcome:
     return Outcome("right" if error < limit_of(script, case) else "wrong", error, where)
 
 
+OFF = ((1, 0), (-1, 0), (1, 1), (1, 2), (1, 3))  # units up, down, and either at random
+
+
 def limit_of(script: Script, case: Case) -> float:
+    """As far as a unit in the last place of images takes one process, by the largest of several draws, and half as far
+    again (LIMIT): ranks round each addend of a sum, where one process rounds the sum alone."""
     if not script.unit:
         return script.limit
-    return max(script.limit, 2 * error_of(truth(script, case, script.unit), truth(script, case))[0])
+    runs = [truth(script, case, script.unit * sign, seed) for sign, seed in OFF]
+    return max(script.limit, *(LIMIT * error_of(run, truth(script, case))[0] for run in runs))
 
 
 def of_ranks(outcomes: Sequence[Outcome]) -> Outcome:

@@ -32,16 +32,18 @@ class Make:
     features: int  # of a backbone
     folder: Path
     off: float = 0.0  # by how much images are off, relatively
+    at_random: int = 0  # up or down, drawn from this seed; 0: all alike
 
     def __call__(self, kind: str = "net", elsewhere: bool = False) -> Any:
         """A network to train: net, backbone, generator or discriminator; elsewhere: on another grid."""
         return self.network(kind, elsewhere)
 
     def batches(self, count: int = STEPS) -> Iterator[tuple[Tensor, Tensor]]:
-        draw = torch.Generator().manual_seed(7)
+        draw, signs = (torch.Generator().manual_seed(seed) for seed in (7, self.at_random))
         for _ in range(count):
             x = torch.randn(self.images, dtype=torch.float64, generator=draw)
-            yield x * (1 + self.off), torch.randint(4, self.images[:1], generator=draw)
+            sign = torch.randint(2, x.shape, generator=signs) * 2 - 1 if self.at_random else 1
+            yield x * (1 + self.off * sign), torch.randint(4, self.images[:1], generator=draw)
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Script:
     run: Callable[[Make], Trained]
     needs: str = ""  # a library beside torch
     limit: float = 1e-9  # of the relative error
-    unit: float = 0.0  # of images in a low type: twice what it changes on one process is the limit, where that is more
+    unit: float = 0.0  # of images in a low type: what it changes on one process decides the limit (training_ranks.py)
 
 
 @dataclass

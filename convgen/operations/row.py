@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 from convgen.algebra.conv import Conv, Phase
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
 from convgen.late import torch
+from convgen.operations.typed import under
 
 if TYPE_CHECKING:
     from convgen.operations.convolution import Convolution
@@ -471,7 +472,8 @@ def types_under(
     Args:
         kinds: by operand how autocast takes it, or none; low: its type.
     """
-    signature, narrow = operation.signatures[way], getattr(torch, low)
+    operation, narrow = under(operation, low), getattr(torch, low)
+    signature = operation.signatures[way]
     at = replace(standing(signature, {i: (0, n) for i, n in signature.extents}), low=narrow)
     shapes = [[hi - lo for lo, hi in operand] for operand in at.inside]
     given = [torch.empty(s, dtype=getattr(torch, kind), device="meta") for s, kind in zip(shapes, reads, strict=True)]

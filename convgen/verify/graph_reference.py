@@ -21,7 +21,7 @@ from convgen.operations.calls import call as run_operator
 from convgen.operations.dropout import Bernoulli, Dropout, Noise
 from convgen.operations.fourier import Fourier
 from convgen.operations.row import At
-from convgen.operations.typed import ByAutocast
+from convgen.operations.typed import under
 from convgen.spec.graph import FLOATS, FOURIER, Arg, Call, Graph, Ref, refs
 from convgen.spec.graph_edit import ATTENTION, BATCH_NORM, BERNOULLI, DROPOUT, NOISE, eval_graph
 from convgen.spec.graph_parts import Parts
@@ -85,7 +85,7 @@ def run_graph(
             low = autocast if not call.autocast else ""
             device = next(iter(given.values())).device.type
             with torch.autocast(device, getattr(torch, low or "bfloat16"), enabled=bool(low)):
-                made = _operator(call, values, doubles)
+                made = _operator(call, values, doubles, autocast)
         for value, tensor in zip(call.results, made, strict=False):
             if value is not None:
                 is_typed = not (doubles or (autocast and tensor.is_floating_point()))
@@ -180,9 +180,9 @@ def _attention(call: Call, values: Mapping[str, Tensor], number: int, seed: tupl
     return _dropped(scores.softmax(-1), float(p), number, seed) @ v
 
 
-def _operator(call: Call, values: Mapping[str, Tensor], doubles: bool) -> tuple[Any, ...]:
+def _operator(call: Call, values: Mapping[str, Tensor], doubles: bool, autocast: str) -> tuple[Any, ...]:
     operands: list[Tensor] = []
-    args = tuple(_slots(arg, values, operands, doubles) for arg in call.args)
+    args = tuple(_slots(under(arg, autocast or None), values, operands, doubles) for arg in call.args)
     op = "reshape" if call.op == "view" else call.op  # of values whose strides nobody keeps
     made: Any = run_operator(op, args, tuple(operands))
     return tuple(cast("Sequence[Any]", made)) if isinstance(made, (tuple, list)) else (made,)
@@ -196,8 +196,6 @@ def _slots(arg: Arg, values: Mapping[str, Tensor], operands: list[Tensor], doubl
             return Slot(len(operands) - 1)
         case tuple():
             return tuple(_slots(one, values, operands, doubles) for one in arg)
-        case ByAutocast():
-            return _slots(arg.plain, values, operands, doubles)
         case str() if arg in FLOATS and doubles:
             return "float64"
         case _:

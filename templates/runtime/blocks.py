@@ -110,6 +110,8 @@ class Block(torch.Tensor):
             if reduces_to_one(func, name, said):
                 return cls._numbers(func, name, said, args)
         if name == cls.OF_GRAD_SCALER and all(t.held for t in given):
+            if DTensor in types:
+                return NotImplemented  # mixed.py has a way for both
             func(*tree_map(_inside, args), **tree_map(_inside, kwargs))
             return found_infinite(given, args[1])
         many = name.startswith("_foreach_") or name in cls.FUSED

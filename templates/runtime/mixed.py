@@ -1,22 +1,23 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportPrivateUsage=false
 # (what torch leaves untyped or private, and calls by another signature than it declares)
-"""Clipping of lists in which DTensors, Blocks and ordinary tensors mix, which torch refuses."""
+"""Clipping and scaling of lists in which DTensors, Blocks and ordinary tensors mix, which torch refuses."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from .mesh import shared
 
 # torch.nn.utils takes norms of gradients, stacks them, and multiplies or clamps gradients. DTensor's dispatcher has no
 # way for lists that are not of DTensors on one mesh alone. These get one: norms are as of each alone, a stack of
-# numbers is of plain ones, products are each kind's. Any other list is as torch has it, and so is one without a DTensor
-# on a mesh of generated modules.
+# numbers is of plain ones, products are each kind's, and so is what GradScaler asks, whether any is infinite. Any other
+# list is as torch has it, and so is one without a DTensor on a mesh of generated modules.
 
 
 def is_mixed(tensors: Any) -> bool:
@@ -55,15 +56,39 @@ def stack_of_mixed(op: Any, args: Any, kwargs: Any) -> Any:
     return op([plain_number(t) for t in tensors], *others, **kwargs)
 
 
+def by_mesh(tensors: Any) -> dict[Any, list[Any]]:
+    """Ordinary tensors and Blocks are on none."""
+    kinds: dict[Any, list[Any]] = {}
+    for t in tensors:
+        kinds.setdefault(t.device_mesh if isinstance(t, DTensor) else None, []).append(t)
+    return kinds
+
+
 def each_kind_in_place(op: Any, args: Any, kwargs: Any) -> None:
     tensors, *others = args
     if not is_mixed([*tensors, *(t for t in others if isinstance(t, DTensor))]):
         return as_torch_has_it(op, args, kwargs)
-    kinds: dict[Any, list[Tensor]] = {}
-    for t in tensors:
-        kinds.setdefault(t.device_mesh if isinstance(t, DTensor) else None, []).append(t)
-    for alike in kinds.values():
+    for alike in by_mesh(tensors).values():
         op(alike, *map(plain_number, others), **kwargs)
+
+
+def infinities_of_each_kind(of_torch: Any, op: Any, args: Any, kwargs: Any) -> None:
+    """Along all axes that any gradient is split over; torch (2.13) looks along those of the first one alone."""
+    gradients, found, *others = args
+    kinds = by_mesh(gradients)
+    if not any(mesh in shared["meshes"] for mesh in kinds if mesh is not None):
+        return of_torch(op, args, kwargs)
+    for mesh, alike in kinds.items():
+        op([getattr(t, "_local_tensor", t) for t in alike], found, *others, **kwargs)
+        for axis in range(mesh.ndim if mesh else 0):
+            if not all(t.placements[axis].is_replicate() for t in alike):
+                dist.all_reduce(found, dist.ReduceOp.MAX, mesh.get_group(axis))
+
+
+def handle_infinities(handlers: Any) -> None:
+    op = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
+    if handlers[op].__module__.startswith("torch."):  # else another generated module has been here
+        handlers[op] = partial(infinities_of_each_kind, handlers[op])
 
 
 DTensor._op_dispatcher._custom_op_handlers.setdefault(torch.ops.aten._foreach_norm.Scalar, norms_of_mixed)
@@ -71,3 +96,4 @@ DTensor._op_dispatcher._custom_op_handlers.setdefault(torch.ops.aten.stack.defau
 DTensor._op_dispatcher._custom_op_handlers.setdefault(torch.ops.aten._foreach_mul_.Tensor, each_kind_in_place)
 DTensor._op_dispatcher._custom_op_handlers.setdefault(torch.ops.aten._foreach_clamp_min_.Scalar, each_kind_in_place)
 DTensor._op_dispatcher._custom_op_handlers.setdefault(torch.ops.aten._foreach_clamp_max_.Scalar, each_kind_in_place)
+handle_infinities(DTensor._op_dispatcher._custom_op_handlers)

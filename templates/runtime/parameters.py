@@ -98,6 +98,21 @@ def get_data(self: DTensor) -> Tensor:
 DTensor.data = vars(DTensor).get("data") or property(get_data, set_data)  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def deep_copied(self: DTensor, memo: dict[int, Any]) -> Any:
+    """Of a view, as gradients in a bucket are, torch (2.13) looks for a storage, which a DTensor hasn't."""
+    if not self.storage_offset() or not self.is_leaf or id(self) in memo:
+        return Tensor.__deepcopy__(self, memo)
+    made: Any = self.detach().clone().requires_grad_(self.requires_grad)
+    memo[id(self)] = made = (
+        torch.nn.Parameter(made, self.requires_grad) if isinstance(self, torch.nn.Parameter) else made
+    )
+    made.grad = None if self.grad is None else self.grad.__deepcopy__(memo)
+    return made
+
+
+DTensor.__deepcopy__ = vars(DTensor).get("__deepcopy__") or deep_copied  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def as_held(block: Tensor, name: str, layout: Layout, here: Here) -> Block:
     """The Block that has this block on this rank."""
     layer, place, grid = here.layer, here.place, here.layer.grid
