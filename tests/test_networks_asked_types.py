@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from convgen.algebra.grid import Grid
+from convgen.errors import InputError
 from convgen.network_compiler import compile_network
 from convgen.operations.typed import ByAutocast
 from convgen.spec.exported import graph_of
@@ -181,6 +182,24 @@ def test_types_that_are_asked_are_torchs(kind: str, grid: dict[str, int]) -> Non
                 assert [y.dtype for y in found] == [y.dtype for y in ys]
                 assert all(near(a, b, unit) for a, b in zip(found, ys, strict=True))
                 assert all(near(gradients[n], g, 8 * unit) for n, g in grads.items())
+
+
+@pytest.mark.parametrize("low", LOWS, ids=str)
+@pytest.mark.parametrize("kind", RIGHT)
+def test_a_program_for_autocast_has_the_types_that_are_asked(kind: str, low: torch.dtype) -> None:
+    """Those of outputs, by which bytes, prices and memory go, are torch's."""
+    name = str(low).removeprefix("torch.")
+    program = compile_network(graph_and_tensors(RIGHT[kind])[0], Grid((("N", 2),)), autocast=name).program
+    with torch.autocast("cpu", low):
+        made = [str(y.dtype).removeprefix("torch.") for y in tree_flatten(module(RIGHT[kind])(X))[0]]
+    assert [program.types[v] for _, v in program.outputs] == made
+
+
+def test_what_is_refused_under_autocast_is_not_compiled_for_it() -> None:
+    graph, _ = graph_and_tensors(branches)
+    assert compile_network(graph, Grid((("N", 2),)), autocast="float16").program.autocast == "float16"
+    with pytest.raises(InputError, match="net: not under autocast of bfloat16: the source asks for a type"):
+        compile_network(graph, Grid((("N", 2),)), autocast="bfloat16")
 
 
 @pytest.mark.parametrize("then", [branches, switched, settings, raises, regions_own], ids=lambda f: f.__name__)
