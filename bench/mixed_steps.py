@@ -1,6 +1,7 @@
 """Twenty steps of training in mixed precision on virtual ranks beside the module on one process, as a table.
 
     PYTHONPATH=build/zoo python bench/mixed_steps.py [--steps 20] [--only ResNet] [--mix "autocast to bfloat16"]
+    python bench/mixed_steps.py --only kernels    # two convolutions of a GPU's package, in Triton's interpreter
 
 Models of the zoo (torchvision's ResNet-18, MONAI's U-Net of images, timm's ConvNeXt, diffusers' autoencoder with
 attention) under autocast, with norms of another type, and with numbers of another type. The first columns: how
@@ -21,7 +22,7 @@ from options import options
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-from steps_on_ranks import LIMIT, MIXES, Steps
+from steps_on_ranks import LIMIT, MIXES, Steps, WithKernels
 from zoo import MODELS
 from zoo.makers import Made, Make
 
@@ -42,6 +43,7 @@ NAMES: dict[str, Make] = {
     "U-Net": MODELS["monai_unet2d"],
     "ConvNeXt": MODELS["timm_convnext"],
     "autoencoder": MODELS["kl_mid_attention"],
+    "kernels": lambda: (WithKernels(), (2, 8, 8, 9)),
 }
 GRIDS = ("N=2", "H=2", "C=2", "N=2,H=2")
 
@@ -53,7 +55,7 @@ def main() -> None:
     print(f"| model | types | losses | parameters | {' | '.join(GRIDS)} |\n|---|---|---|---|{'---|' * len(GRIDS)}")
     for model, make in NAMES.items():
         for mixed, mix in MIXES.items():
-            if asked.only not in model or asked.mix not in mixed:
+            if asked.only not in model or asked.mix not in mixed or (model == "kernels" and not mix.autocast):
                 continue
             torch.manual_seed(0)
             try:
@@ -61,7 +63,7 @@ def main() -> None:
             except ImportError as error:
                 print(f"{model} is left out: {error}")
                 break
-            steps = Steps(module, shape, mix, asked.steps, asked.draws)
+            steps = Steps(module, shape, mix, asked.steps, asked.draws, kernels=model == "kernels")
             said = "" if steps.is_repeated else ", not repeated"
             cells = list[str]()
             for grid in GRIDS:

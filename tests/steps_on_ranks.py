@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 from networks_on_ranks import package
+from test_networks_gpu import SM_90
+from test_networks_tf32 import interpreted
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_flatten
@@ -24,6 +26,7 @@ from torch.utils._pytree import tree_flatten
 from convgen.algebra.grid import Grid
 from convgen.network_compiler import compile_network
 from convgen.spec.exported import graph_of
+from convgen.spec.target import CPU
 from convgen.verify.virtual import World
 
 LIMIT = 1.5
@@ -40,6 +43,18 @@ class Scaled(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         return tree_map_floats(lambda y: y * self.behind, self.module(x * self.before))
+
+
+class WithKernels(nn.Module):
+    """Convolutions that a GPU has kernels for, a norm between them, small enough for Triton's interpreter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]
+        self.a, self.b, self.norm = nn.Conv2d(8, 16, 3, padding=1), nn.Conv2d(16, 8, 3, 2), nn.BatchNorm2d(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.relu(self.norm(self.a(x))))
 
 
 def tree_map_floats(of: Callable[[Tensor], Tensor], made: Any) -> Any:
@@ -133,9 +148,20 @@ class Steps:
     Args:
         module: that trains; shape: of a batch; mix: how types are mixed; count: of steps; draws: of runs whose inputs
             are off at random, beside the two that are off all alike.
+        kernels: whether ranks run a GPU's package, compiled for the mix's autocast, in Triton's interpreter.
     """
 
-    def __init__(self, module: nn.Module, shape: Sequence[int], mix: Mix, count: int = 20, draws: int = 8) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        shape: Sequence[int],
+        mix: Mix,
+        count: int = 20,
+        draws: int = 8,
+        *,
+        kernels: bool = False,
+    ) -> None:
+        self.kernels, self.ran = kernels, list[str]()
         self.module, self.mix, self.draws = mix.make(deepcopy(module)).train(), mix, draws
         generator = torch.Generator().manual_seed(0)
         self.xs = [torch.randn(tuple(shape), generator=generator).to(mix.low) for _ in range(count)]
@@ -193,7 +219,10 @@ class Steps:
         grid = Grid(tuple(axes.items()))
         state = deepcopy(self.module.state_dict()) | self.constants
         name = self.graph.inputs[0].name
-        with package(compile_network(self.graph, grid).package().files) as net:
+        low = str(self.mix.low).removeprefix("torch.") if self.kernels and self.mix.autocast else ""
+        compiled = compile_network(self.graph, grid, target=SM_90 if self.kernels else CPU, autocast=low)
+        with package(compiled.package().files) as net:
+            self.ran = interpreted(net) if self.kernels else []
 
             def program(end: Any) -> Run:
                 mesh = net.init_mesh("cpu", transport=end)
@@ -209,7 +238,7 @@ class Steps:
 
             return World(grid.ranks).run(program)
 
-    def check(self, axes: Mapping[str, int], parameters: str = "blocks") -> tuple[Far, str]:
+    def check(self, axes: Mapping[str, int], parameters: str = "blocks", limit: float = LIMIT) -> tuple[Far, str]:
         """How far the steps of a grid's ranks are, and what is wrong with them, if anything."""
         runs = self.on_ranks(axes, parameters)
         far, nowhere = self.apart(runs[0]), torch.dtype
@@ -219,4 +248,4 @@ class Steps:
                 return far, f"types of {', '.join(other[:3])}"
             if found.losses != runs[0].losses or not torch.equal(found.flat, runs[0].flat):
                 return far, "ranks differ"
-        return far, "" if far.units(self.unit) <= LIMIT else f"{far.units(self.unit):.1f} units off"
+        return far, "" if far.units(self.unit) <= limit else f"{far.units(self.unit):.1f} units off"
