@@ -20,6 +20,7 @@ from small_networks import ResNet, UNet, seeded
 from test_networks_free import Branches, Volume
 from torch import Tensor, nn
 
+import convgen
 from convgen.algebra.grid import Grid
 from convgen.compiler import compile_layer
 from convgen.network_compiler import compile_network
@@ -28,6 +29,7 @@ from convgen.passes.fuse_forms import FuseForms
 from convgen.passes.start_halos import StartHalos
 from convgen.spec.exported import graph_of
 from convgen.spec.reader import read_layer
+from convgen.verify.processes import spawn
 from convgen.verify.program import load_module
 from convgen.verify.virtual import VirtualTransport, World
 
@@ -312,3 +314,30 @@ def test_regions_of_layers(tmp_path: Path, example: str) -> None:
     ranks = World(layer.grid.ranks).run(program)
     for name, shape in shapes.items():
         assert tiles([found[name] for found in ranks], shape), name
+
+
+@pytest.mark.slow
+def test_a_model_that_reads_its_region_under_autocast() -> None:
+    """`parallelize` with whole=False, compiled for autocast: blocks by region, with halos or without; torch's types."""
+
+    def module() -> nn.Module:
+        seeded()
+        return nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3, padding=1))
+
+    x = torch.from_numpy(WHOLE).float() / 64
+    with torch.autocast("cpu", torch.bfloat16):
+        truth = module()(x).detach()
+
+    def program(rank: int) -> tuple[tuple[slice, ...], Tensor, int]:
+        model: Any = convgen.parallelize(module(), (x,), {"H": 2}, None, whole=False, autocast=torch.bfloat16)
+        assert str(model.package.SCHEDULE).count("autocast: bfloat16") == 1
+        made: list[Tensor] = []
+        for halo in ((), ("input",)):
+            with torch.autocast("cpu", torch.bfloat16):
+                made.append(model(model.block("input", x.numpy(), halo=bool(halo)), halo=halo))
+        assert torch.equal(*made)
+        return model.region("output"), made[0].detach(), model.package.VOLUME["forward"][0]["bytes_sent_per_rank"][0]
+
+    for region, y, sent in spawn(program, 2):
+        assert y.dtype == truth.dtype and sent == 2 * 2 * 6 * 2  # a row of two samples and channels, in bfloat16
+        assert float((y - truth[region]).abs().max()) < 0.1
