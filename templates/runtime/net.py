@@ -22,6 +22,7 @@ from .blocks import Function
 from .conversions import all_gather
 from .copies import compare_copies, compares
 from .envelope import code_of, enter
+from .here import frame_at
 from .layout import Box
 from .mesh import Place, make_mesh, place_key, places
 from .parameters import find_placements
@@ -187,8 +188,21 @@ class Net(Plain):
         count = self.samples(known, array.shape) if batch is None else batch
         if tuple(array.shape) != (wanted := self.extents(known, count)):
             raise ValueError(f"{self.name}: the whole {name} has shape {list(wanted)}, got {tuple(array.shape)}")
-        where = self.region(name, mesh, batch=count, halo=halo)
-        return read_region(array, where, f"{self.name}: {name}", self.types.get(known)).to(self.device)
+        return self.read(array, self.region(name, mesh, batch=count, halo=halo), known).to(self.device)
+
+    def read(self, array: Any, where: Where, name: str) -> Tensor:
+        """What lies at a region of an array, in the type of the value of this name."""
+        return read_region(array, where, f"{self.name}: {name}", self.types.get(name))
+
+    def regions(self, name: str, mesh: DeviceMesh, *, batch: int | None = None) -> list[Where]:
+        """`region` of each rank, in the grid's order."""
+        split = self.split(self._known(name), self.batch if batch is None else batch)
+        count, here = len(self.place(mesh).ranks), self.here(mesh)
+        return [as_slices(frame_at(here.layer, split, p, 0)) for p in range(count)]  # type: ignore[arg-type]
+
+    def agree(self, what: str, mesh: DeviceMesh, facts: Mapping[str, object], fault: Exception | None = None) -> None:
+        """Meet all ranks of the mesh, and raise on all of them where facts differ, or one has a fault."""
+        enter(self.here(mesh), what, facts, fault=fault)()
 
     def samples(self, known: str, shape: Sequence[int]) -> int:
         """The number of samples of a whole value of this shape."""

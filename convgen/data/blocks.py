@@ -1,0 +1,183 @@
+"""Samples of arrays as this rank's blocks, read by region."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from convgen.data.batches import Batches
+from convgen.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+class Batch(dict[str, "Tensor"]):
+    """This rank's blocks of a batch, by name.
+
+    Attributes:
+        samples: their numbers, of the whole batch.
+        bytes_read: of what this rank has read of arrays.
+    """
+
+    samples: tuple[int, ...] = ()
+    bytes_read: int = 0
+
+
+class Blocks(Dataset[Batch]):
+    """A dataset whose items are batches: `blocks[3, 1, 2]` reads this rank's blocks of three samples.
+
+    Args:
+        source: by name of an input or an output of the network (its target), its samples: an array whose first
+            dimension is of samples, or a list of arrays, one a sample.
+        net: the network's package.
+        halo: inputs that are read with the halo that `model(..., halo=...)` takes.
+
+    Attributes:
+        bytes_read: by this rank, of batches that `loader` has given.
+
+    Raises:
+        InputError: a name that the network hasn't, arrays of other shapes, or of other numbers of samples.
+    """
+
+    def __init__(
+        self,
+        source: Mapping[str, Any],
+        net: Any,
+        mesh: DeviceMesh,
+        *,
+        halo: Sequence[str] = (),
+    ) -> None:
+        self.source = {name: _Samples(of) for name, of in source.items()}
+        self.net, self.mesh = net, mesh
+        self.halo = frozenset([halo] if isinstance(halo, str) else halo)
+        self.bytes_read = 0
+        counts = {name: self._count(name, of) for name, of in self.source.items()}
+        if len({*counts.values()}) != 1:
+            said = ", ".join(f"{name} has {n}" for name, n in counts.items()) or "there is none"
+            raise InputError(f"arrays differ in the number of samples: {said}", hint="as many samples of each")
+        self.count = next(iter(counts.values()))
+        unknown = self.halo - self.source.keys()
+        if unknown:
+            raise InputError(f"halo= names {', '.join(sorted(unknown))}, of which there is no array")
+
+    def _count(self, name: str, of: _Samples) -> int:
+        """How many samples there are, whose shapes are the network's."""
+        known = self.net.NET.values
+        if name not in known:
+            raise InputError(f"{self.net.NAME} has no value {name!r}", hint=f"one of {', '.join(known)}")
+        pattern = list(known[name][0])
+        if not pattern or pattern[0] != "N":
+            raise InputError(f"{name} has shape {pattern}: its first dimension is not that of samples")
+        wrong = next((shape for shape in of.shapes() if list(shape) != pattern[1:]), None)
+        if wrong is not None:
+            raise InputError(f"a sample of {name} has shape {list(wrong)}", hint=f"{pattern[1:]}, the network's")
+        return of.count
+
+    def __len__(self) -> int:
+        """How many samples there are."""
+        return self.count
+
+    def __getitem__(self, samples: int | Sequence[int]) -> Batch:
+        batch, read = Batch(), self.net.NET.read
+        batch.samples = (samples,) if isinstance(samples, int) else tuple(samples)
+        for name, of in self.source.items():
+            own, *rest = self.net.region(name, self.mesh, batch=len(batch.samples), halo=name in self.halo)
+            pieces = [*of.pieces(batch.samples[own.start : own.stop])]
+            parts: list[Tensor] = [read(array, (there, *rest), name) for array, there in pieces]
+            batch[name] = torch.cat(parts)
+            batch.bytes_read += batch[name].numel() * of.element_bytes
+        return batch
+
+    def loader(
+        self,
+        size: int,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_last: bool = True,
+        workers: int = 0,
+        **how: Any,
+    ) -> Loader:
+        """Batches of so many samples of the whole grid, as blocks on the network's device.
+
+        Args:
+            workers: processes that read, forked.
+            how: other arguments of torch's DataLoader, as prefetch_factor or pin_memory.
+        """
+        return Loader(self, Batches(self.count, size, shuffle=shuffle, seed=seed, drop_last=drop_last), workers, how)
+
+
+class Loader:
+    """Batches, of which each begins with a message: where a rank can't read, or has another order, all ranks raise."""
+
+    def __init__(self, blocks: Blocks, batches: Batches, workers: int, how: Mapping[str, Any]) -> None:
+        self.blocks, self.batches = blocks, batches
+        fork = {"multiprocessing_context": "fork"} if workers else {}
+        self._torchs: DataLoader[Batch] = DataLoader(
+            blocks, batch_size=None, sampler=batches, num_workers=workers, **fork, **how
+        )
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def set_epoch(self, epoch: int) -> None:
+        """From which, with the seed, the next order comes."""
+        self.batches.epoch = epoch
+
+    def __iter__(self) -> Iterator[Batch]:
+        blocks, net = self.blocks, self.blocks.net.NET
+        order, found = list(self.batches), iter(self._torchs)
+        for samples in order:
+            batch, fault = Batch(), None
+            try:
+                batch = next(found)
+            except Exception as error:  # of this rank's files, perhaps
+                fault = error
+            net.agree("a batch of data", blocks.mesh, {"samples": samples, "epoch": self.batches.epoch}, fault)
+            blocks.bytes_read += batch.bytes_read
+            for name, t in batch.items():
+                batch[name] = t.to(net.device, non_blocking=True)
+            yield batch
+
+
+class _Samples:
+    """The samples of a value: those of one array, or an array each."""
+
+    def __init__(self, of: Any) -> None:
+        self.each: list[Any] | None = [*cast("Sequence[Any]", of)] if isinstance(of, (list, tuple)) else None
+        self.whole: Any = of
+        self.count = int(self.whole.shape[0]) if self.each is None else len(self.each)
+        first: Any = self.whole if self.each is None else next(iter(self.each), None)
+        self.element_bytes = int(getattr(getattr(first, "dtype", None), "itemsize", 0))
+
+    def shapes(self) -> Iterator[tuple[int, ...]]:
+        """Of samples, or of all alike."""
+        yield from [tuple(self.whole.shape)[1:]] if self.each is None else [tuple(one.shape) for one in self.each]
+
+    def pieces(self, samples: Sequence[int]) -> Iterator[tuple[Any, slice]]:
+        """Arrays with a dimension of samples, and which of them: such as lie side by side at once. At least one."""
+        if self.each is not None:
+            for k in samples:
+                yield _OneSample(self.each[k]), slice(0, 1)
+        else:
+            ends = [k for k, (a, b) in enumerate(pairwise(samples), 1) if b != a + 1]
+            for start, stop in pairwise([0, *ends, len(samples)] if samples else []):
+                yield self.whole, slice(samples[start], samples[stop - 1] + 1)
+        if not samples:
+            yield self.whole if self.each is None else _OneSample(self.each[0]), slice(0, 0)
+
+
+class _OneSample:
+    """An array of one sample with a dimension of samples before its own."""
+
+    def __init__(self, array: Any) -> None:
+        self.array, self.shape, self.dtype = array, (1, *array.shape), array.dtype
+
+    def __getitem__(self, where: tuple[slice, ...]) -> Any:
+        return self.array[where[1:]][None]

@@ -1,0 +1,80 @@
+"""Outputs into files by region: every rank writes its block, and of copies one rank alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.distributed.device_mesh import DeviceMesh
+
+Where = tuple[slice, ...]
+
+
+def write(
+    target: Any, net: Any, name: str, block: Tensor, mesh: DeviceMesh, *, at: int = 0, batch: int | None = None
+) -> None:
+    """Write this rank's block of an output to its region of an array that all ranks have open; every rank calls it.
+
+    Ranks whose regions share a chunk of the array write one after the other, others at once. When it returns, all have.
+
+    Args:
+        target: of the whole output's shape but for its samples, of which it may have more: anything that takes
+            `target[slices] = block`, as arrays in mapped files and zarr's do; its `chunks` or `shards` are looked at.
+        at: the sample of the target at which the first one of the batch goes.
+        batch: the number of samples, where it is not the compiled one.
+
+    Raises:
+        Exception: a rank couldn't write; on all of them, with its words.
+    """
+    boxes: list[Where] = net.NET.regions(name, mesh, batch=batch)
+    me: int = net.NET.place(mesh).me
+    writers = [k for k, box in enumerate(boxes) if box not in boxes[:k] and all(s.stop > s.start for s in box)]
+    moved = [(slice(b[0].start + at, b[0].stop + at), *b[1:]) for b in boxes]
+    together = shares(getattr(target, "shards", None) or getattr(target, "chunks", None), [moved[k] for k in writers])
+    for turn in writers if together else (None,):
+        fault: Exception | None = None
+        try:
+            if turn is None:
+                _fits(target, net, name, block, boxes[me], moved)
+            if me in writers and turn in (None, me):
+                target[moved[me]] = _of_torch(block)
+                getattr(target, "flush", lambda: None)()
+        except Exception as error:
+            fault = error
+        net.NET.agree(f"write of {name}", mesh, {"sample": at, "turn": turn, "samples": batch}, fault)
+
+
+def _fits(target: Any, net: Any, name: str, block: Tensor, box: Where, moved: Sequence[Where]) -> None:
+    wanted = tuple(s.stop - s.start for s in box)
+    if tuple(block.shape) != wanted:
+        raise ValueError(f"{net.NAME}: this rank's block of {name} is {wanted}, got {tuple(block.shape)}")
+    least = tuple(max(s.stop for s in pairs) for pairs in zip(*moved, strict=True))
+    shape = tuple(target.shape)
+    if len(shape) != len(least) or shape[1:] != least[1:] or shape[0] < least[0]:
+        raise ValueError(f"{net.NAME}: {name} goes up to {least}, and the target has shape {shape}")
+
+
+def _of_torch(block: Tensor) -> Any:
+    """As numpy has it; bfloat16, which that lacks, as float32."""
+    import torch
+
+    found = block.detach().cpu()
+    return (found.float() if found.dtype == torch.bfloat16 else found).contiguous().numpy()  # pyright: ignore[reportUnknownMemberType]
+
+
+def shares(chunks: Any, regions: Sequence[Where]) -> bool:
+    """Whether a chunk lies in several regions.
+
+    Args:
+        chunks: extents of one; None where there are none, or they are of several extents.
+    """
+    if not chunks or not all(isinstance(n, int) for n in chunks):
+        return False
+    ranges = [tuple((s.start // n, (s.stop - 1) // n) for s, n in zip(r, chunks, strict=True)) for r in regions]
+    return any(
+        all(a[0] <= b[1] and b[0] <= a[1] for a, b in zip(one, other, strict=True))
+        for k, one in enumerate(ranges)
+        for other in ranges[:k]
+    )
