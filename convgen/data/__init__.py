@@ -6,7 +6,7 @@
 
 Arrays are whatever has a shape and slices: numpy's, mapped files, h5py's, zarr's, one of all samples or one a sample.
 
-Source: docs/networks.md, Use; [SP] III-B, where a layer's input arrives distributed.
+Source: docs/networks.md, The package; [SP] III-B, where a layer's input arrives distributed.
 """
 
 from convgen.data.batches import Batches
