@@ -162,8 +162,7 @@ def test_what_is_said_is_what_is_there(
     seed: int, grids: tuple[dict[str, int], ...], low: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On every rank what forward keeps, within 10 %, and the most of a step, but for what ATen's kernels copy: within
-    10 %, and 30 % where what moves one behind the other is said as if it were there at once, or a rank has few rows;
-    under autocast 15 %, as what ATen casts within a sum is not seen."""
+    10 %, and under autocast 15 %, as what ATen casts within a sum is not seen."""
     monkeypatch.setattr(MemoryWalk, "_copies", lambda *_: 0)
     monkeypatch.setattr(MemoryWalk, "_wide", lambda *_: 0)
     draw = Random(f"memory {seed}")
@@ -176,5 +175,4 @@ def test_what_is_said_is_what_is_there(
     for rank, (kept, peak) in enumerate(found):
         said = MemoryWalk(compiled.program, 0, rank).memory()
         assert said.saved == pytest.approx(kept, rel=0.1), (rank, grid)
-        off = 0.15 if low else 0.1 if grids is GRIDS else 0.3
-        assert said.saved + said.passing == pytest.approx(peak, rel=off), (rank, grid)
+        assert said.saved + said.passing == pytest.approx(peak, rel=0.15 if low else 0.1), (rank, grid)

@@ -42,6 +42,7 @@ from convgen.cost.flight_memory import (
     result_elements,
 )
 from convgen.cost.network import element_bytes
+from convgen.cost.norms_at_once import norms_at_once
 from convgen.cost.overwriting import overwriting
 from convgen.operations.moments import Normalise
 from convgen.operations.row import made_here
@@ -108,7 +109,7 @@ class MemoryWalk:
             elements = self._stored(name)
             self.size[name] = elements * element_bytes(kind)
             self.of_gradient[name] = elements * element_bytes(program.gradient_type(name))
-        self.overwrites = overwriting(program)
+        self.overwrites, self.norms = overwriting(program), norms_at_once(program, rank)
         self.parts = [parts_of(row, program.grid, rank) for row in program.rows]
         self.saved: list[dict[str, int]] = [self._of(i, row) for i, row in enumerate(program.rows)]
         self.again: dict[int, Stretch] = {}
@@ -166,6 +167,8 @@ class MemoryWalk:
             found = tuple(one for one in more if one in found or one[0] != "operand" or one[1] not in derived)
         if bound.operation.convolves and any(c.form == "rim" for chain in row.fetch for c in chain):
             found = tuple(("operand", k, 0) for k in range(len(here)))  # a kernel keeps what it reads
+        if self.norms.get(i) == "handed":
+            aliases = {0: 0}
         kept: dict[str, int] = {}
         results: list[str] = []
         for j, (name, chain) in enumerate(zip(bound.makes, row.store, strict=True)):
@@ -294,9 +297,12 @@ class MemoryWalk:
             stays = self.takes[self.again[i]] if i in self.again else self.saved[i].keys() - own
             keeps |= stays
             moving = {f"{i} {what}" for what in _moving(row)} - stays
-            beside = sum(self.size.get(root, 0) for root in moving) + self._pieces(row)
-            beside += max(
-                self._copies(i, row, False), self._wide(i, row, False), self._repacked(row, (*row.fetch, *row.store))
+            beside = sum(self.size.get(root, 0) for root in moving)
+            beside += max(  # while it is computed, or while what it reads or makes is on its way
+                self._pieces(row)
+                + max(self._copies(i, row, False), self._wide(i, row, False))
+                + self._beside(i, row, False),
+                self._repacked(row, (*row.fetch, *row.store)),
             )
             for root in stays:
                 live[root] = self.size[root]
@@ -328,9 +334,11 @@ class MemoryWalk:
                 if (name := row.bound.makes[j]) in storage and moves(chain):
                     given += self._bytes(chain[-1].dst, sets, types.given[j])
                     gone += sizes[storage[name]] * (Counter(storage.values())[storage[name]] == 1 and not row.derived)
-            same = row.bound.operation.hands_gradient_on and storage.get(row.bound.makes[0])
+            hands_on = row.bound.operation.hands_gradient_on or (self.norms.get(i) == "handed")
+            same = hands_on and storage.get(row.bound.makes[0])
             for k, name in enumerate(row.bound.reads):
-                if name not in wanted or not row.signature.inputs[k].gradient:
+                is_left = self.norms.get(i) == "left" and name in storage
+                if name not in wanted or not row.signature.inputs[k].gradient or is_left:
                     continue
                 chain = tuple(row.back[k] or ())
                 size, made_in = self.of_gradient[name], types.fetch[k]
@@ -345,6 +353,7 @@ class MemoryWalk:
                     done.add(name)
                 elif same and name not in storage and not moves(chain):
                     storage[name] = same
+                    sizes[same] = sizes[same] or size  # put together, and handed on so
                     continue
                 else:
                     storage[name] = f"{name} {i}"
@@ -352,12 +361,16 @@ class MemoryWalk:
                 made += read if is_moved or name in learnt else sizes[storage[name]]
                 summed += read * is_summed(row, k)
                 new += size * (is_moved or chunks > 1)
-            copied = max(self._copies(i, row, True), self._wide(i, row, True))
+            copied = max(self._copies(i, row, True), self._wide(i, row, True)) + self._beside(i, row, True)
+            left = gone
+            if not row.derived:  # nobody reads results' gradients any more where operands' are brought back
+                others = {root for name, root in storage.items() if name not in row.bound.makes}
+                left = sum(sizes[root] for root in {storage[v] for v in row.bound.makes if v in storage} - others)
             most = max(  # while results' gradients are fetched, while gradients are made, while these are brought back
                 most,
                 before + given + put + max(self._repacked(row, row.given), self._of_gradients(i, row)),
                 before + given - gone * (chunks == 1) + put + made // chunks + summed + copied,
-                before - gone + made + new + max(self._repacked(row, row.back), packed.get(i, 0)),
+                before - left + made + new + max(self._repacked(row, row.back), packed.get(i, 0)),
             )
             flying = packed.get(i, 0) * several or flying
             ends = self.takes[self.again[i]] if i in self.again and i == self.again[i].start else ()
@@ -392,6 +405,15 @@ class MemoryWalk:
             return 0
         times = 1 if not backward else 3 if row.bound.norm else 0
         return max(prod(part.reads[0]) for part in self.parts[i]) * wide * times
+
+    def _beside(self, i: int, row: PlacedRow, backward: bool) -> int:
+        """Of a convolution the gradient of what it reads with zeros beside it, or cast, of which its operand's is made;
+        of a narrow norm in one call its wide result, or dy and the gradient of x."""
+        if self.norms.get(i) == "made" and element_bytes(self.program.row_types[i].fetch[0]) < 4:
+            return prod(self.parts[i][0].reads[0]) * 4 * (1 + backward)
+        if not backward or row.bound.operation.convolves is None or row.bound.reads[0] not in self.wanted:
+            return 0
+        return max((self.size[root] for root in self.saved[i] if root.startswith(f"{i} within")), default=0)
 
     def _copies(self, i: int, row: PlacedRow, backward: bool) -> int:
         """Of a convolution; of one in pieces also what of its operand, and of dy, is no block in memory."""

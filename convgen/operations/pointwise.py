@@ -13,6 +13,7 @@ from typing import Any
 
 from convgen.algebra.signature import Operand, Signature
 from convgen.late import torch
+from convgen.operations.averaged import Averaged
 from convgen.operations.elementwise_gradients import SLOPES, Sloped
 from convgen.operations.row import At, EpilogueStep, Operation, numbered, own, read_here
 
@@ -92,6 +93,18 @@ class Pointwise(Operation):
     @property
     def name(self) -> str:
         return self.function
+
+    def vectors_of(self, of: Averaged) -> tuple[str, bool]:
+        """Where it is the scale `w`, the shift `b` or both of a norm's result, these, else ""; and whether they are a
+        number a channel, or else one for each element that is normalised together."""
+        vectors = {"mul": "w", "add": "b", "affine": "wb"}.get(self.function, "")
+        if self.settings or not self.keeps or self.shape != of.shape:
+            return "", False
+        shapes, places = {*self.shapes[1:]}, {*(self.places[1:] or ((),))}
+        by_channel = (shapes, places, of.keep) == ({of.shape[1:2]}, {(1,)}, (0, 1))
+        each = of.shape[len(of.keep) :]
+        by_element = (shapes, places, of.size) == ({each}, {()}, 1) and len(each) > 0
+        return vectors if by_channel or by_element else "", by_channel
 
     @cached_property
     def _places(self) -> tuple[tuple[int, ...], ...]:

@@ -308,27 +308,17 @@ class NormAtOnce:
     def takes(self, stand: Stand | None, line: Line, name: str) -> bool:
         """Whether the row behind is the scale, the shift, or both, of each of what is normalised together, or of
         channels."""
-        of, dims = self.of, len(self.of.shape)
-        operation: Any = None if stand is None else stand.operation
-        if (
-            type(operation) is not Pointwise
-            or line.kind != "forward"
-            or line.reads[0] != name
-            or name in line.reads[1:]
-        ):
+        operation = None if stand is None else stand.operation
+        if stand is None or not isinstance(operation, Pointwise) or line.kind != "forward":
             return False
-        vectors = {"mul": "w", "add": "b", "affine": "wb"}.get(operation.function, "")
-        assert stand is not None
+        if line.reads[0] != name or name in line.reads[1:]:
+            return False
+        vectors, by_channel = operation.vectors_of(self.of)
         moves = (stand.fetch[0], stand.back[0], *stand.store, *stand.given)
         is_next = bool(vectors) and self.vectors + vectors in ("w", "b", "wb")
         if any(moves) or stand.row.early is not None or stand.row.chunks is not None or not is_next:
             return False
-        if operation.settings or not operation.keeps or operation.shape != of.shape:
-            return False
-        shapes, places = {*operation.shapes[1:]}, {*(operation.places[1:] or ((),))}
-        by_channel = (shapes, places, of.keep) == ({of.shape[1:2]}, {(1,)}, (0, 1))
-        by_element = (shapes, places, of.size) == ({of.shape[len(of.keep) :]}, {()}, 1) and len(of.keep) < dims
-        if not (by_channel or by_element) or (self.vectors and by_channel != self.by_channel):
+        if self.vectors and by_channel != self.by_channel:
             return False
         self.vectors, self.by_channel = self.vectors + vectors, by_channel
         return True

@@ -1,0 +1,60 @@
+"""Layer, group and instance norms that a rank computes in one call of ATen's, as templates/runtime/norms.py does: the
+last row makes the result of what the first one reads, and between them is nothing."""
+
+from __future__ import annotations
+
+from convgen.operations.moments import Moments, Normalise
+from convgen.operations.pointwise import Pointwise
+from convgen.program.network import Program
+from convgen.program.rows import PlacedRow, at_rank
+
+
+def norms_at_once(program: Program, rank: int) -> dict[int, str]:
+    """By number of a row: `left`, moments that nobody makes; `handed`, a row that hands on what it reads, forward and
+    backward; `made`, the one that computes all."""
+    found: dict[int, str] = {}
+    makers = {v: i for i, row in enumerate(program.rows) for v in row.bound.makes}
+    readers: dict[str, list[int]] = {}
+    for i, row in enumerate(program.rows):
+        for v in row.bound.reads:
+            readers.setdefault(v, []).append(i)
+    outputs = {v for _, v in program.outputs}
+    for i, row in enumerate(program.rows):
+        operation = row.bound.operation
+        if not isinstance(operation, Normalise) or readers[row.bound.reads[1]] != [i]:
+            continue
+        m = makers.get(row.bound.reads[1])
+        if m is None or not _is_whole(program, program.rows[m], row, rank):
+            continue
+        lines, vectors, each = [i], "", False
+        while len(there := readers.get(made := program.rows[lines[-1]].bound.makes[0], [])) == 1:
+            behind = program.rows[there[0]]
+            more, by_channel = _vectors(behind, made, operation)
+            follows = bool(more) and vectors + more in ("w", "b", "wb") and (not vectors or by_channel == each)
+            if made in outputs or not follows:
+                break
+            lines, vectors, each = [*lines, there[0]], vectors + more, by_channel
+        found |= {m: "left"} | dict.fromkeys(lines, "handed") | {lines[-1]: "made"}
+    return found
+
+
+def _is_whole(program: Program, moments: PlacedRow, row: PlacedRow, rank: int) -> bool:
+    """Whether all that shares moments is on the rank and is normalised there."""
+    operation, derived = moments.bound.operation, dict(moments.derived).get(0)
+    if not isinstance(operation, Moments) or derived is None or moments.bound.reads[0] != row.bound.reads[0]:
+        return False
+    of, rms = operation.of, getattr(row.bound.operation, "rms", False)
+    if of.keep != tuple(range(len(of.keep))) or of.parts or rms or not (row.is_silent and derived.is_silent):
+        return False
+    moved = any((*moments.fetch, *moments.store, *moments.given, *(b for b in moments.back if b)))
+    if moved or any(r.early is not None or r.chunks is not None for r in (moments, derived, row)):
+        return False
+    return at_rank(moments, program.grid, rank).inside[0] == at_rank(row, program.grid, rank).inside[0]
+
+
+def _vectors(row: PlacedRow, x: str, norm: Normalise) -> tuple[str, bool]:
+    operation = row.bound.operation
+    moved = any((row.fetch[0], row.back[0], *row.store, *row.given)) or row.early is not None or row.chunks is not None
+    if not isinstance(operation, Pointwise) or moved or row.bound.reads[0] != x or x in row.bound.reads[1:]:
+        return "", False
+    return operation.vectors_of(norm.of)
