@@ -34,6 +34,7 @@ from convgen.algebra.signature import WHOLE, Made, Operand, Signature
 from convgen.late import torch
 from convgen.operations.convolution import EPILOGUES, MASKED, Convolution, Rimmed
 from convgen.operations.row import (
+    ASKED,
     At,
     Derived,
     Epilogue,
@@ -200,7 +201,7 @@ class Fused(Operation):
     def _is_of_one_type(self, at: At, operands: Sequence[Any]) -> bool:
         """Whether what is convolved has one type, as the result has: under autocast a part may make a wider one."""
         types = tuple([str(t.dtype).removeprefix("torch.") for t in operands])
-        if operands[0].device.type == "meta" or types[0] != types[1]:
+        if ASKED.types or types[0] != types[1]:
             return False
         if at.low is None:
             return True

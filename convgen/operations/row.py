@@ -10,6 +10,7 @@ Source: docs/design.md, One idea.
 from __future__ import annotations
 
 import re
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -463,6 +464,15 @@ def usual_types(results: Sequence[Operand], given: Sequence[str]) -> tuple[str, 
     return tuple("int64" if r.integer else first for r in results)
 
 
+class _Asked(threading.local):
+    """Of a thread: whether local code is asked for types, and not to compute, which kernels can't say."""
+
+    types = False
+
+
+ASKED = _Asked()
+
+
 @lru_cache(maxsize=1 << 13)
 def types_under(
     operation: Operation, way: int, reads: tuple[str, ...], kinds: tuple[str, ...], low: str
@@ -479,6 +489,7 @@ def types_under(
     given = [torch.empty(s, dtype=getattr(torch, kind), device="meta") for s, kind in zip(shapes, reads, strict=True)]
     given = taken_each(kinds, given, narrow)
     try:
+        ASKED.types = True
         with torch.no_grad():
             return tuple(_type(t) for t in operation.local(way, at, *given))
     except (RuntimeError, NotImplementedError, ValueError, IndexError):  # it can't run without memory
@@ -486,6 +497,8 @@ def types_under(
         if signature.reduction == "merge":  # moments are float32 at least
             types = ["float64" if "float64" in types else "float32"]
         return usual_types(signature.results, types)
+    finally:
+        ASKED.types = False
 
 
 def _type(tensor: Any) -> str:
