@@ -57,14 +57,24 @@ class Contraction(Operation):
         return True
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
-        return (torch.einsum(self.subscripts, *operands),)
+        x, w, *bias = operands
+        return (torch.nn.functional.linear(x, w, *bias) if bias else torch.einsum(self.subscripts, x, w),)
+
+    @property
+    def bias_along(self) -> int | None:
+        first, second, result = self._sides
+        is_linear = second == result[-1:] + first[-1:] and first[:-1] == result[:-1]
+        return len(result) - 1 if is_linear else None
+
+    def adds_bias(self, way: int, at: At, *operands: Any) -> bool:
+        return self.bias_along is not None
 
     def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
         return True
 
     def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        x, w = operands
-        return self.local(way, at, x, w), (x if wanted[1] else None, w if wanted[0] else None)
+        x, w, *_ = operands
+        return self.local(way, at, *operands), (x if wanted[1] else None, w if wanted[0] else None)
 
     def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
         (dy,), (x, w), (first, second, result) = dys, kept, self._sides

@@ -177,9 +177,16 @@ class HowConvolved(NamedTuple):
     channels: HeldGroups
     settings: tuple[Any, ...]
 
-    def of(self, x: Any, w: Any) -> Any:
+    @property
+    def is_whole(self) -> bool:
+        """Whether ATen's convolution makes the part, and nothing that is cut off or put around it."""
+        here = self.channels
+        rows = zip(self.made, self.want, strict=True)
+        return (here.lo, here.hi) == (0, here.channels) and all(lo <= a and b <= hi for (lo, hi), (a, b) in rows)
+
+    def of(self, x: Any, w: Any, bias: Any = None) -> Any:
         """The part that the rank makes."""
-        here, y = self.channels, torch.convolution(x, w, None, *self.settings)
+        here, y = self.channels, torch.convolution(x, w, bias, *self.settings)
         return fit(y if here.hi - here.lo == y.shape[1] else y[:, here.lo : here.hi], self.made, self.want)
 
 
@@ -293,9 +300,9 @@ class Convolution(Operation):
             return (kernel(self.phase, *operands),)
         if self.phase == "backward_filter":
             return (self._backward_filter(way, at, *self._tensors(at, operands)),)
-        x, w = self._tensors(at, operands)
+        (x, w), bias = self._tensors(at, operands[:2]), operands[2:]
         how = self._how(at, x)
-        return (self._in_parts(at, how.of(fit(x, how.have, how.read), w)),)
+        return (self._in_parts(at, how.of(fit(x, how.have, how.read), w, *bias)),)
 
     def _kernel(self, way: int, at: At, operands: Sequence[Any]) -> Any:
         """What computes it in the place of ATen."""
@@ -318,13 +325,22 @@ class Convolution(Operation):
         return self.phase == "forward" or (self.phase == "backward_data" and self._kernel(way, at, operands) is None)
 
     def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        x, w = operands
-        if (kernel := self._kernel(way, at, operands)) is not None:
+        x, w, *bias = operands
+        if (kernel := self._kernel(way, at, operands[:2])) is not None:
             return (kernel.made(self.phase, x, w),), (x, w)
-        x, w = self._tensors(at, operands)
+        x, w = self._tensors(at, operands[:2])
         how = self._how(at, x)
         x = fit(x, how.have, how.read)
-        return (self._in_parts(at, how.of(x, w)),), (x, w)
+        return (self._in_parts(at, how.of(x, w, *bias)),), (x, w)
+
+    @property
+    def bias_along(self) -> int | None:
+        return None if self.phase == "backward_filter" else 1
+
+    def adds_bias(self, way: int, at: At, *operands: Any) -> bool:
+        """Not a package's kernel, nor where channels are cut, or rows that no product reaches are put around."""
+        plain = self.bias_along is not None and self._kernel(way, at, operands) is None
+        return plain and self._how(at, self._tensors(at, operands)[0]).is_whole
 
     def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
         (x, w), (dy,), makes = kept, dys, MAKES[self.phase]

@@ -298,6 +298,15 @@ class Operation(ABC):
         """Whether results are memory of their own that `vjp` does not read: their only reader may write there."""
         return False
 
+    @property
+    def bias_along(self) -> int | None:
+        """Of a product, the dimension of its result over which ATen adds a vector to it before it rounds."""
+        return None
+
+    def adds_bias(self, way: int, at: At, *operands: Any) -> bool:
+        """Whether `local` and `kept` take that vector, of a rank's part, behind the operands; `vjp` never reads it."""
+        return False
+
     def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
         """Whether `kept` and `vjp` differentiate local code; elsewhere torch does."""
         return False

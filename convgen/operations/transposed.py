@@ -78,6 +78,13 @@ class TransposedConvolution(Operation):
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         return self.sum.local(*self.of_sum(way, at), *self._in_order(operands))
 
+    @property
+    def bias_along(self) -> int | None:
+        return self.sum.bias_along
+
+    def adds_bias(self, way: int, at: At, *operands: Any) -> bool:
+        return self.sum.adds_bias(*self.of_sum(way, at), *operands)
+
     gives_anew = True
 
     @property

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from convgen.operations.row import taken_as
 
+from .biases import LOW, WithBias, added_before, biases_of
 from .chunks import Chunked
 from .conversions import named, within
 from .lanes import begin, noted
@@ -63,7 +64,10 @@ class Actions:
         self.keep = {key for n in norms for key in (n.norm.coefficients, n.norm.centred)}
         self.keep |= {key for kind, key in at_once if kind == "vjp"}
         self._codes: dict[Any, Any] = {}
-
+        low = ctx.low is not None or any(kind in LOW for kind in ctx.net.types.values())
+        self.biases = biases_of(steps, self.stands) if low else {}
+        self._added = {line.key: self.stands[line.key] for line in self.biases.values()}
+        self.stands |= {label: added_before(stand) for label, stand in self._added.items()}
         self._surrounded: dict[str, Box] = {}
 
     def here(self, stand: Stand) -> RowHere:
@@ -96,6 +100,8 @@ class Actions:
             return _with(found, needed, len(line.makes))
         if found is not None:
             return _one(found) if line.key in self.keep and len(line.makes) == 1 else found
+        if line.kind == "forward" and line.key in self.biases:
+            return self._with_bias(line, wants)
         if over:
             return _add_over if line.kind == "add" else self._forward(line, wants, needed, read, over=True)
         kind = "move" if line.kind in CHAINS else "send" if line.kind.startswith("send_") else line.kind
@@ -152,6 +158,16 @@ class Actions:
             return *made, kept
 
         return forward
+
+    def with_biases(self, lines: Sequence[Line]) -> list[Line]:
+        """Products that add their biases read them, too."""
+        found = {key: bias.reads[1:] for key, bias in self.biases.items()}
+        return [v._replace(reads=v.reads + found.get(v.key, ())) if v.kind == "forward" else v for v in lines]
+
+    def _with_bias(self, line: Line, wants: Flags) -> Action:
+        stand = self._added[self.biases[line.key].key]
+        product = WithBias(self._whole(line.key, wants), LocalCode(stand, stand.at(self.place), self._boxes(stand)))
+        return _one(product.forward) if len(line.makes) == 1 else product.forward
 
     def may_write_over(self, line: Line, maker: Line) -> bool:
         """Whether a step can write over what it reads first, which this step has made and leaves to it."""

@@ -95,7 +95,8 @@ class Linked:
         self.actions = Actions(steps, ctx, place, trains)
         self.boxes = {name: self.actions.surrounded(name, (*steps.forward, *steps.backward)) for name in wide}
         forward, backward = (
-            with_halos(in_mode(lines, trains), self.actions.moves, wide) for lines in (steps.forward, steps.backward)
+            self.actions.with_biases(with_halos(in_mode(lines, trains), self.actions.moves, wide))
+            for lines in (steps.forward, steps.backward)
         )
         self.forward_lines, self.backward_lines = forward, [self._with_gradient(line) for line in backward]
         self.sums = self._sums() if ctx.mixes else {}

@@ -97,41 +97,47 @@ class LocalCode:
             operands = tuple(self.stand.taken(operands))
         return self.stand.operation.local_over(self.stand.row.way, self.at, *operands)
 
-    def run(self, *operands: Tensor) -> tuple[Tensor, ...]:
+    def run(self, *operands: Tensor, behind: tuple[Tensor, ...] = ()) -> tuple[Tensor, ...]:
         """Results alone."""
         if self.stand.autocast:
             operands = tuple(self.stand.taken(operands))
         if not self.is_whole:
-            operands = self._cut(operands)
-        return self.stand.local(self.at, operands, self.is_nothing)
+            operands = self.cut(operands)
+        return self.stand.local(self.at, (*operands, *behind), self.is_nothing)
 
-    def _cut(self, operands: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def cut(self, operands: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Of what is given the rows that local code takes."""
         if self.is_whole:
             return tuple(operands)
         return tuple([self.stand.cut(k, t, self.boxes[k], self.at) for k, t in enumerate(operands)])
 
-    def forward(self, *operands: Tensor, over: bool = False) -> tuple[tuple[Tensor, ...], Any]:
+    def forward(
+        self, *operands: Tensor, over: bool = False, behind: tuple[Tensor, ...] = ()
+    ) -> tuple[tuple[Tensor, ...], Any]:
         """Results, and what backward reads.
 
         Args:
             over: whether results may lie in the first operand's memory.
+            behind: a bias that a product adds, as `adds_bias` says; it has no gradient here.
         """
         if not self.keeps:
-            return self.run(*operands), None
+            return self.run(*operands, behind=behind), None
         if self.stand.mixes:
             given = tuple([t.dtype for t in operands])
-            made, kept = self._forward(tuple(self.stand.taken(operands)), over and not self.stand.autocast)
+            made, kept = self._forward(tuple(self.stand.taken(operands)), over and not self.stand.autocast, behind)
             return made, (kept, given, tuple([t.dtype for t in made]))
-        return self._forward(operands, over)
+        return self._forward(operands, over, behind)
 
-    def _forward(self, operands: tuple[Tensor, ...], over: bool) -> tuple[tuple[Tensor, ...], Any]:
+    def _forward(
+        self, operands: tuple[Tensor, ...], over: bool, behind: tuple[Tensor, ...]
+    ) -> tuple[tuple[Tensor, ...], Any]:
         operation, way = self.stand.operation, self.stand.row.way
         if self.says is None and not self.is_nothing:
             plain = self.cuts is not None and not self.between
-            self.says = plain and operation.has_vjp(way, self.at, *self._cut(operands))
+            self.says = plain and operation.has_vjp(way, self.at, *self.cut(operands))
         if self.says:
-            given = operands if self.is_whole else self._cut(operands)
-            return (operation.kept_over if over else operation.kept)(way, self.at, self.wants, *given)
+            given = operands if self.is_whole else self.cut(operands)
+            return (operation.kept_over if over else operation.kept)(way, self.at, self.wants, *given, *behind)
         types = tuple([t.dtype for t in operands])
         if self.is_nothing:
             return self.stand.local(self.at, operands, True), Nothing(types)
@@ -146,7 +152,7 @@ class LocalCode:
                 (t.stands if isinstance(t, Rimmed) else t) if w else None
                 for t, w in zip(leaves, self.wants, strict=True)
             ]
-            parts = self._cut(leaves)
+            parts = self.cut(leaves)
             if self.between:
                 stands = leaf(parts[0].new_zeros(1).expand(self.shapes[0]))
                 begun.append(stands)

@@ -1,0 +1,103 @@
+"""Products that add the bias of the row behind them before they round, as ATen's do in bfloat16 and float16.
+
+    step                its row says            here
+    product             x * w, rounded          x * w + bias, rounded
+    bias                + bias, rounded again   what the product has made
+
+Backward is as the rows say: neither gradient reads the sum. In float32 and float64 both rows are as they say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from convgen.operations.pointwise import Pointwise
+from convgen.operations.row import At
+
+from .listing import Line, Steps
+from .local_code import LocalCode
+from .rows import Stand
+
+LOW = (torch.bfloat16, torch.float16)
+
+
+class AddedBefore(Pointwise):
+    """A bias that is in the first operand already."""
+
+    def _made(self, at: At, aligned: Sequence[Any]) -> Any:
+        return aligned[0]
+
+    def local_over(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
+        return operands[:1]
+
+
+def added_before(stand: Stand) -> Stand:
+    """The row of a bias whose product has added it."""
+    made, of = copy(stand), stand.operation
+    assert isinstance(of, Pointwise)
+    made.operation = AddedBefore(of.function, of.shape, of.shapes, of.places, of.settings, of.keeps)
+    return made
+
+
+def biases_of(steps: Steps, stands: Mapping[str, Stand]) -> dict[str, Line]:
+    """By product the step that adds its bias, where the product's part is whole and nothing else reads it."""
+    found: dict[str, Line] = {}
+    products = {line.makes[0]: line for line in steps.forward if line.kind == "forward"}
+    readers: dict[str, set[tuple[str, str]]] = {}
+    for line in (*steps.forward, *steps.backward):
+        for name in line.reads:
+            readers.setdefault(name, set()).add((line.kind, line.key))
+    outputs = {slot for slot, _ in steps.outputs.values()}
+    for line in steps.forward:
+        product, bias = products.get(line.reads[0]) if line.reads else None, stands.get(line.key)
+        if product is None or bias is None or line.kind != "forward" or line.reads[0] in outputs:
+            continue
+        of, there = stands.get(product.key), readers[line.reads[0]] == {(line.kind, line.key)}
+        is_parameter = len(line.reads) == 2 and line.reads[1].startswith("[")  # so it is there before the product is
+        if of is not None and there and is_parameter and product.when == line.when and _is_bias(of, bias):
+            found[product.key] = line
+    return found
+
+
+def _is_bias(product: Stand, bias: Stand) -> bool:
+    """Whether a row adds a vector to a product, and nothing moves between them."""
+    of = bias.operation
+    whole = all(r.row.early is None and r.row.chunks is None for r in (product, bias))
+    if type(of) is not Pointwise or not whole or any((*product.store, *bias.fetch, *bias.store)):
+        return False
+    if of.function != "add" or of.settings or of.shapes[0] != of.shape or len(of.shapes[1]) != 1:
+        return False
+    d = (of.places[1:] or ((),))[0] or (len(of.shape) - 1,)  # which () means
+    return of.shapes[1] == (of.shape[d[0]],) and product.operation.bias_along == d[0]
+
+
+class WithBias:
+    """A product on this rank.
+
+    Args:
+        bias: the code of the row behind, as it says.
+    """
+
+    def __init__(self, code: LocalCode, bias: LocalCode) -> None:
+        self.code, self.bias = code, bias
+        self.may = code.cuts is not None and not (code.between or code.is_nothing) and not bias.is_nothing
+
+    def forward(self, *operands: Tensor) -> tuple[Any, ...]:
+        """The sum, and what backward reads of the product."""
+        *given, vector = operands
+        code, stand = self.code, self.code.stand
+        if self.may:
+            parts = code.cut(stand.taken(given))
+            _, b = self.bias.stand.taken((parts[0], vector))
+            same = parts[0].dtype in LOW and all(t.dtype == parts[0].dtype for t in (*parts, b))
+            if same and stand.operation.adds_bias(stand.row.way, code.at, *parts):
+                (y,), kept = code.forward(*given, behind=(self.bias.stand.cut(1, b, self.bias.boxes[1], self.bias.at),))
+                return y, kept
+        (y,), kept = code.forward(*given)
+        bias = self.bias
+        return (bias.run_over if bias.is_whole and not bias.is_nothing else bias.run)(y, vector)[0], kept
