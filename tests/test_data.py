@@ -211,7 +211,7 @@ def test_outputs_are_written_by_region(tmp_path: Path, grid: dict[str, int], chu
         model = net.Network(mesh)
         model.load_full(STATE)
         with torch.no_grad():
-            y, _ = model(model.block("image", x), model.block("target", x))
+            y, _ = model(net.block("image", x, mesh), net.block("target", x, mesh))
         write(target, net, "0", y, mesh, at=at)
         with pytest.raises((RuntimeError, ValueError), match="the target has shape"):
             write(np.zeros((2, 2, 9, 10)), net, "0", y, mesh)

@@ -133,7 +133,7 @@ def test_an_input_with_its_halo(tmp_path: Path, number: int) -> None:
         found: list[Any] = []
         for halo in (False, True):
             model.zero_grad()
-            block = model.block("x", x.numpy(), halo=halo)
+            block = block_of(model, "x", x.numpy(), halo=halo)
             assert torch.equal(block, x[model.region("x", halo=halo)])
             before = len(end.sent)
             made = model(block, halo=["x"] * halo)
@@ -200,14 +200,21 @@ def test_a_halo_that_is_no_window(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="halo=True is of inputs, and weight is none"):
         on_first(net, 2, lambda model: model.region("weight", halo=True))
     with pytest.raises(ValueError, match="input comes with its halo, and has no gradient"):
-        on_first(net, 2, lambda model: model(model.block("input", WHOLE, halo=True).requires_grad_(), halo=["input"]))
+        on_first(
+            net, 2, lambda model: model(block_of(model, "input", WHOLE, halo=True).requires_grad_(), halo=["input"])
+        )
     with pytest.raises(ValueError, match="halo= names inputs, input; got image"):
-        on_first(net, 2, lambda model: model(model.block("input", WHOLE), halo=["image"]))
+        on_first(net, 2, lambda model: model(block_of(model, "input", WHOLE), halo=["image"]))
     with pytest.raises(ValueError, match="this rank's block of input has shape"):
-        on_first(net, 2, lambda model: model(model.block("input", WHOLE), halo=["input"]))
+        on_first(net, 2, lambda model: model(block_of(model, "input", WHOLE), halo=["input"]))
 
 
 WHOLE = np.arange(144, dtype=np.float64).reshape(2, 2, 6, 6)
+
+
+def block_of(model: Any, name: str, array: Any, *, halo: bool = False) -> Tensor:
+    found: Tensor = model._net.block(name, array, model._mesh, halo=halo)
+    return found
 
 
 def small(folder: Path, module: nn.Module, **grid: int) -> Any:
@@ -241,7 +248,7 @@ def test_what_is_read(tmp_path: Path) -> None:
     net = small(tmp_path, nn.Conv2d(2, 3, 3, padding=1), H=2)
 
     def block(array: Any) -> Tensor:
-        found: Tensor = on_first(net, 2, lambda model: model.block("input", array))
+        found: Tensor = on_first(net, 2, lambda model: block_of(model, "input", array))
         assert found.dtype == torch.float32 and found.is_contiguous()
         return found
 
@@ -334,7 +341,7 @@ def test_a_model_that_reads_its_region_under_autocast() -> None:
         made: list[Tensor] = []
         for halo in ((), ("input",)):
             with torch.autocast("cpu", torch.bfloat16):
-                made.append(model(model.block("input", x.numpy(), halo=bool(halo)), halo=halo))
+                made.append(model(block_of(model, "input", x.numpy(), halo=bool(halo)), halo=halo))
         assert torch.equal(*made)
         return model.region("output"), made[0].detach(), model.package.VOLUME["forward"][0]["bytes_sent_per_rank"][0]
 

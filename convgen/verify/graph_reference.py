@@ -83,7 +83,7 @@ def run_graph(
             made = (_attention(call, values, drops, seed),)
         else:
             low = autocast if not call.autocast else ""
-            device = next(iter(given.values())).device.type
+            device = next((t.device.type for t in given.values()), "cpu")
             with torch.autocast(device, getattr(torch, low or "bfloat16"), enabled=bool(low)):
                 made = _operator(call, values, doubles, autocast)
         for value, tensor in zip(call.results, made, strict=False):

@@ -289,17 +289,13 @@ class NetworkModule(Known):
         dimension; as of the package's `region`."""
         return self._net.region(self._aliases.get(name, name), self._mesh, batch=batch, halo=halo)
 
-    def block(self, name: str, array: Any, *, batch: int | None = None, halo: bool = False) -> Tensor:
-        """This rank's block of an input, of which nothing else is read; as of the package's `block`."""
-        return self._net.block(self._aliases.get(name, name), array, self._mesh, batch=batch, halo=halo)
-
     def forward(self, *given: Tensor, batch: int | None = None, halo: Sequence[str] = ()) -> Any:
         """This rank's blocks of the outputs, of its blocks of the inputs.
 
         Args:
             batch: the number of samples, where it is not the compiled one.
-            halo: inputs that are given with the rows around their blocks, as `block(..., halo=True)` has them; nothing
-                is sent for these, and they can't require gradients.
+            halo: inputs that are given with the rows around their blocks, as the package's `block(..., halo=True)` has
+                them; nothing is sent for these, and they can't require gradients.
         """
         net = self._net
         if torch.compiler._is_exporting_flag:  # is_exporting() is true under torch.compile of torch 2.11

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,9 +56,12 @@ def _nothing(array: Any, shape: tuple[int, ...]) -> Any:
     kind = getattr(array, "dtype", torch.get_default_dtype())
     if isinstance(kind, torch.dtype):
         return torch.empty(shape, dtype=kind)
-    import numpy as np
+    return _numpy().empty(shape, dtype=kind)
 
-    return np.empty(shape, dtype=kind)
+
+def _numpy() -> Any:
+    """numpy, which those have whose arrays are its own, or become so: a package imports torch alone."""
+    return importlib.import_module("numpy")
 
 
 def of_array(array: Any) -> str:
@@ -73,8 +77,7 @@ def in_words(region: Where) -> str:
 
 def _as_tensor(part: Any, name: str, kind: torch.dtype | None) -> Tensor:
     """A part as a tensor, in the machine's order of bytes, of a type that torch has."""
-    import numpy as np
-
+    np = _numpy()
     if isinstance(part, np.ma.MaskedArray):
         masked: Any = part
         if masked.mask is not np.ma.nomask and masked.mask.any():
