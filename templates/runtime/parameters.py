@@ -99,13 +99,12 @@ DTensor.data = vars(DTensor).get("data") or property(get_data, set_data)  # pyri
 
 
 def deep_copied(self: DTensor, memo: dict[int, Any]) -> Any:
-    """Of a view, as gradients in a bucket are, torch (2.13) looks for a storage, which a DTensor hasn't."""
-    if not self.storage_offset() or not self.is_leaf or id(self) in memo:
+    """Of a view, as gradients in a bucket are, torch (2.13) looks for a storage, which a DTensor hasn't. What has been
+    copied before `copy.deepcopy` knows; this is of what an export may read, which `id` is not."""
+    if not self.storage_offset() or not self.is_leaf:
         return Tensor.__deepcopy__(self, memo)
     made: Any = self.detach().clone().requires_grad_(self.requires_grad)
-    memo[id(self)] = made = (
-        torch.nn.Parameter(made, self.requires_grad) if isinstance(self, torch.nn.Parameter) else made
-    )
+    made = torch.nn.Parameter(made, self.requires_grad) if isinstance(self, torch.nn.Parameter) else made
     made.grad = None if self.grad is None else self.grad.__deepcopy__(memo)
     return made
 
