@@ -90,17 +90,26 @@ def asking(module: Any, asks: Asks) -> Generator[None]:
             asks.found = True
         return plain(*args)
 
-    plain = module.forward
+    # Of the class, as torch.export calls it with another self, by which it knows by which path a module is reached.
+    kind: Any = module.__class__
+    home: Any = module if "forward" in vars(module) else kind
+    plain, inside = home.forward, list[bool]()
 
     @wraps(plain)
     def forward(*args: Any, **given: Any) -> Any:
-        with Listening():
+        if inside:
             return plain(*args, **given)
+        inside.append(True)
+        try:
+            with Listening():
+                return plain(*args, **given)
+        finally:
+            inside.clear()
 
     with ExitStack() as stack:
         for name in _SWITCHES:
             stack.enter_context(patch.object(torch, name, partial(switch, getattr(torch, name))))
-        stack.enter_context(patch.object(module, "forward", forward))
+        stack.enter_context(patch.object(home, "forward", forward))
         yield
 
 
