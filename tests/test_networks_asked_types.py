@@ -253,3 +253,20 @@ def test_who_asks_nothing_is_traced_once() -> None:
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(192, 3))
     assert graph_of(plain, (X,), name="net")[0].asks == ()
+
+
+class Depth(nn.Module):
+    """Stochastic depth by noise like a value, which evaluation doesn't ask for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.a(x)
+        return x + (y * (torch.empty_like(y[:, :1, :1, :1]).bernoulli_(0.9) / 0.9) if self.training else y)
+
+
+def test_a_source_that_asks_in_training_alone_has_both_modes() -> None:
+    graph, _ = graph_of(Depth(), (X,), name="net")
+    assert graph.modes == ("train", "eval") and graph.asks == (("bfloat16", ""), ("float16", ""))

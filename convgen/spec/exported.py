@@ -126,7 +126,11 @@ def exported(
         return found
     evaluated = eval_graph(found.graph)
     alike = same_calls(evaluated, other.graph, lambda a, b: _same(found.tensors[a], other.tensors[b]))
-    return both if alike and repr(found.results) == repr(other.results) else found
+    if not (alike and repr(found.results) == repr(other.results)):
+        return found
+    why = dict(other.graph.asks)  # a mode that asks nothing is as without autocast in what it says of types
+    asks = tuple((low, said or why.pop(low, "")) for low, said in found.graph.asks) or other.graph.asks
+    return both._replace(graph=replace(both.graph, asks=asks))
 
 
 @dataclass

@@ -184,7 +184,7 @@ class _Numbered:
                     numbers[value.name] = f"result {len(self.calls)} {place}"
             self.calls.append(renamed(call, number))
         outputs = tuple((key, number(name)) for key, name in graph.outputs)
-        self.said: tuple[object, ...] = (graph.inputs, graph.parameters, graph.buffers, outputs, graph.asks)
+        self.said: tuple[object, ...] = (graph.inputs, graph.parameters, graph.buffers, outputs)
 
 
 def _renamed(arg: Arg, name: Callable[[str], str]) -> Arg:
