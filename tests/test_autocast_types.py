@@ -11,17 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 from free_networks import free_network, imported, sent_by
 from operation_cases import a_grid
 from sampling import cases_of
 from test_networks_autocast import MODULES, X, a_valid_network, made
 from test_networks_edited import same
+from test_reduce_dtype import convgen_
 from torch import nn
 
 import convgen
 from convgen.algebra.grid import Grid
-from convgen.commands.main import cli
 from convgen.cost.machines import load_machine
 from convgen.cost.network import volume
 from convgen.cost.network_memory import network_memory
@@ -186,7 +185,3 @@ def test_commands_take_it(tmp_path: Path) -> None:
     assert "--autocast bfloat16 is of a network" in str(layer.exception)
     with pytest.raises(InputError, match="there is no autocast of float32"):
         convgen.from_torch(nn.Conv2d(3, 4, 3), (torch.zeros(2, 3, 6, 6),), "N=2", autocast="float32")
-
-
-def convgen_(*words: object) -> Any:
-    return CliRunner().invoke(cli, [str(word) for word in words])

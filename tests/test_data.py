@@ -215,6 +215,12 @@ def test_outputs_are_written_by_region(tmp_path: Path, grid: dict[str, int], chu
         write(target, net, "0", y, mesh, at=at)
         with pytest.raises((RuntimeError, ValueError), match="the target has shape"):
             write(np.zeros((2, 2, 9, 10)), net, "0", y, mesh)
+        for shape in (
+            (4, 2, 9, 11),
+            (4, 2, 90),
+        ):  # also where ranks would write in turn, or chunks are of other dimensions
+            with pytest.raises((RuntimeError, ValueError), match="the target has shape"):
+                write(Chunks(shape, (1,) * (len(shape) - 1) + (99,)), net, "0", y, mesh)
         return net.NET.regions("0", mesh)
 
     ranks(grid).run(program)

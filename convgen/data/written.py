@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
@@ -33,11 +35,12 @@ def write(
     writers = [k for k, box in enumerate(boxes) if box not in boxes[:k] and all(s.stop > s.start for s in box)]
     moved = [(slice(b[0].start + at, b[0].stop + at), *b[1:]) for b in boxes]
     together = shares(getattr(target, "shards", None) or getattr(target, "chunks", None), [moved[k] for k in writers])
-    for turn in writers if together else (None,):
+    turns = writers if together else (None,)
+    for number, turn in enumerate(turns):
         fault: Exception | None = None
         try:
-            if turn is None:
-                _fits(target, net, name, block, boxes[me], moved)
+            if not number:
+                _refuse_misfit(target, net, name, block, boxes[me], moved)
             if me in writers and turn in (None, me):
                 target[moved[me]] = _of_torch(block)
                 getattr(target, "flush", lambda: None)()
@@ -46,7 +49,7 @@ def write(
         net.NET.agree(f"write of {name}", mesh, {"sample": at, "turn": turn, "samples": batch}, fault)
 
 
-def _fits(target: Any, net: Any, name: str, block: Tensor, box: Where, moved: Sequence[Where]) -> None:
+def _refuse_misfit(target: Any, net: Any, name: str, block: Tensor, box: Where, moved: Sequence[Where]) -> None:
     wanted = tuple(s.stop - s.start for s in box)
     if tuple(block.shape) != wanted:
         raise ValueError(f"{net.NAME}: this rank's block of {name} is {wanted}, got {tuple(block.shape)}")
@@ -58,8 +61,6 @@ def _fits(target: Any, net: Any, name: str, block: Tensor, box: Where, moved: Se
 
 def _of_torch(block: Tensor) -> Any:
     """As numpy has it; bfloat16, which that lacks, as float32."""
-    import torch
-
     found = block.detach().cpu()
     return (found.float() if found.dtype == torch.bfloat16 else found).contiguous().numpy()  # pyright: ignore[reportUnknownMemberType]
 
@@ -70,7 +71,8 @@ def shares(chunks: Any, regions: Sequence[Where]) -> bool:
     Args:
         chunks: extents of one; None where there are none, or they are of several extents.
     """
-    if not chunks or not all(isinstance(n, int) for n in chunks):
+    known = chunks and all(isinstance(n, int) for n in chunks)
+    if not known or any(len(r) != len(chunks) for r in regions):  # such a target is refused when it is written
         return False
     ranges = [tuple((s.start // n, (s.stop - 1) // n) for s, n in zip(r, chunks, strict=True)) for r in regions]
     return any(

@@ -35,10 +35,10 @@ from convgen.spec.exported_refusals import failed, first_line, unfixed, untraced
 from convgen.spec.exported_results import other_names, results_of
 from convgen.spec.exported_shared import drop_other_names, rename_those_of_graphs
 from convgen.spec.exported_state import GIVEN, State, as_pairs, dtype_name, modules_of, state_of
-from convgen.spec.exported_types import LOW, Asks, Compared, PartedError, asking
+from convgen.spec.exported_types import Asks, Compared, PartedError, asking
 from convgen.spec.exported_updates import late_updates
 from convgen.spec.exported_walk import FixedError, Found, Walk
-from convgen.spec.graph import Graph, Value, refs
+from convgen.spec.graph import LOW, Graph, Value, refs
 from convgen.spec.graph_edit import eval_graph, pruned, renamed, same_calls
 from convgen.spec.names import identifier
 from convgen.spec.text import number_of

@@ -26,7 +26,6 @@ from convgen.spec.places import place_in
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-LOW = ("bfloat16", "float16")
 OF = "types under autocast"  # that values have
 CASTS = ("to.dtype", "to.dtype_layout", "to.device", "to.other", "type_as", "_to_copy", "alias")
 # What makes values without reading any, by the type that it is told or has from another; of constants, too.

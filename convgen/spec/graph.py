@@ -18,6 +18,7 @@ from convgen.spec.source import KeyPath, Source
 
 DTYPES = ("float64", "float32", "float16", "bfloat16", "bool", "uint8", "int8", "int16", "int32", "int64")
 FLOATS = tuple(name for name in DTYPES if "float" in name)
+LOW = ("bfloat16", "float16")  # that torch.autocast may be of
 TFLOAT32 = "tfloat32"  # of a graph: values are float32, and products TF32 where the device has them
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from convgen.errors import InputError
 from convgen.operations.typed import ByAutocast
-from convgen.spec.graph import FLOATS, TFLOAT32, Arg, Call, Graph, Ref, Value, refs
+from convgen.spec.graph import FLOATS, LOW, TFLOAT32, Arg, Call, Graph, Ref, Value, refs
 from convgen.spec.names import did_you_mean
 from convgen.spec.text import one_line
 
@@ -95,7 +95,6 @@ def _whole_of(operands: Sequence[str], divided: Mapping[str, tuple[str, Arg]], n
     return ""
 
 
-LOW = ("bfloat16", "float16")
 SUMMED_IN = ("float32", "bfloat16", "float16")
 
 

@@ -176,9 +176,7 @@ class Layer:
             value: the global tensor; its type and device are converted to the layer's.
         """
         batch = self.batch if batch is None else batch
-        whole = self.whole_shape(self._layout_of(name), batch)
-        if tuple(value.shape) != whole:
-            raise ValueError(f"{self.name}: the whole {name} has shape {whole}, got {tuple(value.shape)}")
+        self._refuse_part(name, value.shape, batch)
         key = self.mesh_key(mesh)
         if torch.compiler.is_compiling():
             return self.ops.scatter(value, name, key, batch)
@@ -219,11 +217,14 @@ class Layer:
                 those of h5py, zarr and others. Its numbers are converted to the layer's type.
         """
         batch = self.batch if batch is None else batch
-        whole = self.whole_shape(self._layout_of(name), batch)
-        if tuple(array.shape) != whole:
-            raise ValueError(f"{self.name}: the whole {name} has shape {whole}, got {tuple(array.shape)}")
+        self._refuse_part(name, array.shape, batch)
         found = read_region(array, self.region(name, mesh, batch=batch), f"{self.name}: {name}", self.dtype)
         return found.to(self.device, memory_format=self.format(self._layout_of(name).tensor))
+
+    def _refuse_part(self, name: str, shape: Sequence[int], batch: int) -> None:
+        whole = self.whole_shape(self._layout_of(name), batch)
+        if tuple(shape) != whole:
+            raise ValueError(f"{self.name}: the whole {name} has shape {whole}, got {tuple(shape)}")
 
     def _layout_of(self, name: str) -> Layout:
         if name not in self.stored:

@@ -85,6 +85,7 @@ class Net(Plain):
         self.identity = hashlib.sha256(identity.encode() + code).digest()
         self.stored = {n: self.split(n, batch) for n in self.values}
         self._placements: dict[Any, list[Shard | Replicate] | None] = {}
+        self._surrounded: dict[tuple[str, str, int], Box] = {}
         self._gathers = 0
         self._last: tuple[Callable[[], object], str] = (lambda: None, "")  # a mesh, and the key of the place on it
 
@@ -214,9 +215,12 @@ class Net(Plain):
         """Where an input's block lies, with the rows that those who read it fetch."""
         if known in self.state or known not in self.types:
             raise ValueError(f"{self.name}: halo=True is of inputs, and {known} is none")
-        steps: Any = self.steps
-        actions = Actions(steps, Sized(self, batch), place, lambda _: True)
-        return actions.surrounded(known, (*steps.forward, *steps.backward))
+        key = known, place.key, batch
+        if key not in self._surrounded:  # each batch that is read asks
+            steps: Any = self.steps
+            actions = Actions(steps, Sized(self, batch), place, lambda _: True)
+            self._surrounded[key] = actions.surrounded(known, (*steps.forward, *steps.backward))
+        return self._surrounded[key]
 
     def _known(self, name: str | int) -> str:
         if str(name) not in self.values:
