@@ -107,7 +107,7 @@ def run(n: int, h: int, w: int, grid: str, steps: int, truth: tuple[list[float],
         losses = losses_of(model, call, n, h, w, steps)
         return losses, model.full_state_dict()
 
-    losses, state = World(math.prod(net.SPEC["grid"].values())).run(program)[0]
+    losses, state = World(math.prod(net.NET.grid.values())).run(program)[0]
     of_losses = max(abs(a - b) / abs(b) for a, b in zip(losses, truth[0], strict=True))
 
     def worst(names: list[str]) -> float:

@@ -32,8 +32,9 @@ from convgen.spec.exported import Exported, exported
 from convgen.spec.exported_examples import Inputs
 from convgen.spec.graph_edit import check_autocast, check_reduce_dtype
 from convgen.spec.graph_parts import check_statistics
+from convgen.spec.placement import build_size
 from convgen.spec.target import Target, read_target
-from convgen.spec.text import parse_grid, shown
+from convgen.spec.text import parse_grid
 from convgen.tune.apply import with_measured_networks
 from convgen.tune.lookup import remembered
 from convgen.whole import Call, model_class
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-GridLike = Mapping[str, int] | str
+GridLike = Mapping[str, int | Sequence[int]] | str
 Found = TypeVar("Found", Answer, Answer | None)
 
 
@@ -210,10 +211,7 @@ def _axes(grid: GridLike | None) -> dict[str, int]:
         return {"N": dist.get_world_size() if dist.is_initialized() else 1}
     if isinstance(grid, str):
         return parse_grid(grid, "N=2,H=2", "grid")
-    for axis, ranks in grid.items():
-        if type(ranks) is not int or ranks < 1:
-            raise InputError(f"grid: axis {axis} can't have {shown(ranks)} ranks", hint="{'N': 2, 'H': 2}")
-    return dict(grid)
+    return {axis: build_size(axis, given) for axis, given in grid.items()}
 
 
 def _axes_of(mesh: Any) -> dict[str, int]:

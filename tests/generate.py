@@ -16,6 +16,7 @@ from random import Random
 from typing import NamedTuple
 
 from convgen.algebra.algorithms import ALGORITHMS, letters_of, stored_layouts
+from convgen.algebra.blocks import axis_size
 from convgen.algebra.conv import PHASES, SPATIAL_NAMES, Conv, Spatial
 from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes, Layout
@@ -38,14 +39,20 @@ MOST_ELEMENTS = 400  # of x, w or y of a random layer, so that a slow reference 
 
 
 def random_grid(rng: Random, max_ranks: int = 8, names: tuple[str, ...] = AXIS_NAMES) -> Grid:
-    """One to four axes, some of one rank, at most `max_ranks` ranks."""
+    """One to four axes, some of one rank and some with weights, at most `max_ranks` ranks."""
     count = rng.choice((1, 2, 2, 3, 3, 4))
     sizes: list[int] = []
     for _ in range(min(count, len(names))):
         left = max_ranks // prod(sizes)
         sizes.append(rng.choice([s for s in (1, 2, 2, 2, 3, 3, 4, 5) if s <= left]))
     rng.shuffle(sizes)
-    return Grid(tuple(zip(rng.sample(names, len(sizes)), sizes, strict=True)))
+    return Grid(tuple(zip(rng.sample(names, len(sizes)), [weighted(rng, n) for n in sizes], strict=True)))
+
+
+def weighted(rng: Random, ranks: int) -> int:
+    """Of four axes one has weights, among them ranks that get nothing."""
+    weights = [rng.choice((0, 1, 1, 2, 3, 5)) for _ in range(ranks)]
+    return axis_size(weights) if rng.random() < 0.25 and any(weights) else ranks
 
 
 def random_spatial(rng: Random, name: str, most: int) -> Spatial:

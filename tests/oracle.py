@@ -7,6 +7,7 @@ None of the code under test is used but its data (Conv, Grid, Layout, steps). A 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from fractions import Fraction
 from functools import cached_property
 from itertools import product
 from math import ceil, floor
@@ -14,6 +15,7 @@ from math import ceil, floor
 import numpy as np
 from numpy.typing import NDArray
 
+from convgen.algebra.blocks import Uneven
 from convgen.algebra.conv import Conv, Spatial
 from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Layout
@@ -23,8 +25,14 @@ Values = NDArray[np.float64]
 
 
 def split(items: list[int], parts: int) -> list[list[int]]:
-    """The block rule: the first len(items) % parts parts get one more."""
-    counts = [len(items) // parts + (1 if i < len(items) % parts else 0) for i in range(parts)]
+    """The block rule: the first len(items) % parts parts get one more; of weights whoever is owed most is next."""
+    if isinstance(parts, Uneven):
+        owed = [Fraction(len(items) * w, sum(parts.weights)) for w in parts.weights]
+        counts = [floor(share) for share in owed]
+        while sum(counts) < len(items):
+            counts[max(range(parts), key=lambda i: (owed[i] - counts[i], -i))] += 1
+    else:
+        counts = [len(items) // parts + (1 if i < len(items) % parts else 0) for i in range(parts)]
     return [items[sum(counts[:i]) : sum(counts[: i + 1])] for i in range(parts)]
 
 
@@ -34,7 +42,7 @@ def block(extent: int, groups: int, sizes: Sequence[int], index: Sequence[int]) 
     mine, inside, most = list(range(groups)), list(range(unit)), groups
     for size, i in zip(sizes, index, strict=True):
         if most > 1:
-            mine, most = split(mine, size)[i], len(split(list(range(most)), size)[0])
+            mine, most = split(mine, size)[i], max(map(len, split(list(range(most)), size)))
         else:
             inside = split(inside, size)[i]
     return [g * unit + e for g in mine for e in inside]

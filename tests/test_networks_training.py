@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -89,10 +90,7 @@ def on_ranks(net: Any, program: Callable[[Any, Any], Any], state: dict[str, Tens
             model.load_full(state)
         return program(model, mesh)
 
-    ranks = 1
-    for n in net.SPEC["grid"].values():
-        ranks *= n
-    return World(ranks).run(run)
+    return World(math.prod(net.NET.grid.values())).run(run)
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:

@@ -68,7 +68,7 @@ def test_regions_of_random_networks(tmp_path: Path, number: int) -> None:
     batch, channels = draw.randint(2, 5), draw.randint(1, 3)
     flat = draw.random() < 0.6
     module = (Branches if flat else Volume)(draw, channels).double()
-    size = [draw.randint(7, 12) for _ in range(2 if flat else 3)]
+    size = [draw.randint(9, 12) for _ in range(2 if flat else 3)]
     x = torch.randn(batch, channels, *size, dtype=torch.float64)
     graph, _ = graph_of(module, (x,))
     net: Any = imported(free_network(draw, graph, grid).package().files, tmp_path)

@@ -1,6 +1,8 @@
 """The block rule: which half-open interval of a dimension each rank holds.
 
-Extent n over p ranks: the first n mod p ranks get one element more. Over several axes: by the outermost
+Extent n over p ranks: the first n mod p ranks get one element more. Over ranks of weights w each gets n*w/sum(w)
+elements rounded down, and those that lost most by it, the first of such as lost alike, an element more: equal weights
+give the rule without weights, and a rank of the largest weight has a largest part. Over several axes: by the outermost
 axis first and each block again by the next, so that gathering the inner axis gives exactly the outer
 axis's block. A dimension made of groups is split into whole groups as long as some rank holds more than
 one; axes after that split inside the group.
@@ -10,7 +12,8 @@ Works on plain integers and on arrays (one entry a rank) alike.
 
 from __future__ import annotations
 
-from math import prod
+from collections.abc import Iterable, Sequence
+from math import gcd, prod
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,13 +22,103 @@ from numpy.typing import NDArray
 Number = TypeVar("Number", int, NDArray[np.int64])
 
 
+class Uneven(int):
+    """How many ranks an axis has, of which some hold more than others: a number of ranks with a weight for each.
+
+    Equal only to the same weights: as a number of ranks alone it would be taken for an axis that splits evenly.
+
+    Example:
+        >>> size = axis_size((6, 10))
+        >>> int(size), size.weights, size == 2
+        (2, (3, 5), False)
+    """
+
+    weights: tuple[int, ...]
+
+    def __new__(cls, weights: Sequence[int]) -> Uneven:
+        size = super().__new__(cls, len(weights))
+        size.weights = tuple([w // gcd(*weights) for w in weights])
+        return size
+
+    def __reduce__(self) -> tuple[type[Uneven], tuple[tuple[int, ...]]]:
+        return Uneven, (self.weights,)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Uneven) and self.weights == other.weights
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self.weights)
+
+    def cuts(self, extent: Number) -> NDArray[np.int64]:
+        """Where the parts of an extent end, or of each extent of an array: [..., ranks + 1], from 0."""
+        total, weights = sum(self.weights), np.array(self.weights, dtype=np.int64)
+        whole = np.asarray(extent, dtype=np.int64)[..., None] * weights
+        sizes, lost = whole // total, whole % total
+        order = np.argsort(np.argsort(-lost, axis=-1, kind="stable"), axis=-1, kind="stable")
+        sizes = sizes + (order < (lost.sum(-1, keepdims=True) // total))
+        return np.concatenate([np.zeros_like(sizes[..., :1]), sizes.cumsum(-1)], axis=-1)
+
+
+def axis_size(ranks: int | Sequence[int]) -> int:
+    """The size of an axis of so many ranks, or of ranks with these weights; of equal ones it is their number."""
+    if isinstance(ranks, int):
+        return ranks
+    return Uneven(ranks) if len({*ranks}) > 1 else len(ranks)
+
+
+def size_text(size: int) -> str:
+    """As a grid has it in text.
+
+    Example:
+        >>> size_text(axis_size((6, 10))), size_text(axis_size((1, 1)))
+        ('3:5', '2')
+    """
+    return ":".join(map(str, size.weights)) if isinstance(size, Uneven) else str(int(size))
+
+
+def plain_size(size: int) -> int | list[int]:
+    """As files and modules have it: a number of ranks, or their weights."""
+    return [*size.weights] if isinstance(size, Uneven) else int(size)
+
+
+def most(extent: int, size: int) -> int:
+    """Elements of the largest part.
+
+    Example:
+        >>> most(7, 3), most(16, axis_size((3, 5)))
+        (3, 10)
+    """
+    return int(np.diff(size.cuts(extent)).max()) if isinstance(size, Uneven) else -(-extent // size)
+
+
+def most_of(extent: int, sizes: Iterable[int]) -> int:
+    """Elements of the largest block over several axes.
+
+    Example:
+        >>> most_of(12, (2, 2)), most_of(13, ())
+        (3, 13)
+    """
+    for size in sizes:
+        extent = most(extent, size)
+    return extent
+
+
 def block(lo: Number, hi: Number, parts: int, index: Number) -> tuple[Number, Number]:
     """Part `index` of `parts` of the interval `[lo, hi)`.
 
     Example:
         >>> [block(0, 7, 3, i) for i in range(3)]
         [(0, 3), (3, 5), (5, 7)]
+        >>> [block(0, 7, axis_size((1, 3, 2)), i) for i in range(3)]
+        [(0, 1), (1, 5), (5, 7)]
     """
+    if isinstance(parts, Uneven):
+        cuts, at = parts.cuts(hi - lo), np.asarray(index)[..., None]
+        first, last = (np.take_along_axis(cuts, at + k, axis=-1)[..., 0] for k in (0, 1))
+        return plain(lo + first), plain(lo + last)
     size = (hi - lo) // parts
     extra = (hi - lo) % parts
     least: Any = min if isinstance(index, int) and isinstance(extra, int) else np.minimum  # numpy is slow on numbers
@@ -40,9 +133,7 @@ def plain(value: Any) -> Any:
 
 def groups_left(groups: int, sizes: tuple[int, ...]) -> int:
     """The most groups that a rank holds after axes of these sizes have split them."""
-    for size in sizes:
-        groups = -(-groups // size)
-    return groups
+    return most_of(groups, sizes)
 
 
 def span(
@@ -63,19 +154,19 @@ def span(
         (4, 8)
     """
     unit = extent // groups
-    group_lo, group_hi, most = zero, zero + groups, groups
+    group_lo, group_hi, left = zero, zero + groups, groups
     lo, hi = zero, zero + unit
     for size, i in zip(sizes, index, strict=True):
-        if most > 1:
+        if left > 1:
             group_lo, group_hi = block(group_lo, group_hi, size, i)
-            most = -(-most // size)
+            left = most(left, size)
         else:
             lo, hi = block(lo, hi, size, i)
     count = group_hi - group_lo
     # Inside a group only where a rank has one: then the interval is a part of that group.
     start = group_lo * unit + lo
-    most_of: Any = max if isinstance(count, int) else np.maximum
-    end = start + most_of(count - 1, 0) * unit + (hi - lo) * (count > 0)
+    larger: Any = max if isinstance(count, int) else np.maximum
+    end = start + larger(count - 1, 0) * unit + (hi - lo) * (count > 0)
     return plain(start), plain(end)
 
 

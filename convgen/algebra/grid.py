@@ -13,12 +13,14 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from convgen.algebra.blocks import plain_size, size_text
+
 Coords = dict[str, int]
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Named axes in order.
+    """Named axes in order, each with its size: so many ranks, or ranks with weights (blocks.Uneven).
 
     Example:
         >>> Grid((("data", 2), ("chan", 3))).group(4, ("chan",))
@@ -37,6 +39,11 @@ class Grid:
     @cached_property
     def sizes(self) -> dict[str, int]:
         return dict(self.axes)
+
+    @property
+    def plain(self) -> dict[str, int | list[int]]:
+        """As files and modules have it: of an axis how many ranks, or their weights."""
+        return {name: plain_size(size) for name, size in self.axes}
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -122,4 +129,4 @@ class Grid:
         return iter(self.names)
 
     def __str__(self) -> str:
-        return "grid(" + ", ".join(f"{name}={size}" for name, size in self.axes) + ")"
+        return "grid(" + ", ".join(f"{name}={size_text(size)}" for name, size in self.axes) + ")"

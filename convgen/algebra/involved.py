@@ -16,6 +16,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from convgen.algebra.blocks import most_of
 from convgen.algebra.grid import Grid
 from convgen.algebra.index_sets import IndexSets, overlaps
 from convgen.algebra.layout import Axes, Layout, Window
@@ -181,9 +182,7 @@ def largest(axes: tuple[tuple[str, int], ...], rest: Rest) -> int:
     if rest.window is None and rest.side.dim.groups == 1:
         unit = rest.side.dim.extent
         sizes = dict(axes)
-        for a in rest.axes:
-            unit = -(-unit // sizes[a])
-        return unit
+        return most_of(unit, [sizes[a] for a in rest.axes])
     return int(widths(tuple([(a, n) for a, n in axes if a in rest.axes]), rest).max())
 
 

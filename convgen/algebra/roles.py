@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from convgen.algebra.blocks import groups_left
+from convgen.algebra.blocks import groups_left, most
 from convgen.algebra.conv import Conv
 from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes, Layout
@@ -74,7 +74,7 @@ def settle_groups(conv: Conv, grid: Grid, phase: str, roles: Roles) -> Roles:
     for role in ("C", "F"):
         for axis in roles.axes(role):
             before = groups_left(conv.groups, tuple(sizes[a] for a in (*splitting, *moved)))
-            after = -(-before // sizes[axis])
+            after = most(before, sizes[axis])
             if before == 1 or sizes[axis] == 1:
                 continue
             if after > 1:

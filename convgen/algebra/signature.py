@@ -19,6 +19,7 @@ from functools import cached_property
 from math import prod
 from typing import Literal
 
+from convgen.algebra.blocks import most
 from convgen.algebra.layout import Axes
 from convgen.algebra.relations import Relation
 
@@ -203,7 +204,7 @@ class Signature:
                     for axis in (a for a in roles.get(outer, ()) if sizes[a] > 1):
                         if left == 1:
                             return False
-                        left = -(-left // sizes[axis])
+                        left = most(left, sizes[axis])
                     inner = [a for index in made.indices[i + 1 :] for a in roles.get(index, ()) if sizes[a] > 1]
                     if left > 1 and inner:
                         return False

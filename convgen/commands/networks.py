@@ -86,6 +86,7 @@ def compile_graphs(
         fact = f"{name} is a network, and says no grid: its dimensions' letters are N, C, F, D, H and W"
         raise InputError(fact, hint="--grid N=2,H=2")
     need("torch", "a network's operators are ATen's, which needs torch")
+    from convgen.algebra.blocks import size_text
     from convgen.cost.machines import load_machine
     from convgen.network_compiler import compile_network, compile_plan, compile_text
     from convgen.passes.contract import tell
@@ -102,7 +103,7 @@ def compile_graphs(
         "reduce-dtype": reduce_dtype, "autocast": autocast, "recompute": recompute,
         "schedule": schedule and Path(schedule).name, "target": target,
     }  # fmt: skip
-    said = f" --grid {','.join(f'{a}={n}' for a, n in axes.items())}" * bool(axes)
+    said = f" --grid {','.join(f'{a}={size_text(n)}' for a, n in axes.items())}" * bool(axes)
     said += "".join(f" --{k} {v}" for k, v in named.items() if v)
     said += "".join(f" --pass '{text}'" for text in passes)
     chain = named_passes(passes)

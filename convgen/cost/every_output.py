@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import NamedTuple
 
+from convgen.algebra.blocks import most_of
 from convgen.cost.network import element_bytes
 from convgen.operations.bound import Bound
 from convgen.program.network import Program, Value, asked
@@ -75,4 +76,4 @@ def _held(program: Program, i: int, row: PlacedRow, wanted: Sequence[bool]) -> i
 def _elements(program: Program, value: Value) -> int:
     """Of the largest block."""
     sizes = program.grid.sizes
-    return prod(-(-n // prod(sizes[a] for a in axes)) for n, axes in zip(value.shape, value.stored, strict=True))
+    return prod(most_of(n, [sizes[a] for a in axes]) for n, axes in zip(value.shape, value.stored, strict=True))

@@ -15,6 +15,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from convgen.algebra.blocks import most_of
 from convgen.algebra.conv import Conv
 from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes, Layout
@@ -77,7 +78,7 @@ def rows_flops_per_s(
         phase, conv = conv.direct_phase(phase), conv.direct
 
     def share(index: str, extent: int) -> int:
-        return -(-extent // prod(grid.over((a,)) for a in roles.get(index, ())))
+        return most_of(extent, [grid.sizes[a] for a in roles.get(index, ())])
 
     channels, filters, groups = conv.channels // conv.groups, conv.filters // conv.groups, conv.groups
     if groups > 1 and "G" not in roles:

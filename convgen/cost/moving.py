@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from convgen.algebra.blocks import Uneven
 from convgen.algebra.grid import Grid
 from convgen.algebra.index_sets import IndexSets
 from convgen.algebra.involved import (
@@ -156,6 +157,7 @@ class Moves:
         if (found := self._rests.get(rest)) is None:
             dim = rest.side.dim
             even = rest.window is None and dim.groups == 1 and dim.extent % self.grid.over(rest.axes) == 0
+            even = even and not any(isinstance(self.grid.sizes[a], Uneven) for a in rest.axes)
             found = self._rests[rest] = largest(self.grid.axes, rest), even
         return found
 

@@ -147,7 +147,7 @@ class _Writer:
             "header": self._header(),
             "name": p.name,
             "format": FORMAT,
-            "grid": dict(p.grid.axes),
+            "grid": p.grid.plain,
             "batch": g.batch,
             "dtype": g.dtype,
             "torch_dtype": "float32" if g.dtype == TFLOAT32 else g.dtype,

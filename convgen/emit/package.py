@@ -48,7 +48,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {"Conv": ("direct", "direct_phase", "lette
 # Of rows, what only tests, prices and reports ask.
 COMPILERS = (
     "reference", "work", "launches", "undone", "passes", "rides", "is_product", "joins", "normalises", "convolves",
-    "convolutions", "takes_steps", "kernel_steps", "hands_gradient_on", "runs_whole", "as_convolution",
+    "convolutions", "fits", "takes_steps", "kernel_steps", "hands_gradient_on", "runs_whole", "as_convolution",
 )  # fmt: skip
 TORCH = Import("torch", "torch")
 # What stands for the compiler's, which is of arrays too.

@@ -193,7 +193,7 @@ def planned_json(plan: Planned) -> dict[str, Any]:
         "network": program.name,
         "machine": machine.name,
         "ranks": program.grid.ranks,
-        "grid": dict(program.grid.axes),
+        "grid": program.grid.plain,
         "working_ranks": program.grid.ranks // program.grid.sizes.get(IDLE, 1),
         "samples": plan.compiled.graph.batch,
         "seconds": found.seconds,
@@ -210,7 +210,7 @@ def planned_json(plan: Planned) -> dict[str, Any]:
         "sample_parallelism": plan.sample_json(),
         "heuristic_seconds": None if found.heuristic is None else found.heuristic() / PICOSECONDS,
         "again": [s.path for s in program.again],
-        "tried": [{"grid": dict(grid.axes), "seconds": seconds} for grid, seconds in found.tried],
+        "tried": [{"grid": grid.plain, "seconds": seconds} for grid, seconds in found.tried],
         "nodes": [_layer_json(plan, one) for one in layers],
     }
 

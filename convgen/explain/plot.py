@@ -86,7 +86,7 @@ def _draw_title(canvas: Canvas, compiled: Compiled) -> None:
     wide = (WIDTH - 2 * MARGIN) * 0.6
     canvas.text(MARGIN, 0.34, shortened(layer.name, 17, wide), 17, bold=True)
     how = layer.algorithm or "explicit layout"
-    axes = ", ".join(f"{name}={size}" for name, size in layer.grid.axes)
+    axes = str(layer.grid)[5:-1]
     lines = [
         (10.5, f"{layer_line(layer)}  ({output_line(layer.conv)})"),
         (9.5, f"grid {axes}: {layer.grid.ranks} ranks   ·   algorithm: {how}   ·   machine: {compiled.machine.name}"),

@@ -70,7 +70,7 @@ def program_cost_json(compiled: CompiledNetwork) -> dict[str, Any]:
     program = compiled.program
     said: dict[str, Any] = {
         "network": program.name,
-        "grid": dict(program.grid.axes),
+        "grid": program.grid.plain,
         "algorithm": compiled.algorithm,
         "axes": {axis: asdict(one) for axis, one in split_shares(program).items()},
         "volume": volume(program),

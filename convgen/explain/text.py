@@ -63,7 +63,7 @@ def cost_json(compiled: Compiled) -> dict[str, Any]:
     return {
         "layer": layer.name,
         "problem": layer_line(layer),
-        "grid": dict(layer.grid.axes),
+        "grid": layer.grid.plain,
         "target": layer.target.text,
         "machine": compiled.machine.name,
         "layout": choice.label,

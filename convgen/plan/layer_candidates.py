@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from convgen.algebra.algorithms import ALGORITHMS, stored_layouts
+from convgen.algebra.blocks import most_of
 from convgen.algebra.conv import PHASES, TENSORS
 from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.roles import ORDER, Roles, default_nesting, settle_groups
@@ -149,10 +150,7 @@ class Candidates:
         (number, roles), share = way, float(self.grid.ranks)
         extents = self.rows[phase].operation.signatures[number].extent
         for index, axes in roles:
-            most = extents[index]
-            for a in axes:
-                most = -(-most // self.grid.sizes[a])
-            share *= most / extents[index]
+            share *= most_of(extents[index], [self.grid.sizes[a] for a in axes]) / extents[index]
         return share
 
     @cached_property

@@ -22,7 +22,7 @@ from functools import cached_property, lru_cache
 from math import prod
 
 from convgen.algebra import involved
-from convgen.algebra.blocks import span
+from convgen.algebra.blocks import Uneven, groups_are_plain, span
 from convgen.algebra.grid import Grid
 from convgen.algebra.index_sets import IndexSets
 from convgen.algebra.involved import Side
@@ -174,7 +174,10 @@ def serves(signature: Signature, roles: Mapping[str, Axes], grid: Grid) -> bool:
     for outer, *inner in signature.nests:
         if any(roles.get(i) for i in inner):
             return False
-        if signature.extent[outer] % prod(grid.sizes[a] for a in roles.get(outer, ())):
+        whole, sizes = signature.extent[outer], tuple([grid.sizes[a] for a in roles.get(outer, ())])
+        uneven = any(isinstance(n, Uneven) for n in sizes)
+        parts = prod(signature.extent[i] for i in inner)
+        if not groups_are_plain(whole * parts, whole, sizes) if uneven else whole % prod(sizes):
             return False
     return True
 

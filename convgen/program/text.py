@@ -24,7 +24,7 @@ from convgen.errors import InputError
 from convgen.operations.layer import WAYS
 from convgen.program.nodes import PHASES, Compute, Convert, Schedule, Step, reads
 from convgen.spec.placement import build_grid
-from convgen.spec.text import shown
+from convgen.spec.text import grid_size, shown
 
 CHANNEL_NAMES = {"x": ("N", "C"), "y": ("N", "F"), "w": ("F", "C"), "bias": ("F",)}
 
@@ -157,9 +157,9 @@ def grid_of(text: str, number: int, raw: str) -> Grid:
     axes: list[tuple[str, int]] = []
     for part in filter(None, text.split(", ")):
         axis, _, size = part.partition("=")
-        if not axis.isidentifier() or not re.fullmatch("[1-9][0-9]{0,8}", size):
+        if not axis.isidentifier() or not (ranks := grid_size(size)):
             raise _bad(number, raw, "grid(axis=ranks, ...)")
-        axes.append((axis, int(size)))
+        axes.append((axis, ranks))
     if len(dict(axes)) == len(axes):
         try:
             return build_grid(dict(axes)) if axes else Grid(())

@@ -10,7 +10,7 @@ from convgen.errors import InputError
 from convgen.spec.form import MAX_SIZE, LayerForm, fill_form
 from convgen.spec.layer import Layer, Options
 from convgen.spec.names import check_name
-from convgen.spec.placement import build_distribution, build_grid, build_roles, check_letters
+from convgen.spec.placement import build_distribution, build_grid, build_roles, check_letters, with_sizes
 from convgen.spec.source import Source, locate
 from convgen.spec.target import read_target
 
@@ -68,6 +68,8 @@ def _layer(form: LayerForm, source: Source) -> Layer:
     if form.machine == "":
         raise InputError("machine is empty", ("machine",), hint="a machine's name or file; or remove the line")
     grid = build_grid(form.grid)
+    if form.distribution is not None:
+        grid = with_sizes(form.distribution, grid, conv)
     if form.algorithm is not None:
         for key in ("distribution", "roles"):
             if getattr(form, key) is not None:

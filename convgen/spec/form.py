@@ -22,12 +22,14 @@ MAX_SIZE = 2**31 - 1
 Size: TypeAlias = Annotated[int, Field(ge=1, le=MAX_SIZE)]
 Rows: TypeAlias = Annotated[int, Field(ge=0, le=MAX_SIZE)]
 Pair: TypeAlias = Annotated[list[Rows], Field(min_length=2, max_length=2)]
-Entry: TypeAlias = str | list[str] | None
+Weights: TypeAlias = Annotated[list[Rows], Field(min_length=1)]
+Split: TypeAlias = str | dict[str, Weights]
+Entry: TypeAlias = Split | list[Split] | None
 AxisRoles: TypeAlias = dict[str, str | None]
 
 _SIZE = "an integer from 1 to 2**31 - 1"
 _EACH = f"{_SIZE}, or a list with one per spatial dimension"
-_ENTRIES = 'a list with an axis, "*", none or a list of axes per dimension'
+_ENTRIES = 'a list with an axis, "*", none, a list of axes, or {axis: [sizes of blocks]} per dimension'
 _KERNEL = "text, a local kernel as convgen tune prints it"
 _ROLES = "a mapping of axis to N, C, F, G, D, H, W or none"
 
@@ -94,7 +96,9 @@ class LayerForm(_Form):
     memory_format: Literal["contiguous", "channels_last"] | None = Field(
         default=None, description="contiguous or channels_last"
     )
-    grid: dict[str, Size] = Field(description="a mapping of axis name to ranks, e.g. {N: 2, C: 2}")
+    grid: dict[str, Size | Weights] = Field(
+        description="a mapping of axis name to ranks, e.g. {N: 2, C: 2}, or to a weight for each, e.g. {H: [3, 5]}"
+    )
     algorithm: Annotated[str, AfterValidator(_algorithm)] | None = Field(
         default=None, description=f"{', '.join(ALGORITHM_NAMES[:-1])} or {ALGORITHM_NAMES[-1]}"
     )

@@ -106,7 +106,7 @@ def write_plan(plan: PlanFile, head: Sequence[str] = ()) -> str:
         lines.append(f"statistics: {plan.statistics}")
     if plan.again:
         lines.append("again: [" + ", ".join(map(_quoted, plan.again)) + "]")
-    lines.append("grid: {" + ", ".join(f"{a}: {n}" for a, n in plan.grid.axes) + "}")
+    lines.append("grid: {" + ", ".join(f"{a}: {n}" for a, n in plan.grid.plain.items()) + "}")
     lines.append("values:")
     lines += [f'  {_quoted(n)}: "{entries(s)}"' for n, s in plan.values.items() if any(s)]
     lines.append("rows:")
@@ -144,9 +144,6 @@ def _plan(data: Mapping[str, Any], source: Source) -> PlanFile:
     check_keys(data, (), KEYS, ("network_plan", "graph", "grid", "rows"))
     data = without_format(dict(data))
     sizes = _mapping(data["grid"], ("grid",), "grid: {a: 4, b: 2}")
-    for axis, n in sizes.items():
-        if type(n) is not int or n < 1:
-            raise InputError(f"axis {axis} can't have {shown(n)} ranks", ("grid", axis), hint="grid: {a: 4, b: 2}")
     grid = build_grid(sizes)
     given = _mapping(data.get("values"), ("values",), 'values: {x: "[a * *]"}')
     values = {n: _stored(text, grid, ("values", n)) for n, text in given.items()}

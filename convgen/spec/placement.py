@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
+from typing import Any, cast
 
 from convgen.algebra.algorithms import ALGORITHMS
+from convgen.algebra.blocks import Uneven, axis_size, block, size_text
 from convgen.algebra.conv import PHASES, Conv
 from convgen.algebra.grid import Grid
 from convgen.errors import InputError
@@ -16,17 +18,37 @@ from convgen.spec.form import DistributionForm, Entry, RolesForm
 from convgen.spec.layer import ROLE_NAMES, Axes, Distribution
 from convgen.spec.names import check_axis, did_you_mean
 from convgen.spec.source import KeyPath
-from convgen.spec.text import shown
+from convgen.spec.text import number_of, shown
 
 MAX_RANKS = 65536
 MAX_AXES = 16
 
 
-def build_grid(axes: Mapping[str, int]) -> Grid:
-    """The grid of processors, axes in the order written.
+def build_size(axis: str, given: object, path: KeyPath = ()) -> int:
+    """The size of an axis from what somebody has written: a number of ranks, or weights, one a rank.
 
     Raises:
-        InputError: no axes, too many axes or ranks, or a name that can't be an axis's.
+        InputError: neither, or weights that give no rank anything.
+    """
+    if type(given) is int or isinstance(given, Uneven):
+        if 1 <= given < 2**31:
+            return given
+    elif isinstance(given, (list, tuple)):
+        weights = cast("Sequence[Any]", given)
+        if weights and all(type(w) is int and w >= 0 for w in weights) and 0 < sum(weights) < 2**31:
+            return axis_size(weights)
+    fact = f"axis {shown(axis)} can't have {shown(cast('Any', given))} ranks"
+    raise InputError(fact, path, hint="a number of ranks, 2, or a weight for each, [3, 5]: integers, not all 0")
+
+
+def build_grid(axes: Mapping[str, int | Sequence[int]]) -> Grid:
+    """The grid of processors, axes in the order written.
+
+    Args:
+        axes: by name how many ranks, or their weights: what the axis splits, it splits in this proportion.
+
+    Raises:
+        InputError: no axes, too many axes or ranks, a name that can't be an axis's, or what is no size of one.
     """
     if not axes:
         raise InputError("grid has no axes", ("grid",), hint="grid: {N: 2}; {N: 1} is one rank")
@@ -35,12 +57,13 @@ def build_grid(axes: Mapping[str, int]) -> Grid:
         raise InputError(fact, ("grid",), hint="leave out axes of one rank")
     for name in axes:
         check_axis(name, ("grid", name))
-    ranks = prod(axes.values())
+    sizes = {name: build_size(name, given, ("grid", name)) for name, given in axes.items()}
+    ranks = prod(sizes.values())
     if ranks > MAX_RANKS:
-        said = "".join(f"{size}*" for size in axes.values())[:-1] + " = " if len(axes) > 1 else ""
+        said = "".join(f"{size:d}*" for size in sizes.values())[:-1] + " = " if len(sizes) > 1 else ""
         fact = f"grid has {said}{ranks} ranks, more than {MAX_RANKS}"
         raise InputError(fact, ("grid",), hint=f"a grid of up to {MAX_RANKS} ranks")
-    return Grid(tuple(axes.items()))
+    return Grid(tuple(sizes.items()))
 
 
 def algorithm_letters(algorithm: str, letters: Sequence[str]) -> Axes:
@@ -75,6 +98,46 @@ def build_distribution(form: DistributionForm, grid: Grid, conv: Conv) -> Distri
     )
 
 
+def with_sizes(form: DistributionForm, grid: Grid, conv: Conv) -> Grid:
+    """The grid, with weights of the axes for which a distribution says the sizes of blocks.
+
+    Along N, whose number of samples may be another one at run time, they are weights, and so they are inside of the
+    blocks of another axis.
+
+    Raises:
+        InputError: sizes of more or fewer blocks than the axis has ranks, or of another extent; or an axis that would
+            split in two proportions.
+    """
+    known: dict[str, tuple[int, str]] = {a: (size, "grid") for a, size in grid.axes if isinstance(size, Uneven)}
+    for tensor in ("x", "w", "y"):
+        entries: list[Entry] = getattr(form, tensor)
+        for i, (entry, dim) in enumerate(zip(entries, conv.dims(tensor), strict=False)):
+            path = ("distribution", tensor, i)
+            for place, one in enumerate(entry if isinstance(entry, list) else [entry]):
+                for axis, sizes in one.items() if isinstance(one, dict) else ():
+                    check_axis_of_grid(axis, grid, path, f"distribution.{tensor}")
+                    ranks = int(grid.sizes[axis])
+                    if len(sizes) != ranks:
+                        fact = f"{number_of(len(sizes), 'size')} of blocks over axis '{axis}' of {ranks} ranks"
+                        raise InputError(fact, path, hint="a size a rank")
+                    given = build_size(axis, sizes, path)
+                    size, where = known.setdefault(axis, (given, f"distribution.{tensor}"))
+                    blocks = [hi - lo for lo, hi in (block(0, dim.extent, size, k) for k in range(ranks))]
+                    weighs = dim.name == "N" or place > 0
+                    if given != size if weighs else sizes != blocks:
+                        fact = f"blocks of {sizes} over axis '{axis}', of {dim.name} with {dim.extent} elements"
+                        if sum(sizes) == dim.extent or weighs:
+                            fact += f", and {where} splits over it as {size_text(size)}"
+                        hint = f"{blocks}: an axis splits all that it splits in one proportion"
+                        raise InputError(fact, path, hint=hint)
+    return Grid(tuple([(axis, known.get(axis, (size,))[0]) for axis, size in grid.axes]))
+
+
+def _axes(entry: Entry) -> Axes:
+    several = entry if isinstance(entry, list) else [] if entry in (None, "*", "none") else [entry]
+    return tuple([name for one in several for name in (one if isinstance(one, dict) else [str(one)])])
+
+
 def _tensor(tensor: str, entries: Sequence[Entry], grid: Grid, conv: Conv) -> tuple[Axes, ...]:
     path: KeyPath = ("distribution", tensor)
     names = [d.name for d in conv.dims(tensor)]
@@ -85,7 +148,7 @@ def _tensor(tensor: str, entries: Sequence[Entry], grid: Grid, conv: Conv) -> tu
     seen: set[str] = set()
     result: list[Axes] = []
     for i, entry in enumerate(entries):
-        axes = tuple(entry) if isinstance(entry, list) else () if entry in (None, "*", "none") else (str(entry),)
+        axes = _axes(entry)
         for axis in axes:
             check_axis_of_grid(axis, grid, (*path, i), f"distribution.{tensor}", '; "*" for no axis')
             if axis in seen:

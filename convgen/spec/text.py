@@ -173,16 +173,37 @@ def number_of(count: int, word: str) -> str:
 
 
 def parse_grid(text: str, example: str = "N=2,C=2", option: str = "--grid") -> dict[str, int]:
-    """The axes and ranks of a grid in one text, as --grid has it; raises InputError where it can't be read."""
+    """The axes and ranks of a grid in one text, as --grid has it: `H=2`, or `H=3:5` with a weight for each rank.
+
+    Raises:
+        InputError: it can't be read.
+    """
     grid: dict[str, int] = {}
     for part in text.split(","):
         axis, _, ranks = part.strip().partition("=")
         if axis in grid:
             raise InputError(f"{option} {text} names axis {axis} twice", hint=f"an axis once: {option} {example}")
-        if not (ranks.isascii() and ranks.isdecimal() and 1 <= int(ranks[:20]) < 2**31):
+        size = grid_size(ranks)
+        if not size:
             raise InputError(f"{option} {text}: cannot read {part.strip()!r}", hint=f"{option} {example}")
-        grid[axis] = int(ranks)
+        grid[axis] = size
     return grid
+
+
+def grid_size(text: str) -> int:
+    """The size of an axis as a grid's text has it: a number of ranks, or weights between colons; 0 for none of both.
+
+    Example:
+        >>> int(grid_size("4")), grid_size("3:5").weights, grid_size("0:0"), grid_size("-1")
+        (4, (3, 5), 0, 0)
+    """
+    from convgen.algebra.blocks import axis_size  # has numpy
+
+    parts = text.split(":")
+    if not all(p.isascii() and p.isdecimal() and len(p) < 11 for p in parts):
+        return 0
+    numbers = [int(p) for p in parts]
+    return 0 if not 0 < sum(numbers) < 2**31 else axis_size(numbers) if len(numbers) > 1 else numbers[0]
 
 
 def gib(count: int, digits: int = 3) -> str:

@@ -36,7 +36,7 @@ def layer_to_dict(layer: Layer) -> dict[str, Any]:
     data = convolution_data(layer.name, conv) | {
         "dtype": layer.dtype,
         "memory_format": layer.memory_format,
-        "grid": dict(layer.grid.axes),
+        "grid": layer.grid.plain,
     }
     if layer.distribution is None:
         data["algorithm"] = layer.algorithm

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -24,24 +25,49 @@ class SpatialRows(NamedTuple):
     dilation: int
 
 
-def ith_part(lo: int, hi: int, parts: int, i: int) -> tuple[int, int]:
-    """Part i of [lo, hi): the first (hi - lo) % parts parts get one element more."""
+Sizes = int | Sequence[int]  # of an axis: how many ranks, or a weight for each
+
+
+def ith_part(lo: int, hi: int, parts: Sizes, i: int) -> tuple[int, int]:
+    """Part i of [lo, hi): the first (hi - lo) % parts parts get one element more.
+
+    Of ranks with weights each gets its share rounded down, and those that lose most an element more.
+    """
+    if not isinstance(parts, int):
+        total, shares = sum(parts), [(hi - lo) * w for w in parts]
+        sizes, lost = [s // total for s in shares], [s % total for s in shares]
+        for k in sorted(range(len(parts)), key=lambda k: -lost[k])[: sum(lost) // total]:
+            sizes[k] += 1
+        return (start := lo + sum(sizes[:i])), start + sizes[i]
     size, extra = divmod(hi - lo, parts)
     start = lo + i * size + min(i, extra)
     return start, start + size + (i < extra)
 
 
+def ranks_of(sizes: dict[str, Sizes]) -> dict[str, int]:
+    """By axis how many ranks there are."""
+    return {axis: n if isinstance(n, int) else len(n) for axis, n in sizes.items()}
+
+
+def largest(extent: int, parts: Sizes) -> int:
+    """Elements of the largest part."""
+    if isinstance(parts, int):
+        return -(-extent // parts)
+    lo, hi = ith_part(0, extent, parts, [*parts].index(max(parts)))
+    return hi - lo
+
+
 def interval(
-    extent: int, groups: int, axes: tuple[str, ...], grid: dict[str, int], at: dict[str, int]
+    extent: int, groups: int, axes: tuple[str, ...], sizes: dict[str, Sizes], at: dict[str, int]
 ) -> tuple[int, int]:
     """Elements of a dimension that the rank at these coordinates holds: each axis splits the block of the one
     before it, by whole groups as long as some rank has more than one, then inside the group."""
     group, inside, most = (0, groups), (0, extent // groups), groups
     for axis in axes:
         if most > 1:
-            group, most = ith_part(*group, grid[axis], at[axis]), -(-most // grid[axis])
+            group, most = ith_part(*group, sizes[axis], at[axis]), largest(most, sizes[axis])
         else:
-            inside = ith_part(*inside, grid[axis], at[axis])
+            inside = ith_part(*inside, sizes[axis], at[axis])
     count, unit = group[1] - group[0], extent // groups
     lo = group[0] * unit + inside[0]
     return lo, lo + max(count - 1, 0) * unit + (inside[1] - inside[0]) * (count > 0)
@@ -89,7 +115,7 @@ class Layout(NamedTuple):
         """Where the piece of the rank at these coordinates sits."""
         channels = CHANNEL_DIM[self.tensor]
         return tuple(
-            interval(extent, layer.groups if d == channels else 1, axes, layer.grid, at)
+            interval(extent, layer.groups if d == channels else 1, axes, layer.sizes, at)
             for d, (extent, axes) in enumerate(zip(layer.extents(self.tensor, batch), self.axes, strict=True))
         )
 
@@ -113,7 +139,7 @@ class Window(Layout):
             if self.rows[d]:
                 s, other = layer.spatial[d - 2], layer.extents(layer.other(self.tensor), batch)[d]
                 read = input_rows if self.tensor == layer.fine else output_rows
-                lo, hi = read(s, *interval(other, 1, self.axes[d], layer.grid, at))
+                lo, hi = read(s, *interval(other, 1, self.axes[d], layer.sizes, at))
                 box[d] = min(max(lo, 0), extent), min(max(hi, 0), extent)
         return tuple(box)
 
@@ -129,7 +155,7 @@ class PaddedWindow(Window):
             if padded:
                 s, other = layer.spatial[d - 2], layer.extents(layer.other(self.tensor), batch)[d]
                 read = input_rows if self.tensor == layer.fine else output_frame
-                box[d] = read(s, *interval(other, 1, self.axes[d], layer.grid, at))
+                box[d] = read(s, *interval(other, 1, self.axes[d], layer.sizes, at))
         return tuple(box)
 
 

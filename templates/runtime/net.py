@@ -23,7 +23,7 @@ from .conversions import all_gather
 from .copies import compare_copies, compares
 from .envelope import code_of, enter
 from .here import frame_at
-from .layout import Box
+from .layout import Box, Sizes, ranks_of
 from .mesh import Place, make_mesh, place_key, places
 from .parameters import find_placements
 from .regions import Where, as_slices, read_region
@@ -63,7 +63,7 @@ class Net(Plain):
         name: str,
         *,
         file: str,
-        grid: dict[str, int],
+        grid: dict[str, Sizes],
         batch: int,
         dtype: torch.dtype,
         device: str,
@@ -74,7 +74,8 @@ class Net(Plain):
         mixes: bool = False,
         tf32: str = "never",
     ) -> None:
-        self.name, self.file, self.grid, self.batch = name, file, grid, batch
+        self.name, self.file, self.sizes, self.batch = name, file, grid, batch
+        self.grid = ranks_of(grid)
         self.dtype, self.device, self.sums, self.state = dtype, device, sums, state
         self.values = {**values, **{n: (shape, there) for n, (shape, there, *_) in state.items()}}
         self.mixes, self.tf32 = mixes, tf32
@@ -243,7 +244,7 @@ class Sized:
 
     def __init__(self, net: Net, batch: int, low: torch.dtype | None = None) -> None:
         self.net, self.batch, self.low, self.mixes = net, batch, low, net.mixes or low is not None
-        self.name, self.grid, self.sums, self.device = net.name, net.grid, net.sums, net.device
+        self.name, self.grid, self.sizes, self.sums, self.device = net.name, net.grid, net.sizes, net.sums, net.device
         self.dtype = net.dtype
 
 

@@ -39,7 +39,7 @@ class Reach:
         for d, window in enumerate(self.windows):
             if window is not None:
                 relation, extent = window
-                block = interval(extent, 1, self.blocks.axes[d], layer.grid, at)
+                block = interval(extent, 1, self.blocks.axes[d], layer.sizes, at)
                 box[d] = relation.hull(*relation.window(*block), self.blocks.extents[d])
         return tuple(box)
 
@@ -53,7 +53,7 @@ class Stand(Plain):
     def __init__(self, row: Row, operation: Operation, net: Any, label: str) -> None:
         self.row, self.operation, self.signature = row, operation, operation.signatures[row.way]
         self.label = label
-        self.name, self.grid, self.sums, self.device = net.name, net.grid, net.sums, net.device
+        self.name, self.grid, self.sizes, self.sums, self.device = net.name, net.grid, net.sizes, net.sums, net.device
         self.low = net.low
         inputs, results = self.signature.inputs, self.signature.results
         made = [f"{label}.{r.name}" if j else label for j, r in enumerate(results)]
@@ -152,7 +152,7 @@ class Stand(Plain):
         if me not in self._ats:
             here, roles = coordinates(self, me), self.row.roles  # type: ignore[arg-type]
             self._ats[me] = self.at_blocks(
-                {i: interval(n, 1, roles.get(i, ()), self.grid, here) for i, n in self.signature.extents}
+                {i: interval(n, 1, roles.get(i, ()), self.sizes, here) for i, n in self.signature.extents}
             )
         return self._ats[me]
 

@@ -65,7 +65,7 @@ class Split(NamedTuple):
 
     def frame(self, layer: Any, at: dict[str, int], batch: int) -> Box:
         """What the rank at these coordinates holds."""
-        return tuple(interval(n, 1, a, layer.grid, at) for n, a in zip(self.extents, self.axes, strict=True))
+        return tuple(interval(n, 1, a, layer.sizes, at) for n, a in zip(self.extents, self.axes, strict=True))
 
     def held(self, layer: Any, at: dict[str, int], batch: int) -> Box:
         return self.frame(layer, at, batch)

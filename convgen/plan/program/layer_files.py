@@ -101,7 +101,7 @@ def _data(
     data = convolution_data(node.name, conv) | {
         "dtype": network.dtype,
         "target": target.text,
-        "grid": dict(program.grid.axes),
+        "grid": program.grid.plain,
         "distribution": {tensor: entries(axes) for tensor, axes in layouts.items()},
         "roles": {phase: found for phase, found in roles.items() if found is not None},
     }

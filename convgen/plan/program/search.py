@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from convgen.algebra.blocks import most_of
 from convgen.algebra.grid import Grid
 from convgen.cost.every_output import outputs_of_layers
 from convgen.cost.machine import Machine
@@ -488,7 +489,7 @@ class Search:
         if (known := self._bytes.get(key)) is None:
             each = times * (self.room.parameter_bytes(dtype) if learnt else element_bytes(dtype))
             parts = (
-                [-(-n // prod(self.bare.sizes[a] for a in axes)) for n, axes in zip(shape, s, strict=True)]
+                [most_of(n, [self.bare.sizes[a] for a in axes]) for n, axes in zip(shape, s, strict=True)]
                 for s in domain
             )
             known = self._bytes[key] = np.array([prod(one) * each for one in parts], dtype=np.int64)
