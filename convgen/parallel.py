@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from convgen.agreement import check_weights, meet
+from convgen.algebra.blocks import size_text
 from convgen.algebra.grid import Grid
 from convgen.cost.machines import load_machine
 from convgen.errors import InputError
@@ -72,7 +73,8 @@ def from_torch(
         example_inputs: the arguments of its forward, whole: a tuple, a dict by name, or (args, kwargs); extent 0 of the
             first tensor counts samples. Of lists, tuples, dicts and dataclasses each tensor is an input, such as
             batch_image and xs_0; of those that the module gives, an output. Numbers and texts are built in.
-        grid: axes that are letters N, C, F, D, H, W, and their ranks: {"N": 2, "H": 2}, or "N=2,H=2". By default N over
+        grid: axes that are letters N, C, F, D, H, W, and their ranks: {"N": 2, "H": 2}, or "N=2,H=2"; or a share for
+            each rank, in proportion to which all is split that the axis splits: {"H": [3, 5]}, or "H=3:5". By default N over
             all ranks of the default process group.
         algorithm: a named one; auto: every value and row as the search for the least modelled seconds finds, whatever
             the axes are called; by default the named one with the grid's letters.
@@ -128,6 +130,7 @@ def parallelize(
     dtype: torch.dtype | str | None = None,
     name: str | None = None,
     process_group: ProcessGroup | None = None,
+    shares: Mapping[str, Sequence[int]] | None = None,
 ) -> torch.nn.Module:
     """A module on many ranks, with the module's weights and in its mode. Every rank calls this.
 
@@ -145,6 +148,7 @@ def parallelize(
         target: as of `from_torch`; by default what the mesh, or the process group, is for.
         dtype: as of `from_torch`; the module's values are converted when they are taken, the module stays as it is.
         process_group: whose ranks a grid's mesh is made of; by default the default one.
+        shares: by axis of a mesh what each of its ranks gets of all that the axis splits, in proportion, as a grid has it.
     Returns:
         An nn.Module: of every parameter this rank's block, under the module's own names; `load_full`,
         `full_state_dict`, `full_gradients` as of a generated Network; the package is its `package`. A call that differs
@@ -160,7 +164,7 @@ def parallelize(
     given = isinstance(mesh_or_grid, (str, Mapping))
     if process_group is not None and not given:
         raise InputError("process_group= is what a grid's mesh is made of, and a mesh is given", hint="one of both")
-    axes = _axes(mesh_or_grid) if given else _axes_of(mesh_or_grid)
+    axes = _shared(_axes(mesh_or_grid) if given else _axes_of(mesh_or_grid), shares or {})
     to = target or _target(process_group if given else mesh_or_grid)
     types = _name(reduce_dtype), _name(autocast)
     how = _How(axes, algorithm, machine, statistics, *types, tuple(sorted(recompute)), to, _name(dtype))
@@ -220,6 +224,14 @@ def _axes_of(mesh: Any) -> dict[str, int]:
         fact = f"mesh_or_grid is a {type(mesh).__name__} without names of axes"
         raise InputError(fact, hint='init_device_mesh("cpu", (2, 2), mesh_dim_names=("N", "H")), or {"N": 2, "H": 2}')
     return dict(zip(names, mesh.shape, strict=True))
+
+
+def _shared(axes: dict[str, int], shares: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    for axis, given in shares.items():
+        if axis not in axes or axes[axis] != len(given):
+            there = ", ".join(f"{a}={size_text(n)}" for a, n in axes.items())
+            raise InputError(f"shares: {len(given)} of axis {axis}, and the axes are {there}", hint="a share a rank")
+    return axes | {axis: build_size(axis, given) for axis, given in shares.items()}
 
 
 def _target(where: Any) -> str:

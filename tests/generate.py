@@ -39,20 +39,20 @@ MOST_ELEMENTS = 400  # of x, w or y of a random layer, so that a slow reference 
 
 
 def random_grid(rng: Random, max_ranks: int = 8, names: tuple[str, ...] = AXIS_NAMES) -> Grid:
-    """One to four axes, some of one rank and some with weights, at most `max_ranks` ranks."""
+    """One to four axes, some of one rank and some with shares, at most `max_ranks` ranks."""
     count = rng.choice((1, 2, 2, 3, 3, 4))
     sizes: list[int] = []
     for _ in range(min(count, len(names))):
         left = max_ranks // prod(sizes)
         sizes.append(rng.choice([s for s in (1, 2, 2, 2, 3, 3, 4, 5) if s <= left]))
     rng.shuffle(sizes)
-    return Grid(tuple(zip(rng.sample(names, len(sizes)), [weighted(rng, n) for n in sizes], strict=True)))
+    return Grid(tuple(zip(rng.sample(names, len(sizes)), [uneven(rng, n) for n in sizes], strict=True)))
 
 
-def weighted(rng: Random, ranks: int) -> int:
-    """Of four axes one has weights, among them ranks that get nothing."""
-    weights = [rng.choice((0, 1, 1, 2, 3, 5)) for _ in range(ranks)]
-    return axis_size(weights) if rng.random() < 0.25 and any(weights) else ranks
+def uneven(rng: Random, ranks: int) -> int:
+    """Of four axes one has shares, among them ranks that get nothing."""
+    shares = [rng.choice((0, 1, 1, 2, 3, 5)) for _ in range(ranks)]
+    return axis_size(shares) if rng.random() < 0.25 and any(shares) else ranks
 
 
 def random_spatial(rng: Random, name: str, most: int) -> Spatial:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from brute import Value, gather, gradients, results, run, scatter
-from generate import weighted
+from generate import uneven
 
 from convgen.algebra.conv import SPATIAL_NAMES, Conv, Spatial
 from convgen.algebra.grid import Grid
@@ -632,7 +632,7 @@ def a_grid(draw: Random) -> Grid:
     while True:
         sizes = [draw.choice((1, 2, 2, 3, 4)) for _ in range(draw.randint(1, 3))]
         if prod(sizes) <= 8:
-            return Grid(tuple((f"a{i}", weighted(draw, n)) for i, n in enumerate(sizes)))
+            return Grid(tuple((f"a{i}", uneven(draw, n)) for i, n in enumerate(sizes)))
 
 
 def free_roles(draw: Random, signature: Signature, grid: Grid) -> dict[str, Axes]:

@@ -25,9 +25,9 @@ Values = NDArray[np.float64]
 
 
 def split(items: list[int], parts: int) -> list[list[int]]:
-    """The block rule: the first len(items) % parts parts get one more; of weights whoever is owed most is next."""
+    """The block rule: the first len(items) % parts parts get one more; of shares whoever is owed most is next."""
     if isinstance(parts, Uneven):
-        owed = [Fraction(len(items) * w, sum(parts.weights)) for w in parts.weights]
+        owed = [Fraction(len(items) * w, sum(parts.shares)) for w in parts.shares]
         counts = [floor(share) for share in owed]
         while sum(counts) < len(items):
             counts[max(range(parts), key=lambda i: (owed[i] - counts[i], -i))] += 1

@@ -8,7 +8,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from generate import random_grid, weighted
+from generate import random_grid, uneven
 from oracle import block as slow_block
 from oracle import split
 
@@ -35,38 +35,38 @@ def test_spans_of_nested_axes_and_groups_are_those_of_lists() -> None:
     rng = Random(1)
     for _ in range(400):
         groups, unit = rng.choice((1, 1, 2, 3, 4, 5)), rng.randint(1, 5)
-        sizes = tuple(weighted(rng, rng.choice((1, 2, 3, 4))) for _ in range(rng.randint(0, 3)))
+        sizes = tuple(uneven(rng, rng.choice((1, 2, 3, 4))) for _ in range(rng.randint(0, 3)))
         for index in product(*map(range, sizes)):
             expected = slow_block(groups * unit, groups, sizes, index)
             assert interval(expected, span(groups * unit, groups, sizes, index, 0)), (groups, unit, sizes, index)
 
 
-def test_blocks_by_weights_are_these_sizes_of_their_sum_and_plain_blocks_where_all_weigh_alike() -> None:
+def test_blocks_by_shares_are_these_sizes_of_their_sum_and_plain_blocks_where_all_shares_are_alike() -> None:
     rng = Random(3)
     for _ in range(300):
-        weights = [rng.randint(0, 9) for _ in range(rng.randint(1, 6))]
-        if not any(weights):
+        shares = [rng.randint(0, 9) for _ in range(rng.randint(1, 6))]
+        if not any(shares):
             continue
-        size, times = axis_size(weights), rng.randint(1, 3)
-        assert [hi - lo for lo, hi in (block(0, times * sum(weights), size, i) for i in range(size))] == [
-            times * w for w in weights
+        size, times = axis_size(shares), rng.randint(1, 3)
+        assert [hi - lo for lo, hi in (block(0, times * sum(shares), size, i) for i in range(size))] == [
+            times * w for w in shares
         ]
-        alike, n = Uneven([rng.randint(1, 4)] * len(weights)), rng.randint(0, 40)
+        alike, n = Uneven([rng.randint(1, 4)] * len(shares)), rng.randint(0, 40)
         assert [block(5, 5 + n, alike, i) for i in range(alike)] == [
-            block(5, 5 + n, len(weights), i) for i in range(alike)
+            block(5, 5 + n, len(shares), i) for i in range(alike)
         ]
 
 
-def test_the_most_that_a_rank_has_over_several_axes_with_weights() -> None:
+def test_the_most_that_a_rank_has_over_several_axes_with_shares() -> None:
     rng = Random(4)
     for _ in range(300):
-        sizes = tuple(weighted(rng, rng.choice((2, 3, 4))) for _ in range(rng.randint(1, 3)))
+        sizes = tuple(uneven(rng, rng.choice((2, 3, 4))) for _ in range(rng.randint(1, 3)))
         n = rng.randint(0, 60)
         spans = [span(n, 1, sizes, index, 0) for index in product(*map(range, sizes))]
         assert most_of(n, sizes) == max(hi - lo for lo, hi in spans)
 
 
-def test_weights_are_equal_only_to_the_same_proportion() -> None:
+def test_shares_are_equal_only_to_the_same_proportion() -> None:
     size = axis_size((6, 10))
     assert size == axis_size((3, 5)) and hash(size) == hash(axis_size((3, 5)))
     assert size != 2 and size != 2 and size != axis_size((5, 3)) and axis_size((4, 4)) == 2

@@ -1,8 +1,8 @@
 """The block rule: which half-open interval of a dimension each rank holds.
 
-Extent n over p ranks: the first n mod p ranks get one element more. Over ranks of weights w each gets n*w/sum(w)
-elements rounded down, and those that lost most by it, the first of such as lost alike, an element more: equal weights
-give the rule without weights, and a rank of the largest weight has a largest part. Over several axes: by the outermost
+Extent n over p ranks: the first n mod p ranks get one element more. Over ranks of shares w each gets n*w/sum(w)
+elements rounded down, and those that lost most by it, the first of such as lost alike, an element more: equal shares
+give the rule without shares, and a rank of the largest share has a largest part. Over several axes: by the outermost
 axis first and each block again by the next, so that gathering the inner axis gives exactly the outer
 axis's block. A dimension made of groups is split into whole groups as long as some rank holds more than
 one; axes after that split inside the group.
@@ -23,39 +23,45 @@ Number = TypeVar("Number", int, NDArray[np.int64])
 
 
 class Uneven(int):
-    """How many ranks an axis has, of which some hold more than others: a number of ranks with a weight for each.
+    """How many ranks an axis has, of which some hold more than others: a number of ranks with a share for each.
 
-    Equal only to the same weights: as a number of ranks alone it would be taken for an axis that splits evenly.
+    Equal only to the same shares: as a number of ranks alone it would be taken for an axis that splits evenly.
 
     Example:
         >>> size = axis_size((6, 10))
-        >>> int(size), size.weights, size == 2
+        >>> int(size), size.shares, size == 2
         (2, (3, 5), False)
     """
 
-    weights: tuple[int, ...]
+    shares: tuple[int, ...]
 
-    def __new__(cls, weights: Sequence[int]) -> Uneven:
-        size = super().__new__(cls, len(weights))
-        size.weights = tuple([w // gcd(*weights) for w in weights])
+    def __new__(cls, shares: Sequence[int]) -> Uneven:
+        size = super().__new__(cls, len(shares))
+        size.shares = tuple([n // gcd(*shares) for n in shares])
         return size
 
     def __reduce__(self) -> tuple[type[Uneven], tuple[tuple[int, ...]]]:
-        return Uneven, (self.weights,)
+        return Uneven, (self.shares,)
+
+    def __repr__(self) -> str:  # what is kept under a key that is made of a grid's is kept for these shares
+        return f"Uneven({self.shares})"
+
+    def __str__(self) -> str:
+        return str(int(self))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Uneven) and self.weights == other.weights
+        return isinstance(other, Uneven) and self.shares == other.shares
 
     def __ne__(self, other: object) -> bool:
         return not self == other
 
     def __hash__(self) -> int:
-        return hash(self.weights)
+        return hash(self.shares)
 
     def cuts(self, extent: Number) -> NDArray[np.int64]:
         """Where the parts of an extent end, or of each extent of an array: [..., ranks + 1], from 0."""
-        total, weights = sum(self.weights), np.array(self.weights, dtype=np.int64)
-        whole = np.asarray(extent, dtype=np.int64)[..., None] * weights
+        total, shares = sum(self.shares), np.array(self.shares, dtype=np.int64)
+        whole = np.asarray(extent, dtype=np.int64)[..., None] * shares
         sizes, lost = whole // total, whole % total
         order = np.argsort(np.argsort(-lost, axis=-1, kind="stable"), axis=-1, kind="stable")
         sizes = sizes + (order < (lost.sum(-1, keepdims=True) // total))
@@ -63,7 +69,7 @@ class Uneven(int):
 
 
 def axis_size(ranks: int | Sequence[int]) -> int:
-    """The size of an axis of so many ranks, or of ranks with these weights; of equal ones it is their number."""
+    """The size of an axis of so many ranks, or of ranks with these shares; of equal ones it is their number."""
     if isinstance(ranks, int):
         return ranks
     return Uneven(ranks) if len({*ranks}) > 1 else len(ranks)
@@ -76,12 +82,12 @@ def size_text(size: int) -> str:
         >>> size_text(axis_size((6, 10))), size_text(axis_size((1, 1)))
         ('3:5', '2')
     """
-    return ":".join(map(str, size.weights)) if isinstance(size, Uneven) else str(int(size))
+    return ":".join(map(str, size.shares)) if isinstance(size, Uneven) else str(int(size))
 
 
 def plain_size(size: int) -> int | list[int]:
-    """As files and modules have it: a number of ranks, or their weights."""
-    return [*size.weights] if isinstance(size, Uneven) else int(size)
+    """As files and modules have it: a number of ranks, or their shares."""
+    return [*size.shares] if isinstance(size, Uneven) else int(size)
 
 
 def most(extent: int, size: int) -> int:

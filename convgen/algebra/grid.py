@@ -20,7 +20,7 @@ Coords = dict[str, int]
 
 @dataclass(frozen=True)
 class Grid:
-    """Named axes in order, each with its size: so many ranks, or ranks with weights (blocks.Uneven).
+    """Named axes in order, each with its size: so many ranks, or ranks with shares (blocks.Uneven).
 
     Example:
         >>> Grid((("data", 2), ("chan", 3))).group(4, ("chan",))
@@ -42,7 +42,7 @@ class Grid:
 
     @property
     def plain(self) -> dict[str, int | list[int]]:
-        """As files and modules have it: of an axis how many ranks, or their weights."""
+        """As files and modules have it: of an axis how many ranks, or their shares."""
         return {name: plain_size(size) for name, size in self.axes}
 
     @cached_property

@@ -22,8 +22,8 @@ MAX_SIZE = 2**31 - 1
 Size: TypeAlias = Annotated[int, Field(ge=1, le=MAX_SIZE)]
 Rows: TypeAlias = Annotated[int, Field(ge=0, le=MAX_SIZE)]
 Pair: TypeAlias = Annotated[list[Rows], Field(min_length=2, max_length=2)]
-Weights: TypeAlias = Annotated[list[Rows], Field(min_length=1)]
-Split: TypeAlias = str | dict[str, Weights]
+Shares: TypeAlias = Annotated[list[Rows], Field(min_length=1)]
+Split: TypeAlias = str | dict[str, Shares]
 Entry: TypeAlias = Split | list[Split] | None
 AxisRoles: TypeAlias = dict[str, str | None]
 
@@ -96,8 +96,8 @@ class LayerForm(_Form):
     memory_format: Literal["contiguous", "channels_last"] | None = Field(
         default=None, description="contiguous or channels_last"
     )
-    grid: dict[str, Size | Weights] = Field(
-        description="a mapping of axis name to ranks, e.g. {N: 2, C: 2}, or to a weight for each, e.g. {H: [3, 5]}"
+    grid: dict[str, Size | Shares] = Field(
+        description="a mapping of axis name to ranks, e.g. {N: 2, C: 2}, or to a share for each, e.g. {H: [3, 5]}"
     )
     algorithm: Annotated[str, AfterValidator(_algorithm)] | None = Field(
         default=None, description=f"{', '.join(ALGORITHM_NAMES[:-1])} or {ALGORITHM_NAMES[-1]}"

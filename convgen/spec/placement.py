@@ -25,27 +25,27 @@ MAX_AXES = 16
 
 
 def build_size(axis: str, given: object, path: KeyPath = ()) -> int:
-    """The size of an axis from what somebody has written: a number of ranks, or weights, one a rank.
+    """The size of an axis from what somebody has written: a number of ranks, or shares, one a rank.
 
     Raises:
-        InputError: neither, or weights that give no rank anything.
+        InputError: neither, or shares that give no rank anything.
     """
     if type(given) is int or isinstance(given, Uneven):
         if 1 <= given < 2**31:
             return given
     elif isinstance(given, (list, tuple)):
-        weights = cast("Sequence[Any]", given)
-        if weights and all(type(w) is int and w >= 0 for w in weights) and 0 < sum(weights) < 2**31:
-            return axis_size(weights)
+        shares = cast("Sequence[Any]", given)
+        if shares and all(type(w) is int and w >= 0 for w in shares) and 0 < sum(shares) < 2**31:
+            return axis_size(shares)
     fact = f"axis {shown(axis)} can't have {shown(cast('Any', given))} ranks"
-    raise InputError(fact, path, hint="a number of ranks, 2, or a weight for each, [3, 5]: integers, not all 0")
+    raise InputError(fact, path, hint="a number of ranks, 2, or a share for each, [3, 5]: integers, not all 0")
 
 
 def build_grid(axes: Mapping[str, int | Sequence[int]]) -> Grid:
     """The grid of processors, axes in the order written.
 
     Args:
-        axes: by name how many ranks, or their weights: what the axis splits, it splits in this proportion.
+        axes: by name how many ranks, or their shares: what the axis splits, it splits in this proportion.
 
     Raises:
         InputError: no axes, too many axes or ranks, a name that can't be an axis's, or what is no size of one.
@@ -99,9 +99,9 @@ def build_distribution(form: DistributionForm, grid: Grid, conv: Conv) -> Distri
 
 
 def with_sizes(form: DistributionForm, grid: Grid, conv: Conv) -> Grid:
-    """The grid, with weights of the axes for which a distribution says the sizes of blocks.
+    """The grid, with shares of the axes for which a distribution says the sizes of blocks.
 
-    Along N, whose number of samples may be another one at run time, they are weights, and so they are inside of the
+    Along N, whose number of samples may be another one at run time, they are shares, and so they are inside of the
     blocks of another axis.
 
     Raises:

@@ -173,7 +173,7 @@ def number_of(count: int, word: str) -> str:
 
 
 def parse_grid(text: str, example: str = "N=2,C=2", option: str = "--grid") -> dict[str, int]:
-    """The axes and ranks of a grid in one text, as --grid has it: `H=2`, or `H=3:5` with a weight for each rank.
+    """The axes and ranks of a grid in one text, as --grid has it: `H=2`, or `H=3:5` with a share for each rank.
 
     Raises:
         InputError: it can't be read.
@@ -191,10 +191,10 @@ def parse_grid(text: str, example: str = "N=2,C=2", option: str = "--grid") -> d
 
 
 def grid_size(text: str) -> int:
-    """The size of an axis as a grid's text has it: a number of ranks, or weights between colons; 0 for none of both.
+    """The size of an axis as a grid's text has it: a number of ranks, or shares between colons; 0 for none of both.
 
     Example:
-        >>> int(grid_size("4")), grid_size("3:5").weights, grid_size("0:0"), grid_size("-1")
+        >>> int(grid_size("4")), grid_size("3:5").shares, grid_size("0:0"), grid_size("-1")
         (4, (3, 5), 0, 0)
     """
     from convgen.algebra.blocks import axis_size  # has numpy

@@ -25,13 +25,13 @@ class SpatialRows(NamedTuple):
     dilation: int
 
 
-Sizes = int | Sequence[int]  # of an axis: how many ranks, or a weight for each
+Sizes = int | Sequence[int]  # of an axis: how many ranks, or a share for each
 
 
 def ith_part(lo: int, hi: int, parts: Sizes, i: int) -> tuple[int, int]:
     """Part i of [lo, hi): the first (hi - lo) % parts parts get one element more.
 
-    Of ranks with weights each gets its share rounded down, and those that lose most an element more.
+    Of ranks with shares each gets its share rounded down, and those that lose most an element more.
     """
     if not isinstance(parts, int):
         total, shares = sum(parts), [(hi - lo) * w for w in parts]
