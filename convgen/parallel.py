@@ -74,8 +74,8 @@ def from_torch(
             first tensor counts samples. Of lists, tuples, dicts and dataclasses each tensor is an input, such as
             batch_image and xs_0; of those that the module gives, an output. Numbers and texts are built in.
         grid: axes that are letters N, C, F, D, H, W, and their ranks: {"N": 2, "H": 2}, or "N=2,H=2"; or a share for
-            each rank, in proportion to which all is split that the axis splits: {"H": [3, 5]}, or "H=3:5". By default N over
-            all ranks of the default process group.
+            each rank, in which proportion the axis splits: {"H": [3, 5]}, or "H=3:5". By default N over all ranks of
+            the default process group.
         algorithm: a named one; auto: every value and row as the search for the least modelled seconds finds, whatever
             the axes are called; by default the named one with the grid's letters.
         machine: a name or a machine file, for which it is chosen what travels meanwhile, and which `auto` models; by
@@ -148,7 +148,7 @@ def parallelize(
         target: as of `from_torch`; by default what the mesh, or the process group, is for.
         dtype: as of `from_torch`; the module's values are converted when they are taken, the module stays as it is.
         process_group: whose ranks a grid's mesh is made of; by default the default one.
-        shares: by axis of a mesh what each of its ranks gets of all that the axis splits, in proportion, as a grid has it.
+        shares: by axis of a mesh a share for each rank, in which proportion the axis splits, as a grid has it.
     Returns:
         An nn.Module: of every parameter this rank's block, under the module's own names; `load_full`,
         `full_state_dict`, `full_gradients` as of a generated Network; the package is its `package`. A call that differs

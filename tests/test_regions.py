@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 import torch
 from free_networks import free_network, imported
+from generate import uneven
 from operation_cases import a_grid
+from oracle import split
 from runtime_parts import ROOT
 from sampling import cases_of
 from small_networks import ResNet, UNet, seeded
@@ -59,19 +61,40 @@ def tiles(regions: list[tuple[slice, ...]], shape: tuple[int, ...]) -> bool:
     return bool((times == times.flat[0]).all()) and times.flat[0] > 0
 
 
+class Line(nn.Module):
+    """One dimension, rows of its own length in a second result."""
+
+    def __init__(self, draw: Random, channels: int) -> None:
+        super().__init__()
+        self.wide = nn.Conv1d(channels, 4, 5, draw.choice((1, 2)), 2)
+        self.back = nn.ConvTranspose1d(4, 2, 3, draw.choice((1, 2)), 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = torch.tanh(self.wide(x))
+        return self.back(x), nn.functional.avg_pool1d(x, 3, 1)
+
+
 @pytest.mark.parametrize("number", cases_of(24, "regions of free networks"))
 def test_regions_of_random_networks(tmp_path: Path, number: int) -> None:
-    """Of every value of a network with any layout the regions tile the tensor, and are what `scatter` gives."""
+    assert check_regions(tmp_path, number) > 0
+
+
+def check_regions(folder: Path, number: int) -> int:
+    """Of every value of a network with any layout the regions tile the tensor, and are what `scatter` gives.
+
+    Returns:
+        How many values it has.
+    """
     draw = Random(f"regions {number}")
     seeded()
     grid = a_grid(draw)
     batch, channels = draw.randint(2, 5), draw.randint(1, 3)
-    flat = draw.random() < 0.6
-    module = (Branches if flat else Volume)(draw, channels).double()
-    size = [draw.randint(9, 12) for _ in range(2 if flat else 3)]
+    make, dims = draw.choice(((Branches, 2), (Branches, 2), (Volume, 3), (Line, 1)))
+    module = make(draw, channels).double()
+    size = [draw.randint(9, 12) for _ in range(dims)]
     x = torch.randn(batch, channels, *size, dtype=torch.float64)
     graph, _ = graph_of(module, (x,))
-    net: Any = imported(free_network(draw, graph, grid).package().files, tmp_path)
+    net: Any = imported(free_network(draw, graph, grid).package().files, folder)
     other = batch + draw.choice((-1, 0, 1))
 
     def program(end: VirtualTransport) -> dict[str, tuple[slice, ...]]:
@@ -91,6 +114,7 @@ def test_regions_of_random_networks(tmp_path: Path, number: int) -> None:
     ranks = World(grid.ranks).run(program)
     for name in net.NET.values:
         assert tiles([found[name] for found in ranks], net.NET.extents(name, other)), name
+    return len(net.NET.values)
 
 
 class First(nn.Module):
@@ -118,7 +142,7 @@ def test_an_input_with_its_halo(tmp_path: Path, number: int) -> None:
     """A network that is given its input's halo computes the same to the bit, gradients too, and sends none of it."""
     draw = Random(f"halos {number}")
     seeded()
-    grid = Grid(tuple(draw.choice(GRIDS).items()))
+    grid = Grid(tuple([(axis, uneven(draw, n)) for axis, n in draw.choice(GRIDS).items()]))
     which = draw.randrange(len(MAKERS))
     module = MAKERS[which](draw).double()
     x = torch.randn(3, 3 if which == 1 else 2, *[draw.choice((12, 16, 20)) for _ in range(2)], dtype=torch.float64)
@@ -161,22 +185,13 @@ def read_of(module: Any, n: int, d: int, own: tuple[slice, ...], grid: Grid) -> 
     """Rows of the input that a rank's rows of both convolutions' results read, and its own, counted one by one."""
     axis, rows = "HW"[d - 2], {*range(own[d].start, own[d].stop)}
     ranks = dict(grid.axes).get(axis, 1)
-    bounds = [*balanced(n, ranks)]
-    me = bounds.index((own[d].start, own[d].stop))
+    blocks = split([*range(n)], ranks)
+    me = blocks.index([*range(own[d].start, own[d].stop)])
     for k, s, p, r in ((module.kernel, 1, module.padding, 1), (3, module.stride, 2, module.dilation)):
-        lo, hi = [*balanced((n + 2 * p - r * (k - 1) - 1) // s + 1, ranks)][me]
-        rows |= {o * s - p + r * t for o in range(lo, hi) for t in range(k)}
+        results = split([*range((n + 2 * p - r * (k - 1) - 1) // s + 1)], ranks)[me]
+        rows |= {o * s - p + r * t for o in results for t in range(k)}
     inside = [row for row in rows if 0 <= row < n]
     return slice(min(inside), max(inside) + 1)
-
-
-def balanced(n: int, parts: int) -> Iterator[tuple[int, int]]:
-    """Blocks of a dimension: the first ones have one row more."""
-    lo = 0
-    for i in range(parts):
-        hi = lo + n // parts + (i < n % parts)
-        yield lo, hi
-        lo = hi
 
 
 class Waves(nn.Module):

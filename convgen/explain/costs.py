@@ -61,7 +61,7 @@ def rows(compiled: Compiled) -> tuple[Row, ...]:
     for s in cost.steps:
         step = steps[s.result]
         over = step.over if isinstance(step, Convert) else ()
-        text = formula_text(known[s.result], compiled.schedule.grid.names)
+        text = formula_text(known[s.result], compiled.schedule.grid)
         found.append(Row(s.phase, s.result, s.kind, over, s.cost, text))
     return tuple(found)
 

@@ -6,23 +6,24 @@ Common factors of a sum stand before it, and local extents such as H/|H| stay to
 
 from __future__ import annotations
 
-from convgen.cost.symbolic import Expr, Formula, sympy
+from convgen.algebra.blocks import Uneven
+from convgen.algebra.grid import Grid
+from convgen.cost.symbolic import Expr, Formula, axis_size, sympy
 
 _EXTENTS = ("N", "C", "F", "G", "D", "H", "W", "Do", "Ho", "Wo", "K", "K_D", "K_H", "K_W")
 NO_FORM = "counted by index sets"
 
 
-def formula_text(formula: Formula, axes: tuple[str, ...]) -> str:
+def formula_text(formula: Formula, grid: Grid) -> str:
     """Elements that a conversion sends, or flops of a local operation; nothing for a slice.
 
-    Args:
-        axes: the grid's, in order.
+    A formula is of ranks that share alike: what depends on an axis of other shares has none.
     """
-    if formula.flops != 0:
-        return Printer(axes).text(formula.flops)
-    if formula.elements is None:
+    found = formula.elements if formula.flops == 0 else formula.flops
+    uneven = {axis_size(axis) for axis, size in grid.axes if isinstance(size, Uneven)}
+    if found is None or not uneven.isdisjoint(found.free_symbols):
         return NO_FORM
-    return Printer(axes).text(formula.elements) if formula.elements != 0 else ""
+    return Printer(grid.names).text(found) if found != 0 else ""
 
 
 class Printer:

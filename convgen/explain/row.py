@@ -134,7 +134,7 @@ def row_text(compiled: CompiledNetwork, name: str) -> str:
     before = ""
     for one in row_lines(program, known[name]):
         operation = one["operation"] + (f" over {','.join(one['axes'])}" if one["axes"] else "")
-        text = formula_text(one["formula"], program.grid.names)
+        text = formula_text(one["formula"], program.grid)
         numbers = (f"{one['elements']:,}", f"{one['bytes']:,}") if one["axes"] else ("", "")
         table.append((one["phase"] * (one["phase"] != before), one["step"], operation, *numbers, text))
         before = one["phase"]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from convgen.algebra.blocks import groups_are_plain
+from convgen.algebra.blocks import groups_are_plain, size_text
 from convgen.algebra.conv import Conv, Phase
 from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes
@@ -182,12 +182,17 @@ def _of_linear(one: GivenRow, operation: Operation, phase: str, roles: Roles) ->
 
 
 def _check_axes(one: GivenRow, grid: Grid) -> None:
-    """Raises InputError: an axis that the grid lacks."""
+    """Raises InputError: an axis that the grid lacks, or has with other shares."""
     stored = (
         (a, ("distribution", tensor, d)) for tensor, axes in one.stored for d, some in enumerate(axes) for a in some
     )
     for axis, path in (*stored, *((a, ("roles", phase, a)) for phase, pairs in one.roles for a, _ in pairs)):
         check_axis_of_grid(axis, grid, (*one.path, *path), ".".join(map(str, path[:2])))
+    for axis, size in one.sizes:
+        if grid.sizes[axis] != size:
+            own, grids = size_text(size), size_text(grid.sizes[axis])
+            fact = f"sizes of blocks over axis '{axis}' are as {own}, and the grid has it as {grids}"
+            raise InputError(fact, (*one.path, "distribution"), hint=f"--grid {axis}={own}")
 
 
 def _sizes(grid: Grid, axes: Axes) -> tuple[int, ...]:

@@ -129,6 +129,7 @@ class GivenRow:
         roles: of the phases that say them (axis, role), an outer axis of a role before an inner one.
         rows: of backward-filter: whether rows of y or of x are its blocks; None: whichever sends less.
         hold_x: what backward-filter reads of x that forward has moved.
+        sizes: of axes of which it says the sizes of blocks, as the grid has to have them.
         path: where the file says it.
     """
 
@@ -137,6 +138,7 @@ class GivenRow:
     roles: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
     rows: Literal["output", "input"] | None = None
     hold_x: Literal["gathered", "stored"] = "gathered"
+    sizes: tuple[tuple[str, int], ...] = ()
     path: KeyPath = field(default=(), compare=False)
 
     @property

@@ -20,6 +20,7 @@ from dataclasses import replace
 from math import prod
 from pathlib import Path
 
+from convgen.algebra.blocks import Uneven
 from convgen.algebra.conv import Conv
 from convgen.errors import InputError
 from convgen.spec.exported_names import result_names
@@ -78,7 +79,10 @@ def given_row(module: str, layer: Layer, path: KeyPath = ()) -> GivenRow:
     """How a layer with a distribution is laid out, as a row of a network."""
     d = layer.distribution
     stored = () if d is None else (("x", d.x), ("w", d.w), ("y", d.y))
-    return GivenRow(module=module, stored=stored, roles=layer.roles, hold_x=layer.options.hold_x, path=path)
+    sizes = tuple([(axis, size) for axis, size in layer.grid.axes if isinstance(size, Uneven)])
+    return GivenRow(
+        module=module, stored=stored, roles=layer.roles, hold_x=layer.options.hold_x, sizes=sizes, path=path
+    )
 
 
 def node_of(network: Network, module: str) -> Node | None:

@@ -100,19 +100,22 @@ def _layer(kind: str, attributes: Mapping[str, Any], name: str, shape: Shape) ->
     if not 3 <= len(shape) <= 5:
         fact = f"it reads {name} of shape {list(shape)}: a convolution or pooling takes 1 to 3 spatial dimensions"
         raise InputError(fact, ("from",), hint="linear for features without space")
-    grid = dict.fromkeys(_axes(attributes), 1) or {"N": 1}
+    grid = dict(_axes(attributes)) or {"N": 1}
     data = {"name": "node", "layer": f"{kind}{len(shape) - 2}d", "input": list(shape), "grid": grid}
     return layer_from_dict(data | dict(attributes))
 
 
-def _axes(attributes: Mapping[str, Any]) -> Iterator[str]:
-    """Names of axes in a node's distribution and roles, as far as these are what they should be."""
+def _axes(attributes: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """Axes that a node's distribution and roles name, as far as these are what they should be: of one rank, or of as
+    many as it has sizes of blocks."""
     said = (attributes.get(key) for key in PLACED)
     distribution, roles = (cast("dict[str, object]", one) if isinstance(one, dict) else {} for one in said)
     names = [entry for entries in distribution.values() for entry in as_list(entries) or ()]
     names = [name for entry in names for name in (as_list(entry) or [entry])]
     names += [axis for phase in roles.values() if isinstance(phase, dict) for axis in cast("dict[str, object]", phase)]
-    yield from (name for name in names if isinstance(name, str) and name not in ("*", "none"))
+    yield from ((name, 1) for name in names if isinstance(name, str) and name not in ("*", "none"))
+    sizes = [pair for name in names if isinstance(name, dict) for pair in cast("dict[str, object]", name).items()]
+    yield from ((axis, len(as_list(some) or (1,))) for axis, some in sizes)
 
 
 def _linear(attributes: Mapping[str, Any], shape: Shape) -> Made:
