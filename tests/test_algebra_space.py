@@ -90,7 +90,7 @@ def test_the_group_is_the_smallest_that_serves_any_number_of_samples(seed: int) 
     conv, grid = random_conv(rng), random_grid(rng, 6)
     tensor = rng.choice(("x", "y", "w"))
     src, dst = (random_layout(rng, conv, grid, tensor) for _ in range(2))
-    numbers = range(1, 2 * grid.ranks + 1) if src.axes[0] != dst.axes[0] and tensor != "w" else [conv.batch]
+    numbers = range(1, 2 * grid.enough + 1) if src.axes[0] != dst.axes[0] and tensor != "w" else [conv.batch]
     spaces = [Space(replace(conv, batch=n), grid) for n in numbers]
     axes = set[str]().union(*(travelled(s, Oracle(s.conv, grid), src, dst) for s in spaces))
     assert set(Space(conv, grid).moved_axes(src, dst)) == axes

@@ -302,7 +302,9 @@ OVER: tuple[Operation, ...] = (
 def test_a_result_lies_over_its_operand(row: Operation) -> None:
     draw = Random(str(row))
     part = next(
-        p for p in (a_part(draw, *filled(draw, row, normal)) for _ in range(50)) if p and len(p.operands[0]) > 1
+        p
+        for p in (a_part(draw, *filled(draw, row, normal)) for _ in range(50))
+        if p and len(p.operands[0]) > 1 and p.operands[0].numel()
     )
     x, *others = part.operands
     (right,) = row.local(0, part.at, x, *others)

@@ -428,7 +428,7 @@ def test_blocks_without_their_window_are_refused() -> None:
 
 def test_an_exchange_of_rows_that_no_rank_needs_is_fine() -> None:
     """Every product of D is with a row of padding, so nothing travels, over whichever axes."""
-    conv, grid, stored, roles = random_problem(Random(679), transposed=True)
+    conv, grid, stored, roles = random_problem(Random(5183), transposed=True)
     space = Space(conv, grid)
     schedule = lower("s", space, stored, roles, bias=conv.bias)
     types = schedule.types()

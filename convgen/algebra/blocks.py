@@ -112,6 +112,16 @@ def most_of(extent: int, sizes: Iterable[int]) -> int:
     return extent
 
 
+def enough(size: int) -> int:
+    """Elements of which every rank gets one that ever gets any.
+
+    Example:
+        >>> enough(3), enough(axis_size((1, 0, 4)))
+        (3, 5)
+    """
+    return sum(size.shares) if isinstance(size, Uneven) else size
+
+
 def block(lo: Number, hi: Number, parts: int, index: Number) -> tuple[Number, Number]:
     """Part `index` of `parts` of the interval `[lo, hi)`.
 

@@ -13,7 +13,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from convgen.algebra.blocks import plain_size, size_text
+from convgen.algebra.blocks import enough, plain_size, size_text
 
 Coords = dict[str, int]
 
@@ -52,6 +52,11 @@ class Grid:
     @cached_property
     def ranks(self) -> int:
         return prod(size for _, size in self.axes)
+
+    @cached_property
+    def enough(self) -> int:
+        """Samples of which every rank gets one that ever gets any, however the axes split them; at most 2**31 - 1."""
+        return min(prod(enough(size) for _, size in self.axes), 2**31 - 1)
 
     @cached_property
     def coordinates(self) -> dict[str, NDArray[np.int64]]:

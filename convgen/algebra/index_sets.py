@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from convgen.algebra.blocks import span
+from convgen.algebra.blocks import enough, span
 from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes, Layout, Window
 from convgen.algebra.tensors import Dim, Rows, Tensor
@@ -266,7 +266,7 @@ class IndexSets:
             if d == 0 and any_batch:
                 if src.windows[0] is None and dst.windows[0] is None:  # else rows of blocks are other blocks' rows
                     equal |= _shared_axes(grid, src, dst)
-                meets = np.ones((len(own[0]), len(need[0])), dtype=np.bool_)
+                meets = np.logical_and.outer(self._ever(src), self._ever(dst))
             else:
                 meets = np.minimum.outer(own[1], need[1]) > np.maximum.outer(own[0], need[0])
             for a in equal:
@@ -282,6 +282,13 @@ class IndexSets:
                 if a in equal or not np.any(meets & np.not_equal.outer(one[a], other[a])):
                     apart.discard(a)
         return grid.ordered(a for a in apart if len(from_[a] | to[a]) > 1)
+
+    def _ever(self, layout: Layout) -> NDArray[np.bool_]:
+        """By place along the axes of the first dimension, whether it has rows for some extent: a share of nothing has
+        none, but that its window's rows are others'."""
+        sizes = tuple([self.grid.sizes[a] for a in layout.axes[0]])
+        lo, hi = _by_place(Dim("N", min(prod(map(enough, sizes)), 2**31 - 1)), None, sizes)
+        return (hi > lo) | (layout.windows[0] is not None)
 
     def empty_ranks(self, layout: Layout) -> int:
         """How many ranks hold no element of a value."""

@@ -74,7 +74,8 @@ class BucketGradients(NetworkPass):
 
 
 def summed_parameters(program: Program) -> list[Moved]:
-    """All-reduces of backward whose sums are gradients of parameters, and nothing else is; in backward's order."""
+    """All-reduces of backward whose sums are gradients of parameters, and nothing else is; in backward's order. What
+    travels by chunks is no step of its own."""
     wanted, every = program.differentiable(of_inputs=False), [m for m in program.backward() if m.is_of_gradient]
     found: dict[str, list[Moved]] = {}
     for m in every:
@@ -92,8 +93,14 @@ def summed_parameters(program: Program) -> list[Moved]:
         alone = len(steps) == len({(m.row, m.chain) for m in steps}) == readers[name]
         if (
             alone
+            and not any(_in_chunks(m) for m in steps)
             and {m.conversion.kind for m in steps} == {"all_reduce"}
             and len({m.conversion.over for m in steps}) == 1
         ):
             whole.add(name)
     return [m for m in every if m.value in whole]
+
+
+def _in_chunks(m: Moved) -> bool:
+    chunks, (chain, number) = m.placed.chunks, m.chain
+    return chunks is not None and (chunks.result if chain.endswith("store") else number == chunks.operand)

@@ -92,7 +92,8 @@ def needed_bytes(compiled: Compiled, transport: Literal["virtual", "processes"])
 def most_elements(schedule: Schedule, space: Space) -> int:
     """At most, of all ranks: values that are alive at the same time, what is held for backward, and what a conversion
     packs and receives beside its result. A slice may be a view, which keeps its source."""
-    sizes = {name: space.elements(layout) for name, layout in schedule.types().items()}
+    types = schedule.types()
+    sizes = {name: space.elements(layout) for name, layout in types.items()}
     sliced = {step.source for _, step in schedule.steps() if isinstance(step, Convert) and step.kind == "slice"}
     none = np.zeros(space.grid.ranks, dtype=np.int64)
     most = none
@@ -103,6 +104,11 @@ def most_elements(schedule: Schedule, space: Space) -> int:
                 alive = alive + sizes[step.result]
                 moves = isinstance(step, Convert)
                 packed = np.maximum(sizes[step.source], sizes[step.result]) if moves else none
+                if moves and step.kind == "exchange":  # what several want is packed for each
+                    members, flows = space.flows(types[step.source], step.type)
+                    sent = np.zeros_like(none)
+                    sent[members] = flows.sum(axis=2)
+                    packed = np.maximum(packed, sent)
                 most = np.maximum(most, alive + packed)
                 alive = alive - sum((sizes[v] for v in dropped if v not in sliced), none)
     return int(sum((sizes[v] for v in schedule.held()), most).sum())

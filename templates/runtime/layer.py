@@ -20,7 +20,7 @@ from .conversions import copy_parts
 from .envelope import code_of
 from .gradients import Gather, Scatter
 from .here import Here
-from .layout import Box, Layout, Sizes, SpatialRows, ranks_of
+from .layout import AxisSize, Box, Layout, SpatialRows, ranks_of
 from .mesh import make_mesh, place_key, places
 from .ops import Ops, PhaseCode, define_ops
 from .parameters import convolve, find_placements, plain_block, told_to_all
@@ -60,7 +60,7 @@ class Layer:
         self.name: str = spec["name"]
         self.transposed = str(spec["layer"]).startswith("conv_transpose")
         self.fine = "y" if self.transposed else "x"
-        self.sizes: dict[str, Sizes] = spec["grid"]
+        self.sizes: dict[str, AxisSize] = spec["grid"]
         self.grid = ranks_of(self.sizes)
         self.sums: str = spec["options"]["sums"]
         self.batch, self.channels = (int(n) for n in spec["input"][:2])

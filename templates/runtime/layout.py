@@ -25,10 +25,10 @@ class SpatialRows(NamedTuple):
     dilation: int
 
 
-Sizes = int | Sequence[int]  # of an axis: how many ranks, or a share for each
+AxisSize = int | Sequence[int]  # of an axis: how many ranks, or a share for each
 
 
-def ith_part(lo: int, hi: int, parts: Sizes, i: int) -> tuple[int, int]:
+def ith_part(lo: int, hi: int, parts: AxisSize, i: int) -> tuple[int, int]:
     """Part i of [lo, hi): the first (hi - lo) % parts parts get one element more.
 
     Of ranks with shares each gets its share rounded down, and those that lose most an element more.
@@ -44,12 +44,12 @@ def ith_part(lo: int, hi: int, parts: Sizes, i: int) -> tuple[int, int]:
     return start, start + size + (i < extra)
 
 
-def ranks_of(sizes: dict[str, Sizes]) -> dict[str, int]:
+def ranks_of(sizes: dict[str, AxisSize]) -> dict[str, int]:
     """By axis how many ranks there are."""
     return {axis: n if isinstance(n, int) else len(n) for axis, n in sizes.items()}
 
 
-def largest(extent: int, parts: Sizes) -> int:
+def largest(extent: int, parts: AxisSize) -> int:
     """Elements of the largest part."""
     if isinstance(parts, int):
         return -(-extent // parts)
@@ -58,7 +58,7 @@ def largest(extent: int, parts: Sizes) -> int:
 
 
 def interval(
-    extent: int, groups: int, axes: tuple[str, ...], sizes: dict[str, Sizes], at: dict[str, int]
+    extent: int, groups: int, axes: tuple[str, ...], sizes: dict[str, AxisSize], at: dict[str, int]
 ) -> tuple[int, int]:
     """Elements of a dimension that the rank at these coordinates holds: each axis splits the block of the one
     before it, by whole groups as long as some rank has more than one, then inside the group."""

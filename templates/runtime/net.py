@@ -23,7 +23,7 @@ from .conversions import all_gather
 from .copies import compare_copies, compares
 from .envelope import code_of, enter
 from .here import frame_at
-from .layout import Box, Sizes, ranks_of
+from .layout import AxisSize, Box, ranks_of
 from .mesh import Place, make_mesh, place_key, places
 from .parameters import find_placements
 from .regions import Where, as_slices, read_region
@@ -63,7 +63,7 @@ class Net(Plain):
         name: str,
         *,
         file: str,
-        grid: dict[str, Sizes],
+        grid: dict[str, AxisSize],
         batch: int,
         dtype: torch.dtype,
         device: str,

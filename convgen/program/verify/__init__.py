@@ -123,4 +123,4 @@ def faults(schedule: Schedule, space: Space) -> Iterator[Broken]:
 @lru_cache(maxsize=4)
 def _with_a_sample_each(conv: Conv, grid: Grid, virtual_padding: bool) -> Space:
     """The same layer with as many samples as ranks: a module runs with any number, so a schedule holds for all."""
-    return Space(replace(conv, batch=grid.ranks), grid, virtual_padding=virtual_padding)
+    return Space(replace(conv, batch=grid.enough), grid, virtual_padding=virtual_padding)

@@ -48,7 +48,7 @@ def check_group_is_exact(f: Facts) -> Iterator[Fault]:
     for step, src, dst in f.conversions:
         expected = _group(f, step, src, dst)
         # An exchange may be over more than a few samples need, or rows of which no rank needs any.
-        few = f.space.conv.batch < f.space.grid.ranks or not f.size(dst).any()
+        few = f.space.conv.batch < f.space.grid.enough or not f.size(dst).any()
         if not (set(step.over) >= set(expected) if few and step.kind == "exchange" else step.over == expected):
             yield step, f"its ranks differ along {listed(expected)}, it is over {listed(step.over)}"
         elif step.kind != "slice" and not step.over:
