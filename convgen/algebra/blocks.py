@@ -122,7 +122,7 @@ def enough(size: int) -> int:
     return sum(size.shares) if isinstance(size, Uneven) else size
 
 
-def block(lo: Number, hi: Number, parts: int, index: Number) -> tuple[Number, Number]:
+def block(lo: Number, hi: Number, parts: int | Sequence[int], index: Number) -> tuple[Number, Number]:
     """Part `index` of `parts` of the interval `[lo, hi)`.
 
     Example:
@@ -131,6 +131,7 @@ def block(lo: Number, hi: Number, parts: int, index: Number) -> tuple[Number, Nu
         >>> [block(0, 7, axis_size((1, 3, 2)), i) for i in range(3)]
         [(0, 1), (1, 5), (5, 7)]
     """
+    parts = axis_size(parts)
     if isinstance(parts, Uneven):
         cuts, at = parts.cuts(hi - lo), np.asarray(index)[..., None]
         first, last = (np.take_along_axis(cuts, at + k, axis=-1)[..., 0] for k in (0, 1))

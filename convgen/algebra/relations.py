@@ -23,12 +23,14 @@ Source: Dumoulin & Visin, arXiv:1603.07285, section 4 (Taps, ReadBy); docs/desig
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from convgen.algebra.blocks import plain
+from convgen.algebra.blocks import block, plain
 from convgen.late import np
 
 if TYPE_CHECKING:
@@ -286,9 +288,20 @@ class Table(Relation):
         return (min(r[0] for r in some), max(r[1] for r in some)) if some else (0, 0)
 
 
+def _ranks(size: int | tuple[int, ...]) -> int:
+    return size if isinstance(size, int) else len(size)
+
+
+@lru_cache(maxsize=1 << 12)
+def _ends(extent: int, size: int | tuple[int, ...]) -> tuple[int, ...]:
+    """Where the parts of an extent begin, and where the last one ends."""
+    return (*[block(0, extent, size, i)[0] for i in range(_ranks(size))], extent)
+
+
 @dataclass(frozen=True, slots=True)
 class Blocks(Relation):
     """Row o reads block number o of `extent` rows split over axes of these sizes, outermost first (algebra/blocks.py).
+    A size is so many ranks, or a share for each.
 
     Example:
         >>> [Blocks(7, (3,)).window(o, o + 1) for o in range(3)]
@@ -296,12 +309,12 @@ class Blocks(Relation):
     """
 
     extent: int
-    sizes: tuple[int, ...]
+    sizes: tuple[int | tuple[int, ...], ...]
 
     @property
     def count(self) -> int:
         """Blocks."""
-        return prod(self.sizes)
+        return prod([_ranks(size) for size in self.sizes])
 
     @property
     def inverse(self) -> Relation:
@@ -314,21 +327,18 @@ class Blocks(Relation):
         """Rows of a block."""
         lo, rows, left = 0, self.extent, self.count
         for size in self.sizes:
-            left //= size
-            i = number // left % size
-            least, more = divmod(rows, size)
-            lo, rows = lo + i * least + min(i, more), least + (i < more)
+            left //= _ranks(size)
+            start, end = _ends(rows, size)[(i := number // left % _ranks(size)) : i + 2]
+            lo, rows = lo + start, end - start
         return lo, lo + rows
 
     def number(self, row: int) -> int:
         """Of the block that holds a row."""
         found, rows = 0, self.extent
         for size in self.sizes:
-            least, more = divmod(rows, size)
-            large = more * (least + 1)
-            i = row // (least + 1) if row < large else more + (row - large) // least
-            row -= i * least + min(i, more)
-            found, rows = found * size + i, least + (i < more)
+            ends = _ends(rows, size)
+            i = bisect_right(ends, row) - 1
+            row, rows, found = row - ends[i], ends[i + 1] - ends[i], found * _ranks(size) + i
         return found
 
     def window(self, lo: Number, hi: Number) -> tuple[Number, Number]:

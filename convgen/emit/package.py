@@ -52,8 +52,17 @@ COMPILERS = (
 )  # fmt: skip
 TORCH = Import("torch", "torch")
 # What stands for the compiler's, which is of arrays too.
-NUMBER = Statement(
-    "algebra/blocks", ("Number",), frozenset(), "Number = int  # of rows: a rank has no arrays of them", True
+BLOCKS = "algebra/blocks"
+STANDS = (
+    Statement(BLOCKS, ("Number",), frozenset(), "Number = int  # of rows: a rank has no arrays of them", True),
+    Statement(
+        BLOCKS,
+        ("block",),
+        frozenset(["ith_part", "AxisSize"]),
+        "def block(lo: int, hi: int, parts: AxisSize, index: int) -> tuple[int, int]:\n"
+        "    return ith_part(lo, hi, parts, index)",
+        True,
+    ),
 )
 
 
@@ -77,8 +86,8 @@ def _taken(part: str, statements: Iterable[Statement]) -> Iterator[Statement]:
     """Those that a rank may need."""
     names = TAKEN.get(part)
     yield from (s for s in statements if names is None or not set(names).isdisjoint(s.names))
-    if part == NUMBER.part:
-        yield NUMBER
+    if part == BLOCKS:
+        yield from STANDS
 
 
 def title(docstring: str) -> str:

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, get_args
 
+from convgen.algebra.blocks import Uneven
 from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes
 from convgen.errors import InputError
@@ -26,7 +27,7 @@ from convgen.spec.graph_edit import BATCH_NORM
 from convgen.spec.names import did_you_mean
 
 Statistics = Literal["global", "spatial", "local"]
-Parts = tuple[tuple[int, tuple[int, ...]], ...]
+Parts = tuple[tuple[int, tuple[int | tuple[int, ...], ...]], ...]
 CHANNELS = 1
 
 
@@ -47,8 +48,13 @@ def parts_of(statistics: str, stored: Sequence[Axes], grid: Grid) -> Parts:
     """
     of: Mapping[str, Sequence[int]] = {"global": (), "spatial": (0,), "local": range(len(stored))}
     dims = [d for d in of[statistics] if d < len(stored) and d != CHANNELS]
-    sizes = {d: tuple(grid.sizes[a] for a in stored[d] if grid.sizes[a] > 1) for d in dims}
+    sizes = {d: tuple(_plain(grid.sizes[a]) for a in stored[d] if grid.sizes[a] > 1) for d in dims}
     return tuple((d, own) for d, own in sizes.items() if own)
+
+
+def _plain(size: int) -> int | tuple[int, ...]:
+    """As relations have it: ranks, or a share for each."""
+    return size.shares if isinstance(size, Uneven) else size
 
 
 def normalised(graph: Graph) -> tuple[str, ...]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, prod
+from fractions import Fraction
+from math import floor, inf, prod
 from typing import Any, cast
 
 import numpy as np
@@ -144,11 +145,18 @@ def _batch_norm_by_parts(
     return y, mean + momentum * (centre - mean), variance + momentum * (spread - variance)
 
 
-def _bounds(lo: int, hi: int, sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """Blocks over axes of these sizes, outermost first: numpy's rule, and each again by the next."""
+def _bounds(lo: int, hi: int, sizes: Sequence[int | tuple[int, ...]]) -> list[tuple[int, int]]:
+    """Blocks over axes of these sizes, outermost first: numpy's rule, and each again by the next. Of ranks with shares
+    the one that is owed most gets the next row."""
     if not sizes:
         return [(lo, hi)]
-    rows = [len(one) for one in np.array_split(np.arange(lo, hi), sizes[0])]
+    if isinstance(size := sizes[0], int):
+        rows = [len(one) for one in np.array_split(np.arange(lo, hi), size)]
+    else:
+        owed = [Fraction((hi - lo) * share, sum(size)) for share in size]
+        rows = [floor(n) for n in owed]
+        while sum(rows) < hi - lo:
+            rows[max(range(len(rows)), key=lambda k: (owed[k] - rows[k], -k))] += 1
     starts = [lo + sum(rows[:k]) for k in range(len(rows))]
     return [one for start, n in zip(starts, rows, strict=True) for one in _bounds(start, start + n, sizes[1:])]
 
