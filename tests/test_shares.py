@@ -26,6 +26,7 @@ from convgen.spec.exported import graph_of
 from convgen.spec.text import parse_grid
 from convgen.spec.write import layer_to_dict
 from convgen.verify.check import check
+from convgen.verify.network import check_network
 from convgen.verify.processes import spawn
 
 LAYER: dict[str, Any] = {
@@ -160,3 +161,12 @@ def meshes(rank: int) -> list[list[int]]:
 
 def test_packages_of_other_shares_are_kept_apart() -> None:
     assert spawn(meshes, 2) == [[[0, 4], [0, 2], [0, 6]], [[4, 8], [2, 8], [6, 8]]]
+
+
+@pytest.mark.parametrize("statistics", ["spatial", "local"])
+def test_statistics_of_parts_of_these_shares(statistics: str) -> None:
+    seeded()
+    module = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3, 2), nn.BatchNorm2d(4))
+    graph, tensors = graph_of(module.double(), (torch.randn(8, 2, 14, 12, dtype=torch.float64),), name="net")
+    grid = Grid(tuple(parse_grid("N=1:3,H=5:2").items()))
+    assert check_network(compile_network(graph, grid, statistics=statistics), tensors).ok
