@@ -34,19 +34,40 @@ def write(
     me: int = net.NET.place(mesh).me
     writers = [k for k, box in enumerate(boxes) if box not in boxes[:k] and all(s.stop > s.start for s in box)]
     moved = [(slice(b[0].start + at, b[0].stop + at), *b[1:]) for b in boxes]
-    together = shares(getattr(target, "shards", None) or getattr(target, "chunks", None), [moved[k] for k in writers])
-    turns = writers if together else (None,)
-    for number, turn in enumerate(turns):
-        fault: Exception | None = None
+    what, together, fault = f"write of {name}", False, None
+    try:
+        _refuse_misfit(target, net, name, block, boxes[me], moved)
+        together = _in_turns(target, [moved[k] for k in writers])
+    except Exception as error:  # of this rank's file, perhaps
+        fault = error
+    facts = {"sample": at, "samples": batch, "in turns": together}
+    net.NET.agree(what, mesh, facts, fault)
+    for turn in writers if together else (None,):
         try:
-            if not number:
-                _refuse_misfit(target, net, name, block, boxes[me], moved)
             if me in writers and turn in (None, me):
                 target[moved[me]] = _of_torch(block)
                 getattr(target, "flush", lambda: None)()
         except Exception as error:
             fault = error
-        net.NET.agree(f"write of {name}", mesh, {"sample": at, "turn": turn, "samples": batch}, fault)
+        net.NET.agree(what, mesh, facts | {"turn": turn}, fault)
+
+
+def _in_turns(target: Any, writers: Sequence[Where]) -> bool:
+    """Whether ranks write one after the other.
+
+    Raises:
+        ValueError: the file is one that several processes can't have open.
+    """
+    library = type(target).__module__.partition(".")[0]
+    mpi = library == "h5py" and target.file.driver == "mpio"
+    if library in ("h5py", "netCDF4") and not mpi and len(writers) > 1:
+        hint = "give convgen.data.open(path, name, 'r+'), which each rank opens in its turn"
+        raise ValueError(
+            f"{len(writers)} ranks write, and a file of {library} that several have open is spoilt; {hint}"
+        )
+    if getattr(target, "one_writer", False):
+        return True
+    return shares(getattr(target, "shards", None) or getattr(target, "chunks", None), writers)
 
 
 def _refuse_misfit(target: Any, net: Any, name: str, block: Tensor, box: Where, moved: Sequence[Where]) -> None:
