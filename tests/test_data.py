@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from convgen.algebra.grid import Grid
 from convgen.data import Batches, Blocks, write
-from convgen.data.written import shares
+from convgen.data.chunks import shares
 from convgen.errors import InputError
 from convgen.network_compiler import compile_network
 from convgen.spec.exported import graph_of

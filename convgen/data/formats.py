@@ -10,13 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib import import_module
-from itertools import product
 from typing import Any
 
+from convgen.data.chunks import Chunk, Where, numbers_of
 from convgen.errors import InputError, installing
-
-Where = tuple[slice, ...]
-Chunk = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -86,11 +83,6 @@ class Held:
     shards: tuple[int, ...] | None = None
     absent: Callable[[Where], Iterator[Chunk]] = all_there
     watched: str = ""
-
-
-def numbers_of(region: Where, extents: Sequence[int]) -> Iterator[Chunk]:
-    """Chunks of these extents of which a region, not empty, has elements."""
-    return product(*(range(s.start // n, (s.stop - 1) // n + 1) for s, n in zip(region, extents, strict=True)))
 
 
 def _npy(of: Asked) -> Held:
@@ -212,7 +204,7 @@ def _tiff(of: Asked) -> Held:
     with ExitStack() as stack:
         file = stack.enter_context(tifffile.TiffFile(of.source(stack)))
         series = {str(k): one for k, one in enumerate(file.series)}
-        store = stack.enter_context(series[of.pick(series)].aszarr(level=0))
+        store = stack.enter_context(series[of.pick(series)].aszarr(level=0, read_only=True))
         return _of_zarr(zarr.open(store, mode="r"), stack.pop_all().close)
 
 

@@ -10,7 +10,8 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from convgen.data.formats import FORMATS, Asked, Held, Where, format_of
+from convgen.data.chunks import Where
+from convgen.data.formats import FORMATS, Asked, Held, format_of
 from convgen.errors import InputError
 from convgen.late import np, torch
 
