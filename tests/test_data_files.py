@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise, product
 from math import prod
 from pathlib import Path
@@ -14,10 +15,12 @@ import numpy as np
 import pytest
 import torch
 import zarr
+from click.testing import CliRunner
 from sampling import draws
 from test_data import compiled, ranks
 
 import convgen.data
+from convgen.commands.main import cli
 from convgen.data.chunks import borders, serving, shares, straddling
 from convgen.data.created import LEAST_BYTES, MOST_BYTES, fitting
 from convgen.errors import InputError
@@ -185,3 +188,48 @@ def test_extents_of_chunks_that_are_made() -> None:
     assert LEAST_BYTES > 512 * 4
     large = fitting(halves(3 * 10**4, 9000, 18000), (2, 18000, 3 * 10**4), 8)
     assert large[0] == 1 and 9000 % large[1] == 0 and MOST_BYTES / 4 < prod(large) * 8 <= MOST_BYTES
+
+
+def chunks_of(*words: object) -> Any:
+    """What `convgen chunks --json` says, or how it refuses."""
+    done = CliRunner().invoke(cli, ["chunks", *map(str, words), "--json"])
+    return str(done.exception) if isinstance(done.exception, InputError) else json.loads(done.stdout)
+
+
+def test_the_command_says_what_ranks_read(tmp_path: Path) -> None:
+    """Of a batch and of a sample, with halos and without: what the chunks are that ranks' regions touch."""
+    layer = tmp_path / "layer.yaml"
+    layer.write_text(
+        "name: small\nlayer: conv2d\ninput: [5, 2, 9, 10]\nout_channels: 2\nkernel_size: 3\npadding: 1\n"
+        "grid: {N: 2, H: 2}\nalgorithm: spatial\n"
+    )
+    zarr.create_array(tmp_path / "x.zarr", shape=(7, 2, 9, 10), dtype="f4", chunks=(2, 2, 3, 10))
+    np.save(tmp_path / "one.npy", np.zeros((9, 10, 2)))
+    found = chunks_of(tmp_path / "x.zarr", layer)
+    regions = [[[a, b], [0, 2], [c, d], [0, 10]] for (c, d), (a, b) in product(((0, 5), (5, 9)), ((0, 3), (3, 5)))]
+    assert sorted(one["region"] for one in found["shares"]) == sorted(regions)
+    assert found["serving"] == [1, 2, 5, 10] and found["numbers"] == [[1], [], [1], []] and found["total"] == 9
+    assert found["straddling"] == 9 - 2 * 2  # chunks of samples 2 and 3, and of rows 3 to 5
+    of_rank: Any = {
+        str(one["region"]): (one["chunks"], one["region_bytes"], one["chunk_bytes"]) for one in found["shares"]
+    }
+    assert of_rank[str(regions[0])] == (4, 4 * 3 * 2 * 5 * 10, 4 * 4 * 2 * 2 * 3 * 10)
+    wide = chunks_of(tmp_path / "x.zarr", layer, "--halo")
+    assert {str(one["region"][2]) for one in wide["shares"]} == {"[0, 6]", "[4, 9]"}
+    assert wide["serving"] == found["serving"] and wide["straddling"] == found["straddling"]
+    one = chunks_of(tmp_path / "one.npy", layer, "--dims", "2,0,1")
+    assert sorted(share["region"] for share in one["shares"])[2:] == [
+        [[0, 2], [0, 5], [0, 10]],
+        [[0, 2], [5, 9], [0, 10]],
+    ]
+    assert sum(share["chunk_bytes"] for share in one["shares"]) == 8 * 2 * 9 * 10
+    for words, said in (
+        ((tmp_path / "x.zarr::a", layer), "x.zarr"),
+        ((tmp_path / "one.npy", layer), "has shape [9, 10, 2], and x is ['N', 2, 9, 10]"),
+        ((tmp_path / "one.npy", layer, "--dims", "2,a"), "--dims 2,a"),
+        ((tmp_path / "x.zarr", layer, "--value", "z"), "no value 'z'"),
+        ((tmp_path / "x.zarr", layer, "--value", "0", "--halo"), "halo=True is of inputs"),
+    ):
+        assert said in chunks_of(*words)
+    text = CliRunner().invoke(cli, ["chunks", str(tmp_path / "x.zarr"), str(layer)]).stdout
+    assert "5 of 9 chunks straddle" in text and "chunks of [1, 2, 5, 10] serve" in text

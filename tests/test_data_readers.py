@@ -18,7 +18,7 @@ import pytest
 import tifffile
 import torch
 import zarr
-from library_files import WRITERS, Array, zarr_folder
+from library_files import WRITERS, Array
 from sampling import cases_of, draws
 from test_data import compiled
 from test_regions import read_region
@@ -311,7 +311,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["a"], file["g/b"] = np.zeros(2), np.zeros(2)
     (tmp_path / "x.h6").write_bytes((tmp_path / "x.h5").read_bytes())
-    zarr_folder(tmp_path, np.zeros((2, 3)), Random(0))
+    zarr.create_array(tmp_path / "one.zarr", data=np.zeros((2, 3)))
     assert convgen.data.open(tmp_path / "x.h6", "a", format="hdf5").shape == (2,)
     for arguments, how, words in (
         (("x.dat",), {}, "which format has it?"),
@@ -322,6 +322,8 @@ def test_what_is_refused(tmp_path: Path) -> None:
         (("x.npy",), {"dims": (0, 0)}, "has shape (2, 3), and dims=(0, 0)"),
         (("x.h5",), {}, "has 2 arrays, and none is named"),
         (("x.h5", "c"), {}, "has no array 'c'"),
+        (("x.npy", "c"), {}, "x.npy has one array, without a name; 'c' is named"),
+        (("one.zarr", "c"), {}, "one.zarr has one array, without a name"),
         (("y.h5", "c"), {}, "y.h5::c can't be opened: FileNotFoundError"),
     ):
         path, *rest = arguments

@@ -87,8 +87,7 @@ def fitting(regions: Sequence[Where], shape: Sequence[int], element_bytes: int) 
 
 
 def _npy(of: Asked, shape: Chunk, kind: str, chunks: Chunk) -> None:
-    if of.name is not None:
-        raise InputError(f"{of.path} has one array, without a name", hint="without name=")
+    of.alone(None)
     Path(of.path).touch(exist_ok=False)
     np.lib.format.open_memmap(of.path, "w+", dtype=kind, shape=shape).flush()
 

@@ -46,6 +46,12 @@ class Asked:
         said = f"no array {self.name!r}" if self.name is not None else f"{len(there)} arrays, and none is named"
         raise InputError(f"{self.path} has {said}", hint=f"one of {', '.join(there[:20])}" if there else "")
 
+    def alone(self, array: Any) -> Any:
+        """The array of a file that has one without a name. Raises InputError: one is named."""
+        if self.name is not None:
+            raise InputError(f"{self.path} has one array, without a name; {self.name!r} is named", hint="no name")
+        return array
+
     def library(self, package: str) -> Any:
         """A module that is imported late. Raises InputError: it is not installed."""
         try:
@@ -86,15 +92,15 @@ class Held:
 
 
 def _npy(of: Asked) -> Held:
-    return Held(of.library("numpy").load(of.path, mmap_mode=of.mode))
+    return Held(of.alone(of.library("numpy").load(of.path, mmap_mode=of.mode)))
 
 
 def _torch(of: Asked) -> Held:
     torch = of.library("torch")
     found = torch.load(of.path, map_location="cpu", mmap=True, weights_only=True)
     if isinstance(found, dict):
-        found = found[of.pick(str(k) for k, t in found.items() if isinstance(t, torch.Tensor))]
-    return Held(found)
+        return Held(found[of.pick(str(k) for k, t in found.items() if isinstance(t, torch.Tensor))])
+    return Held(of.alone(found))
 
 
 class _Slices:
@@ -145,7 +151,9 @@ def _zarr(of: Asked) -> Held:
         of.library("fsspec")
     with zarr.config.set({"array.write_empty_chunks": True}):  # what is written is there when it is read
         found = zarr.open(of.path, mode=of.mode)
-        if not isinstance(found, zarr.Array):
+        if isinstance(found, zarr.Array):
+            of.alone(found)
+        else:
             nested = () if of.name is None or "/" not in of.name or of.name not in found else (of.name,)
             found = found[of.pick([*found.array_keys(), *nested])]
     folder = "" if of.is_url or not os.path.isdir(of.path) else os.path.join(of.path, found.path)
@@ -195,8 +203,7 @@ def _refuse_truncated(of: Asked, model: str) -> None:
 
 
 def _nifti(of: Asked) -> Held:
-    proxy = of.library("nibabel").load(of.path).dataobj
-    return Held(proxy)
+    return Held(of.alone(of.library("nibabel").load(of.path).dataobj))
 
 
 def _tiff(of: Asked) -> Held:
