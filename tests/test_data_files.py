@@ -184,8 +184,10 @@ def test_extents_of_chunks_that_are_made() -> None:
 
     assert fitting(halves(512, 256, 512), (2, 512, 512), 4) == (1, 256, 512)
     assert fitting(halves(512, 171, 342, 512), (2, 512, 512), 4) == (1, 171, 512)
-    assert fitting(halves(512, 3, 5, 7), (2, 7, 512), 4) == (1, 3, 512)  # exact ones would be of a row, 2 KiB
-    assert LEAST_BYTES > 512 * 4
+    assert fitting(halves(512, 3, 5, 7), (2, 7, 512), 4) == (2, 3, 512)  # exact ones would be of a row, 2 KiB
+    assert LEAST_BYTES > 2 * 512 * 4
+    assert fitting([(slice(0, 4), slice(0, 4)), (slice(4, 8), slice(0, 4))], (8, 4), 4) == (4, 4)
+    assert fitting([(slice(0, 3), slice(0, 4)), (slice(3, 5), slice(0, 4))], (5, 4), 4) == (1, 4)
     large = fitting(halves(3 * 10**4, 9000, 18000), (2, 18000, 3 * 10**4), 8)
     assert large[0] == 1 and 9000 % large[1] == 0 and MOST_BYTES / 4 < prod(large) * 8 <= MOST_BYTES
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import prod
+from math import gcd, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,9 +43,9 @@ def create(
         batch: the number of samples of a batch, where it is not the compiled one.
         name: the array's in the file; of HDF5 the output's by default, of Zarr the file is the array.
         dtype: as numpy names it; the network's by default, float32 for bfloat16, which numpy lacks.
-        chunks: extents of one. By default none lies in two ranks' blocks, so that all write at once, one has one
-            sample, and at most 64 MiB; where such a chunk has less than 64 KiB, as of odd blocks, it is as large as a
-            block, and ranks write in turn.
+        chunks: extents of one. By default none lies in two ranks' blocks, so that all write at once, and one has at
+            most 64 MiB, of one sample, or of as many as a rank has, where a sample's has less than 64 KiB. Where even
+            those would have less, as of odd blocks, one is as large as a block, and ranks write in turn.
 
     Raises:
         InputError: such an array can't be made; on the other ranks a ValueError with its words.
@@ -73,11 +73,13 @@ def create(
 
 
 def fitting(regions: Sequence[Where], shape: Sequence[int], element_bytes: int) -> Chunk:
-    """Extents of chunks for blocks of these regions, of one sample each: see `create`."""
-    found = [1, *serving(regions, shape)[1:]]
-    block = [1, *[max(s.stop - s.start for s in along) for along in list(zip(*regions, strict=True))[1:]]]
-    if prod(found) < prod(block) and prod(found) * element_bytes < LEAST_BYTES:
+    """Extents of chunks for blocks of these regions of a batch: see `create`."""
+    samples, *found = serving(regions, shape)
+    samples = gcd(samples, shape[0])  # the next batch begins behind this one
+    block = [max(s.stop - s.start for s in along) for along in list(zip(*regions, strict=True))[1:]]
+    if prod(found) < prod(block) and samples * prod(found) * element_bytes < LEAST_BYTES:
         found = block
+    found = [samples if prod(found) * element_bytes < LEAST_BYTES else 1, *found]
     inside = borders(regions, shape)
     while prod(found) * element_bytes > MOST_BYTES:
         d = max(range(len(found)), key=found.__getitem__)
