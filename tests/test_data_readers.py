@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import pickle
 import re
 import shutil
 from pathlib import Path
@@ -27,6 +28,8 @@ from torch.utils.data import DataLoader
 
 import convgen.data
 from convgen.data import Batches, Blocks, FileArray
+from convgen.data.chunks import straddling
+from convgen.data.opened import _OPEN
 from convgen.errors import InputError
 from convgen.verify.virtual import VirtualTransport, World
 
@@ -149,7 +152,65 @@ def test_workers_open_files_anew(tmp_path: Path) -> None:
             assert torch.equal(batch["image"], torch.from_numpy(image[[*samples], :, 5:]))
             assert batch.bytes_read == 4 * 2 * 4 * 10 * 4
         assert np.array_equal(np.asarray(array[1:2])[0], image[1])
-        array.close()
+        assert np.array_equal(np.asarray(pickle.loads(pickle.dumps(array))[8:])[0], image[8])
+
+
+def test_a_file_for_each_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NIfTI volumes, whose dimensions are turned; of many files few are open at once."""
+    monkeypatch.setattr("convgen.data.opened.MOST_OPEN", 3)
+    net = compiled(tmp_path, {"N": 2, "H": 2})
+    image = np.random.default_rng(0).integers(0, 99, (9, 2, 9, 10)).astype(np.float32)
+    for k, one in enumerate(image):
+        nibabel.save(nibabel.Nifti1Image(one.transpose(), np.eye(4)), tmp_path / f"{k}.nii.gz")
+        with h5py.File(tmp_path / f"{k}.h5", "w") as file:
+            file["x"] = one
+    for suffix, dims in ((".nii.gz", (2, 1, 0)), (".h5", None)):
+
+        def program(end: VirtualTransport, suffix: str = suffix, dims: Any = dims) -> int:
+            arrays = [convgen.data.open(tmp_path / f"{k}{suffix}", dims=dims) for k in range(9)]
+            mesh = net.init_mesh("cpu", transport=end)
+            blocks = Blocks({"image": arrays}, net, mesh, halo="image")
+            for batch in blocks.loader(4, shuffle=True):
+                where = net.region("image", mesh, halo=True)
+                assert torch.equal(batch["image"], torch.from_numpy(image[[*batch.samples]])[where])
+            return blocks.bytes_read
+
+        read_by = World(4).run(program)
+        assert sum(read_by) == 8 * 2 * (9 + 4) * 10 * 4  # of nine rows, and two more on both sides
+        assert len(_OPEN) <= 3
+
+
+def bytes_of_reads() -> int:
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+@pytest.mark.parametrize("kind", ["zarr", "hdf5", "tiff", "netcdf"])
+def test_bytes_that_are_read(tmp_path: Path, kind: str) -> None:
+    """Of a file of 8 MB this process reads the chunks that a region has elements of, and little beside them."""
+    x, chunks = np.random.default_rng(0).random((4, 512, 512)), (1, 128, 512)
+    path = tmp_path / {"zarr": "x.zarr", "hdf5": "x.h5", "tiff": "x.tif", "netcdf": "x.nc"}[kind]
+    if kind == "zarr":
+        zarr.create_array(path, data=x, chunks=chunks, compressors=None)
+    elif kind == "hdf5":
+        with h5py.File(path, "w") as file:
+            file.create_dataset("x", data=x, chunks=chunks)
+    elif kind == "tiff":
+        tifffile.imwrite(path, x, photometric="minisblack", metadata=None, rowsperstrip=128, compression="zlib")
+    else:
+        with netCDF4.Dataset(path, "w") as file:
+            for d, n in zip("abc", x.shape, strict=True):
+                file.createDimension(d, n)
+            file.createVariable("x", "f8", tuple("abc"), chunksizes=chunks)[...] = x
+    where = (slice(0, 3), slice(100, 200), slice(0, 512))
+    array = convgen.data.open(path)
+    assert array.chunks == chunks
+    looked = straddling(array.shape, array.chunks, 8, [where], [where])
+    before = bytes_of_reads()
+    part = array[where]
+    bytes_read = bytes_of_reads() - before
+    assert np.array_equal(part, x[where]) and looked.shares[0].chunk_bytes == 3 * 2 * 2**19
+    least = 0.8 if kind == "tiff" else 1  # compressed
+    assert least * 3 * 2**20 <= bytes_read <= 3 * 2**20 + 2**18
 
 
 def test_files_behind_urls(tmp_path: Path) -> None:

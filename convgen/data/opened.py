@@ -7,13 +7,15 @@ import os
 import threading
 import weakref
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from convgen.data.chunks import Where
 from convgen.data.formats import FORMATS, Asked, Held, format_of
 from convgen.errors import InputError
 from convgen.late import np, torch
+
+MOST_OPEN = 64  # files of a process: samples may be a file each, and systems let a process have 1024
 
 
 def open(
@@ -36,7 +38,7 @@ def open(
         dims: for each dimension of the array which one of the file it is, as of torch's `permute`; None is a new one of
             extent 1. A NIfTI volume, whose dimensions are X, Y and Z, is [1, Z, Y, X] by `(None, 2, 1, 0)`.
         missing: what a chunk is that the file lacks, of Zarr, HDF5 and TIFF: "raise", or "fill", with their fill value
-            (of NetCDF: elements that have it, which are masked otherwise).
+            (of NetCDF: elements that have it, which are masked otherwise); "raise" asks the file for each chunk first.
         format: the format's name, where the suffix doesn't say it.
 
     Raises:
@@ -72,7 +74,6 @@ class FileArray:
             urls = ", ".join(n for n, one in FORMATS.items() if one.urls)
             raise InputError(f"{self}: behind a URL files are read of {urls}", hint="a copy of it")
         self.one_writer = mode == "r+" and self._format.one_writer
-        _ALL.add(self)
 
     def __str__(self) -> str:
         return self._asked.path + (f"::{self._asked.name}" if self._asked.name is not None else "")
@@ -80,9 +81,9 @@ class FileArray:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_held": None}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        _ALL.add(self)
+    def __del__(self) -> None:
+        with suppress(Exception):  # the interpreter may be at its end
+            self.close()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -134,6 +135,7 @@ class FileArray:
         with _LOCK:
             held, self._held = self._held, None
             if held is not None:
+                _OPEN.pop(self, None)
                 held.close()
 
     @contextmanager
@@ -143,9 +145,13 @@ class FileArray:
             try:
                 if self._held is not None and self._stamp != self._stamped(self._held):
                     self.close()
-                if self._held is None:
-                    self._held = self._open(mode if self.one_writer else self._asked.mode)
-                yield self._held
+                held = self._held or self._open(mode if self.one_writer else self._asked.mode)
+                self._held = held
+                _OPEN.pop(self, None)
+                _OPEN[self] = None  # the last one is the last one used
+                while len(_OPEN) > MOST_OPEN:
+                    next(iter(_OPEN)).close()
+                yield held
             except InputError:
                 raise
             except Exception as error:
@@ -233,12 +239,12 @@ class _Fact(Exception):
 # A library's state is not the child's where a process is forked in the middle of a read, nor is an open file's place:
 # nothing is read meanwhile, and both open their files again.
 _LOCK = threading.RLock()
-_ALL: weakref.WeakSet[FileArray] = weakref.WeakSet()
+_OPEN: weakref.WeakKeyDictionary[FileArray, None] = weakref.WeakKeyDictionary()
 
 
 def _before_fork() -> None:
     _LOCK.acquire()
-    for one in list(_ALL):
+    for one in list(_OPEN):
         one.close()
 
 
