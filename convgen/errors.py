@@ -13,7 +13,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-EXTRAS = {"torch": "torch", "triton": "triton", "matplotlib": "plot", "filelock": "tune"}  # by package
+EXTRAS = {  # by package
+    "torch": "torch", "triton": "triton", "matplotlib": "plot", "filelock": "tune", "h5py": "data", "zarr": "data",
+    "netCDF4": "data", "nibabel": "data", "tifffile": "data", "safetensors": "data", "fsspec": "data",
+}  # fmt: skip
 
 
 def installing(package: str, extra: str = "") -> str:

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from convgen.algebra.grid import Grid
 from convgen.data import Batches, Blocks, write
-from convgen.data.written import shares
+from convgen.data.chunks import shares
 from convgen.errors import InputError
 from convgen.network_compiler import compile_network
 from convgen.spec.exported import graph_of
@@ -133,8 +133,8 @@ def test_workers_read_what_the_process_itself_reads(tmp_path: Path) -> None:
     """Two worker processes, of a mapped file, in the second rank's place."""
     net = compiled(tmp_path, {"H": 2})
     np.save(tmp_path / "images.npy", IMAGES)
-    mesh = net.init_mesh("cpu", transport=VirtualTransport(World(2), 1))  # nothing is sent
-    blocks = Blocks({"image": np.load(tmp_path / "images.npy", mmap_mode="r")}, net, mesh)
+    images = np.load(tmp_path / "images.npy", mmap_mode="r")
+    _, blocks = World(2).run(lambda end: Blocks({"image": images}, net, net.init_mesh("cpu", transport=end)))
     read = [*DataLoader(blocks, batch_size=None, sampler=Batches(COUNT, 4, shuffle=True), num_workers=2)]
     order = [*Batches(COUNT, 4, shuffle=True)]
     assert [batch.samples for batch in read] == order and [batch.bytes_read for batch in read] == [

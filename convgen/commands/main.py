@@ -18,6 +18,7 @@ import click
 from convgen import __version__
 from convgen.commands.calibrate import calibrate_command
 from convgen.commands.check import check_command
+from convgen.commands.chunks import chunks_command
 from convgen.commands.compile import compile_command
 from convgen.commands.explain import explain_command
 from convgen.commands.import_ import import_command
@@ -47,8 +48,8 @@ def cli() -> None:
 
 
 for command in (
-    calibrate_command, check_command, compile_command, explain_command, import_command, network_command, plan_command,
-    simulate_command, sw26010, tune,
+    calibrate_command, check_command, chunks_command, compile_command, explain_command, import_command,
+    network_command, plan_command, simulate_command, sw26010, tune,
 ):  # fmt: skip
     cli.add_command(command)
 

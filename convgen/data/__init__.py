@@ -11,6 +11,8 @@ Source: docs/networks.md, The package; [SP] III-B, where a layer's input arrives
 
 from convgen.data.batches import Batches
 from convgen.data.blocks import Batch, Blocks, Loader
+from convgen.data.created import create
+from convgen.data.opened import FileArray, open
 from convgen.data.written import write
 
-__all__ = ["Batch", "Batches", "Blocks", "Loader", "write"]
+__all__ = ["Batch", "Batches", "Blocks", "FileArray", "Loader", "create", "open", "write"]

@@ -42,7 +42,8 @@ class Blocks(Dataset[Batch]):
         bytes_read: by this rank, of batches that `loader` has given.
 
     Raises:
-        InputError: a name that the network hasn't, arrays of other shapes, or of other numbers of samples.
+        InputError: a name that the network hasn't, arrays of other shapes, or of other numbers of samples; where one
+            rank raises, or can't open a file, all do: every rank makes its own.
     """
 
     def __init__(
@@ -57,14 +58,23 @@ class Blocks(Dataset[Batch]):
         self.net, self.mesh = net, mesh
         self.halo = frozenset([halo] if isinstance(halo, str) else halo)
         self.bytes_read = 0
+        self.count, fault = 0, None
+        try:
+            self.count = self._counted()
+        except Exception as error:  # of this rank's files, perhaps
+            fault = error
+        net.NET.agree("data", mesh, {"samples": self.count, "arrays": ", ".join(self.source)}, fault)
+
+    def _counted(self) -> int:
+        """How many samples there are, of arrays that fit the network and each other."""
         counts = {name: self._count(name, of) for name, of in self.source.items()}
         if len({*counts.values()}) != 1:
             said = ", ".join(f"{name} has {n}" for name, n in counts.items()) or "there is none"
             raise InputError(f"arrays differ in the number of samples: {said}", hint="as many samples of each")
-        self.count = next(iter(counts.values()))
         unknown = self.halo - self.source.keys()
         if unknown:
             raise InputError(f"halo= names {', '.join(sorted(unknown))}, of which there is no array")
+        return next(iter(counts.values()))
 
     def _count(self, name: str, of: _Samples) -> int:
         """How many samples there are, whose shapes are the network's."""
@@ -152,9 +162,15 @@ class _Samples:
     def __init__(self, of: Any) -> None:
         self.each: list[Any] | None = [*cast("Sequence[Any]", of)] if isinstance(of, (list, tuple)) else None
         self.whole: Any = of
-        self.count = int(self.whole.shape[0]) if self.each is None else len(self.each)
+
+    @property
+    def count(self) -> int:
+        return int(self.whole.shape[0]) if self.each is None else len(self.each)
+
+    @property
+    def element_bytes(self) -> int:
         first: Any = self.whole if self.each is None else next(iter(self.each), None)
-        self.element_bytes = int(getattr(getattr(first, "dtype", None), "itemsize", 0))
+        return int(getattr(getattr(first, "dtype", None), "itemsize", 0))
 
     def shapes(self) -> Iterator[tuple[int, ...]]:
         """Of samples, or of all alike."""

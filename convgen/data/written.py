@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from convgen.data.chunks import Where, shares
+
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
-
-Where = tuple[slice, ...]
 
 
 def write(
@@ -19,11 +19,13 @@ def write(
 ) -> None:
     """Write this rank's block of an output to its region of an array that all ranks have open; every rank calls it.
 
-    Ranks whose regions share a chunk of the array write one after the other, others at once. When it returns, all have.
+    Ranks whose regions share a chunk of the array write one after the other, others at once; into a file that has one
+    writer at a time (HDF5, NetCDF) each opens it in its turn. When it returns, all have written.
 
     Args:
         target: of the whole output's shape but for its samples, of which it may have more: anything that takes
-            `target[slices] = block`, as arrays in mapped files and zarr's do; its `chunks` or `shards` are looked at.
+            `target[slices] = block`, as arrays in mapped files, zarr's, and `open(..., "r+")` do; its `chunks` or
+            `shards` are looked at.
         at: the sample of the target at which the first one of the batch goes.
         batch: the number of samples, where it is not the compiled one.
 
@@ -34,19 +36,40 @@ def write(
     me: int = net.NET.place(mesh).me
     writers = [k for k, box in enumerate(boxes) if box not in boxes[:k] and all(s.stop > s.start for s in box)]
     moved = [(slice(b[0].start + at, b[0].stop + at), *b[1:]) for b in boxes]
-    together = shares(getattr(target, "shards", None) or getattr(target, "chunks", None), [moved[k] for k in writers])
-    turns = writers if together else (None,)
-    for number, turn in enumerate(turns):
-        fault: Exception | None = None
+    what, together, fault = f"write of {name}", False, None
+    try:
+        _refuse_misfit(target, net, name, block, boxes[me], moved)
+        together = _in_turns(target, [moved[k] for k in writers])
+    except Exception as error:  # of this rank's file, perhaps
+        fault = error
+    facts = {"sample": at, "samples": batch, "in turns": together}
+    net.NET.agree(what, mesh, facts, fault)
+    for turn in writers if together else (None,):
         try:
-            if not number:
-                _refuse_misfit(target, net, name, block, boxes[me], moved)
             if me in writers and turn in (None, me):
                 target[moved[me]] = _of_torch(block)
                 getattr(target, "flush", lambda: None)()
         except Exception as error:
             fault = error
-        net.NET.agree(f"write of {name}", mesh, {"sample": at, "turn": turn, "samples": batch}, fault)
+        net.NET.agree(what, mesh, facts | {"turn": turn}, fault)
+
+
+def _in_turns(target: Any, writers: Sequence[Where]) -> bool:
+    """Whether ranks write one after the other.
+
+    Raises:
+        ValueError: the file is one that several processes can't have open.
+    """
+    library = type(target).__module__.partition(".")[0]
+    mpi = library == "h5py" and target.file.driver == "mpio"
+    if library in ("h5py", "netCDF4") and not mpi and len(writers) > 1:
+        hint = "give convgen.data.open(path, name, 'r+'), which each rank opens in its turn"
+        raise ValueError(
+            f"{len(writers)} ranks write, and a file of {library} that several have open is spoilt; {hint}"
+        )
+    if getattr(target, "one_writer", False):
+        return True
+    return shares(getattr(target, "shards", None) or getattr(target, "chunks", None), writers)
 
 
 def _refuse_misfit(target: Any, net: Any, name: str, block: Tensor, box: Where, moved: Sequence[Where]) -> None:
@@ -63,20 +86,3 @@ def _of_torch(block: Tensor) -> Any:
     """As numpy has it; bfloat16, which that lacks, as float32."""
     found = block.detach().cpu()
     return (found.float() if found.dtype == torch.bfloat16 else found).contiguous().numpy()  # pyright: ignore[reportUnknownMemberType]
-
-
-def shares(chunks: Any, regions: Sequence[Where]) -> bool:
-    """Whether a chunk lies in several regions.
-
-    Args:
-        chunks: extents of one; None where there are none, or they are of several extents.
-    """
-    known = chunks and all(isinstance(n, int) for n in chunks)
-    if not known or any(len(r) != len(chunks) for r in regions):  # such a target is refused when it is written
-        return False
-    ranges = [tuple((s.start // n, (s.stop - 1) // n) for s, n in zip(r, chunks, strict=True)) for r in regions]
-    return any(
-        all(a[0] <= b[1] and b[0] <= a[1] for a, b in zip(one, other, strict=True))
-        for k, one in enumerate(ranges)
-        for other in ranges[:k]
-    )
