@@ -35,7 +35,8 @@ class Blocks(Dataset[Batch]):
     Args:
         source: by name of an input or an output of the network (its target), its samples: an array whose first
             dimension is of samples, or a list of arrays, one a sample.
-        net: the network's package.
+        net: the network's package, or several, as a criterion's beside the network's: a name is the first one's that
+            knows it.
         halo: inputs that are read with the halo that `model(..., halo=...)` takes.
 
     Attributes:
@@ -54,7 +55,9 @@ class Blocks(Dataset[Batch]):
         halo: Sequence[str] = (),
     ) -> None:
         self.source = {name: _Samples(of) for name, of in source.items()}
-        self.net, self.mesh = net, mesh
+        nets: list[Any] = [*net] if isinstance(net, Sequence) else [net]
+        self.net, self.mesh = nets[0], mesh
+        self._nets = {name: next((one for one in nets if name in one.NET.values), nets[0]) for name in source}
         self.halo = frozenset([halo] if isinstance(halo, str) else halo)
         self.bytes_read = 0
         counts = {name: self._count(name, of) for name, of in self.source.items()}
@@ -68,9 +71,10 @@ class Blocks(Dataset[Batch]):
 
     def _count(self, name: str, of: _Samples) -> int:
         """How many samples there are, whose shapes are the network's."""
-        known = self.net.NET.values
+        net = self._nets[name]
+        known = net.NET.values
         if name not in known:
-            raise InputError(f"{self.net.NAME} has no value {name!r}", hint=f"one of {', '.join(known)}")
+            raise InputError(f"{net.NAME} has no value {name!r}", hint=f"one of {', '.join(known)}")
         pattern = list(known[name][0])
         if not pattern or pattern[0] != "N":
             raise InputError(f"{name} has shape {pattern}: its first dimension is not that of samples")
@@ -84,12 +88,13 @@ class Blocks(Dataset[Batch]):
         return self.count
 
     def __getitem__(self, samples: int | Sequence[int]) -> Batch:
-        batch, read = Batch(), self.net.NET.read
+        batch = Batch()
         batch.samples = (samples,) if isinstance(samples, int) else tuple(samples)
         for name, of in self.source.items():
-            own, *rest = self.net.region(name, self.mesh, batch=len(batch.samples), halo=name in self.halo)
+            net = self._nets[name]
+            own, *rest = net.region(name, self.mesh, batch=len(batch.samples), halo=name in self.halo)
             pieces = [*of.pieces(batch.samples[own.start : own.stop])]
-            parts: list[Tensor] = [read(array, (there, *rest), name) for array, there in pieces]
+            parts: list[Tensor] = [net.NET.read(array, (there, *rest), name) for array, there in pieces]
             batch[name] = torch.cat(parts)
             batch.bytes_read += batch[name].numel() * of.element_bytes
         return batch

@@ -85,4 +85,4 @@ def _why(program: Program, parts: Parts, algorithm: str | None, axis: str, ranks
 def _splits(parts: Parts, grid: Grid, axis: str, letter: str) -> bool:
     """Whether another letter in the axis's place splits something."""
     other = Grid(tuple((letter if a == axis else a, n) for a, n in grid.axes))
-    return not split_shares(lay_out(parts._replace(given=()), other))[letter].idle
+    return not split_shares(lay_out(parts._replace(given=(), fixed={}), other))[letter].idle
