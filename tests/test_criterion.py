@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import threading
 from functools import cache
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from free_networks import free_network, imported
+from operation_cases import a_grid
+from sampling import cases_of
 from small_networks import seeded
 from torch import Tensor, nn
 
@@ -19,6 +23,7 @@ from convgen.algebra.grid import Grid
 from convgen.data import Blocks
 from convgen.errors import InputError
 from convgen.packages import load_package
+from convgen.spec.exported import graph_of
 from convgen.verify.virtual import VirtualTransport, World
 
 GRIDS = ({"N": 2}, {"H": 3}, {"H": 2, "W": 2}, {"C": 2}, {"N": 2, "H": 2})
@@ -97,9 +102,15 @@ def compiled(axes: tuple[tuple[str, int], ...]) -> Any:
     return convgen.from_torch(module(), (torch.zeros(4, 2, *SIZE[1:], dtype=torch.float64),), grid=dict(axes))
 
 
+@pytest.fixture(scope="module")
+def cache_of_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture
-def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of ranks that are threads one exports, as torch.export wants it, for all."""
+def one_at_a_time(monkeypatch: pytest.MonkeyPatch, cache_of_file: Path) -> None:
+    """Of ranks that are threads one exports, as torch.export wants it, for all; once for all grids."""
+    monkeypatch.setenv("CONVGEN_CACHE", str(cache_of_file))
     lock, together, known = threading.Lock(), losses.together, dict[Any, Any]()
 
     def locked(question: Any, how: Any, ranks: Any) -> Any:
@@ -152,6 +163,45 @@ def test_losses_on_blocks(kind: str) -> None:
         if split == {*grid} and grid != {"N": 2}:
             whole = x.nbytes + target.nbytes
             assert all(read < 0.8 * whole for *_, read in ranks)
+
+
+class Both(nn.Module):
+    """Softmax, a window and a sum over samples: what a loss wants of other blocks, in one."""
+
+    def forward(self, y: Tensor, labels: Tensor, target: Tensor) -> Tensor:
+        near = F.avg_pool2d(y - target, 5, 2, 1).square().mean()
+        return F.cross_entropy(y, labels) + near + (y.mean(0) * target.amax((0, 1))).abs().sum()
+
+
+@pytest.mark.usefixtures("one_at_a_time")
+@pytest.mark.parametrize("number", cases_of(4, "losses of free layouts"))
+def test_losses_of_any_layout(tmp_path: Path, number: int) -> None:
+    """Outputs that are stored anyhow, on axes of any names."""
+    draw = Random(f"free losses {number}")
+    torch.manual_seed(number)
+    grid, batch, one = a_grid(draw), draw.choice((2, 3, 5)), module()
+    example = (torch.zeros(4, 2, *SIZE[1:], dtype=torch.float64),)
+    net: Any = imported(free_network(draw, graph_of(module(), example)[0], grid).package().files, tmp_path)
+    x = torch.randn(batch, 2, *SIZE[1:], dtype=torch.float64)
+    labels, target = torch.randint(SIZE[0], (batch, *SIZE[1:])), torch.rand(batch, *SIZE).double()
+    wanted = Both()(one(x), labels, target)
+    wanted.backward()
+
+    def program(end: VirtualTransport) -> tuple[float, dict[str, Tensor]]:
+        mesh = net.init_mesh("cpu", transport=end)
+        model = net.Network(mesh)
+        model.load_full(STATE)
+        examples = [torch.zeros((), dtype=t.dtype).expand(4, *t.shape[1:]) for t in (labels, target)]
+        criterion: Any = convgen.criterion(Both(), model, *examples)
+        there = [criterion.package.scatter(n, t, mesh) for n, t in (("labels", labels), ("target", target))]
+        found = criterion(model(net.scatter("image", x, mesh), batch=batch), *there, batch=batch)
+        found.backward()
+        return float(found.detach()), model.full_gradients()
+
+    for value, gradients in World(grid.ranks).run(program):
+        assert abs(value - float(wanted.detach())) < 1e-12 * abs(value)
+        for name, p in one.named_parameters():
+            assert p.grad is not None and torch.allclose(gradients[name], p.grad, rtol=1e-9, atol=1e-12)
 
 
 def test_labels_are_split_as_the_output_is() -> None:

@@ -17,12 +17,12 @@ from convgen.spec.text import number_of
 
 
 def idle_axes(program: Program, parts: Parts, algorithm: str | None) -> dict[str, str]:
-    """Of axes that split nothing, why, and which letters would split something; not of those that a file names itself.
+    """Of axes that split nothing, why, and which letters would split something; not of those that are given.
 
     Args:
         algorithm: by which it was laid out, or "plan", or "edited".
     """
-    named = {axis for row in parts.given for axis in row.axes}
+    named = {*program.grid.names} if parts.fixed else {axis for row in parts.given for axis in row.axes}
     idle = {axis: one.ranks for axis, one in split_shares(program).items() if one.idle and axis not in named}
     return {axis: _why(program, parts, algorithm, axis, ranks) for axis, ranks in idle.items()}
 
@@ -85,4 +85,4 @@ def _why(program: Program, parts: Parts, algorithm: str | None, axis: str, ranks
 def _splits(parts: Parts, grid: Grid, axis: str, letter: str) -> bool:
     """Whether another letter in the axis's place splits something."""
     other = Grid(tuple((letter if a == axis else a, n) for a, n in grid.axes))
-    return not split_shares(lay_out(parts._replace(given=(), fixed={}), other))[letter].idle
+    return not split_shares(lay_out(parts._replace(given=()), other))[letter].idle

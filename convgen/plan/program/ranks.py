@@ -253,7 +253,7 @@ def plan_counted(
 
     @cache
     def of_one() -> float:
-        program = lay_out(parts._replace(given=(), fixed={}), Grid((("N", 1),)), "sample")
+        program = lay_out(parts._replace(given=()), Grid((("N", 1),)), "sample")
         return sum(computing for computing, _ in program_cost(program, machine, dtype).rows) / PICOSECONDS
 
     _, plan = on_fewer(ranks, planned, lambda plan: plan.seconds, roughly, lambda count: of_one() / count)
