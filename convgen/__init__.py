@@ -1,6 +1,7 @@
 """convgen: a compiler for distributed convolutions.
 
-`from_torch` and `parallelize` (convgen/parallel.py) are imported when they are asked for: `import convgen` is cheap.
+`from_torch` and `parallelize` (convgen/parallel.py), and `criterion` (convgen/losses.py), are imported when they are
+asked for: `import convgen` is cheap.
 """
 
 from importlib import import_module
@@ -8,12 +9,12 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_LATE = ("from_torch", "parallelize")  # typed in __init__.pyi
+_LATE = {"from_torch": "parallel", "parallelize": "parallel", "criterion": "losses"}  # typed in __init__.pyi
 
 
 def __getattr__(name: str) -> Any:
     if name in _LATE:
-        return getattr(import_module("convgen.parallel"), name)
+        return getattr(import_module(f"convgen.{_LATE[name]}"), name)
     raise AttributeError(f"module 'convgen' has no attribute {name!r}")
 
 

@@ -1,3 +1,4 @@
+from convgen.losses import criterion as criterion
 from convgen.parallel import from_torch as from_torch
 from convgen.parallel import parallelize as parallelize
 

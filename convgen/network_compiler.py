@@ -266,7 +266,8 @@ def _parts(
         by = tuple(parts_of(statistics, axes, program.grid) for axes in stored.values())
         if by not in known:
             known[by] = network_parts(*_parted(graph, statistics, program, target))
-        return known[by]._replace(fixed=stored if stays else {}, parted=parted, **types)
+        fixed = {**known[by].fixed, **(stored if stays else {})}
+        return known[by]._replace(fixed=fixed, parted=parted, **types)
 
     follows = statistics != "global" and names
     return network_parts(graph, described)._replace(parted=parted if follows else None, **types)
@@ -392,7 +393,7 @@ def on_one_rank(compiled: CompiledNetwork) -> Program:
 
 def _by_samples(compiled: CompiledNetwork, ranks: int) -> Program:
     grid, statistics = Grid((("N", ranks),)), compiled.program.statistics
-    graph = replace(compiled.graph, given=())
+    graph = replace(compiled.graph, given=(), stored=())
     program = lay_out(network_parts(graph, compiled.described), grid, "sample")
     of = compiled.program
     program = replace(program, reduce_dtype=of.reduce_dtype, autocast=of.autocast)
@@ -491,7 +492,8 @@ def network_parts(graph: Graph, described: Described) -> Parts:
         Tensor(t.name, t.shape, t.dtype, t.kind, _letters(t.shape, t.floats) if t.name in inputs else ())
         for t in described.tensors.values()
     ]
-    return Parts(graph.name, tensors, described.rows, graph.updates, graph.outputs, given=graph.given)
+    stored = dict(graph.stored)
+    return Parts(graph.name, tensors, described.rows, graph.updates, graph.outputs, stored, given=graph.given)
 
 
 def _letters(shape: tuple[int, ...], floats: bool) -> tuple[str, ...]:

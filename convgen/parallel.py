@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -105,7 +105,7 @@ def from_torch(
     check_reduce_dtype(_name(reduce_dtype))
     check_autocast(_name(autocast))
     types = _name(reduce_dtype), _name(autocast)
-    how = _How(_axes(grid), algorithm, machine, statistics, *types, tuple(sorted(recompute)), target, _name(dtype))
+    how = How(_axes(grid), algorithm, machine, statistics, *types, tuple(sorted(recompute)), target, _name(dtype))
     _, folder, files = _alone(question_of(module, example_inputs, name), how)
     warn_of_idle_axes(files[IDLE].decode())
     return load_package(folder, files=files)
@@ -165,15 +165,34 @@ def parallelize(
     if process_group is not None and not given:
         raise InputError("process_group= is what a grid's mesh is made of, and a mesh is given", hint="one of both")
     axes = _shared(_axes(mesh_or_grid) if given else _axes_of(mesh_or_grid), shares or {})
-    to = target or _target(process_group if given else mesh_or_grid)
+    to = target or target_of(process_group if given else mesh_or_grid)
     types = _name(reduce_dtype), _name(autocast)
-    how = _How(axes, algorithm, machine, statistics, *types, tuple(sorted(recompute)), to, _name(dtype))
-    ranks = _ranks(mesh_or_grid, axes, process_group)
-    made, folder, files = _together(question_of(module, example_inputs, name), how, ranks)
-    warn_of_idle_axes(files[IDLE].decode())
-    package = load_package(folder, files=files)
+    how = How(axes, algorithm, machine, statistics, *types, tuple(sorted(recompute)), to, _name(dtype))
+    ranks = ranks_of(mesh_or_grid, axes, process_group)
+    prepared = together(question_of(module, example_inputs, name), how, ranks)
+    warn_of_idle_axes(prepared[2][IDLE].decode())
     group = {} if process_group is None else {"process_group": process_group}
-    mesh: Any = package.init_mesh(**group) if given else mesh_or_grid
+    mesh: Any = load_package(prepared[1], files=prepared[2]).init_mesh(**group) if given else mesh_or_grid
+    return on_mesh(module, prepared, how, mesh, whole=whole, parameters=parameters, weights=weights, seed=seed)
+
+
+Prepared = tuple[Answer, Path, dict[str, bytes]]  # what a module computes, and its package's files
+
+
+def on_mesh(
+    module: torch.nn.Module,
+    prepared: Prepared,
+    how: How,
+    mesh: Any,
+    *,
+    whole: bool = False,
+    parameters: str = "blocks",
+    weights: str = "same",
+    seed: int | None = None,
+) -> torch.nn.Module:
+    """A package's network on a mesh, with the module's weights and in its mode."""
+    made, folder, files = prepared
+    package = load_package(folder, files=files)
     values = made.tensors | cast("dict[str, Tensor]", module.state_dict())
     met = meet(package, mesh, made.text, values, weights, seed)
     tensors = {n: met.of_first(t) for n, t in made.tensors.items()}
@@ -234,7 +253,7 @@ def _shared(axes: dict[str, int], shares: Mapping[str, Sequence[int]]) -> dict[s
     return axes | {axis: build_size(axis, given) for axis, given in shares.items()}
 
 
-def _target(where: Any) -> str:
+def target_of(where: Any) -> str:
     """What a mesh or a process group is for; without any, what the default group is for."""
     import torch
     import torch.distributed as dist
@@ -251,7 +270,7 @@ def _target(where: Any) -> str:
     return f"hip:{found.gcnArchName.partition(':')[0]}" if torch.version.hip else f"cuda:sm_{found.major}{found.minor}"
 
 
-def _ranks(mesh_or_grid: Any, axes: Mapping[str, int], process_group: ProcessGroup | None) -> tuple[int, ...]:
+def ranks_of(mesh_or_grid: Any, axes: Mapping[str, int], process_group: ProcessGroup | None) -> tuple[int, ...]:
     """The ranks of a mesh, which can meet before it is there; none where they can't, or where no mesh can be made."""
     import torch.distributed as dist
 
@@ -267,10 +286,7 @@ def _ranks(mesh_or_grid: Any, axes: Mapping[str, int], process_group: ProcessGro
     return ranks if dist.get_rank() in ranks and len(ranks) == prod(axes.values()) else ()
 
 
-Prepared = tuple[Answer, Path, dict[str, bytes]]  # what a module computes, and its package's files
-
-
-def _together(question: Question, how: _How, ranks: Sequence[int]) -> Prepared:
+def together(question: Question, how: How, ranks: Sequence[int]) -> Prepared:
     """Exports and compiles on one rank of each cache that lacks the answer; elsewhere takes what it has kept.
 
     Raises:
@@ -296,7 +312,7 @@ def _together(question: Question, how: _How, ranks: Sequence[int]) -> Prepared:
     return _alone(question, how)
 
 
-def _alone(question: Question, how: _How) -> Prepared:
+def _alone(question: Question, how: How) -> Prepared:
     """From the cache or new."""
     answer = question.known()
     if answer is None:
@@ -312,8 +328,12 @@ def _alone(question: Question, how: _How) -> Prepared:
 
 
 @dataclass(frozen=True)
-class _How:
-    """What a graph is compiled for."""
+class How:
+    """What a graph is compiled for.
+
+    Attributes:
+        stored: of each input, in order, the axes that split its dimensions; (): as the grid's letters say.
+    """
 
     axes: dict[str, int]
     algorithm: str | None
@@ -324,6 +344,7 @@ class _How:
     recompute: tuple[str, ...]
     target: str
     dtype: str
+    stored: tuple[tuple[tuple[str, ...], ...], ...] = ()
 
     def typed(self, answer: Found) -> Found:
         """An answer, if there is one, in the type that is asked for."""
@@ -337,7 +358,7 @@ class _How:
         """Where the package is kept."""
         chosen = load_machine(self.machine) if self.machine is not None else None
         key = (answer.text, tuple(self.axes.items()), self.algorithm, self.statistics, self.reduce_dtype, self.autocast)
-        key = (*key, *([repr(chosen)] if chosen else []), *self.recompute)
+        key = (*key, *([repr(chosen)] if chosen else []), *self.recompute, *([self.stored] if self.stored else []))
         target = self.made_for
         key = (*key, *([str(target), remembered(target).identity] if target.is_gpu else []))
         return cached(answer.name, key_of(key, tensors))
@@ -351,8 +372,9 @@ class _How:
         said += f", recompute={[*self.recompute]}" * bool(self.recompute)
         said += f", target={self.target!r}" * self.made_for.is_gpu
         said += f", dtype={self.dtype!r}" * bool(self.dtype)
+        stored = tuple(zip(answer.inputs, self.stored, strict=True)) if self.stored else ()
         compiled = compile_network(
-            answer.graph,
+            replace(answer.graph, stored=stored),
             Grid(tuple(self.axes.items())),
             self.algorithm,
             machine=load_machine(self.machine) if self.machine is not None else None,

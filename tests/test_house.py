@@ -17,9 +17,9 @@ PACKAGE = Path(convgen.__file__).parent
 # From the ground up. A file imports from its own room and from rooms that stand before it.
 ROOMS = (
     "__init__", "errors", "knobs", "resources", "free_memory", "late", "interrupts",
-    "algebra", "data", "operations", "spec", "files", "pictures", "program", "passes", "cost", "plan",
+    "algebra", "operations", "data", "spec", "files", "pictures", "program", "passes", "cost", "plan",
     "kernels", "sw26010", "emit", "compiler", "network_compiler", "tune", "package_cache", "packages", "exports",
-    "agreement", "whole", "parallel", "explain", "calibrate", "verify",
+    "agreement", "whole", "parallel", "losses", "explain", "calibrate", "verify",
     "commands", "cli", "__main__",
 )  # fmt: skip
 MESH_ROOMS = (

@@ -9,6 +9,13 @@ import torch
 from convgen.errors import InputError
 
 
+class Samples(tuple[int, ...]):
+    """The samples of a batch, and what is drawn of: they travel together to those who read, whenever these began."""
+
+    seed: int = 0
+    epoch: int = 0
+
+
 class Batches:
     """Numbers of samples, a tuple a batch of the whole grid.
 
@@ -36,5 +43,8 @@ class Batches:
         if self.shuffle:
             generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
             order = [int(k) for k in torch.randperm(self.count, generator=generator)]
+        epoch = self.epoch
         for k in range(len(self)):
-            yield tuple(order[k * self.size : (k + 1) * self.size])
+            samples = Samples(order[k * self.size : (k + 1) * self.size])
+            samples.seed, samples.epoch = self.seed, epoch
+            yield samples

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from convgen.data.augment import Augmentation, Augmented, Draw, names_of
 from convgen.data.batches import Batches
 from convgen.errors import InputError
 
@@ -35,8 +36,11 @@ class Blocks(Dataset[Batch]):
     Args:
         source: by name of an input or an output of the network (its target), its samples: an array whose first
             dimension is of samples, or a list of arrays, one a sample.
-        net: the network's package.
+        net: the network's package, or several, as a criterion's beside the network's: a name is the first one's that
+            knows it.
         halo: inputs that are read with the halo that `model(..., halo=...)` takes.
+        augment: what is done to samples, in this order (augment.py); of `blocks[...]` itself it is that of epoch 0, of
+            seed 0.
 
     Attributes:
         bytes_read: by this rank, of batches that `loader` has given.
@@ -53,17 +57,21 @@ class Blocks(Dataset[Batch]):
         mesh: DeviceMesh,
         *,
         halo: Sequence[str] = (),
+        augment: Sequence[Augmentation] = (),
     ) -> None:
         self.source = {name: _Samples(of) for name, of in source.items()}
-        self.net, self.mesh = net, mesh
+        nets: list[Any] = [*net] if isinstance(net, Sequence) else [net]
+        self.net, self.mesh = nets[0], mesh
+        self._nets = {name: next((one for one in nets if name in one.NET.values), nets[0]) for name in source}
         self.halo = frozenset([halo] if isinstance(halo, str) else halo)
         self.bytes_read = 0
+        self.augmented = Augmented(tuple(augment))
         self.count, fault = 0, None
         try:
             self.count = self._counted()
         except Exception as error:  # of this rank's files, perhaps
             fault = error
-        net.NET.agree("data", mesh, {"samples": self.count, "arrays": ", ".join(self.source)}, fault)
+        self.net.NET.agree("data", mesh, {"samples": self.count, "arrays": ", ".join(self.source)}, fault)
 
     def _counted(self) -> int:
         """How many samples there are, of arrays that fit the network and each other."""
@@ -74,19 +82,28 @@ class Blocks(Dataset[Batch]):
         unknown = self.halo - self.source.keys()
         if unknown:
             raise InputError(f"halo= names {', '.join(sorted(unknown))}, of which there is no array")
-        return next(iter(counts.values()))
+        for step in self.augmented.steps:
+            if missing := [name for name in names_of(step.names) if name not in self.source]:
+                raise InputError(f"{step} names {', '.join(missing)}, of which there is no array")
+        self.wanted: dict[str, tuple[int, ...]] = {
+            name: tuple(self._nets[name].NET.values[name][0])[1:] for name in self.source
+        }
+        count = next(iter(counts.values()))
+        several = any(of.each is not None for of in self.source.values())
+        every = (tuple(of.shape(k) for of in self.source.values()) for k in range(count if several else 1))
+        for shapes in dict.fromkeys(every):
+            self.augmented.check(dict(zip(self.source, shapes, strict=True)), self.wanted)
+        return count
 
     def _count(self, name: str, of: _Samples) -> int:
-        """How many samples there are, whose shapes are the network's."""
-        known = self.net.NET.values
+        """How many samples there are of a value that has samples."""
+        net = self._nets[name]
+        known = net.NET.values
         if name not in known:
-            raise InputError(f"{self.net.NAME} has no value {name!r}", hint=f"one of {', '.join(known)}")
+            raise InputError(f"{net.NAME} has no value {name!r}", hint=f"one of {', '.join(known)}")
         pattern = list(known[name][0])
         if not pattern or pattern[0] != "N":
             raise InputError(f"{name} has shape {pattern}: its first dimension is not that of samples")
-        wrong = next((shape for shape in of.shapes() if list(shape) != pattern[1:]), None)
-        if wrong is not None:
-            raise InputError(f"a sample of {name} has shape {list(wrong)}", hint=f"{pattern[1:]}, the network's")
         return of.count
 
     def __len__(self) -> int:
@@ -94,15 +111,29 @@ class Blocks(Dataset[Batch]):
         return self.count
 
     def __getitem__(self, samples: int | Sequence[int]) -> Batch:
-        batch, read = Batch(), self.net.NET.read
+        batch, drawn = Batch(), (getattr(samples, "seed", 0), getattr(samples, "epoch", 0))
         batch.samples = (samples,) if isinstance(samples, int) else tuple(samples)
         for name, of in self.source.items():
-            own, *rest = self.net.region(name, self.mesh, batch=len(batch.samples), halo=name in self.halo)
-            pieces = [*of.pieces(batch.samples[own.start : own.stop])]
-            parts: list[Tensor] = [read(array, (there, *rest), name) for array, there in pieces]
+            net = self._nets[name]
+            own, *rest = net.region(name, self.mesh, batch=len(batch.samples), halo=name in self.halo)
+            mine = batch.samples[own.start : own.stop]
+            if self.augmented.steps and mine:
+                parts = [self._augmented(name, Draw(*drawn, k, 0), rest) for k in mine]
+            else:
+                pieces = [*of.pieces(mine)]
+                parts = [net.NET.read(array, (there, *rest), name) for array, there in pieces]
             batch[name] = torch.cat(parts)
             batch.bytes_read += batch[name].numel() * of.element_bytes
         return batch
+
+    def _augmented(self, name: str, draw: Draw, region: Sequence[slice]) -> Tensor:
+        """What lies at a region of what becomes of a sample; only what that is made of is read."""
+        of, net = self.source[name], self._nets[name].NET
+        ((array, there),) = of.pieces([draw.sample])
+        shape, wanted = of.shape(draw.sample), self.wanted[name]
+        return self.augmented.block(
+            draw, name, shape, wanted, tuple(region), lambda where: net.read(array, (there, *where), name)
+        )
 
     def loader(
         self,
@@ -143,13 +174,14 @@ class Loader:
     def __iter__(self) -> Iterator[Batch]:
         blocks, net = self.blocks, self.blocks.net.NET
         order, found = list(self.batches), iter(self._torchs)
+        facts = {"epoch": self.batches.epoch, "seed": self.batches.seed, "augmentations": blocks.augmented}
         for samples in order:
             batch, fault = Batch(), None
             try:
                 batch = next(found)
             except Exception as error:  # of this rank's files, perhaps
                 fault = error
-            net.agree("a batch of data", blocks.mesh, {"samples": samples, "epoch": self.batches.epoch}, fault)
+            net.agree("a batch of data", blocks.mesh, {"samples": samples, **facts}, fault)
             blocks.bytes_read += batch.bytes_read
             for name, t in batch.items():
                 batch[name] = t.to(net.device, non_blocking=True)
@@ -172,9 +204,9 @@ class _Samples:
         first: Any = self.whole if self.each is None else next(iter(self.each), None)
         return int(getattr(getattr(first, "dtype", None), "itemsize", 0))
 
-    def shapes(self) -> Iterator[tuple[int, ...]]:
-        """Of samples, or of all alike."""
-        yield from [tuple(self.whole.shape)[1:]] if self.each is None else [tuple(one.shape) for one in self.each]
+    def shape(self, sample: int) -> tuple[int, ...]:
+        """Of a sample."""
+        return tuple(self.whole.shape)[1:] if self.each is None else tuple(self.each[sample].shape)
 
     def pieces(self, samples: Sequence[int]) -> Iterator[tuple[Any, slice]]:
         """Arrays with a dimension of samples, and which of them: such as lie side by side at once. At least one."""

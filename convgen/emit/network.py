@@ -127,6 +127,7 @@ class _Writer:
     # ---------------------------------------------------------------- the file
     def text(self) -> tuple[str, list[str]]:
         p, g = self.program, self.given
+        plain = "float32" if g.dtype == TFLOAT32 else g.dtype
         listed = self._steps()
         rows = [f"{name} = {text}" for text, name in self.rows.items()]
         sections = [(name, paths, text) for text, (name, paths) in self.sections.items()]
@@ -150,7 +151,7 @@ class _Writer:
             "grid": p.grid.plain,
             "batch": g.batch,
             "dtype": g.dtype,
-            "torch_dtype": "float32" if g.dtype == TFLOAT32 else g.dtype,
+            "torch_dtype": plain,
             "tf32": g.tf32,
             "device": g.device,
             "sums": g.sums,
@@ -167,6 +168,7 @@ class _Writer:
             "aliases": dict(g.aliases),
             "inputs": g.inputs,
             "types": tuple(p.values[n].dtype for n in g.inputs),
+            "made": {n: p.values[v].dtype for n, v in p.outputs if p.values[v].dtype != plain},
             "modes": g.modes,
             "asks": dict(g.asks),
             "noise": any(self._draws(row.bound.operation) for row in self.program.rows),

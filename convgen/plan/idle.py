@@ -17,12 +17,12 @@ from convgen.spec.text import number_of
 
 
 def idle_axes(program: Program, parts: Parts, algorithm: str | None) -> dict[str, str]:
-    """Of axes that split nothing, why, and which letters would split something; not of those that a file names itself.
+    """Of axes that split nothing, why, and which letters would split something; not of those that are given.
 
     Args:
         algorithm: by which it was laid out, or "plan", or "edited".
     """
-    named = {axis for row in parts.given for axis in row.axes}
+    named = {*program.grid.names} if parts.fixed else {axis for row in parts.given for axis in row.axes}
     idle = {axis: one.ranks for axis, one in split_shares(program).items() if one.idle and axis not in named}
     return {axis: _why(program, parts, algorithm, axis, ranks) for axis, ranks in idle.items()}
 

@@ -44,12 +44,14 @@ def lay_out(parts: Parts, grid: Grid, algorithm: str | None = None) -> Program:
     Raises:
         InputError: a letter that no algorithm, or this one, has; or a row that is given as none can be.
     """
-    name, tensors, rows, updates, outputs, *_ = parts
-    rule = _rule(grid, algorithm, {a for one in parts.given for a in one.axes})
+    name, tensors, rows, updates, outputs, fixed, *_ = parts
+    rule = _rule(grid, algorithm, {*grid.names} if fixed else {a for one in parts.given for a in one.axes})
     bare = Grid(tuple((a, n) for a, n in grid.axes if n > 1))
     given = given_rows(rows, parts.given, grid)
     by_name = {t.name: t for t in tensors}
-    inputs = {t.name: given.stored.get(t.name) or rule.of_input(t, bare) for t in tensors if t.kind == "input"}
+    bared = {n: tuple(tuple(a for a in axes if a in bare.names) for axes in s) for n, s in fixed.items()}
+    fixed = {**bared, **given.stored}
+    inputs = {t.name: fixed.get(t.name) or rule.of_input(t, bare) for t in tensors if t.kind == "input"}
     rule = replace(rule, begins=_nowhere(inputs.values(), bare, rule))
     known: dict[str, Stored] = {**given.stored, **inputs}
     reached = set(inputs)  # values that depend on an input

@@ -102,6 +102,7 @@ class _Reader:
             given=(),
             tf32=tf32,
             asks=self.asks(data.get("asks")),
+            stored=(),
             source_file=self.source,
         )
 

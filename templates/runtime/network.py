@@ -74,6 +74,7 @@ class NetworkModule(Known):
     _pairs: ClassVar[tuple[str, ...]] = ()  # complex in the source: here with a last dimension of both parts
     _inputs: ClassVar[tuple[str, ...]]
     _types: ClassVar[tuple[str, ...]]
+    _made: ClassVar[Mapping[str, str]] = {}  # types of outputs that are not of the network's
     _modes: ClassVar[tuple[str, ...]] = ("train", "eval")
     # Of a source that asks values for their types, by autocast's type why it can't run under it, or "".
     _asks: ClassVar[Mapping[str, str]] = {}

@@ -1,0 +1,129 @@
+"""Losses and metrics on what a network's ranks hold: a module of the outputs, compiled so that it takes their blocks.
+
+    loss = convgen.criterion(torch.nn.CrossEntropyLoss(), model, labels)
+    loss(model(x), target).backward()      # one number, equal on all ranks; blocks in, nothing is gathered for it
+
+No loss is written for ranks: it is a network, whose inputs are stored as the outputs of another one are. What sums,
+softmax and windows want of other blocks follows from its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from convgen.errors import InputError
+from convgen.exports.entry import question_of
+from convgen.parallel import How, on_mesh, ranks_of, target_of, together
+from convgen.spec.placement import build_size
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+Axes = tuple[tuple[str, ...], ...]
+Of = tuple[tuple[int, ...], Axes]  # a value's extents, and the axes that split them
+
+
+def criterion(
+    loss: torch.nn.Module | Callable[..., Tensor],
+    model: torch.nn.Module,
+    *targets: Tensor,
+    outputs: str | Sequence[str] = (),
+    name: str | None = None,
+) -> torch.nn.Module:
+    """A loss, or a metric, of a network's blocks. Every rank calls this.
+
+    Args:
+        loss: a module or a function of the network's outputs, and of targets behind them; it gives a number, or what
+            else can be computed of them.
+        model: the network on its mesh: of `parallelize(..., whole=False)`, or a package's `Network(mesh)`.
+        targets: examples, whole; of their values none is used, so `torch.zeros(()).expand(shape)` takes no memory. A
+            dimension is split as the output's of the same extent, from the last one on; samples are the first ones.
+        outputs: by name or number, in the order that `loss` takes them; by default all that the network gives.
+        name: of the package; by default the loss's.
+    Returns:
+        A Network as of `parallelize(..., whole=False)`, with the weights and buffers of `loss`: called with this rank's
+        blocks of outputs and targets, and `batch=` for another number of samples than the network's; `package` has
+        `scatter`, `region` and `block` of targets, and `convgen.data.Blocks` reads them.
+    Raises:
+        InputError: no such output, a target that is no tensor; as of `parallelize`.
+    Example:
+        >>> import torch, convgen
+        >>> net = convgen.from_torch(torch.nn.Conv2d(1, 2, 3), (torch.zeros(2, 1, 6, 6),), grid="H=1")
+        >>> model = net.Network(net.init_mesh("cpu", transport=object()))
+        >>> mse = criterion(torch.nn.functional.mse_loss, model, torch.zeros(2, 2, 4, 4))
+        >>> mse(torch.zeros(2, 2, 4, 4), torch.ones(2, 2, 4, 4))
+        tensor(1.)
+    """
+    import torch
+
+    module = loss if isinstance(loss, torch.nn.Module) else _of_function(loss)
+    net, mesh = _network(model)
+    known: list[str] = [*net.steps.outputs]
+    asked = [str(n) for n in ([outputs] if isinstance(outputs, str) else outputs)] or known
+    names = [known[int(n)] if n not in known and n.isdecimal() and int(n) < len(known) else n for n in asked]
+    if unknown := [n for n in names if n not in known]:
+        raise InputError(f"{net.name} gives no output {unknown[0]!r}", hint=f"outputs= of {', '.join(known)}")
+    if wrong := [t for t in targets if not isinstance(t, torch.Tensor)]:  # pyright: ignore[reportUnnecessaryIsInstance]
+        fact = f"targets are example tensors, and one is a {type(wrong[0]).__name__}"
+        raise InputError(fact, hint="what is no tensor is built into the loss")
+    ofs: list[Of] = [(net.extents(n, net.batch), net.values[n][1].axes) for n in names]
+    kinds = [getattr(torch, made) if (made := _types(model).get(n)) else net.dtype for n in names]
+    examples = [torch.zeros((), dtype=kind).expand(shape) for (shape, _), kind in zip(ofs, kinds, strict=True)]
+    stored = (*(axes for _, axes in ofs), *(beside(tuple(t.shape), ofs) for t in targets))
+    axes = {axis: build_size(axis, given) for axis, given in net.sizes.items()}
+    how = How(axes, None, None, "global", "", "", (), target_of(mesh), "", stored)
+    question = question_of(module, (*examples, *targets), name)
+    made = on_mesh(module, together(question, how, ranks_of(mesh, net.grid, None)), how, mesh)
+    _refuse_other_blocks(net, made, names)
+    return made
+
+
+def _network(model: Any) -> tuple[Any, Any]:
+    """What a package says of its network, and the mesh."""
+    if not hasattr(model, "_net"):
+        fact = f"a {type(model).__name__} is no network on ranks"
+        raise InputError(fact, hint="parallelize(..., whole=False), or the Network of a package")
+    return model._net, model._mesh
+
+
+def _types(model: Any) -> Mapping[str, str]:
+    return model._made
+
+
+def beside(shape: Sequence[int], outputs: Sequence[Of]) -> Axes:
+    """How a target is split: each dimension as that of an output that has its extent, samples first, the last last."""
+    found: list[tuple[str, ...]] = [()] * len(shape)
+    for of, axes in outputs:
+        if shape and of and shape[0] == of[0]:
+            found[0] = found[0] or axes[0]
+        left = len(of)
+        for d in range(len(shape) - 1, 0, -1):
+            at = next((k for k in range(left - 1, 0, -1) if of[k] == shape[d]), None)
+            if at is not None:
+                found[d], left = found[d] or axes[at], at
+    taken = [a for axes in found for a in axes]
+    return tuple(axes if all(taken.count(a) == 1 for a in axes) else () for axes in found)
+
+
+def _refuse_other_blocks(net: Any, made: Any, names: Sequence[str]) -> None:
+    """Raises InputError: the loss's inputs aren't the blocks of the network's outputs."""
+    for name, own in zip(names, made._inputs, strict=False):
+        for batch in (net.batch, net.batch + 1):
+            if made._net.regions(own, made._mesh, batch=batch) != net.regions(name, made._mesh, batch=batch):
+                fact = f"{net.name} stores {name} as {net.values[name][1]}, and {made._net.name} can't take it so"
+                raise InputError(fact, hint="gather it, or compute the loss within the network")
+
+
+def _of_function(function: Callable[..., Tensor]) -> torch.nn.Module:
+    """A module that computes a function, whose arguments' names are those of its inputs."""
+    import torch
+
+    class OfFunction(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.forward = function
+
+    OfFunction.__name__ = OfFunction.__qualname__ = getattr(function, "__name__", "loss").strip("<>")
+    return OfFunction()
