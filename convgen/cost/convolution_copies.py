@@ -83,6 +83,27 @@ def columns(operation: Operation, x: tuple[int, ...], y: tuple[int, ...], w: tup
     return taps * channels * prod(y[2:]) * (1 if dilated else x[0]) + apart
 
 
+def columns_of_row(operation: Operation, first: tuple[int, ...], second: tuple[int, ...], made: tuple[int, ...]) -> int:
+    """As `columns`, of a gradient that is a row of its own: dx comes of dy with rows beside it, and is cut out.
+
+    Args:
+        first, second: shapes of what it reads, dy with the rows that it wishes for.
+        made: of what it makes.
+    """
+    if operation.convolves is None:
+        return 0
+    phase, conv = operation.convolves
+    taps, samples = prod(s.kernel for s in conv.spatial), first[0]
+    if phase == "backward_data":
+        beside = prod(first) + 2 * prod(made)
+        if conv.transposed:
+            return taps * first[1] * prod(made[2:]) * samples + beside
+        return taps * made[1] * prod(first[2:]) * (samples if len(conv.spatial) < 3 else 1) + beside
+    if conv.transposed:
+        return taps * first[1] * prod(second[2:])
+    return taps * second[1] * prod(first[2:]) * samples
+
+
 def _is_product(conv: Conv) -> bool:
     return conv.groups == 1 and all(s.kernel == s.stride == 1 and s.pad_lo == s.pad_hi == 0 for s in conv.spatial)
 
