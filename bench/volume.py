@@ -1,6 +1,6 @@
 """Training on volumes that one process can't hold: losses, memory and bytes read of four ranks under an address limit.
 
-    python bench/volume.py [--extent 48] [--steps 20] [--grid D=2,H=2]
+    python bench/volume.py [--extent 64] [--steps 20] [--grid D=2,H=2]
 
 examples/volume.py's network in float64, on files that it writes chunk by chunk. Three runs in fresh processes:
 
@@ -38,7 +38,7 @@ from convgen.data import Batches
 from convgen.network_compiler import compile_network
 from convgen.spec.exported import graph_of
 from convgen.spec.text import parse_grid
-from examples.volume import begun, example, learning, original, source, write_volumes
+from examples.volume import Training, begun, example, learning, original, source, write_volumes
 
 
 def losses_of_one(folder: Path, width: int, levels: int, steps: int) -> list[float]:
@@ -59,8 +59,14 @@ def losses_of_one(folder: Path, width: int, levels: int, steps: int) -> list[flo
     return losses
 
 
+def run_of_one(options: argparse.Namespace) -> dict[str, Any]:
+    losses_of_one(options.folder / "small", options.width, options.levels, 1)  # shows what kernels take at all
+    limit(options.limit)
+    return {"losses": losses_of_one(options.folder / "large", options.width, options.levels, options.steps)}
+
+
 def run_of_rank(options: argparse.Namespace) -> dict[str, Any]:
-    """Losses of the steps; the peak of one more, and bytes read in it, in MiB and beside those of its regions."""
+    """Losses of the steps, bytes read in one and those of its regions; the peak of one more, in MiB."""
     epochs = options.steps // 4  # of four samples
     files = options.folder / "small", options.folder / "large"
     small, training = (
@@ -71,15 +77,18 @@ def run_of_rank(options: argparse.Namespace) -> dict[str, Any]:
     losses = [loss for _, _, loss in training.steps(epochs)]
     training.optimizer.zero_grad()
     training.model.momentum = training.optimizer
-    net, mesh, loader = training.net, training.mesh, training.loader
-    regions = [[s.stop - s.start for s in net.region(n, mesh, halo=n == "volume")] for n in ("volume", "label")]
-    region = prod(regions[0]) * 4 + prod(regions[1])  # float32, and whole numbers of a byte
-    read = loader.blocks.bytes_read / len(losses)
+    region, read = bytes_of_regions(training), training.loader.blocks.bytes_read / len(losses)
     another = training.steps(1000)
-    batch = torch.empty(regions[0], dtype=torch.float64)  # what a step has of its input
+    batch = torch.empty(region // 4, dtype=torch.float64)  # about what a step has of its inputs
     rest = settled("RssAnon") - held(training.model, batch)
     files, most, _ = files_kept(lambda: [next(another)[2]])
     return {"losses": losses, "peak": most - files - rest, "read": read, "region": region}
+
+
+def bytes_of_regions(training: Training) -> int:
+    """What this rank's regions of a sample take in files: float32 with halo, and whole numbers of a byte."""
+    volume, label = (training.net.region(n, training.mesh, halo=n == "volume") for n in ("volume", "label"))
+    return 4 * prod(s.stop - s.start for s in volume) + prod(s.stop - s.start for s in label)
 
 
 def limit(mib: int) -> None:
@@ -92,9 +101,7 @@ def run_main(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     try:
         if options.rank == "one":
-            losses_of_one(options.folder / "small", options.width, options.levels, 1)
-            limit(options.limit)
-            found = {"losses": losses_of_one(options.folder / "large", options.width, options.levels, options.steps)}
+            found = run_of_one(options)
         else:
             rank, ranks, store = options.rank.split(",", 2)
             dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(ranks))
@@ -128,7 +135,7 @@ def said(options: argparse.Namespace, folder: Path, grid: str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--extent", type=int, default=48)
+    parser.add_argument("--extent", type=int, default=64)
     parser.add_argument("--steps", type=int, default=20, help="a multiple of the four samples")
     parser.add_argument("--grid", default="D=2,H=2")
     parser.add_argument("--width", type=int, default=4)
