@@ -139,5 +139,5 @@ def test_ranks_train_where_one_process_has_no_room(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.slow
 def test_the_mesh_model_from_a_file() -> None:
-    off, read, whole = bench_script("mesh_from_file").compared(2, 4)
-    assert off < 1e-9 and [4 * n for n in read] == [whole] * 4
+    off, rounding, read, whole = bench_script("mesh_from_file").compared(2, 4)
+    assert off < 1e-10 + 100 * rounding < 1e-6 and [4 * n for n in read] == [whole] * 4
