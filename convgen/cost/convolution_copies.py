@@ -12,6 +12,10 @@ don't fill the last block padded. By what was measured of ATen's own (torch 2.13
 
 x of fewer than 16 channels is read as it is for y and dw, and a kernel of 1 without a stride needs no copies at all. A
 transposed convolution makes y of two more of its size. AVX2's kernels have blocks of 8: they pad less.
+
+Of float64, which oneDNN lacks, ATen's own kernels write out in columns what each row of y reads: of all samples, but of
+one where taps are dilated, or a gradient goes through a transposed convolution; in one and two dimensions a group at a
+time, whose results are then put together.
 """
 
 from __future__ import annotations
@@ -60,6 +64,44 @@ def copies(operation: Operation, x: tuple[int, ...], y: tuple[int, ...], w: tupl
         return filters
     inputs = max(of.y_blocks + of.x_blocks - of.x, 2 * of.x if strided else of.x_blocks) + of.w_blocks
     return max(inputs, filters)
+
+
+def columns(operation: Operation, x: tuple[int, ...], y: tuple[int, ...], w: tuple[int, ...], of_x: bool | None) -> int:
+    """As `copies`, of float64."""
+    if operation.convolves is None:
+        return 0
+    _, conv = operation.convolves
+    taps, flat = prod(s.kernel for s in conv.spatial), len(conv.spatial) < 3
+    if conv.transposed:
+        return taps * w[1] * prod(x[2:]) * (x[0] if flat and of_x is None else 1)
+    if _is_product(conv):
+        return (prod(x[1:]) if flat else prod(x)) if of_x else 0
+    dilated = any(s.dilation > 1 for s in conv.spatial)
+    groups = x[1] // w[1]
+    channels = w[1] if flat or dilated else x[1]
+    apart = (prod(y) + (prod(x) if of_x is not None else 0)) // groups if groups > 1 and flat else 0
+    return taps * channels * prod(y[2:]) * (1 if dilated else x[0]) + apart
+
+
+def columns_of_row(operation: Operation, first: tuple[int, ...], second: tuple[int, ...], made: tuple[int, ...]) -> int:
+    """As `columns`, of a gradient that is a row of its own: dx comes of dy with rows beside it, and is cut out.
+
+    Args:
+        first, second: shapes of what it reads, dy with the rows that it wishes for.
+        made: of what it makes.
+    """
+    if operation.convolves is None:
+        return 0
+    phase, conv = operation.convolves
+    taps, samples = prod(s.kernel for s in conv.spatial), first[0]
+    if phase == "backward_data":
+        beside = prod(first) + 2 * prod(made)
+        if conv.transposed:
+            return taps * first[1] * prod(made[2:]) * samples + beside
+        return taps * made[1] * prod(first[2:]) * (samples if len(conv.spatial) < 3 else 1) + beside
+    if conv.transposed:
+        return taps * first[1] * prod(second[2:])
+    return taps * second[1] * prod(first[2:]) * samples
 
 
 def _is_product(conv: Conv) -> bool:

@@ -31,7 +31,7 @@ from convgen.algebra.layout import Layout
 from convgen.algebra.redistribute import Conversion
 from convgen.algebra.wants import layout
 from convgen.cost.autograd import kept_of, spreads
-from convgen.cost.convolution_copies import copies
+from convgen.cost.convolution_copies import columns, columns_of_row, copies
 from convgen.cost.flight_memory import (
     is_in_pieces,
     is_summed,
@@ -426,9 +426,14 @@ class MemoryWalk:
         of_x = bound.reads[0] in self.wanted if backward else None
         for part in self.parts[i]:
             (x, w, *_), y = part.reads, tuple(made_here(part.at, row.signature.results[0]))
-            # Of float64 other kernels: columns, about x and y once more.
-            taken = prod(x) + prod(y) if size == 8 else copies(bound.operation, x, y, w, of_x)
+            taken = (columns if size == 8 else copies)(bound.operation, x, y, w, of_x)
             most = max(most, taken + part.gaps[0] * prod(x) + (backward and part.gaps[1]) * prod(y))
+        for _, one in row.derived if backward and size == 8 else ():
+            for part in parts_of(one, self.program.grid, self.rank):
+                (first, *_), (_, second, *_) = part.at.windows, part.reads
+                read = tuple(hi - lo for lo, hi in first)
+                made = tuple(made_here(part.at, one.signature.results[0]))
+                most = max(most, columns_of_row(one.bound.operation, read, second, made))
         return most * size
 
 

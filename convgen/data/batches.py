@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 
@@ -15,6 +16,12 @@ class Samples(tuple[int, ...]):
     seed: int = 0
     epoch: int = 0
 
+    @classmethod
+    def drawn(cls, samples: Iterable[int], seed: int, epoch: int) -> Samples:
+        found = cls(samples)
+        found.seed, found.epoch = seed, epoch
+        return found
+
 
 class Batches:
     """Numbers of samples, a tuple a batch of the whole grid.
@@ -23,6 +30,10 @@ class Batches:
         count: of samples there are; size: of a batch.
         shuffle: by a generator of (seed, epoch), as one process would.
         drop_last: leave out a last batch that is smaller.
+
+    Attributes:
+        epoch: from which, with the seed, the order comes.
+        done: how many batches of the epoch have been taken; a `Loader` counts them.
 
     Raises:
         InputError: a size that gives no batch.
@@ -33,18 +44,40 @@ class Batches:
             hint = f"a size from 1 to {count}, or drop_last=False"
             raise InputError(f"batches of {size} samples, of which there are {count}", hint=hint)
         self.count, self.size, self.shuffle, self.seed, self.drop_last = count, size, shuffle, seed, drop_last
-        self.epoch = 0
+        self.epoch = self.done = 0
 
     def __len__(self) -> int:
         return self.count // self.size if self.drop_last else -(-self.count // self.size)
 
     def __iter__(self) -> Iterator[tuple[int, ...]]:
+        """Those of the epoch that are not done."""
         order = list(range(self.count))
         if self.shuffle:
             generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
             order = [int(k) for k in torch.randperm(self.count, generator=generator)]
-        epoch = self.epoch
-        for k in range(len(self)):
-            samples = Samples(order[k * self.size : (k + 1) * self.size])
-            samples.seed, samples.epoch = self.seed, epoch
-            yield samples
+        starts, epoch = range(self.done * self.size, len(self) * self.size, self.size), self.epoch
+        return (Samples.drawn(order[k : k + self.size], self.seed, epoch) for k in starts)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin another epoch; the one that is begun goes on."""
+        self.done *= epoch == self.epoch
+        self.epoch = epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """The epoch, how many batches of it are done, and what makes the order."""
+        return {"epoch": self.epoch, "done": self.done, **self._order}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on behind the batches that are done, on any grid.
+
+        Raises:
+            InputError: batches in another order, or of another size.
+        """
+        for what, own in self._order.items():
+            if state[what] != own:
+                raise InputError(f"a state of batches with {what}={state[what]}, and these have {what}={own}")
+        self.epoch, self.done = state["epoch"], state["done"]
+
+    @property
+    def _order(self) -> dict[str, Any]:
+        return {what: getattr(self, what) for what in ("count", "size", "shuffle", "seed", "drop_last")}

@@ -155,10 +155,13 @@ class Blocks(Dataset[Batch]):
 
 
 class Loader:
-    """Batches, of which each begins with a message: where a rank can't read, or has another order, all ranks raise."""
+    """Batches, of which each begins with a message: where a rank can't read, or has another order, all ranks raise.
+
+    `state_dict` says which batch is next, and `load_state_dict` goes on there, on any grid, as a checkpoint has it.
+    """
 
     def __init__(self, blocks: Blocks, batches: Batches, workers: int, how: Mapping[str, Any]) -> None:
-        self.blocks, self.batches = blocks, batches
+        self.blocks, self.batches, self._goes_on = blocks, batches, False
         fork = {"multiprocessing_context": "fork"} if workers else {}
         self._torchs: DataLoader[Batch] = DataLoader(
             blocks, batch_size=None, sampler=batches, num_workers=workers, **fork, **how
@@ -169,10 +172,30 @@ class Loader:
 
     def set_epoch(self, epoch: int) -> None:
         """From which, with the seed, the next order comes."""
-        self.batches.epoch = epoch
+        self.batches.set_epoch(epoch)
+
+    @property
+    def epoch(self) -> int:
+        """That of the batches that come."""
+        return self.batches.epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """The epoch and how many batches of it are done, those that are read ahead not among them."""
+        return self.batches.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration begin behind the batches that are done.
+
+        Raises:
+            InputError: of batches in another order, or of another size.
+        """
+        self.batches.load_state_dict(state)
+        self._goes_on = True
 
     def __iter__(self) -> Iterator[Batch]:
         blocks, net = self.blocks, self.blocks.net.NET
+        self.batches.done *= self._goes_on
+        self._goes_on = False
         order, found = list(self.batches), iter(self._torchs)
         facts = {"epoch": self.batches.epoch, "seed": self.batches.seed, "augmentations": blocks.augmented}
         for samples in order:
@@ -185,6 +208,7 @@ class Loader:
             blocks.bytes_read += batch.bytes_read
             for name, t in batch.items():
                 batch[name] = t.to(net.device, non_blocking=True)
+            self.batches.done += 1
             yield batch
 
 

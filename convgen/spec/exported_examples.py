@@ -103,7 +103,10 @@ class Examples:
         """Each sample twice."""
         import torch
 
-        return replace(self, values=self.values | {k: torch.cat([self.values[k]] * 2) for k in self.open})
+        def twice(x: torch.Tensor) -> torch.Tensor:
+            return _everywhere(x, 2 * len(x)) if _is_one_number(x) else torch.cat([x] * 2)
+
+        return replace(self, values=self.values | {k: twice(self.values[k]) for k in self.open})
 
     @property
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -143,7 +146,8 @@ def examples_of(module: torch.nn.Module, inputs: Inputs) -> Examples:
             return value
         _check_tensor(name, value)
         name = _free(name, values)
-        values[name] = value.detach().clone()  # export takes one tensor given twice for one input
+        # Export takes one tensor given twice for one input.
+        values[name] = _everywhere(value, *value.shape[:1]) if _is_one_number(value) else value.detach().clone()
         return Slot(name)
 
     trees: dict[str, Any] = {}
@@ -156,6 +160,15 @@ def examples_of(module: torch.nn.Module, inputs: Inputs) -> Examples:
         fact = f"{number_of(len(found.tensors), 'tensor')} among the inputs: the first one's extent 0 counts samples"
         raise InputError(fact, hint="(torch.zeros(N, C, H, W),)")
     return found
+
+
+def _is_one_number(x: torch.Tensor) -> bool:
+    """Whether it is a number expanded to all places, which takes no memory: an example of what no process holds."""
+    return x.numel() > 1 and not any(x.stride())
+
+
+def _everywhere(x: torch.Tensor, *samples: int) -> torch.Tensor:
+    return x.detach()[(0,) * x.dim()].clone().expand(*samples, *x.shape[1:])
 
 
 def _plain(signature: inspect.Signature) -> inspect.Signature:
