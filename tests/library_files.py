@@ -67,6 +67,12 @@ def zarr_folder(folder: Path, x: Array, draw: Random) -> Written:
     return path, name
 
 
+def zarr_zip(folder: Path, x: Array, draw: Random) -> Written:
+    with zarr.storage.ZipStore(folder / "x.zarr.zip", mode="w") as store:
+        zarr.create_array(store, data=x, chunks=random_chunks(draw, x.shape))
+    return folder / "x.zarr.zip", None
+
+
 def netcdf(folder: Path, x: Array, draw: Random, kind: str = "NETCDF4") -> Written:
     names, how = tuple("abcd"[: x.ndim]), dict[str, Any]()
     if kind == "NETCDF4" and draw.random() < 0.5:
@@ -98,5 +104,5 @@ def tiff(folder: Path, x: Array, draw: Random) -> Written:
 
 WRITERS: dict[str, Callable[[Path, Array, Random], Written]] = {
     one.__name__: one
-    for one in (npy, pt, safetensors, hdf5, zarr_folder, netcdf, netcdf_classic, nifti, tiff)
+    for one in (npy, pt, safetensors, hdf5, zarr_folder, zarr_zip, netcdf, netcdf_classic, nifti, tiff)
 }  # fmt: skip

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import pickle
 import re
 import shutil
+import threading
+import weakref
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -178,6 +181,26 @@ def test_a_file_for_each_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         read_by = World(4).run(program)
         assert sum(read_by) == 8 * 2 * (9 + 4) * 10 * 4  # of nine rows, and two more on both sides
         assert len(_OPEN) <= 3
+
+
+def test_an_array_that_is_forgotten_while_another_is_read(tmp_path: Path) -> None:
+    """Python may find out in any thread, as in that of a library which the reader waits for: nobody waits there."""
+    np.save(tmp_path / "x.npy", np.arange(9))
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"] = np.arange(9)
+    forgotten: Any = convgen.data.open(tmp_path / "x.h5")
+    assert forgotten[3:4] == 3
+    forgotten.itself, seen = forgotten, weakref.ref(forgotten)  # a circle, which no count finds
+    del forgotten
+    other = convgen.data.open(tmp_path / "x.npy")
+    with other._used("r"):
+        elsewhere = threading.Thread(target=gc.collect, daemon=True)
+        elsewhere.start()
+        elsewhere.join(60)
+        assert not elsewhere.is_alive() and seen() is None
+    assert other[2:3] == 2  # and closes the other
+    with h5py.File(tmp_path / "x.h5", "r+") as file:
+        file["x"][0] = 1
 
 
 def bytes_of_reads() -> int:

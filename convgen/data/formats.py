@@ -149,8 +149,13 @@ def _zarr(of: Asked) -> Held:
     zarr = of.library("zarr")
     if of.is_url:
         of.library("fsspec")
+    store: Any = of.path
+    if of.path.endswith(".zip"):
+        if of.mode != "r":
+            raise InputError(f"{of.path}: what is in a zip file is not written anew", hint="a folder")
+        store = zarr.storage.ZipStore(of.path, mode="r")
     with zarr.config.set({"array.write_empty_chunks": True}):  # what is written is there when it is read
-        found = zarr.open(of.path, mode=of.mode)
+        found = zarr.open(store, mode=of.mode)
         if isinstance(found, zarr.Array):
             of.alone(found)
         else:

@@ -6,8 +6,9 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 from convgen.data.chunks import Where
@@ -55,6 +56,8 @@ class FileArray:
         one_writer: whether ranks have to write one after the other, whatever its chunks are.
     """
 
+    _held: Held | None = None
+
     def __init__(
         self, path: str, name: str | None, mode: str, dims: Sequence[int | None] | None, missing: str,
         format: str | None,
@@ -62,7 +65,6 @@ class FileArray:
         self._format = FORMATS[format_of(path, format)]
         self._asked = Asked(path, name, mode, missing == "fill")
         self._dims = None if dims is None else tuple(dims)
-        self._held: Held | None = None
         self._stamp: Any = None
         self._seen: Any = None
         if missing not in ("raise", "fill"):
@@ -82,8 +84,8 @@ class FileArray:
         return self.__dict__ | {"_held": None}
 
     def __del__(self) -> None:
-        with suppress(Exception):  # the interpreter may be at its end
-            self.close()
+        if self._held is not None:  # perhaps in a thread of a library's, for which another waits that has the lock
+            _LEFT.append(self._held)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -143,14 +145,15 @@ class FileArray:
         """The file, open; what is raised meanwhile says which one it is."""
         with _LOCK:
             try:
+                _close_left()
                 if self._held is not None and self._stamp != self._stamped(self._held):
                     self.close()
                 held = self._held or self._open(mode if self.one_writer else self._asked.mode)
                 self._held = held
                 _OPEN.pop(self, None)
                 _OPEN[self] = None  # the last one is the last one used
-                while len(_OPEN) > MOST_OPEN:
-                    next(iter(_OPEN)).close()
+                while len(_OPEN) > MOST_OPEN and (oldest := next(iter(_OPEN))) is not self:
+                    oldest.close()
                 yield held
             except InputError:
                 raise
@@ -240,10 +243,17 @@ class _Fact(Exception):
 # nothing is read meanwhile, and both open their files again.
 _LOCK = threading.RLock()
 _OPEN: weakref.WeakKeyDictionary[FileArray, None] = weakref.WeakKeyDictionary()
+_LEFT: deque[Held] = deque()  # of arrays that are no more
+
+
+def _close_left() -> None:
+    while _LEFT:
+        _LEFT.popleft().close()
 
 
 def _before_fork() -> None:
     _LOCK.acquire()
+    _close_left()
     for one in list(_OPEN):
         one.close()
 
