@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from functools import cache
 from pathlib import Path
@@ -141,6 +142,7 @@ def test_losses_on_blocks(kind: str) -> None:
     draw = Random(f"losses {kind}")
     torch.manual_seed(0)
     loss, labelled = LOSSES[kind], kind == "classes"
+    own = [copy.deepcopy(loss) for _ in range(6)]  # a rank's: an export changes a module's mode meanwhile
     for grid in GRIDS:
         batch, one = draw.choice((3, 4, 5)), module()
         net = compiled(tuple(grid.items()))
@@ -154,7 +156,7 @@ def test_losses_on_blocks(kind: str) -> None:
             mesh = net.init_mesh("cpu", transport=end)
             model = net.Network(mesh)
             model.load_full(STATE)
-            criterion: Any = convgen.criterion(loss, model, e)
+            criterion: Any = convgen.criterion(own[end.rank], model, e)
             (of_outputs, of_targets) = criterion._inputs
             assert criterion.region(of_outputs, batch=len(x)) == net.region("output", mesh, batch=len(x))
             both = Blocks({"image": x, of_targets: target}, [net, criterion.package], mesh)[range(len(x))]
@@ -268,7 +270,7 @@ def test_metrics_of_several_outputs_and_types() -> None:
         assert torch.equal(found, spread(x[4:].double(), x[4:].mean(1)))
 
 
-def test_what_is_refused() -> None:
+def test_of_parallelized_modules_and_what_is_refused() -> None:
     net = compiled((("N", 1),))
     model = net.Network(net.init_mesh("cpu", transport=VirtualTransport(World(1), 0)))
     with pytest.raises(InputError, match="Net gives no output 'logits'"):
@@ -277,3 +279,11 @@ def test_what_is_refused() -> None:
         convgen.criterion(nn.MSELoss(), model, 0.5)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="a Linear is no network on ranks"):
         convgen.criterion(nn.MSELoss(), nn.Linear(2, 2))
+    example = (torch.zeros(4, 2, *SIZE[1:], dtype=torch.float64),)
+    mesh = net.init_mesh("cpu", transport=VirtualTransport(World(1), 0))
+    with pytest.raises(InputError, match="Net gives whole tensors, of which any loss is right as it is"):
+        convgen.criterion(nn.MSELoss(), convgen.parallelize(module(), example, mesh))
+    model = convgen.parallelize(module(), example, mesh, whole=False)
+    x, target = torch.randn(example[0].shape).double(), torch.rand(4, *SIZE).double()
+    mse = convgen.criterion(nn.MSELoss(), model, target)
+    assert torch.allclose(mse(model(x), target), F.mse_loss(module()(x), target))
