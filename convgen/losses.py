@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from convgen.errors import InputError
-from convgen.exports.entry import question_of
+from convgen.exports.entry import Question, question_of
 from convgen.parallel import How, on_mesh, ranks_of, target_of, together
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ Of = tuple[tuple[int, ...], Axes]  # a value's extents, and the axes that split 
 
 
 def criterion(
-    loss: torch.nn.Module | Callable[..., Tensor],
+    loss: torch.nn.Module | Callable[..., Any],
     model: torch.nn.Module,
     *targets: Tensor,
     outputs: str | Sequence[str] = (),
@@ -56,13 +56,28 @@ def criterion(
         >>> mse(torch.zeros(2, 2, 4, 4), torch.ones(2, 2, 4, 4))
         tensor(1.)
     """
+    question, how, names = asked(loss, model, targets, outputs, name)
+    net, mesh = _network(model)
+    made = on_mesh(question.module, together(question, how, ranks_of(mesh, net.grid, None)), how, mesh)
+    _refuse_other_blocks(net, made, names)
+    return made
+
+
+def asked(
+    loss: torch.nn.Module | Callable[..., Any],
+    model: torch.nn.Module,
+    targets: Sequence[Tensor] = (),
+    outputs: str | Sequence[str] = (),
+    name: str | None = None,
+) -> tuple[Question, How, list[str]]:
+    """What is exported, what it is compiled for, and the network's outputs that it takes; as of `criterion`."""
     import torch
 
     module = loss if isinstance(loss, torch.nn.Module) else _of_function(loss)
     net, mesh = _network(model)
     known: list[str] = [*net.steps.outputs]
-    asked = [str(n) for n in ([outputs] if isinstance(outputs, str) else outputs)] or known
-    names = [known[int(n)] if n not in known and n.isdecimal() and int(n) < len(known) else n for n in asked]
+    wanted = [str(n) for n in ([outputs] if isinstance(outputs, str) else outputs)] or known
+    names = [known[int(n)] if n not in known and n.isdecimal() and int(n) < len(known) else n for n in wanted]
     if unknown := [n for n in names if n not in known]:
         raise InputError(f"{net.name} gives no output {unknown[0]!r}", hint=f"outputs= of {', '.join(known)}")
     if wrong := [t for t in targets if not isinstance(t, torch.Tensor)]:  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -73,10 +88,7 @@ def criterion(
     examples = [torch.zeros((), dtype=kind).expand(shape) for (shape, _), kind in zip(ofs, kinds, strict=True)]
     stored = (*(axes for _, axes in ofs), *(beside(tuple(t.shape), ofs) for t in targets))
     how = How(net.grid, None, None, "global", "", "", (), target_of(mesh), "", stored)
-    question = question_of(module, (*examples, *targets), name)
-    made = on_mesh(module, together(question, how, ranks_of(mesh, net.grid, None)), how, mesh)
-    _refuse_other_blocks(net, made, names)
-    return made
+    return question_of(module, (*examples, *targets), name), how, names
 
 
 def _network(model: Any) -> tuple[Any, Any]:
