@@ -1,7 +1,7 @@
 """Losses and metrics on what a network's ranks hold: a module of the outputs, compiled so that it takes their blocks.
 
     loss = convgen.criterion(torch.nn.CrossEntropyLoss(), model, labels)
-    loss(model(x), target).backward()      # one number, equal on all ranks; blocks in, nothing is gathered for it
+    loss(model(x), target).backward()      # of this rank's blocks; one number, equal on all ranks
 
 No loss is written for ranks: it is a network, whose inputs are stored as the outputs of another one are. What sums,
 softmax and windows want of other blocks follows from its rows.
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from convgen.errors import InputError
-from convgen.exports.entry import question_of
+from convgen.exports.entry import Question, question_of
 from convgen.parallel import How, on_mesh, ranks_of, target_of, together
 from convgen.spec.placement import build_size
 
@@ -26,7 +26,7 @@ Of = tuple[tuple[int, ...], Axes]  # a value's extents, and the axes that split 
 
 
 def criterion(
-    loss: torch.nn.Module | Callable[..., Tensor],
+    loss: torch.nn.Module | Callable[..., Any],
     model: torch.nn.Module,
     *targets: Tensor,
     outputs: str | Sequence[str] = (),
@@ -38,7 +38,7 @@ def criterion(
         loss: a module or a function of the network's outputs, and of targets behind them; it gives a number, or what
             else can be computed of them.
         model: the network on its mesh: of `parallelize(..., whole=False)`, or a package's `Network(mesh)`.
-        targets: examples, whole; of their values none is used, so `torch.zeros(()).expand(shape)` takes no memory. A
+        targets: examples, whole, of which shapes and types count: `torch.zeros(()).expand(shape)` takes no memory. A
             dimension is split as the output's of the same extent, from the last one on; samples are the first ones.
         outputs: by name or number, in the order that `loss` takes them; by default all that the network gives.
         name: of the package; by default the loss's.
@@ -47,22 +47,38 @@ def criterion(
         blocks of outputs and targets, and `batch=` for another number of samples than the network's; `package` has
         `scatter`, `region` and `block` of targets, and `convgen.data.Blocks` reads them.
     Raises:
-        InputError: no such output, a target that is no tensor; as of `parallelize`.
+        InputError: a model that gives whole tensors, no such output, a target that is no tensor; as of `parallelize`.
     Example:
         >>> import torch, convgen
+        >>> from convgen.verify.virtual import VirtualTransport, World
         >>> net = convgen.from_torch(torch.nn.Conv2d(1, 2, 3), (torch.zeros(2, 1, 6, 6),), grid="H=1")
-        >>> model = net.Network(net.init_mesh("cpu", transport=object()))
+        >>> model = net.Network(net.init_mesh("cpu", transport=VirtualTransport(World(1), 0)))
         >>> mse = criterion(torch.nn.functional.mse_loss, model, torch.zeros(2, 2, 4, 4))
         >>> mse(torch.zeros(2, 2, 4, 4), torch.ones(2, 2, 4, 4))
         tensor(1.)
     """
+    question, how, names = asked(loss, model, targets, outputs, name)
+    net, mesh = _network(model)
+    made = on_mesh(question.module, together(question, how, ranks_of(mesh, net.grid, None)), how, mesh)
+    _refuse_other_blocks(net, made, names)
+    return made
+
+
+def asked(
+    loss: torch.nn.Module | Callable[..., Any],
+    model: torch.nn.Module,
+    targets: Sequence[Tensor] = (),
+    outputs: str | Sequence[str] = (),
+    name: str | None = None,
+) -> tuple[Question, How, list[str]]:
+    """What is exported, what it is compiled for, and the network's outputs that it takes; as of `criterion`."""
     import torch
 
     module = loss if isinstance(loss, torch.nn.Module) else _of_function(loss)
     net, mesh = _network(model)
     known: list[str] = [*net.steps.outputs]
-    asked = [str(n) for n in ([outputs] if isinstance(outputs, str) else outputs)] or known
-    names = [known[int(n)] if n not in known and n.isdecimal() and int(n) < len(known) else n for n in asked]
+    wanted = [str(n) for n in ([outputs] if isinstance(outputs, str) else outputs)] or known
+    names = [known[int(n)] if n not in known and n.isdecimal() and int(n) < len(known) else n for n in wanted]
     if unknown := [n for n in names if n not in known]:
         raise InputError(f"{net.name} gives no output {unknown[0]!r}", hint=f"outputs= of {', '.join(known)}")
     if wrong := [t for t in targets if not isinstance(t, torch.Tensor)]:  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -74,10 +90,7 @@ def criterion(
     stored = (*(axes for _, axes in ofs), *(beside(tuple(t.shape), ofs) for t in targets))
     axes = {axis: build_size(axis, given) for axis, given in net.sizes.items()}
     how = How(axes, None, None, "global", "", "", (), target_of(mesh), "", stored)
-    question = question_of(module, (*examples, *targets), name)
-    made = on_mesh(module, together(question, how, ranks_of(mesh, net.grid, None)), how, mesh)
-    _refuse_other_blocks(net, made, names)
-    return made
+    return question_of(module, (*examples, *targets), name), how, names
 
 
 def _network(model: Any) -> tuple[Any, Any]:
@@ -85,6 +98,9 @@ def _network(model: Any) -> tuple[Any, Any]:
     if not hasattr(model, "_net"):
         fact = f"a {type(model).__name__} is no network on ranks"
         raise InputError(fact, hint="parallelize(..., whole=False), or the Network of a package")
+    if getattr(model, "gives_whole", False):
+        fact = f"{model._net.name} gives whole tensors, of which any loss is right as it is"
+        raise InputError(fact, hint="call it so; or parallelize(..., whole=False)")
     return model._net, model._mesh
 
 

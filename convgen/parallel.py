@@ -382,7 +382,7 @@ class How:
             reduce_dtype=self.reduce_dtype,
             autocast=self.autocast,
             again=self.recompute,
-            command=f"convgen.from_torch(module, example_inputs, {said})",
+            command=f"convgen.from_torch(module, example_inputs, {said})" if not stored else "convgen.criterion(...)",
             target=self.made_for,
         )
         (compiled,), _ = with_measured_networks([compiled])

@@ -81,7 +81,7 @@ def model_class(package: Any, call: Call | None) -> type[Any]:
 
     kind = Model if call is None else Whole
     kind.__name__ = kind.__qualname__ = base.__name__ if call is None else call.name
-    kind.package = package
+    kind.package, kind.gives_whole = package, call is not None
     return kind
 
 

@@ -117,23 +117,30 @@ def cache_of_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def one_at_a_time(monkeypatch: pytest.MonkeyPatch, cache_of_file: Path) -> None:
-    """Of ranks that are threads one exports, as torch.export wants it, for all; once for all grids."""
+def exported_first(monkeypatch: pytest.MonkeyPatch, cache_of_file: Path) -> None:
+    """Ranks that are threads take what `export_first` has made; a file's cache has an export for all grids."""
     monkeypatch.setenv("CONVGEN_CACHE", str(cache_of_file))
-    lock, together, known = threading.Lock(), losses.together, dict[Any, Any]()
+    together, known = losses.together, dict[Any, Any]()
 
-    def locked(question: Any, how: Any, ranks: Any) -> Any:
-        with lock:
-            key = question.key, repr(how)
-            if key not in known or not question.key:
-                known[key] = together(question, how, ranks)
-                load_package(known[key][1], files=known[key][2])
-            return known[key]
+    def once(question: Any, how: Any, ranks: Any) -> Any:
+        key = question.key, repr(how)
+        if key not in known:
+            assert question.key and threading.current_thread() is threading.main_thread()
+            known[key] = together(question, how, ranks)
+            load_package(known[key][1], files=known[key][2])
+        return known[key]
 
-    monkeypatch.setattr(losses, "together", locked)
+    monkeypatch.setattr(losses, "together", once)
 
 
-@pytest.mark.usefixtures("one_at_a_time")
+def export_first(net: Any, ranks: int, loss: Any, *targets: Tensor, outputs: Any = ()) -> None:
+    """Here, before there are threads: what an export changes of torch meanwhile, all threads see."""
+    mesh = net.init_mesh("cpu", transport=VirtualTransport(World(ranks), 0))
+    question, how, _ = losses.asked(loss, net.Network(mesh), targets, outputs)
+    losses.together(question, how, ())
+
+
+@pytest.mark.usefixtures("exported_first")
 @pytest.mark.parametrize("kind", LOSSES)
 def test_losses_on_blocks(kind: str) -> None:
     """A loss is that of one device on every rank, and so are the gradients of the network's parameters, for any number
@@ -149,6 +156,8 @@ def test_losses_on_blocks(kind: str) -> None:
         example = target[:1].expand(4, *target.shape[1:])
         wanted = several(loss(one(x), target))
         wanted.sum().backward()
+
+        export_first(net, Grid(tuple(grid.items())).ranks, loss, example)
 
         def program(end: VirtualTransport, net: Any = net, x: Any = x, target: Any = target, e: Any = example) -> Any:
             mesh = net.init_mesh("cpu", transport=end)
@@ -184,7 +193,7 @@ class Both(nn.Module):
         return F.cross_entropy(y, labels) + near + (y.mean(0) * target.amax((0, 1))).abs().sum()
 
 
-@pytest.mark.usefixtures("one_at_a_time")
+@pytest.mark.usefixtures("exported_first")
 @pytest.mark.parametrize("number", cases_of(4, "losses of free layouts"))
 def test_losses_of_any_layout(tmp_path: Path, number: int) -> None:
     """Outputs that are stored anyhow, on axes of any names."""
@@ -197,12 +206,13 @@ def test_losses_of_any_layout(tmp_path: Path, number: int) -> None:
     labels, target = torch.randint(SIZE[0], (batch, *SIZE[1:])), torch.rand(batch, *SIZE).double()
     wanted = Both()(one(x), labels, target)
     wanted.backward()
+    examples = [torch.zeros((), dtype=t.dtype).expand(4, *t.shape[1:]) for t in (labels, target)]
+    export_first(net, grid.ranks, Both(), *examples)
 
     def program(end: VirtualTransport) -> tuple[float, dict[str, Tensor]]:
         mesh = net.init_mesh("cpu", transport=end)
         model = net.Network(mesh)
         model.load_full(STATE)
-        examples = [torch.zeros((), dtype=t.dtype).expand(4, *t.shape[1:]) for t in (labels, target)]
         criterion: Any = convgen.criterion(Both(), model, *examples)
         there = [criterion.package.scatter(n, t, mesh) for n, t in (("labels", labels), ("target", target))]
         found = criterion(model(net.scatter("image", x, mesh), batch=batch), *there, batch=batch)
@@ -237,7 +247,7 @@ class Several(nn.Module):
         return {"y": image.mean(1), "wide": image.double(), "best": image.argmax(1)}
 
 
-@pytest.mark.usefixtures("one_at_a_time")
+@pytest.mark.usefixtures("exported_first")
 def test_metrics_of_several_outputs_and_types() -> None:
     """By name and by number; a metric of two sums, which are added over batches, of another number of samples."""
     net = convgen.from_torch(Several(), (torch.zeros(4, 3, 5, 6),), grid={"H": 2})
@@ -248,6 +258,9 @@ def test_metrics_of_several_outputs_and_types() -> None:
 
     def spread(wide: Tensor, y: Tensor) -> Tensor:
         return (wide - y.unsqueeze(1)).abs().amax()
+
+    export_first(net, 2, hits, labels[:4], outputs="best")
+    export_first(net, 2, spread, outputs=["1", "y"])
 
     def program(end: VirtualTransport) -> tuple[list[int], Tensor]:
         mesh = net.init_mesh("cpu", transport=end)
@@ -268,7 +281,7 @@ def test_metrics_of_several_outputs_and_types() -> None:
         assert torch.equal(found, spread(x[4:].double(), x[4:].mean(1)))
 
 
-def test_what_is_refused() -> None:
+def test_of_parallelized_modules_and_what_is_refused() -> None:
     net = compiled((("N", 1),))
     model = net.Network(net.init_mesh("cpu", transport=VirtualTransport(World(1), 0)))
     with pytest.raises(InputError, match="Net gives no output 'logits'"):
@@ -277,3 +290,11 @@ def test_what_is_refused() -> None:
         convgen.criterion(nn.MSELoss(), model, 0.5)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="a Linear is no network on ranks"):
         convgen.criterion(nn.MSELoss(), nn.Linear(2, 2))
+    example = (torch.zeros(4, 2, *SIZE[1:], dtype=torch.float64),)
+    mesh = net.init_mesh("cpu", transport=VirtualTransport(World(1), 0))
+    with pytest.raises(InputError, match="Net gives whole tensors, of which any loss is right as it is"):
+        convgen.criterion(nn.MSELoss(), convgen.parallelize(module(), example, mesh))
+    model = convgen.parallelize(module(), example, mesh, whole=False)
+    x, target = torch.randn(example[0].shape).double(), torch.rand(4, *SIZE).double()
+    mse = convgen.criterion(nn.MSELoss(), model, target)
+    assert torch.allclose(mse(model(x), target), F.mse_loss(module()(x), target))

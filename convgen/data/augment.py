@@ -79,7 +79,7 @@ class At(NamedTuple):
 class Augmentation:
     """A step of what is done to samples, of the values of `names`; of all, where there are none.
 
-    Extents and regions are a sample's, without the dimension of samples.
+    Extents and regions are a sample's, without the dimension of samples. Its `repr` says all of it: ranks compare it.
     """
 
     names: Names
