@@ -19,14 +19,14 @@ from torch import Tensor, nn
 
 import convgen
 from convgen import losses
-from convgen.algebra.grid import Grid
 from convgen.data import Blocks
 from convgen.errors import InputError
 from convgen.packages import load_package
 from convgen.spec.exported import graph_of
+from convgen.spec.placement import build_grid
 from convgen.verify.virtual import VirtualTransport, World
 
-GRIDS = ({"N": 2}, {"H": 3}, {"H": 2, "W": 2}, {"C": 2}, {"N": 2, "H": 2})
+GRIDS = ({"N": 2}, {"H": 3}, {"H": 2, "W": 2}, {"C": 2}, {"N": 2, "H": (1, 2)})
 SIZE = (4, 13, 12)  # of an output: 3 ranks' blocks of rows are ragged, and smaller than a window of 11
 
 
@@ -157,7 +157,7 @@ def test_losses_on_blocks(kind: str) -> None:
         wanted = several(loss(one(x), target))
         wanted.sum().backward()
 
-        export_first(net, Grid(tuple(grid.items())).ranks, loss, example)
+        export_first(net, build_grid(grid).ranks, loss, example)
 
         def program(end: VirtualTransport, net: Any = net, x: Any = x, target: Any = target, e: Any = example) -> Any:
             mesh = net.init_mesh("cpu", transport=end)
@@ -171,7 +171,7 @@ def test_losses_on_blocks(kind: str) -> None:
             found.sum().backward()
             return tuple(found.tolist()), model.full_gradients(), both.bytes_read
 
-        ranks = World(Grid(tuple(grid.items())).ranks).run(program)
+        ranks = World(build_grid(grid).ranks).run(program)
         assert len({value for value, *_ in ranks}) == 1
         for value, gradients, _ in ranks:
             assert torch.allclose(torch.tensor(value, dtype=torch.float64), wanted.detach(), rtol=1e-12, atol=1e-12), (

@@ -20,6 +20,8 @@ import torch.distributed.checkpoint as dcp
 from sampling import ALL
 from scripts import bench_script
 
+from convgen.spec.exported import graph_of
+from convgen.spec.graph_file import write_graph
 from convgen.verify.processes import ProcessFailed, spawn
 
 zarr = pytest.importorskip("zarr")
@@ -141,3 +143,17 @@ def test_ranks_train_where_one_process_has_no_room(tmp_path: Path, monkeypatch: 
 def test_the_mesh_model_from_a_file() -> None:
     off, rounding, read, whole = bench_script("mesh_from_file").compared(2, 4)
     assert off < 1e-10 + 100 * rounding < 1e-6 and [4 * n for n in read] == [whole] * 4
+
+
+def test_examples_that_no_process_holds() -> None:
+    """Of one number, expanded: the graph is that of others of the shape, and 2^40 elements take no memory."""
+    from examples.unet3d import Loss, UNet3d
+
+    def text(extent: int, dense: bool) -> str:
+        shapes = ((1, 1, *(extent,) * 3), torch.float32), ((1, *(extent,) * 3), torch.int64)
+        given = [torch.zeros(()).to(kind).expand(shape) for shape, kind in shapes]
+        graph, _ = graph_of(Loss(UNet3d(2, 1)), tuple(x.clone() if dense else x for x in given), name="unet")
+        return write_graph(graph)
+
+    assert text(8, dense=True) == text(8, dense=False)
+    assert str(2**13) in text(2**13, dense=False)
