@@ -136,7 +136,9 @@ def test_ranks_train_where_one_process_has_no_room(tmp_path: Path, monkeypatch: 
         spawn(lambda _: limited(script.run_of_one), 1)
     for found in spawn(lambda _: limited(script.run_of_rank), 2):
         assert np.allclose(found["losses"], wanted["losses"], rtol=1e-12, atol=0)
-        assert found["read"] == found["region"] and found["peak"] < 1.3 * rank  # of a small one Python's share is large
+        assert (
+            found["read"] == found["region"] and 0.7 * rank < found["peak"] < 1.3 * rank
+        )  # Python's share is large here
 
 
 @pytest.mark.slow
@@ -147,12 +149,10 @@ def test_the_mesh_model_from_a_file() -> None:
 
 def test_examples_that_no_process_holds() -> None:
     """Of one number, expanded: the graph is that of others of the shape, and 2^40 elements take no memory."""
-    from examples.unet3d import Loss, UNet3d
 
     def text(extent: int, dense: bool) -> str:
-        shapes = ((1, 1, *(extent,) * 3), torch.float32), ((1, *(extent,) * 3), torch.int64)
-        given = [torch.zeros(()).to(kind).expand(shape) for shape, kind in shapes]
-        graph, _ = graph_of(Loss(UNet3d(2, 1)), tuple(x.clone() if dense else x for x in given), name="unet")
+        given = torch.zeros(()).expand(1, 1, *(extent,) * 3)
+        graph, _ = graph_of(torch.nn.Conv3d(1, 2, 3), (given.clone() if dense else given,), name="net")
         return write_graph(graph)
 
     assert text(8, dense=True) == text(8, dense=False)

@@ -66,6 +66,24 @@ def made() -> tuple[nn.Module, Tensor]:
     return Network().double(), randn(3, 3, 13, 10).double()
 
 
+class Deep(nn.Module):
+    """As many of a size that what they keep is more than what one of them takes while it is computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts, self.last = nn.ModuleList(Part(3 if i == 0 else 4, 4, 1) for i in range(6)), nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self.parts:
+            x, _ = part(x)
+        return self.last(x.mean((2, 3)))
+
+
+def made_deep() -> tuple[nn.Module, Tensor]:
+    seeded()
+    return Deep().double(), randn(3, 3, 13, 10).double()
+
+
 def laid_out(again: tuple[str, ...], **grid: int) -> CompiledNetwork:
     return compile_network(exported(made)[0], Grid(tuple(grid.items())), again=again)
 
@@ -110,7 +128,7 @@ def recomputing(memory_bytes: int) -> Setting:
 
 
 def test_a_plan_fits_its_memory(tmp_path: Path) -> None:
-    graph, grid = exported(made)[0], Grid((("a", 1),))  # where no other layout takes less
+    graph, grid = exported(made_deep)[0], Grid((("a", 1),))  # where no other layout takes less
     free, found = plan_graph(graph, 1, Setting(machine=LASSEN), grid)
     assert found.memory_bytes == network_memory(found.program).peak
     least = network_memory(replace(found.program, again=stretches(found.program))).peak
