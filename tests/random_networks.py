@@ -30,7 +30,7 @@ from convgen.operations.moments import Moments, Normalise
 from convgen.operations.pointwise import Pointwise, affine, bias
 from convgen.operations.reductions import Reduce
 from convgen.operations.row import Operation
-from convgen.operations.rows import Concatenate, flipped, padded
+from convgen.operations.rows import Concatenate, Wrapped, flipped, padded
 from convgen.operations.softmax import Softmax
 from convgen.operations.transposed import transposed_convolution
 from convgen.operations.upsampling import Upsample
@@ -247,7 +247,13 @@ def moved(net: Network, x: int) -> int:
     if net.draw.random() < 0.5:
         return net.add(flipped(shape, net.draw.randrange(len(shape))), x)
     sides = [(0, 0), (0, 0), *((1, 1) for _ in shape[2:])]
-    wide = net.add(padded(shape, sides, net.draw.choice(("constant", "replicate", "circular"))), x)
+    mode = net.draw.choice(("constant", "replicate", "circular"))
+    wide = x
+    if mode == "circular":
+        for d in range(2, len(shape)):
+            wide = net.add(Wrapped((net.shape(wide),) * 3, d, 1, 1), wide, wide, wide)
+    else:
+        wide = net.add(padded(shape, sides, mode), x)
     return net.add(padded(net.shape(wide), [(-a, -b) for a, b in sides], "constant"), wide)
 
 

@@ -1,13 +1,14 @@
-"""Rows put elsewhere: pad, slice, flip, roll. Each row of the result is one row of x, or a number."""
+"""Rows put elsewhere: pad, slice, flip, roll, concatenate. Each row of the result is one row of x, or a number."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, Literal
 
-from convgen.algebra.relations import Cyclic, Relation, Reverse, Table, Taps
+from convgen.algebra.relations import Relation, Reverse, Table, Taps
 from convgen.algebra.signature import Made, Operand, Signature
 from convgen.late import torch
 from convgen.operations.row import At, Interval, Operation, fit, numbered, on_device, own, read_here, unfit
@@ -19,7 +20,7 @@ class Take(Operation):
 
     Attributes:
         shape: of x; `out`: of y.
-        relations: of one row each (Taps of one tap, Reverse, Cyclic, Table); None: the row itself.
+        relations: of one row each (Taps of one tap, Reverse, Table); None: the row itself.
     """
 
     shape: tuple[int, ...]
@@ -38,7 +39,7 @@ class Take(Operation):
         (y,) = operands
         for d, relation in enumerate(self.relations):
             match relation:
-                case None | Cyclic():
+                case None:
                     pass
                 case Reverse():
                     y = y.flip(d)
@@ -71,7 +72,7 @@ class Take(Operation):
         for d, relation in reversed([*enumerate(self.relations)]):
             sizes = [*dx.shape[:d], shape[d], *dx.shape[d + 1 :]]
             match relation:
-                case None | Cyclic():
+                case None:
                     pass
                 case Reverse():
                     dx = dx.flip(d)
@@ -93,13 +94,13 @@ class Take(Operation):
                 n, (*rest,) = y.shape[d], y.shape
                 rest[d] = 1
                 rows = [relation.row(o)[0] for o in range(self.out[d])]
-                rows = [r % n if isinstance(relation, Cyclic) else r if 0 <= r < n else n for r in rows]
+                rows = [r if 0 <= r < n else n for r in rows]
                 y = torch.cat([y, torch.full(rest, self.fill, dtype=y.dtype)], d)
                 y = y.index_select(d, torch.tensor(rows, dtype=torch.int64))
         return (y,)
 
 
-PadMode = Literal["constant", "reflect", "replicate", "circular"]
+PadMode = Literal["constant", "reflect", "replicate"]
 
 
 def padded(shape: Sequence[int], sides: Sequence[tuple[int, int]], mode: PadMode, fill: float = 0.0) -> Take:
@@ -112,8 +113,6 @@ def padded(shape: Sequence[int], sides: Sequence[tuple[int, int]], mode: PadMode
                 relations.append(None)
             case "constant":
                 relations.append(Taps(pad=below))
-            case "circular":
-                relations.append(Cyclic(below, n))
             case "replicate":
                 relations.append(_table(min(max(r, 0), n - 1) for r in rows))
             case "reflect":
@@ -129,11 +128,6 @@ def sliced(shape: Sequence[int], d: int, start: int, stop: int, step: int = 1) -
 
 def flipped(shape: Sequence[int], d: int) -> Take:
     return _along(shape, d, shape[d], Reverse(shape[d]))
-
-
-def rolled(shape: Sequence[int], d: int, by: int) -> Take:
-    """Row o goes to row o + by, round the end."""
-    return _along(shape, d, shape[d], Cyclic(by, shape[d]))
 
 
 def _along(shape: Sequence[int], d: int, rows: int, relation: Relation) -> Take:
@@ -154,17 +148,27 @@ class Concatenate(Operation):
     d: int
 
     @property
+    def starts(self) -> tuple[int, ...]:
+        """Rows of the result at which operands begin, and at which the last one ends: what lies before 0 or behind
+        `rows` is not taken."""
+        return tuple(accumulate((shape[self.d] for shape in self.shapes), initial=0))
+
+    @property
+    def rows(self) -> int:
+        """Of the result."""
+        return self.starts[-1]
+
+    @property
     def hands_gradient_on(self) -> bool:
         return True
 
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
-        names, inputs, start = numbered(len(self.shapes[0])), list[Operand](), 0
-        for k, shape in enumerate(self.shapes):
+        names, inputs = numbered(len(self.shapes[0])), list[Operand]()
+        for k, (shape, start) in enumerate(zip(self.shapes, self.starts, strict=False)):
             dims = [Made((i,), Taps(pad=start) if d == self.d else None) for d, i in enumerate(names)]
             inputs.append(Operand(f"x{k}", shape, tuple(dims)))
-            start += shape[self.d]
-        out = (*self.shapes[0][: self.d], start, *self.shapes[0][self.d + 1 :])
+        out = (*self.shapes[0][: self.d], self.rows, *self.shapes[0][self.d + 1 :])
         y = Operand("y", out, own(*names))
         return (Signature(tuple(zip(names, out, strict=True)), tuple(inputs), (y,), runs_empty=True),)
 
@@ -190,4 +194,43 @@ class Concatenate(Operation):
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """Row by row."""
-        return (torch.stack([row for t in operands for row in t.unbind(self.d)], self.d),)
+        every = [row for t in operands for row in t.unbind(self.d)]
+        first = -self.starts[0]
+        return (torch.stack(every[first : first + self.rows], self.d),)
+
+
+@dataclass(frozen=True)
+class Wrapped(Concatenate):
+    """Circular padding: x between its last rows and its first ones. It reads x as three operands, so that what a block
+    reads of each is an interval, and of two of them the padding alone.
+
+    Args:
+        below, above: rows more, at most as many as x has.
+    """
+
+    below: int
+    above: int
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        return tuple([self.below + k * self.shapes[0][self.d] for k in (-1, 0, 1, 2)])
+
+    @property
+    def rows(self) -> int:
+        return self.shapes[0][self.d] + self.below + self.above
+
+
+@dataclass(frozen=True)
+class Rolled(Concatenate):
+    """Row o of x goes to row o + by, round the end; it reads x as two operands, first that of which rows come round."""
+
+    by: int
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        n = self.shapes[0][self.d]
+        return tuple([self.by % n + k * n for k in (-1, 0, 1)]) if n else (0, 0, 0)
+
+    @property
+    def rows(self) -> int:
+        return self.shapes[0][self.d]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from convgen.operations.rows import Concatenate, Take, flipped, padded, rolled, sliced
+from convgen.operations.row import Operation
+from convgen.operations.rows import Concatenate, Rolled, Wrapped, flipped, padded, sliced
 from convgen.operations.views import Expand, View
 from convgen.spec.aten.reader import Reader, Tensor, knows
 from convgen.spec.graph import Call
@@ -214,6 +215,12 @@ def pad(reader: Reader, call: Call) -> bool:
         pairs[-1 - i] = (sides[2 * i], sides[2 * i + 1])
     if mode not in ("constant", "reflect", "replicate", "circular"):
         return False
+    if mode == "circular":
+        sides = [(d, below, above) for d, (below, above) in enumerate(pairs) if below or above]
+        if any(not 0 <= n <= x.shape[d] for d, *some in sides for n in some):
+            return False
+        _chain(reader, x, [lambda s, d=d, a=a, b=b: Wrapped((s,) * 3, d, a, b) for d, a, b in sides], result.name)
+        return True
     reader.add(padded(x.shape, pairs, mode, float(value or 0.0)), [x], [result.name])  # type: ignore[arg-type]
     return True
 
@@ -244,7 +251,7 @@ def flip(reader: Reader, call: Call) -> bool:
     x, (result,) = reader.of(call.args[0]), call.results
     assert result is not None
     dims = [int(d) % len(x.shape) for d in call.args[1]]  # type: ignore[union-attr,arg-type]
-    _chain(reader, x, [flipped(x.shape, d) for d in dims], result.name)
+    _chain(reader, x, [lambda s, d=d: flipped(s, d) for d in dims], result.name)
     return True
 
 
@@ -257,15 +264,16 @@ def roll(reader: Reader, call: Call) -> bool:
     if not dims:
         return False
     pairs = [(int(d) % len(x.shape), int(s)) for d, s in zip(dims, shifts, strict=True)]  # type: ignore[arg-type]
-    _chain(reader, x, [rolled(x.shape, d, s) for d, s in pairs], result.name)
+    _chain(reader, x, [lambda s, d=d, by=by: Rolled((s,) * 2, d, by) for d, by in pairs], result.name)
     return True
 
 
-def _chain(reader: Reader, x: Tensor, steps: Sequence[Take], makes: str) -> None:
-    """One after the other."""
-    for k, step in enumerate(steps):
-        name = makes if k == len(steps) - 1 else reader.made(f"{makes}_{k}", step.out, x.dtype).name
-        reader.add(step, [x], [name])
+def _chain(reader: Reader, x: Tensor, steps: Sequence[Callable[[tuple[int, ...]], Operation]], makes: str) -> None:
+    """One after the other, each of the shape that it comes upon; an operand of each is x."""
+    for k, of in enumerate(steps):
+        (signature,) = (step := of(x.shape)).signatures
+        name = makes if k == len(steps) - 1 else reader.made(f"{makes}_{k}", signature.results[0].shape, x.dtype).name
+        reader.add(step, [x] * len(signature.inputs), [name])
         x = reader.tensors[name]
     if not steps:
         reader.add(View(x.shape, x.shape), [x], [makes])
