@@ -144,6 +144,29 @@ def test_workers_read_what_the_process_itself_reads(tmp_path: Path) -> None:
         assert torch.equal(batch["image"], torch.from_numpy(IMAGES[[*samples]])[:, :, 5:])
 
 
+class Flat(nn.Module):
+    """Of two samples and no other number."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.reshape(2, -1).sum(1)
+
+
+def test_a_network_of_one_number_of_samples(tmp_path: Path) -> None:
+    graph, _ = graph_of(Flat(), (torch.zeros(2, 3, 4),), name="flat")
+    net: Any = imported(compile_network(graph, Grid((("N", 2),))).package().files, tmp_path)
+    samples = np.arange(60, dtype=np.float32).reshape(5, 3, 4)
+
+    def program(end: VirtualTransport) -> list[float]:
+        mesh = net.init_mesh("cpu", transport=end)
+        blocks = Blocks({"x": samples}, net, mesh)
+        with pytest.raises(InputError, match="flat is of 2 samples, and a batch has 3"):
+            blocks[0, 1, 2]
+        model = net.Network(mesh)
+        return [float(n) for batch in blocks.loader(2) for n in model(batch["x"])]
+
+    assert World(2).run(program) == [[float(samples[k].sum()) for k in own] for own in ((0, 2), (1, 3))]
+
+
 def test_a_file_that_fails_on_one_rank(tmp_path: Path) -> None:
     """All ranks raise at that batch, and no rank waits; so they do where orders differ."""
     net = compiled(tmp_path, {"H": 2})

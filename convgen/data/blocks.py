@@ -102,7 +102,7 @@ class Blocks(Dataset[Batch]):
         if name not in known:
             raise InputError(f"{net.NAME} has no value {name!r}", hint=f"one of {', '.join(known)}")
         pattern = list(known[name][0])
-        if not pattern or pattern[0] != "N":
+        if name in net.NET.state or not pattern or pattern[0] not in ("N", net.NET.batch):
             raise InputError(f"{name} has shape {pattern}: its first dimension is not that of samples")
         return of.count
 
@@ -115,6 +115,9 @@ class Blocks(Dataset[Batch]):
         batch.samples = (samples,) if isinstance(samples, int) else tuple(samples)
         for name, of in self.source.items():
             net = self._nets[name]
+            if (fixed := net.NET.values[name][0][0]) != "N" and fixed != len(batch.samples):
+                fact = f"{net.NAME} is of {fixed} samples, and a batch has {len(batch.samples)}"
+                raise InputError(fact, hint=f"loader({fixed}, drop_last=True)")
             own, *rest = net.region(name, self.mesh, batch=len(batch.samples), halo=name in self.halo)
             mine = batch.samples[own.start : own.stop]
             if self.augmented.steps and mine:
