@@ -198,7 +198,8 @@ def stand(grid: Grid, rank: int, signature: Signature, roles: Mapping[str, Axes]
                 lo, hi = nest([blocks[i] for i in made.indices], [signature.extent[i] for i in made.indices])
             return (lo, hi), ((lo, hi, 0),)
         lo, hi = made.relation.window(*blocks[made.indices[0]])
-        return (lo, hi), made.relation.fold(lo, hi, n)
+        first = min(max(lo, 0), n)
+        return (lo, hi), ((first, max(min(hi, n), first), first - lo),)
 
     def sides(operand: Operand) -> list[tuple[Interval, tuple[Part, ...]]]:
         return [side(operand, d) for d in range(len(operand.shape))]

@@ -597,7 +597,7 @@ CASES: Mapping[str, Callable[[Random], Case]] = {
     "upsample": upsample,
     "adjoint of a linear map": adjoint,
     "pad": pad,
-    "slice, flip, roll": some_rows,
+    "slice, flip": some_rows,
     "concatenate": concatenate,
     "round the end": round_the_end,
     "view": view,

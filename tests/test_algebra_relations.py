@@ -13,7 +13,7 @@ import torch
 
 from convgen.algebra import relations
 from convgen.algebra.blocks import span
-from convgen.algebra.relations import Blocks, Cyclic, Ratio, ReadBy, Relation, Reverse, Table, Taps, Through
+from convgen.algebra.relations import Blocks, Ratio, ReadBy, Relation, Reverse, Table, Taps, Through
 from convgen.operations.linear_maps import of_unit_vectors, table
 
 DRAWS = 120 * int(os.environ.get("DRAWS", "1"))
@@ -39,7 +39,6 @@ RELATIONS: dict[str, Callable[[Random], Relation]] = {
     "read by": lambda draw: ReadBy(taps(draw)),
     "ratio": lambda draw: Ratio(draw.randint(1, 6), draw.randint(1, 6), draw.randint(1, 3)),
     "reverse": lambda draw: Reverse(draw.randint(1, 12)),
-    "cyclic": lambda draw: Cyclic(draw.randint(-15, 15), draw.randint(1, 7)),
     "table": rows_of,
     "blocks": blocks_of,
     "block of": lambda draw: blocks_of(draw).inverse,
@@ -71,51 +70,18 @@ def test_a_window_holds_every_row_that_is_read(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", RELATIONS)
-def test_a_fold_says_where_each_row_of_a_window_lies(kind: str) -> None:
-    """Parts in order, disjoint in the window; rows that lie nowhere are those outside the tensor."""
-    draw = Random(f"fold {kind}")
-    for _ in range(DRAWS):
-        relation, (a, b) = RELATIONS[kind](draw), some_block(draw)
-        extent = relation.extent if isinstance(relation, Cyclic) else draw.randint(1, 12)
-        lo, hi = relation.window(a, b)
-        place: dict[int, int] = {}
-        behind = 0
-        for first, last, begin in relation.fold(lo, hi, extent):
-            assert 0 <= first <= last <= extent
-            if last > first:
-                assert behind <= begin <= begin + last - first <= hi - lo, (relation, a, b, extent)
-                behind = begin + last - first
-                place |= {lo + begin + i: first + i for i in range(last - first)}
-        for row in range(lo, hi):
-            if isinstance(relation, Cyclic):
-                assert place[row] == row % extent
-            else:
-                assert place.get(row) == (row if 0 <= row < extent else None), (relation, a, b, extent)
-
-
-@pytest.mark.parametrize("kind", RELATIONS)
-def test_a_hull_holds_what_a_fold_says(kind: str) -> None:
-    """And no more, unless rows come round; of windows of any size and place, and of arrays of them."""
+def test_a_hull_has_the_rows_of_a_window_that_lie_in_the_tensor(kind: str) -> None:
+    """Of windows of any size and place, and of arrays of them."""
     draw = Random(f"hull {kind}")
     for _ in range(DRAWS):
-        relation = RELATIONS[kind](draw)
-        extent = relation.extent if isinstance(relation, Cyclic) else draw.randint(1, 12)
-        starts = [draw.randint(-20, 20) for _ in range(4)]
-        windows = [(lo, lo + draw.choice((0, 1, 2, 5, 9))) for lo in starts]
-        for lo, hi in windows:
-            first, last = relation.hull(lo, hi, extent)
-            parts = [p for p in relation.fold(lo, hi, extent) if p[1] > p[0]]
-            rows = {r for a, b, _ in parts for r in range(a, b)}
-            where = (relation, lo, hi, extent)
-            assert 0 <= first <= last <= extent, where
-            assert rows <= set(range(first, last)), where
-            assert (last > first) == bool(rows), where
-            if len(parts) > 1:
-                assert (first, last) == (0, extent), where
-            else:
-                assert len(rows) == last - first, where
+        relation, extent = RELATIONS[kind](draw), draw.randint(1, 12)
+        windows = [(lo, lo + draw.choice((0, 1, 2, 5, 9))) for lo in (draw.randint(-20, 20) for _ in range(4))]
+        hulls = [relation.hull(*window, extent) for window in windows]
+        for (lo, hi), (first, last) in zip(windows, hulls, strict=True):
+            assert 0 <= first <= last <= extent, (relation, lo, hi, extent)
+            assert [*range(first, last)] == [row for row in range(lo, hi) if 0 <= row < extent]
         found = relation.hull(*(np.array(side) for side in zip(*windows, strict=True)), extent)
-        assert [*zip(*(side.tolist() for side in found), strict=True)] == [relation.hull(*w, extent) for w in windows]
+        assert [*zip(*(side.tolist() for side in found), strict=True)] == hulls
 
 
 @pytest.mark.parametrize("kind", RELATIONS)
@@ -125,7 +91,7 @@ def test_integers_need_no_numpy(kind: str, monkeypatch: pytest.MonkeyPatch) -> N
     for _ in range(DRAWS // 4):
         relation, extent = RELATIONS[kind](draw), draw.randint(1, 12)
         window = relation.window(*some_block(draw))
-        ends = [*window, *relation.hull(*window, extent), *(n for p in relation.fold(*window, extent) for n in p)]
+        ends = [*window, *relation.hull(*window, extent)]
         assert {type(n) for n in ends} == {int}
 
 
@@ -134,14 +100,8 @@ def test_arrays_of_blocks_as_integers(kind: str) -> None:
     draw = Random(f"arrays {kind}")
     for _ in range(DRAWS // 4):
         relation, blocks = RELATIONS[kind](draw), [some_block(draw) for _ in range(6)]
-        extent = relation.extent if isinstance(relation, Cyclic) else draw.randint(1, 12)
         lo, hi = relation.window(*(np.array(side) for side in zip(*blocks, strict=True)))
         assert [*zip(lo.tolist(), hi.tolist(), strict=True)] == [relation.window(*block) for block in blocks]
-        folded = relation.fold(lo, hi, extent)
-        for k, (a, b) in enumerate(zip(lo.tolist(), hi.tolist(), strict=True)):
-            found = [tuple(int(side[k]) for side in part) for part in folded]
-            one = [part for part in relation.fold(a, b, extent) if part[1] > part[0]]
-            assert [part for part in found if part[1] > part[0]] == one, (relation, a, b, extent)
 
 
 @pytest.mark.parametrize("kind", [k for k in RELATIONS if k != "table"])
@@ -154,13 +114,12 @@ def test_an_inverse_has_every_row_that_reads_a_row(kind: str) -> None:
             with pytest.raises(ValueError, match="closed form"):
                 _ = relation.inverse
             continue
-        n = relation.extent if isinstance(relation, Cyclic) else 0
         for row in range(12):
             readers = {o for o in range(-FAR, FAR) if row in relation.row(o)}
             found = relation.inverse.row(row)
             assert set(found) == readers, (relation, row)
             assert len(found) == len(readers), (relation, row)
-        for o in range(-AROUND if n else 0, AROUND):
+        for o in range(AROUND):
             assert set(relation.inverse.inverse.row(o)) == set(relation.row(o)), (relation, o)
 
 
@@ -223,20 +182,9 @@ def average(draw: Random) -> tuple[Relation, Operator, int]:
     return Taps(2, s, p), lambda x: torch.nn.functional.avg_pool1d(x, 2, s, p), draw.randint(2, 12)
 
 
-def circular(draw: Random) -> tuple[Relation, Operator, int]:
-    n = draw.randint(1, 9)
-    below = draw.randint(0, n)
-    return Cyclic(below, n), lambda x: torch.nn.functional.pad(x, [below, n], "circular"), n
-
-
 def flip(draw: Random) -> tuple[Relation, Operator, int]:
     n = draw.randint(1, 9)
     return Reverse(n), lambda x: x.flip(2), n
-
-
-def roll(draw: Random) -> tuple[Relation, Operator, int]:
-    n, by = draw.randint(1, 9), draw.randint(-20, 20)
-    return Cyclic(by, n), lambda x: x.roll(by, 2), n
 
 
 def pad_and_slice(draw: Random) -> tuple[Relation, Operator, int]:
@@ -246,7 +194,7 @@ def pad_and_slice(draw: Random) -> tuple[Relation, Operator, int]:
 
 @pytest.mark.parametrize(
     "kind",
-    [convolution, transposed, adaptive, average, circular, flip, roll, pad_and_slice],
+    [convolution, transposed, adaptive, average, flip, pad_and_slice],
     ids=lambda kind: kind.__name__,
 )
 def test_relations_are_what_operators_read(kind: Callable[[Random], tuple[Relation, Operator, int]]) -> None:
@@ -255,8 +203,7 @@ def test_relations_are_what_operators_read(kind: Callable[[Random], tuple[Relati
     for _ in range(DRAWS // 4):
         relation, operator, n = kind(draw)
         for o, row in enumerate(of_unit_vectors(operator, n)):
-            reads = {r % n if isinstance(relation, Cyclic) else r for r in relation.row(o)}
-            assert set(row.nonzero().flatten().tolist()) == {r for r in reads if 0 <= r < n}, (relation, n, o)
+            assert set(row.nonzero().flatten().tolist()) == {r for r in relation.row(o) if 0 <= r < n}, (relation, n, o)
 
 
 def test_a_table_is_the_hull_of_a_matrix() -> None:

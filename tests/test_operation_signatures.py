@@ -24,7 +24,7 @@ from convgen.operations.pixels import PixelShuffle
 from convgen.operations.pointwise import Pointwise, bias
 from convgen.operations.reductions import Reduce
 from convgen.operations.row import Operation
-from convgen.operations.rows import Concatenate, flipped, padded, rolled
+from convgen.operations.rows import Concatenate, Rolled, flipped, padded
 from convgen.operations.running import RunningStatistics
 from convgen.operations.softmax import Softmax
 from convgen.operations.transposed import transposed_convolution
@@ -113,7 +113,7 @@ TABLE: tuple[tuple[Operation, Sequence[str]], ...] = (
     ),
     (padded((6, 9), [(0, 0), (1, 1)], "constant"), ["x[d0, taps(d1)] -> y[d0, d1]"]),
     (padded((6, 9), [(0, 0), (1, 1)], "reflect"), ["x[d0, table(d1)] -> y[d0, d1]"]),
-    (rolled((6, 9), 1, 2), ["x[d0, cyclic(d1)] -> y[d0, d1]"]),
+    (Rolled(((6, 9),) * 2, 1, 2), ["x0[d0, taps(d1)], x1[d0, taps(d1)] -> y[d0, d1]"]),
     (flipped((6, 9), 1), ["x[d0, reverse(d1)] -> y[d0, d1]"]),
     (Concatenate(((6, 9), (6, 2)), 1), ["x0[d0, taps(d1)], x1[d0, taps(d1)] -> y[d0, d1]"]),
     (View((6, 9, 4), (6, 36)), ("x[d0, ratio(d1), *] -> y[d0, d1]", "x[d0a, d1a, d1b] -> y[d0a, (d1a,d1b)]")),

@@ -18,12 +18,13 @@ import pytest
 from network_cases import ALL_CASES as CASES
 from operation_cases import check
 
-from convgen.algebra.relations import Cyclic, Ratio, ReadBy, Table, Taps
+from convgen.algebra.relations import Ratio, ReadBy, Table, Taps
 from convgen.algebra.signature import Signature
 from convgen.operations.average_pooling import AveragePool
 from convgen.operations.moments import Moments
 from convgen.operations.reductions import Reduce
 from convgen.operations.row import At
+from convgen.operations.rows import Rolled, Wrapped
 
 DRAWS = 12 * int(os.environ.get("DRAWS", "1"))
 
@@ -52,9 +53,10 @@ def _shorter(relation: type) -> Callable[[pytest.MonkeyPatch], None]:
 
 
 def _one_round(patch: pytest.MonkeyPatch) -> None:
-    """Rows don't come round again: what is behind the end is read at the end."""
-    fold = Cyclic.fold
-    patch.setattr(Cyclic, "fold", lambda self, lo, hi, n: (*fold(self, lo, hi, n)[:-1], (0, 0, 0)))
+    """What comes round is a row off."""
+    for operation in (Wrapped, Rolled):
+        starts: Any = operation.starts
+        patch.setattr(operation, "starts", property(lambda self, of=starts: (of.fget(self)[0] + 1, *of.fget(self)[1:])))
 
 
 def _never_partial(patch: pytest.MonkeyPatch) -> None:
@@ -127,7 +129,7 @@ PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], tuple[str, ...]]]
     "a gradient's window one row short": (_shorter(ReadBy), ("convolution", "transposed convolution")),
     "groups one channel short": (_shorter(Ratio), ("convolution", "adaptive average pool", "view", "pixel shuffle")),
     "a table one row short": (_shorter(Table), ("upsample",)),
-    "a roll without its second interval": (_one_round, ("slice, flip, roll", "pad")),
+    "what comes round a row off": (_one_round, ("round the end",)),
     "no partial results": (_never_partial, ("convolution", "moments", "linear, matrix product", "sum, mean")),
     "gradients of copies not summed": (_copies_of_gradients, ("bias, affine, prelu", "convolution", "normalise")),
     "gradients summed over axes without a role": (_sums_of_copies, ("pointwise", "linear, matrix product", "softmax")),

@@ -123,7 +123,7 @@ class IndexSets:
         return _places(tuple([self.grid.sizes[a] for a in axes]))
 
     def _there(self, tensor: str, dim: int, needed: Spans) -> tuple[Any, Any]:
-        """The interval of a tensor's rows that holds all of a window that there are: also those that come round."""
+        """The interval of a tensor's rows that holds all of a window that there are."""
         return self.rows[tensor, dim].relation.hull(*needed, self.dims(tensor)[dim].extent)
 
     def elements(self, layout: Layout) -> NDArray[np.int64]:

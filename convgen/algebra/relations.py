@@ -1,8 +1,8 @@
 """Relations: which rows of an operand the rows of an index read, along one dimension.
 
 A block `[lo, hi)` of the index wishes for a *window* of rows: an interval in the relation's own numbering. The window
-may leave the tensor; `fold` says where its rows lie in it, and what lies nowhere is padding (or, where an operation
-says so, nothing). Rows are anything that is numbered: pixels, channels of groups, flat numbers of a view. Half-open
+may leave the tensor; `hull` says which of its rows lie in it, and the others are padding (or, where an operation says
+so, nothing). Rows are anything that is numbered: pixels, channels of groups, flat numbers of a view. Half-open
 intervals; integers and arrays (an entry a rank) alike. On integers nothing here needs numpy: generated packages have
 this file in them.
 
@@ -12,7 +12,6 @@ this file in them.
 | ReadBy | the rows that read row o by `Taps`: transposed convolution, the gradient of a convolution |
 | Ratio | [o*a // b * u, ceil((o + 1)*a / b) * u): groups of channels, adaptive pooling, views |
 | Reverse | n - 1 - o: flip |
-| Cyclic | (o - by) mod n: circular padding, roll |
 | Table | what a table says: interpolation, reflection; anything that ATen's own operator says of unit vectors |
 | Through | what the rows of another relation read: two rows of a network as one |
 | Blocks | block number o of `extent` rows by the block rule; its inverse, BlockOf, the number of the block of row o |
@@ -36,8 +35,6 @@ from convgen.late import np
 if TYPE_CHECKING:
     from convgen.algebra.blocks import Number
 
-Part = tuple[Any, Any, Any]  # of a window: where it begins and ends in the tensor, and in the window
-
 
 class Relation(ABC):
     """Rows that an index reads."""
@@ -60,16 +57,10 @@ class Relation(ABC):
     def inverse(self) -> Relation:
         """Of a row that is read, the rows that read it."""
 
-    def fold(self, lo: Number, hi: Number, extent: int) -> tuple[Part, ...]:
-        """Where a window's rows lie in a tensor of `extent` rows: one interval, unless rows come round again."""
-        first = _least(_most(lo, 0), extent)
-        last = _most(_least(hi, extent), first)
-        return ((plain(first), plain(last), plain(first - lo)),)
-
     def hull(self, lo: Number, hi: Number, extent: int) -> tuple[Number, Number]:
-        """The interval of the tensor's rows that holds all rows of a window: its one part, unless rows come round."""
-        ((first, last, _),) = self.fold(lo, hi, extent)
-        return first, last
+        """The interval of a window's rows that lie in a tensor of `extent` rows; what lies outside is padding."""
+        first = _least(_most(lo, 0), extent)
+        return plain(first), plain(_most(_least(hi, extent), first))
 
     def inside(self, lo: int, hi: int, held: tuple[int, int], extent: int) -> tuple[int, int]:
         """Of `[lo, hi)` the longest run that reads nothing but rows that are held.
@@ -223,45 +214,6 @@ class Reverse(Relation):
 
     def window(self, lo: Number, hi: Number) -> tuple[Number, Number]:
         return _where(hi, lo, self.extent - hi, self.extent - lo)
-
-
-@dataclass(frozen=True, slots=True)
-class Cyclic(Relation):
-    """Row o reads row o - by, where rows come round again after `extent`.
-
-    Example:
-        >>> Cyclic(2, 10).fold(*Cyclic(2, 10).window(0, 5), 10)  # rows 8, 9, then 0, 1, 2
-        ((8, 10, 0), (0, 3, 2))
-    """
-
-    by: int
-    extent: int
-
-    @property
-    def inverse(self) -> Relation:
-        return Cyclic(-self.by, self.extent)
-
-    def row(self, o: int) -> Sequence[int]:
-        return [o - self.by]
-
-    def window(self, lo: Number, hi: Number) -> tuple[Number, Number]:
-        return plain(lo - self.by), plain(hi - self.by)
-
-    def fold(self, lo: Number, hi: Number, extent: int) -> tuple[Part, ...]:
-        turn, end = lo // extent, -(-hi // extent)  # a rank's; all ranks' have the first of them and the last
-        rounds = range(turn, end) if isinstance(lo, int) and isinstance(hi, int) else range(np.min(turn), np.max(end))
-        parts: list[Part] = []
-        for turn in rounds:
-            first = _most(lo, turn * extent)
-            last = _most(_least(hi, (turn + 1) * extent), first)
-            parts.append((plain(first - turn * extent), plain(last - turn * extent), plain(first - lo)))
-        return tuple(parts)
-
-    def hull(self, lo: Number, hi: Number, extent: int) -> tuple[Number, Number]:
-        """All rows, as soon as some lie in the next turn: those between the last part and the first may be few."""
-        turn, end = lo // extent, _most(hi, lo)
-        several = end > (turn + 1) * extent
-        return _choice(several, 0, lo - turn * extent), _choice(several, extent, end - turn * extent)
 
 
 @dataclass(frozen=True, slots=True)

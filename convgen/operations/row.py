@@ -111,11 +111,8 @@ def _side(made: Made, extent: int, signature: Signature, blocks: Mapping[str, An
         block = nest(made, signature, blocks) if made.indices else (0, extent)
         return block, block
     lo, hi = made.relation.window(*blocks[made.indices[0]])
-    if not isinstance(lo, int):
-        return (lo, hi), made.relation.hull(lo, hi, extent)
-    parts = [p for p in made.relation.fold(lo, hi, extent) if p[1] > p[0]]
-    inside = (lo + parts[0][2], lo + parts[-1][2] + parts[-1][1] - parts[-1][0]) if parts else (lo, lo)
-    return (lo, hi), inside
+    first, last = made.relation.hull(lo, hi, extent)
+    return (lo, hi), ((lo, lo) if isinstance(lo, int) and first >= last else (first, last))
 
 
 def nest(made: Made, signature: Signature, blocks: Mapping[str, Any]) -> Interval:

@@ -85,7 +85,7 @@ class WithBias:
 
     def __init__(self, code: LocalCode, bias: LocalCode) -> None:
         self.code, self.bias = code, bias
-        self.may = code.cuts is not None and not (code.between or code.is_nothing) and not bias.is_nothing
+        self.may = not (code.between or code.is_nothing) and not bias.is_nothing
 
     def forward(self, *operands: Tensor) -> tuple[Any, ...]:
         """The sum, and what backward reads of the product."""

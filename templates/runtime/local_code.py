@@ -83,9 +83,8 @@ class LocalCode:
         self.stand, self.at, self.boxes, self.between = stand, at, boxes, between
         self.wants = tuple(wants) or (False,) * len(boxes)
         self.keeps = any(self.wants) or between
-        cuts = [stand.narrowed(k, box, at) for k, box in enumerate(boxes)]
-        self.cuts: tuple[Narrowed, ...] | None = None if None in cuts else tuple(c for c in cuts if c is not None)
-        self.is_whole = self.cuts is not None and not any(self.cuts)
+        self.cuts: tuple[Narrowed, ...] = tuple([stand.narrowed(k, box, at) for k, box in enumerate(boxes)])
+        self.is_whole = not any(self.cuts)
         self.shapes = [stand.made_shape(r, at) for r in stand.signature.results]
         read = [math.prod(hi - lo for lo, hi in operand) for operand in at.inside]
         self.is_nothing = not (stand.signature.runs_empty or (all(read) and all(map(math.prod, self.shapes))))
@@ -133,8 +132,7 @@ class LocalCode:
     ) -> tuple[tuple[Tensor, ...], Any]:
         operation, way = self.stand.operation, self.stand.row.way
         if self.says is None and not self.is_nothing:
-            plain = self.cuts is not None and not self.between
-            self.says = plain and operation.has_vjp(way, self.at, *self.cut(operands))
+            self.says = not self.between and operation.has_vjp(way, self.at, *self.cut(operands))
         if self.says:
             given = operands if self.is_whole else self.cut(operands)
             return (operation.kept_over if over else operation.kept)(way, self.at, self.wants, *given, *behind)
@@ -221,7 +219,6 @@ class LocalCode:
 
     def _widened(self, k: int, gradient: Tensor) -> Tensor:
         """The gradient of all rows that were given, of that of the rows that were taken."""
-        assert self.cuts is not None
         if not self.cuts[k]:
             return gradient
         out = inner = gradient.new_zeros([hi - lo for lo, hi in self.boxes[k]])

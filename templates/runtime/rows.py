@@ -177,34 +177,17 @@ class Stand(Plain):
         )
 
     def cut(self, k: int, tensor: Tensor, held: Box, at: At) -> Tensor:
-        """Of what a rank has of an operand, the rows that local code takes, those that come round again behind."""
-        for d, made in enumerate(self.signature.inputs[k].dims):
-            (first, last), (lo, hi) = held[d], at.inside[k][d]
-            if made.relation is None:
-                if (lo, hi) != (first, last):
-                    tensor = tensor.narrow(d, lo - first, hi - lo)
-                continue
-            wished = at.windows[k][d]
-            parts = [p for p in made.relation.fold(*wished, self.signature.inputs[k].shape[d]) if p[1] > p[0]]
-            if not parts:
-                tensor = tensor.narrow(d, 0, 0)
-            elif len(parts) > 1:
-                tensor = torch.cat([tensor.narrow(d, a - first, b - a) for a, b, _ in parts], d)
-            elif (parts[0][0], parts[0][1]) != (first, last):
-                tensor = tensor.narrow(d, parts[0][0] - first, parts[0][1] - parts[0][0])
+        """Of what a rank has of an operand, the rows that local code takes."""
+        for d, start, rows in self.narrowed(k, held, at):
+            tensor = tensor.narrow(d, start, rows)
         return tensor
 
-    def narrowed(self, k: int, held: Box, at: At) -> tuple[tuple[int, int, int], ...] | None:
-        """What `cut` takes of an operand: (dimension, first row, rows); None where rows come round again."""
+    def narrowed(self, k: int, held: Box, at: At) -> tuple[tuple[int, int, int], ...]:
+        """What `cut` takes of an operand: (dimension, first row, rows)."""
         found: list[tuple[int, int, int]] = []
-        for d, made in enumerate(self.signature.inputs[k].dims):
-            (first, last), (lo, hi) = held[d], at.inside[k][d]
-            if made.relation is not None:
-                parts = made.relation.fold(*at.windows[k][d], self.signature.inputs[k].shape[d])
-                parts = [p for p in parts if p[1] > p[0]]
-                if len(parts) > 1:
-                    return None
-                lo, hi = (parts[0][0], parts[0][1]) if parts else (first, first)
+        for d, ((first, last), (lo, hi)) in enumerate(zip(held, at.inside[k], strict=True)):
+            if hi <= lo:
+                lo = hi = first
             if (lo, hi) != (first, last):
                 found.append((d, lo - first, hi - lo))
         return tuple(found)
