@@ -94,7 +94,9 @@ def test_parts(algorithm: str, memory_format: str) -> None:
 
 def test_everything_is_drawn() -> None:
     seen: Counter[str] = Counter()
-    for seed in range(1000, 1000 + 48):
+    for seed in range(1000, 1400):
+        if seed >= 1048 and seen["parts all_gather"] and seen["parts conv"]:
+            break
         for _, step in fused(draw(seed, most=6)).schedule.steps():
             seen[f"{getattr(step, 'form', 'whole')} {getattr(step, 'kind', 'conv')}"] += 1
     for form in ("rim exchange", "whole all_gather", "whole exchange", "whole slice", "whole all_to_all"):

@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 
+from convgen.algebra.blocks import Uneven
 from convgen.algebra.layout import Axes, Layout
 from convgen.program.nodes import Convert, reads
 from convgen.program.verify.facts import Counts, Facts, Fault, listed
@@ -47,8 +48,10 @@ def check_group_is_exact(f: Facts) -> Iterator[Fault]:
     """A collective runs over the axes along which its ranks differ, and no more: the smallest group."""
     for step, src, dst in f.conversions:
         expected = _group(f, step, src, dst)
-        # An exchange may be over more than a few samples need, or rows of which no rank needs any.
+        # An exchange may be over more than a few samples need, or than these do where axes share them out unevenly, or
+        # rows of which no rank needs any.
         few = f.space.conv.batch < f.space.grid.enough or not f.size(dst).any()
+        few = few or any(isinstance(f.space.grid.sizes[a], Uneven) for t in (src, dst) for a in t.axes[0])
         if not (set(step.over) >= set(expected) if few and step.kind == "exchange" else step.over == expected):
             yield step, f"its ranks differ along {listed(expected)}, it is over {listed(step.over)}"
         elif step.kind != "slice" and not step.over:
