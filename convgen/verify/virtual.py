@@ -110,7 +110,8 @@ class World:
     @staticmethod
     def _join(threads: Sequence[threading.Thread]) -> None:
         for thread in threads:
-            thread.join()
+            while thread.is_alive():  # an interrupt that comes just before a wait is heard behind it
+                thread.join(1.0)
             wait_for_end(thread)
 
     def come(self, rank: int, key: Key, kind: str, tensor: Tensor, splits: tuple[Splits, ...]) -> None:
