@@ -12,7 +12,7 @@ from generate import random_grid, uneven
 from oracle import block as slow_block
 from oracle import split
 
-from convgen.algebra.blocks import Uneven, axis_size, block, groups_left, most_of, span
+from convgen.algebra.blocks import Uneven, axis_size, block, most_of, span
 from convgen.algebra.grid import Grid
 
 
@@ -93,7 +93,7 @@ def test_gathering_the_inner_axis_gives_the_outer_axis_block(extent: int, groups
 
 
 def test_an_axis_splits_inside_a_group_once_no_rank_has_two() -> None:
-    assert [groups_left(4, sizes) for sizes in ((), (2,), (2, 2), (3,), (3, 2))] == [4, 2, 1, 2, 1]
+    assert [most_of(4, sizes) for sizes in ((), (2,), (2, 2), (3,), (3, 2))] == [4, 2, 1, 2, 1]
     # 3 groups of 4 over 2 ranks, then 2, then 2: the last axis halves a group, the rank without one has nothing.
     spans = [span(12, 3, (2, 2, 2), i, 0) for i in product(range(2), repeat=3)]
     assert spans[:6] == [(0, 2), (2, 4), (4, 6), (6, 8), (8, 10), (10, 12)]

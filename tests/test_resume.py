@@ -19,7 +19,6 @@ from free_networks import imported
 from sampling import cases_of
 from small_networks import seeded
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from convgen.algebra.grid import Grid
 from convgen.data import Batches, Blocks
@@ -29,6 +28,7 @@ from convgen.packages import files_of
 from convgen.spec.exported import graph_of
 from convgen.verify.processes import ProcessFailed, spawn
 from convgen.verify.virtual import VirtualTransport, World
+from examples.volume import State
 
 COUNT, SIZE, STOP, STEPS = 13, 2, 8, 20  # of 6 batches an epoch, the eighth is in the second
 GENERATOR = np.random.default_rng(3)
@@ -66,23 +66,6 @@ def package(grid: str, folder: Path) -> Any:
     axes = tuple((a, int(n)) for a, n in (one.split("=") for one in grid.split(",")))
     files = files_of(compile_network(made, Grid(axes)), tensors)
     return imported({n: t.decode() for n, t in files.items()}, folder)
-
-
-class State:
-    """What a checkpoint has, as torch's own pages write it."""
-
-    def __init__(self, model: nn.Module, optimizer: Any, **others: Any) -> None:
-        self.model, self.optimizer, self.others = model, optimizer, others
-
-    def state_dict(self) -> dict[str, Any]:
-        model, optimizer = get_state_dict(self.model, self.optimizer)
-        return {"model": model, "optimizer": optimizer, **{n: one.state_dict() for n, one in self.others.items()}}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        model, optimizer = state["model"], state["optimizer"]
-        set_state_dict(self.model, self.optimizer, model_state_dict=model, optim_state_dict=optimizer)
-        for name, one in self.others.items():
-            one.load_state_dict(state[name])
 
 
 Each = Callable[[int, State], None]

@@ -148,11 +148,6 @@ def plain(value: Any) -> Any:
     return value if getattr(value, "ndim", 0) else int(value)
 
 
-def groups_left(groups: int, sizes: tuple[int, ...]) -> int:
-    """The most groups that a rank holds after axes of these sizes have split them."""
-    return most_of(groups, sizes)
-
-
 def span(
     extent: int, groups: int, sizes: tuple[int, ...], index: tuple[Number, ...], zero: Number
 ) -> tuple[Number, Number]:

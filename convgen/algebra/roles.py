@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from convgen.algebra.blocks import groups_left, most
+from convgen.algebra.blocks import most, most_of
 from convgen.algebra.conv import Conv
 from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes, Layout
@@ -59,7 +59,7 @@ def settle_groups(conv: Conv, grid: Grid, phase: str, roles: Roles) -> Roles:
     sizes = grid.sizes
     splitting = list(roles.axes("G"))
     for i, axis in enumerate(splitting):
-        left = groups_left(conv.groups, tuple(sizes[a] for a in splitting[:i]))
+        left = most_of(conv.groups, [sizes[a] for a in splitting[:i]])
         if left == 1 and sizes[axis] > 1:
             raise InputError(
                 f"role G on axis '{axis}' has nothing to split: "
@@ -73,7 +73,7 @@ def settle_groups(conv: Conv, grid: Grid, phase: str, roles: Roles) -> Roles:
     moved: list[str] = []
     for role in ("C", "F"):
         for axis in roles.axes(role):
-            before = groups_left(conv.groups, tuple(sizes[a] for a in (*splitting, *moved)))
+            before = most_of(conv.groups, [sizes[a] for a in (*splitting, *moved)])
             after = most(before, sizes[axis])
             if before == 1 or sizes[axis] == 1:
                 continue
